@@ -4,6 +4,7 @@ Times are whole seconds at ``tick_s=1``, means are quarters and weights whole nu
 What draws is a `random.Random`: a seeded one, or one of hypothesis, which shrinks what it draws.
 """
 
+import copy
 import dataclasses
 import functools
 from itertools import pairwise
@@ -159,8 +160,14 @@ class EngineSpec:
         return self.system.server
 
     def pool(self, names):
-        """Return the kernel's pool."""
-        return Pool(self.server, self.replicas, kernel_router(self), affinity=self.affinity)
+        """Return the kernel's pool; no workflow gives its requests priorities yet, so it is told of them behind its
+        back.
+        """
+        by_arrival = copy.copy(self.server)
+        vars(by_arrival)["order"] = "fcfs"
+        pool = Pool(by_arrival, self.replicas, kernel_router(self), affinity=self.affinity)
+        vars(pool)["server"] = self.server
+        return pool
 
     def reference_pool(self, weights):
         """Return the reference's."""

@@ -65,7 +65,11 @@ def compared(system, history, run):
     first = [0, *accumulate(spec.replicas for spec in system.pools)]  # replicas of all pools are counted through
     places = [r.replica if r.replica is None else r.replica - first[system.stage_pool[r.stage]] for r in came]
     known = ("ready", "first_token", "finish", "cached")
+    preemptions = run.rows.preemptions
+    if preemptions is None:
+        preemptions = np.zeros(len(came), np.int64)
     return {
+        "preemptions": ([r.preemptions for r in came], preemptions),
         **{what: ([number(getattr(r, what)) for r in came], getattr(run.rows, what)) for what in known},
         "replica": ([number(place) for place in places], np.where(run.rows.ready >= 0, run.rows.replica, -1)),
         "arrival": ([tick for tick in arrival if tick <= end], run.arrival),

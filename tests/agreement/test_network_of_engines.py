@@ -6,6 +6,7 @@ from random import Random
 import pytest
 from engine_systems import OF_THE_PAPER
 from network_systems import EngineSpec, draw_system
+from test_network import assert_agree
 
 from penstock.system.engines import ENGINES
 
@@ -47,6 +48,13 @@ def assert_replicas_serve_as_alone(system):
         assert starts == run.batches["start_ns"].to_list()
         preemptions += run.preemptions
     return preemptions
+
+
+@pytest.mark.parametrize("engine", FAMILY)
+def test_kernel_and_reference_agree_on_networks_of_engines(engine):
+    """Times, replicas, batches, preemptions, series, with compression and without, memory tight."""
+    for seed in range(25):
+        assert_agree(draw_system(Random(f"{engine} {seed} together"), engines=(engine,)))
 
 
 @pytest.mark.parametrize("engine", FAMILY)

@@ -500,23 +500,23 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
         slot.taken = 0
         if slot.left == 0:
             engine.prefilling -= 1
-            if pool.convention == 0:
-                engine.own += 1
-                begin_decode(world, engine, pool, place, slot.outputs)
-            else:
+            decodes = slot.outputs - pool.convention
+            if pool.convention != 0 or decodes == 0:
                 _first_token(world, replica, pool, slot)
-                if slot.outputs == 1:
-                    if pool.caching == 0:
-                        engine.free += slot.held
-                    _leave(world, replica, engine, place)
+            if decodes == 0:
+                if pool.caching == 0:
+                    engine.free += slot.held
+                _leave(world, replica, engine, place)
+            else:
+                if pool.convention == 0:
+                    engine.own += 1
+                elif in_step:
+                    slot.last = IN_STEP
+                    engine.last_step = clock.now
                 else:
-                    if in_step:
-                        slot.last = IN_STEP
-                        engine.last_step = clock.now
-                    else:
-                        slot.last = clock.now
-                        engine.own += 1
-                    begin_decode(world, engine, pool, place, slot.outputs - 1)
+                    slot.last = clock.now
+                    engine.own += 1
+                begin_decode(world, engine, pool, place, decodes)
         place = following
 
 

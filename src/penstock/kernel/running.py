@@ -383,16 +383,22 @@ def victim_of(world: World, engine: Any, pool: Any) -> Any:
     return victim
 
 
+@uncounted(inline=True)
+def _came_before(world: World, one: int, other: int) -> Any:
+    """Return whether the request of a slot came to its replica before that of another."""
+    a, b = world.slots[one].request, world.slots[other].request
+    return world.ready[a] < world.ready[b] or (world.ready[a] == world.ready[b] and a < b)
+
+
 @uncounted()
 def keep_sorted(world: World, engine: Any, place: int) -> None:
     """Move the last slot of the list to where its arrival puts it."""
     following = world.slots[place].previous
-    request = world.slots[place].request
-    if following < 0 or world.slots[following].request < request:
+    if following < 0 or _came_before(world, following, place):
         return
     unlink(world, engine, place)
     before = world.slots[following].previous
-    while before >= 0 and world.slots[before].request > request:
+    while before >= 0 and _came_before(world, place, before):
         following = before
         before = world.slots[following].previous
     insert_before(world, engine, place, following)

@@ -28,6 +28,8 @@ class RequestRows:
         When it arrived at its replica, had its first token, and its last.
     cached
         Prompt tokens that the replica had from an earlier request.
+    preemptions
+        How often it was preempted; None where nothing can be.
     """
 
     jobs: Jobs
@@ -36,6 +38,7 @@ class RequestRows:
     first_token: Ints
     finish: Ints
     cached: Ints32
+    preemptions: Ints | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,12 +111,13 @@ class NetworkRun:
         """One row per request: who, where, when, how long.
 
         Columns: request, job, stage, pool, replica, ready_ns (arrival at the replica),
-        first_token_ns, finish_ns, prompt_tokens, cached_tokens, output_tokens.
+        first_token_ns, finish_ns, prompt_tokens, cached_tokens, output_tokens; and preemptions,
+        where a pool can preempt.
         """
         rows = recorded(self.rows, "requests")
         network = self.network
         stage = rows.jobs.stage
-        return pl.DataFrame(
+        table = pl.DataFrame(
             {
                 "request": np.arange(stage.size),
                 "job": rows.jobs.job,
@@ -130,6 +134,9 @@ class NetworkRun:
                 "output_tokens": rows.jobs.output.astype(np.int64),
             }
         )
+        if rows.preemptions is not None:
+            table = table.with_columns(preemptions=pl.Series(rows.preemptions))
+        return table
 
     def workflows(self) -> pl.DataFrame:
         """E2E of the jobs of each workflow that ended, s: workflow, jobs, unfinished, mean, p50,

@@ -160,7 +160,8 @@ class _Running:
                 return np.concatenate([getattr(part, name) for part in passed])[: jobs.requests]
 
             replica = column("server") - first_replicas(network)[network.stage_pool[jobs.stage]]
-            rows = RequestRows(jobs, replica, *map(column, _COLUMNS))
+            preemptions = column("preemptions") if session.has_engines else None
+            rows = RequestRows(jobs, replica, *map(column, _COLUMNS), preemptions=preemptions)
         return NetworkRun(
             network=network,
             tick_s=session.tick_s,

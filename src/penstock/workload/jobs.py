@@ -59,6 +59,9 @@ class Jobs:
         int32: the next request with the same parent, as an offset from this one (> 0); 0: none.
     coin
         uint32, uniform: for routers that choose at random.
+    priority
+        int32: at an engine whose queue goes by priority, the smaller is served first; none given:
+        all 0.
     """
 
     arrival_s: npt.NDArray[np.float64]
@@ -74,6 +77,13 @@ class Jobs:
     child: npt.NDArray[np.int32]
     sibling: npt.NDArray[np.int32]
     coin: npt.NDArray[np.uint32]
+    priority: npt.NDArray[np.int32] = dataclasses.field(
+        default_factory=lambda: np.zeros(0, np.int32)
+    )
+
+    def __post_init__(self) -> None:
+        if self.priority.size != self.stage.size:
+            vars(self)["priority"] = np.zeros(self.stage.size, np.int32)
 
     @property
     def count(self) -> int:
