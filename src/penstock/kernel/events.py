@@ -161,7 +161,7 @@ def _has_slots(world: World, replica: Any) -> Any:
     return clock.used_slots + most <= clock.engine_slots
 
 
-@uncounted()
+@uncounted(inline=True)
 def _form(world: World, server: int) -> Any:
     """Let a free replica form a batch; return what failed, or 0."""
     replica = world.servers[server]
@@ -176,7 +176,7 @@ def _form(world: World, server: int) -> Any:
     return failed
 
 
-@uncounted()
+@uncounted(inline=True)
 def _end(world: World, server: int) -> None:
     """End the batches in progress at a replica, which may then form the next."""
     clock, replica = world.clock[0], world.servers[server]
@@ -202,7 +202,7 @@ def _end(world: World, server: int) -> None:
     touch(world, server)
 
 
-@uncounted()
+@uncounted(inline=True)
 def _arrive(world: World, request: int) -> None:
     """Route a request and let it wait at its replica."""
     clock, row = world.clock[0], world.rows[request]
@@ -248,7 +248,7 @@ def _arrive(world: World, request: int) -> None:
         cut(world, server)
 
 
-@uncounted()
+@uncounted(inline=True)
 def _join_line(world: World, line: Any, pool: Any, request: int) -> None:
     """Put a request that has arrived into its line."""
     row = world.rows[request]
@@ -270,7 +270,7 @@ def _join_line(world: World, line: Any, pool: Any, request: int) -> None:
         insert_by_age(world, line, request)
 
 
-@uncounted()
+@uncounted(inline=True)
 def _note_series(world: World, before: int) -> None:
     """Write the values at the instants of the series before a tick."""
     clock = world.clock[0]

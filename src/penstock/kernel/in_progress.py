@@ -66,7 +66,7 @@ def begun_again(replica: Any, tick: int) -> Any:
     return begun_before(replica, tick) - 1
 
 
-@uncounted()
+@uncounted(inline=True)
 def start(world: World, server: int, repeat: int) -> None:
     """Start a run of so many equal batches, of which all else is written down."""
     replica = world.servers[server]
@@ -76,7 +76,7 @@ def start(world: World, server: int, repeat: int) -> None:
     set_end(world, server, replica.start + ticks_of_batches(replica, repeat))
 
 
-@uncounted()
+@uncounted(inline=True)
 def cut(world: World, server: int) -> None:
     """Let the run in progress end with the batch that is in progress now."""
     replica = world.servers[server]
@@ -96,7 +96,7 @@ def touch(world: World, server: int) -> None:
         clock.touched += 1
 
 
-@uncounted()
+@uncounted(inline=True)
 def within_the_run(world: World, replica: Any, repeat: int) -> Any:
     """Return how many of so many equal batches are one step: those that end before the run does,
     and for whose rows there is room.

@@ -42,7 +42,7 @@ from penstock.kernel.signatures import (
 )
 
 
-@uncounted()
+@uncounted(inline=True)
 def _look(world: World, server: int, pool: Any) -> None:
     """Write down what an order sees of the lines of a replica."""
     first, n_stages = world.servers[server].first_line, world.stages.shape[0]
@@ -93,7 +93,7 @@ def _visible(line: Any, room: _Room, running_scope: int) -> Any:
     return min(line.prompts, max(room.slots, 0))
 
 
-@uncounted()
+@uncounted(inline=True)
 def _fill_line(world: World, server: int, line: Any, pool: Any, room: _Room, tokens: int) -> Any:
     """Let the policy choose tokens of a line, within what is left of a batch; return what then
     is.
@@ -140,7 +140,7 @@ def _fill_decodes(line: Any, room: _Room) -> Any:
     return _Room(room.tokens - y, room.slots - y, room.starts)
 
 
-@uncounted()
+@uncounted(inline=True)
 def _fill_prompts(world: World, server: int, line: Any, pool: Any, room: _Room) -> Any:
     """Take all prompt tokens of a line that fit."""
     prompts = _visible(line, room, pool.running_scope)
@@ -153,7 +153,7 @@ def _fill_prompts(world: World, server: int, line: Any, pool: Any, room: _Room) 
     return room
 
 
-@uncounted()
+@uncounted(inline=True)
 def _heaviest(weights: Any, count: int, columns: int) -> Any:
     """Return the place of the largest weight that is left, as columns * row + column, and cross it
     out.
@@ -169,7 +169,7 @@ def _heaviest(weights: Any, count: int, columns: int) -> Any:
     return place
 
 
-@uncounted()
+@uncounted(inline=True)
 def _fill_by_order(world: World, server: int, pool: Any, room: _Room) -> Any:
     """Fill a batch from several lines, as the order says; return what is left, and what failed."""
     first, count = world.servers[server].first_line, pool.lines
@@ -209,7 +209,7 @@ def _fill_by_order(world: World, server: int, pool: Any, room: _Room) -> Any:
     return room, failed
 
 
-@uncounted()
+@uncounted(inline=True)
 def _fill_in_proportion(world: World, server: int, pool: Any, room: _Room, total: float) -> Any:
     """Let each line fill its share of the batch, then whoever can fill what is left."""
     first, count, budget = world.servers[server].first_line, pool.lines, room.tokens
@@ -227,7 +227,7 @@ def _fill_in_proportion(world: World, server: int, pool: Any, room: _Room, total
     return room, 0
 
 
-@uncounted()
+@uncounted(inline=True)
 def _fill_by_age(world: World, server: int, pool: Any, line: Any, room: _Room) -> Any:
     """Serve the oldest jobs first, prefill and decode alike; return what is left, and the fewest
     decodes to come.
@@ -268,7 +268,7 @@ def _fill_by_age(world: World, server: int, pool: Any, line: Any, room: _Room) -
     return room, fewest
 
 
-@uncounted()
+@uncounted(inline=True)
 def _date_by_age(world: World, line: Any, end: int) -> None:
     """Give first tokens in a line by age their time."""
     left = line.decode
@@ -281,7 +281,7 @@ def _date_by_age(world: World, line: Any, end: int) -> None:
         request = world.rows[request].next
 
 
-@uncounted()
+@uncounted(inline=True)
 def _link_decodes(world: World, server: int, pool: Any, end: int) -> Any:
     """Give slots to those that decode for the first time; return all decodes of the batch, and how
     many batches from now the first request is done.
@@ -303,7 +303,7 @@ def _link_decodes(world: World, server: int, pool: Any, end: int) -> Any:
     return decodes, fewest
 
 
-@uncounted()
+@uncounted(inline=True)
 def form_from_lines(world: World, server: int, pool: Any) -> Any:
     """Form a batch, or a run of equal ones, at a free replica; return what failed, or 0."""
     replica, clock = world.servers[server], world.clock[0]
@@ -359,7 +359,7 @@ def form_from_lines(world: World, server: int, pool: Any) -> Any:
 # -- what ends with it
 
 
-@uncounted()
+@uncounted(inline=True)
 def end_of_lines(world: World, server: int, pool: Any) -> None:
     """Hand out the tokens of the batches that have ended at a replica."""
     first = world.servers[server].first_line
@@ -372,7 +372,7 @@ def end_of_lines(world: World, server: int, pool: Any) -> None:
             _end_of_line(world, server, index, pool)
 
 
-@uncounted()
+@uncounted(inline=True)
 def _leave(world: World, server: int, line: Any, request: int) -> None:
     """Let a request that has had all its decodes go."""
     replica, stage = world.servers[server], world.stages[world.rows[request].stage]
@@ -384,7 +384,7 @@ def _leave(world: World, server: int, line: Any, request: int) -> None:
     finish(world, request)
 
 
-@uncounted()
+@uncounted(inline=True)
 def _end_prefill(world: World, server: int, line: Any, pool: Any, request: int) -> Any:
     """Move a request whose prompt is done into decode; return whether it goes on there."""
     row = world.rows[request]
@@ -403,7 +403,7 @@ def _end_prefill(world: World, server: int, line: Any, pool: Any, request: int) 
     return True
 
 
-@uncounted()
+@uncounted(inline=True)
 def _end_of_line(world: World, server: int, index: int, pool: Any) -> None:
     """Hand out the tokens in one line."""
     line, repeat = world.lines[index], world.servers[server].equal
@@ -427,7 +427,7 @@ def _end_of_line(world: World, server: int, index: int, pool: Any) -> None:
             append_fresh(world, line, request)
 
 
-@uncounted()
+@uncounted(inline=True)
 def _end_by_age(world: World, server: int, line: Any, pool: Any) -> None:
     """Hand out the tokens in a line by age."""
     repeat, left = world.servers[server].equal, world.servers[server].served

@@ -172,7 +172,7 @@ def unlink(world: World, line: Any, place: int) -> None:
     clock.free_slot = place
 
 
-@uncounted()
+@uncounted(inline=True)
 def find_due(world: World, index: int) -> None:
     """Find anew when the next linked request is due."""
     line = world.lines[index]

@@ -6,7 +6,7 @@ from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.records import World
 
 
-@uncounted()
+@uncounted(inline=True)
 def _push(world: World, tick: int, request: int) -> None:
     """Put a request into the heap of those that are delayed."""
     clock, heap = world.clock[0], world.heap
@@ -21,7 +21,7 @@ def _push(world: World, tick: int, request: int) -> None:
     heap[place, 0], heap[place, 1] = tick, request
 
 
-@uncounted()
+@uncounted(inline=True)
 def _pop(world: World) -> Any:
     """Take the first request out of the heap."""
     clock, heap = world.clock[0], world.heap
@@ -47,7 +47,7 @@ def _pop(world: World) -> Any:
     return first
 
 
-@uncounted()
+@uncounted(inline=True)
 def _arrive_now(world: World, request: int) -> None:
     """Let a request arrive at this tick, among the others in order of rows."""
     clock = world.clock[0]
@@ -59,7 +59,7 @@ def _arrive_now(world: World, request: int) -> None:
     clock.ready += 1
 
 
-@uncounted()
+@uncounted(inline=True)
 def release_delayed(world: World) -> None:
     """Let those arrive whose delay is over."""
     clock = world.clock[0]
@@ -67,7 +67,7 @@ def release_delayed(world: World) -> None:
         _arrive_now(world, _pop(world))
 
 
-@uncounted()
+@uncounted(inline=True)
 def release(world: World, request: int) -> None:
     """Let a request arrive after its delay: now, or later."""
     delay = world.delay[request]
@@ -77,7 +77,7 @@ def release(world: World, request: int) -> None:
         _arrive_now(world, request)
 
 
-@uncounted()
+@uncounted(inline=True)
 def finish(world: World, request: int) -> None:
     """Note that a request is done, and release what waits for nothing else."""
     clock = world.clock[0]

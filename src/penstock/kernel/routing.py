@@ -17,7 +17,7 @@ from penstock.kernel.signatures import (
 )
 
 
-@uncounted()
+@uncounted(inline=True)
 def _fewest_requests(world: World, first: int, count: int) -> Any:
     """Return the replica with the fewest unfinished requests; of equal ones the first."""
     best = first
@@ -27,7 +27,7 @@ def _fewest_requests(world: World, first: int, count: int) -> Any:
     return best
 
 
-@uncounted()
+@uncounted(inline=True)
 def _least_work(world: World, first: int, count: int) -> Any:
     """Return the replica with the least work; of equal ones the first."""
     best = first
@@ -37,7 +37,7 @@ def _least_work(world: World, first: int, count: int) -> Any:
     return best
 
 
-@uncounted()
+@uncounted(inline=True)
 def _fewest_tokens(world: World, first: int, count: int) -> Any:
     """Return the replica with the fewest tokens that have not gone into a batch."""
     best, fewest = first, NEVER
@@ -49,7 +49,7 @@ def _fewest_tokens(world: World, first: int, count: int) -> Any:
     return best
 
 
-@uncounted()
+@uncounted(inline=True)
 def route(world: World, request: int, pool: Any) -> Any:
     """Choose the replica of a request."""
     first, count, router = pool.first_server, pool.replicas, pool.router
@@ -78,7 +78,7 @@ def route(world: World, request: int, pool: Any) -> Any:
     return _least_work(world, first, count)
 
 
-@uncounted()
+@uncounted(inline=True)
 def cached(world: World, request: int, server: int, retention: int) -> Any:
     """Return how many prompt tokens of a request the replica has processed for an earlier one, and
     kept.

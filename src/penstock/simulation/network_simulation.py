@@ -160,8 +160,8 @@ class _Running:
                 return np.concatenate([getattr(part, name) for part in passed])[: jobs.requests]
 
             replica = column("server") - first_replicas(network)[network.stage_pool[jobs.stage]]
-            preemptions = column("preemptions") if session.has_engines else None
-            rows = RequestRows(jobs, replica, *map(column, _COLUMNS), preemptions=preemptions)
+            names = (*_COLUMNS, "preemptions") if session.has_engines else _COLUMNS
+            rows = RequestRows(jobs, replica, **{name: column(name) for name in names})
         return NetworkRun(
             network=network,
             tick_s=session.tick_s,
