@@ -171,7 +171,7 @@ def _first_free(world: World, engine: Any) -> Any:
     return place
 
 
-@uncounted()
+@uncounted(inline=True)
 def take_blocks(world: World, engine: Any, pool: Any, count: int) -> None:
     """Take so many blocks for decodes."""
     if pool.caching == 0:
@@ -182,7 +182,7 @@ def take_blocks(world: World, engine: Any, pool: Any, count: int) -> None:
         engine.piled += 1
 
 
-@uncounted()
+@uncounted(inline=True)
 def hold(world: World, engine: Any, pool: Any, place: int, after: int) -> None:
     """Let a request in prefill hold so many blocks in all."""
     slot = world.slots[place]

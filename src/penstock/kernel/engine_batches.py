@@ -51,7 +51,7 @@ NOT_BY_LOAD = -1
 """In place of the ticks that every batch of a token load takes, where each takes its own."""
 
 
-@uncounted()
+@uncounted(inline=True)
 def arrive_at_engine(world: World, engine: Any, pool: Any, request: int) -> None:
     """Let a request wait at an engine."""
     tokens = world.again[request].target
@@ -123,7 +123,7 @@ def compiled_begin_decoding() -> Callable[[World, int, int, int], None]:
 # -- a batch is formed
 
 
-@uncounted()
+@uncounted(inline=True)
 def form_at_engine(world: World, server: int, pool: Any) -> Any:
     """Form a batch, or a run of equal ones, at a free engine; return what failed, or 0."""
     replica, clock = world.servers[server], world.clock[0]
@@ -155,7 +155,7 @@ def form_at_engine(world: World, server: int, pool: Any) -> Any:
     return 0
 
 
-@uncounted()
+@uncounted(inline=True)
 def _choose(world: World, engine: Any, pool: Any) -> Any:
     """Say who is in the batch; return what failed, or 0."""
     engine.served = 0
@@ -171,7 +171,7 @@ def _choose(world: World, engine: Any, pool: Any) -> Any:
     return 0
 
 
-@uncounted()
+@uncounted(inline=True)
 def _prefill_tokens(world: World, engine: Any) -> Any:
     tokens = 0
     place = engine.served_head
@@ -181,7 +181,7 @@ def _prefill_tokens(world: World, engine: Any) -> Any:
     return tokens
 
 
-@uncounted()
+@uncounted(inline=True)
 def _time(world: World, replica: Any, engine: Any, pool: Any) -> Any:
     """Work out how long the batch takes; return whether blocks are moved out or in with it."""
     context = 0  # tokens before the decodes
@@ -239,7 +239,7 @@ def _put_off(world: World, engine: Any, pool: Any) -> Any:
     return context
 
 
-@uncounted()
+@uncounted(inline=True)
 def _attention(world: World, engine: Any) -> Any:
     """Return the sums of n^2 and of n l over the prompts of a batch: n tokens in it, l processed
     before.
@@ -273,7 +273,7 @@ def _note_allocations(world: World, server: int, engine: Any) -> None:
 # -- how many equal batches follow each other
 
 
-@uncounted()
+@uncounted(inline=True)
 def _equal_batches(world: World, replica: Any, engine: Any, pool: Any, moved: bool) -> Any:
     """Return how many batches are one step: those until a request finishes, memory is used up, or
     the rule may choose otherwise.
@@ -293,7 +293,7 @@ def _equal_batches(world: World, replica: Any, engine: Any, pool: Any, moved: bo
     return within_the_run(world, replica, most)
 
 
-@uncounted()
+@uncounted(inline=True)
 def _within_memory(world: World, engine: Any, pool: Any, most: int) -> Any:
     """Return how many equal decode batches memory has room for, this one included."""
     asks_for_one = (
@@ -322,7 +322,7 @@ def _within_memory(world: World, engine: Any, pool: Any, most: int) -> Any:
     return repeat
 
 
-@uncounted()
+@uncounted(inline=True)
 def _grown(world: World, engine: Any, pool: Any, repeat: int) -> Any:
     """Return the blocks that all decoding requests take in the batches after the first of so
     many.
@@ -345,7 +345,7 @@ def _grown(world: World, engine: Any, pool: Any, repeat: int) -> Any:
 # -- what ends with it
 
 
-@uncounted()
+@uncounted(inline=True)
 def end_at_engine(world: World, server: int, pool: Any) -> None:
     """Hand out the tokens of the batches that have ended at an engine."""
     replica = world.servers[server]
@@ -395,7 +395,7 @@ def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> 
         place = slot.next
 
 
-@uncounted()
+@uncounted(inline=True)
 def _count_gaps(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Count the times between tokens of those that decode."""
     clock = world.clock[0]
@@ -418,7 +418,7 @@ def _count_gaps(world: World, replica: Any, engine: Any, pool: Any) -> None:
             count_run(clock, world.stalls, cost, rise, replica.equal, decodes, clock.gap_bits)
 
 
-@uncounted()
+@uncounted(inline=True)
 def _own_gaps(world: World, replica: Any, engine: Any, pool: Any, first_end: int) -> Any:
     """Count the times between tokens of requests that know when they had their last; return how
     many are served.
@@ -456,7 +456,7 @@ def _unmark_decodes(world: World, engine: Any) -> None:
         place = slot.next
 
 
-@uncounted()
+@uncounted(inline=True)
 def _finish_due(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Let those go that have had all their decodes."""
     place = empty_bucket(world.heads[engine.line], world.bits[engine.line], engine.epoch)
@@ -470,7 +470,7 @@ def _finish_due(world: World, replica: Any, engine: Any, pool: Any) -> None:
         place = following
 
 
-@uncounted()
+@uncounted(inline=True)
 def _leave(world: World, replica: Any, engine: Any, place: int) -> None:
     """Let a request go that is done and decodes no more."""
     request = world.slots[place].request
@@ -486,7 +486,7 @@ def _leave(world: World, replica: Any, engine: Any, place: int) -> None:
     finish(world, request)
 
 
-@uncounted()
+@uncounted(inline=True)
 def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bool) -> None:
     """Move requests whose prompts are done into decode; ``in_step``: their tokens come with all
     others.
@@ -520,7 +520,7 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
         place = following
 
 
-@uncounted()
+@uncounted(inline=True)
 def _first_token(world: World, replica: Any, pool: Any, slot: Any) -> None:
     """Note the token that comes with the end of a prefill: the first one, or after a preemption the
     next.

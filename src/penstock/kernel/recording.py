@@ -48,7 +48,7 @@ def note_batches(world: World, server: int) -> None:
         clock.batch_rows += 1
 
 
-@uncounted()
+@uncounted(inline=True)
 def count_composition(world: World, replica: Any, pool: Any, ticks: int) -> None:
     """Count the equal batches that have ended at a replica by what was in them."""
     clock = world.clock[0]

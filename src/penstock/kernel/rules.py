@@ -46,7 +46,7 @@ from penstock.kernel.running import (
 )
 
 
-@uncounted()
+@uncounted(inline=True)
 def form_by_rule(world: World, engine: Any, pool: Any) -> None:
     """Form a batch by the pool's rule."""
     if pool.rule == VLLM:
@@ -61,7 +61,7 @@ def form_by_rule(world: World, engine: Any, pool: Any) -> None:
         _decodes_then_prompts(world, engine, pool)
 
 
-@uncounted()
+@uncounted(inline=True)
 def _preempt_first_in_line(world: World, engine: Any, pool: Any, place: int) -> None:
     """Preempt a request, which is then the first that waits."""
     request = preempt(world, engine, pool, place)
@@ -90,7 +90,7 @@ def _decode_all(world: World, engine: Any, pool: Any, spare: int) -> None:
 # -- vLLM V1
 
 
-@uncounted()
+@uncounted(inline=True)
 def _vllm(world: World, engine: Any, pool: Any) -> None:
     """VLLM V1: those that run, in order, then new ones."""
     most = pool.long_prefill
@@ -104,7 +104,7 @@ def _vllm(world: World, engine: Any, pool: Any) -> None:
         _vllm_waiting(world, engine, pool, most, left)
 
 
-@uncounted()
+@uncounted(inline=True)
 def _vllm_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
     """Serve all that run, where the only one in prefill is the last; return the tokens left, or -1
     where one must be looked at after the other.
@@ -137,7 +137,7 @@ def _vllm_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
     return left - take
 
 
-@uncounted()
+@uncounted(inline=True)
 def _hold_for(world: World, engine: Any, pool: Any, place: int, take: int) -> None:
     """Let a request in prefill hold the blocks for so many tokens more."""
     done = done_by(engine, world.slots[place])
@@ -191,7 +191,7 @@ def _vllm_in_order(world: World, engine: Any, pool: Any, most: int) -> Any:
     return left
 
 
-@uncounted()
+@uncounted(inline=True)
 def _vllm_waiting(world: World, engine: Any, pool: Any, most: int, left: int) -> None:
     """Admit those that wait, in order, while tokens, places and blocks are left."""
     size = pool.block_size

@@ -104,7 +104,7 @@ def unlink(world: World, engine: Any, slot: int) -> None:
         world.slots[following].previous = previous
 
 
-@uncounted()
+@uncounted(inline=True)
 def release(world: World, engine: Any, slot: int) -> None:
     """Give up the slot of a request that leaves the list."""
     unlink(world, engine, slot)
@@ -199,7 +199,7 @@ def peak_of(world: World, pool: Any, request: int) -> Any:
     return world.again[request].target + world.again[request].outputs - pool.convention
 
 
-@uncounted()
+@uncounted(inline=True)
 def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits: int) -> Any:
     """Put a request that has left the queue at the end of the running list, holding so many blocks.
 
@@ -264,7 +264,7 @@ def _change_phase(world: World, engine: Any, request: int, change: int) -> None:
     world.servers[engine.server].work += change * (stage.decode_weight - stage.prefill_weight)
 
 
-@uncounted()
+@uncounted(inline=True)
 def begin_decode(world: World, engine: Any, pool: Any, place: int, iterations: int) -> None:
     """Let a request decode from the next batch on."""
     slot = world.slots[place]
@@ -278,7 +278,7 @@ def begin_decode(world: World, engine: Any, pool: Any, place: int, iterations: i
     _change_phase(world, engine, slot.request, 1)
 
 
-@uncounted()
+@uncounted(inline=True)
 def end_decode(world: World, engine: Any, pool: Any, slot: Any) -> None:
     """Let a request that has left the calendar decode no more."""
     count_growth(world, engine, pool, slot, -1)
@@ -363,7 +363,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     return request
 
 
-@uncounted()
+@uncounted(inline=True)
 def victim_of(world: World, engine: Any, pool: Any) -> Any:
     """Return who is preempted next: the last of the list, or the one whose priority puts it
     last.

@@ -201,7 +201,8 @@ class NetworkSession(WorldSession):
             again.target, again.outputs = rows.left, rows.decodes + engine
             again.last = records.NONE_YET
             again.prefix = -1
-            again.priority = jobs.priority
+            if jobs.priority is not None:
+                again.priority = jobs.priority
         tokens = rows.left.astype(np.int64) + rows.decodes
         never = np.full(jobs.requests, -1, np.int64)
         job_tokens = np.zeros(0, np.int64)

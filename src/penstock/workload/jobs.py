@@ -60,8 +60,7 @@ class Jobs:
     coin
         uint32, uniform: for routers that choose at random.
     priority
-        int32: at an engine whose queue goes by priority, the smaller is served first; none given:
-        all 0.
+        int32: at an engine whose queue goes by priority, the smaller is served first; None: all 0.
     """
 
     arrival_s: npt.NDArray[np.float64]
@@ -77,13 +76,7 @@ class Jobs:
     child: npt.NDArray[np.int32]
     sibling: npt.NDArray[np.int32]
     coin: npt.NDArray[np.uint32]
-    priority: npt.NDArray[np.int32] = dataclasses.field(
-        default_factory=lambda: np.zeros(0, np.int32)
-    )
-
-    def __post_init__(self) -> None:
-        if self.priority.size != self.stage.size:
-            vars(self)["priority"] = np.zeros(self.stage.size, np.int32)
+    priority: npt.NDArray[np.int32] | None = None
 
     @property
     def count(self) -> int:
@@ -100,11 +93,16 @@ class Jobs:
         """Shape (requests,), the job of each request."""
         return np.repeat(np.arange(self.count), np.diff(self.first_request))
 
+    def _columns(self, chosen: Ints | slice) -> dict[str, Any]:
+        """Return the columns of some requests."""
+        columns = ((name, getattr(self, name)) for name in _PER_REQUEST)
+        return {name: column[chosen] for name, column in columns if column is not None}
+
     def span(self, start: int, stop: int) -> "Jobs":
         """Return the jobs from ``start`` up to ``stop``, as views of these."""
         jobs, requests = slice(start, stop), slice(*self.first_request[[start, stop]].tolist())
         first = self.first_request[start : stop + 1] - self.first_request[start]
-        columns = {name: getattr(self, name)[requests] for name in _PER_REQUEST}
+        columns = self._columns(requests)
         return Jobs(self.arrival_s[jobs], self.workflow[jobs], first, **columns)
 
     def first(self, count: int) -> "Jobs":
@@ -113,7 +111,7 @@ class Jobs:
 
     def without_requests(self) -> "Jobs":
         """Return them with none of their requests, where only how many there are matters."""
-        columns = {name: getattr(self, name)[:0] for name in _PER_REQUEST}
+        columns = self._columns(slice(0))
         return Jobs(self.arrival_s, self.workflow, np.zeros(self.count + 1, np.int64), **columns)
 
     def taken(self, chosen: Ints) -> "Jobs":
@@ -123,7 +121,7 @@ class Jobs:
         requests = np.arange(first[-1]) + np.repeat(
             self.first_request[:-1][chosen] - first[:-1], counts
         )
-        columns = {name: getattr(self, name)[requests] for name in _PER_REQUEST}
+        columns = self._columns(requests)
         return Jobs(self.arrival_s[chosen], self.workflow[chosen], first, **columns)
 
     def numbered(self, workflow: int, first_stage: int) -> "Jobs":
@@ -142,7 +140,9 @@ class Jobs:
         if len(parts) == 1:
             return parts[0]
         columns = {
-            name: np.concatenate([getattr(part, name) for part in parts]) for name in _PER_REQUEST
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in _PER_REQUEST
+            if getattr(parts[0], name) is not None
         }
         counts = np.concatenate([np.diff(part.first_request) for part in parts])
         arrival_s, workflow = (
