@@ -49,8 +49,8 @@ from penstock.kernel.server_counts import (
     land,
     note_batches,
     note_decodes,
+    note_flight,
     note_instants,
-    take_off,
 )
 
 # What `advance` returns:
@@ -107,7 +107,11 @@ def advance(arrays: Arrays, terms: Terms | None) -> int:
         run = equal_batches(arrays, batch, admissible, terms)
         if options.record >= RECORD_BATCHES:
             note_batches(arrays, batch, run)
-        take_off(arrays, batch, run)
+        if state.series_rows * state.series_step < run.end:  # seldom
+            note_flight(arrays, batch, run)
+        finished = state.finished
+        state.started += (batch.prefill + batch.decode) * run.batches
+        state.batches += run.batches
         if run.end > options.until:  # in flight when the run stops
             state.busy += options.until - state.now
             state.now = options.until
@@ -119,7 +123,7 @@ def advance(arrays: Arrays, terms: Terms | None) -> int:
             _finish_due(arrays, batch.decode, run.end, terms)
         _end_prompts(arrays, head, run.end)
         if options.clients > 0:
-            _send_next(arrays, run.end)
+            _send_next(arrays, finished, run.end)
         state.now = run.end
 
 
@@ -239,12 +243,12 @@ def _end_prompts(arrays: Arrays, head: int, end: int) -> None:
 
 
 @uncounted()
-def _send_next(arrays: Arrays, end: int) -> None:
-    """Let the clients whose requests finished send their next ones: those in order that are
-    left.
+def _send_next(arrays: Arrays, before: int, end: int) -> None:
+    """Let the clients send their next requests whose own ones finished after the first ``before``:
+    those in order that are left.
     """
     options, state = arrays.options[0], arrays.state[0]
-    request = state.before_finished + options.clients
+    request = before + options.clients
     sent = min(state.finished + options.clients, arrays.arrival.size)
     while request < sent and arrays.arrival[request] == NEVER:
         arrays.arrival[request] = end + options.pause

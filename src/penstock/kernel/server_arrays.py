@@ -71,7 +71,7 @@ STATE = _record(
     "free",  # first slot of a list of those that nobody has
     "epoch",  # decode batches so far
     "next_due",  # epoch at which the next linked request finishes, if every batch serves all
-    "flight_start",  # the last batch, or run of equal batches: for the series
+    "flight_start",  # the last run of equal batches within which there are instants of the series
     "flight_ticks",
     "flight_tokens",
     "flight_end",

@@ -55,8 +55,10 @@ def show_prompts(arrays: Arrays) -> Any:
     end = min(state.arrived, admissible)
     while state.visible < end:
         tokens = arrays.prompt[at(state.visible)]
-        if tokens == 0:  # never; but of a loop with two ends LLVM makes no vectors, which would
-            break  # have to be kept ready for its one or two turns over every call of the policy
+        # Never so. But of a loop with two ends LLVM makes no vectors, whose constants it would
+        # fetch again after every call of the policy, for the one or two turns of this one.
+        if tokens == 0:
+            break
         state.visible_tokens += tokens
         state.visible += 1
     return admissible

@@ -124,13 +124,12 @@ def note_batches(arrays: Arrays, batch: Batch, run: Run) -> None:
 
 
 @uncounted(inline=True)
-def take_off(arrays: Arrays, batch: Batch, run: Run) -> None:
-    """Note the flight for instants within it, and count what starts."""
+def note_flight(arrays: Arrays, batch: Batch, run: Run) -> None:
+    """Note what a run is and what came before it, for instants within it."""
     state = arrays.state[0]
-    tokens = batch.prefill + batch.decode
     state.flight_start = state.now
     state.flight_ticks = run.ticks
-    state.flight_tokens = tokens
+    state.flight_tokens = batch.prefill + batch.decode
     state.flight_end = run.end
     state.flight_cost = run.cost
     state.flight_rise = run.rise
@@ -138,8 +137,6 @@ def take_off(arrays: Arrays, batch: Batch, run: Run) -> None:
     state.before_started = state.started
     state.before_completed = state.completed
     state.before_finished = state.finished
-    state.started += tokens * run.batches
-    state.batches += run.batches
 
 
 @uncounted(inline=True)
