@@ -19,13 +19,33 @@ from numba.core.dispatcher import Dispatcher
 __all__ = ["entry", "find_place", "uncounted"]
 
 
-def uncounted(*signature: Any, inline: bool = False) -> Callable[[Any], Any]:
+def uncounted(*, inline: bool = False) -> Callable[[Any], Any]:
     """Compile without counting references to arrays.
 
     Functions of the kernel take rows of arrays, and Numba would count each of those, which costs
     more than what they do. Nothing is allocated, so nothing needs counting.
     """
-    return numba.njit(*signature, cache=True, forceinline=inline, nogil=True, _nrt=False)  # type: ignore[call-overload, no-any-return]
+    njit = numba.njit(cache=True, forceinline=inline, nogil=True, _nrt=False)  # type: ignore[call-overload]
+
+    def compiled(function: Any) -> Any:
+        dispatcher = njit(function)
+        # What is kept of a function has those that it calls inside: it is good as long as no file
+        # of the kernel has changed, where Numba looks at the function's own only.
+        kept = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+        if kept is not None:
+            kept._source_stamp = _STAMP
+        return dispatcher
+
+    return compiled
+
+
+def _stamp() -> tuple[float, int]:
+    """Return when a file of the kernel changed last, and the size of all."""
+    files = [path.stat() for path in Path(__file__).parent.glob("*.py")]
+    return max(file.st_mtime for file in files), sum(file.st_size for file in files)
+
+
+_STAMP = _stamp()
 
 
 def entry(function: Any, signature: Any) -> Callable[..., Any]:
@@ -35,10 +55,11 @@ def entry(function: Any, signature: Any) -> Callable[..., Any]:
     many a run. Here they are known: arguments of other types are refused by Numba as it takes them
     apart, or misread. The first time takes seconds; later ones load what was kept.
     """
-    compiled = uncounted(signature)(function)
+    compiled = uncounted()(function)
     if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
         return compiled  # type: ignore[no-any-return]
-    call: Callable[..., Any] = next(iter(compiled.overloads.values())).entry_point
+    compiled.compile(signature)
+    call: Callable[..., Any] = compiled.overloads[signature.args].entry_point
     return call
 
 

@@ -133,14 +133,14 @@ def _end_in_time(world: World) -> None:
 def _has_room(world: World) -> Any:
     """Return whether the next batch, and those in progress, have room for all that they leave."""
     clock = world.clock[0]
-    slots = world.slots.size
+    slots = clock.engine_slots
     if 4 * (clock.stalls_used + slots) > world.stalls.size:
         return False
     if 4 * (clock.mixes_used + 2 * world.servers.size) > world.mixes.size:
         return False
     if clock.record > NO_ROWS and 2 * clock.batch_rows > world.batch_rows.shape[0]:
         return False
-    rows = clock.allocation_rows + 2 * slots
+    rows = clock.allocation_rows + 2 * world.slots.size
     if clock.record > 1 and rows > world.allocation_rows.shape[0]:
         return False
     return _has_slots(world, world.servers[world.touched[clock.formed]])

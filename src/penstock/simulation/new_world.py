@@ -110,11 +110,12 @@ def new_world(
     clock = records.table(records.CLOCK, 1)
     clock.series_step = 1
     clock.record = level
-    clock.engine_slots = sum(
+    engine_room = sum(
         _slots(server) * int(pool.replicas)
         for server, pool in zip(servers, pools, strict=True)
         if pool.rule != records.BY_LINES
     )
+    clock.engine_slots = engine_room
 
     # The ends of batches are the leaves of a tree, whose root is the next one.
     leaves = 1 << max(table.size - 1, 1).bit_length()
@@ -175,7 +176,7 @@ def new_world(
         gaps=np.zeros(sum(ticks.size for ticks in durations), np.int64),
         full=np.zeros(most + 1, np.int64),
         cells=np.zeros(cells, np.int64),
-        stalls=counting.new_multiset(_PLACES if any(terms) else _power_of_two(8 * room)),
+        stalls=counting.new_multiset(_PLACES if any(terms) else _power_of_two(8 * engine_room)),
         mixes=counting.new_multiset(_power_of_two(16 * table.size)),
         series=np.zeros((instants, columns), np.int64),
         batch_rows=np.zeros((max(_ROWS, 4 * table.size) if level else 0, 6), np.int64),

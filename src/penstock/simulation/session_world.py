@@ -87,7 +87,7 @@ class WorldSession:
     def _make_room(self) -> None:
         """Double what is half full, and empty the buffers of rows."""
         world, clock = self.world, self.clock
-        while 4 * (clock.stalls_used + world.slots.size) > world.stalls.size:
+        while 4 * (clock.stalls_used + clock.engine_slots) > world.stalls.size:
             world = world._replace(stalls=counting.doubled(world.stalls))
         while 4 * (clock.mixes_used + 2 * world.servers.size) > world.mixes.size:
             world = world._replace(mixes=counting.doubled(world.mixes))
