@@ -33,16 +33,13 @@ def test_a_rule_and_an_entry_make_an_engine_that_the_laws_are_tried_on(tmp_path:
     kernel, entries = tmp_path / "src" / "penstock" / "kernel", tmp_path / "src" / "penstock" / "system" / "engines.py"
     rules = kernel / "rules.py"
     rules.write_text(rules.read_text() + "\n\n" + block("def one_prompt("))
-    replace(
-        kernel / "running.py", "    VIDUR_SARATHI,\n) = range(9)", "    VIDUR_SARATHI,\n    ONE_PROMPT,\n) = range(10)"
-    )
-    loop = kernel / "engines.py"
-    replace(loop, "    VIDUR_VLLM,\n    VLLM,\n", "    ONE_PROMPT,\n    VIDUR_VLLM,\n    VLLM,\n")
-    branch = "            elif rule == VIDUR_FASTERTRANSFORMER:\n"
-    arguments = "state, options, slots, heads, bits, growth, served, resume, ring, prompt, output"
-    called = f"            elif rule == ONE_PROMPT:\n                rules.one_prompt({arguments})\n"
-    replace(loop, branch, called + branch)
-    entry = block("class OnePrompt(").replace("9  # running.ONE_PROMPT, once it is there", "running.ONE_PROMPT")
+    numbers = kernel / "records.py"
+    replace(numbers, "    VIDUR_SARATHI,\n) = range(9)", "    VIDUR_SARATHI,\n    ONE_PROMPT,\n) = range(10)")
+    replace(rules, "    COMPLETION,\n    SGLANG,\n", "    COMPLETION,\n    ONE_PROMPT,\n    SGLANG,\n")
+    branch = "    elif pool.rule == VIDUR_FASTERTRANSFORMER:\n"
+    called = "    elif pool.rule == ONE_PROMPT:\n        one_prompt(world, engine, pool)\n"
+    replace(rules, branch, called + branch)
+    entry = block("class OnePrompt(").replace("9  # records.ONE_PROMPT, once it is there", "records.ONE_PROMPT")
     replace(entries, "ENGINES: dict[str, Engine] = {\n", f"{entry}\n\nENGINES: dict[str, Engine] = {{\n")
     replace(entries, "        VidurSarathi(),\n", "        VidurSarathi(),\n        OnePrompt(),\n")
     laws = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "one-prompt", "laws/test_engines.py"]
