@@ -22,12 +22,13 @@ from penstock.system.engines import ENGINES
 FAMILY = (*ENGINES, *OF_THE_PAPER)
 
 
+@pytest.mark.parametrize("systems", [100, pytest.param(1_700, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", FAMILY)
-def test_the_kernel_equals_the_plain_python_event_for_event(policy: str) -> None:
+def test_the_kernel_equals_the_plain_python_event_for_event(policy: str, systems: int) -> None:
     """With memory that binds, preemption by recompute and swap, priorities, cut prompts and early stops."""
     rng = np.random.default_rng([6, FAMILY.index(policy)])
     preemptions = 0
-    for i in range(100):
+    for i in range(systems):
         system = composed(rng, draw(rng, policy))
         assert_same(system, record=("requests", "batches", "allocations")[i % 3], compress=bool(i % 4))
         preemptions += system.kernel().preemptions

@@ -37,24 +37,26 @@ def assert_same(system, record="requests", compress=True):
             assert dict(zip(of[:, 1].tolist(), (of[:, 2] + of[:, 3]).tolist(), strict=True)) == batch.allocation, system
 
 
+@pytest.mark.parametrize("systems", [150, pytest.param(1_700, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", [*ENGINES, *OF_THE_PAPER])
-def test_the_kernel_equals_the_plain_python_event_for_event(policy: str) -> None:
+def test_the_kernel_equals_the_plain_python_event_for_event(policy: str, systems: int) -> None:
     """First tokens, finishes, preemptions, times between tokens and batches, with compression and without."""
     rng = np.random.default_rng([4, sorted([*ENGINES, *OF_THE_PAPER]).index(policy)])
     preemptions = 0
-    for i in range(150):
+    for i in range(systems):
         system = draw(rng, policy)
         assert_same(system, record=("requests", "batches", "allocations")[i % 3], compress=bool(i % 4))
         preemptions += system.kernel().preemptions
     assert preemptions or resolve(policy).reserved_tokens  # these reserve what they will need
 
 
+@pytest.mark.parametrize("systems", [200, pytest.param(4_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", ["vllm", *OF_THE_PAPER])
-def test_with_prefix_caching_the_kernel_equals_the_plain_python_event_for_event(policy: str) -> None:
+def test_with_prefix_caching_the_kernel_equals_the_plain_python_event_for_event(policy: str, systems: int) -> None:
     """Shared blocks, evicted ones, and a preempted request that finds its own again."""
     rng = np.random.default_rng([5, sorted([*ENGINES, *OF_THE_PAPER]).index(policy)])
     preemptions = reused = 0
-    for i in range(200):
+    for i in range(systems):
         system = draw(rng, policy)
         if system.blocks is None:
             continue

@@ -50,10 +50,11 @@ def assert_replicas_serve_as_alone(system):
     return preemptions
 
 
+@pytest.mark.parametrize("systems", [25, pytest.param(170, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("engine", FAMILY)
-def test_kernel_and_reference_agree_on_networks_of_engines(engine):
+def test_kernel_and_reference_agree_on_networks_of_engines(engine, systems):
     """Times, replicas, batches, preemptions, series, with compression and without, memory tight."""
-    for seed in range(25):
+    for seed in range(systems):
         assert_agree(draw_system(Random(f"{engine} {seed} together"), engines=(engine,)))
 
 
@@ -64,6 +65,13 @@ def test_a_replica_serves_what_comes_to_it_as_one_server_of_the_kernel(engine):
     for seed in range(25):
         preemptions += assert_replicas_serve_as_alone(draw_system(Random(f"{engine} {seed}"), engines=(engine,)))
     assert preemptions or engine in ("vidur-orca", "vidur-fastertransformer", "tensorrt-llm")
+
+
+@pytest.mark.slow
+def test_kernel_and_reference_agree_on_thousands_of_networks_of_many_engines():
+    """Every pool may be of another engine."""
+    for seed in range(2_000):
+        assert_agree(draw_system(Random(f"{seed} of all"), engines=FAMILY))
 
 
 def test_random_networks_of_engines_serve_all_tokens_and_those_lost_again():
