@@ -75,3 +75,26 @@ def test_version_and_help_load_no_compiler(option: str, tmp_path: Path) -> None:
     done = run(code + "finally: print('numba' in sys.modules)", tmp_path)
     assert done.stdout.splitlines()[-1] == "False"
     assert done.stderr == ""
+
+
+def test_what_is_kept_of_a_function_is_good_while_no_file_of_the_kernel_has_changed(tmp_path: Path) -> None:
+    """A function has those that it calls inside, from other files; Numba would look at its own file only."""
+    source = """
+import sys
+from pathlib import Path
+from penstock.kernel import compiled_code
+if sys.argv[1] == "later":
+    compiled_code._STAMP = (compiled_code._STAMP[0] + 1, compiled_code._STAMP[1])
+from penstock.kernel.due_epochs import next_due_epoch
+import numpy as np
+next_due_epoch(np.array([4], np.uint64), 0)
+print(sum(next_due_epoch.stats.cache_hits.values()))
+"""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    hits = [
+        subprocess.run(
+            [sys.executable, "-c", source, when], env=environment, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for when in ("now", "now", "later", "later")
+    ]
+    assert hits == ["0", "1", "0", "1"]
