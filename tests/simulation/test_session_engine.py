@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.simulation.simulate import simulate_closed
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 MANY = ps.Workload.poisson(rate=3.0, prompt=ps.Geometric(300, max=900), output=ps.Geometric(60, max=200), seed=3)
@@ -145,3 +146,17 @@ def test_a_policy_sees_the_same_parameters_and_is_told_the_same_whatever_else_th
     assert ps.simulate(workload, ps.Server(TP1, 512, 64, idle_if_given, **more)).unfinished == 0  # type: ignore[arg-type]
     with pytest.raises(ps.InputError, match=r"empty batch at 0 s with 1 prompts \(20 tokens\) and 0 decoding"):
         ps.simulate(workload, ps.Server(TP1, 512, 64, idle_if_given, policy_params=[1.0], **more))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.7])
+def test_a_closed_loop_at_an_engine_with_ample_memory_is_that_of_its_policy(pause_s: float) -> None:
+    """Each client waits for its answer: the same requests are sent and served at the same ticks."""
+    rng = np.random.default_rng(3)
+    prompt, output = rng.integers(1, 600, 90), rng.integers(1, 60, 90)
+    runs = [
+        simulate_closed(prompt, output, ps.Server(TP1, 512, 128, policy=policy), clients=7, pause_s=pause_s)
+        for policy in ("sarathi", "vllm")
+    ]
+    assert all(run.finished == 90 for run in runs)
+    for column in ("arrival_ns", "first_token_ns", "finish_ns"):
+        assert runs[0].requests[column].to_list() == runs[1].requests[column].to_list()

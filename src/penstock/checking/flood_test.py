@@ -318,7 +318,8 @@ class _Flooded:
         """
         time_s = self.session.now * TICK_S
         left = self.known[self.session.arrived_jobs] - self.session.processed / self.capacity
-        if not self.network.reuse_is_certain:  # what pools were spared shows when requests arrive
+        # What pools were spared shows when requests arrive, what they do again when they preempt.
+        if not self.network.reuse_is_certain or self.session.has_engines:
             left *= self.session.future_tokens / max(float(left @ self.capacity), 1.0)
         total = float(left.sum())
         fallen = total <= FALLEN * self.work + self.normal

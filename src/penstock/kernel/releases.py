@@ -99,11 +99,10 @@ def finish(world: World, request: int) -> None:
         following += row.sibling
 
 
-@uncounted()
+@uncounted(inline=True)
 def _send_next(world: World) -> None:
     """Let the client whose request is done send the next one that is left, after a pause."""
     clock = world.clock[0]
-    if clock.next_sent < world.rows.size:
+    if clock.next_sent < world.job_arrival.size:
         world.job_arrival[clock.next_sent] = clock.now + clock.pause
-        _push(world, clock.now + clock.pause, clock.next_sent)
         clock.next_sent += 1

@@ -294,14 +294,18 @@ def more_slots(world: World) -> World:
     world.clock[0].free_slot = room
     world.clock[0].engine_slots += room
     world = world._replace(slots=records.joined(world.slots, more))
-    if world.table.shape[0]:
-        world = wider_table(world, 0)
-    return world
+    if world.allocation_rows.shape[0]:
+        world = world._replace(allocation_rows=np.zeros((8 * room, 5), np.int64))
+    return wider_table(world, 0)
 
 
 def wider_table(world: World, blocks_each: int) -> World:
-    """Give the table of blocks room for all slots, and for so many blocks of each."""
+    """Give the table of blocks, where there is one, room for all slots, and for so many blocks of
+    each.
+    """
     before, columns = world.table.shape
+    if not before or (before == world.slots.size and columns >= blocks_each):
+        return world
     table = np.zeros((world.slots.size, max(blocks_each, columns)), np.int32)
     table[:before, :columns] = world.table
     return world._replace(table=table)

@@ -186,8 +186,6 @@ class EngineSession(OneServer, WorldSession):
             again.last, again.priority = records.NONE_YET, window.priority[new]
             again.prefix = self.prefix_rows[: rows.size] if self.recorded else -1
             self.prefix_rows = self.prefix_rows[rows.size :]
-            heap = np.zeros((max(int(self.clock.clients), 1), 2), np.int64)
-            heap[: len(world.heap)] = world.heap
             self.world = world._replace(
                 rows=records.joined(world.rows, rows),
                 again=records.joined(world.again, again),
@@ -195,7 +193,6 @@ class EngineSession(OneServer, WorldSession):
                 delay=np.zeros(count, np.int64),
                 job_root=np.arange(count),
                 ready_now=np.zeros(count, np.int64),
-                heap=heap,
             )
         if self.pool.caching:
             self.world = wider_table(self.world, -(-window.longest // int(self.pool.block_size)))

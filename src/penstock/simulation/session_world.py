@@ -87,19 +87,16 @@ class WorldSession:
     def _make_room(self) -> None:
         """Double what is half full, and empty the buffers of rows."""
         world, clock = self.world, self.clock
+        has_rows = clock.batch_rows or clock.allocation_rows
         while 4 * (clock.stalls_used + clock.engine_slots) > world.stalls.size:
             world = world._replace(stalls=counting.doubled(world.stalls))
         while 4 * (clock.mixes_used + 2 * world.servers.size) > world.mixes.size:
             world = world._replace(mixes=counting.doubled(world.mixes))
-        waiting = int(world.engines.waiting.max(initial=0))
-        most = min(waiting, int(world.pools.batch_size.max()))
-        if clock.used_slots + most > clock.engine_slots:
+        if has_rows:
+            self._keep_rows()
+        elif world is self.world:  # nothing else was full
             world = more_slots(world)
         self.world = world
-        self._keep_rows()
-        rows = 4 * world.slots.size
-        if 0 < world.allocation_rows.shape[0] < rows:
-            self.world = world._replace(allocation_rows=np.zeros((rows, 5), np.int64))
 
     def _keep_rows(self) -> None:
         """Move recorded rows out of the kernel's buffers."""

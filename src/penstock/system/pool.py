@@ -73,9 +73,11 @@ class Pool:
 
     @property
     def work_conserving(self) -> bool | None:
-        """Whether each replica fills its batches whenever it can, under no max batch size; None:
-        not known.
+        """Whether each replica fills its batches whenever it can, under no max batch size: not
+        where KV memory may leave no room; None: not known.
         """
+        if self.server.memory is not None:
+            return False
         return True if self.order.fills else self.policy.work_conserving
 
     @property
