@@ -4,7 +4,8 @@ A run can stop anywhere and go on, for more arrivals, for room, for a progress b
 lasts is kept elsewhere. Places in these arrays are whole numbers; -1 stands for none.
 """
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import Any
 
 import numpy as np
 from numba import from_dtype, types
@@ -232,106 +233,62 @@ BLOCK = _record(i8="name", i4="users next_free previous_free next_named previous
 """One per KV block where prefixes are reused, and one per engine that is both ends of its queue."""
 
 
-class World(NamedTuple):
-    """All of it.
-
-    Attributes
-    ----------
-    clock, pools, servers, engines, lines, stages
-        Records as above.
-    onward, means
-        Shapes (stages, stages) and (stages, 2): requests released per finished one; mean tokens of
-        each phase.
-    listed
-        The stages of each pool, in order of its lines.
-    duration, linear, per
-        By tokens, pool after pool: ticks of a batch, or what it costs; shape (pools, 6) what is
-        added (`composition`).
-    params
-        Parameters of policies, orders and engines.
-    slots, heads, bits, growth
-        Of requests that decode; a row of ``heads`` and ``bits`` per line. Shape (engines, block
-        size): decoding requests by the epochs, modulo the block size, at which they need a block.
-    blocks, buckets, table, pile, ids, bounds
-        KV blocks, see `blocks`.
-    ends
-        Tournament tree over the replicas: when the batch in progress ends.
-    job_arrival, job_root, job_tokens
-        Per job: tick, first request, forward tokens.
-    rows, again, delay, coin, context, reuse, home
-        Per request, as in `penstock.workload.jobs`; ``home``: offset of the first request of the
-        job at the pool.
-    cached, ready, first_token, finish
-        Per request, what became of it: tokens found, ticks.
-    heap, ready_now, touched
-        Delayed requests as (tick, request); requests that arrive at this tick; replicas to be
-        looked at.
-    lookout, weights
-        What an order sees and says.
-    gaps, full, cells, stalls, mixes
-        Times between tokens that are one batch, by its place in ``duration``; batches filled to the
-        budget, by their decodes; batches by composition (prefill * columns + decode), then their
-        ticks; and multisets of all others.
-    series
-        At each instant: tick, requests by stage in prefill and in decode, unprocessed tokens by
-        replica, tokens in the batch in progress by replica, and all that the jobs in the network
-        will still need.
-    batch_rows, allocation_rows
-        Replica, start, ticks, prefill, decodes, requests; replica, batch, request, prefill, decode.
+World = namedtuple(
+    "World",
     """
+    clock pools servers engines lines stages onward means listed duration linear per params
+    slots heads bits growth blocks buckets table pile ids bounds ends job_arrival job_root
+    job_tokens rows again delay coin context reuse home cached ready first_token finish heap
+    ready_now touched lookout weights gaps full cells stalls mixes series batch_rows
+    allocation_rows
+    """,
+)
+World.__doc__ = """All of it.
 
-    clock: Any
-    pools: Any
-    servers: Any
-    engines: Any
-    lines: Any
-    stages: Any
-    onward: Any
-    means: Any
-    listed: Any
-    duration: Any
-    linear: Any
-    per: Any
-    params: Any
-    slots: Any
-    heads: Any
-    bits: Any
-    growth: Any
-    blocks: Any
-    buckets: Any
-    table: Any
-    pile: Any
-    ids: Any
-    bounds: Any
-    ends: Any
-    job_arrival: Any
-    job_root: Any
-    job_tokens: Any
-    rows: Any
-    again: Any
-    delay: Any
-    coin: Any
-    context: Any
-    reuse: Any
-    home: Any
-    cached: Any
-    ready: Any
-    first_token: Any
-    finish: Any
-    heap: Any
-    ready_now: Any
-    touched: Any
-    lookout: Any
-    weights: Any
-    gaps: Any
-    full: Any
-    cells: Any
-    stalls: Any
-    mixes: Any
-    series: Any
-    batch_rows: Any
-    allocation_rows: Any
-
+Attributes
+----------
+clock, pools, servers, engines, lines, stages
+    Records as above.
+onward, means
+    Shapes (stages, stages) and (stages, 2): requests released per finished one; mean tokens of
+    each phase.
+listed
+    The stages of each pool, in order of its lines.
+duration, linear, per
+    By tokens, pool after pool: ticks of a batch, or what it costs; shape (pools, 6) what is
+    added (`composition`).
+params
+    Parameters of policies, orders and engines.
+slots, heads, bits, growth
+    Of requests that decode; a row of ``heads`` and ``bits`` per line. Shape (engines, block
+    size): decoding requests by the epochs, modulo the block size, at which they need a block.
+blocks, buckets, table, pile, ids, bounds
+    KV blocks, see `blocks`.
+ends
+    Tournament tree over the replicas: when the batch in progress ends.
+job_arrival, job_root, job_tokens
+    Per job: tick, first request, forward tokens.
+rows, again, delay, coin, context, reuse, home
+    Per request, as in `penstock.workload.jobs`; ``home``: offset of the first request of the
+    job at the pool.
+cached, ready, first_token, finish
+    Per request, what became of it: tokens found, ticks.
+heap, ready_now, touched
+    Delayed requests as (tick, request); requests that arrive at this tick; replicas to be
+    looked at.
+lookout, weights
+    What an order sees and says.
+gaps, full, cells, stalls, mixes
+    Times between tokens that are one batch, by its place in ``duration``; batches filled to the
+    budget, by their decodes; batches by composition (prefill * columns + decode), then their
+    ticks; and multisets of all others.
+series
+    At each instant: tick, requests by stage in prefill and in decode, unprocessed tokens by
+    replica, tokens in the batch in progress by replica, and all that the jobs in the network
+    will still need.
+batch_rows, allocation_rows
+    Replica, start, ticks, prefill, decodes, requests; replica, batch, request, prefill, decode.
+"""
 
 _INTS, _INTS32, _TABLE = types.int64[::1], types.int32[::1], types.int64[:, ::1]
 _REALS = types.float64[:, ::1]
