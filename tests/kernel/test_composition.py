@@ -17,7 +17,7 @@ from penstock.kernel.composition import (
     ticks_of_run,
 )
 from penstock.kernel.gaps import CARRY, count_run, count_stall
-from penstock.kernel.server_arrays import STATE, records
+from penstock.kernel.records import CLOCK, table
 
 costs = st.integers(HALF, 2**44) | st.integers(HALF, 2**24)
 rises = st.integers(0, 2**36) | st.integers(0, 2**22) | st.integers(0, 30)
@@ -52,7 +52,7 @@ def test_batches_that_have_ended_and_begun_are_those_whose_times_add_up(
 @given(costs, rises, numbers, st.integers(1, 300), st.integers(3, 11))
 def test_times_of_a_run_are_counted_as_one_by_one(cost: int, rise: int, batches: int, count: int, bits: int) -> None:
     """To the same leading digits, with the same exact sum."""
-    states = records(STATE, 2)
+    states = table(CLOCK, 2)
     contents = []
     for state, at_once in zip(states, (True, False), strict=True):
         stalls = counting.new_multiset(2048)

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.errors import InputError
 from penstock.kernel.gaps import CARRY
-from penstock.kernel.server_arrays import SERIES_INSTANTS
 from penstock.kernel.signatures import DECODE_FIRST
+from penstock.simulation.new_world import SERIES_INSTANTS
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine, Composition
 from penstock.system.policies import policy

@@ -1,7 +1,7 @@
 """Times between the tokens of a request, counted as they pass.
 
-``counts`` is any record with the fields ``stall_sum`` (ticks, below `CARRY`), ``stall_carry``
-(units of `CARRY` ticks) and ``stalls_used`` (distinct keys of the multiset).
+``counts`` is the clock, of which these are the fields ``stall_sum`` (ticks, below `CARRY`),
+``stall_carry`` (units of `CARRY` ticks) and ``stalls_used`` (distinct keys of the multiset).
 """
 
 from typing import Any

@@ -41,12 +41,16 @@ def ticks_of_batches(replica: Any, repeat: int) -> Any:
 
 
 @uncounted(inline=True)
-def begun_before(replica: Any, tick: int) -> Any:
-    """Return how many batches of a run start before a tick after its beginning."""
-    passed = tick - replica.start
-    if replica.plain < 0:
-        return batches_begun(replica.cost, replica.rise, passed, replica.equal)
-    return min((passed + replica.ticks - 1) // replica.ticks, replica.equal)
+def begun_before(run: Any, tick: int, most: int) -> Any:
+    """Return how many of at most so many batches of a run start before a tick after its
+    beginning.
+    """
+    passed = tick - run.start
+    if run.plain < 0:
+        return batches_begun(run.cost, run.rise, passed, most)
+    if run.ticks * most > passed:  # seldom: divisions are slow
+        return (passed + run.ticks - 1) // run.ticks
+    return most
 
 
 @uncounted(inline=True)
@@ -63,7 +67,7 @@ def begun_again(replica: Any, tick: int) -> Any:
     """Return how many batches of the run in progress start before a tick, but for the first."""
     if replica.equal <= 1 or tick <= replica.start:
         return 0
-    return begun_before(replica, tick) - 1
+    return begun_before(replica, tick, replica.equal) - 1
 
 
 @uncounted(inline=True)
@@ -80,7 +84,7 @@ def start(world: World, server: int, repeat: int) -> None:
 def cut(world: World, server: int) -> None:
     """Let the run in progress end with the batch that is in progress now."""
     replica = world.servers[server]
-    repeat = begun_before(replica, world.clock[0].now)
+    repeat = begun_before(replica, world.clock[0].now, replica.equal)
     if repeat < replica.equal:
         replica.equal = repeat
         set_end(world, server, replica.start + ticks_of_batches(replica, repeat))

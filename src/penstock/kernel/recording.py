@@ -1,11 +1,15 @@
-"""What is kept of batches: rows, allocations, compositions."""
+"""What is kept of batches: rows, allocations, compositions, times between tokens; of one server
+and of the event loop.
+"""
 
 from typing import Any
 
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.composition import ticks_of
 from penstock.kernel.counting import add
-from penstock.kernel.records import World
+from penstock.kernel.due_epochs import at
+from penstock.kernel.gaps import count_run, count_stall
+from penstock.kernel.records import ALLOCATION_ROWS, NO_ROWS, World
 
 MOST_CELLS = 2**17
 """Batch compositions that have a counter of their own; others share a multiset."""
@@ -13,6 +17,35 @@ MOST_CELLS = 2**17
 MIX_TICKS = 1 << 62
 """Added to a composition's key in that multiset, counts the ticks of its batches instead of them.
 """
+
+
+@uncounted(inline=True)
+def has_room(world: World, slots: int) -> Any:
+    """Return whether the next batch, and those in progress, have room for all that they leave, with
+    so many requests that decode at most.
+    """
+    clock = world.clock[0]
+    if 4 * (clock.stalls_used + slots) > world.stalls.size:
+        return False
+    if 4 * (clock.mixes_used + 2 * world.servers.size) > world.mixes.size:
+        return False
+    if clock.record == NO_ROWS:
+        return True
+    if 2 * clock.batch_rows > world.batch_rows.shape[0]:
+        return False
+    rows = clock.allocation_rows + 2 * world.slots.size
+    return clock.record < ALLOCATION_ROWS or rows <= world.allocation_rows.shape[0]
+
+
+@uncounted()
+def thin_series(world: World) -> None:
+    """Keep every other instant."""
+    clock, series = world.clock[0], world.series
+    for row in range(1, series.shape[0] // 2):
+        for column in range(series.shape[1]):
+            series[row, column] = series[2 * row, column]
+    clock.series_rows = series.shape[0] // 2
+    clock.series_step *= 2
 
 
 @uncounted()
@@ -28,44 +61,76 @@ def note_allocation(world: World, server: int, request: int, prefill: int, decod
     clock.allocation_rows += 1
 
 
-@uncounted()
+@uncounted(inline=True)
 def note_batches(world: World, server: int) -> None:
     """Write down the batches in progress at a replica."""
-    clock, replica = world.clock[0], world.servers[server]
-    start = replica.start
-    for index in range(replica.equal):
+    note_run(world, server, world.servers[server])
+
+
+@uncounted()
+def note_run(world: World, server: int, run: Any) -> None:
+    """Write down equal batches of a replica."""
+    clock = world.clock[0]
+    start = run.start
+    for index in range(run.equal):
         row = world.batch_rows[clock.batch_rows]
-        ticks = replica.ticks
-        if replica.plain < 0 and index > 0:
-            ticks = ticks_of(replica.cost + index * replica.rise)
+        ticks = run.ticks
+        if run.plain < 0 and index > 0:
+            ticks = ticks_of(run.cost + index * run.rise)
         row[0] = server
         row[1] = start
         row[2] = ticks
-        row[3] = replica.prefill
-        row[4] = replica.decodes
-        row[5] = replica.requests
+        row[3] = run.prefill
+        row[4] = run.decodes
+        row[5] = run.requests
         start += ticks
         clock.batch_rows += 1
 
 
 @uncounted(inline=True)
-def count_composition(world: World, replica: Any, pool: Any, ticks: int) -> None:
-    """Count the equal batches that have ended at a replica by what was in them."""
+def count_composition(world: World, run: Any, pool: Any, ticks: int) -> None:
+    """Count equal batches that have ended by what was in them: in a cell where there is one, else
+    in a multiset.
+    """
     clock = world.clock[0]
-    x, y, repeat = replica.prefill, replica.decodes, replica.equal
+    x, y, repeat = run.prefill, run.decodes, run.equal
     cells = world.cells.size
-    if pool.composed != 0:
+    if run.plain < 0:
         cells //= 2
     cell = x * pool.cell_columns + y
     key = (x << 32) | y
     if y < pool.cell_columns and cell < cells:
-        world.cells[cell] += repeat
-        if pool.composed != 0:
-            world.cells[cells + cell] += ticks
-    elif pool.composed != 0:
+        world.cells[at(cell)] += repeat
+        if run.plain < 0:
+            world.cells[at(cells + cell)] += ticks
+    elif run.plain < 0:
         clock.mixes_used += add(world.mixes, key, repeat)
         clock.mixes_used += add(world.mixes, MIX_TICKS | key, ticks)
-    elif x + y == pool.budget:
-        world.full[y] += repeat
+    elif run.tokens == pool.budget:
+        world.full[at(y)] += repeat
     else:
         clock.mixes_used += add(world.mixes, key, repeat)
+
+
+@uncounted(inline=True)
+def note_gaps(world: World, replica: Any, pool: Any, before: int, count: int) -> None:
+    """Count the time from a tick to the end of the first of the batches in progress, for so many
+    requests.
+    """
+    clock = world.clock[0]
+    gap = replica.start + replica.ticks - before
+    if gap == replica.plain:
+        world.gaps[at(pool.duration + replica.tokens)] += count
+    else:
+        count_stall(clock, world.stalls, gap, count, clock.gap_bits)
+
+
+@uncounted(inline=True)
+def note_gaps_within(world: World, replica: Any, pool: Any) -> None:
+    """Count the times between tokens from one to the next of equal batches."""
+    clock, repeat, decodes = world.clock[0], replica.equal, replica.decodes
+    if replica.plain >= 0:
+        world.gaps[at(pool.duration + replica.tokens)] += decodes * (repeat - 1)
+    elif repeat > 1:
+        cost, rise = replica.cost, replica.rise
+        count_run(clock, world.stalls, cost, rise, repeat, decodes, clock.gap_bits)

@@ -51,11 +51,14 @@ and nobody runs.
 PLENTY = 2**60
 """Free blocks where memory has no limit."""
 
+NOT_BY_LOAD = -1
+"""In place of the ticks that every batch of a token load takes, where each takes its own."""
+
 NONE_YET, IN_STEP = -1, -2
 """In place of the tick of a request's last token: it had none; that of all who decode in step."""
 
 
-def _record(**fields: str) -> np.dtype[np.void]:
+def record(**fields: str) -> np.dtype[np.void]:
     """Return a record of such fields; each string names several of a type."""
     return np.dtype(
         [(name, kind) for kind, names in fields.items() for name in names.split()], align=True
@@ -74,7 +77,7 @@ def joined(*tables: Any) -> Any:
     return np.concatenate(tables).view(np.recarray)
 
 
-CLOCK = _record(
+CLOCK = record(
     i8="""
     now final until steps compress
     record gap_bits
@@ -99,7 +102,7 @@ unprocessed tokens of the jobs that have arrived, requests to come included. ``r
 those dropped before the first row. The others count what is used of arrays, and `gaps`.
 """
 
-POOL = _record(
+POOL = record(
     i8="""
     first_server replicas router turn affinity retention
     budget batch_size running_scope convention policy params params_end sees
@@ -127,7 +130,7 @@ blocks that every request holds, whether prefixes are reused; then settings of s
 ``cell_columns``: of `World.cells`.
 """
 
-REPLICA = _record(
+REPLICA = record(
     i8="""
     pool first_line engine
     start ticks equal tokens prefill decodes requests plain cost rise
@@ -145,7 +148,7 @@ did: batches and tokens that ended, ticks. What routers measure: unfinished requ
 have not gone into a batch, work.
 """
 
-LINE = _record(
+LINE = record(
     i8="""
     prompts prompt_tokens prompt_head prompt_tail partial open
     decoding fresh_head fresh_tail
@@ -164,7 +167,7 @@ next one finishes. Tokens of the line in the batch in progress, and the prompts 
 Then what policies see of the past.
 """
 
-ENGINE = _record(
+ENGINE = record(
     i8="""
     server pool line index
     running prefilling decoding first_slot last_slot
@@ -193,10 +196,10 @@ Preemptions, tokens that they lost, tokens found computed. SGLang: whether admis
 decode batches since ``ratio`` was set.
 """
 
-STAGE = _record(i8="pool line prefill_weight decode_weight in_prefill in_decode")
+STAGE = record(i8="pool line prefill_weight decode_weight in_prefill in_decode")
 """One per stage: where it is served, what a request counts for routers, requests in each phase."""
 
-ROW = _record(i4="left decodes server next pending stage child sibling")
+ROW = record(i4="left decodes server next pending stage child sibling")
 """One per request.
 
 ``left``: unprocessed prompt tokens (at an engine: all of them); ``decodes``: decode iterations, in
@@ -209,7 +212,7 @@ that its end releases, and of the next one that its parent's end releases; 0: no
 WAITING, STARTED, IN_DECODE, DECODES_NOW = 0, -1, -2, -3
 """Phases of a released request in lines."""
 
-AGAIN = _record(i8="last", i4="target outputs done times priority prefix less more")
+AGAIN = record(i8="last", i4="target outputs done times priority prefix less more")
 """One per request where there are engines: what it has to do when it is admitted, once preempted.
 
 ``last``: tick of its last token; tokens of its prefill, outputs still to come, tokens done;
@@ -217,7 +220,7 @@ AGAIN = _record(i8="last", i4="target outputs done times priority prefix less mo
 children in the heap.
 """
 
-SLOT = _record(
+SLOT = record(
     i8="due last request",
     i4="previous next chain left target total outputs held taken served_next",
 )
@@ -229,7 +232,7 @@ finishes; outputs to come when its prefill began; blocks, while it does not grow
 in the batch being formed; the next one in prefill that is served.
 """
 
-BLOCK = _record(i8="name", i4="users next_free previous_free next_named previous_named")
+BLOCK = record(i8="name", i4="users next_free previous_free next_named previous_named")
 """One per KV block where prefixes are reused, and one per engine that is both ends of its queue."""
 
 
@@ -324,5 +327,15 @@ _TYPES: dict[str, Any] = {
     "batch_rows": _TABLE,
     "allocation_rows": _TABLE,
 }
-WORLD = types.NamedTuple([_TYPES.get(name, _INTS) for name in World._fields], World)  # type: ignore[no-untyped-call]
-"""The type of a `World`; arrays that are not named here are of 64-bit integers."""
+
+
+def tuple_type(kind: Any, own: dict[str, Any]) -> Any:
+    """Return the type of a named tuple of arrays, of which some are its ``own``; those that are
+    named nowhere are of 64-bit integers.
+    """
+    fields = [(_TYPES | own).get(name, _INTS) for name in kind._fields]
+    return types.NamedTuple(fields, kind)  # type: ignore[no-untyped-call]
+
+
+WORLD = tuple_type(World, {})
+"""The type of a `World`."""

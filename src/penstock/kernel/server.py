@@ -23,7 +23,8 @@ How it is fast, and still exact:
 All state lives in arrays that the caller owns (`penstock.kernel.server_arrays`), so a run can stop
 anywhere and go on: for more arrivals, for room, for a progress bar. The steps of the loop are
 functions of their own, compiled into it: those that form a batch are in
-`penstock.kernel.server_batches`, those that count in `penstock.kernel.server_counts`.
+`penstock.kernel.server_batches`, those that count in `penstock.kernel.server_counts`. What it
+counts as the event loop does is in `penstock.kernel.recording`.
 """
 
 import functools
@@ -32,10 +33,22 @@ from typing import Any
 
 from numba import types
 
+from penstock.kernel.by_reference import reference_to
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.composition import TERMS, Terms
 from penstock.kernel.due_epochs import NEVER, at, chain, empty_bucket, next_due_epoch, unchain
-from penstock.kernel.server_arrays import ARRAYS, RECORD_ALLOCATIONS, RECORD_BATCHES, Arrays
+from penstock.kernel.recording import has_room, note_run
+from penstock.kernel.records import (
+    ALLOCATION_ROWS,
+    BAD_POLICY,
+    BATCH_ROWS,
+    DONE,
+    FULL,
+    IDLE_POLICY,
+    MORE,
+    PAUSED,
+)
+from penstock.kernel.server_arrays import ARRAYS, Arrays
 from penstock.kernel.server_batches import (
     ask_policy,
     equal_batches,
@@ -45,25 +58,22 @@ from penstock.kernel.server_batches import (
 )
 from penstock.kernel.server_counts import (
     count_gaps,
-    lacks_room,
     land,
-    note_batches,
     note_decodes,
     note_flight,
     note_instants,
 )
 
-# What `advance` returns:
-DONE = 0  # everything that arrived is finished, or `until` is reached
-MORE = 1  # the next arrival is not known yet
-PAUSED = 2  # the step allowance is used up
-FULL = 3  # a multiset or a row buffer needs room
-IDLE_POLICY = 4  # the policy formed an empty batch although a non-empty one was possible
-BAD_POLICY = 5  # the policy asked for a negative number of tokens
-
 
 def advance(arrays: Arrays, terms: Terms | None) -> int:
-    """Run the server until it needs something; return why it stopped.
+    """Serve until something is needed: see `_advance`."""
+    status: int = _advance(reference_to(arrays), terms)
+    return status
+
+
+@uncounted()
+def _advance(arrays: Arrays, terms: Terms | None) -> int:
+    """Run the server until it needs something; return why it stopped: `DONE`, ...
 
     Parameters
     ----------
@@ -72,20 +82,20 @@ def advance(arrays: Arrays, terms: Terms | None) -> int:
     terms
         What batches cost, where that depends on more than their tokens.
     """
-    options, state = arrays.options[0], arrays.state[0]
+    clock, state = arrays.clock[0], arrays.state[0]
     while True:
         _arrive(arrays)
-        if state.arrived == arrays.arrival.size and options.final == 0:
+        if state.arrived == arrays.arrival.size and clock.final == 0:
             return MORE
-        if state.series_rows * state.series_step <= state.now:
-            note_instants(arrays, terms)
-        if state.now >= options.until:
+        if clock.series_rows * clock.series_step <= clock.now:
+            note_instants(arrays)
+        if clock.now >= clock.until:
             return DONE
-        if options.steps == 0:
+        if clock.steps == 0:
             return PAUSED
-        if lacks_room(arrays):
+        if not has_room(arrays, arrays.slots.size):
             return FULL
-        options.steps -= 1
+        clock.steps -= 1
 
         admissible = show_prompts(arrays)
         if state.visible == state.head and state.decoding == 0:
@@ -102,36 +112,36 @@ def advance(arrays: Arrays, terms: Terms | None) -> int:
         batch = prefill_oldest(arrays, choice, terms)
         linked_before = min(state.linked, batch.decode)
         fresh_slot = link_fresh(arrays, batch.decode, terms)
-        if options.record >= RECORD_ALLOCATIONS:
+        if clock.record >= ALLOCATION_ROWS:
             note_decodes(arrays, batch.decode)
         run = equal_batches(arrays, batch, admissible, terms)
-        if options.record >= RECORD_BATCHES:
-            note_batches(arrays, batch, run)
-        if state.series_rows * state.series_step < run.end:  # seldom
-            note_flight(arrays, batch, run)
-        finished = state.finished
-        state.started += (batch.prefill + batch.decode) * run.batches
-        state.batches += run.batches
-        if run.end > options.until:  # in flight when the run stops
-            state.busy += options.until - state.now
-            state.now = options.until
+        if clock.record >= BATCH_ROWS:
+            note_run(arrays, 0, run)
+        if clock.series_rows * clock.series_step < run.end:  # seldom
+            note_flight(arrays, run)
+        finished = clock.finished
+        state.started += run.tokens * run.equal
+        arrays.servers[0].batches += run.equal
+        if run.end > clock.until:  # in flight when the run stops
+            arrays.servers[0].busy += clock.until - clock.now
+            clock.now = clock.until
             continue
-        land(arrays, batch, run, terms)
-        if batch.decode > 0:
-            count_gaps(arrays, batch, run, linked_before, fresh_slot, terms)
-            _move_epoch(arrays, batch.decode, run.batches)
-            _finish_due(arrays, batch.decode, run.end, terms)
+        land(arrays, run)
+        if run.decodes > 0:
+            count_gaps(arrays, run, linked_before, fresh_slot)
+            _move_epoch(arrays, run.decodes, run.equal)
+            _finish_due(arrays, run.decodes, run.end, terms)
         _end_prompts(arrays, head, run.end)
-        if options.clients > 0:
+        if clock.clients > 0:
             _send_next(arrays, finished, run.end)
-        state.now = run.end
+        clock.now = run.end
 
 
 @uncounted(inline=True)
 def _arrive(arrays: Arrays) -> None:
     """Let the requests come that have arrived by now."""
-    state = arrays.state[0]
-    while state.arrived < arrays.arrival.size and arrays.arrival[at(state.arrived)] <= state.now:
+    clock, state = arrays.clock[0], arrays.state[0]
+    while state.arrived < arrays.arrival.size and arrays.arrival[at(state.arrived)] <= clock.now:
         tokens = arrays.prompt[at(state.arrived)]
         state.waiting_tokens += tokens
         state.arrived_tokens += tokens
@@ -141,13 +151,13 @@ def _arrive(arrays: Arrays) -> None:
 @uncounted(inline=True)
 def _idle(arrays: Arrays) -> Any:
     """Wait for the next arrival, or for the end; return False if nothing more comes."""
-    options, state = arrays.options[0], arrays.state[0]
-    state.flight_end = state.now
-    if state.arrived < arrays.arrival.size and arrays.arrival[state.arrived] <= options.until:
-        state.now = arrays.arrival[state.arrived]
+    clock, state = arrays.clock[0], arrays.state[0]
+    arrays.flight[0].end = clock.now
+    if state.arrived < arrays.arrival.size and arrays.arrival[state.arrived] <= clock.until:
+        clock.now = arrays.arrival[state.arrived]
         return True
-    if options.until < NEVER:
-        state.now = options.until
+    if clock.until < NEVER:
+        clock.now = clock.until
         return True
     return False
 
@@ -188,7 +198,7 @@ def _put_off(arrays: Arrays, index: int, epochs: int) -> None:
 def _finish_due(arrays: Arrays, decode: int, end: int, terms: Terms | None) -> None:
     """Let the requests leave that are due; the others that were served are a segment."""
     state, slots = arrays.state[0], arrays.slots
-    engine = arrays.options[0].engine
+    engine = arrays.pools[0].convention
     served = decode
     index = empty_bucket(arrays.heads, arrays.bits, state.epoch)
     while index >= 0:
@@ -215,7 +225,7 @@ def _finish_due(arrays: Arrays, decode: int, end: int, terms: Terms | None) -> N
     if gone > 0 or decode < state.linked:
         state.linked -= gone
         state.decoding -= gone
-        state.finished += gone
+        arrays.clock[0].finished += gone
         state.next_due = NEVER
         if state.linked > 0:
             state.next_due = next_due_epoch(arrays.bits, state.epoch)
@@ -230,13 +240,13 @@ def _finish_due(arrays: Arrays, decode: int, end: int, terms: Terms | None) -> N
 def _end_prompts(arrays: Arrays, head: int, end: int) -> None:
     """Let the requests decode whose prompts are done: those from the head that was."""
     state = arrays.state[0]
-    engine = arrays.options[0].engine
+    engine = arrays.pools[0].convention
     for request in range(head, state.head):
         if engine != 0:
             arrays.first_token[at(request)] = end
             if arrays.output[at(request)] == 1:
                 arrays.finish[at(request)] = end
-                state.finished += 1
+                arrays.clock[0].finished += 1
                 continue
         state.decoding += 1
         state.decode_tokens += arrays.output[at(request)] - engine
@@ -247,11 +257,11 @@ def _send_next(arrays: Arrays, before: int, end: int) -> None:
     """Let the clients send their next requests whose own ones finished after the first ``before``:
     those in order that are left.
     """
-    options, state = arrays.options[0], arrays.state[0]
-    request = before + options.clients
-    sent = min(state.finished + options.clients, arrays.arrival.size)
+    clock = arrays.clock[0]
+    request = before + clock.clients
+    sent = min(clock.finished + clock.clients, arrays.arrival.size)
     while request < sent and arrays.arrival[request] == NEVER:
-        arrays.arrival[request] = end + options.pause
+        arrays.arrival[request] = end + clock.pause
         request += 1
 
 

@@ -1,130 +1,58 @@
-"""What the loop of one server works on: records and arrays that its caller owns."""
+"""What the loop of one server works on: records and arrays that its caller owns.
+
+Those that the event loop has too are in `penstock.kernel.records`.
+"""
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
-import numpy.typing as npt
-from numba import types
+from numba import from_dtype, types
 
-from penstock.kernel.counting import Multiset, new_multiset
 from penstock.kernel.due_epochs import NEVER
-from penstock.kernel.signatures import PARAMS
-
-Ints = npt.NDArray[np.int64]
-Ints32 = npt.NDArray[np.int32]
-Words = npt.NDArray[np.uint64]
-Floats = npt.NDArray[np.float64]
-Records = Any
-"""An array of records whose fields are attributes, in compiled code and in Python."""
-
-# What `penstock.kernel.server.advance` records beside first and last token times.
-RECORD_NONE, RECORD_BATCHES, RECORD_ALLOCATIONS = range(3)
-
-SERIES_INSTANTS = 2000
-
-MOST_CELLS = 2**17
-"""Batch compositions that have a counter of their own; others share a multiset."""
-
-MIX_TICKS = 1 << 62
-"""Added to a composition's key in that multiset, counts the ticks of its batches instead of them.
-"""
-
-NO_LIMIT = 2**40
-"""A max batch size that never binds."""
-
-
-def _record(*fields: str) -> np.dtype[np.void]:
-    return np.dtype([(field, np.int64) for field in fields], align=True)
-
-
-OPTIONS = _record(
-    "policy",  # its address
-    "token_budget",
-    "batch_size",
-    "running_scope",
-    "engine",  # 1 if the first token comes with the end of prefill, else 0
-    "compress",
-    "record",
-    "gap_bits",  # leading digits that are kept of a time between tokens; 0: all
-    "final",  # whether no arrivals come after those that are known
-    "until",  # tick
-    "steps",  # decisions left
-    "sees",
-    "clients",  # of a closed loop; 0: open
-    "pause",  # of a client, ticks between an answer and the next request
-)
+from penstock.kernel.records import World, record, table, tuple_type
 
 # Requests are named by their index in the workload arrays handed in.
-STATE = _record(
-    "now",  # tick: the last batch ended, or an arrival ended an idle time
-    "arrived",  # requests that have arrived by now
-    "head",  # first request whose prompt is not yet wholly scheduled
-    "head_done",  # tokens of that prompt already scheduled
-    "visible",  # end of the prompts that the policy may see
-    "visible_tokens",  # their unprocessed tokens
-    "decoding",  # requests in decode: linked ones, and those that never decoded
-    "fresh",  # first request that may be in decode without having decoded
-    "linked",  # requests that have decoded and are not finished
-    "first",  # slot of the oldest of them
-    "last",  # slot of the youngest
-    "free",  # first slot of a list of those that nobody has
-    "epoch",  # decode batches so far
-    "next_due",  # epoch at which the next linked request finishes, if every batch serves all
-    "flight_start",  # the last run of equal batches within which there are instants of the series
-    "flight_ticks",
-    "flight_tokens",
-    "flight_end",
-    "flight_cost",  # of its first batch, where that depends on the composition
-    "flight_rise",  # how much more each next one costs
-    "flight_batches",
-    "before_started",  # counts before that flight
-    "before_completed",
-    "before_finished",
-    "started",  # tokens in batches that started
-    "completed",  # tokens in batches that ended
-    "finished",  # requests
-    "batches",
-    "busy",  # ticks
-    "seen",  # arrivals counted into the series
-    "seen_tokens",
-    "dropped",  # requests before the first row of the workload arrays
-    "series_rows",
-    "series_step",  # ticks
-    "segments",
-    "stall_sum",  # see penstock.kernel.gaps
-    "stall_carry",
-    "stalls_used",
-    "mixes_used",  # distinct compositions in their multiset
-    "batch_rows",
-    "allocation_rows",
-    "waiting_tokens",  # unprocessed prompt tokens of all that wait
-    "decode_tokens",  # decode iterations still to come of those in decode
-    "arrived_tokens",  # prompt tokens of all that arrived
-    "finished_decodes",  # decode iterations of all that finished
-    "context_base",  # tokens before the next decodes of linked requests, less linked * epoch
+STATE = record(
+    i8="""
+    arrived head head_done visible visible_tokens
+    decoding fresh linked first last free epoch next_due
+    started seen seen_tokens segments
+    waiting_tokens decode_tokens arrived_tokens finished_decodes
+    context_base
+    """
 )
+"""The one record of what waits and what is served.
 
-SLOT = np.dtype(
-    [
-        ("request", np.int64),
-        ("due", np.int64),  # epoch
-        ("previous", np.int32),  # slot of the next older linked request, or -1
-        ("next", np.int32),  # slot of the next younger one
-        ("chain", np.int32),  # slot of another that is due at the same epoch, or the next free one
-    ],
-    align=True,
+Requests that have ``arrived``; the ``head``: first whose prompt is not yet wholly scheduled, and
+its tokens that are; the end of the prompts that the policy may see, and their unprocessed tokens.
+
+Requests ``decoding``: the ``linked``, which have decoded, and those from ``fresh`` on, which never
+did. Slots of the oldest and the youngest linked one, and the first of a list of those that nobody
+has; decode batches so far, and the epoch at which the next one finishes if every batch serves all.
+
+Tokens in batches that ``started``; arrivals ``seen`` by the series, and their tokens; ``segments``
+on the stack. Unprocessed prompt tokens of all that wait, decode iterations still to come of those
+in decode, prompt tokens of all that arrived, decode iterations of all that finished.
+``context_base``: tokens before the next decodes of linked requests, less linked * epoch.
+"""
+
+FLIGHT = record(
+    i8="""
+    start end ticks equal tokens plain cost rise
+    started_before processed_before finished_before
+    """
 )
+"""The last run of equal batches within which there are instants of the series, see `Run`, and what
+had been counted before it.
+"""
 
-SEGMENT = _record("count", "end")
+SLOT = record(i8="request due", i4="previous next chain")
+"""One per linked request: the epoch at which it is due; slots of the next older and younger linked
+request, or -1, and of another that is due at the same epoch, or the next free one.
+"""
+
+SEGMENT = record(i8="count end")
 """Requests served last at the same time, and when."""
-
-TALLY = _record("gaps", "full")
-"""Times between tokens that are a batch of so many tokens; full batches with so many decodes."""
-
-INSTANT = _record("tick", "requests", "unprocessed", "uncompleted")
-BATCH_ROW = _record("start", "ticks", "prefill", "decode", "requests")
-ALLOCATION_ROW = _record("batch", "request", "prefill", "decode")
 
 
 class Arrays(NamedTuple):
@@ -132,12 +60,11 @@ class Arrays(NamedTuple):
 
     Attributes
     ----------
-    options, state
+    clock, pools, servers, params, duration, gaps, full, cells, stalls, mixes, series, batch_rows, \
+    allocation_rows
+        As in `penstock.kernel.records.World`: of one pool of one replica.
+    state, flight
         Shape (1,): one record each.
-    params
-        Of the policy; read-only.
-    duration
-        Shape (token budget + 1,), ticks of a batch with so many tokens.
     arrival, prompt, output
         Shape (requests known,), ticks and tokens, in order of arrival.
     first_token, finish
@@ -148,39 +75,32 @@ class Arrays(NamedTuple):
         Their calendar: see `penstock.kernel.due_epochs`.
     segments
         A stack, the oldest requests on top.
-    tallies
-        By token load, and by decode tokens: what nearly every batch adds to. Not with terms.
-    cells, cell_ticks
-        Shape (at most `MOST_CELLS`,): batches by composition, at prefill * (slots + 1) + decode;
-        with terms also their ticks.
-    stalls, mixes
-        Multisets of all other times between tokens (ticks) and batch compositions (prefill << 32 |
-        decode).
-    series, batch_rows, allocation_rows
-        Rows, written where asked for.
     """
 
-    options: Records
-    state: Records
-    params: Floats
-    duration: Ints
-    arrival: Ints
-    prompt: Ints32
-    output: Ints32
-    first_token: Ints
-    finish: Ints
-    slots: Records
-    heads: Ints
-    bits: Words
-    segments: Records
-    tallies: Records
-    cells: Ints
-    cell_ticks: Ints
-    stalls: Multiset
-    mixes: Multiset
-    series: Records
-    batch_rows: Records
-    allocation_rows: Records
+    clock: Any
+    pools: Any
+    servers: Any
+    params: Any
+    duration: Any
+    state: Any
+    flight: Any
+    arrival: Any
+    prompt: Any
+    output: Any
+    first_token: Any
+    finish: Any
+    slots: Any
+    heads: Any
+    bits: Any
+    segments: Any
+    gaps: Any
+    full: Any
+    cells: Any
+    stalls: Any
+    mixes: Any
+    series: Any
+    batch_rows: Any
+    allocation_rows: Any
 
 
 class Batch(NamedTuple):
@@ -194,79 +114,55 @@ class Batch(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Equal batches that follow each other: of the first its ticks and its cost, by how much that
-    rises, how many they are, and the tick at which they end.
+    """Equal batches that follow each other, with the fields of `penstock.kernel.records.REPLICA`;
+    and the tick at which they end.
     """
 
+    start: int
+    end: int
     ticks: int
+    equal: int
+    tokens: int
+    prefill: int
+    decodes: int
+    requests: int
+    plain: int
     cost: int
     rise: int
-    batches: int
-    end: int
 
 
-def records(dtype: np.dtype[np.void], count: int) -> Records:
-    """Return so many records, all zero."""
-    return np.zeros(count, dtype).view(np.recarray)
-
-
-def rows_of(table: Records) -> Ints:
-    """Return records of whole numbers as rows of a matrix."""
-    rows: Ints = table.view(np.int64, np.ndarray).reshape(table.size, len(table.dtype))
-    return rows
-
-
-def new_arrays(params: Floats, duration: Ints, room: int, terms: bool) -> Arrays:
+def new_arrays(world: World, room: int) -> Arrays:
     """Return the arrays of a server to which nothing has come, with slots for so many requests."""
-    nothing, nothing32 = np.empty(0, np.int64), np.empty(0, np.int32)
-    state = records(STATE, 1)
+    state = table(STATE, 1)
     state.first = state.last = -1
     state.next_due = NEVER
-    state.series_step = 1
-    slots = records(SLOT, room)
+    slots = table(SLOT, room)
     slots.chain = np.arange(1, room + 1)
-    cells = np.zeros(min(duration.size * (room + 1), MOST_CELLS), np.int64)
-    return Arrays(
-        options=records(OPTIONS, 1),
-        state=state,
-        params=params,
-        duration=duration,
-        arrival=nothing,
-        prompt=nothing32,
-        output=nothing32,
-        first_token=nothing,
-        finish=nothing,
-        slots=slots,
-        heads=nothing,
-        bits=np.empty(0, np.uint64),
-        segments=records(SEGMENT, room + 1),
-        tallies=records(TALLY, duration.size),
-        cells=cells,
-        cell_ticks=np.zeros_like(cells) if terms else nothing,
-        stalls=new_multiset(),
-        mixes=new_multiset(),
-        series=records(INSTANT, SERIES_INSTANTS),
-        batch_rows=records(BATCH_ROW, 0),
-        allocation_rows=records(ALLOCATION_ROW, 0),
-    )
+    nothing, nothing32 = np.empty(0, np.int64), np.empty(0, np.int32)
+    own = {
+        "state": state,
+        "flight": table(FLIGHT, 1),
+        "arrival": nothing,
+        "prompt": nothing32,
+        "output": nothing32,
+        "slots": slots,
+        "heads": nothing,
+        "bits": np.empty(0, np.uint64),
+        "segments": table(SEGMENT, room + 1),
+    }
+    return Arrays(**{name: getattr(world, name, None) for name in Arrays._fields} | own)
 
 
-def _array(item: Any) -> Any:
-    if isinstance(item, np.dtype):
-        item = numba.from_dtype(item)
-    return item if isinstance(item, types.Array) else types.Array(item, 1, "C")
-
-
-ARRAYS = types.NamedTuple(  # type: ignore[no-untyped-call]
-    [
-        _array(item)
-        for item in (
-            *(OPTIONS, STATE, PARAMS, types.int64),
-            *(types.int64, types.int32, types.int32, types.int64, types.int64),
-            *(SLOT, types.int64, types.uint64, SEGMENT),
-            *(TALLY, types.int64, types.int64, types.int64, types.int64),
-            *(INSTANT, BATCH_ROW, ALLOCATION_ROW),
-        )
-    ],
+ARRAYS = tuple_type(
     Arrays,
+    {
+        "state": from_dtype(STATE)[::1],
+        "flight": from_dtype(FLIGHT)[::1],
+        "prompt": types.int32[::1],
+        "output": types.int32[::1],
+        "slots": from_dtype(SLOT)[::1],
+        "heads": types.int64[::1],
+        "bits": types.uint64[::1],
+        "segments": from_dtype(SEGMENT)[::1],
+    },
 )

@@ -7,22 +7,15 @@ from typing import Any, NamedTuple
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.composition import (
     Terms,
-    batches_begun,
-    batches_done,
     cost_of,
     rise_of,
     ticks_of,
-    ticks_of_run,
 )
 from penstock.kernel.due_epochs import NEVER, at, chain
-from penstock.kernel.server_arrays import (
-    RECORD_ALLOCATIONS,
-    RECORD_BATCHES,
-    Arrays,
-    Batch,
-    Run,
-)
-from penstock.kernel.server_counts import note_allocation
+from penstock.kernel.in_progress import begun_before, ticks_of_batches, within_the_run
+from penstock.kernel.recording import note_allocation
+from penstock.kernel.records import ALLOCATION_ROWS, NOT_BY_LOAD
+from penstock.kernel.server_arrays import Arrays, Batch, Run
 from penstock.kernel.signatures import (
     PREFILL_FIRST,
     SEES_BATCH,
@@ -48,9 +41,9 @@ def show_prompts(arrays: Arrays) -> Any:
 
     That never falls, so each prompt is added once.
     """
-    options, state = arrays.options[0], arrays.state[0]
-    admissible = state.head + options.batch_size
-    if options.running_scope != 0:
+    pool, state = arrays.pools[0], arrays.state[0]
+    admissible = state.head + pool.batch_size
+    if pool.running_scope != 0:
         admissible -= state.decoding
     end = min(state.arrived, admissible)
     while state.visible < end:
@@ -69,8 +62,8 @@ def ask_policy(arrays: Arrays) -> Any:
     """Return the policy's batch, cut to what there is; with -1 tokens if it asked for fewer than
     none.
     """
-    options, state = arrays.options[0], arrays.state[0]
-    budget, most = options.token_budget, options.batch_size
+    pool, state = arrays.pools[0], arrays.state[0]
+    budget, most = pool.budget, pool.batch_size
     prompts = state.visible - state.head
     head_tokens = 0
     if state.head < state.arrived:
@@ -83,19 +76,19 @@ def ask_policy(arrays: Arrays) -> Any:
         state.waiting_tokens,
         head_tokens,
         state.decode_tokens,
-        state.dropped + state.arrived,
+        arrays.clock[0].requests_before + state.arrived,
         state.arrived_tokens,
-        state.finished,
+        arrays.clock[0].finished,
         state.finished_decodes,
     )
-    prefill, decode, first = policy_at(options.policy)(queue, Limits(budget, most), arrays.params)
+    prefill, decode, first = policy_at(pool.policy)(queue, Limits(budget, most), arrays.params)
     if prefill < 0 or decode < 0:
         return Choice(-1, 0, 0, False)
     decode = min(decode, state.decoding, most, budget)
     slots = most
     if first != PREFILL_FIRST:
         budget -= decode
-        if options.running_scope == 0:
+        if pool.running_scope == 0:
             slots -= decode
     prefill = min(prefill, state.visible_tokens, budget)
     return Choice(prefill, decode, min(slots, prompts), first == PREFILL_FIRST)
@@ -104,14 +97,14 @@ def ask_policy(arrays: Arrays) -> Any:
 @uncounted(inline=True)
 def prefill_oldest(arrays: Arrays, choice: Choice, terms: Terms | None) -> Any:
     """Serve the oldest prompts first, the last of them cut anywhere; return the batch."""
-    options, state = arrays.options[0], arrays.state[0]
+    pool, state = arrays.pools[0], arrays.state[0]
     prompts, squares, pairs = 0, 0, 0
     left = choice.prefill
     while left > 0 and prompts < choice.prompt_slots:
         rest = arrays.prompt[at(state.head)] - state.head_done
         take = min(rest, left)
-        if options.record >= RECORD_ALLOCATIONS:
-            note_allocation(arrays, state.head, take, 0)
+        if arrays.clock[0].record >= ALLOCATION_ROWS:
+            note_allocation(arrays, 0, state.head, take, 0)
         if terms is not None:
             squares += take * take
             pairs += take * state.head_done
@@ -127,9 +120,9 @@ def prefill_oldest(arrays: Arrays, choice: Choice, terms: Terms | None) -> Any:
     state.waiting_tokens -= prefill
     decode = choice.decode
     if choice.prefill_first:
-        decode = min(decode, options.token_budget - prefill)
-        if options.running_scope == 0:
-            decode = min(decode, options.batch_size - prompts)
+        decode = min(decode, pool.budget - prefill)
+        if pool.running_scope == 0:
+            decode = min(decode, pool.batch_size - prompts)
     return Batch(prefill, decode, prompts, squares, pairs)
 
 
@@ -140,7 +133,7 @@ def link_fresh(arrays: Arrays, decode: int, terms: Terms | None) -> Any:
     Slots are a list, so those of one batch follow each other in it.
     """
     state, slots = arrays.state[0], arrays.slots
-    engine = arrays.options[0].engine
+    engine = arrays.pools[0].convention
     first = state.free
     while state.linked < decode:
         while (
@@ -170,48 +163,38 @@ def link_fresh(arrays: Arrays, decode: int, terms: Terms | None) -> Any:
 
 @uncounted(inline=True)
 def equal_batches(arrays: Arrays, batch: Batch, admissible: int, terms: Terms | None) -> Any:
-    """Return how often the batch follows itself: until a request finishes, an arrival is seen, or
-    the run stops.
+    """Return the run of batches like this one: until a request finishes, an arrival is seen, or the
+    run of the server stops.
     """
-    options, state = arrays.options[0], arrays.state[0]
+    clock, pool, state = arrays.clock[0], arrays.pools[0], arrays.state[0]
+    prefill, decode = batch.prefill, batch.decode
+    tokens, requests = prefill + decode, batch.prompts + decode
     cost, rise = 0, 0
-    ticks = arrays.duration[at(batch.prefill + batch.decode)]
+    ticks = arrays.duration[at(tokens)]
+    plain = ticks & (NEVER - 1)  # the same, but now LLVM knows that it is not `NOT_BY_LOAD`
     if terms is not None:
-        requests = batch.prompts + batch.decode
-        context = _context(arrays, batch.decode)
-        cost = cost_of(
-            terms, batch.prefill, batch.decode, requests, batch.squares, batch.pairs, context
-        )
-        rise = rise_of(terms, batch.decode)
+        context = _context(arrays, decode)
+        cost = cost_of(terms, prefill, decode, requests, batch.squares, batch.pairs, context)
+        rise = rise_of(terms, decode)
         ticks = ticks_of(cost)
+        plain = NOT_BY_LOAD
+    start = clock.now
+    run = Run(start, start + ticks, ticks, 1, tokens, prefill, decode, requests, plain, cost, rise)
     if (
-        batch.prefill > 0
-        or batch.decode < state.linked
-        or options.compress == 0
-        or options.sees == SEES_DECODES
-        or options.record >= RECORD_ALLOCATIONS
+        prefill > 0
+        or decode < state.linked
+        or clock.compress == 0
+        or pool.sees == SEES_DECODES
+        or clock.record >= ALLOCATION_ROWS
     ):
-        return Run(ticks, cost, rise, 1, state.now + ticks)
+        return run
     batches = state.next_due - state.epoch
-    seen = state.arrived < admissible or options.sees != SEES_BATCH
+    seen = state.arrived < admissible or pool.sees != SEES_BATCH
     if state.arrived < arrays.arrival.size and seen:
-        left = arrays.arrival[at(state.arrived)] - state.now
-        if terms is not None:
-            batches = batches_begun(cost, rise, left, batches)
-        elif ticks * batches > left:
-            batches = (left + ticks - 1) // ticks
-    if options.until < NEVER:
-        left = options.until - state.now
-        if terms is not None:
-            batches = max(batches_done(cost, rise, left, batches), 1)
-        else:
-            batches = min(batches, max(left // ticks, 1))
-    if options.record >= RECORD_BATCHES:
-        batches = min(batches, arrays.batch_rows.size - state.batch_rows)
-    end = state.now + ticks * batches
-    if terms is not None:
-        end = state.now + ticks_of_run(cost, rise, batches)
-    return Run(ticks, cost, rise, batches, end)
+        batches = begun_before(run, arrays.arrival[at(state.arrived)], batches)
+    batches = within_the_run(arrays, run, batches)
+    end = start + ticks_of_batches(run, batches)
+    return Run(start, end, ticks, batches, tokens, prefill, decode, requests, plain, cost, rise)
 
 
 @uncounted(inline=True)
@@ -223,7 +206,7 @@ def _context(arrays: Arrays, decode: int) -> Any:
     everything = state.context_base + state.linked * state.epoch
     if decode == state.linked:
         return everything
-    since = state.epoch - arrays.options[0].engine
+    since = state.epoch - arrays.pools[0].convention
     if 2 * decode < state.linked:
         total = decode * since
         index = state.first

@@ -9,15 +9,13 @@ import numpy as np
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
 from penstock.kernel import engine_batches, records
-from penstock.kernel.in_progress import begun_again
 from penstock.kernel.records import World
-from penstock.simulation.compositions import compositions
-from penstock.simulation.new_world import gap_bits, new_world, wider_table
-from penstock.simulation.run import Fold, Record, Rows, Run
+from penstock.simulation.new_world import wider_table
+from penstock.simulation.run import Record, Rows, Run
 from penstock.simulation.servable import never_served
-from penstock.simulation.session_server import RECORDS, OneServer, Session, refuse_policy
+from penstock.simulation.session_server import OneServer, Session
 from penstock.simulation.session_world import WorldSession
-from penstock.simulation.ticks import check_costs, terms_of
+from penstock.simulation.ticks import check_costs
 from penstock.simulation.window import Window
 from penstock.system.server import Server
 from penstock.workload.prefixes import Prefixes
@@ -62,20 +60,10 @@ class EngineSession(OneServer, WorldSession):
         prefixes: Prefixes | None = None,
     ) -> None:
         _check_cache(server, prefixes)
-        level = max(RECORDS.index(record) - 1, 0)
-        world = new_world([server], [1], [(0, 0)], tick_s, level, counts_compositions=True)
+        super().__init__(server, record, tick_s, compress, stop)
         if prefixes:
-            world = world._replace(ids=prefixes.ids, bounds=prefixes.bounds)
-        bits = gap_bits(record, [server])
-        super().__init__(world, tick_s, compress, stop, bits, [server.policy.name])
-        self.server = server
-        self._policy = server.policy.compiled  # kept alive: the kernel has its address
-        self.terms = terms_of(server, tick_s)
-        self.pool = world.pools[0]
-        self.engine = world.engines[0]
-        self.replica = world.servers[0]
-        self.ttft = Fold()
-        self.e2e = Fold()
+            self.world = self.world._replace(ids=prefixes.ids, bounds=prefixes.bounds)
+        self.line = self.engine = self.world.engines[0]
         self.left_out: list[tuple[Ints, Window]] = []
         self.offered = 0
         self.prefix_rows = np.empty(0, np.int64)
@@ -89,58 +77,24 @@ class EngineSession(OneServer, WorldSession):
         return int(self.engine.arrived)
 
     @property
-    def dropped(self) -> int:
-        """Requests that have been folded away."""
-        return int(self.clock.requests_before)
-
-    @property
-    def decoding(self) -> int:
-        """Requests in decode."""
-        return int(self.engine.decoding)
-
-    @property
-    def decodes_left(self) -> int:
-        """Decode iterations to come of the requests in decode."""
-        return int(self.engine.decode_tokens) - self._begun * int(self.replica.decodes)
-
-    @property
-    def _begun(self) -> int:
-        """How many of the equal batches in progress have begun: they count as done."""
-        if not self.replica.equal:
-            return 0
-        return 1 + int(begun_again(self.replica, self.now))
-
-    @property
-    def arrived_tokens(self) -> int:
-        """Prompt tokens that have arrived."""
-        return int(self.engine.arrived_tokens)
-
-    @property
     def waiting(self) -> tuple[int, int]:
         """Requests in prefill, and their unprocessed tokens."""
         engine = self.engine
         return int(engine.waiting + engine.prefilling), int(engine.waiting_tokens)
 
     @property
+    def started(self) -> int:
+        """Tokens in batches that started."""
+        return int(self.replica.processed) + self.begun * int(self.replica.tokens)
+
+    @property
     def useful(self) -> int:
         """Tokens in batches, without those that had to be done again, and with those found
         computed.
         """
-        engine = self.engine
-        done = int(self.replica.processed) + self._begun * int(self.replica.tokens)
-        return done - int(engine.lost) + int(engine.reused)
-
-    @property
-    def was_idle(self) -> bool:
-        """Whether there was a time at which nothing was left to serve."""
-        return bool(self.busy()[0] < self.now)
+        return self.started - int(self.engine.lost) + int(self.engine.reused)
 
     # -- what it is given
-
-    def close_loop(self, clients: int, pause: int) -> None:
-        """Let so many clients wait for an answer, and so many ticks, before each next request."""
-        self.clock.clients, self.clock.pause = clients, pause
-        self.clock.next_sent = clients
 
     def keep(self, window: Window) -> Window:
         """Return the requests that can ever be served; name the first that cannot, or leave them
@@ -211,14 +165,10 @@ class EngineSession(OneServer, WorldSession):
         if not self.server.policy.by_phase:
             # No run of an engine leads to more decodes than fill a batch.
             most = min(most, self.server.most_tokens)
-        engine_batches.compiled_begin_decoding()(self._known(window), 0, count, most)
+        engine_batches.compiled_begin_decoding()(self.show(window), 0, count, most)
 
-    def bound(self, final: bool, until: int) -> None:
-        """Say whether the window is the last, and at which tick to stop."""
-        self.clock.final, self.clock.until = final, until
-
-    def _known(self, window: Window) -> World:
-        """Return the records with the requests of a window in them."""
+    def show(self, window: Window) -> World:
+        """Return the kernel's arrays with the requests of a window in them."""
         tokens = window.prompt.astype(np.int64) + window.output - self.pool.convention
         self.world = self.world._replace(
             job_arrival=window.arrival,
@@ -230,86 +180,34 @@ class EngineSession(OneServer, WorldSession):
 
     # -- what it does
 
-    def step(self, window: Window, steps: int) -> bool:
-        """Call the kernel for so many batches, making room as it asks."""
-        self.clock.steps = steps
-        self._known(window)
-        status = self.call()
-        if status not in (records.DONE, records.MORE, records.PAUSED):
-            self._refuse(status)
-        return status != records.PAUSED
-
-    def fold(self, window: Window, everything: bool) -> Window:
-        """Add the finished requests at the front of the window to the summary and drop them."""
-        open_requests = np.flatnonzero(window.finish < 0)
-        count = window.finish.size
-        if open_requests.size and not everything:
-            count = int(open_requests[0])
-        gone, kept = window.split(count)
-        self.ttft.add(gone.arrival, gone.first_token)
-        self.e2e.add(gone.arrival, gone.finish)
+    def _forget(self, gone: Window) -> None:
+        """Forget the first requests, which are done or never will be."""
+        count, world = gone.finish.size, self.world
         self.drop(count)
         self.clock.next_job -= count
-        world = self.world
         self.world = world._replace(
             rows=world.rows[count:].copy(),
             again=world.again[count:].copy(),
             ready=world.ready[count:].copy(),
         )
-        return kept
 
     def finish(self, window: Window | None) -> Run:
         """Put the records into a `Run`."""
-        world, engine, replica = self.world, self.engine, self.replica
-        rows, batches, allocations = None, self.batch_rows(), self.allocation_rows()
-        if batches is not None:
-            batches = batches[:, 1:]
-        if allocations is not None:
-            allocations = allocations[:, 1:]
-        if window is not None:
-            rows = Rows(
-                window.arrival, window.prompt, window.output, window.first_token, window.finish,
-                world.again.times[: window.arrival.size].astype(np.int64),
-            )  # fmt: skip
+        run = super().finish(window)
+        rows, allocations = run.rows, run.allocation_rows
+        if rows:
+            times = self.world.again.times[: rows.arrival.size].astype(np.int64)
+            rows = dataclasses.replace(rows, preemptions=times)
         if rows and self.left_out:
             rows = self._with_left_out(rows)
             if allocations is not None and rows.dropped is not None:
                 allocations[:, 1] = np.flatnonzero(~rows.dropped)[allocations[:, 1]]
-        half = world.cells.size // 2 if self.terms else world.cells.size
-        mixes, mix_ticks = compositions(
-            (world.cells[:half], world.cells[half:]),
-            int(self.pool.cell_columns),
-            (world.full, self.server.token_budget),
-            world.mixes,
-            world.duration,
-        )
-        # Of the series: requests in either phase, tokens in no batch, and those in one beside them.
-        series = self.series_rows
-        series_rows = np.column_stack(
-            [series[:, 0], series[:, 1] + series[:, 2], series[:, 3], series[:, 3] + series[:, 4]]
-        )
-        return Run(
-            server=self.server,
-            tick_s=self.tick_s,
-            arrived=self.arrived,
-            finished=self.finished,
-            n_batches=int(replica.batches) + self._begun,
-            end=self.now,
-            last_arrival=self.last_arrival,
-            busy=int(self.busy()[0]),
-            tokens=int(replica.processed),
-            started_tokens=int(replica.processed) + self._begun * int(replica.tokens),
-            gaps=self.gaps(),
-            folded=None if rows else (self.ttft.distribution, self.e2e.distribution),
-            mixes=mixes,
-            mix_ticks=mix_ticks,
-            series_rows=series_rows,
+        return dataclasses.replace(
+            run,
             rows=rows,
-            batch_rows=batches,
-            allocation_rows=allocations,
-            preemptions=int(engine.preemptions),
-            recomputed_tokens=int(engine.lost),
-            reused_tokens=int(engine.reused),
+            preemptions=int(self.engine.preemptions),
+            recomputed_tokens=int(self.engine.lost),
+            reused_tokens=int(self.engine.reused),
             dropped=sum(part.arrival.size for _, part in self.left_out),
         )
 
@@ -328,16 +226,6 @@ class EngineSession(OneServer, WorldSession):
         return Rows(
             *(np.insert(getattr(rows, name), before, getattr(filling, name)) for name in names)
         )
-
-    def _refuse(self, status: int) -> None:
-        """Say why it cannot go on."""
-        if status == records.STUCK:
-            raise InputError(
-                f"{self.server.policy.name} can serve nobody at {self.now * self.tick_s:g} s, "
-                f"although {self.waiting[0]:,} requests wait; raise the KV memory or the token "
-                "budget"
-            )
-        refuse_policy(self, status == records.IDLE_POLICY)
 
 
 def _check_cache(server: Server, prefixes: Prefixes | None) -> None:
