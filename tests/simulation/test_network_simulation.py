@@ -25,7 +25,7 @@ def same(one: ps.NetworkRun, other: ps.NetworkRun) -> bool:
     assert one.rows is not None
     assert other.rows is not None
     columns = all((getattr(one.rows, name) == getattr(other.rows, name)).all() for name in KEPT)
-    counters = all((getattr(one, name) == getattr(other, name)).all() for name in ("batches", "busy", "tokens"))
+    counters = all((getattr(one, name) == getattr(other, name)).all() for name in ("n_batches", "busy", "tokens"))
     return columns and counters and (one.series_rows == other.series_rows).all() and one.end == other.end
 
 
@@ -53,7 +53,7 @@ def test_a_run_in_windows_is_the_run_in_one_go(name: str) -> None:
     windows = ps.simulate(network, jobs=150_000, tick_s=1.0, record="jobs")
     assert (whole.finish == windows.finish).all()
     assert (whole.series_rows == windows.series_rows).all()
-    assert (whole.batches == windows.batches).all()
+    assert (whole.n_batches == windows.n_batches).all()
     with pytest.raises(InputError, match="did not keep its requests"):
         _ = windows.requests
 
@@ -131,7 +131,7 @@ def test_one_server_alone_is_the_single_server_to_the_nanosecond(policy: str, co
     assert (alone.rows.first_token == network.rows.first_token).all()
     assert (alone.rows.finish == network.rows.finish).all()
     assert network.tokens.sum() == alone.tokens
-    assert network.batches.sum() == alone.n_batches
+    assert network.n_batches.sum() == alone.n_batches
     # both stop at the last finish, and sample the same instants until they have 2,000
     assert network.end == alone.end
     assert (network.series_rows[:, 0] == alone.series_rows[:, 0]).all()
@@ -264,7 +264,7 @@ def test_what_cannot_be_simulated_is_refused_in_one_line() -> None:
         (lambda: simulate(network, jobs=5, until=3.0), "give one of them"),
         (lambda: simulate(network, jobs=0), "jobs is 0"),
         (lambda: simulate(network, until=-1.0), "until is -1"),
-        (lambda: simulate(network, jobs=5, record="batches"), "unknown record"),
+        (lambda: simulate(network, jobs=5, record="batch"), "unknown record 'batch'; did you mean"),
         (lambda: simulate(network, jobs=5, tick_s=10.0), "less than half a tick"),
         (lambda: simulate(recorded, jobs=5), "has 2 and is replayed once"),
         (lambda: simulate(with_pool(ps.Pool(UNIT.with_policy(idle))), jobs=5), "empty batch while requests wait"),

@@ -16,9 +16,9 @@ from penstock.kernel.by_reference import reference_to
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.composition import Terms, cost_of, rise_of, ticks_of
 from penstock.kernel.due_epochs import chain, empty_bucket, next_due_epoch, unchain
-from penstock.kernel.gaps import count_run, count_stall
+from penstock.kernel.gaps import count_run
 from penstock.kernel.in_progress import start, within_the_run
-from penstock.kernel.recording import note_allocation
+from penstock.kernel.recording import note_allocation, note_gaps
 from penstock.kernel.records import (
     ALLOCATION_ROWS,
     IN_STEP,
@@ -281,7 +281,7 @@ def _equal_batches(world: World, replica: Any, engine: Any, pool: Any, moved: bo
     clock = world.clock[0]
     if replica.prefill > 0 or engine.everyone == 0 or engine.steady == 0:
         return 1
-    if clock.compress == 0 or engine.preempted > 0 or moved or clock.record >= ALLOCATION_ROWS:
+    if clock.compress == 0 or engine.preempted > 0 or moved:
         return 1
     if pool.caching != 0 and engine.waiting > 0:
         return 1  # a block that a decode takes may have been one's prefix
@@ -399,16 +399,11 @@ def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> 
 def _count_gaps(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Count the times between tokens of those that decode."""
     clock = world.clock[0]
-    first_end = replica.start + replica.ticks
     in_step = replica.decodes
     if engine.own > 0:
-        in_step -= _own_gaps(world, replica, engine, pool, first_end)
+        in_step -= _own_gaps(world, replica, engine, pool)
     if in_step > 0:
-        gap = first_end - engine.last_step
-        if gap == replica.plain:
-            world.gaps[pool.duration + replica.tokens] += in_step
-        else:
-            count_stall(clock, world.stalls, gap, in_step, clock.gap_bits)
+        note_gaps(world, replica, pool, engine.last_step, in_step)
     if replica.equal > 1:
         if pool.composed == 0:
             gaps = replica.decodes * (replica.equal - 1)
@@ -419,11 +414,10 @@ def _count_gaps(world: World, replica: Any, engine: Any, pool: Any) -> None:
 
 
 @uncounted(inline=True)
-def _own_gaps(world: World, replica: Any, engine: Any, pool: Any, first_end: int) -> Any:
+def _own_gaps(world: World, replica: Any, engine: Any, pool: Any) -> Any:
     """Count the times between tokens of requests that know when they had their last; return how
     many are served.
     """
-    clock = world.clock[0]
     served = 0
     owners = engine.own
     place = engine.last_slot
@@ -432,13 +426,10 @@ def _own_gaps(world: World, replica: Any, engine: Any, pool: Any, first_end: int
         if slot.left == 0 and slot.last != IN_STEP:
             owners -= 1
             if engine.everyone != 0 or slot.taken > 0:
-                gap = first_end - slot.last
                 if slot.last == NONE_YET:
-                    world.first_token[slot.request] = first_end
-                elif gap == replica.plain:
-                    world.gaps[pool.duration + replica.tokens] += 1
+                    world.first_token[slot.request] = replica.start + replica.ticks
                 else:
-                    count_stall(clock, world.stalls, gap, 1, clock.gap_bits)
+                    note_gaps(world, replica, pool, slot.last, 1)
                 slot.last = IN_STEP
                 engine.own -= 1
                 served += 1
@@ -525,12 +516,7 @@ def _first_token(world: World, replica: Any, pool: Any, slot: Any) -> None:
     """Note the token that comes with the end of a prefill: the first one, or after a preemption the
     next.
     """
-    clock = world.clock[0]
     if world.first_token[slot.request] < 0:
-        world.first_token[slot.request] = clock.now
-        return
-    gap = clock.now - slot.last
-    if gap == replica.plain:
-        world.gaps[pool.duration + replica.tokens] += 1
+        world.first_token[slot.request] = world.clock[0].now
     else:
-        count_stall(clock, world.stalls, gap, 1, clock.gap_bits)
+        note_gaps(world, replica, pool, slot.last, 1)

@@ -1,10 +1,11 @@
-"""What is kept of batches: rows, allocations, compositions."""
+"""What is kept of batches: rows, allocations, compositions, times between tokens."""
 
 from typing import Any
 
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.composition import ticks_of
 from penstock.kernel.counting import add
+from penstock.kernel.gaps import count_stall
 from penstock.kernel.records import World
 
 MOST_CELLS = 2**17
@@ -69,3 +70,16 @@ def count_composition(world: World, replica: Any, pool: Any, ticks: int) -> None
         world.full[y] += repeat
     else:
         clock.mixes_used += add(world.mixes, key, repeat)
+
+
+@uncounted(inline=True)
+def note_gaps(world: World, replica: Any, pool: Any, before: int, count: int) -> None:
+    """Count the time from a tick to the end of the first of the batches in progress, for so many
+    requests.
+    """
+    clock = world.clock[0]
+    gap = replica.start + replica.ticks - before
+    if gap == replica.plain:
+        world.gaps[pool.duration + replica.tokens] += count
+    else:
+        count_stall(clock, world.stalls, gap, count, clock.gap_bits)

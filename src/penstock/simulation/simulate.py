@@ -26,8 +26,7 @@ from penstock.workload.pairs import Independent
 from penstock.workload.workload import Requests, Workload
 
 if TYPE_CHECKING:
-    from penstock.simulation.network_run import NetworkRun
-    from penstock.simulation.network_simulation import NetworkRecord
+    from penstock.simulation.network_run import NetworkRecord, NetworkRun
     from penstock.system.network import Network
     from penstock.workload.jobs import Jobs
 
