@@ -59,6 +59,40 @@ def test_a_run_in_windows_is_the_run_in_one_go(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
+def test_a_summary_has_the_latency_of_the_rows_within_a_thousandth(name: str) -> None:
+    """And the same jobs; times between tokens are those that all batches show."""
+    network = EXAMPLES[name](0.8)
+    whole = ps.simulate(network, jobs=3_000, record="batches")
+    summary = ps.simulate(network, jobs=3_000, record="summary")
+    assert summary.jobs.equals(whole.jobs)
+    exact = whole.stages().filter(pl.col("metric").is_in(["ttft_s", "e2e_s"]))
+    rounded = summary.stages()
+    names = ["stage", "pool", "metric", "requests"]
+    assert rounded.select(names).equals(exact.select(names))
+    for column in ("mean", "p50", "p90", "p95", "p99"):
+        error = 1e-12 if column == "mean" else 1e-3
+        assert rounded[column].to_list() == pytest.approx(exact[column].to_list(), rel=error)
+        assert summary.tbt_s[column] == pytest.approx(whole.tbt_s[column], rel=error)
+
+
+def test_a_run_says_what_it_did_not_keep_and_which_replicas_there_are() -> None:
+    network = fork_join(0.4)
+    run = ps.simulate(network, jobs=5)
+    pool = next(iter(network.pools))
+    with pytest.raises(InputError, match="did not count times between tokens; simulate with record='summary'"):
+        _ = run.tbt_s
+    with pytest.raises(InputError, match="did not keep its batches; simulate with record='batches'"):
+        run.at(pool, 0)
+    batches = ps.simulate(network, jobs=5, record="batches")
+    with pytest.raises(InputError, match="simulate with record='allocations'"):
+        ps.audit(batches.at(pool, 0))
+    with pytest.raises(InputError, match="unknown pool 'gpus'"):
+        batches.at("gpus", 0)
+    with pytest.raises(InputError, match="replica is 99"):
+        batches.at(pool, 99)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_the_same_seed_gives_the_same_run_and_another_a_different_one(name: str) -> None:
     network = EXAMPLES[name](0.8)
     once, again, other = (ps.simulate(network, jobs=500, seed=seed) for seed in (7, 7, 8))
