@@ -42,8 +42,9 @@ A100 = hardware("codellama-34b-a100-tp1").batch_time
 RANDOMS = st.randoms(use_true_random=False)
 
 
-def kernel(system, compress):
-    return simulate_jobs(system.network(), system.kernel_jobs(), tick_s=1.0, until=system.until, compress=compress)
+def kernel(system, compress, record="requests"):
+    network, jobs = system.network(), system.kernel_jobs()
+    return simulate_jobs(network, jobs, tick_s=1.0, until=system.until, compress=compress, record=record)
 
 
 def differences(system):
@@ -73,7 +74,7 @@ def compared(system, history, run):
         **{what: ([number(getattr(r, what)) for r in came], getattr(run.rows, what)) for what in known},
         "replica": ([number(place) for place in places], np.where(run.rows.ready >= 0, run.rows.replica, -1)),
         "arrival": ([tick for tick in arrival if tick <= end], run.arrival),
-        "batches": ([sum(b.end <= end for b in replica.batches) for replica in history.replicas], run.batches),
+        "n_batches": ([sum(b.end <= end for b in replica.batches) for replica in history.replicas], run.n_batches),
         "busy": ([sum(min(b.end, end) - b.start for b in r.batches) for r in history.replicas], run.busy),
         "tokens": ([sum(b.token_load for b in r.batches if b.end <= end) for r in history.replicas], run.tokens),
         "series": ([counted(instant) for instant in history.instants], without_progress(run)),
@@ -148,13 +149,20 @@ def test_jobs_that_come_in_blocks_give_what_they_give_at_once(random):
     system = draw_system(random)
     sizes = [random.randint(1, 3) for _ in system.jobs]
     whole, streamed = kernel(system, compress=True), in_blocks(system, sizes)
-    for what in ("arrival", "finish", "batches", "busy", "tokens", "series_rows"):
+    for what in ("arrival", "finish", "n_batches", "busy", "tokens", "series_rows"):
         assert getattr(whole, what).tolist() == getattr(streamed, what).tolist(), (what, sizes, system)
     assert whole.end == streamed.end
+    for stage, folded in enumerate(streamed.folded):
+        samples = whole.samples(stage)
+        for metric, kept in zip(("ttft_s", "e2e_s"), folded, strict=True):
+            assert kept.size == len(samples[metric][1])
+            assert kept.total == samples[metric][1].sum()
+    gaps = kernel(system, compress=True, record="batches").gaps
+    assert (streamed.gaps.size, streamed.gaps.total) == (gaps.size, gaps.total)
 
 
 def in_blocks(system, sizes):
-    """Run the jobs in blocks of these sizes, keeping no row that is done."""
+    """Run the jobs in blocks of these sizes, keeping no row that is done, but sums."""
     network, jobs = system.network(), system.kernel_jobs()
     stops = np.minimum(np.cumsum([0, *sizes]), jobs.count)
     blocks = [jobs.span(start, stop) for start, stop in pairwise(stops) if stop > start]
@@ -162,7 +170,7 @@ def in_blocks(system, sizes):
     length = {"jobs": jobs.count} if system.until is None else {"until": float(system.until)}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys.modules[simulate_jobs.__module__], "_WINDOW", 0)
-        return simulate(network, **length, drain=True, record="jobs", tick_s=1.0)
+        return simulate(network, **length, drain=True, record="summary", tick_s=1.0)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def same(one: ps.NetworkRun, other: ps.NetworkRun) -> bool:
     assert one.rows is not None
     assert other.rows is not None
     columns = all((getattr(one.rows, name) == getattr(other.rows, name)).all() for name in KEPT)
-    counters = all((getattr(one, name) == getattr(other, name)).all() for name in ("batches", "busy", "tokens"))
+    counters = all((getattr(one, name) == getattr(other, name)).all() for name in ("n_batches", "busy", "tokens"))
     return columns and counters and (one.series_rows == other.series_rows).all() and one.end == other.end
 
 
@@ -53,9 +53,43 @@ def test_a_run_in_windows_is_the_run_in_one_go(name: str) -> None:
     windows = ps.simulate(network, jobs=150_000, tick_s=1.0, record="jobs")
     assert (whole.finish == windows.finish).all()
     assert (whole.series_rows == windows.series_rows).all()
-    assert (whole.batches == windows.batches).all()
+    assert (whole.n_batches == windows.n_batches).all()
     with pytest.raises(InputError, match="did not keep its requests"):
         _ = windows.requests
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_summary_has_the_latency_of_the_rows_within_a_thousandth(name: str) -> None:
+    """And the same jobs; times between tokens are those that all batches show."""
+    network = EXAMPLES[name](0.8)
+    whole = ps.simulate(network, jobs=3_000, record="batches")
+    summary = ps.simulate(network, jobs=3_000, record="summary")
+    assert summary.jobs.equals(whole.jobs)
+    exact = whole.stages().filter(pl.col("metric").is_in(["ttft_s", "e2e_s"]))
+    rounded = summary.stages()
+    names = ["stage", "pool", "metric", "requests"]
+    assert rounded.select(names).equals(exact.select(names))
+    for column in ("mean", "p50", "p90", "p95", "p99"):
+        error = 1e-12 if column == "mean" else 1e-3
+        assert rounded[column].to_list() == pytest.approx(exact[column].to_list(), rel=error)
+        assert summary.tbt_s[column] == pytest.approx(whole.tbt_s[column], rel=error)
+
+
+def test_a_run_says_what_it_did_not_keep_and_which_replicas_there_are() -> None:
+    network = fork_join(0.4)
+    run = ps.simulate(network, jobs=5)
+    pool = next(iter(network.pools))
+    with pytest.raises(InputError, match="did not count times between tokens; simulate with record='summary'"):
+        _ = run.tbt_s
+    with pytest.raises(InputError, match="did not keep its batches; simulate with record='batches'"):
+        run.at(pool, 0)
+    batches = ps.simulate(network, jobs=5, record="batches")
+    with pytest.raises(InputError, match="simulate with record='allocations'"):
+        ps.audit(batches.at(pool, 0))
+    with pytest.raises(InputError, match="unknown pool 'gpus'"):
+        batches.at("gpus", 0)
+    with pytest.raises(InputError, match="replica is 99"):
+        batches.at(pool, 99)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -131,7 +165,7 @@ def test_one_server_alone_is_the_single_server_to_the_nanosecond(policy: str, co
     assert (alone.rows.first_token == network.rows.first_token).all()
     assert (alone.rows.finish == network.rows.finish).all()
     assert network.tokens.sum() == alone.tokens
-    assert network.batches.sum() == alone.n_batches
+    assert network.n_batches.sum() == alone.n_batches
     # both stop at the last finish, and sample the same instants until they have 2,000
     assert network.end == alone.end
     assert (network.series_rows[:, 0] == alone.series_rows[:, 0]).all()
@@ -264,7 +298,7 @@ def test_what_cannot_be_simulated_is_refused_in_one_line() -> None:
         (lambda: simulate(network, jobs=5, until=3.0), "give one of them"),
         (lambda: simulate(network, jobs=0), "jobs is 0"),
         (lambda: simulate(network, until=-1.0), "until is -1"),
-        (lambda: simulate(network, jobs=5, record="batches"), "unknown record"),
+        (lambda: simulate(network, jobs=5, record="batch"), "unknown record 'batch'; did you mean"),
         (lambda: simulate(network, jobs=5, tick_s=10.0), "less than half a tick"),
         (lambda: simulate(recorded, jobs=5), "has 2 and is replayed once"),
         (lambda: simulate(with_pool(ps.Pool(UNIT.with_policy(idle))), jobs=5), "empty batch while requests wait"),

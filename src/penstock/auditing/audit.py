@@ -31,7 +31,12 @@ class Audit:
     and the next prompts in order of arrival, up to k requests. In scope ``batch`` the first k
     prompts, then decodes, up to k requests. It is not defined there if requests were admitted (in
     scope ``batch``: served) out of order of arrival, or if some were preempted, which order the
-    queue as they please.
+    queue as they please; nor if some came without a prompt, as they may in networks.
+
+    Of a replica of a network (`NetworkRun.at`) requests come in the order in which they arrived
+    there, whatever their stage and the age of their job, and K compares them all: an order that
+    ranks stages or jobs makes it large. Requests without a prompt were admitted elsewhere, so they
+    take part in the max batch size of scope ``running`` with the batches that serve them only.
 
     Memory takes no part in it, although it makes any policy leave room: audit work conservation
     where memory is ample. A request that is preempted counts as the prompt that it will do again
@@ -200,7 +205,9 @@ def _check_batches(run: Run, rows: Ints, r: Replay, findings: _Findings) -> None
     requests = np.bincount(r.batch, minlength=m)
     counted = requests
     if server.scope == "running":
-        counted = r.over(np.ones(r.request.size, np.int64), r.batch, r.until)
+        # Who comes without a prompt to a replica of a network was admitted elsewhere.
+        admitted = (r.prompt[r.request] > 0).astype(np.int64)
+        counted = np.maximum(counted, r.over(admitted, r.batch, r.until))
     sums = {
         "prefill tokens": np.bincount(r.batch, r.prefill, m),
         "decode tokens": np.bincount(r.batch, r.decode, m),
@@ -346,8 +353,8 @@ def _idle_since(run: Run, r: Replay) -> Ints:
     free, taken = np.append(0, r.end), np.append(r.start, run.end)
     gone = np.searchsorted(np.sort(r.finished_in), np.arange(free.size))
     waiting = gone < np.searchsorted(r.arrival, taken)  # someone arrived before the period ended
-    since = np.maximum(free, r.arrival[np.minimum(gone, r.arrival.size - 1)])
-    return np.asarray(since[(free < taken) & waiting], np.int64)
+    idle = np.flatnonzero((free < taken) & waiting)
+    return np.asarray(np.maximum(free[idle], r.arrival[gone[idle]]), np.int64)
 
 
 def _overtake_k(r: Replay) -> int:

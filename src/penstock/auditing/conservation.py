@@ -37,7 +37,7 @@ def supply_of(run: Run, r: Replay) -> Ints | None:
     gone = r.before(r.finished_in)
     if limit is None or (arrived - gone <= limit).all():
         return everything
-    if r.again.any():
+    if r.again.any() or (r.prompt == 0).any():
         return None
     prompt_ends = np.append(0, np.cumsum(r.prompt))
     if run.server.scope == "running":

@@ -63,7 +63,7 @@ def pool_answers(
     """Return what each pool is asked for, and what it did."""
     busy, tokens, batches = (
         np.bincount(run.replica_pool, of, len(network.pools))
-        for of in (run.busy, run.tokens, run.batches)
+        for of in (run.busy, run.tokens, run.n_batches)
     )
     ticks = max(run.end, 1)
     answers = []

@@ -133,7 +133,7 @@ def _end_in_time(world: World) -> None:
 def _has_room(world: World) -> Any:
     """Return whether the next batch, and those in progress, have room for all that they leave."""
     clock = world.clock[0]
-    slots = clock.engine_slots
+    slots = clock.engine_slots + clock.line_slots
     if 4 * (clock.stalls_used + slots) > world.stalls.size:
         return False
     if 4 * (clock.mixes_used + 2 * world.servers.size) > world.mixes.size:

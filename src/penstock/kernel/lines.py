@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import NEVER, chain, empty_bucket, next_due_epoch, unchain
-from penstock.kernel.recording import note_allocation
+from penstock.kernel.recording import note_allocation, note_gaps
 from penstock.kernel.records import ALLOCATION_ROWS, World
 
 
@@ -179,3 +179,23 @@ def find_due(world: World, index: int) -> None:
     line.due = NEVER
     if line.linked > 0:
         line.due = next_due_epoch(world.bits[index], line.epoch)
+
+
+@uncounted(inline=True)
+def count_token(world: World, replica: Any, pool: Any, request: int) -> None:
+    """Count the time between the first token of the batches in progress and the one before, where a
+    request had one.
+    """
+    again = world.again[request]
+    if again.last >= 0:
+        note_gaps(world, replica, pool, again.last, 1)
+    again.last = world.clock[0].now
+
+
+@uncounted()
+def count_tokens(world: World, line: Any, replica: Any, pool: Any) -> None:
+    """Count the times between tokens of the requests of a line that have decoded."""
+    place = line.first_linked
+    for _ in range(line.decode):
+        count_token(world, replica, pool, world.slots[place].request)
+        place = world.slots[place].next

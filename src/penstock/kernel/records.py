@@ -80,7 +80,7 @@ def joined(*tables: Any) -> Any:
 CLOCK = record(
     i8="""
     now final until steps compress
-    record gap_bits
+    record gap_bits line_slots
     clients pause next_sent
     next_job waiting_room ready ready_done touched formed failed
     future finished requests_before
@@ -94,7 +94,8 @@ CLOCK = record(
 
 ``now``, ``final`` (whether no further job is to come), ``until``, ``steps`` (batches that may still
 be formed), ``compress``. ``record``: what rows are kept; ``gap_bits``: leading digits kept of a
-time between tokens, 0: all. Of a closed loop ``clients`` (0: open), their ``pause``, and the first
+time between tokens, 0: all; ``line_slots``: slots of lines, 0 where those of their requests are not
+counted. Of a closed loop ``clients`` (0: open), their ``pause``, and the first
 request not sent. ``next_job``: first that has not arrived; ``waiting_room``: delayed requests;
 ``ready``, ``ready_done``: those that arrive now; ``touched``, ``formed``: replicas that may form a
 batch now, and how many have; ``failed``: the replica whose policy or order did. ``future``:
@@ -213,11 +214,12 @@ WAITING, STARTED, IN_DECODE, DECODES_NOW = 0, -1, -2, -3
 """Phases of a released request in lines."""
 
 AGAIN = record(i8="last", i4="target outputs done times priority prefix less more")
-"""One per request where there are engines: what it has to do when it is admitted, once preempted.
+"""One per request where there are engines, or times between tokens are counted in lines: what it
+has to do when it is admitted, once preempted.
 
-``last``: tick of its last token; tokens of its prefill, outputs still to come, tokens done;
-``times`` that it was preempted; ``prefix``: its row of recorded prefixes; ``less``, ``more``: its
-children in the heap.
+``last``: tick of its last token, or `NONE_YET`; tokens of its prefill, outputs still to come,
+tokens done; ``times`` that it was preempted; ``prefix``: its row of recorded prefixes; ``less``,
+``more``: its children in the heap.
 """
 
 SLOT = record(

@@ -2,16 +2,31 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints, Ints32
-from penstock.simulation.run import COLUMN_TYPES, growth_per_s, in_ns, recorded
+from penstock.simulation.replica_run import first_replicas, run_of_replica
+from penstock.simulation.run import (
+    COLUMN_TYPES,
+    Distribution,
+    Run,
+    allocation_table,
+    batch_table,
+    growth_per_s,
+    in_ns,
+    recorded,
+)
 from penstock.system.network import Network
 from penstock.words import QUANTILES, STATISTICS
 from penstock.workload.jobs import Jobs
+
+NetworkRecord = Literal["jobs", "summary", "requests", "batches", "allocations"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,12 +72,21 @@ class NetworkRun:
         Tick of the last job, or at which the run was to stop.
     workflow, arrival, finish
         Shape (jobs,): place of its workflow; ticks, -1 for jobs that did not end.
-    replica_pool, batches, busy, tokens
+    replica_pool, n_batches, busy, tokens
         Shape (replicas,): pool; batches that ended, ticks, tokens in them.
+    recomputed_tokens, reused_tokens
+        Shape (replicas,): see `penstock.simulation.run.Run`.
     series_rows
         At most 2,000 instants as the kernel writes them, see `series`.
     rows
         Of the requests, if they were kept.
+    folded
+        (ttft, e2e) at each stage, with values rounded to 0.05%, of a summary.
+    gaps
+        Times between successive output tokens of a request, pooled over all, if they were counted;
+        rounded to 0.05% in a summary, or where batch times depend on more than the token load.
+    batch_rows, allocation_rows
+        As the kernel writes them, by start and then replica, if they were kept.
     """
 
     network: Network
@@ -73,11 +97,17 @@ class NetworkRun:
     arrival: Ints
     finish: Ints
     replica_pool: Ints
-    batches: Ints
+    n_batches: Ints
     busy: Ints
     tokens: Ints
+    recomputed_tokens: Ints
+    reused_tokens: Ints
     series_rows: Ints
     rows: RequestRows | None
+    folded: list[tuple[Distribution, Distribution]] | None
+    gaps: Distribution | None
+    batch_rows: Ints | None
+    allocation_rows: Ints | None
 
     @property
     def arrived(self) -> int:
@@ -138,6 +168,45 @@ class NetworkRun:
             table = table.with_columns(preemptions=pl.Series(rows.preemptions))
         return table
 
+    @functools.cached_property
+    def batches(self) -> pl.DataFrame:
+        """One row per batch that started, by start and then replica: pool, replica, start_ns,
+        duration_ns, prefill_tokens, decode_tokens, requests.
+        """
+        rows = recorded(self.batch_rows, "batches")
+        return self._replicas(rows[:, 0]).hstack(batch_table(rows[:, 1:], self.tick_s))
+
+    @functools.cached_property
+    def allocations(self) -> pl.DataFrame:
+        """One row per request in a batch, in the order of `batches`: pool, replica, batch (of that
+        replica, from 0), request, prefill_tokens, decode_tokens.
+        """
+        rows = recorded(self.allocation_rows, "allocations")
+        return self._replicas(rows[:, 0]).hstack(allocation_table(rows[:, 1:]))
+
+    def at(self, pool: str, replica: int) -> Run:
+        """Return what one replica did as a run of its server, to be audited for instance; it needs
+        ``record="batches"``, and audits ``"allocations"``.
+
+        Requests are numbered in order of their arrival there, and times count from the start of
+        the network's run. Prompts come without the tokens that the replica had from an earlier
+        request; who then needed no token at all is left out. A request that only decodes has its
+        outputs, and in the convention of engines one more, which came with its prefill elsewhere;
+        one without outputs has in that convention the one that ends its prefill. Times between
+        tokens are pooled over the network (`gaps`), so this run has none.
+        """
+        return run_of_replica(self, pool, replica)
+
+    @property
+    def tbt_s(self) -> dict[str, float | None]:
+        """Times between tokens, pooled over all requests, s: mean, p50, p90, p95, p99."""
+        if self.gaps is None:
+            raise InputError(
+                "this run did not count times between tokens; simulate with record='summary', "
+                "'batches' or 'allocations'"
+            )
+        return self._spread(self.gaps)
+
     def workflows(self) -> pl.DataFrame:
         """E2E of the jobs of each workflow that ended, s: workflow, jobs, unfinished, mean, p50,
         p90, p95, p99.
@@ -154,15 +223,23 @@ class NetworkRun:
     def stages(self) -> pl.DataFrame:
         """Latency at each stage, seconds: stage, pool, metric, requests, mean, p50, p90, p95, p99;
         see `samples`.
+
+        Of a summary ``ttft_s`` and ``e2e_s`` alone, with quantiles within 0.1%.
         """
         table = []
         pools = tuple(self.network.pools)
         for index, stage in enumerate(self.network.stages):
             pool = pools[self.network.stage_pool[index]]
-            for metric, (_, ticks) in self.samples(index).items():
+            for metric, ticks in self._latency(index).items():
                 row = {"stage": stage, "pool": pool, "metric": metric, "requests": ticks.size}
                 table.append(row | self._spread(ticks))
         return pl.DataFrame(table, schema_overrides=COLUMN_TYPES)
+
+    def _latency(self, stage: int) -> Mapping[str, Distribution | Ints | Floats]:
+        """Return the ticks of each metric at a stage, as far as they were kept."""
+        if self.folded is not None:
+            return dict(zip(("ttft_s", "e2e_s"), self.folded[stage], strict=True))
+        return {metric: ticks for metric, (_, ticks) in self.samples(stage).items()}
 
     def samples(self, stage: int) -> dict[str, tuple[Ints, Ints | Floats]]:
         """Return, for each metric at a stage by its number, the requests that have it, and its
@@ -206,16 +283,11 @@ class NetworkRun:
         seconds = max(self.seconds, self.tick_s)
         servers = [pool.server for pool in network.pools.values()]
         capacity = np.array([server.batch_time.capacity(server.token_budget) for server in servers])
-        return pl.DataFrame(
-            {
-                "pool": self._named(tuple(network.pools), self.replica_pool),
-                "replica": np.arange(self.replica_pool.size)
-                - first_replicas(network)[self.replica_pool],
-                "batches": self.batches,
-                "busy": self.busy * self.tick_s / seconds,
-                "tokens_per_s": self.tokens / seconds,
-                "load": self.tokens / seconds / capacity[self.replica_pool],
-            }
+        return self._replicas(np.arange(self.replica_pool.size)).with_columns(
+            batches=self.n_batches,
+            busy=self.busy * self.tick_s / seconds,
+            tokens_per_s=self.tokens / seconds,
+            load=self.tokens / seconds / capacity[self.replica_pool],
         )
 
     @functools.cached_property
@@ -257,22 +329,32 @@ class NetworkRun:
             self.series_rows[:, 0], self.series_rows[:, -1], self.last_arrival, self.tick_s
         )
 
-    def _spread(self, ticks: npt.NDArray[np.integer] | Floats) -> dict[str, float | None]:
+    def _spread(self, ticks: Distribution | Ints | Floats) -> dict[str, float | None]:
         """Return mean and quantiles in seconds."""
         if not ticks.size:
             return dict.fromkeys(STATISTICS)
-        levels = np.quantile(ticks, list(QUANTILES.values()), method="inverted_cdf")
-        values = [ticks.mean(), *levels]
+        mean = ticks.mean if isinstance(ticks, Distribution) else ticks.mean()
+        counts = None
+        if isinstance(ticks, Distribution):
+            counts, ticks = ticks.counts, ticks.values
+        shares = list(QUANTILES.values())
+        levels = np.quantile(ticks, shares, method="inverted_cdf", weights=counts)
+        values = [mean, *levels]
         return {
             name: float(value) * self.tick_s for name, value in zip(STATISTICS, values, strict=True)
         }
+
+    def _replicas(self, numbers: Ints) -> pl.DataFrame:
+        """Name replicas that are counted over all pools: pool, replica."""
+        pool = self.replica_pool[numbers]
+        return pl.DataFrame(
+            {
+                "pool": self._named(tuple(self.network.pools), pool),
+                "replica": numbers - first_replicas(self.network)[pool],
+            }
+        )
 
     def _named(
         self, names: tuple[str, ...] | list[str], indices: npt.NDArray[np.integer]
     ) -> pl.Series:
         return pl.Series(names)[indices] if indices.size else pl.Series([], dtype=pl.String)
-
-
-def first_replicas(network: Network) -> Ints:
-    """Return the number of each pool's first replica, over all pools; shape (pools,)."""
-    return np.cumsum(network.replicas) - network.replicas

@@ -4,7 +4,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +13,16 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
 from penstock.kernel.due_epochs import NEVER
-from penstock.simulation.network_run import NetworkRun, RequestRows, first_replicas
+from penstock.simulation.network_run import NetworkRecord, NetworkRun, RequestRows
 from penstock.simulation.progress import Progress, silent
-from penstock.simulation.run import TICK_S
+from penstock.simulation.replica_run import first_replicas
+from penstock.simulation.run import TICK_S, Fold
 from penstock.simulation.session_network import NetworkSession, Passed
 from penstock.simulation.simulate import RunOptions, checked_record, cut, refuse_both
 from penstock.system.network import Network
 from penstock.workload.jobs import Jobs
 
-NetworkRecord = Literal["jobs", "requests"]
-_RECORDS: tuple[NetworkRecord, ...] = ("jobs", "requests")
+_RECORDS: tuple[NetworkRecord, ...] = ("jobs", "summary", "requests", "batches", "allocations")
 _STEPS = 500_000  # batches between two reports of progress: a blink
 _WINDOW = 2**18  # requests that go into the kernel at a time
 _MOST_JOBS = 10**12
@@ -43,7 +43,7 @@ def run_network(
     if drain is None:
         # with prompts found in caches the load is at most what the model says
         drain = network.ends or not network.reuse_is_certain or not (network.model().rho > 1).any()
-    session = NetworkSession(network, options.tick_s, options.compress, options.stop)
+    session = NetworkSession(network, options.tick_s, options.compress, options.stop, level)
     run = _Running(session, level, drain, jobs, options.progress)
     return run.through(_blocks(network.blocks(seed), jobs, options))
 
@@ -73,10 +73,11 @@ def simulate_jobs(
     tick_s: float = TICK_S,
     until: int | None = None,
     compress: bool = True,
+    record: NetworkRecord = "requests",
 ) -> NetworkRun:
     """Run given jobs through a network, up to a tick if one is given."""
-    session = NetworkSession(network, tick_s, compress, NEVER if until is None else until)
-    return _Running(session, "requests", True, None, silent).through(iter([jobs]))
+    session = NetworkSession(network, tick_s, compress, NEVER if until is None else until, record)
+    return _Running(session, record, True, None, silent).through(iter([jobs]))
 
 
 def _blocks(blocks: Iterator[Jobs], jobs: int | None, options: RunOptions) -> Iterator[Jobs]:
@@ -106,15 +107,19 @@ class _Running:
     last_arrival: int = 0
     arrived: int = 0
 
+    def __post_init__(self) -> None:
+        """Take note of what is kept of requests: all, their latencies in sum, or their ends."""
+        self.keeps_requests = self.record not in ("jobs", "summary")
+        stages = self.session.network.stages if self.record == "summary" else ()
+        self.folds = [(Fold(), Fold()) for _ in stages]
+
     def through(self, blocks: Iterator[Jobs]) -> NetworkRun:
         """Run block after block; the last two go in together, for a batch may outlast a short last
         one.
         """
         held: list[Jobs] = []
         for block in blocks:
-            if held and (
-                self.record == "requests" or sum(part.requests for part in held) < _WINDOW
-            ):
+            if held and (self.keeps_requests or sum(part.requests for part in held) < _WINDOW):
                 held.append(block)
                 continue
             if held:
@@ -136,7 +141,11 @@ class _Running:
             self._report()
         self._report()
         passed = session.fold(everything=final)
-        self.passed.append(passed if self.record == "requests" else _ends_only(passed))
+        for stage, (ttft, e2e) in enumerate(self.folds):
+            here = passed.jobs.stage == stage
+            ttft.add(passed.ready[here], passed.first_token[here])
+            e2e.add(passed.ready[here], passed.finish[here])
+        self.passed.append(passed if self.keeps_requests else _ends_only(passed))
 
     def _report(self) -> None:
         session = self.session
@@ -153,7 +162,7 @@ class _Running:
         servers = session.world.servers
         count = session.arrived_jobs + sum(part.jobs.count for part in passed[:-1])
         rows = None
-        if self.record == "requests":
+        if self.keeps_requests:
             jobs = Jobs.joined([part.jobs for part in passed]).first(count)
 
             def column(name: str) -> npt.NDArray[Any]:
@@ -162,6 +171,7 @@ class _Running:
             replica = column("server") - first_replicas(network)[network.stage_pool[jobs.stage]]
             names = (*_COLUMNS, "preemptions") if session.has_engines else _COLUMNS
             rows = RequestRows(jobs, replica, **{name: column(name) for name in names})
+        batch_rows, allocation_rows = session.recorded()
         return NetworkRun(
             network=network,
             tick_s=session.tick_s,
@@ -171,11 +181,17 @@ class _Running:
             arrival=np.concatenate([part.arrival for part in passed])[:count],
             finish=np.concatenate([_job_finish(part) for part in passed])[:count],
             replica_pool=servers["pool"].copy(),
-            batches=servers["batches"].copy(),
+            n_batches=servers["batches"].copy(),
             busy=session.busy(),
             tokens=servers["processed"].copy(),
+            recomputed_tokens=session.by_replica("lost"),
+            reused_tokens=session.by_replica("reused"),
             series_rows=session.series_rows,
             rows=rows,
+            folded=[(ttft.distribution, e2e.distribution) for ttft, e2e in self.folds] or None,
+            gaps=session.gaps() if session.counts_gaps else None,
+            batch_rows=batch_rows,
+            allocation_rows=allocation_rows,
         )
 
 

@@ -337,26 +337,14 @@ class Run:
         """One row per batch that started: start_ns, duration_ns, prefill_tokens, decode_tokens,
         requests.
         """
-        start, duration, prefill, decode, requests = recorded(self.batch_rows, "batches").T
-        return pl.DataFrame(
-            {
-                "start_ns": in_ns(start, self.tick_s),
-                "duration_ns": in_ns(duration, self.tick_s),
-                "prefill_tokens": prefill,
-                "decode_tokens": decode,
-                "requests": requests,
-            }
-        )
+        return batch_table(recorded(self.batch_rows, "batches"), self.tick_s)
 
     @functools.cached_property
     def allocations(self) -> pl.DataFrame:
         """One row per request in a batch: batch, request, prefill_tokens, decode_tokens (the
         paper's delta).
         """
-        rows = recorded(self.allocation_rows, "allocations")
-        return pl.DataFrame(
-            rows, schema=["batch", "request", "prefill_tokens", "decode_tokens"], orient="row"
-        )
+        return allocation_table(recorded(self.allocation_rows, "allocations"))
 
     @functools.cached_property
     def compositions(self) -> pl.DataFrame:
@@ -407,6 +395,27 @@ def recorded(rows: T | None, level: Record) -> T:
     if rows is None:
         raise InputError(f"this run did not keep its {level}; simulate with record={level!r}")
     return rows
+
+
+def batch_table(rows: Ints, tick_s: float) -> pl.DataFrame:
+    """Return start, ticks, prefill and decode tokens, and requests of batches as a table."""
+    start, duration, prefill, decode, requests = rows.T
+    return pl.DataFrame(
+        {
+            "start_ns": in_ns(start, tick_s),
+            "duration_ns": in_ns(duration, tick_s),
+            "prefill_tokens": prefill,
+            "decode_tokens": decode,
+            "requests": requests,
+        }
+    )
+
+
+def allocation_table(rows: Ints) -> pl.DataFrame:
+    """Return batch, request, prefill and decode tokens of allocations as a table."""
+    return pl.DataFrame(
+        rows, schema=["batch", "request", "prefill_tokens", "decode_tokens"], orient="row"
+    )
 
 
 def growth_per_s(time: Ints, tokens: Ints, last_arrival: int, tick_s: float) -> float:

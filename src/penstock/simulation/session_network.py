@@ -13,6 +13,7 @@ from penstock.kernel import records
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.records import World
 from penstock.kernel.signatures import ORDER_SIGNATURE, address_of
+from penstock.simulation.network_run import NetworkRecord
 from penstock.simulation.new_world import by_lines, frozen, gap_bits, new_world
 from penstock.simulation.servable import never_served
 from penstock.simulation.session_world import WorldSession
@@ -34,6 +35,11 @@ _PER_REQUEST = (
     "finish",
 )
 _PER_JOB = ("job_arrival", "job_root", "job_tokens")
+_WITHOUT_GAPS: tuple[NetworkRecord, ...] = ("jobs", "requests")
+_LEVELS: dict[NetworkRecord, int] = {
+    "batches": records.BATCH_ROWS,
+    "allocations": records.ALLOCATION_ROWS,
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,18 +76,24 @@ class NetworkSession(WorldSession):
     ----------
     network
         What serves.
-    level
-        What is recorded beside the times of requests: `records.NO_ROWS`, ...
+    record
+        What is kept, as in `penstock.simulation.simulate`.
     """
 
     def __init__(
-        self, network: Network, tick_s: float, compress: bool, stop: int, level: int = 0
+        self,
+        network: Network,
+        tick_s: float,
+        compress: bool,
+        stop: int,
+        record: NetworkRecord = "jobs",
     ) -> None:
         self.network = network
         self.pools = list(network.pools.values())
         servers = [pool.server for pool in self.pools]
         stages = list(zip(network.stage_pool, network.stage_line, strict=True))
         replicas = network.replicas.tolist()
+        level = _LEVELS.get(record, records.NO_ROWS)
         world = new_world(servers, replicas, stages, tick_s, level, counts_compositions=False)
         orders = [pool.order for pool in self.pools if not pool.order.single_line]
         # Kept alive: the kernel has their addresses.
@@ -90,8 +102,11 @@ class NetworkSession(WorldSession):
         rules = list(
             dict.fromkeys([pool.policy.name for pool in self.pools] + [o.name for o in orders])
         )
-        super().__init__(world, tick_s, compress, stop, gap_bits("requests", servers), rules)
+        super().__init__(world, tick_s, compress, stop, gap_bits(record, servers), rules)
         self.has_engines = bool(world.engines.size)
+        self.counts_gaps = record not in _WITHOUT_GAPS
+        if self.counts_gaps:
+            self.clock.line_slots = world.slots.size - self.clock.engine_slots
         self.jobs = _no_jobs()
         self.world = self._with_orders(world)
         self.world = self.world._replace(**self._arrays(self.jobs))
@@ -196,10 +211,11 @@ class NetworkSession(WorldSession):
         rows.server = rows.next = -1
         for field in ("pending", "stage", "child", "sibling"):
             rows[field] = getattr(jobs, field)
-        again = records.table(records.AGAIN, jobs.requests if self.has_engines else 0)
+        goes_on = self.has_engines or self.counts_gaps
+        again = records.table(records.AGAIN, jobs.requests if goes_on else 0)
+        again.last = records.NONE_YET
         if self.has_engines:
             again.target, again.outputs = rows.left, rows.decodes + engine
-            again.last = records.NONE_YET
             again.prefix = -1
             if jobs.priority is not None:
                 again.priority = jobs.priority
@@ -310,6 +326,30 @@ class NetworkSession(WorldSession):
         self.world = world._replace(**kept)
         self.jobs = self.jobs.span(jobs, self.jobs.count)
         return passed
+
+    def by_replica(self, field: str) -> Ints:
+        """Return a field of engines for all replicas, 0 for those of lines."""
+        engines = self.world.engines
+        values = np.zeros(len(self.world.servers), np.int64)
+        values[engines.server] = engines[field]
+        return values
+
+    def recorded(self) -> tuple[Ints | None, Ints | None]:
+        """Return batches, and allocations in the same order, one row per request in a batch; None
+        for what was not recorded.
+        """
+        batches, rows = self.batch_rows(), self.allocation_rows()
+        if batches is None or rows is None:
+            return batches, None
+        by_replica = np.argsort(batches[:, 0], kind="stable")
+        first = np.searchsorted(batches[by_replica, 0], np.arange(len(self.world.servers)))
+        batch = by_replica[first[rows[:, 0]] + rows[:, 1]]
+        rows = rows[np.lexsort((rows[:, 2], batch))]
+        # An order that splits batches may serve a prompt twice in one.
+        starts = np.flatnonzero((np.diff(rows[:, :3], axis=0, prepend=-1) != 0).any(axis=1))
+        merged = rows[starts]
+        merged[:, 3:] = np.add.reduceat(rows[:, 3:], starts)
+        return batches, merged
 
 
 def _no_jobs() -> Jobs:

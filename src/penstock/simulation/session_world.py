@@ -41,7 +41,10 @@ class WorldSession:
         self.tick_s = tick_s
         self.stop = stop
         self.clock = world.clock[0]
-        self.clock.compress, self.clock.until, self.clock.gap_bits = compress, stop, bits
+        # Who is served is written down batch by batch.
+        self.clock.compress = compress and self.clock.record < records.ALLOCATION_ROWS
+        self.clock.until = stop
+        self.clock.gap_bits = bits
         self.rules = rules
         self.kept_batches: list[Ints] = []
         self.kept_allocations: list[Ints] = []
@@ -88,7 +91,8 @@ class WorldSession:
         """Double what is half full, and empty the buffers of rows."""
         world, clock = self.world, self.clock
         has_rows = clock.batch_rows or clock.allocation_rows
-        while 4 * (clock.stalls_used + clock.engine_slots) > world.stalls.size:
+        slots = clock.engine_slots + clock.line_slots
+        while 4 * (clock.stalls_used + slots) > world.stalls.size:
             world = world._replace(stalls=counting.doubled(world.stalls))
         while 4 * (clock.mixes_used + 2 * world.servers.size) > world.mixes.size:
             world = world._replace(mixes=counting.doubled(world.mixes))

@@ -26,8 +26,7 @@ from penstock.workload.pairs import Independent
 from penstock.workload.workload import Requests, Workload
 
 if TYPE_CHECKING:
-    from penstock.simulation.network_run import NetworkRun
-    from penstock.simulation.network_simulation import NetworkRecord
+    from penstock.simulation.network_run import NetworkRecord, NetworkRun
     from penstock.system.network import Network
     from penstock.workload.jobs import Jobs
 
@@ -105,8 +104,9 @@ def simulate(
     record
         What to keep. Of a server: ``summary`` (memory for unfinished requests only), ``requests``
         (a row each), ``batches`` (also a row per batch), ``allocations`` (also a row per request
-        and batch, for audits). Of a network: ``jobs`` (arrival and end of each; memory for
-        unfinished requests only) or ``requests``.
+        and batch, for audits). Of a network also ``jobs`` (arrival and end of each; memory for
+        unfinished requests only), to which ``summary`` adds the latency at each stage; times
+        between tokens take time to count there, so ``jobs`` and ``requests`` leave them out.
     drain
         Whether to go on after the last arrival until everything has left. Default: yes, unless more
         is surely offered to the server, or to a pool, than its capacity: a backlog says nothing

@@ -1,0 +1,109 @@
+"""What networks record of batches, of who is in them and of times between tokens, against the reference."""
+
+from collections import Counter
+from itertools import pairwise
+from random import Random
+
+import numpy as np
+import pytest
+from engine_systems import OF_THE_PAPER
+from network_systems import ORDER_NAMES, POLICIES, draw_system
+from test_network import A100, kernel
+
+from penstock.auditing.audit import audit
+from penstock.simulation.simulate import simulate
+from penstock.system.batch_time import Composition
+from penstock.system.engines import ENGINES
+from penstock.system.network import Network
+from penstock.system.server import Server
+from penstock.workload.lengths import Geometric, LogNormal
+from penstock.workload.workload import Workload
+
+FAMILY = (*ENGINES, *OF_THE_PAPER)
+
+
+def assert_records_agree(system):
+    """Compare batches, allocations and times between tokens; return the run."""
+    run, history = kernel(system, compress=True, record="allocations"), system.reference()
+    batches = [(batch.replica, batch.start, batch.duration) for batch in history.batches]
+    assert run.batch_rows[:, :3].tolist() == [list(batch) for batch in batches], system
+    numbers, allocations = Counter(), []
+    for batch in history.batches:
+        for request, tokens in sorted(batch.allocation.items()):
+            allocations.append([batch.replica, numbers[batch.replica], request, tokens])
+        numbers[batch.replica] += 1
+    replica, number, request, prefill, decode = run.allocation_rows.T
+    assert np.column_stack([replica, number, request, prefill + decode]).tolist() == allocations, system
+    assert (np.minimum(prefill, decode) == 0).all()
+    gaps = [after - before for r in history.requests for before, after in pairwise(r.token_times)]
+    assert (run.gaps.size, run.gaps.total) == (len(gaps), sum(gaps)), system
+    if not any(isinstance(spec.server.batch_time, Composition) for spec in system.pools):  # else they are rounded
+        assert run.gaps.values.tolist() == sorted(set(gaps)), system
+    assert (run.gaps.size, run.gaps.total) == of_equal_batches(system)
+    return run
+
+
+def of_equal_batches(system):
+    """Return how many times between tokens there are, and their sum, where equal batches are one step."""
+    gaps = kernel(system, compress=True, record="batches").gaps
+    return gaps.size, gaps.total
+
+
+def assert_audits_hold(system, run):
+    """Audit every replica."""
+    for name, pool in run.network.pools.items():
+        for replica in range(pool.replicas):
+            report = audit(run.at(name, replica))
+            assert report.feasible, (report.violations, name, replica, system)
+            assert report.idle_periods == 0
+
+
+@pytest.mark.parametrize("order", ORDER_NAMES)
+def test_batches_allocations_and_token_times_of_networks_are_those_of_the_reference(order):
+    for seed in range(25):
+        system = draw_system(Random(f"{order} {seed}"), orders=(order,))
+        assert_audits_hold(system, assert_records_agree(system))
+
+
+@pytest.mark.parametrize("engine", FAMILY)
+def test_batches_allocations_and_token_times_of_networks_of_engines_are_those_of_the_reference(engine):
+    for seed in range(20):
+        system = draw_system(Random(f"{engine} {seed} rows"), engines=(engine,))
+        assert_audits_hold(system, assert_records_agree(system))
+
+
+def test_requests_in_scope_running_may_decode_alone_beyond_the_max_batch_size_and_audits_know():
+    """Where some come without a prompt, that they decode at once is no breach, and the supply is not defined."""
+    decode_alone = 0
+    for seed in (18, 19, 161, 175, 194, 564, 604, 651):
+        system = draw_system(Random(seed))
+        run = assert_records_agree(system)
+        decode_alone += (run.rows.jobs.prompt == 0).sum()
+        assert_audits_hold(system, run)
+    assert decode_alone
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_replica_records_what_the_single_server_does(policy):
+    """Batches, who is in them, times between tokens and compositions, both conventions and both scopes."""
+    workload = Workload.poisson(rate=8.0, prompt=LogNormal(300, 1.0), output=Geometric(60), seed=7)
+    for scope, convention in [("running", "engine"), ("batch", "paper")]:
+        server = Server(A100, 512, 64, policy=policy, scope=scope, convention=convention)
+        network = simulate(Network.single(workload, server), jobs=500, drain=True, record="allocations")
+        single = simulate(workload, server, requests=500, drain=True, record="allocations")
+        (pool,) = network.network.pools
+        run = network.at(pool, 0)
+        for what in ("arrived", "finished", "n_batches", "end", "busy", "tokens", "started_tokens", "last_arrival"):
+            assert getattr(run, what) == getattr(single, what), what
+        assert run.batches.equals(single.batches)
+        assert run.allocations.equals(single.allocations.sort("batch", "request"))
+        assert run.requests.drop("preemptions", strict=False).equals(single.requests)
+        assert run.compositions.equals(single.compositions)
+        assert audit(run) == audit(single)
+        assert network.gaps.values.tolist() == single.gaps.values.tolist()
+        assert network.gaps.counts.tolist() == single.gaps.counts.tolist()
+        assert network.gaps.total == single.gaps.total
+        stages = network.series_rows
+        assert run.series["requests"].to_list() == (stages[:, 1] + stages[:, 2]).tolist()
+        in_progress = run.series["uncompleted_tokens"] - run.series["unprocessed_tokens"]
+        assert in_progress.to_list() == stages[:, -2].tolist()
