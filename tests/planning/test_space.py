@@ -58,15 +58,20 @@ def test_a_ratio_divides_all_replicas_into_prompts_and_decodes() -> None:
 
 
 def test_what_cannot_exist_is_refused_with_its_reason() -> None:
-    """Schedulers of engines serve behind routers that split the stream only."""
-    space = search_space(SERVER, policy=["sarathi", "vllm"], router=["random", "jsq"], replicas=4)
-    assert {family.name for family in space.families} == {
-        "server, sarathi, budget 256", "server, sarathi, budget 256, jsq", "server, vllm, budget 256",
-    }  # fmt: skip
+    """Engines do not go on with what another replica has prefilled."""
+    space = search_space(SERVER, policy=["sarathi", "vllm"], disaggregation=["1:1"], replicas=4)
+    assert len(space.families) == 1
+    assert space.families[0].name.startswith("server, sarathi")
     assert [each.by for each in space.refused] == ["impossible"]
     assert "the scheduler of an engine" in space.refused[0].why
     with pytest.raises(InputError, match="no deployment of the search space can exist"):
-        search_space(SERVER, policy=["vllm"], router=["jsq"])
+        search_space(SERVER, policy=["vllm"], disaggregation=["1:1"])
+
+
+def test_engines_serve_behind_any_router() -> None:
+    space = search_space(SERVER, policy=["sarathi", "vllm"], router=["random", "jsq"], replicas=4)
+    names = [f"server, {policy}, budget 256{router}" for policy in ("sarathi", "vllm") for router in ("", ", jsq")]
+    assert {family.name for family in space.families} == set(names)
 
 
 def test_a_policy_that_is_out_of_place_is_called_unsuited_and_that_of_the_scenario_is_kept() -> None:

@@ -278,10 +278,13 @@ BAD = {
         pool("token_budget: 512, scheduling_policy: priority"),
         "network.pools.p.scheduling_policy ranks requests",
     ),
-    "kv memory": (pool("token_budget: 512, kv_blocks: 9"), "network.pools.p: the server of a pool has KV memory"),
-    "an engine": (
-        pool("token_budget: 512, policy: vllm"),
-        "network.pools.p: the policy of a pool's server is vllm, the scheduler of an engine",
+    "a prefix cache": (
+        pool("token_budget: 512, memory: {blocks: 9, prefix_caching: true}"),
+        "network.pools.p: the server of a pool caches prefixes",
+    ),
+    "an order of stages at an engine": (
+        pool("token_budget: 512, policy: vllm, order: hlpps"),
+        "network.pools.p: the order of the pool is hlpps, but vllm",
     ),
     "no workflows": (said(workflows="{}"), "network: workflows are [], so nothing arrives"),
     "a workflow in words": (
