@@ -366,9 +366,14 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Network({**ONE, "spare": Pool(ENGINE)}, [CALL]),
         "pool 'spare' serves no stage, so it would stand idle",
     ),
-    "an engine": (lambda: Pool(ps.Server(SLOT, 768, 64, policy="vllm")), "take sarathi"),
-    "composition": (lambda: Pool(ps.Server(ps.Composition(SLOT, 1e-9), 768)), "depends on what is in its batches"),
-    "kv memory": (lambda: Pool(ps.Server(SLOT, 768, kv_blocks=900)), "KV memory of 900 blocks"),
+    "stages by order at an engine": (
+        lambda: Pool(ps.Server(SLOT, 768, 64, policy="vllm"), order="hlpps"),
+        "the order of the pool is hlpps, but vllm",
+    ),
+    "a prefix cache": (
+        lambda: Pool(ps.Server(SLOT, 768, memory=ps.Memory(900, prefix_caching=True))),
+        "caches prefixes",
+    ),
     "requests by priority": (
         lambda: Pool(ps.Server(SLOT, 768, order="priority")),
         "order the pool's stages instead: `order: {priority: ",

@@ -71,7 +71,7 @@ def advance(arrays: Arrays, terms: Terms | None) -> int:
     return status
 
 
-@uncounted()
+@uncounted(inline=True)
 def _advance(arrays: Arrays, terms: Terms | None) -> int:
     """Run the server until it needs something; return why it stopped: `DONE`, ...
 

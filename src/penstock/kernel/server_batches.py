@@ -170,8 +170,8 @@ def equal_batches(arrays: Arrays, batch: Batch, admissible: int, terms: Terms | 
     prefill, decode = batch.prefill, batch.decode
     tokens, requests = prefill + decode, batch.prompts + decode
     cost, rise = 0, 0
-    ticks = arrays.duration[at(tokens)]
-    plain = ticks & (NEVER - 1)  # the same, but now LLVM knows that it is not `NOT_BY_LOAD`
+    # The mask changes nothing, but tells LLVM that it is not `NOT_BY_LOAD`.
+    ticks = plain = arrays.duration[at(tokens)] & (NEVER - 1)
     if terms is not None:
         context = _context(arrays, decode)
         cost = cost_of(terms, prefill, decode, requests, batch.squares, batch.pairs, context)

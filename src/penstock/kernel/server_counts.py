@@ -54,7 +54,7 @@ def note_instants(arrays: Arrays) -> None:
         tick = clock.series_rows * clock.series_step
 
 
-@uncounted(inline=True)
+@uncounted()
 def note_flight(arrays: Arrays, run: Run) -> None:
     """Note what a run is and what came before it, for instants within it."""
     flight = arrays.flight[0]

@@ -74,9 +74,10 @@ class Deployment:
             Pool(self.server)  # which says what the server of a pool cannot have
         if self.prefill_replicas and not self.server.by_phase:
             raise InputError(
-                f"the policy is {self.server.policy.name}, the scheduler of an engine or one within "
-                "KV memory, which cannot go on with what another replica has prefilled; leave "
-                "disaggregation out, or take sarathi, which batches much like vllm, without memory"
+                f"the policy is {self.server.policy.name}, the scheduler of an engine or one "
+                "within KV memory, which cannot go on with what another replica has prefilled; "
+                "leave disaggregation out, or take sarathi, which batches much like vllm, without "
+                "memory"
             )
 
     @property
