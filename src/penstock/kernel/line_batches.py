@@ -349,7 +349,7 @@ def form_from_lines(world: World, server: int, pool: Any) -> Any:
     replica.requests = pool.batch_size - room.slots
     # -- equal batches follow each other while all that decode are served and nothing else could be
     repeat = 1
-    if decodes == tokens and decodes == decoding and clock.compress != 0 and pool.repeats != 0:
+    if decodes == tokens and decodes == decoding and clock.merges != 0 and pool.repeats != 0:
         # No prompt may start before a request finishes.
         held = pool.running_scope != 0 and room.starts <= 0 and running == decoding
         if prompts == 0 or (pool.order == 0 and pool.by_age == 0) or held:
