@@ -94,9 +94,10 @@ be formed), ``merges`` (whether equal batches are one step). ``record``: what ro
 0 where times between tokens are not counted there. Of a closed loop ``clients`` (0: open), their
 ``pause``, and the first request not sent. ``next_job``: first that has not arrived;
 ``waiting_room``: delayed requests; ``ready``, ``ready_done``: those that arrive now; ``touched``,
-``formed``: replicas that may form a batch now, and how many have; ``failed``: the replica whose policy or order did. ``future``:
-unprocessed tokens of the jobs that have arrived, requests to come included. ``requests_before``:
-those dropped before the first row. The others count what is used of arrays, and `gaps`.
+``formed``: replicas that may form a batch now, and how many have; ``failed``: the replica whose
+policy or order did. ``future``: unprocessed tokens of the jobs that have arrived, requests to come
+included. ``requests_before``: those dropped before the first row. The others count what is used of
+arrays, and `gaps`.
 """
 
 POOL = _record(
