@@ -1,7 +1,11 @@
 """What networks record of batches, of who is in them and of times between tokens, against the reference."""
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -81,6 +85,23 @@ def test_requests_in_scope_running_may_decode_alone_beyond_the_max_batch_size_an
         decode_alone += (run.rows.jobs.prompt == 0).sum()
         assert_audits_hold(system, run)
     assert decode_alone
+
+
+def test_with_the_compiler_off_networks_record_the_same():
+    """Fields of records must not be called like attributes that NumPy has."""
+    folder = str(Path(__file__).parent)
+    program = f"import sys; sys.path.insert(0, {folder!r}); import test_network_records as own; own.few_systems()"
+    command = [sys.executable, "-W", "ignore::RuntimeWarning", "-c", program]
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def few_systems():
+    """Compare what some systems of lines and of an engine record."""
+    for seed in range(3):
+        assert_records_agree(draw_system(Random(seed)))
+        assert_records_agree(draw_system(Random(seed), engines=("vllm",)))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -278,7 +278,7 @@ def _equal_batches(world: World, replica: Any, engine: Any, pool: Any, moved: bo
     clock = world.clock[0]
     if replica.prefill > 0 or engine.everyone == 0 or engine.steady == 0:
         return 1
-    if clock.compress == 0 or engine.preempted > 0 or moved:
+    if clock.merges == 0 or engine.preempted > 0 or moved:
         return 1
     if pool.caching != 0 and engine.waiting > 0:
         return 1  # a block that a decode takes may have been one's prefix

@@ -10,7 +10,6 @@ from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.in_progress import start, within_the_run
 from penstock.kernel.lines import (
     append_fresh,
-    count_token,
     count_tokens,
     find_due,
     link,
@@ -349,7 +348,7 @@ def form_from_lines(world: World, server: int, pool: Any) -> Any:
     replica.requests = pool.batch_size - room.slots
     # -- equal batches follow each other while all that decode are served and nothing else could be
     repeat = 1
-    if decodes == tokens and decodes == decoding and clock.compress != 0 and pool.repeats != 0:
+    if decodes == tokens and decodes == decoding and clock.merges != 0 and pool.repeats != 0:
         # No prompt may start before a request finishes.
         held = pool.running_scope != 0 and room.starts <= 0 and running == decoding
         if prompts == 0 or (pool.order == 0 and pool.by_age == 0) or held:
@@ -364,10 +363,9 @@ def form_from_lines(world: World, server: int, pool: Any) -> Any:
 @uncounted(inline=True)
 def end_of_lines(world: World, server: int, pool: Any) -> None:
     """Hand out the tokens of the batches that have ended at a replica."""
-    replica = world.servers[server]
-    first = replica.first_line
+    first = world.servers[server].first_line
     if world.clock[0].line_slots > 0:
-        world.gaps[pool.duration + replica.tokens] += replica.decodes * (replica.equal - 1)
+        count_tokens(world, server, pool)
     if pool.by_age != 0:
         _end_by_age(world, server, world.lines[first], pool)
         return
@@ -396,8 +394,6 @@ def _end_prefill(world: World, server: int, line: Any, pool: Any, request: int) 
     stage = world.stages[row.stage]
     if pool.convention != 0 or row.decodes == 0:
         world.first_token[request] = world.clock[0].now
-        if world.clock[0].line_slots > 0:
-            world.again[request].last = world.clock[0].now
     stage.in_prefill -= 1
     stage.in_decode += 1
     world.servers[server].work += stage.decode_weight - stage.prefill_weight
@@ -413,11 +409,8 @@ def _end_prefill(world: World, server: int, line: Any, pool: Any, request: int) 
 @uncounted(inline=True)
 def _end_of_line(world: World, server: int, index: int, pool: Any) -> None:
     """Hand out the tokens in one line."""
-    line, replica = world.lines[index], world.servers[server]
-    repeat = replica.equal
+    line, repeat = world.lines[index], world.servers[server].equal
     if line.decode > 0:
-        if world.clock[0].line_slots > 0:
-            count_tokens(world, line, replica, pool)
         line.decode_tokens -= line.decode * repeat
         place = serve_decodes(world, index, repeat)
         while place >= 0:
@@ -440,9 +433,7 @@ def _end_of_line(world: World, server: int, index: int, pool: Any) -> None:
 @uncounted(inline=True)
 def _end_by_age(world: World, server: int, line: Any, pool: Any) -> None:
     """Hand out the tokens in a line by age."""
-    replica = world.servers[server]
-    repeat, left = replica.equal, replica.served
-    counts = world.clock[0].line_slots > 0
+    repeat, left = world.servers[server].equal, world.servers[server].served
     before, request = -1, line.prompt_head
     while left > 0:
         row = world.rows[request]
@@ -453,8 +444,6 @@ def _end_by_age(world: World, server: int, line: Any, pool: Any) -> None:
             row.decodes -= repeat
             line.decode_tokens -= repeat
             row.pending = IN_DECODE
-            if counts:
-                count_token(world, replica, pool, request)
             if row.decodes == 0:
                 _leave(world, server, line, request)
                 stays = False

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import NEVER, chain, empty_bucket, next_due_epoch, unchain
 from penstock.kernel.recording import note_allocation, note_gaps
-from penstock.kernel.records import ALLOCATION_ROWS, World
+from penstock.kernel.records import ALLOCATION_ROWS, DECODES_NOW, World
 
 
 @uncounted(inline=True)
@@ -181,21 +181,31 @@ def find_due(world: World, index: int) -> None:
         line.due = next_due_epoch(world.bits[index], line.epoch)
 
 
-@uncounted(inline=True)
-def count_token(world: World, replica: Any, pool: Any, request: int) -> None:
-    """Count the time between the first token of the batches in progress and the one before, where a
-    request had one.
-    """
-    again = world.again[request]
-    if again.last >= 0:
-        note_gaps(world, replica, pool, again.last, 1)
-    again.last = world.clock[0].now
-
-
 @uncounted()
-def count_tokens(world: World, line: Any, replica: Any, pool: Any) -> None:
-    """Count the times between tokens of the requests of a line that have decoded."""
-    place = line.first_linked
-    for _ in range(line.decode):
-        count_token(world, replica, pool, world.slots[place].request)
-        place = world.slots[place].next
+def count_tokens(world: World, server: int, pool: Any) -> None:
+    """Count the times between tokens of the batches that have ended at a replica."""
+    replica = world.servers[server]
+    world.gaps[pool.duration + replica.tokens] += replica.decodes * (replica.equal - 1)
+    for index in range(replica.first_line, replica.first_line + pool.lines):
+        line = world.lines[index]
+        left, place, request = line.decode, line.first_linked, line.prompt_head
+        while left > 0:
+            if pool.by_age == 0:
+                request = world.slots[place].request
+                place = world.slots[place].next
+            if pool.by_age == 0 or world.rows[request].pending == DECODES_NOW:
+                left -= 1
+                _count_token(world, replica, pool, request)
+            request = world.rows[request].next
+
+
+@uncounted(inline=True)
+def _count_token(world: World, replica: Any, pool: Any, request: int) -> None:
+    """Count the time between the first token of the batches that have ended and the one before."""
+    again = world.again[request]
+    before = again.last
+    if before < 0:  # its first one may be of this batch
+        before = world.first_token[request]
+    if before < replica.start + replica.ticks:
+        note_gaps(world, replica, pool, before, 1)
+    again.last = world.clock[0].now

@@ -79,7 +79,7 @@ def joined(*tables: Any) -> Any:
 
 CLOCK = record(
     i8="""
-    now final until steps compress
+    now final until steps merges
     record gap_bits line_slots
     clients pause next_sent
     next_job waiting_room ready ready_done touched formed failed
@@ -93,14 +93,15 @@ CLOCK = record(
 """The one record of a run.
 
 ``now``, ``final`` (whether no further job is to come), ``until``, ``steps`` (batches that may still
-be formed), ``compress``. ``record``: what rows are kept; ``gap_bits``: leading digits kept of a
-time between tokens, 0: all; ``line_slots``: slots of lines, 0 where those of their requests are not
-counted. Of a closed loop ``clients`` (0: open), their ``pause``, and the first
-request not sent. ``next_job``: first that has not arrived; ``waiting_room``: delayed requests;
-``ready``, ``ready_done``: those that arrive now; ``touched``, ``formed``: replicas that may form a
-batch now, and how many have; ``failed``: the replica whose policy or order did. ``future``:
-unprocessed tokens of the jobs that have arrived, requests to come included. ``requests_before``:
-those dropped before the first row. The others count what is used of arrays, and `gaps`.
+be formed), ``merges`` (whether equal batches are one step). ``record``: what rows are kept;
+``gap_bits``: leading digits kept of a time between tokens, 0: all; ``line_slots``: slots of lines,
+0 where times between tokens are not counted there. Of a closed loop ``clients`` (0: open), their
+``pause``, and the first request not sent. ``next_job``: first that has not arrived;
+``waiting_room``: delayed requests; ``ready``, ``ready_done``: those that arrive now; ``touched``,
+``formed``: replicas that may form a batch now, and how many have; ``failed``: the replica whose
+policy or order did. ``future``: unprocessed tokens of the jobs that have arrived, requests to come
+included. ``requests_before``: those dropped before the first row. The others count what is used of
+arrays, and `gaps`.
 """
 
 POOL = record(

@@ -42,7 +42,7 @@ class WorldSession:
         self.stop = stop
         self.clock = world.clock[0]
         # Who is served is written down batch by batch.
-        self.clock.compress = compress and self.clock.record < records.ALLOCATION_ROWS
+        self.clock.merges = compress and self.clock.record < records.ALLOCATION_ROWS
         self.clock.until = stop
         self.clock.gap_bits = bits
         self.rules = rules
