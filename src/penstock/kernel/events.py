@@ -36,7 +36,7 @@ from penstock.kernel.in_progress import (
 )
 from penstock.kernel.line_batches import end_of_lines, form_from_lines
 from penstock.kernel.lines import append_fresh, append_prompt, insert_by_age
-from penstock.kernel.recording import count_composition, note_batches
+from penstock.kernel.recording import count_composition, has_room, note_run, thin_series
 from penstock.kernel.records import (
     BY_LINES,
     DONE,
@@ -60,7 +60,7 @@ def advance(world: World) -> int:
     return status
 
 
-@uncounted()
+@uncounted(inline=True)
 def _advance(world: World) -> int:
     """Serve until the jobs are done, the next one is not known, the step allowance is used up, or
     room is needed; return why it stopped.
@@ -133,15 +133,7 @@ def _end_in_time(world: World) -> None:
 def _has_room(world: World) -> Any:
     """Return whether the next batch, and those in progress, have room for all that they leave."""
     clock = world.clock[0]
-    slots = clock.engine_slots + clock.line_slots
-    if 4 * (clock.stalls_used + slots) > world.stalls.size:
-        return False
-    if 4 * (clock.mixes_used + 2 * world.servers.size) > world.mixes.size:
-        return False
-    if clock.record > NO_ROWS and 2 * clock.batch_rows > world.batch_rows.shape[0]:
-        return False
-    rows = clock.allocation_rows + 2 * world.slots.size
-    if clock.record > 1 and rows > world.allocation_rows.shape[0]:
+    if not has_room(world, clock.engine_slots + clock.line_slots):
         return False
     return _has_slots(world, world.servers[world.touched[clock.formed]])
 
@@ -187,7 +179,7 @@ def _end(world: World, server: int) -> None:
     replica.unprocessed -= again
     clock.future -= again
     if clock.record > NO_ROWS:
-        note_batches(world, server)
+        note_run(world, server, replica)
     if world.cells.size > 0:
         count_composition(world, replica, pool, ticks)
     replica.batches += repeat
@@ -276,20 +268,9 @@ def _note_series(world: World, before: int) -> None:
     clock = world.clock[0]
     while clock.series_rows * clock.series_step < before:
         if clock.series_rows == world.series.shape[0]:
-            _thin_series(world)
+            thin_series(world)
         else:
             _note_instant(world, clock.series_rows * clock.series_step)
-
-
-@uncounted()
-def _thin_series(world: World) -> None:
-    """Keep every other instant."""
-    clock, series = world.clock[0], world.series
-    for row in range(1, series.shape[0] // 2):
-        for column in range(series.shape[1]):
-            series[row, column] = series[2 * row, column]
-    clock.series_rows = series.shape[0] // 2
-    clock.series_step *= 2
 
 
 @uncounted()

@@ -61,12 +61,6 @@ def note_allocation(world: World, server: int, request: int, prefill: int, decod
     clock.allocation_rows += 1
 
 
-@uncounted(inline=True)
-def note_batches(world: World, server: int) -> None:
-    """Write down the batches in progress at a replica."""
-    note_run(world, server, world.servers[server])
-
-
 @uncounted()
 def note_run(world: World, server: int, run: Any) -> None:
     """Write down equal batches of a replica."""

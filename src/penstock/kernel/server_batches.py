@@ -183,7 +183,7 @@ def equal_batches(arrays: Arrays, batch: Batch, admissible: int, terms: Terms | 
     if (
         prefill > 0
         or decode < state.linked
-        or clock.compress == 0
+        or clock.merges == 0
         or pool.sees == SEES_DECODES
         or clock.record >= ALLOCATION_ROWS
     ):

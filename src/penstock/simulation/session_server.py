@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InputError
-from penstock.kernel import counting, records
+from penstock.kernel import records
 from penstock.kernel.due_epochs import NEVER, chain
 from penstock.kernel.in_progress import begun_again
 from penstock.kernel.server import compiled_advance
@@ -336,39 +336,9 @@ class Session(OneServer):
         )
         return self.world
 
-    def call(self) -> int:
-        """Call the kernel, making room as it asks; return why it stopped."""
-        advance, steps = compiled_advance(self.terms is not None), self.clock.steps
-        status = records.FULL
-        while status == records.FULL:
-            self.clock.steps = steps
-            try:
-                status = advance(self.world, self.terms)
-            except (
-                ArithmeticError,
-                LookupError,
-                TypeError,
-                ValueError,
-                AssertionError,
-                SystemError,
-            ) as error:
-                raise InputError(
-                    f"{self._who()} failed: {type(error).__name__}: {error}; it must answer for "
-                    f"every queue, with the {self.world.params.size} policy_params it was given"
-                ) from error
-            if status == records.FULL:
-                self._make_room()
-        return status
-
-    def _make_room(self) -> None:
-        """Double what is half full, and empty the buffers of rows."""
-        world, clock = self.world, self.clock
-        while 4 * (clock.stalls_used + clock.engine_slots) > world.stalls.size:
-            world = world._replace(stalls=counting.doubled(world.stalls))
-        while 4 * (clock.mixes_used + 2) > world.mixes.size:
-            world = world._replace(mixes=counting.doubled(world.mixes))
-        self.world = world
-        self._keep_rows()
+    def _advance(self) -> int:
+        """Call the kernel once."""
+        return compiled_advance(self.terms is not None)(self.world, self.terms)
 
     def _forget(self, gone: Window) -> None:
         """Forget the first requests, which have arrived before any instant of the series that is

@@ -61,10 +61,11 @@ class WorldSession:
 
     def call(self) -> int:
         """Call the kernel, making room as it asks; return why it stopped."""
-        status = records.FULL
+        status, steps = records.FULL, self.clock.steps
         while status == records.FULL:
+            self.clock.steps = steps
             try:
-                status = compiled_advance()(self.world)
+                status = self._advance()
             except (
                 ArithmeticError,
                 LookupError,
@@ -80,6 +81,10 @@ class WorldSession:
             if status == records.FULL:
                 self._make_room()
         return status
+
+    def _advance(self) -> int:
+        """Call the kernel once."""
+        return compiled_advance()(self.world)
 
     def _who(self) -> str:
         """Name what may have failed."""
