@@ -1,13 +1,35 @@
 """Tests draw the same examples on every machine, and share the command line."""
 
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("repeatable")
+
+COMPILED = (
+    "from penstock.kernel import events; events.compiled_advance()",
+    "from penstock.kernel import server; server.compiled_advance(False), server.compiled_advance(True)\n"
+    "import penstock as ps\n"
+    "from penstock.theory.latency import estimate_latency\n"
+    "estimate_latency(ps.Workload.poisson(1e-7, 9, 9), ps.Server(ps.Affine(c=0.01, a=1e-5), 64))",
+)
+"""What takes longest to compile, in two parts that take about as long."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile once, in two processes at a time, what each worker would compile anew."""
+    kept = Path(__file__).parents[1] / "src" / "penstock" / "kernel" / "__pycache__"
+    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", 0) or [*kept.glob("events.adv*")]:
+        return
+    parts = [subprocess.Popen([sys.executable, "-c", part]) for part in COMPILED]
+    for part in parts:
+        part.wait()
+
 
 Said = tuple[int, str, str]
 """Exit status, standard output, standard error."""

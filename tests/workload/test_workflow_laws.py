@@ -198,9 +198,7 @@ def _forks(stages, jobs, request):
 
 def same(one, other, *but):
     return all(
-        getattr(one, name).tolist() == getattr(other, name).tolist()
-        for name in one.__dataclass_fields__
-        if name not in but
+        np.array_equal(getattr(one, name), getattr(other, name)) for name in one.__dataclass_fields__ if name not in but
     )
 
 
