@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
+from numba import types
+
+from penstock.kernel.compiled_code import uncounted
 
 BITS = 20
 HALF = 1 << (BITS - 1)
@@ -43,7 +45,7 @@ class Terms(NamedTuple):
 TERMS = types.NamedUniTuple(types.int64[::1], 2, Terms)  # type: ignore[no-untyped-call]
 
 
-@njit(cache=True, forceinline=True)
+@uncounted(inline=True)
 def cost_of(
     terms: Terms, prefill: int, decodes: int, requests: int, squares: int, pairs: int, context: int
 ) -> Any:
@@ -71,19 +73,19 @@ def cost_of(
     )
 
 
-@njit(cache=True, forceinline=True)
+@uncounted(inline=True)
 def rise_of(terms: Terms, decodes: int) -> Any:
     """Return by how much the next of equal decode batches costs more."""
     return terms.per[DECODE] * decodes
 
 
-@njit(cache=True, forceinline=True)
+@uncounted(inline=True)
 def ticks_of(cost: int) -> Any:
     """Return a batch's ticks."""
     return (cost + HALF) >> BITS
 
 
-@njit(cache=True)
+@uncounted()
 def ticks_of_run(cost: int, rise: int, batches: int) -> Any:
     """Return the ticks of so many batches, the first of which costs ``cost`` and each next one
     ``rise`` more.
@@ -108,7 +110,7 @@ def ticks_of_run(cost: int, rise: int, batches: int) -> Any:
     return total
 
 
-@njit(cache=True)
+@uncounted()
 def batches_done(cost: int, rise: int, ticks: int, most: int) -> Any:
     """Return how many of at most ``most`` such batches have ended when so many ticks have passed.
 
@@ -125,7 +127,7 @@ def batches_done(cost: int, rise: int, ticks: int, most: int) -> Any:
     return low
 
 
-@njit(cache=True)
+@uncounted()
 def batches_begun(cost: int, rise: int, ticks: int, most: int) -> Any:
     """Return how many of at most ``most`` such batches begin before so many ticks (at least one)
     have passed.

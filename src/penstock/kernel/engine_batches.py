@@ -16,7 +16,7 @@ from penstock.kernel.by_reference import reference_to
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.composition import Terms, cost_of, rise_of, ticks_of
 from penstock.kernel.due_epochs import chain, empty_bucket, next_due_epoch, unchain
-from penstock.kernel.in_progress import start, within_the_run
+from penstock.kernel.in_progress import start, touch, within_the_run
 from penstock.kernel.recording import note_allocation, note_gaps, note_gaps_within
 from penstock.kernel.records import (
     ALLOCATION_ROWS,
@@ -73,7 +73,7 @@ def _begin_decoding(world: World, server: int, count: int, most: int) -> None:
         if pool.reserved > 0:
             held = pool.reserved
         if held + pool.watermark > engine.free:
-            return
+            break
         clock.next_job += 1
         row.server = server
         world.ready[request] = 0
@@ -104,6 +104,9 @@ def _begin_decoding(world: World, server: int, count: int, most: int) -> None:
         else:
             engine.own += 1
         begin_decode(world, engine, pool, place, decodes)
+    waits = clock.next_job < world.job_arrival.size and world.job_arrival[clock.next_job] == 0
+    if engine.running > 0 and not waits:  # an arrival at this tick lets it form a batch anyway
+        touch(world, server)
 
 
 def begin_decoding(world: World, server: int, count: int, most: int) -> None:

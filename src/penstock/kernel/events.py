@@ -145,9 +145,11 @@ def _has_slots(world: World, replica: Any) -> Any:
     if pool.rule == BY_LINES:
         return True
     engine = world.engines[replica.engine]
-    most = min(engine.waiting, pool.batch_size)
+    most = engine.waiting
     if pool.running_scope != 0:
         most = min(most, pool.batch_size - engine.running)
+    elif pool.swap_ticks < 0:  # else all who were swapped out may come back
+        most = min(most, pool.batch_size)
     if pool.swap_ticks < 0 and pool.rule == SEAM:
         most = min(most, pool.budget)
     return clock.used_slots + most <= clock.engine_slots

@@ -84,7 +84,7 @@ def start(world: World, server: int, repeat: int) -> None:
 def cut(world: World, server: int) -> None:
     """Let the run in progress end with the batch that is in progress now."""
     replica = world.servers[server]
-    repeat = begun_before(replica, world.clock[0].now, replica.equal)
+    repeat = max(begun_before(replica, world.clock[0].now, replica.equal), 1)
     if repeat < replica.equal:
         replica.equal = repeat
         set_end(world, server, replica.start + ticks_of_batches(replica, repeat))

@@ -113,6 +113,7 @@ def link(world: World, index: int, end: int) -> None:
         clock.free_slot = slot.chain
         last = line.last_linked
         slot.request = request
+        slot.left = 0  # it may have been an engine's
         slot.due = line.epoch + world.rows[request].decodes
         slot.previous = last
         slot.next = -1

@@ -1,7 +1,7 @@
 """How engines form a batch: one function each, over the running list and the waiting queue.
 
 Each says who is served: slots in prefill (`serve_prefill`) and the number of decoding requests
-(``served_decodes``), which are the first of the list unless ``take`` marks them (``marked``).
+(``served_decodes``), which are the first of the list unless ``taken`` marks them (``marked``).
 Memory is taken as requests are put into the batch, and who has to make room for it leaves
 (`preempt`).
 

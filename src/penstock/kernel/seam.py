@@ -1,7 +1,7 @@
 """What policies of the seam may serve at an engine, and how their batch is formed.
 
-A policy sees prompts that memory and slots admit, with room kept for the decodes: `see` counts
-them, `fill` serves as many of their tokens as the policy asked for.
+A policy sees prompts that memory and slots admit, with room kept for the decodes: `_see` counts
+them, `_fill` serves as many of their tokens as the policy asked for.
 """
 
 from typing import Any

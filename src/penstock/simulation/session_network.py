@@ -102,9 +102,11 @@ class NetworkSession(WorldSession):
         rules = list(
             dict.fromkeys([pool.policy.name for pool in self.pools] + [o.name for o in orders])
         )
-        super().__init__(world, tick_s, compress, stop, gap_bits(record, servers), rules)
-        self.has_engines = bool(world.engines.size)
         self.counts_gaps = record not in _WITHOUT_GAPS
+        # Engines count in any case: where nobody asks, in bounded memory.
+        bits = gap_bits(record if self.counts_gaps else "summary", servers)
+        super().__init__(world, tick_s, compress, stop, bits, rules)
+        self.has_engines = bool(world.engines.size)
         if self.counts_gaps:
             self.clock.line_slots = world.slots.size - self.clock.engine_slots
         self.jobs = _no_jobs()
@@ -170,7 +172,11 @@ class NetworkSession(WorldSession):
         heap[:waiting] = self.world.heap[:waiting]
         self.jobs = Jobs.joined([self.jobs, jobs]) if before else jobs
         self.world = self.world._replace(**arrays, heap=heap, ready_now=np.zeros(count, np.int64))
-        self.widen_ring(int(arrays["rows"].decodes.max(initial=1)))
+        rows = arrays["rows"]
+        longest = rows.decodes
+        if any(pool.policy.loses_rest_of_prompt for pool in self.pools):  # it becomes output
+            longest = rows.decodes + rows.left + 1
+        self.widen_ring(int(longest.max(initial=1)))
 
     def _check_engines(self, jobs: Jobs) -> None:
         """Refuse requests that an engine could never serve, or cannot tell what to do with."""

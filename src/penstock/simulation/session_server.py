@@ -126,7 +126,7 @@ class OneServer(WorldSession, abc.ABC):
     def close_loop(self, clients: int, pause: int) -> None:
         """Let so many clients wait for an answer, and so many ticks, before each next request."""
         self.clock.clients = self.clock.next_sent = clients
-        self.clock.pause = pause
+        self.clock.pause = max(pause, 1)  # the batch that starts at the answer is to go first
 
     def keep(self, window: Window) -> Window:
         """Return the requests that can be served at all: all of them."""
