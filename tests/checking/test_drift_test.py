@@ -11,7 +11,7 @@ from penstock.checking.stability import Stability
 from penstock.checking.verdict import verdict
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.run import TICK_S
-from penstock.simulation.session_server import Session
+from penstock.simulation.session_engine import open_session
 from penstock.simulation.window import Window
 from penstock.system.server import Convention
 from penstock.theory.capacity import policy_capacity
@@ -224,11 +224,13 @@ def test_requests_without_a_decode_phase_are_judged_from_prefill_alone(prompt: i
     assert found.verdict == "stable"
 
 
+@pytest.mark.parametrize("kv_blocks", [None, 900])
 @pytest.mark.parametrize("convention", ["paper", "engine"])
-def test_requests_ready_to_decode_decode_from_the_first_batch_on(convention: Convention) -> None:
+def test_requests_ready_to_decode_decode_from_the_first_batch_on(convention: Convention, kv_blocks: int | None) -> None:
+    """In either loop: of one server, and of engines or policies with KV memory."""
     output = np.array([1, 2, 5, 5])
-    server = ps.Server(TP1, 1024, convention=convention)
-    session = Session(server, "requests", TICK_S, True, NEVER)
+    server = ps.Server(TP1, 1024, convention=convention, kv_blocks=kv_blocks)
+    session = open_session(server, "requests", TICK_S, True, NEVER)
     window = Window.of_requests(Requests(np.zeros(4), np.full(4, 300), output), TICK_S)
     session.fit(window)
     session.prefilled(window, 4)
