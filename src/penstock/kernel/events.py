@@ -60,7 +60,7 @@ def advance(world: World) -> int:
     return status
 
 
-@uncounted(inline=True)
+@uncounted()
 def _advance(world: World) -> int:
     """Serve until the jobs are done, the next one is not known, the step allowance is used up, or
     room is needed; return why it stopped.
