@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from penstock.inputs.arrays import Floats, Ints
 from penstock.kernel import blocks, counting, records
+from penstock.kernel.composition import N_TERMS
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.recording import MOST_CELLS
 from penstock.kernel.records import World
-from penstock.kernel.signatures import POLICY_SIGNATURE, address_of
+from penstock.kernel.signatures import LINE_FIELDS, POLICY_SIGNATURE, address_of
 from penstock.simulation.run import LEADING_BITS
 from penstock.simulation.ticks import terms_of, ticks_of_batches
 from penstock.system.server import Server
@@ -34,11 +35,6 @@ _ADMISSIONS = {
     "completion": records.COMPLETION,
     "optimistic": records.OPTIMISTIC,
 }
-
-
-def by_lines(server: Server) -> bool:
-    """Return whether lines, order and policy form its batches, rather than an engine's rules."""
-    return server.by_phase and server.batch_time.by_load
 
 
 def new_world(
@@ -64,71 +60,37 @@ def new_world(
     counts_compositions
         Whether to count batches by what is in them, of a single pool.
     """
-    stage_table = records.table(records.STAGE, len(stages))
-    stage_table.pool, stage_table.line = np.transpose(stages)
-    pools = records.table(records.POOL, len(servers))
-    for index, (pool, server) in enumerate(zip(pools, servers, strict=True)):
-        _describe(pool, server, tick_s)
-        pool.replicas = replicas[index]
-        pool.lines = stage_table.line[stage_table.pool == index].max() + 1
-        pool.first_stage = (stage_table.pool < index).sum()
-    pools.first_server = np.cumsum(pools.replicas) - pools.replicas
-    pools.retention = NEVER
-
-    # Batch times and parameters of all pools lie one after another; a pool says where its own
-    # begin.
-    durations = [ticks_of_batches(server, tick_s) for server in servers]
-    terms = [terms_of(server, tick_s) for server in servers]
-    pools.duration = _starts(durations)
-    linear = [
-        np.zeros(ticks.size, np.int64) if term is None else term.linear
-        for ticks, term in zip(durations, terms, strict=True)
-    ]
-    per = np.zeros((len(servers), 6), np.int64)
-    for row, term in zip(per, terms, strict=True):
-        row[:] = 0 if term is None else term.per
+    pools, stage_table = _pools(servers, replicas, stages, tick_s)
+    times = _batch_times(servers, pools, tick_s)
     params = [_params(server) for server in servers]
     pools.params = _starts(params)
     pools.params_end = pools.params + [part.size for part in params]
 
-    # A record for each replica, and of those that are engines another.
+    # A record for each replica, each line of it, and of those that are engines another.
     table = records.table(records.REPLICA, int(pools.replicas.sum()))
     table.pool = np.repeat(np.arange(len(servers)), pools.replicas)
     own = pools[table.pool]
     table.first_line = np.cumsum(own.lines) - own.lines
-    engines = _engines(servers, pools, table)
     table.engine = np.cumsum(own.rule != records.BY_LINES) - 1
-    room = sum(
-        _slots(server) * int(pool.replicas * pool.lines)
-        for server, pool in zip(servers, pools, strict=True)
-    )
-    n_lines = int(own.lines.sum())
-    lines = records.table(records.LINE, n_lines)
+    engines = _engines(servers, pools, table)
+    lines = records.table(records.LINE, int(own.lines.sum()))
     for field in ("prompt_head", "fresh_head", "first_linked", "last_linked", "done_head"):
         lines[field] = -1
     lines.due = NEVER
+    slots = np.array([_slots(server) for server in servers]) * pools.replicas * pools.lines
     clock = records.table(records.CLOCK, 1)
     clock.series_step = 1
     clock.record = level
-    engine_room = sum(
-        _slots(server) * int(pool.replicas)
-        for server, pool in zip(servers, pools, strict=True)
-        if pool.rule != records.BY_LINES
-    )
-    clock.engine_slots = engine_room
+    clock.engine_slots = slots[pools.rule != records.BY_LINES].sum()
 
     # The ends of batches are the leaves of a tree, whose root is the next one.
     leaves = 1 << max(table.size - 1, 1).bit_length()
-    columns = 2 + 2 * len(stages) + 2 * table.size
-    instants = min(SERIES_INSTANTS, max(_MOST_SERIES // columns, _FEWEST_INSTANTS)) // 2 * 2
-    most = max(server.most_tokens for server in servers)
-    cells = 0
-    if counts_compositions:
-        pools.cell_columns = room + 1
-        cells = min((most + 1) * (room + 1), MOST_CELLS) * (2 if terms[0] else 1)
-    cache = [engine for engine in engines if pools[engine.pool].caching]
     width = int(pools.lines.max())
-    none = np.zeros(0, np.int64)
+    room = int(slots.sum())
+    most = 0
+    if counts_compositions:
+        most = servers[0].most_tokens
+        pools.cell_columns = room + 1
     return World(
         clock=clock,
         pools=pools,
@@ -139,49 +101,121 @@ def new_world(
         onward=np.zeros((len(stages), len(stages))),
         means=np.zeros((len(stages), 2)),
         listed=np.argsort(stage_table.pool, kind="stable"),
-        duration=np.concatenate(durations),
-        linear=np.concatenate(linear),
-        per=per,
+        **times,
         params=frozen(np.concatenate(params)),
         slots=_free_slots(0, room),
-        heads=np.full((n_lines, 64), -1, np.int64),
-        bits=np.zeros((n_lines, 1), np.uint64),
-        growth=np.zeros((engines.size, int(pools.block_size.max())), np.int64),
-        blocks=_free_blocks(cache),
-        buckets=np.full((2, int(sum(engine.buckets for engine in cache))), -1, np.int64),
-        table=np.zeros((room if cache else 0, 0), np.int32),
-        pile=np.zeros(int(sum(engine.blocks + 1 for engine in cache)), np.int64),
-        ids=none,
-        bounds=none,
+        heads=np.full((lines.size, 64), -1, np.int64),
+        bits=np.zeros((lines.size, 1), np.uint64),
+        **_memory(engines, pools, room),
         ends=np.full(2 * leaves, NEVER, np.int64),
-        job_arrival=none,
-        job_root=none,
-        job_tokens=none,
-        rows=records.table(records.ROW, 0),
-        again=records.table(records.AGAIN, 0),
-        delay=none,
-        coin=np.zeros(0, np.uint32),
-        context=np.zeros(0, np.int32),
-        reuse=np.zeros(0, np.int32),
-        home=np.zeros(0, np.int32),
-        cached=np.zeros(0, np.int32),
-        ready=none,
-        first_token=none,
-        finish=none,
-        heap=np.zeros((0, 2), np.int64),
-        ready_now=none,
+        **_no_requests(),
         touched=np.zeros(table.size, np.int64),
-        lookout=np.zeros((width, 8)),
+        lookout=np.zeros((width, LINE_FIELDS)),
         weights=np.zeros((width, 2)),
-        gaps=np.zeros(sum(ticks.size for ticks in durations), np.int64),
-        full=np.zeros(most + 1, np.int64),
-        cells=np.zeros(cells, np.int64),
-        stalls=counting.new_multiset(_PLACES if any(terms) else _power_of_two(8 * engine_room)),
-        mixes=counting.new_multiset(_power_of_two(16 * table.size)),
-        series=np.zeros((instants, columns), np.int64),
-        batch_rows=np.zeros((max(_ROWS, 4 * table.size) if level else 0, 6), np.int64),
-        allocation_rows=np.zeros((max(_ROWS, 4 * room) if level > 1 else 0, 5), np.int64),
+        **_counters(clock[0], pools, room, most),
+        series=_series(len(stages), table.size),
     )
+
+
+def _pools(
+    servers: Sequence[Server],
+    replicas: Sequence[int],
+    stages: Sequence[tuple[int, int]],
+    tick_s: float,
+) -> tuple[Any, Any]:
+    """Return the records of pools and of stages."""
+    stage_table = records.table(records.STAGE, len(stages))
+    stage_table.pool, stage_table.line = np.transpose(stages)
+    pools = records.table(records.POOL, len(servers))
+    for index, (pool, server) in enumerate(zip(pools, servers, strict=True)):
+        _describe(pool, server, tick_s)
+        pool.replicas = replicas[index]
+        pool.lines = stage_table.line[stage_table.pool == index].max() + 1
+        pool.first_stage = (stage_table.pool < index).sum()
+    pools.first_server = np.cumsum(pools.replicas) - pools.replicas
+    pools.retention = NEVER
+    return pools, stage_table
+
+
+def _batch_times(servers: Sequence[Server], pools: Any, tick_s: float) -> dict[str, Ints]:
+    """Return batch times of all pools, one after another, and room to count gaps of those lengths;
+    a pool says where its own begin.
+    """
+    durations = [ticks_of_batches(server, tick_s) for server in servers]
+    terms = [terms_of(server, tick_s) for server in servers]
+    pools.duration = _starts(durations)
+    linear = [
+        np.zeros(ticks.size, np.int64) if term is None else term.linear
+        for ticks, term in zip(durations, terms, strict=True)
+    ]
+    per = np.zeros((len(servers), N_TERMS), np.int64)
+    for row, term in zip(per, terms, strict=True):
+        row[:] = 0 if term is None else term.per
+    duration = np.concatenate(durations)
+    return {
+        "duration": duration,
+        "linear": np.concatenate(linear),
+        "per": per,
+        "gaps": np.zeros_like(duration),
+    }
+
+
+def _memory(engines: Any, pools: Any, room: int) -> dict[str, Any]:
+    """Return what says who holds which blocks: those that reuse prefixes tell them apart."""
+    none = np.zeros(0, np.int64)
+    caching = [engine for engine in engines if pools[engine.pool].caching]
+    return {
+        "growth": np.zeros((engines.size, int(pools.block_size.max())), np.int64),
+        "blocks": _free_blocks(caching),
+        "buckets": np.full((2, int(sum(engine.buckets for engine in caching))), -1, np.int64),
+        "table": np.zeros((room if caching else 0, 0), np.int32),
+        "pile": np.zeros(int(sum(engine.blocks + 1 for engine in caching)), np.int64),
+        "ids": none,
+        "bounds": none,
+    }
+
+
+def _no_requests() -> dict[str, Any]:
+    """Return the arrays of jobs and requests, of which there are none yet."""
+    wide = ("job_arrival", "job_root", "job_tokens", "delay")
+    arrays: dict[str, Any] = dict.fromkeys(wide, np.zeros(0, np.int64))
+    arrays |= dict.fromkeys(("ready", "first_token", "finish", "ready_now"), np.zeros(0, np.int64))
+    arrays |= dict.fromkeys(("context", "reuse", "home", "cached"), np.zeros(0, np.int32))
+    return arrays | {
+        "rows": records.table(records.ROW, 0),
+        "again": records.table(records.AGAIN, 0),
+        "coin": np.zeros(0, np.uint32),
+        "heap": np.zeros((0, 2), np.int64),
+    }
+
+
+def _counters(clock: Any, pools: Any, room: int, most: int) -> dict[str, Ints]:
+    """Return what counts times between tokens, compositions of up to ``most`` tokens (0: none), and
+    rows.
+    """
+    composed = bool(pools.composed.any())
+    cells = 0
+    if most:
+        cells = min((most + 1) * (room + 1), MOST_CELLS) * (2 if composed else 1)
+    stalls = _PLACES if composed else _power_of_two(8 * int(clock.engine_slots))
+    replicas = int(pools.replicas.sum())
+    batches = max(_ROWS, 4 * replicas) if clock.record >= records.BATCH_ROWS else 0
+    allocations = max(_ROWS, 4 * room) if clock.record >= records.ALLOCATION_ROWS else 0
+    return {
+        "full": np.zeros(most + 1, np.int64),
+        "cells": np.zeros(cells, np.int64),
+        "stalls": counting.new_multiset(stalls),
+        "mixes": counting.new_multiset(_power_of_two(16 * replicas)),
+        "batch_rows": np.zeros((batches, 6), np.int64),
+        "allocation_rows": np.zeros((allocations, 5), np.int64),
+    }
+
+
+def _series(stages: int, replicas: int) -> Ints:
+    """Return room for the series: fewer instants where there are many replicas."""
+    columns = 2 + 2 * stages + 2 * replicas
+    instants = min(SERIES_INSTANTS, max(_MOST_SERIES // columns, _FEWEST_INSTANTS)) // 2 * 2
+    return np.zeros((instants, columns), np.int64)
 
 
 def _power_of_two(least: int) -> int:
@@ -216,7 +250,7 @@ def _describe(pool: Any, server: Server, tick_s: float) -> None:
     pool.policy = address_of(policy.compiled, POLICY_SIGNATURE)
     pool.sees = policy.sees
     pool.composed = not server.batch_time.by_load
-    pool.rule = records.BY_LINES if by_lines(server) else policy.rule
+    pool.rule = records.BY_LINES if server.by_lines else policy.rule
     pool.block_size = block_size
     pool.watermark = server.watermark_blocks
     pool.by_priority = server.order == "priority"
@@ -236,7 +270,7 @@ def _describe(pool: Any, server: Server, tick_s: float) -> None:
 def _slots(server: Server) -> int:
     """Return for how many requests in service there is room at first, at each line of a replica."""
     in_a_batch = min(server.token_budget, server.max_batch_size or NO_LIMIT)
-    if by_lines(server):
+    if server.by_lines:
         return in_a_batch
     if server.scope == "running" and server.most_requests is not None:
         return server.most_requests

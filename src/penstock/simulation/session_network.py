@@ -14,7 +14,7 @@ from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.records import World
 from penstock.kernel.signatures import ORDER_SIGNATURE, address_of
 from penstock.simulation.network_run import NetworkRecord
-from penstock.simulation.new_world import by_lines, frozen, gap_bits, new_world
+from penstock.simulation.new_world import frozen, gap_bits, new_world
 from penstock.simulation.servable import never_served
 from penstock.simulation.session_world import WorldSession
 from penstock.simulation.ticks import check_costs, terms_of
@@ -184,7 +184,7 @@ class NetworkSession(WorldSession):
             return
         pool_of = self.network.stage_pool[jobs.stage]
         for index, (name, pool) in enumerate(self.network.pools.items()):
-            if by_lines(pool.server):
+            if pool.server.by_lines:
                 continue
             here = np.flatnonzero(pool_of == index)
             prompt, output = jobs.prompt[here], jobs.output[here]

@@ -110,7 +110,7 @@ def _refuse_what_pools_lack(server: Server, order: Order) -> None:
             "no priorities of "
             "their own; order the pool's stages instead: `order: {priority: [...]}`"
         )
-    if server.by_phase and server.batch_time.by_load:
+    if server.by_lines:
         return
     if order.name != "fcfs":
         raise InputError(

@@ -190,6 +190,13 @@ class Server:
         return self.policy.by_phase and self.memory is None and self.order == "fcfs"
 
     @property
+    def by_lines(self) -> bool:
+        """Whether lines, order and policy form its batches, as in the paper, whose time follows
+        from their token load; else the kernel serves it as an engine.
+        """
+        return self.by_phase and self.batch_time.by_load
+
+    @property
     def limits(self) -> str:
         """The limits in words."""
         slots = self.max_batch_size
