@@ -131,8 +131,6 @@ def form_at_engine(world: World, server: int, pool: Any) -> Any:
     load = 0
     while load == 0:
         if engine.running == 0 and engine.waiting == 0:
-            engine.is_full = 0
-            engine.ratio_steps = 0
             if pool.rule == SGLANG:
                 begin_ratio(world, engine, pool)
             return 0

@@ -31,6 +31,7 @@ from penstock.kernel.in_progress import (
     ended_by,
     first_ending,
     set_end,
+    set_length,
     ticks_of_batches,
     touch,
 )
@@ -125,8 +126,8 @@ def _end_in_time(world: World) -> None:
     for server in range(world.servers.size):
         replica = world.servers[server]
         if replica.equal > 1:
-            replica.equal = max(ended_by(replica, world.clock[0].until, replica.equal), 1)
-            set_end(world, server, replica.start + ticks_of_batches(replica, replica.equal))
+            repeat = ended_by(replica, world.clock[0].until, replica.equal)
+            set_length(world, server, max(repeat, 1))
 
 
 @uncounted(inline=True)

@@ -71,13 +71,20 @@ def begun_again(replica: Any, tick: int) -> Any:
 
 
 @uncounted(inline=True)
+def set_length(world: World, server: int, repeat: int) -> None:
+    """Let the run in progress have so many batches."""
+    replica = world.servers[server]
+    replica.equal = repeat
+    set_end(world, server, replica.start + ticks_of_batches(replica, repeat))
+
+
+@uncounted(inline=True)
 def start(world: World, server: int, repeat: int) -> None:
     """Start a run of so many equal batches, of which all else is written down."""
     replica = world.servers[server]
-    replica.equal = repeat
     replica.unprocessed -= replica.tokens
     world.clock[0].future -= replica.tokens
-    set_end(world, server, replica.start + ticks_of_batches(replica, repeat))
+    set_length(world, server, repeat)
 
 
 @uncounted(inline=True)
@@ -86,8 +93,7 @@ def cut(world: World, server: int) -> None:
     replica = world.servers[server]
     repeat = max(begun_before(replica, world.clock[0].now, replica.equal), 1)
     if repeat < replica.equal:
-        replica.equal = repeat
-        set_end(world, server, replica.start + ticks_of_batches(replica, repeat))
+        set_length(world, server, repeat)
 
 
 @uncounted(inline=True)
@@ -102,8 +108,8 @@ def touch(world: World, server: int) -> None:
 
 @uncounted(inline=True)
 def within_the_run(world: World, replica: Any, repeat: int) -> Any:
-    """Return how many of so many equal batches are one step: those that end before the run does,
-    and for whose rows there is room.
+    """Return how many of so many equal batches are one step: those that end before the
+    simulation is to stop, and for whose rows there is room.
     """
     clock = world.clock[0]
     if clock.until < NEVER:

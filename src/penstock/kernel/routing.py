@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.in_progress import begun_again
 from penstock.kernel.records import World
 from penstock.kernel.signatures import (
@@ -18,34 +17,27 @@ from penstock.kernel.signatures import (
 
 
 @uncounted(inline=True)
-def _fewest_requests(world: World, first: int, count: int) -> Any:
-    """Return the replica with the fewest unfinished requests; of equal ones the first."""
-    best = first
-    for server in range(first + 1, first + count):
-        if world.servers[server].count < world.servers[best].count:
-            best = server
-    return best
+def _measure(world: World, server: int, router: int) -> Any:
+    """Return how full a router takes a replica to be: unfinished requests, tokens that have not
+    gone into a batch, or work.
+    """
+    replica = world.servers[server]
+    if router == ROUTE_REQUESTS:
+        return replica.count
+    if router == ROUTE_TOKENS:
+        again = begun_again(replica, world.clock[0].now)
+        return replica.unprocessed - again * replica.tokens
+    return replica.work
 
 
 @uncounted(inline=True)
-def _least_work(world: World, first: int, count: int) -> Any:
-    """Return the replica with the least work; of equal ones the first."""
-    best = first
+def _emptiest(world: World, first: int, count: int, router: int) -> Any:
+    """Return the replica that is least full; of equal ones the first."""
+    best, least = first, _measure(world, first, router)
     for server in range(first + 1, first + count):
-        if world.servers[server].work < world.servers[best].work:
-            best = server
-    return best
-
-
-@uncounted(inline=True)
-def _fewest_tokens(world: World, first: int, count: int) -> Any:
-    """Return the replica with the fewest tokens that have not gone into a batch."""
-    best, fewest = first, NEVER
-    for server in range(first, first + count):
-        replica = world.servers[server]
-        tokens = replica.unprocessed - begun_again(replica, world.clock[0].now) * replica.tokens
-        if tokens < fewest:
-            best, fewest = server, tokens
+        measure = _measure(world, server, router)
+        if measure < least:
+            best, least = server, measure
     return best
 
 
@@ -65,17 +57,13 @@ def route(world: World, request: int, pool: Any) -> Any:
         turn = pool.turn
         pool.turn = (turn + 1) % count
         return first + turn
-    if router == ROUTE_REQUESTS:
-        return _fewest_requests(world, first, count)
-    if router == ROUTE_TOKENS:
-        return _fewest_tokens(world, first, count)
     if router == ROUTE_POWER_OF_TWO:
         one = ((coin & 0xFFFF) * count) >> 16
         other = ((coin >> 16) * (count - 1)) >> 16
         other += 1 if other >= one else 0
         fewer = world.servers[first + other].count < world.servers[first + one].count
         return first + (other if fewer else one)
-    return _least_work(world, first, count)
+    return _emptiest(world, first, count, router)
 
 
 @uncounted(inline=True)

@@ -34,6 +34,7 @@ from penstock.kernel.running import (
     growth_of,
     insert_before,
     keep_sorted,
+    make_room,
     needs,
     peak_of,
     pop_waiting,
@@ -41,7 +42,6 @@ from penstock.kernel.running import (
     serve_prefill,
     unlink,
     victim_of,
-    wait_first,
     wait_last,
 )
 
@@ -61,13 +61,6 @@ def form_by_rule(world: World, engine: Any, pool: Any) -> None:
         _decodes_then_prompts(world, engine, pool)
 
 
-@uncounted(inline=True)
-def _preempt_first_in_line(world: World, engine: Any, pool: Any, place: int) -> None:
-    """Preempt a request, which is then the first that waits."""
-    request = preempt(world, engine, pool, place)
-    wait_first(world, engine, pool, request)
-
-
 @uncounted()
 def _decode_all(world: World, engine: Any, pool: Any, spare: int) -> None:
     """Serve every decoding request that memory has room for; each must find ``spare`` blocks before
@@ -82,8 +75,8 @@ def _decode_all(world: World, engine: Any, pool: Any, spare: int) -> None:
             grow = max(grow, grow - needs(engine, pool, world.slots[last]) + spare)
         if grow <= engine.free:
             break
-        _preempt_first_in_line(world, engine, pool, engine.last_slot)
-    engine.free -= growth_of(world, engine, pool)
+        make_room(world, engine, pool, engine.last_slot)
+    take_blocks(world, engine, pool, growth_of(world, engine, pool))
     engine.served_decodes = engine.decoding
 
 
@@ -128,7 +121,7 @@ def _vllm_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
         if pool.caching != 0:
             # What is forgotten depends on who takes a block before another makes room.
             return -1
-        _preempt_first_in_line(world, engine, pool, engine.last_slot)
+        make_room(world, engine, pool, engine.last_slot)
     take_blocks(world, engine, pool, grow)
     engine.served_decodes = engine.decoding
     if take > 0:
@@ -173,7 +166,7 @@ def _vllm_in_order(world: World, engine: Any, pool: Any, most: int) -> Any:
                 break
             victim = victim_of(world, engine, pool)
             left += world.slots[victim].taken
-            _preempt_first_in_line(world, engine, pool, victim)
+            make_room(world, engine, pool, victim)
             gone = victim == place
             if gone:
                 break
@@ -347,7 +340,7 @@ def _ride_along(world: World, engine: Any, pool: Any) -> None:
     """
     grow = growth_of(world, engine, pool)
     if grow <= engine.free:
-        engine.free -= grow
+        take_blocks(world, engine, pool, grow)
         engine.served_decodes = engine.decoding
         return
     engine.marked = 1
@@ -392,7 +385,7 @@ def _decode_or_retract(world: World, engine: Any, pool: Any) -> None:
         engine.ratio = min(1.0, (so_far + pool.retract_steps * engine.decoding) / in_all)
         engine.ratio_steps = 0
         engine.is_full = 0
-    engine.free -= growth_of(world, engine, pool)
+    take_blocks(world, engine, pool, growth_of(world, engine, pool))
     engine.served_decodes = engine.decoding
 
 

@@ -364,6 +364,12 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
 
 
 @uncounted(inline=True)
+def make_room(world: World, engine: Any, pool: Any, place: int) -> None:
+    """Preempt a request, which is then the first that waits."""
+    wait_first(world, engine, pool, preempt(world, engine, pool, place))
+
+
+@uncounted(inline=True)
 def victim_of(world: World, engine: Any, pool: Any) -> Any:
     """Return who is preempted next: the last of the list, or the one whose priority puts it
     last.

@@ -26,9 +26,10 @@ from penstock.kernel.running import (
     begin_decode,
     done_by,
     growth_of,
+    make_room,
+    needs,
     peak_of,
     pop_waiting,
-    preempt,
     serve_prefill,
     victim_of,
     wait_first,
@@ -101,8 +102,7 @@ def _grow_first(world: World, engine: Any, pool: Any) -> None:
         slot = world.slots[place]
         if slot.left == 0:
             served += 1
-            if pool.grows != 0 and done_by(engine, slot) % pool.block_size == 0:
-                blocks += 1
+            blocks += needs(engine, pool, slot)
         place = slot.next
     take_blocks(world, engine, pool, blocks)
 
@@ -148,26 +148,19 @@ def _come_back(world: World, engine: Any, pool: Any) -> None:
 
 
 @uncounted()
-def _make_room(world: World, engine: Any, pool: Any) -> None:
-    """Preempt the next victim."""
-    request = preempt(world, engine, pool, victim_of(world, engine, pool))
-    wait_first(world, engine, pool, request)
-
-
-@uncounted()
 def _see(world: World, engine: Any, pool: Any) -> Any:
     """Make room for the decoding requests; return what a policy of the seam may serve besides.
 
     Prompts, their tokens, and whether the next arrival could be served too.
     """
     while growth_of(world, engine, pool) > engine.free:
-        _make_room(world, engine, pool)
+        make_room(world, engine, pool, victim_of(world, engine, pool))
     if pool.swap_ticks >= 0 and engine.preempted == 0:
         _come_back(world, engine, pool)
     prompts, tokens, free = _begun(world, engine, pool)
     while prompts == 0 and engine.decoding == 0 and engine.running > 0:
         # Each holds what the others lack.
-        _make_room(world, engine, pool)
+        make_room(world, engine, pool, victim_of(world, engine, pool))
         prompts, tokens, free = _begun(world, engine, pool)
     if engine.preempted > 0:
         return prompts, tokens, False
