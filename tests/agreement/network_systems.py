@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import engine_systems
 import numpy as np
+from engine_systems import Ticks
 
 from penstock.kernel.signatures import DECODE_FIRST
 from penstock.reference import network as reference
 from penstock.reference import orders as reference_orders
 from penstock.reference import seam_policies, simulation
-from penstock.system.batch_time import BatchTime
 from penstock.system.network import Network
 from penstock.system.orders import Order, order
 from penstock.system.policies import policy
@@ -80,16 +80,6 @@ def whirled_lines(lines, params):
 
 
 # ---------------------------------------------------------------- systems
-
-
-@dataclasses.dataclass(frozen=True)
-class Ticks(BatchTime):
-    """A batch of b tokens takes ticks[b - 1] seconds, which need not rise with b."""
-
-    ticks: tuple[int, ...]
-
-    def _seconds(self, tokens):
-        return np.array(self.ticks, float)[tokens.astype(int) - 1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,26 +9,16 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from engine_systems import Ticks
 
 import penstock.simulation.session_server
 from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST, Limits, Queue
 from penstock.reference import markov_chain
 from penstock.simulation.simulate import simulate
-from penstock.system.batch_time import BatchTime
 from penstock.system.policies import POLICIES, Policy, policy, resolve
 from penstock.system.server import Server
 from penstock.workload import arrivals
 from penstock.workload.workload import Workload
-
-
-@dataclasses.dataclass(frozen=True)
-class Ticks(BatchTime):
-    """A batch of b tokens takes ticks[b - 1] seconds, which need not rise with b."""
-
-    ticks: tuple[int, ...]
-
-    def _seconds(self, tokens):
-        return np.array(self.ticks, float)[tokens.astype(int) - 1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,8 @@ from numba import types
 from penstock.kernel.by_reference import reference_to
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.due_epochs import NEVER
-from penstock.kernel.engine_batches import arrive_at_engine, end_at_engine, form_at_engine
+from penstock.kernel.engine_batches import arrive_at_engine, form_at_engine
+from penstock.kernel.engine_ends import end_at_engine
 from penstock.kernel.in_progress import (
     begun_again,
     cut,
@@ -35,7 +36,8 @@ from penstock.kernel.in_progress import (
     ticks_of_batches,
     touch,
 )
-from penstock.kernel.line_batches import end_of_lines, form_from_lines
+from penstock.kernel.line_batches import form_from_lines
+from penstock.kernel.line_ends import end_of_lines
 from penstock.kernel.lines import append_fresh, append_prompt, insert_by_age
 from penstock.kernel.recording import count_composition, has_room, note_run, thin_series
 from penstock.kernel.records import (

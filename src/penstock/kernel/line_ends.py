@@ -1,0 +1,122 @@
+"""What ends with a batch of lines: tokens, prompts and requests."""
+
+from typing import Any
+
+from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.lines import (
+    append_fresh,
+    count_tokens,
+    find_due,
+    serve_decodes,
+    unlink,
+)
+from penstock.kernel.records import (
+    DECODES_NOW,
+    IN_DECODE,
+    STARTED,
+    World,
+)
+from penstock.kernel.releases import finish
+
+
+@uncounted(inline=True)
+def end_of_lines(world: World, server: int, pool: Any) -> None:
+    """Hand out the tokens of the batches that have ended at a replica."""
+    first = world.servers[server].first_line
+    if world.clock[0].line_slots > 0:
+        count_tokens(world, server, pool)
+    if pool.by_age != 0:
+        _end_by_age(world, server, world.lines[first], pool)
+        return
+    for index in range(first, first + pool.lines):
+        line = world.lines[index]
+        if line.decode > 0 or line.done_head >= 0 or line.prefill > 0:
+            _end_of_line(world, server, index, pool)
+
+
+@uncounted(inline=True)
+def _leave(world: World, server: int, line: Any, request: int) -> None:
+    """Let a request that has had all its decodes go."""
+    replica, stage = world.servers[server], world.stages[world.rows[request].stage]
+    stage.in_decode -= 1
+    replica.count -= 1
+    replica.work -= stage.decode_weight
+    line.decoding -= 1
+    line.finished += 1
+    finish(world, request)
+
+
+@uncounted(inline=True)
+def _end_prefill(world: World, server: int, line: Any, pool: Any, request: int) -> Any:
+    """Move a request whose prompt is done into decode; return whether it goes on there."""
+    row = world.rows[request]
+    stage = world.stages[row.stage]
+    if pool.convention != 0 or row.decodes == 0:
+        world.first_token[request] = world.clock[0].now
+    stage.in_prefill -= 1
+    stage.in_decode += 1
+    world.servers[server].work += stage.decode_weight - stage.prefill_weight
+    row.pending = IN_DECODE
+    line.decoding += 1
+    line.decode_tokens += row.decodes
+    if row.decodes == 0:
+        _leave(world, server, line, request)
+        return False
+    return True
+
+
+@uncounted(inline=True)
+def _end_of_line(world: World, server: int, index: int, pool: Any) -> None:
+    """Hand out the tokens in one line."""
+    line, repeat = world.lines[index], world.servers[server].equal
+    if line.decode > 0:
+        line.decode_tokens -= line.decode * repeat
+        place = serve_decodes(world, index, repeat)
+        while place >= 0:
+            following = world.slots[place].chain
+            request = world.slots[place].request
+            unlink(world, line, place)
+            line.finished_decodes += world.rows[request].decodes
+            _leave(world, server, line, request)
+            place = following
+        find_due(world, index)
+        line.decode = 0
+    line.prefill = 0
+    while line.done_head >= 0:
+        request = line.done_head
+        line.done_head = world.rows[request].next
+        if _end_prefill(world, server, line, pool, request):
+            append_fresh(world, line, request)
+
+
+@uncounted(inline=True)
+def _end_by_age(world: World, server: int, line: Any, pool: Any) -> None:
+    """Hand out the tokens in a line by age."""
+    repeat, left = world.servers[server].equal, world.servers[server].served
+    before, request = -1, line.prompt_head
+    while left > 0:
+        row = world.rows[request]
+        following = row.next
+        stays = True
+        if row.pending == DECODES_NOW:
+            left -= 1
+            row.decodes -= repeat
+            line.decode_tokens -= repeat
+            row.pending = IN_DECODE
+            if row.decodes == 0:
+                _leave(world, server, line, request)
+                stays = False
+        elif row.pending == STARTED and row.left == 0:
+            left -= 1
+            stays = _end_prefill(world, server, line, pool, request)
+        if stays:
+            before = request
+        else:
+            if before < 0:
+                line.prompt_head = following
+            else:
+                world.rows[before].next = following
+            if following < 0:
+                line.prompt_tail = before
+        request = following
+    line.prefill = line.decode = 0
