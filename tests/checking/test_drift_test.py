@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.checking.backlog import Backlog
 from penstock.checking.stability import Stability
 from penstock.checking.verdict import verdict
 from penstock.kernel.due_epochs import NEVER
@@ -241,6 +242,18 @@ def test_requests_ready_to_decode_decode_from_the_first_batch_on(convention: Con
     run = session.finish(window)
     assert run.finished == 4
     assert run.tokens == 1200 + decodes.sum()
+
+
+@pytest.mark.parametrize("policy", ["sarathi", "vllm"])
+def test_a_mixed_start_fills_the_slots_with_requests_at_a_random_one_of_their_tokens(policy: str) -> None:
+    """Or those that began at once could go on in step for ever."""
+    server = ps.Server(TP1, 512, 64, policy=policy)
+    workload = ps.Workload.poisson(5.0, 129, 400)
+    session = (backlog := Backlog(workload, server, "mixed", 200, (0.0, 0.0), (1.0, 1.0))).session
+    left = backlog.window.output[:64] - 1
+    assert session.decoding == (left > 0).sum()
+    assert session.decodes_left == left.sum()
+    assert 0.4 < left.mean() / 399 < 0.6
 
 
 @pytest.mark.parametrize(

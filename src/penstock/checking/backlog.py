@@ -89,11 +89,12 @@ class Backlog:
         self.session = open_session(server, "summary", TICK_S, True, NEVER, workload.prefixes)
         self.source = _flooded(_kept(endless(workload), self.session), self.initial)
         self.window = Window.of_requests(next(self.source), TICK_S)
-        self.session.fit(self.window)
-        if start == "decode":
-            self.session.prefilled(self.window, self.initial)
-        elif start == "mixed":
-            self.session.prefilled(self.window, self._stagger(workload.seed))
+        decoding = {"decode": self.initial}.get(start, 0)
+        if start == "mixed":
+            decoding = self._stagger(workload.seed)
+        self.session.fit(self.window)  # which takes the lengths as they are now
+        if decoding:
+            self.session.prefilled(self.window, decoding)
         here = slice(0, self.initial)
         engine = int(server.convention == "engine")
         decodes = int(self.window.output[here].sum(dtype=np.int64)) - initial * engine

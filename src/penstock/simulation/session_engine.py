@@ -146,6 +146,7 @@ class EngineSession(OneServer, WorldSession):
                 ready=np.concatenate([world.ready, np.full(rows.size, -1)]),
                 delay=np.zeros(count, np.int64),
                 job_root=np.arange(count),
+                job_tokens=window.prompt.astype(np.int64) + window.output - engine,
                 ready_now=np.zeros(count, np.int64),
             )
         if self.pool.caching:
@@ -169,10 +170,8 @@ class EngineSession(OneServer, WorldSession):
 
     def show(self, window: Window) -> World:
         """Return the kernel's arrays with the requests of a window in them."""
-        tokens = window.prompt.astype(np.int64) + window.output - self.pool.convention
         self.world = self.world._replace(
             job_arrival=window.arrival,
-            job_tokens=tokens,
             first_token=window.first_token,
             finish=window.finish,
         )
@@ -189,6 +188,7 @@ class EngineSession(OneServer, WorldSession):
             rows=world.rows[count:].copy(),
             again=world.again[count:].copy(),
             ready=world.ready[count:].copy(),
+            job_tokens=world.job_tokens[count:].copy(),
         )
 
     def finish(self, window: Window | None) -> Run:
