@@ -72,12 +72,16 @@ def make_config(
     chunked_prefill: bool = True,
     long_prefill_token_threshold: int = 0,
     prefix_caching: bool = False,
+    settings: dict[str, Any] | None = None,
     max_num_batched_tokens: int | None = None,
     max_model_len: int | None = None,
     async_scheduling: bool = False,
     scheduler_cls: str | None = None,
 ) -> VllmConfig:
-    """Return vLLM's configuration. With ``max_num_batched_tokens`` the budget is vLLM's max_num_scheduled_tokens."""
+    """Return vLLM's configuration. With ``max_num_batched_tokens`` the budget is vLLM's max_num_scheduled_tokens.
+
+    ``settings`` are further ones of its scheduler, by vLLM's names.
+    """
     if max_model_len is None:  # vLLM refuses one beyond the budget where prompts are not chunked
         max_model_len = LLAMA["max_position_embeddings"] if chunked_prefill else budget
     with tempfile.TemporaryDirectory() as folder:
@@ -96,6 +100,7 @@ def make_config(
         policy=policy,
         async_scheduling=async_scheduling,
         scheduler_cls=scheduler_cls,
+        **(settings or {}),
     )
     cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, num_gpu_blocks_override=num_blocks)
     cache.num_gpu_blocks = num_blocks
@@ -113,7 +118,8 @@ def make_scheduler(
     budget: int, max_seqs: int, num_blocks: int, *, cls: type[Scheduler] = Scheduler, **more: Any
 ) -> Scheduler:
     """Build the real scheduler, configured as `make_config` says."""
-    config = make_config(budget, max_seqs, num_blocks, async_scheduling=issubclass(cls, AsyncScheduler), **more)
+    more["async_scheduling"] = issubclass(cls, AsyncScheduler)
+    config = make_config(budget, max_seqs, num_blocks, **more)
     block_size = config.cache_config.block_size
     kv = KVCacheConfig(
         num_blocks=num_blocks,
@@ -133,7 +139,7 @@ def as_request(index: int, call: Call, block_size: int, prefix_caching: bool) ->
     shared = [block for block in call.hash_ids for _ in range(block_size)]
     own = [NO_BLOCK + index] * (call.prompt_tokens - len(shared))
     return Request(
-        request_id=str(index),
+        request_id=f"{index:06d}",  # of equal priority and arrival vLLM takes the first by name
         prompt_token_ids=shared + own,
         sampling_params=SamplingParams(max_tokens=call.output_tokens, ignore_eos=True),
         pooling_params=None,
@@ -282,12 +288,67 @@ RECORDINGS: dict[str, tuple[list[Call], dict[str, Any]]] = {
         conversations(120, 12.0, 10, people=9, block_size=16),
         {"budget": 128, "max_seqs": 16, "num_blocks": 90, "prefix_caching": True},
     ),
+    "async_few_slots": (
+        lognormal(120, 6.0, 11, prompt=(100, 900), output=(60, 400)),
+        {"budget": 512, "max_seqs": 8, "num_blocks": 100_000, "async_scheduling": True},
+    ),
+    "async_tight": (
+        lognormal(120, 6.0, 12, prompt=(300, 3000), output=(60, 400)),
+        {"budget": 512, "max_seqs": 64, "num_blocks": 240, "async_scheduling": True},
+    ),
+    "async_very_tight": (
+        lognormal(120, 6.0, 13, prompt=(80, 400), output=(60, 300)),
+        {"budget": 200, "max_seqs": 64, "num_blocks": 48, "async_scheduling": True},
+    ),
+    "async_priority_tight": (
+        lognormal(120, 8.0, 14, prompt=(40, 2500), output=(60, 400), spread=1.6, priorities=4),
+        {"budget": 512, "max_seqs": 64, "num_blocks": 200, "policy": "priority", "async_scheduling": True},
+    ),
+    "async_prefix_caching_tight": (
+        conversations(120, 12.0, 15, people=9, block_size=16),
+        {"budget": 128, "max_seqs": 16, "num_blocks": 90, "prefix_caching": True, "async_scheduling": True},
+    ),
+    "async_short": (
+        lognormal(150, 12.0, 16, prompt=(4, 40), output=(2, 12)),
+        {"budget": 24, "max_seqs": 6, "num_blocks": 20, "block_size": 4, "async_scheduling": True},
+    ),
+    "async_settings_tight": (
+        lognormal(120, 7.0, 17, prompt=(300, 3000), output=(60, 400)),
+        {
+            "budget": 512,
+            "max_seqs": 48,
+            "num_blocks": 240,
+            "long_prefill_token_threshold": 64,
+            "async_scheduling": True,
+            "settings": {
+                "long_prefill_token_threshold_adaptive": True,
+                "prefill_schedule_interval": 3,
+                "scheduler_reserve_full_isl": False,
+            },
+        },
+    ),
+    "settings_tight": (
+        lognormal(120, 7.0, 18, prompt=(300, 3000), output=(60, 400)),
+        {
+            "budget": 512,
+            "max_seqs": 48,
+            "num_blocks": 240,
+            "long_prefill_token_threshold": 64,
+            "settings": {
+                "long_prefill_token_threshold_adaptive": True,
+                "prefill_schedule_interval": 4,
+                "watermark": 0.05,
+            },
+        },
+    ),
 }
 
 
 def write(name: str, calls: list[Call], configuration: dict[str, Any]) -> list[dict[str, Any]]:
     """Record one schedule into two small files."""
-    steps = serve(make_scheduler(**configuration), calls)
+    ahead = configuration.get("async_scheduling", False)
+    scheduler = make_scheduler(**configuration, cls=AsyncScheduler if ahead else Scheduler)
+    steps = serve(scheduler, calls, depth=2 if ahead else 1)
     caching = configuration.get("prefix_caching", False)
     with (FOLDER / f"vllm_{name}.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -296,7 +357,7 @@ def write(name: str, calls: list[Call], configuration: dict[str, Any]) -> list[d
             row = [index, *(getattr(call, column) for column in COLUMNS[1:])]
             writer.writerow([*row, " ".join(map(str, call.hash_ids))] if caching else row)
     facts = {
-        "engine": f"vLLM {importlib.metadata.version('vllm')} V1 Scheduler, synchronous",
+        "engine": f"vLLM {importlib.metadata.version('vllm')} V1 {'AsyncScheduler' if ahead else 'Scheduler, synchronous'}",
         "recorded": "tests/agreement/record_vllm.py; random lengths; one token per request whose tokens are computed",
         "batch_time_ns": "11280000 + 35470000*ceil(b/128)",
         "requests": len(calls),
@@ -305,6 +366,8 @@ def write(name: str, calls: list[Call], configuration: dict[str, Any]) -> list[d
         "most_preemptions_in_a_step": max(len(step["preempted"]) for step in steps),
         "most_requests_in_a_step": max(len(step["scheduled"]) for step in steps),
     }
+    configuration = configuration | configuration.get("settings", {})
+    configuration.pop("settings", None)
     (FOLDER / f"vllm_{name}.json").write_text(json.dumps(facts | configuration, indent=1) + "\n")
     return steps
 

@@ -16,7 +16,10 @@ at which the batch is formed that it gives way to, which replicas later in the o
 tick. It is in decode again when its prefill has been repeated, or, if it was swapped out, when the
 batch is formed for which it comes back and it was in decode before.
 
-Tokens are unprocessed until the batch that has them starts. What a preempted request had computed
+Tokens are unprocessed until the batch that has them starts. Where an engine composes a batch ahead,
+when the one before it starts, it takes that one for computed already: a request is in decode from
+the start of the batch with its last prompt token, and its output tokens are known, with the tick at
+which they will be out; it finishes when they are. What a preempted request had computed
 is unprocessed again, unless it was swapped out; what it finds in a prefix cache no longer is.
 """
 
@@ -196,7 +199,7 @@ class _Running:
         """Return a request before its release, if it can ever finish."""
         jobs, stage, prompt = self.jobs, self.jobs.stage[row], self.jobs.prompt[row]
         replica = self.pools[self.network.stage_pool[stage]][0]
-        pool, output = replica.pool, jobs.output[row]
+        pool, output = replica.pool, replica.outputs_of(prompt, jobs.output[row])
         yielded = pool.convention == "engine" and prompt > 0  # an output with the last prompt token
         total = prompt + max(output - yielded, 0)
         if isinstance(pool, EnginePool) and pool.convention == "engine":

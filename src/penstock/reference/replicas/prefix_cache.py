@@ -124,27 +124,39 @@ class PrefixCache(Server):
         request.blocks = len(held)
 
     def grow(self, request: Request, tokens: int = 1) -> None:
-        """Give it the KV blocks that it lacks, and name those that are full when this step is
-        over.
+        """Give it the KV blocks that it lacks, and name those that are full when this step is over.
+
+        A step ahead, the token that a decode is to compute is not known yet.
         """
         self.hold(request, request.blocks + self.growth(request, tokens))
-        for block, name in zip(
-            self.held[request], self.names(request, request.computed + tokens), strict=False
-        ):
+        known = request.computed + tokens
+        if self.ahead and request.decoding:
+            known = request.computed
+        self.give_names(request, known)
+
+    def give_names(self, request: Request, tokens: int) -> None:
+        """Name the blocks that its first tokens fill."""
+        for block, name in zip(self.held[request], self.names(request, tokens), strict=False):
             if block.name is None:
                 self.cache.give_name(block, name)
+
+    def leave(self, request: Request) -> None:
+        """Name the blocks of all its tokens, which are known, and strike it from its list."""
+        if request in self.held:
+            self.give_names(request, request.total)
+        super().leave(request)
 
     def evict(self, request: Request) -> None:
         """Give its blocks back, and strike it from the running list."""
         self.cache.release(self.held.pop(request))
         super().evict(request)
 
-    def complete(self, now: int) -> list[Request]:
-        """End a batch for one request after another, as they run: so they give their blocks
+    def advance(self, end: int) -> None:
+        """Compute a batch for one request after another, as they run: so they give their blocks
         back.
         """
         self.batch = {r: self.batch[r] for r in self.running if r in self.batch}
-        return super().complete(now)
+        super().advance(end)
 
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert that every block is unused or used as often as it is held."""

@@ -47,6 +47,11 @@ class Request:
         return self.computed >= self.target
 
     @property
+    def is_done(self) -> bool:
+        """Whether all of it is computed, up to the batch in progress where that is known ahead."""
+        return self.computed == self.total
+
+    @property
     def in_decode(self) -> bool:
         """Whether it decodes at its replica; a request that is swapped out does not."""
         return self.decoding and not self.swapped
@@ -109,12 +114,20 @@ class Replica:
         self.requests: list[Request] = []  # those that are there
         self.batches: list[Batch] = []
         self.batch: Allocation = {}  # in progress
+        self.leaving: list[Request] = []  # those who finish when it ends
+        self.ahead = False  # whether a batch is composed when the one before it starts
+        self.planned: Allocation = {}  # composed so, not yet started
         self.preempted: list[Request] = []  # in this step
+        self.preempted_for: list[int] = []  # requests preempted to form the batch
         self.moving = 0  # ticks that blocks on their way to or from host memory add to the batch
 
     def refusal(self, request: Request) -> str | None:
         """Say why a request could never finish here, or return None if it could."""
         return None
+
+    def outputs_of(self, prompt: int, output: int) -> int:
+        """Return how many of its output tokens a request gets here."""
+        return output
 
     def arrive(self, request: Request) -> None:
         """Take in a new request."""
@@ -129,28 +142,41 @@ class Replica:
         """Take note that nobody is there."""
 
     def form(self, now: int) -> None:
-        """Begin the next batch, if anybody is there.
-
-        A step that only preempts leaves the replica idle with work to do, so it looks again.
+        """Begin the next batch, if anybody is there, and compose the one after it, if that is done
+        ahead.
         """
         if not self.requests:
             self.idle()
             return
-        self.moving = 0
-        preempted: list[int] = []
+        self.batch, self.planned = self.planned, {}
         while not self.batch:
-            self.preempted = []
-            self.batch = self.step()
-            self.assert_feasible(self.batch)
-            preempted += [request.index for request in self.preempted]
+            # A step that only preempts leaves the replica idle with work to do: it looks again.
+            self.batch = self.compose()
             if not self.batch and not self.preempted:
                 raise InputError(
                     f"at tick {now} replica {self.index} serves none of {len(self.requests)} "
                     "requests; let its policy serve one"
                 )
+        self.begin(now)
+        if self.ahead:
+            self.advance(self.batches[-1].end)
+            self.planned = self.compose()
+
+    def compose(self) -> Allocation:
+        """Return the next batch, whose tokens can be computed."""
+        self.preempted = []
+        batch = self.step()
+        self.assert_feasible(batch)
+        self.preempted_for += [request.index for request in self.preempted]
+        return batch
+
+    def begin(self, now: int) -> None:
+        """Start the batch that was composed."""
         duration = at_least("batch_time of a batch", self.ticks(), 1) + self.moving
+        self.moving = 0
         allocation = {request.index: tokens for request, tokens in self.batch.items()}
-        self.batches.append(Batch(now, duration, allocation, preempted, self.index))
+        self.batches.append(Batch(now, duration, allocation, self.preempted_for, self.index))
+        self.preempted_for = []
         for request, tokens in self.batch.items():
             request.taken = tokens
 
@@ -169,23 +195,31 @@ class Replica:
         prompts = [(tokens, r.computed) for r, tokens in batch.items() if not r.decoding]
         return batch_time.ticks(prompts, [r.computed for r in batch if r.decoding])
 
-    def complete(self, now: int) -> list[Request]:
-        """End the batch: tokens are in memory, outputs are out; return those who finish."""
-        batch, self.batch = self.batch, {}
-        for request, tokens in batch.items():
+    def advance(self, end: int) -> None:
+        """Compute the batch, which ends at a tick: tokens are in memory, outputs are out."""
+        for request, tokens in self.batch.items():
             was_decoding = request.decoding
             request.computed += tokens
             request.taken = 0
             if not was_decoding:
-                request.decodes_from = now  # if this was the last of its prefill
+                request.decodes_from = end  # if this was the last of its prefill
             # The end of a prefill is an output by convention, or where nothing follows it.
             yields = self.pool.convention == "engine" or request.total == request.prompt
             if was_decoding or (request.decoding and yields):
-                request.token_times.append(now)
-            if request.computed == request.total:
-                request.finish = now
-                self.leave(request)
-        return [request for request in batch if request.finish is not None]
+                request.token_times.append(end)
+            if request.is_done:
+                self.leaving.append(request)
+
+    def complete(self, now: int) -> list[Request]:
+        """End the batch; return those who finish."""
+        if not self.ahead:  # else its scheduler took it for computed when it started
+            self.advance(now)
+        self.batch = {}
+        finished, self.leaving = self.leaving, []
+        for request in finished:
+            request.finish = now
+            self.leave(request)
+        return finished
 
     def leave(self, request: Request) -> None:
         """Strike a finished request from those that are there."""

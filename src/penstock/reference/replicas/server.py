@@ -130,8 +130,12 @@ class Server(Replica):
         return self.running[-1]
 
     def preempt(self, request: Request) -> None:
-        """Take all its memory and put it at the head of the waiting queue."""
-        self.forget(request)
+        """Take all its memory and put it at the head of the waiting queue.
+
+        One whose last token is in flight computes nothing again: it waits only for that.
+        """
+        if not request.is_done:
+            self.forget(request)
         self.evict(request)
         self.preempted.append(request)
         request.preemptions += 1
@@ -185,9 +189,12 @@ class Server(Replica):
     # ------------------------------------------------------------ the end of a batch
 
     def leave(self, request: Request) -> None:
-        """Strike a finished request from the running list; its blocks are free."""
+        """Strike a finished request from its list; its blocks are free."""
         super().leave(request)
-        self.evict(request)
+        if request in self.waiting:
+            self.waiting.remove(request)  # preempted while its last token was in flight
+        else:
+            self.evict(request)
 
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert that the step kept to memory, budget and batch size, and served nobody wrongly."""

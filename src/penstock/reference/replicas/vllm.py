@@ -10,12 +10,26 @@ from penstock.reference.replicas.server import Server, by_priority
 class VllmV1(Server):
     """``Scheduler.schedule`` of vLLM V1: running requests in list order, then waiting ones.
 
-    Options: ``chunked_prefill``; ``long_prefill_threshold``, the most tokens of one prefill in a
-    batch while there is more than one request (0: no such limit). One KV block is the engine's own.
-    The watermark binds only while somebody runs.
+    One KV block is the engine's own. The watermark binds only while somebody runs.
+
+    Options: ``chunked_prefill``; ``async_scheduling``: a batch is composed when the one before it
+    starts; ``long_prefill_threshold``, the most tokens of one prefill in a batch while there is
+    more than one request (0: no such limit), and ``long_prefill_adaptive``: a fair share of the
+    budget if that is more; ``prefill_interval``: while somebody decodes only every so manieth batch
+    may have prompts, unless those that wait were more than the last such batch could take;
+    ``reserve_prompt``: whether a prompt is admitted only if all of it fits into memory;
+    ``max_model_len``: the most tokens of prompt and output (0: no such limit).
     """
 
-    options = ("chunked_prefill", "long_prefill_threshold")
+    options = (
+        "chunked_prefill",
+        "async_scheduling",
+        "long_prefill_threshold",
+        "long_prefill_adaptive",
+        "prefill_interval",
+        "reserve_prompt",
+        "max_model_len",
+    )
     settings = Server.settings | {"order": ("fcfs", "priority")}
     reserved = 1
     default_watermark = 0.0
@@ -24,7 +38,27 @@ class VllmV1(Server):
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
         self.cuts_prompts = self.option("chunked_prefill", True)
+        self.ahead = self.option("async_scheduling", True)
         self.threshold = self.option("long_prefill_threshold", 0, least=0)
+        self.adaptive = self.option("long_prefill_adaptive", False)
+        self.interval = self.option("prefill_interval", 1)
+        self.reserve_prompt = self.option("reserve_prompt", True)
+        self.longest = self.option("max_model_len", 0, least=0)
+        self.since_prompts = self.interval + 1  # which batch after the last with prompts is next
+        self.has_prompts = False  # whether this one has
+        self.overfull = False  # whether that one left requests waiting
+
+    def outputs_of(self, prompt: int, output: int) -> int:
+        """Return the output tokens that the longest context leaves room for."""
+        if self.longest == 0:
+            return output
+        return min(output, max(self.longest - prompt, 1))
+
+    def refusal(self, request: Request) -> str | None:
+        """Say that a prompt leaves no room for an output, or why it could never finish."""
+        if self.longest and request.prompt >= self.longest:
+            return f"has no room for an output, for max_model_len is {self.longest}"
+        return super().refusal(request)
 
     def victim(self) -> Request:
         """Return the last, or, by priority, the least urgent and youngest; of equal ones the first
@@ -37,20 +71,43 @@ class VllmV1(Server):
     def step(self) -> Allocation:
         """Form the next batch; nobody is admitted in a step that preempts."""
         batch: Allocation = {}
-        alone = len(self.running) + len(self.waiting) == 1
-        threshold = self.b_max if alone or self.threshold == 0 else self.threshold
-        self.serve_running(batch, threshold)
+        self.has_prompts = False
+        threshold = self.most_of_a_prompt()
+        deferred = (
+            self.since_prompts < self.interval
+            and not self.overfull
+            and any(request.decoding for request in self.running)
+        )
+        self.serve_running(batch, threshold, deferred)
         if not self.preempted:
-            self.serve_waiting(batch, threshold)
+            self.serve_waiting(batch, threshold, deferred)
+            if not deferred:
+                self.overfull = len(self.waiting) > 0
+        if self.has_prompts:
+            self.since_prompts = 1
+        elif batch:
+            self.since_prompts += 1
         return batch
 
-    def serve_running(self, batch: Allocation, threshold: int) -> None:
+    def most_of_a_prompt(self) -> int:
+        """Tokens that one prompt may have of the next batch."""
+        requests = len(self.running) + len(self.waiting)
+        if self.threshold == 0 or requests <= 1:
+            return self.b_max
+        if self.adaptive:
+            return max(self.threshold, self.b_max // requests)
+        return self.threshold
+
+    def serve_running(self, batch: Allocation, threshold: int, deferred: bool) -> None:
         """Serve running requests in list order, decodes and prefills alike, each with memory for
         its tokens.
         """
         position = 0
         while position < len(self.running) and token_load(batch) < self.b_max:
             request = self.running[position]
+            if request.is_done or (deferred and not request.decoding):
+                position += 1
+                continue
             wanted = max(request.P, 1)  # a decode takes one
             tokens = min(wanted, threshold, self.b_max - token_load(batch))
             while self.growth(request, tokens) > self.free:
@@ -65,27 +122,35 @@ class VllmV1(Server):
             if request in self.running:
                 self.grow(request, tokens)
                 batch[request] = tokens
+                self.has_prompts |= not request.decoding
                 position += 1
             elif self.pool.order == "fcfs":
                 break  # by priority those behind it may fit now
 
-    def serve_waiting(self, batch: Allocation, threshold: int) -> None:
+    def serve_waiting(self, batch: Allocation, threshold: int, deferred: bool) -> None:
         """Admit waiting requests in order; the first that does not fit blocks those behind it."""
         while self.waiting and token_load(batch) < self.b_max and len(self.running) < self.k_max:
             request = self.waiting[0]
             cached, unused = self.cached_blocks(request)
-            tokens = min(request.target - cached * self.block_size, threshold)
+            lacking = request.target - cached * self.block_size
+            if deferred and lacking > 1:
+                break
+            tokens = min(lacking, threshold)
             budget = self.b_max - token_load(batch)
             if tokens > budget and not self.cuts_prompts:
                 break
             tokens = min(tokens, budget)
             kept = self.watermark if self.running else 0
             # All of it must fit, and a part is taken.
-            if self.blocks(request.target) - cached + unused + kept > self.free:
+            held = cached * self.block_size + tokens
+            if self.reserve_prompt:
+                held = request.target
+            if self.blocks(held) - cached + unused + kept > self.free:
                 break
             self.admit(request, cached)
             self.grow(request, tokens)
             batch[request] = tokens
+            self.has_prompts |= lacking > 1
 
 
 class VllmV0(Server):
