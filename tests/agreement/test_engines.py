@@ -12,7 +12,10 @@ import penstock as ps
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden"
 RECORDED = Path(__file__).parent / "schedules"
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
-SETTINGS = ("chunked_prefill", "long_prefill_token_threshold")
+SETTINGS = (
+    "chunked_prefill", "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive",
+    "prefill_schedule_interval", "scheduler_reserve_full_isl", "max_model_len",
+)  # fmt: skip
 
 with_golden_files = pytest.mark.skipif(not GOLDEN.exists(), reason="the golden schedules are not beside the repository")
 
@@ -30,9 +33,14 @@ def assert_vllm_did_this(configuration, rows: pl.DataFrame, record: str, compres
         configuration["budget"],
         configuration["max_seqs"],
         policy="vllm",
-        policy_params={name: configuration[name] for name in SETTINGS if name in configuration},
+        policy_params={
+            "async_scheduling": configuration.get("async_scheduling", configuration.get("cls") == "async"),
+            **{name: configuration[name] for name in SETTINGS if name in configuration},
+        },
         order=configuration.get("policy", "fcfs"),
-        memory=ps.Memory(configuration["num_blocks"], block_size, prefix_caching=caching),
+        memory=ps.Memory(
+            configuration["num_blocks"], block_size, configuration.get("watermark"), prefix_caching=caching
+        ),
     )
     run = ps.simulate(workload, server, record=record, compress=compress)
     first = rows["arrival_ns"][0]
@@ -53,6 +61,15 @@ def test_the_real_vllm_scheduler_serves_every_request_at_the_same_nanosecond(
     folder = GOLDEN / "vllm-0.33.0"
     configuration = json.loads((folder / f"{name}.json").read_text())
     assert_vllm_did_this(configuration, pl.read_csv(folder / f"{name}.requests.csv"), record, compress)
+
+
+@with_golden_files
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize("path", sorted((GOLDEN / "vllm-0.33.0-settings").glob("*.json")), ids=lambda path: path.stem)
+def test_every_setting_of_vllm_is_met_to_the_nanosecond(path: Path, compress: bool) -> None:
+    """A step ahead, admission by the first chunk, adaptive thresholds, prefill intervals, longest contexts."""
+    configuration = json.loads(path.read_text())
+    assert_vllm_did_this(configuration, pl.read_csv(path.with_suffix(".csv")), "requests", compress)
 
 
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)

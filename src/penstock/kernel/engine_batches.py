@@ -16,6 +16,7 @@ from penstock.kernel.by_reference import reference_to
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.composition import Terms, cost_of, rise_of, ticks_of
 from penstock.kernel.due_epochs import chain, next_due_epoch, unchain
+from penstock.kernel.engine_ends import advance_engine
 from penstock.kernel.in_progress import start, touch, within_the_run
 from penstock.kernel.recording import note_allocation
 from penstock.kernel.records import (
@@ -122,10 +123,61 @@ def compiled_begin_decoding() -> Callable[[World, int, int, int], None]:
 @uncounted(inline=True)
 def form_at_engine(world: World, server: int, pool: Any) -> Any:
     """Form a batch, or a run of equal ones, at a free engine; return what failed, or 0."""
-    replica, clock = world.servers[server], world.clock[0]
+    replica = world.servers[server]
     engine = world.engines[replica.engine]
+    if pool.ahead != 0:
+        return _form_ahead(world, server, engine, pool)
+    failed = _compose(world, replica, engine, pool, True)
+    if failed == 0 and replica.tokens > 0:
+        _begin(world, server, engine)
+        start(world, server, _equal_batches(world, replica, replica, engine, pool))
+    return failed
+
+
+@uncounted()
+def _form_ahead(world: World, server: int, engine: Any, pool: Any) -> Any:
+    """Start the batch that was composed ahead, or one composed now, and compose the one after it,
+    for which this one is taken for computed.
+    """
+    replica, planned = world.servers[server], world.planned[engine.index]
+    if planned.tokens == 0:
+        failed = _compose(world, planned, engine, pool, True)
+        if failed != 0 or planned.tokens == 0:
+            return failed
+    everyone = engine.everyone
+    replica.ticks, replica.plain = planned.ticks, planned.plain
+    replica.cost, replica.rise = planned.cost, planned.rise
+    replica.tokens, replica.prefill = planned.tokens, planned.prefill
+    replica.decodes, replica.requests = planned.decodes, planned.requests
+    _begin(world, server, engine)
+    advance_engine(world, replica, engine, pool)
+    failed = _compose(world, planned, engine, pool, False)
+    repeat = 1
+    if replica.prefill == 0 and everyone != 0 and planned.tokens == replica.tokens:
+        repeat = _equal_batches(world, replica, planned, engine, pool)
+    start(world, server, repeat)
+    return failed
+
+
+@uncounted(inline=True)
+def _begin(world: World, server: int, engine: Any) -> None:
+    """Write down that a batch starts now, and who gets what of it."""
+    clock = world.clock[0]
+    world.servers[server].start = clock.now
+    if clock.record >= ALLOCATION_ROWS:
+        _note_allocations(world, server, engine)
+
+
+@uncounted()
+def _compose(world: World, batch: Any, engine: Any, pool: Any, at_once: bool) -> Any:
+    """Say who is in the next batch, and how long it takes; one of no tokens if nobody can be.
+
+    ``at_once``: nothing is in progress, so who gave up memory or waits for it is looked at again.
+    Return what failed, or 0.
+    """
     load = 0
     while load == 0:
+        batch.tokens = 0
         if engine.running == 0 and engine.waiting == 0:
             if pool.rule == SGLANG:
                 begin_ratio(world, engine, pool)
@@ -134,18 +186,16 @@ def form_at_engine(world: World, server: int, pool: Any) -> Any:
         if failed != 0:
             return failed
         load = _prefill_tokens(world, engine) + engine.served_decodes
+        if load == 0 and not at_once:
+            return 0
         if load == 0 and engine.preempted == 0:
             return STUCK
         # Else all made room: begin anew with them.
-    replica.start = clock.now
-    replica.tokens = load
-    replica.decodes = engine.served_decodes
-    replica.prefill = load - engine.served_decodes
-    replica.requests = engine.served + engine.served_decodes
-    moved = _time(world, replica, engine, pool)
-    if clock.record >= ALLOCATION_ROWS:
-        _note_allocations(world, server, engine)
-    start(world, server, _equal_batches(world, replica, engine, pool, moved))
+    batch.tokens = load
+    batch.decodes = engine.served_decodes
+    batch.prefill = load - engine.served_decodes
+    batch.requests = engine.served + engine.served_decodes
+    _time(world, batch, engine, pool)
     return 0
 
 
@@ -176,8 +226,8 @@ def _prefill_tokens(world: World, engine: Any) -> Any:
 
 
 @uncounted(inline=True)
-def _time(world: World, replica: Any, engine: Any, pool: Any) -> Any:
-    """Work out how long the batch takes; return whether blocks are moved out or in with it."""
+def _time(world: World, replica: Any, engine: Any, pool: Any) -> None:
+    """Work out how long the batch takes."""
     context = 0  # tokens before the decodes
     engine.everyone = engine.served_decodes == engine.decoding
     if engine.everyone != 0:
@@ -194,11 +244,10 @@ def _time(world: World, replica: Any, engine: Any, pool: Any) -> Any:
         replica.rise = rise_of(terms, y)
         replica.plain = NOT_BY_LOAD
         replica.ticks = ticks_of(replica.cost)
-    moved = engine.moved > 0
-    if moved:
+    if engine.moved > 0:  # blocks, out or in
         replica.ticks += engine.moved * pool.swap_ticks
         engine.moved = 0
-    return moved
+        engine.steady = 0
 
 
 @uncounted()
@@ -268,14 +317,16 @@ def _note_allocations(world: World, server: int, engine: Any) -> None:
 
 
 @uncounted(inline=True)
-def _equal_batches(world: World, replica: Any, engine: Any, pool: Any, moved: bool) -> Any:
-    """Return how many batches are one step: those until a request finishes, memory is used up, or
-    the rule may choose otherwise.
+def _equal_batches(world: World, replica: Any, batch: Any, engine: Any, pool: Any) -> Any:
+    """Return how many batches like the one just composed are one step: those until a request
+    finishes, memory is used up, or the rule may choose otherwise.
+
+    Composed ahead, the step is as many that are in progress now, like it; it follows them.
     """
     clock = world.clock[0]
-    if replica.prefill > 0 or engine.everyone == 0 or engine.steady == 0:
+    if batch.prefill > 0 or engine.everyone == 0 or engine.steady == 0:
         return 1
-    if clock.merges == 0 or engine.preempted > 0 or moved:
+    if clock.merges == 0 or engine.preempted > 0:
         return 1
     if pool.caching != 0 and engine.waiting > 0:
         return 1  # a block that a decode takes may have been one's prefix

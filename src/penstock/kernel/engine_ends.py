@@ -6,9 +6,11 @@ import numpy as np
 
 from penstock.kernel.blocks import blocks_of, give_back, take_blocks
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.composition import ticks_of
 from penstock.kernel.due_epochs import empty_bucket
 from penstock.kernel.recording import note_gaps, note_gaps_within
 from penstock.kernel.records import (
+    IN_FLIGHT,
     IN_STEP,
     NONE_YET,
     World,
@@ -16,6 +18,7 @@ from penstock.kernel.records import (
 from penstock.kernel.releases import finish
 from penstock.kernel.running import (
     begin_decode,
+    change_phase,
     end_decode,
     held_by,
     release,
@@ -27,29 +30,65 @@ def end_at_engine(world: World, server: int, pool: Any) -> None:
     """Hand out the tokens of the batches that have ended at an engine."""
     replica = world.servers[server]
     engine = world.engines[replica.engine]
-    repeat = replica.equal
+    if replica.equal > 1:
+        _end_run(world, replica, engine, pool)
+    if pool.ahead == 0:
+        advance_engine(world, replica, engine, pool)
+    else:
+        _let_go(world, replica, engine, pool)
+
+
+@uncounted()
+def _end_run(world: World, replica: Any, engine: Any, pool: Any) -> None:
+    """Compute the batches of a run but one, in which nothing but decodes happens: the last, or the
+    one composed ahead where that follows the run.
+    """
+    again = replica.equal - 1
+    take_blocks(world, engine, pool, _grown(world, engine, pool, replica.equal))
+    note_gaps_within(world, replica, pool)
+    engine.decode_tokens -= replica.decodes * again
+    engine.epoch += again
+    engine.ratio_steps += again
+    engine.since_prompts += again
+    if pool.ahead != 0:
+        engine.last_step = world.clock[0].now
+        planned = world.planned[engine.index]
+        if planned.plain < 0:
+            planned.cost += again * planned.rise
+            planned.ticks = ticks_of(planned.cost)
+
+
+@uncounted()
+def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
+    """Compute the batch in progress, or the last of a run: requests have its tokens when it ends.
+
+    Composed ahead, that is when it starts, and who finishes stays until it ends.
+    """
     decodes = replica.decodes
-    # Blocks: those taken after the first of equal batches, and those of who finishes, where they
-    # are told apart.
-    if repeat > 1:
-        take_blocks(world, engine, pool, _grown(world, engine, pool, repeat))
-    if pool.caching != 0:
-        epoch = engine.epoch + (repeat if decodes > 0 else 0)
+    if pool.caching != 0 and pool.ahead == 0:
+        epoch = engine.epoch + (1 if decodes > 0 else 0)
         heads = world.heads[engine.line]
         if replica.prefill > 0 or heads[epoch & (heads.size - 1)] >= 0:
             _give_back_of_finished(world, engine, pool, epoch)
     alone = engine.decoding == 0
     if decodes > 0:
         _count_gaps(world, replica, engine, pool)
-        engine.last_step = world.clock[0].now
-        engine.decode_tokens -= decodes * repeat
-        engine.epoch += repeat
-        engine.ratio_steps += repeat - 1
+        engine.last_step = _end_of(world, replica, pool)
+        engine.decode_tokens -= decodes
+        engine.epoch += 1
         if engine.marked != 0 or engine.everyone == 0:
             _unmark_decodes(world, engine)
         _finish_due(world, replica, engine, pool)
     if replica.prefill > 0:
         _end_prompts(world, replica, engine, pool, decodes > 0 or alone)
+
+
+@uncounted(inline=True)
+def _end_of(world: World, replica: Any, pool: Any) -> Any:
+    """Return the tick at which the tokens of the batch are out."""
+    if pool.ahead != 0:
+        return replica.start + replica.ticks
+    return world.clock[0].now
 
 
 @uncounted(inline=True)
@@ -81,7 +120,11 @@ def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> 
     while place >= 0:
         slot = world.slots[place]
         done: Any = -1
-        if slot.left == 0:
+        if slot.left == IN_FLIGHT:
+            done = np.int64(slot.total)
+        elif pool.ahead != 0:
+            done = -1
+        elif slot.left == 0:
             if slot.due == epoch:
                 done = np.int64(slot.total)
         elif slot.left == slot.taken and slot.outputs == pool.convention:
@@ -100,7 +143,6 @@ def _count_gaps(world: World, replica: Any, engine: Any, pool: Any) -> None:
         in_step -= _own_gaps(world, replica, engine, pool)
     if in_step > 0:
         note_gaps(world, replica, pool, engine.last_step, in_step)
-    note_gaps_within(world, replica, pool)
 
 
 @uncounted(inline=True)
@@ -144,11 +186,45 @@ def _finish_due(world: World, replica: Any, engine: Any, pool: Any) -> None:
     while place >= 0:
         slot = world.slots[place]
         following = slot.chain
-        if pool.caching == 0:
+        if pool.ahead == 0 and pool.caching == 0:
             engine.free += held_by(engine, pool, slot)
         end_decode(world, engine, pool, slot)
+        if pool.ahead == 0:
+            change_phase(world, engine, slot.request, -1)
+            _leave(world, replica, engine, place)
+        else:
+            _stay(world, engine, place)
+        place = following
+
+
+@uncounted(inline=True)
+def _stay(world: World, engine: Any, place: int) -> None:
+    """Let a request whose last token is in flight keep its slot and blocks until that is out."""
+    slot = world.slots[place]
+    slot.left = IN_FLIGHT
+    slot.chain = -1
+    if engine.first_leaving < 0:
+        engine.first_leaving = place
+    else:
+        world.slots[engine.last_leaving].chain = place
+    engine.last_leaving = place
+
+
+@uncounted(inline=True)
+def _let_go(world: World, replica: Any, engine: Any, pool: Any) -> None:
+    """Let those go whose last tokens are out now."""
+    place = engine.first_leaving
+    if place >= 0 and pool.caching != 0:
+        _give_back_of_finished(world, engine, pool, engine.epoch)
+    while place >= 0:
+        slot = world.slots[place]
+        following = slot.chain
+        if pool.caching == 0 and slot.left == IN_FLIGHT:
+            engine.free += held_by(engine, pool, slot)
+        change_phase(world, engine, slot.request, -1)
         _leave(world, replica, engine, place)
         place = following
+    engine.first_leaving = -1
 
 
 @uncounted(inline=True)
@@ -172,7 +248,7 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
     """Move requests whose prompts are done into decode; ``in_step``: their tokens come with all
     others.
     """
-    clock = world.clock[0]
+    end = _end_of(world, replica, pool)
     place = engine.served_head
     for _ in range(engine.served):
         slot = world.slots[place]
@@ -184,7 +260,10 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
             decodes = slot.outputs - pool.convention
             if pool.convention != 0 or decodes == 0:
                 _first_token(world, replica, pool, slot)
-            if decodes == 0:
+            if decodes == 0 and pool.ahead != 0:
+                change_phase(world, engine, slot.request, 1)
+                _stay(world, engine, place)
+            elif decodes == 0:
                 if pool.caching == 0:
                     engine.free += slot.held
                 _leave(world, replica, engine, place)
@@ -193,9 +272,9 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
                     engine.own += 1
                 elif in_step:
                     slot.last = IN_STEP
-                    engine.last_step = clock.now
+                    engine.last_step = end
                 else:
-                    slot.last = clock.now
+                    slot.last = end
                     engine.own += 1
                 begin_decode(world, engine, pool, place, decodes)
         place = following
@@ -207,6 +286,6 @@ def _first_token(world: World, replica: Any, pool: Any, slot: Any) -> None:
     next.
     """
     if world.first_token[slot.request] < 0:
-        world.first_token[slot.request] = world.clock[0].now
+        world.first_token[slot.request] = _end_of(world, replica, pool)
     else:
         note_gaps(world, replica, pool, slot.last, 1)

@@ -54,6 +54,11 @@ PLENTY = 2**60
 NOT_BY_LOAD = -1
 """In place of the ticks that every batch of a token load takes, where each takes its own."""
 
+IN_FLIGHT, EVICTED = -1, -2
+"""In place of prefill tokens left, where batches are composed ahead: the last token of a request is
+in flight; and its blocks have been taken meanwhile.
+"""
+
 NONE_YET, IN_STEP = -1, -2
 """In place of the tick of a request's last token: it had none; that of all who decode in step."""
 
@@ -111,7 +116,8 @@ POOL = record(
     duration composed
     by_age lines repeats order order_params order_params_end first_stage
     rule block_size watermark admission swap_ticks by_priority grows chunked reserved caching
-    long_prefill mixed most_prefill clip_new_tokens retract_steps
+    ahead long_prefill adapts prefill_interval reserve_prompt
+    mixed most_prefill clip_new_tokens retract_steps
     cell_columns
     """
 )
@@ -128,7 +134,8 @@ line; ``first_stage``: where its stages begin in ``listed``.
 Of engines: ``rule`` (`BY_LINES` for none), tokens of a block, blocks that an admission leaves free,
 what must be free before it (`INPUT` ...), ticks per block swapped (-1: computed again), whether the
 queue goes by priority, whether requests take blocks as they decode, whether prompts may be cut,
-blocks that every request holds, whether prefixes are reused; then settings of single engines.
+blocks that every request holds, whether prefixes are reused, whether a batch is composed when the
+one before it starts; then settings of single engines.
 ``cell_columns``: of `World.cells`.
 """
 
@@ -179,7 +186,9 @@ ENGINE = record(
     waiting_tokens decode_tokens arrived arrived_tokens finished finished_decodes
     served served_decodes served_head served_tail preempted moved
     marked everyone steady arrival_ends
+    first_leaving last_leaving
     preemptions lost reused
+    has_prompts since_prompts overfull
     is_full ratio_steps
     """,
     f8="ratio",
@@ -193,9 +202,11 @@ tick at which those who decode had their last token, all but ``own``, which know
 ``context_base``: tokens before the next decodes of all, less decoding * epoch. What policies see.
 The batch being formed or in progress: slots in prefill that it serves, decodes, who was preempted
 for it, blocks moved; whether the decodes that it serves are marked, are all, whether the next batch
-is the same while nobody comes or goes, and whether an arrival ends a run of equal ones.
-Preemptions, tokens that they lost, tokens found computed. SGLang: whether admission has paused,
-decode batches since ``ratio`` was set.
+is the same while nobody comes or goes, and whether an arrival ends a run of equal ones. Those whose
+last token is in flight. Preemptions, tokens that they lost, tokens found computed. vLLM: whether
+the batch has prompts, which one after the last with some is next, whether that one left requests
+waiting. SGLang: whether
+admission has paused, decode batches since ``ratio`` was set.
 """
 
 STAGE = record(i8="pool line prefill_weight decode_weight in_prefill in_decode")
@@ -230,7 +241,7 @@ SLOT = record(
 """One per request that runs at an engine, or has decoded in a line.
 
 The epoch at which it is due; the list and the bucket that it is in. At engines also: tick of its
-last token; prefill tokens left (0: it decodes) and in all; tokens that it has processed when it
+last token; prefill tokens left (0: it decodes; `IN_FLIGHT`) and in all; tokens that it has processed when it
 finishes; outputs to come when its prefill began; blocks, while it does not grow by decodes; tokens
 in the batch being formed; the next one in prefill that is served.
 """
@@ -242,7 +253,7 @@ BLOCK = record(i8="name", i4="users next_free previous_free next_named previous_
 World = namedtuple(
     "World",
     """
-    clock pools servers engines lines stages onward means listed duration linear per params
+    clock pools servers planned engines lines stages onward means listed duration linear per params
     slots heads bits growth blocks buckets table pile ids bounds ends job_arrival job_root
     job_tokens rows again delay coin context reuse home cached ready first_token finish heap
     ready_now touched lookout weights gaps full cells stalls mixes series batch_rows
@@ -253,8 +264,9 @@ World.__doc__ = """All of it.
 
 Attributes
 ----------
-clock, pools, servers, engines, lines, stages
-    Records as above.
+clock, pools, servers, planned, engines, lines, stages
+    Records as above; ``planned``: one per engine, the batch that is composed ahead, whose tokens
+    are 0 where there is none.
 onward, means
     Shapes (stages, stages) and (stages, 2): requests released per finished one; mean tokens of
     each phase.
@@ -302,6 +314,7 @@ _TYPES: dict[str, Any] = {
     "clock": from_dtype(CLOCK)[::1],
     "pools": from_dtype(POOL)[::1],
     "servers": from_dtype(REPLICA)[::1],
+    "planned": from_dtype(REPLICA)[::1],
     "engines": from_dtype(ENGINE)[::1],
     "lines": from_dtype(LINE)[::1],
     "stages": from_dtype(STAGE)[::1],

@@ -86,14 +86,48 @@ def _decode_all(world: World, engine: Any, pool: Any, spare: int) -> None:
 def _vllm(world: World, engine: Any, pool: Any) -> None:
     """VLLM V1: those that run, in order, then new ones."""
     most = pool.long_prefill
-    if most == 0 or engine.running + engine.waiting <= 1:
+    requests = engine.running + engine.waiting
+    if most == 0 or requests <= 1:
         most = pool.budget
-    left = _vllm_at_once(world, engine, pool, most)
+    elif pool.adapts != 0:
+        most = max(most, pool.budget // requests)
+    deferred = _defers_prompts(engine, pool)
+    left = -1
+    if not deferred:
+        left = _vllm_at_once(world, engine, pool, most)
     if left < 0:
         engine.marked = 1
-        left = _vllm_in_order(world, engine, pool, most)
+        left = _vllm_in_order(world, engine, pool, most, deferred)
     if engine.preempted == 0 and left > 0:
-        _vllm_waiting(world, engine, pool, most, left)
+        _vllm_waiting(world, engine, pool, most, left, deferred)
+    if pool.prefill_interval > 1:
+        _count_since_prompts(engine, deferred)
+
+
+@uncounted(inline=True)
+def _defers_prompts(engine: Any, pool: Any) -> Any:
+    """Return whether prompts must wait for a batch that may have some."""
+    if pool.prefill_interval <= 1 or engine.overfull != 0:
+        return False
+    decodes = engine.running > engine.prefilling
+    return decodes and engine.since_prompts < pool.prefill_interval
+
+
+@uncounted(inline=True)
+def _count_since_prompts(engine: Any, deferred: bool) -> None:
+    """Count the batches since the last with prompts, and note whether those that wait were too many
+    for one that could have some.
+    """
+    if deferred:
+        if engine.waiting + engine.prefilling > 0:
+            engine.steady = 0
+    elif engine.preempted == 0:
+        engine.overfull = 1 if engine.waiting > 0 else 0
+    if engine.has_prompts != 0:
+        engine.since_prompts = 1
+        engine.has_prompts = 0
+    elif engine.served + engine.served_decodes > 0:
+        engine.since_prompts += 1
 
 
 @uncounted(inline=True)
@@ -132,6 +166,7 @@ def _vllm_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
 @uncounted(inline=True)
 def _hold_for(world: World, engine: Any, pool: Any, place: int, take: int) -> None:
     """Let a request in prefill hold the blocks for so many tokens more."""
+    engine.has_prompts = 1
     done = done_by(engine, world.slots[place])
     hold(world, engine, pool, place, blocks_of(done + take, pool.block_size))
     if pool.caching != 0:
@@ -146,7 +181,7 @@ def name_blocks(world: World, engine: Any, pool: Any, place: int, take: int) -> 
 
 
 @uncounted()
-def _vllm_in_order(world: World, engine: Any, pool: Any, most: int) -> Any:
+def _vllm_in_order(world: World, engine: Any, pool: Any, most: int, deferred: bool) -> Any:
     """Go through those that run one by one; return the tokens left."""
     left = pool.budget
     place = engine.first_slot
@@ -154,6 +189,9 @@ def _vllm_in_order(world: World, engine: Any, pool: Any, most: int) -> Any:
         slot = world.slots[place]
         following = slot.next
         prefill = slot.left > 0
+        if slot.left < 0 or (prefill and deferred):
+            place = following
+            continue
         take = min(slot.left, left, most) if prefill else 1
         gone = False
         while True:
@@ -184,7 +222,9 @@ def _vllm_in_order(world: World, engine: Any, pool: Any, most: int) -> Any:
 
 
 @uncounted(inline=True)
-def _vllm_waiting(world: World, engine: Any, pool: Any, most: int, left: int) -> None:
+def _vllm_waiting(
+    world: World, engine: Any, pool: Any, most: int, left: int, deferred: bool
+) -> None:
     """Admit those that wait, in order, while tokens, places and blocks are left."""
     size = pool.block_size
     while left > 0 and engine.running < pool.batch_size and engine.head >= 0:
@@ -196,11 +236,15 @@ def _vllm_waiting(world: World, engine: Any, pool: Any, most: int, left: int) ->
             if spare >= engine.free:  # its last token needs a block
                 break
             hits, unused = found_in_cache(world, engine, pool, request)
-        take = min(target - hits * size, most)
+        lacking = target - hits * size
+        if deferred and lacking > 1:
+            break
+        take = min(lacking, most)
         if pool.chunked == 0 and take > left:
             break
         take = min(take, left)
-        if blocks_of(target, size) - hits + unused + spare > engine.free:
+        held = target if pool.reserve_prompt != 0 else hits * size + take
+        if blocks_of(held, size) - hits + unused + spare > engine.free:
             break
         pop_waiting(world, engine, pool)
         place = admit(world, engine, pool, request, hits + blocks_of(take, size), hits)
@@ -208,6 +252,8 @@ def _vllm_waiting(world: World, engine: Any, pool: Any, most: int, left: int) ->
             name_blocks(world, engine, pool, place, take)
         serve_prefill(world, engine, place, take)
         left -= take
+        if lacking > 1:
+            engine.has_prompts = 1
 
 
 # -- vLLM V0

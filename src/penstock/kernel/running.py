@@ -15,7 +15,7 @@ from typing import Any
 from penstock.kernel.blocks import blocks_of, give_back, occupy
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import chain, unchain
-from penstock.kernel.records import IN_STEP, VIDUR_SARATHI, VLLM, World
+from penstock.kernel.records import EVICTED, IN_STEP, VIDUR_SARATHI, VLLM, World
 
 # -- what a running request has done, holds and needs; ``slot`` is its record
 
@@ -33,6 +33,8 @@ def held_by(engine: Any, pool: Any, slot: Any) -> Any:
     """Return the blocks that a running request holds."""
     if pool.grows == 0 or slot.left > 0:
         return slot.held
+    if slot.left < 0:
+        return blocks_of(slot.total, pool.block_size)
     # Its block is taken, its token not yet counted.
     growing = 1 if slot.taken > 0 else 0
     return blocks_of(done_by(engine, slot) + growing, pool.block_size)
@@ -106,13 +108,14 @@ def unlink(world: World, engine: Any, slot: int) -> None:
 
 @uncounted(inline=True)
 def release(world: World, engine: Any, slot: int) -> None:
-    """Give up the slot of a request that leaves the list."""
-    unlink(world, engine, slot)
+    """Give up the slot of a request that leaves the list, if it has not left it already."""
+    if world.slots[slot].left != EVICTED:
+        unlink(world, engine, slot)
+        engine.running -= 1
     clock = world.clock[0]
     world.slots[slot].chain = clock.free_slot
     clock.free_slot = slot
     clock.used_slots -= 1
-    engine.running -= 1
 
 
 # -- the waiting queue
@@ -256,7 +259,7 @@ def serve_prefill(world: World, engine: Any, place: int, tokens: int) -> None:
 
 
 @uncounted(inline=True)
-def _change_phase(world: World, engine: Any, request: int, change: int) -> None:
+def change_phase(world: World, engine: Any, request: int, change: int) -> None:
     """Count a request in decode (1), or in prefill again (-1), for routers and other pools."""
     stage = world.stages[world.rows[request].stage]
     stage.in_prefill -= change
@@ -275,12 +278,12 @@ def begin_decode(world: World, engine: Any, pool: Any, place: int, iterations: i
     engine.decoding += 1
     engine.decode_tokens += iterations
     engine.context_base += slot.total - slot.due
-    _change_phase(world, engine, slot.request, 1)
+    change_phase(world, engine, slot.request, 1)
 
 
 @uncounted(inline=True)
 def end_decode(world: World, engine: Any, pool: Any, slot: Any) -> None:
-    """Let a request that has left the calendar decode no more."""
+    """Let a request that has left the calendar take no more decodes."""
     count_growth(world, engine, pool, slot, -1)
     engine.decoding -= 1
     engine.context_base -= slot.total - slot.due
@@ -288,7 +291,6 @@ def end_decode(world: World, engine: Any, pool: Any, slot: Any) -> None:
         slot.last = engine.last_step
     else:
         engine.own -= 1
-    _change_phase(world, engine, slot.request, -1)
 
 
 @uncounted()
@@ -307,6 +309,18 @@ def _strike(world: World, engine: Any, place: int) -> None:
         engine.served_tail = before
 
 
+@uncounted(inline=True)
+def _named(pool: Any, slot: Any, done: int) -> Any:
+    """Return the tokens of a running request of which full blocks have their names.
+
+    What is in the batch has its name already; but a step ahead, the last token that a decode
+    computes is not known before the batch after it starts.
+    """
+    if pool.ahead != 0 and slot.left == 0:
+        return max(slot.target, done - 1 + slot.taken)
+    return done + slot.taken
+
+
 @uncounted()
 def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     """Take a running request out, with what it has to do again in ``again``; return it, to be
@@ -317,7 +331,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     again = world.again[request]
     done = done_by(engine, slot)
     held = held_by(engine, pool, slot)
-    full = (done + slot.taken) // pool.block_size  # what is in the batch has its name already
+    full = _named(pool, slot, done) // pool.block_size
     swaps = pool.swap_ticks >= 0
     again.target = slot.target
     again.outputs = slot.outputs
@@ -337,6 +351,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
         engine.decode_tokens -= left
         unchain(world.slots, world.heads[engine.line], world.bits[engine.line], place)
         end_decode(world, engine, pool, slot)
+        change_phase(world, engine, request, -1)
         if swaps:
             again.outputs = left + pool.convention
             again.target = slot.total - left
@@ -363,9 +378,30 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     return request
 
 
+@uncounted()
+def _evict_ahead(world: World, engine: Any, pool: Any, place: int) -> None:
+    """Take the blocks of a request whose last token is in flight; it does nothing again."""
+    slot = world.slots[place]
+    held = held_by(engine, pool, slot)
+    if pool.caching == 0:
+        engine.free += held
+    else:
+        known = max(slot.target, slot.total - 1)
+        give_back(world, engine, place, held, known // pool.block_size)
+    slot.left = EVICTED
+    unlink(world, engine, place)
+    engine.running -= 1
+    engine.preempted += 1
+    engine.preemptions += 1
+    world.again[slot.request].times += 1
+
+
 @uncounted(inline=True)
 def make_room(world: World, engine: Any, pool: Any, place: int) -> None:
     """Preempt a request, which is then the first that waits."""
+    if world.slots[place].left < 0:
+        _evict_ahead(world, engine, pool, place)
+        return
     wait_first(world, engine, pool, preempt(world, engine, pool, place))
 
 

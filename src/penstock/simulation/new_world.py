@@ -73,6 +73,8 @@ def new_world(
     table.first_line = np.cumsum(own.lines) - own.lines
     table.engine = np.cumsum(own.rule != records.BY_LINES) - 1
     engines = _engines(servers, pools, table)
+    planned = records.table(records.REPLICA, engines.size)
+    planned.pool = engines.pool
     lines = records.table(records.LINE, int(own.lines.sum()))
     for field in ("prompt_head", "fresh_head", "first_linked", "last_linked", "done_head"):
         lines[field] = -1
@@ -95,6 +97,7 @@ def new_world(
         clock=clock,
         pools=pools,
         servers=table,
+        planned=planned,
         engines=engines,
         lines=lines,
         stages=stage_table,
@@ -294,6 +297,8 @@ def _engines(servers: Sequence[Server], pools: Any, table: Any) -> Any:
         engine.server, engine.pool = place, table.pool[place]
         engine.line, engine.index = table.first_line[place], index
         engine.first_slot = engine.last_slot = engine.head = engine.tail = -1
+        engine.first_leaving = engine.last_leaving = -1
+        engine.since_prompts = pools[engine.pool].prefill_interval + 1
         usable = server.usable_blocks
         engine.free = records.PLENTY if usable is None else usable
         engine.ratio = server.policy.kernel_numbers[0]

@@ -57,7 +57,12 @@ class Vllm(Engine):
     rule = records.VLLM
     known = {  # noqa: RUF012
         "chunked_prefill": Option(True, alias="enable_chunked_prefill"),
+        "async_scheduling": Option(True),
         "long_prefill_threshold": Option(0, alias="long_prefill_token_threshold"),
+        "long_prefill_adaptive": Option(False, alias="long_prefill_token_threshold_adaptive"),
+        "prefill_interval": Option(1, low=1, alias="prefill_schedule_interval"),
+        "reserve_prompt": Option(True, alias="scheduler_reserve_full_isl"),
+        "max_model_len": Option(0),
     }
     orders = ("fcfs", "priority")
     own_blocks = 1
@@ -94,7 +99,13 @@ class Vllm(Engine):
         threshold = self.options["long_prefill_threshold"]
         self.work_conserving = self.cuts_prompts and threshold == 0
         self.has_mean_field = self.work_conserving  # that of sarathi, where it is the same
-        self.kernel_options = {"long_prefill": threshold}
+        self.kernel_options = {
+            "ahead": self.options["async_scheduling"],
+            "long_prefill": threshold,
+            "adapts": self.options["long_prefill_adaptive"],
+            "prefill_interval": self.options["prefill_interval"],
+            "reserve_prompt": self.options["reserve_prompt"],
+        }
 
 
 class VllmV0(Engine):
