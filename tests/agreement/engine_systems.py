@@ -135,11 +135,20 @@ class System:
         )
 
 
-def draw_settings(rng, policy, longest):
+def draw_settings(rng, policy, longest, longest_prompt):
     match policy:
         case "vllm":
             chunked, threshold = bool(rng.random() < 0.7), int(rng.choice([0, 0, 1, 4]))
-            return {"chunked_prefill": chunked, "long_prefill_threshold": threshold}
+            longest_context = longest + int(rng.integers(-3, 2))
+            return {
+                "chunked_prefill": chunked,
+                "long_prefill_threshold": threshold,
+                "async_scheduling": bool(rng.random() < 0.6),
+                "long_prefill_adaptive": threshold > 0 and bool(rng.random() < 0.5),
+                "prefill_interval": int(rng.choice([1, 1, 1, 2, 4])),
+                "reserve_prompt": bool(rng.random() < 0.7),
+                "max_model_len": longest_context if longest_context > longest_prompt else 0,
+            }
         case "sglang":
             return {
                 "mixed_chunk": bool(rng.random() < 0.5),
@@ -158,8 +167,11 @@ def draw_settings(rng, policy, longest):
     return {}
 
 
-def draw(rng, policy):
-    """Draw a system in which every request fits: by as little as may be, often."""
+def draw(rng, policy, any_context=False):
+    """Draw a system in which every request fits: by as little as may be, often.
+
+    ``any_context``: contexts may be as long as they are, so no outputs are cut.
+    """
     engine = policy in ENGINES
     n = int(rng.integers(1, 14))
     gaps = rng.integers(0, rng.choice([0, 1, 3, 10, 60]) + 1, n)
@@ -168,7 +180,9 @@ def draw(rng, policy):
     prompt = rng.integers(1, rng.choice([1, 3, 9, 30]) + 1, n)
     output = rng.integers(1, rng.choice([1, 2, 5, 40]) + 1, n)
     longest = int((prompt + output).max())
-    settings = draw_settings(rng, policy, longest)
+    settings = draw_settings(rng, policy, longest, int(prompt.max()))
+    if any_context:
+        settings.pop("max_model_len", None)
     scheduler, _ = resolve(policy).configured(settings if engine else [])
     budget = int(rng.choice([rng.integers(1, 9), rng.integers(8, 40)]))
     if scheduler.has_token_budget and not scheduler.cuts_prompts:

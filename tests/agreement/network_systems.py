@@ -351,11 +351,11 @@ def draw_engine_pool(random, name):
 def draw_tight(rng, name):
     """Draw a server that preempts under its own requests, if one of a few does; a policy's has KV memory."""
     for _ in range(8):
-        system = engine_systems.draw(rng, name)
+        system = engine_systems.draw(rng, name, any_context=True)
         if system.blocks and any(batch.preempted for batch in system.reference().batches):
             return system
     while system.blocks is None and name in POLICIES:  # without memory it is a server of the paper
-        system = engine_systems.draw(rng, name)
+        system = engine_systems.draw(rng, name, any_context=True)
     return system
 
 

@@ -18,9 +18,12 @@ def never_served(server: Server, prompt: Ints32, output: Ints32) -> list[tuple[B
     """
     policy, memory = server.policy, server.memory
     size = memory.block_size if memory else 1
-    whole = prompt.astype(np.int64) + output
+    whole = prompt.astype(np.int64) + policy.outputs_of(prompt, output)
     peak = whole - (server.convention == "engine")
     limits = []
+    if longest := policy.longest_context:
+        reason = f"{policy.name} has no room for an output, for its max_model_len is {longest:,}"
+        limits.append((prompt >= longest, reason))
     if most := policy.reserved_tokens:
         limits.append(
             (whole > most, f"more than the {most:,} (max_tokens) that {policy.name} reserves")

@@ -120,6 +120,8 @@ class EngineSession(OneServer, WorldSession):
         if too_long.size:
             self.left_out.append((self.offered + too_long, window.where(~fits)))
         self.offered += window.arrival.size
+        outputs = self.server.policy.outputs_of(window.prompt, window.output)
+        window = dataclasses.replace(window, output=outputs)
         return window.where(fits) if too_long.size else window
 
     def fit(self, window: Window) -> None:

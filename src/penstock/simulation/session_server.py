@@ -187,11 +187,17 @@ class OneServer(WorldSession, abc.ABC):
         first_open = int(window.finish.argmin()) if count else 0  # it is -1 there, if anywhere
         if count and window.finish[first_open] < 0 and not everything:
             count = first_open
+        if everything:
+            self._forget_to_come(window)
         gone, kept = window.split(count)
         self.ttft.add(gone.arrival, gone.first_token)
         self.e2e.add(gone.arrival, gone.finish)
         self._forget(gone)
         return kept
+
+    def _forget_to_come(self, window: Window) -> None:
+        """Forget tokens that batches still in progress will bring, where they are known ahead."""
+        window.first_token[window.first_token > self.now] = -1
 
     @abc.abstractmethod
     def _forget(self, gone: Window) -> None:
@@ -201,6 +207,7 @@ class OneServer(WorldSession, abc.ABC):
         """Put the arrays into a `Run`."""
         rows, batches, allocations = None, self.batch_rows(), self.allocation_rows()
         if window is not None:
+            self._forget_to_come(window)
             rows = Rows(
                 window.arrival, window.prompt, window.output, window.first_token, window.finish
             )

@@ -97,10 +97,18 @@ class Vllm(Engine):
     def settle(self) -> None:
         """Set the facts that follow from the settings."""
         threshold = self.options["long_prefill_threshold"]
-        self.work_conserving = self.cuts_prompts and threshold == 0
+        if self.options["long_prefill_adaptive"] and threshold == 0:
+            raise InputError(
+                f"{self.name}: long_prefill_adaptive raises a threshold, but long_prefill_threshold "
+                "is 0, none; give one"
+            )
+        at_once = self.options["prefill_interval"] == 1
+        self.work_conserving = self.cuts_prompts and threshold == 0 and at_once
         self.has_mean_field = self.work_conserving  # that of sarathi, where it is the same
+        self.ahead = self.options["async_scheduling"]
+        self.longest_context = self.options["max_model_len"]
         self.kernel_options = {
-            "ahead": self.options["async_scheduling"],
+            "ahead": self.ahead,
             "long_prefill": threshold,
             "adapts": self.options["long_prefill_adaptive"],
             "prefill_interval": self.options["prefill_interval"],

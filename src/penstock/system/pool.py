@@ -110,6 +110,11 @@ def _refuse_what_pools_lack(server: Server, order: Order) -> None:
             "no priorities of "
             "their own; order the pool's stages instead: `order: {priority: [...]}`"
         )
+    if server.policy.longest_context:
+        raise InputError(
+            f"max_model_len is {server.policy.longest_context:,}, but a network does not cut "
+            "outputs; leave it out, and shorten the outputs of the stages"
+        )
     if server.by_lines:
         return
     if order.name != "fcfs":

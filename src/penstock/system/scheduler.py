@@ -10,6 +10,8 @@ import abc
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
+import numpy as np
+
 from penstock.kernel import records
 from penstock.system.memory import Memory
 
@@ -176,6 +178,10 @@ class Scheduler(abc.ABC):
         Whether nobody waits for memory while enough of it is free.
     reserved_tokens
         Tokens that every request has memory for, and may not exceed; 0: each has what it needs.
+    longest_context
+        Tokens that a request may come to, prompt and outputs, which are cut to it; 0: any.
+    ahead
+        Whether a batch is composed when the one before it starts.
     loses_rest_of_prompt
         Whether the prompt of a preempted request comes back as long as it got, and the rest of it
         as output.
@@ -221,6 +227,8 @@ class Scheduler(abc.ABC):
     blocks_for_decodes: int = 0
     admits_what_fits: bool = True
     reserved_tokens: int = 0
+    longest_context: int = 0
+    ahead: bool = False
     loses_rest_of_prompt: bool = False
     caches_prefixes: bool = True
 
@@ -294,6 +302,14 @@ class Scheduler(abc.ABC):
         if memory is None or memory.admission == "optimistic":
             return "computed"
         return "completion" if memory.admission == "completion" else "prefill"
+
+    def outputs_of(self, prompt: Any, output: Any) -> Any:
+        """Return the output tokens that requests get, shape (requests,): no more than the longest
+        context leaves room for.
+        """
+        if self.longest_context == 0:
+            return output
+        return np.minimum(output, np.maximum(self.longest_context - prompt, 1))
 
     def most_tokens(self, token_budget: int, most_requests: int | None) -> int:
         """Return the most tokens that a batch may come to."""

@@ -45,7 +45,7 @@ def served(workload: Workload, server: Server) -> Served:
     InputError
         If a request never fits, and the memory says that this is an error, or all never fit.
     """
-    lengths, memory = workload.lengths, server.memory
+    lengths, memory = _cut(workload.lengths, server), server.memory
     if memory is None or memory.too_long == "error":
         _refuse_what_never_fits(lengths, server)
         return Served(lengths)
@@ -67,6 +67,19 @@ def served(workload: Workload, server: Server) -> Served:
         float(kept.mean()),
         sampled=not isinstance(lengths, Empirical),
     )
+
+
+def _cut(lengths: Lengths, server: Server) -> Lengths:
+    """Return the lengths that the longest context of a server leaves of requests: where outputs
+    are cut, those of a sample.
+    """
+    context = server.policy.longest_context
+    longest = largest(lengths)
+    if context == 0 or (longest is not None and (longest[0] + longest[1] <= context).all()):
+        return lengths
+    kind = Recorded if isinstance(lengths, Recorded) else Empirical
+    prompt, output = drawn(lengths)
+    return kind(prompt, server.policy.outputs_of(prompt, output))
 
 
 def least(work: Served, workload: Workload, server: Server) -> Served:

@@ -130,7 +130,7 @@ class PrefixCache(Server):
         """
         self.hold(request, request.blocks + self.growth(request, tokens))
         known = request.computed + tokens
-        if self.ahead and request.decoding:
+        if self.composes_ahead and request.decoding:
             known = request.computed
         self.give_names(request, known)
 

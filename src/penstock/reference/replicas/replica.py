@@ -115,7 +115,7 @@ class Replica:
         self.batches: list[Batch] = []
         self.batch: Allocation = {}  # in progress
         self.leaving: list[Request] = []  # those who finish when it ends
-        self.ahead = False  # whether a batch is composed when the one before it starts
+        self.composes_ahead = False  # whether a batch is composed when the one before it starts
         self.planned: Allocation = {}  # composed so, not yet started
         self.preempted: list[Request] = []  # in this step
         self.preempted_for: list[int] = []  # requests preempted to form the batch
@@ -151,18 +151,18 @@ class Replica:
         self.batch, self.planned = self.planned, {}
         while not self.batch:
             # A step that only preempts leaves the replica idle with work to do: it looks again.
-            self.batch = self.compose()
+            self.batch = self.next_batch()
             if not self.batch and not self.preempted:
                 raise InputError(
                     f"at tick {now} replica {self.index} serves none of {len(self.requests)} "
                     "requests; let its policy serve one"
                 )
         self.begin(now)
-        if self.ahead:
+        if self.composes_ahead:
             self.advance(self.batches[-1].end)
-            self.planned = self.compose()
+            self.planned = self.next_batch()
 
-    def compose(self) -> Allocation:
+    def next_batch(self) -> Allocation:
         """Return the next batch, whose tokens can be computed."""
         self.preempted = []
         batch = self.step()
@@ -212,7 +212,7 @@ class Replica:
 
     def complete(self, now: int) -> list[Request]:
         """End the batch; return those who finish."""
-        if not self.ahead:  # else its scheduler took it for computed when it started
+        if not self.composes_ahead:  # else its scheduler took it for computed when it started
             self.advance(now)
         self.batch = {}
         finished, self.leaving = self.leaving, []
