@@ -172,10 +172,15 @@ ENGINE_OPTIONS = {
     "vllm": {"chunked_prefill": st.booleans(), "long_prefill_threshold": st.sampled_from([0, 2, 5])},
     "sglang": {
         "mixed_chunk": st.booleans(),
+        "chunked_prefill": st.booleans(),
         "max_prefill_tokens": st.integers(1, 30),
+        "schedule_conservativeness": st.sampled_from([0.3, 1.0]),
         "decay_steps": st.just(5),
         "clip_new_tokens": st.sampled_from([2, 4096]),
         "retract_steps": st.sampled_from([1, 5, 20]),
+        "schedule_policy": st.sampled_from(["fcfs", "lof"]),
+        "ignore_eos": st.booleans(),
+        "priority_scheduling_preemption_threshold": st.sampled_from([0, 10]),
     },
     "tensorrt-llm": {
         "capacity": st.sampled_from(["guaranteed_no_evict", "max_utilization", "static_batch"]),
@@ -201,9 +206,12 @@ def servers(draw, engine, prompt, output):
         "kv_blocks": draw(st.none() | st.integers(0, 6).map(lambda spare: 1 + spare + -(-longest // block_size))),
         "options": draw(st.fixed_dictionaries(ENGINE_OPTIONS.get(engine, {}))),
     }
-    if seam or engine == "vllm":
+    if seam or engine in ("vllm", "sglang"):
         chosen["order"] = draw(st.sampled_from(["fcfs", "priority"]))
         chosen["priority"] = draw(st.lists(st.integers(0, 2), min_size=len(prompt), max_size=len(prompt)))
+    if engine == "sglang" and not chosen["options"]["ignore_eos"]:
+        chosen["declared"] = [tokens + draw(st.sampled_from([0, 0, 3, 40])) for tokens in output]
+    if seam or engine == "vllm":
         chosen["watermark"] = draw(st.none() | st.just(0.1))
     if seam:
         chosen["admission"] = draw(st.sampled_from(["input", "completion", "optimistic"]))
@@ -268,6 +276,45 @@ def test_prompts_that_share_nothing_are_served_as_without_a_prefix_cache(system,
     assert schedule(simulate(*system, **known, hash_ids=own)) == schedule(simulate(*system, **known))
 
 
+SGLANG_CACHES = st.sampled_from(["fcfs", "lof", "lpm", "dfs-weight", "shortest-prefill-first"])
+
+
+@given(requests(), st.integers(4, 24), st.integers(0, 6), st.integers(1, 4), SGLANG_CACHES, st.booleans())
+def test_a_tight_radix_cache_loses_no_output_and_no_page(system, token_budget, spare, block_size, policy, mixed_chunk):
+    """Prompts begin alike, in blocks of two tokens whatever the pages; their ends part where there are no ids."""
+    _, prompt, output = system
+    longest = max(p + o for p, o in zip(prompt, output, strict=True))
+    history = simulate(
+        *system,
+        batch_time=one_tick,
+        engine="sglang",
+        token_budget=token_budget,
+        max_batch_size=4,
+        kv_blocks=3 + spare + longest // block_size,
+        block_size=block_size,
+        hash_ids=[range(tokens // 2 - i % 2) for i, tokens in enumerate(prompt)],
+        hash_block=2,
+        options={"schedule_policy": policy, "mixed_chunk": mixed_chunk, "schedule_conservativeness": 0.1},
+    )
+    assert [len(request.token_times) for request in history.requests] == output
+    server = history.replicas[0]
+    assert server.tree.size == server.tree.unused <= server.usable, "who has finished still holds pages"
+    if not any(request.preemptions for request in history.requests):
+        assert sum(batch.token_load for batch in history.batches) <= sum(prompt) + sum(output) - len(output)
+
+
+@given(requests(), st.integers(4, 24), st.integers(0, 30), st.booleans())
+def test_with_a_radix_cache_prompts_that_share_nothing_are_served_as_without(system, token_budget, spare, mixed_chunk):
+    longest = max(p + o for p, o in zip(*system[1:], strict=True))
+    limits = {"token_budget": token_budget, "max_batch_size": 4, "kv_blocks": 2 + longest + spare}
+    known = {"batch_time": one_tick, "engine": "sglang", "options": {"mixed_chunk": mixed_chunk}} | limits
+    without = simulate(*system, **known)
+    if any(request.preemptions for request in without.requests):
+        return  # a retracted request finds its own tokens again
+    own = [[100 * i + j for j in range(tokens)] for i, tokens in enumerate(system[1])]
+    assert schedule(simulate(*system, **known, hash_ids=own)) == schedule(without)
+
+
 @given(requests(), st.integers(1, 24), st.integers(0, 6), st.integers(1, 4), st.sampled_from(["fcfs", "priority"]))
 def test_a_tight_prefix_cache_loses_no_output_and_no_block(system, token_budget, spare, block_size, order):
     """All prompts begin alike; that every block is used as often as it is held is asserted in each step."""
@@ -303,12 +350,21 @@ TWO = {"arrival": [0, 0], "prompt": [4, 4], "output": [3, 3], "batch_time": one_
         ({"engine": "vllm", "options": {"chunked": True}}, "there is no vllm option 'chunked'"),
         ({"engine": "vllm", "options": {"chunked_prefill": 1}}, "option chunked_prefill is 1"),
         ({"engine": "tensorrt-llm", "options": {"capacity": "static"}}, "there is no capacity 'static'"),
-        ({"engine": "sglang", "order": "priority"}, "there is no sglang order 'priority'"),
+        ({"engine": "tensorrt-llm", "order": "priority"}, "there is no tensorrt-llm order 'priority'"),
         ({"engine": "vllm", "preemption": "swap"}, "there is no vllm preemption 'swap'"),
         ({"engine": "vllm", "admission": "input"}, "there is no vllm admission 'input'"),
         ({"engine": "tensorrt-llm", "watermark": 0.1}, "watermark 0.1 has no effect"),
         ({"admission": "inputs"}, "there is no sarathi admission 'inputs'; did you mean 'input'"),
-        ({"engine": "sglang", "hash_ids": [[], []]}, "'sglang' caches no prefixes here"),
+        ({"engine": "tensorrt-llm", "hash_ids": [[], []]}, "'tensorrt-llm' caches no prefixes here"),
+        ({"engine": "sglang", "hash_ids": [[], []]}, "kv_blocks is not, so nothing says what the cache holds"),
+        ({"engine": "sglang", "options": {"schedule_policy": "random"}}, "there is no sglang schedule_policy 'random'"),
+        (
+            {"engine": "sglang", "options": {"schedule_policy": "lpm"}, "order": "priority"},
+            "SGLang has priorities with 'fcfs' and 'lof' only",
+        ),
+        ({"engine": "sglang", "declared": [3, 2]}, "declares 2 output tokens, which it does not make"),
+        ({"engine": "sglang", "declared": [3, 4], "options": {"ignore_eos": True}}, "declares 4 output tokens"),
+        ({"engine": "sglang", "kv_blocks": 4}, "would be cut to 1 output tokens for want of memory"),
         ({"engine": "vllm", "hash_ids": [[], []]}, "kv_blocks is not, so nothing says what the cache holds"),
         ({"token_budget": 0}, "token_budget = 0"),
         ({"priority": [0]}, "1 priority and 2 arrival do not pair"),

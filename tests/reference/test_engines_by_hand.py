@@ -325,13 +325,13 @@ def test_sglang_puts_the_retracted_behind_those_that_wait():
     assert history.requests[2].finish < history.requests[1].finish
 
 
-@pytest.mark.parametrize(("retract_steps", "expected"), [(1, ({0: 1, 1: 1}, [2])), (20, ({0: 1}, [2, 1]))])
-def test_sglang_retracts_until_the_others_have_memory_for_some_steps(retract_steps, expected):
+@pytest.mark.parametrize("retract_steps", [1, 20])
+def test_sglang_retracts_until_the_others_can_decode_once(retract_steps):
     """Three requests grow from 12 to all 24 tokens in four steps; to retract one of them frees eight."""
     three = {"arrival": [0] * 3, "prompt": [4] * 3, "output": [10] * 3, "batch_time": one_tick, "engine": "sglang"}
     options = {"clip_new_tokens": 1, "retract_steps": retract_steps}
     history = simulate(**three, token_budget=16, kv_blocks=24, options=options)
-    assert schedule(history)[5] == expected
+    assert schedule(history)[5] == ({0: 1, 1: 1}, [2])
 
 
 def test_sglang_foresees_more_outputs_after_a_retraction():
@@ -369,38 +369,121 @@ def test_sglang_foresees_as_at_the_start_once_the_server_was_empty():
 
 
 def test_sglang_retracts_the_prompt_in_mid_prefill_if_the_last_decode_lacks_memory():
-    """Decodes ride along, a token of each in a batch; when 11 tokens are taken neither can go on."""
-    two = {"arrival": [0, 0], "prompt": [1, 7], "output": [10, 1], "batch_time": one_tick, "engine": "sglang"}
+    """Decodes ride along, a token of each in a batch; when 14 tokens are taken neither can go on."""
+    two = {"arrival": [0, 0], "prompt": [1, 8], "output": [10, 1], "batch_time": one_tick, "engine": "sglang"}
     options = {"mixed_chunk": True, "clip_new_tokens": 1}
-    assert schedule(simulate(**two, token_budget=2, kv_blocks=11, options=options)) == [
-        *[({0: 1, 1: 1}, [])] * 5,
-        ({1: 1}, []),
+    assert schedule(simulate(**two, token_budget=2, kv_blocks=14, options=options)) == [
+        ({0: 1, 1: 1}, []),
+        *[({1: 1, 0: 1}, [])] * 6,
         ({0: 1}, [1]),
-        *[({0: 1}, [])] * 4,
-        *[({1: 2}, [])] * 3,
-        ({1: 1}, []),
+        *[({0: 1}, [])] * 2,
+        *[({1: 2}, [])] * 4,
     ]
 
 
-def test_sglang_counts_the_pages_that_a_prompt_takes():
-    """Three pages of four tokens: the third prompt of one token would leave less than its page and an output."""
-    four = {"arrival": [0] * 4, "prompt": [1] * 4, "output": [1] * 4, "batch_time": one_tick, "engine": "sglang"}
-    assert batches(simulate(**four, token_budget=8, kv_blocks=3, block_size=4)) == [{0: 1, 1: 1}, {2: 1, 3: 1}]
+def test_sglang_lets_decodes_sit_out_where_a_prompt_takes_their_memory():
+    """After six batches 12 of 13 tokens are taken, and the last of the prompt takes the other."""
+    two = {"arrival": [0, 0], "prompt": [1, 7], "output": [10, 1], "batch_time": one_tick, "engine": "sglang"}
+    options = {"mixed_chunk": True, "clip_new_tokens": 1}
+    assert batches(simulate(**two, token_budget=2, kv_blocks=13, options=options))[5:8] == [
+        {1: 1, 0: 1},
+        {1: 1},
+        {0: 1},
+    ]
+
+
+@pytest.mark.parametrize(("kv_blocks", "expected"), [(6, [{0: 1, 1: 1}, {2: 1}]), (7, [{0: 1, 1: 1, 2: 1}])])
+def test_sglang_charges_a_page_more_than_a_prompt_takes(kv_blocks, expected):
+    """Of six pages of four tokens two requests leave 24 - 2 (4 + 4 + 1) = 6, and 1 + 1 + 4 must be less."""
+    three = {"arrival": [0] * 3, "prompt": [1] * 3, "output": [1] * 3, "batch_time": one_tick, "engine": "sglang"}
+    assert batches(simulate(**three, token_budget=12, kv_blocks=kv_blocks, block_size=4)) == expected
 
 
 @pytest.mark.parametrize(
-    ("prompt", "expected"), [([4, 2, 1], [{0: 4}, {1: 2, 2: 1}]), ([8, 2, 1], [{0: 8}, {1: 2, 2: 1}])]
+    ("chunked_prefill", "expected"), [(True, [{0: 4, 1: 2}, {2: 1}]), (False, [{0: 4}, {1: 2, 2: 1}])]
 )
-def test_sglang_stops_before_the_most_prefill_tokens_but_lets_the_first_pass(prompt, expected):
-    three = {"arrival": [0] * 3, "prompt": prompt, "output": [1] * 3, "batch_time": one_tick, "engine": "sglang"}
-    assert batches(simulate(**three, token_budget=12, options={"max_prefill_tokens": 6})) == expected
+def test_sglang_reaches_the_most_prefill_tokens_with_chunks_and_stays_below_them_without(chunked_prefill, expected):
+    three = {"arrival": [0] * 3, "prompt": [4, 2, 1], "output": [1] * 3, "batch_time": one_tick, "engine": "sglang"}
+    options = {"max_prefill_tokens": 6, "chunked_prefill": chunked_prefill}
+    assert batches(simulate(**three, token_budget=12, options=options)) == expected
 
 
-def test_sglang_admits_a_request_that_is_alone_and_then_nobody_until_it_has_left():
-    """It may need 8 of 7 tokens as foreseen; later there would be room, but the server has called itself full."""
-    two = {"arrival": [0, 1], "prompt": [2, 1], "output": [6, 1], "batch_time": one_tick, "engine": "sglang"}
-    history = simulate(**two, token_budget=8, kv_blocks=7, options={"new_token_ratio": 0.2})
-    assert batches(history) == [{0: 2}, *[{0: 1}] * 5, {1: 1}]
+@pytest.mark.parametrize("chunked_prefill", [True, False])
+def test_sglang_lets_the_first_prompt_pass_the_most_prefill_tokens(chunked_prefill):
+    three = {"arrival": [0] * 3, "prompt": [8, 2, 1], "output": [1] * 3, "batch_time": one_tick, "engine": "sglang"}
+    options = {"max_prefill_tokens": 6, "chunked_prefill": chunked_prefill}
+    assert batches(simulate(**three, token_budget=12, options=options)) == [{0: 8}, {1: 2, 2: 1}]
+
+
+def test_sglang_makes_room_for_the_outputs_that_a_request_declares():
+    """20 tokens: both fit with the 2 outputs that they make, but not with the 8 that they declare."""
+    two = {"arrival": [0, 0], "prompt": [4, 4], "output": [2, 2], "batch_time": one_tick, "engine": "sglang"}
+    limits = {"token_budget": 8, "kv_blocks": 20}
+    assert batches(simulate(**two, **limits)) == [{0: 4, 1: 4}, {0: 1, 1: 1}]
+    assert batches(simulate(**two, **limits, declared=[8, 8])) == [{0: 4}, {0: 1}, {1: 4}, {1: 1}]
+
+
+@pytest.mark.parametrize(("output", "least"), [([6, 4], 21), ([4, 6], 25)])
+def test_sglang_admits_those_whose_ends_are_known_if_memory_lasts_until_each_of_them(output, least):
+    """Prompts take 10 tokens, each a page more than it has; both grow by a token up to the end of the first.
+
+    Who comes later goes before the last even if it has the most outputs left, so twice its six must fit.
+    """
+    two = {"arrival": [0, 0], "prompt": [4, 4], "output": output, "batch_time": one_tick, "engine": "sglang"}
+    known = two | {"token_budget": 8, "options": {"ignore_eos": True}}
+    assert batches(simulate(**known, kv_blocks=least - 1))[0] == {0: 4}
+    assert batches(simulate(**known, kv_blocks=least))[0] == {0: 4, 1: 4}
+
+
+def test_sglang_serves_the_longest_declared_output_first():
+    three = {"arrival": [0] * 3, "prompt": [2] * 3, "output": [1] * 3, "batch_time": one_tick, "engine": "sglang"}
+    options = {"schedule_policy": "lof"}
+    history = simulate(**three, token_budget=2, declared=[1, 3, 2], options=options)
+    assert batches(history) == [{1: 2}, {2: 2}, {0: 2}]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "expected"), [(4, [{0: 2}, {0: 1}, {1: 2}, {0: 4}]), (5, [{0: 2}, {0: 1}, {0: 1}, {1: 2}])]
+)
+def test_sglang_takes_the_place_of_who_has_a_much_lower_priority(threshold, expected):
+    """The first has the only place; the second comes while it decodes, and its priority is 5 better."""
+    two = {"arrival": [0, 2], "prompt": [2, 2], "output": [3, 1], "batch_time": one_tick, "engine": "sglang"}
+    options = {"priority_scheduling_preemption_threshold": threshold}
+    limits = {"token_budget": 8, "max_batch_size": 1, "order": "priority", "priority": [5, 0]}
+    assert batches(simulate(**two, **limits, options=options)) == expected
+
+
+SHARING = {
+    "arrival": [0, 1],
+    "prompt": [6, 6],
+    "output": [1, 1],
+    "batch_time": one_tick,
+    "engine": "sglang",
+    "token_budget": 8,
+    "hash_ids": [[1, 2, 3], [1, 2, 4]],
+    "hash_block": 2,
+}
+
+
+@pytest.mark.parametrize(("block_size", "computed"), [(1, 2), (2, 2), (3, 3), (4, 2)])
+def test_sglang_computes_of_a_prompt_what_no_page_of_the_cache_holds(block_size, computed):
+    """Four tokens are there, of which a cache has full pages; what follows is computed."""
+    assert batches(simulate(**SHARING, block_size=block_size, kv_blocks=16)) == [{0: 6}, {1: computed}]
+
+
+def test_sglang_gives_up_the_leaf_that_was_used_the_longest_ago():
+    """Prompt 2 needs the room of one of the two that are cached; 1 is asked for after 0 and stays."""
+    four = SHARING | {"arrival": [0, 1, 2, 3], "prompt": [4] * 4, "output": [1] * 4}
+    four |= {"hash_ids": [[1, 2], [3, 4], [5, 6], [3, 4]]}
+    assert batches(simulate(**four, kv_blocks=10)) == [{0: 4}, {1: 4}, {2: 4}, {3: 1}]
+
+
+def test_sglang_serves_the_longest_prefix_first():
+    """Prompt 0 is cached when 1, 2 and 3 come; 3 shares all but its last token, 2 its first block."""
+    four = SHARING | {"arrival": [0, 2, 2, 2], "prompt": [4] * 4, "output": [1] * 4, "token_budget": 3}
+    four |= {"hash_ids": [[1, 2], [3, 4], [1, 5], [1, 2]]}
+    history = simulate(**four, kv_blocks=100, options={"schedule_policy": "lpm"})
+    assert batches(history)[2:] == [{3: 1, 2: 2}, {1: 3}, {1: 1}]
 
 
 # ---------------------------------------------------------------- TensorRT-LLM

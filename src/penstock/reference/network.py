@@ -48,6 +48,9 @@ class Jobs:
     hash_ids
         For engines that cache prefixes: an id for each full block of the prompt, equal to that of
         another request where both prompts are equal up to the end of that block. Default: none.
+    declared
+        For engines that ask: most output tokens that a request says it may make (``max_tokens``),
+        at least its output. Default: its output.
     """
 
     arrival: Sequence[int]
@@ -64,6 +67,7 @@ class Jobs:
     coin: Sequence[int]
     priority: Sequence[int] = ()
     hash_ids: Sequence[Sequence[int]] = ()
+    declared: Sequence[int] = ()
 
     @classmethod
     def chains(
@@ -127,7 +131,14 @@ class Pool:
         known("scope", self.scope, SCOPES)
         known("convention", self.convention, CONVENTIONS)
         known("router", self.router, ROUTERS)
-        for name in ("replicas", "token_budget", "max_batch_size", "kv_blocks", "block_size"):
+        for name in (
+            "replicas",
+            "token_budget",
+            "max_batch_size",
+            "kv_blocks",
+            "block_size",
+            "hash_block",
+        ):
             if getattr(self, name, None) is not None:
                 at_least(name, getattr(self, name), 1)
 
@@ -190,8 +201,11 @@ class EnginePool(Pool):
     options
         Settings that only this engine has, by name; ``params`` of a seam policy.
     prefix_caching
-        Of ``vllm`` and seam policies: whether prompts find the beginnings that `Jobs.hash_ids` say
-        they share.
+        Of ``vllm``, ``sglang`` and seam policies: whether prompts find the beginnings that
+        `Jobs.hash_ids` say they share.
+    hash_block
+        Tokens that each of the ids names; default: ``block_size``, from which ``sglang`` alone may
+        differ.
     """
 
     engine: str | Policy = "sarathi"
@@ -204,6 +218,7 @@ class EnginePool(Pool):
     order: str = "fcfs"
     options: Mapping[str, object] = field(default_factory=dict)
     prefix_caching: bool = False
+    hash_block: int | None = None
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,7 @@ def simulate_server(
     *,
     priority: Sequence[int] | None = None,
     hash_ids: Sequence[Sequence[int]] | None = None,
+    declared: Sequence[int] | None = None,
     until: int | None = None,
     instants: Iterable[int] = (),
     **settings: Any,
@@ -127,7 +128,7 @@ def simulate_server(
     ----------
     arrival, prompt, output
         One entry per request, in arrival order: arrival tick, prompt tokens, output tokens.
-    priority, hash_ids
+    priority, hash_ids, declared
         As `Jobs` has them; with ``hash_ids`` prefixes are cached.
     until, instants
         As `simulate` has them.
@@ -150,7 +151,7 @@ def simulate_server(
     >>> [(batch.start, batch.allocation) for batch in history.batches]
     [(0, {0: 3}), (2, {0: 1, 1: 2})]
     """
-    optional = {"priority": priority, "hash_ids": hash_ids}
+    optional = {"priority": priority, "hash_ids": hash_ids, "declared": declared}
     columns = {name: column for name, column in optional.items() if column is not None}
     for name, column in {"prompt": prompt, "output": output, **columns}.items():
         if len(column) != len(arrival):
@@ -215,6 +216,7 @@ class _Running:
             jobs.priority[row] if jobs.priority else 0,
             jobs.hash_ids[row] if jobs.hash_ids else (),
             target=prompt,
+            declared=max(jobs.declared[row], 1) if jobs.declared else output,
         )
         reason = replica.refusal(request)
         if reason:

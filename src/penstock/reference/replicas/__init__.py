@@ -9,6 +9,7 @@ from penstock.errors import InputError
 from penstock.reference.markov_chain import known
 from penstock.reference.network import EnginePool
 from penstock.reference.replicas.prefix_cache import PrefixCachingSeamServer, PrefixCachingVllmV1
+from penstock.reference.replicas.radix_cache import PrefixCachingSglang
 from penstock.reference.replicas.seam import SeamServer
 from penstock.reference.replicas.server import Server
 from penstock.reference.replicas.sglang import Sglang
@@ -38,6 +39,7 @@ ENGINES: dict[str, type[Server]] = {
 CACHING: dict[type[Server], type[Server]] = {
     VllmV1: PrefixCachingVllmV1,
     SeamServer: PrefixCachingSeamServer,
+    Sglang: PrefixCachingSglang,
 }
 
 
@@ -51,7 +53,7 @@ def make_server(pool: EnginePool, index: int) -> Server:
         if kind not in CACHING:
             raise InputError(
                 f"hash_ids are given, but {pool.engine!r} caches no prefixes here; leave them "
-                "out, or take vllm or a policy"
+                "out, or take vllm, sglang or a policy"
             )
         kind = CACHING[kind]
     return kind(pool, index)

@@ -40,6 +40,7 @@ class Request:
     finish: int | None = None
     # The tick at which each output token was complete.
     token_times: list[int] = field(default_factory=list)
+    declared: int = 0  # most output tokens that it says it may make
 
     @property
     def decoding(self) -> bool:

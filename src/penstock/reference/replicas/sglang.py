@@ -1,183 +1,588 @@
-"""SGLang (0.5): prefill batches before decode batches, and one request in mid-prefill at most."""
+"""SGLang (0.5.23): prefill batches before decode batches, and one request in mid-prefill at most.
 
+`Sglang` is ``Scheduler.get_next_batch_to_run`` with its ``PrefillAdder`` and ``retract_decode``,
+rule by rule; `penstock.reference.replicas.radix_cache` adds the cache of prefixes.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from penstock import checks
+from penstock.errors import InputError
+from penstock.reference.markov_chain import known
 from penstock.reference.network import EnginePool
 from penstock.reference.replicas.replica import Allocation, Request
 from penstock.reference.replicas.server import Server
+
+CACHE_AGNOSTIC = ("fcfs", "lof")
+CACHE_AWARE = ("lpm", "dfs-weight", "shortest-prefill-first")
+
+RETRACTION_POLICIES = ("length", "priority")
+
+FIRST_RATIO = 0.7
+LEAST_SHARE_OF_IT = 0.14  # to which the new token ratio decays
+
+Verdict: TypeAlias = str
+"""What follows for the next request once one was asked for: `GO_ON`, `NO_MEMORY` or `STOP`."""
+
+GO_ON, NO_MEMORY, STOP = "go on", "no memory", "stop"
+
+
+@dataclass
+class Budget:
+    """What the prefill batch that is being put together may still take (``PrefillAdder``)."""
+
+    chunk: float  # tokens of the batch; inf without chunking
+    prompts: int  # tokens of prompts
+    foreseen: float  # tokens of memory that are spoken for, outputs to come included
+    pending: float  # tokens of memory that are spoken for now
+    # Under ``ignore_eos``: (outputs left, tokens held) of all who are to run together.
+    lives: list[tuple[float, int]] | None = None
+
+    def charge(self, paged: int, page: int, outputs: int) -> None:
+        """Charge a prompt of whole pages, a page more for rounding, and the outputs to come."""
+        self.foreseen += paged + page + outputs
+        self.pending += paged + page
+        self.prompts -= paged
+        self.chunk -= paged
 
 
 class Sglang(Server):
     """``get_next_batch_to_run`` of SGLang: admission estimates how many output tokens are still to
     come.
 
-    The estimate is a share, the new token ratio, of the outputs left of those that decode; it falls
-    with every decode batch and rises when a request is retracted (preempted).
+    The estimate is a share, the new token ratio, of the outputs that those who run may still make;
+    it falls with every decode batch and rises when a request is retracted (preempted). What a
+    request may make is what it has declared, `Jobs.declared`.
 
-    Options: ``mixed_chunk`` (decodes ride along with prefill), ``max_prefill_tokens``,
-    ``new_token_ratio``, ``min_new_token_ratio``, ``decay_steps``, ``clip_new_tokens``,
-    ``retract_steps``.
+    Options
+    -------
+    mixed_chunk
+        Whether decodes ride along with prefill; all of them do, or none for want of memory.
+    chunked_prefill
+        Whether prompts are cut to the token budget; if not, ``max_prefill_tokens`` alone limits a
+        batch of prompts, and the first of them may be longer.
+    max_prefill_tokens
+        No further prompt joins a batch once it has so many tokens.
+    schedule_conservativeness, new_token_ratio, min_new_token_ratio, decay_steps
+        The ratio starts at .7 times the first (or at the second), and falls to .14 of that (or to
+        the third) in so many decode batches.
+    clip_new_tokens
+        Most outputs of a request that are foreseen.
+    retract_steps
+        Tokens for each request that the ratio after a retraction adds to those that are out.
+    schedule_policy
+        The order of the waiting queue: ``fcfs``, ``lof`` (the longest declared output first), or,
+        with a cache of prefixes, ``lpm``, ``dfs-weight`` and ``shortest-prefill-first``, which are
+        ``fcfs`` without it.
+    ignore_eos
+        Whether requests are known to make all the outputs that they declare.
+    priority_preemption, priority_scheduling_preemption_threshold
+        In the order ``priority``: whether a request that finds no place takes those of requests
+        whose priority is lower by more than the threshold.
+    retraction_policy
+        Who is retracted first: those with the fewest outputs (``length``), or in the order
+        ``priority`` those of the lowest priority, then those.
+    schedule_low_priority_values_first
+        Whether the smaller priority comes first, as in all of Penstock; SGLang's own default is
+        false.
     """
 
     options = (
         "mixed_chunk",
+        "chunked_prefill",
         "max_prefill_tokens",
+        "schedule_conservativeness",
         "new_token_ratio",
         "min_new_token_ratio",
         "decay_steps",
         "clip_new_tokens",
         "retract_steps",
+        "schedule_policy",
+        "ignore_eos",
+        "priority_preemption",
+        "priority_scheduling_preemption_threshold",
+        "schedule_low_priority_values_first",
+        "retraction_policy",
     )
+    settings = Server.settings | {"order": ("fcfs", "priority")}
     default_block_size = 1
     budgeted = False  # decode batches have no token budget
+    caches = False  # whether it has a cache of prefixes
 
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
-        self.mixed_chunk = self.option("mixed_chunk", False)
-        self.max_prefill_tokens = self.option("max_prefill_tokens", 16384)
-        self.new_token_ratio: float = self.option("new_token_ratio", 0.7)
-        self.min_new_token_ratio = self.option("min_new_token_ratio", 0.098)
-        self.decay_steps = self.option("decay_steps", 600)
+        self.chunking = self.option("chunked_prefill", True)
+        self.cuts_prompts = self.chunking
+        self.mixed_chunk = self.chunking and self.option("mixed_chunk", False)
+        self.max_prefill_tokens: int = self.option("max_prefill_tokens", 16384)
+        scale = pool.options.get("schedule_conservativeness", 1.0)
+        scale = checks.number(
+            "option schedule_conservativeness", scale, 0, 1e6, "", "it is a factor"
+        )
+        first = min(FIRST_RATIO * scale, 1.0)
+        self.new_token_ratio: float = self.option("new_token_ratio", first)
+        least = min(self.new_token_ratio * LEAST_SHARE_OF_IT, 1.0)
+        self.min_new_token_ratio: float = self.option("min_new_token_ratio", least)
+        steps = self.option("decay_steps", 600)
+        self.decay = (self.new_token_ratio - self.min_new_token_ratio) / steps
         self.clip: int = self.option("clip_new_tokens", 4096)
-        self.retract_steps = self.option("retract_steps", 20)
-        self.is_full = False
+        self.retract_steps: int = self.option("retract_steps", 20)
+        self.ignore_eos = self.option("ignore_eos", False)
+        policy = str(pool.options.get("schedule_policy", "fcfs"))
+        known("sglang schedule_policy", policy, (*CACHE_AGNOSTIC, *CACHE_AWARE))
+        self.schedule_policy = policy if self.caches or policy in CACHE_AGNOSTIC else "fcfs"
+        self.by_priority = pool.order == "priority"
+        if self.by_priority and policy in CACHE_AWARE:
+            raise InputError(
+                f"order is 'priority' and schedule_policy {policy!r}, but SGLang has priorities "
+                "with 'fcfs' and 'lof' only; take one of them"
+            )
+        self.takes_places = self.by_priority and self.option("priority_preemption", True)
+        self.threshold: int = self.option("priority_scheduling_preemption_threshold", 10, 0)
+        self.retraction_policy = str(pool.options.get("retraction_policy", "length"))
+        known("sglang retraction_policy", self.retraction_policy, RETRACTION_POLICIES)
+        low_first = self.option("schedule_low_priority_values_first", True)
+        self.sign = 1 if low_first else -1
+        self.decodes: list[Request] = []  # the running batch, in its order
+        self.prefilled: list[Request] = []  # of the last batch, if it had prompts
+        self.chunked: Request | None = None  # the request in mid-prefill
+        self.is_full = False  # nobody is admitted until somebody leaves
+        self.comings = 0  # to the waiting queue
+        self.queued: dict[Request, int] = {}  # when each came
+        self.filled: dict[Request, int] = {}  # its tokens when it was last looked at
         self.idle()
 
     def idle(self) -> None:
         """Forget the estimate: nobody is there."""
-        self.base, self.steps = self.new_token_ratio, 0
-
-    @property
-    def chunked(self) -> Request | None:
-        """The request in mid-prefill."""
-        return next((request for request in self.running if not request.decoding), None)
-
-    def future(self, request: Request) -> int:
-        """Output tokens for which admission makes room."""
-        return min(request.output - request.outputs, self.clip)
+        self.ratio = self.new_token_ratio
 
     def step(self) -> Allocation:
         """Form a prefill batch if there is one, else a decode batch."""
-        batch = self.prefill()
-        if not batch:
-            return self.decode()
-        if self.mixed_chunk:
-            for request in self.decoding:
-                if self.growth(request) <= self.free:
-                    self.grow(request)
-                    batch[request] = 1
-        return batch
+        self.gather()
+        return self.prefill() or self.decode()
+
+    def gather(self) -> None:
+        """Let those whose prefill is complete join the ones that decode.
+
+        ``is_full`` belongs to the running batch: it is lost with it when nobody decodes and the
+        last batch takes its place, in a mixed batch every time.
+        """
+        if self.chunked is not None:
+            self.keep(self.chunked)
+        if self.chunked in self.prefilled:
+            self.is_full = False
+        joining = [request for request in self.prefilled if request is not self.chunked]
+        self.prefilled = []
+        if joining and not self.decodes:
+            self.is_full = False
+        self.decodes += joining
 
     # ------------------------------------------------------------ prefill
 
     def prefill(self) -> Allocation:
         """Go on with the request in mid-prefill, then admit waiting ones while the budgets last."""
-        batch: Allocation = {}
+        if self.takes_places or not self.decodes:
+            self.is_full = False
         if (self.is_full or not self.waiting) and self.chunked is None:
-            return batch
-        mixed = len(self.decoding) if self.mixed_chunk else 0
-        self.left_chunk = self.b_max - mixed
-        self.left_input = self.max_prefill_tokens - mixed
-        decay = (self.new_token_ratio - self.min_new_token_ratio) / self.decay_steps
-        ratio = max(self.base - self.steps * decay, self.min_new_token_ratio)
-        reserved = ratio * sum(self.future(request) for request in self.decoding)
-        self.left_total = self.free * self.block_size - reserved
-        chunked = self.chunked
-        if chunked is not None:
-            room = (chunked.blocks + self.free) * self.block_size - chunked.computed
-            tokens = int(min(chunked.P, self.left_chunk, room))
-            if tokens > 0:
-                self.serve(batch, chunked, tokens)
-            if tokens < chunked.P:
+            return {}
+        if len(self.running) >= self.k_max and self.chunked is None and not self.takes_places:
+            self.is_full = True
+            return {}
+        self.sort_queue()
+        budget = self.new_budget()
+        batch: Allocation = {}
+        if self.chunked is not None:
+            self.serve_chunked(batch, budget)
+            if not batch:
                 return batch
-        self.admit_waiting(batch)
+        self.admit_waiting(batch, budget)
+        self.allocate(batch)
+        self.prefilled = list(batch)
+        if batch and self.mixed_chunk:
+            self.drop_finishing()
+            if self.decodes and self.may_decode(self.decodes):
+                batch |= self.all_decode()
+                self.prefilled += self.decodes
+                lengths = {request: request.prompt + request.outputs for request in self.decodes}
+                self.filled |= lengths
+                self.decodes = []
         return batch
 
-    def admit_waiting(self, batch: Allocation) -> None:
-        """Admit in order; what sets ``is_full`` keeps everybody out until somebody leaves."""
-        while self.waiting:
-            request = self.waiting[0]
-            tokens = request.target
-            # Who is alone would wait for memory that nobody holds.
-            lacks = self.running and self.paged(tokens) + self.future(request) >= self.left_total
-            if lacks or len(self.running) >= self.k_max:
-                self.is_full = True
-                break
-            if tokens >= self.left_input and batch:
-                break
-            if tokens > self.left_chunk:
-                tokens = self.left_chunk // self.block_size * self.block_size
-            if tokens <= 0:
-                break
-            self.admit(request, 0)
-            self.serve(batch, request, tokens)
-            self.is_full |= self.left_total <= 0
-            if min(self.left_total, self.left_input, self.left_chunk) <= 0:
-                break
+    def new_budget(self) -> Budget:
+        """Budgets of a prefill batch, less what those who decode take or may still take."""
+        riding = len(self.decodes) if self.mixed_chunk else 0
+        foreseen: float = 0
+        for request in self.decodes:  # one by one: the order of a sum decides its last digit
+            foreseen += self.foreseen(request)
+        chunk = self.b_max if self.chunking else math.inf
+        return Budget(chunk - riding, self.max_prefill_tokens - riding, riding + foreseen, riding)
+
+    def foreseen(self, request: Request) -> float:
+        """Output tokens that a running request is expected to make yet."""
+        ratio = 1.0 if self.ignore_eos else self.ratio
+        return min(request.declared - request.outputs, self.clip) * ratio
+
+    def clipped(self, outputs: int) -> int:
+        """Outputs that a prompt is charged for."""
+        return min(max(outputs, 0), self.clip)
 
     def paged(self, tokens: int) -> int:
         """Tokens of the pages that so many tokens take."""
         return self.blocks(tokens) * self.block_size
 
-    def serve(self, batch: Allocation, request: Request, tokens: int) -> None:
-        """Put a prompt into the batch, and charge it to the three budgets: memory in whole pages,
-        with the outputs to come if this is all of it.
+    @property
+    def room(self) -> float:
+        """Tokens of memory that nobody needs; those that a cache would give up are among them."""
+        return self.free * self.block_size
+
+    def serve_chunked(self, batch: Allocation, budget: Budget) -> None:
+        """Put the next chunk of the request in mid-prefill into the batch.
+
+        SGLang takes a whole chunk where its estimate leaves nothing, and stops for good if it then
+        runs out of memory; here such a chunk is cut to the memory there is.
         """
-        self.grow(request, tokens)
+        request = self.chunked
+        assert request is not None
+        available = min(budget.chunk, self.room - budget.foreseen)
+        if available < 1:
+            available = budget.chunk
+        available = min(available, self.chunk_beside_shorter(request, budget))
+        held = request.blocks * self.block_size - request.computed
+        tokens = int(min(request.P, available, held + self.room))
+        if tokens <= 0:
+            return
         batch[request] = tokens
-        self.left_total -= self.paged(tokens)
-        if tokens == request.P:
-            self.left_total -= self.future(request)
-        self.left_input -= tokens
-        self.left_chunk -= tokens
+        whole = tokens == request.P
+        outputs = self.clipped(request.declared) if whole else 0
+        budget.charge(self.paged(tokens), self.block_size, outputs)
+        if whole:
+            self.chunked = None
+
+    def admit_waiting(self, batch: Allocation, budget: Budget) -> None:
+        """Admit in the order of the queue, until one finds no place, no memory or no budget."""
+        for request in list(self.waiting):
+            if self.verdict(budget) == STOP:
+                break
+            if len(self.running) >= self.k_max:
+                self.is_full = True
+            if self.is_full and not (self.takes_places and self.take_places(request, budget)):
+                break
+            self.look_up(request)
+            if self.ignore_eos and not self.caches:
+                verdict = self.ask_with_known_outputs(request, batch, budget)
+            else:
+                verdict = self.ask(request, batch, budget)
+            if verdict == NO_MEMORY:
+                self.is_full = bool(batch or self.decodes)
+            if verdict != GO_ON:
+                break
+
+    def verdict(self, budget: Budget) -> Verdict:
+        """Whether there is anything left for one more."""
+        if self.room - budget.foreseen <= 0 or self.room - budget.pending <= 0:
+            return NO_MEMORY
+        return STOP if min(budget.prompts, budget.chunk) <= 0 else GO_ON
+
+    def look_up(self, request: Request) -> None:
+        """Take note of its tokens, and of those that a cache holds."""
+        self.filled[request] = request.target
+
+    def ask(self, request: Request, batch: Allocation, budget: Budget) -> Verdict:
+        """``add_one_req``: admit a request if its prompt and the outputs that may follow fit.
+
+        It is charged for all outputs that it has declared, those included that were out before it
+        was retracted.
+        """
+        tokens = self.missing(request)
+        outputs = self.clipped(request.declared - request.outputs)
+        if tokens + outputs + self.block_size >= self.room_beside(request) - budget.foreseen:
+            return NO_MEMORY
+        if not self.chunking and batch and self.paged(tokens) >= budget.prompts:
+            return STOP
+        charged = self.clipped(request.declared)
+        if self.paged(tokens) > budget.chunk:  # the part that comes first fills its pages
+            tokens = int(budget.chunk) // self.block_size * self.block_size
+            if tokens <= 0 or (self.chunked and self.schedule_policy == "shortest-prefill-first"):
+                return STOP
+            self.chunked = request
+            charged = 0
+        self.enter(request, tokens, batch)
+        budget.charge(self.paged(tokens), self.block_size, charged)
+        return self.verdict(budget)
+
+    def ask_with_known_outputs(
+        self, request: Request, batch: Allocation, budget: Budget
+    ) -> Verdict:
+        """``add_one_req_ignore_eos``: admit a request if memory lasts until each of them ends.
+
+        Requests end in the order of the outputs left; up to then all who are left grow alike, and
+        each end frees what that request holds.
+        """
+        tokens = request.target
+        paged = self.paged(tokens) + self.block_size
+        now = self.room - budget.pending
+        if paged > min(now, self.room - budget.foreseen):
+            return NO_MEMORY
+        lives = self.foresee_ends(request, batch, budget)
+        freed = 0
+        for index, (left, held) in enumerate(lives):
+            together = len(lives) - index
+            if now - paged + freed - left * together <= together:
+                return NO_MEMORY
+            freed += held
+        charged = self.clipped(request.declared)
+        if tokens > budget.chunk:
+            if budget.chunk <= 0:
+                return STOP
+            tokens = int(budget.chunk)
+            self.chunked = request
+            charged = 0
+        self.enter(request, tokens, batch)
+        budget.charge(self.paged(tokens), self.block_size, charged)
+        return self.verdict(budget)
+
+    def foresee_ends(
+        self, request: Request, batch: Allocation, budget: Budget
+    ) -> list[tuple[float, int]]:
+        """Return what all have left, in that order; the first who asks finds all others there.
+
+        Who comes later and has the most left goes before the last, not behind it.
+        """
+        if budget.lives is None:
+            lives = [self.life(one) for one in (request, *self.decodes, *batch)]
+            budget.lives = sorted((one for one in lives if one[0] > 0), key=lambda one: one[0])
+            return budget.lives
+        left, held = self.life(request)
+        if left > 0:
+            longer = [i for i, (other, _) in enumerate(budget.lives) if left <= other]
+            index = longer[0] if longer else max(len(budget.lives) - 1, 0)
+            budget.lives.insert(index, (left, held))
+        return budget.lives
+
+    @staticmethod
+    def life(request: Request) -> tuple[float, int]:
+        """Outputs that a request has left, and tokens that it holds."""
+        return float(request.declared - request.outputs), request.prompt + request.outputs
+
+    def missing(self, request: Request) -> int:
+        """Tokens of a waiting request that no cache holds."""
+        return request.target
+
+    def room_beside(self, request: Request) -> float:
+        """Tokens of memory that nobody needs, and that hold nothing of this request."""
+        return self.room
+
+    def enter(self, request: Request, tokens: int, batch: Allocation) -> None:
+        """Admit a request with so many tokens of its prompt."""
+        self.admit(request, 0)
+        batch[request] = tokens
+
+    def allocate(self, batch: Allocation) -> None:
+        """Give a batch of prompts its pages."""
+        self.make_free(self.blocks_before_prefill(batch))
+        for request, tokens in batch.items():
+            self.grow(request, tokens)
+
+    def blocks_before_prefill(self, batch: Allocation) -> int:
+        """Pages that are made free before a batch of prompts gets what it needs: one more for each,
+        if pages are longer than a token.
+        """
+        rounding = 0 if self.block_size == 1 else len(batch)
+        return self.blocks(sum(batch.values())) + rounding
 
     # ------------------------------------------------------------ decode
 
     def decode(self) -> Allocation:
         """Serve all decodes; if memory lacks, retract those with the fewest outputs first."""
-        if self.lack(self.decoding) > self.free:
-            self.retract()
+        finishing = self.drop_finishing()
+        if not self.decodes:
+            return {}
+        if self.may_decode(self.decodes):
+            self.ratio = max(self.ratio - self.decay, self.min_new_token_ratio)
+        elif finishing:
+            return {}  # their memory is free when this step is over: nobody is retracted
         else:
-            self.steps += 1
-        for request in self.decoding:
+            self.retract()
+        return self.all_decode()
+
+    def drop_finishing(self) -> list[Request]:
+        """Strike those from the running batch whose last output is in flight, and return them."""
+        finishing = self.finishing()
+        if finishing:
+            self.is_full = False
+            self.decodes = [request for request in self.decodes if request not in finishing]
+        return finishing
+
+    def finishing(self) -> list[Request]:
+        """Running requests to whom the batch in flight brings the last output that they declare:
+        none unless the server is a step ahead.
+        """
+        return []
+
+    def may_decode(self, requests: list[Request]) -> bool:
+        """Whether memory suffices for a token of each, once a cache has given up what it can."""
+        needed = self.lack(requests)
+        self.make_free(needed)
+        return needed <= self.free
+
+    def all_decode(self) -> Allocation:
+        """Give each that decodes the page for its next token, if it lacks it."""
+        self.make_free(len(self.decodes))
+        for request in self.decodes:
             self.grow(request)
-        return dict.fromkeys(self.decoding, 1)
+        return dict.fromkeys(self.decodes, 1)
 
     def retract(self) -> None:
-        """Retract at least one, until the others have memory for some steps, or one is left."""
-        remaining = sorted(self.decoding, key=lambda r: (r.outputs, -r.prompt), reverse=True)
-        while len(remaining) > 1:
-            self.preempt(remaining.pop())
-            room = self.free * self.block_size
-            if self.lack(remaining) <= self.free and len(remaining) * self.retract_steps <= room:
-                break
-        if self.lack(remaining) > self.free:
-            assert self.chunked is not None
-            self.preempt(self.chunked)  # it alone can hold what the last decode needs
-        done = sum(request.outputs for request in remaining) + self.retract_steps * len(remaining)
-        self.base = min(1.0, done / sum(request.output for request in remaining))
-        self.steps = 0
+        """Retract at least one, until the others can decode once, or one is left.
+
+        The others go on in the order of outputs made. SGLang aborts a last one that finds no
+        memory; here only a request in mid-prefill can hold it, which is retracted.
+        """
+        left = sorted(self.decodes, key=self.to_be_kept, reverse=True)
+        first = True
+        while len(left) > 1 and (first or not self.may_decode(left)):
+            first = False
+            request = left.pop()
+            self.preempt(request)
+            self.make_free(self.blocks(len(left) * self.retract_steps))
+        self.decodes = left
         self.is_full = False
+        if not self.may_decode(left):
+            assert self.chunked is not None
+            self.preempt(self.chunked)
+        done = sum(request.outputs for request in left) + self.retract_steps * len(left)
+        self.ratio = min(1.0, done / (sum(request.declared for request in left) + 1))
+
+    def to_be_kept(self, request: Request) -> tuple[int, int, int]:
+        """Return its place among those that are retracted: the least is the first."""
+        rank = self.rank(request) if self.retraction_policy == "priority" else 0
+        return -rank, request.outputs, -request.prompt
+
+    # ------------------------------------------------------------ what a cache of prefixes adds
+
+    def chunk_beside_shorter(self, request: Request, budget: Budget) -> float:
+        """Most tokens of the request in mid-prefill, where shorter prompts go before it."""
+        return math.inf
+
+    def keep(self, request: Request) -> None:
+        """Let a cache keep what is computed of it."""
+
+    def make_free(self, blocks: int) -> None:
+        """Let a cache give up pages until so many are free, or none is left to give up."""
+
+    # ------------------------------------------------------------ the waiting queue
+
+    def arrive(self, request: Request) -> None:
+        """Put a new request at the end of the waiting queue."""
+        super().arrive(request)
+        request.declared = int(min(request.declared, self.most_outputs(request)))
+        self.enqueue(request)
+
+    def enqueue(self, request: Request) -> None:
+        """Take note of when it came to the queue."""
+        self.comings += 1
+        self.queued[request] = self.comings
+
+    def sort_waiting(self) -> None:
+        """Leave the queue as it is; it is sorted before a prefill batch only."""
+
+    def sort_queue(self) -> None:
+        """Sort the waiting queue for good: equals stay as they stood."""
+        if self.schedule_policy == "lof":
+            self.waiting.sort(key=lambda r: (self.rank(r), -r.declared))
+        elif self.by_priority:
+            self.waiting.sort(key=lambda r: (self.rank(r), self.queued[r]))
+
+    def rank(self, request: Request) -> int:
+        """Its priority, the smaller first; all the same in the order ``fcfs``."""
+        return request.priority * self.sign if self.by_priority else 0
+
+    def take_places(self, request: Request, budget: Budget) -> bool:
+        """Preempt running requests of much lower priority, the lowest and latest first, if that
+        makes room for the outputs of this one (``preempt_to_schedule``).
+
+        Its prompt counts only if it has been looked at before.
+        """
+        lowest_first = sorted(self.decodes, key=lambda r: (self.rank(r), self.queued[r]))[::-1]
+        prompt = self.filled.get(request, 0) - self.cached_tokens(request)
+        wanted: float = prompt + self.clipped(request.declared)
+        wanted -= self.room - budget.foreseen
+        victims: list[Request] = []
+        for other in lowest_first:
+            if self.rank(other) - self.rank(request) <= self.threshold:
+                break
+            victims.append(other)
+            wanted -= self.foreseen(other)
+            if wanted <= 0:
+                break
+        if not victims or wanted > 0:
+            return False
+        others = len(self.decodes)
+        for victim in [one for one in self.decodes if one in victims]:
+            budget.foreseen -= self.foreseen(victim)
+            others -= 1
+            self.preempt(victim)
+            self.make_free(self.blocks(others * self.retract_steps))
+        return True
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens that a cache held when a waiting request was last looked at."""
+        return 0
 
     def preempt(self, request: Request) -> None:
         """Take all its memory and put it at the end of the waiting queue."""
         super().preempt(request)
         self.waiting.append(self.waiting.pop(0))
+        self.enqueue(request)
+
+    def evict(self, request: Request) -> None:
+        """Take all its memory and strike it from all lists of those that run."""
+        super().evict(request)
+        self.decodes = [other for other in self.decodes if other is not request]
+        self.prefilled = [other for other in self.prefilled if other is not request]
+        if self.chunked is request:
+            self.chunked = None
 
     def leave(self, request: Request) -> None:
-        """Strike a finished request from the running list; others may be admitted again."""
+        """Strike a finished request; others may be admitted again."""
         super().leave(request)
         self.is_full = False
 
+    # ------------------------------------------------------------ what could never finish
+
     def refusal(self, request: Request) -> str | None:
-        """Say that memory is too small, or that a chunk is smaller than a page."""
-        if self.b_max < self.block_size and request.total > self.b_max:
+        """Say that memory is too small, that a chunk is smaller than a page, or that the declared
+        outputs contradict the output.
+        """
+        if self.b_max < self.block_size and request.total > self.b_max and self.chunking:
             return (
                 f"must be cut, but a chunk of {self.b_max} tokens is less than a page of "
                 f"{self.block_size}"
             )
+        if request.declared < request.output or (
+            self.ignore_eos and request.declared != request.output
+        ):
+            return f"declares {request.declared} output tokens, which it does not make"
+        most = self.most_outputs(request)
+        if self.ignore_eos:  # a page of a retracted one may be less full, and one more stays free
+            most -= self.block_size
+        if request.output > most:
+            return f"would be cut to {max(most, 0):g} output tokens for want of memory"
         return super().refusal(request)
 
+    def most_outputs(self, request: Request) -> float:
+        """Outputs to which memory cuts what a request may make: the pages of its prompt, one more
+        and one token stay free.
+        """
+        return (self.usable - 1) * self.block_size - self.paged(request.prompt) - 1
+
     def assert_feasible(self, batch: Allocation) -> None:
-        """Assert that one request at most is in mid-prefill."""
+        """Assert that one request at most is in mid-prefill, and that the lists agree."""
         super().assert_feasible(batch)
         cut = [r for r in self.running if r.computed + batch.get(r, 0) < r.target]
         assert len(cut) <= 1, f"requests {[r.index for r in cut]} are in mid-prefill at once"
+        assert cut == ([] if self.chunked is None else [self.chunked]), "another is in mid-prefill"
+        listed = {*self.decodes, *self.prefilled} | {*cut}
+        assert listed == {*self.running}, "running requests are lost"

@@ -1,0 +1,73 @@
+"""The plain Python of SGLang did what the real scheduler of SGLang 0.5.23 did, to the nanosecond."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from penstock.reference.simulation import simulate_server
+
+GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden" / "sglang-0.5.23"
+A_STEP_AHEAD = "overlap"  # recorded with the overlapping event loop
+HASH_BLOCK = 16
+RECORDINGS = [path.stem for path in sorted(GOLDEN.glob("*.json"))] or ["not here"]
+
+pytestmark = pytest.mark.skipif(not GOLDEN.exists(), reason="the recordings of SGLang are not beside the repository")
+
+
+def recorded_ticks(tokens: int) -> int:
+    """Nanoseconds that a batch of so many tokens took in all recordings."""
+    return 11_280_000 + 35_470_000 * -(-tokens // 128)
+
+
+def settings(configuration):
+    """The settings of the reference that mean what a recording says."""
+    chunk, page = configuration["chunked_prefill_size"], configuration.get("page_size", 1)
+    options = {
+        "mixed_chunk": configuration.get("mixed", False),
+        "chunked_prefill": chunk > 0,
+        "max_prefill_tokens": configuration.get("max_prefill_tokens", 16_384),
+        "schedule_conservativeness": configuration.get("conservativeness", 1.0),
+        "ignore_eos": configuration["declared_max_new_tokens"] == "ignore_eos",
+        "schedule_policy": configuration.get("policy", "fcfs"),
+    }
+    return {
+        "engine": "sglang",
+        "batch_time": recorded_ticks,
+        "token_budget": chunk if chunk > 0 else None,
+        "max_batch_size": configuration["max_running"],
+        "kv_blocks": configuration["kv_tokens"] // page,
+        "block_size": page,
+        "options": options,
+    }
+
+
+def columns(configuration, rows):
+    """What the requests of a recording declare, and what their prompts have in common."""
+    declared = configuration["declared_max_new_tokens"]
+    given = {"priority": rows["priority"].to_list()}
+    if isinstance(declared, int):
+        given["declared"] = [max(declared, tokens) for tokens in rows["output_tokens"]]
+    if configuration.get("radix"):
+        ids = rows["hash_ids"] if "hash_ids" in rows.columns else [""] * len(rows)
+        given["hash_ids"] = [[int(i) for i in (text or "").split()] for text in ids]
+        given["hash_block"] = HASH_BLOCK
+    return given
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_the_reference_serves_every_request_at_the_same_nanosecond(name: str) -> None:
+    """First tokens, finishes, retractions, and who was in each batch."""
+    configuration = json.loads((GOLDEN / f"{name}.json").read_text())
+    if configuration.get(A_STEP_AHEAD):
+        pytest.skip("the reference does not run a step ahead yet")
+    rows = pl.read_csv(GOLDEN / f"{name}.csv")
+    lengths = [rows[column].to_list() for column in ("arrival_ns", "prompt_tokens", "output_tokens")]
+    history = simulate_server(*lengths, **columns(configuration, rows), **settings(configuration))
+    assert [request.first_token for request in history.requests] == rows["first_token_ns"].to_list()
+    assert [request.finish for request in history.requests] == rows["finish_ns"].to_list()
+    assert [request.preemptions for request in history.requests] == rows["preemptions"].to_list()
+    steps = pl.read_ndjson(GOLDEN / f"{name}.steps.jsonl.gz")
+    assert [batch.start for batch in history.batches] == steps["start_ns"].to_list()
+    assert [batch.token_load for batch in history.batches] == steps["tokens"].to_list()
