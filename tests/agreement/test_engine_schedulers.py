@@ -68,7 +68,11 @@ def test_with_prefix_caching_the_kernel_equals_the_plain_python_event_for_event(
         run = system.kernel()
         preemptions, reused = preemptions + run.preemptions, reused + run.reused_tokens
         if system.until is None:
-            once = sum(system.prompt) + int(run.requests["output_tokens"].sum()) - (system.convention == "engine") * len(system.prompt)
+            once = (
+                sum(system.prompt)
+                + int(run.requests["output_tokens"].sum())
+                - (system.convention == "engine") * len(system.prompt)
+            )
             assert run.tokens == once + run.recomputed_tokens - run.reused_tokens, system
     assert min(preemptions, reused) > 0
 

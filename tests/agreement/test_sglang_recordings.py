@@ -9,7 +9,6 @@ import pytest
 from penstock.reference.simulation import simulate_server
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden" / "sglang-0.5.23"
-A_STEP_AHEAD = "overlap"  # recorded with the overlapping event loop
 HASH_BLOCK = 16
 RECORDINGS = [path.stem for path in sorted(GOLDEN.glob("*.json"))] or ["not here"]
 
@@ -25,6 +24,7 @@ def settings(configuration):
     """The settings of the reference that mean what a recording says."""
     chunk, page = configuration["chunked_prefill_size"], configuration.get("page_size", 1)
     options = {
+        "overlap_schedule": configuration.get("overlap", False),
         "mixed_chunk": configuration.get("mixed", False),
         "chunked_prefill": chunk > 0,
         "max_prefill_tokens": configuration.get("max_prefill_tokens", 16_384),
@@ -60,8 +60,6 @@ def columns(configuration, rows):
 def test_the_reference_serves_every_request_at_the_same_nanosecond(name: str) -> None:
     """First tokens, finishes, retractions, and who was in each batch."""
     configuration = json.loads((GOLDEN / f"{name}.json").read_text())
-    if configuration.get(A_STEP_AHEAD):
-        pytest.skip("the reference does not run a step ahead yet")
     rows = pl.read_csv(GOLDEN / f"{name}.csv")
     lengths = [rows[column].to_list() for column in ("arrival_ns", "prompt_tokens", "output_tokens")]
     history = simulate_server(*lengths, **columns(configuration, rows), **settings(configuration))

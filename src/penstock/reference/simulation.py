@@ -216,7 +216,7 @@ class _Running:
             jobs.priority[row] if jobs.priority else 0,
             jobs.hash_ids[row] if jobs.hash_ids else (),
             target=prompt,
-            declared=max(jobs.declared[row], 1) if jobs.declared else output,
+            declared=replica.outputs_of(prompt, jobs.declared[row]) if jobs.declared else output,
         )
         reason = replica.refusal(request)
         if reason:

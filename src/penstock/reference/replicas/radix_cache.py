@@ -253,14 +253,15 @@ class PrefixCachingSglang(Sglang):
     def complete(self, now: int) -> list[Request]:
         """End a batch; then, in its order, what is complete of each request goes into the tree."""
         batch = self.batch
-        decoded = {request for request in batch if request.decoding}
+        before = self.batch if self.composes_ahead else {}  # what is computed of it already
+        decoded = {r for r in batch if r.computed - before.get(r, 0) >= r.target}
         held = {request: (self.shared[request], self.ends[request]) for request in batch}
         finished = super().complete(now)
         for request in batch:
-            if request.finish is not None:
-                self.put(request, request.total)
+            if request.finish == now:
+                self.put(request, request.total + (request in self.planned))
                 self.tree.hold(held[request][1], -1)
-            elif request.decoding and request not in decoded:
+            elif request in self.running and request.decoding and request not in decoded:
                 self.keep(request)
         return finished
 

@@ -38,6 +38,7 @@ class Request:
     swapped: int = 0  # KV blocks held in host memory
     preemptions: int = 0
     finish: int | None = None
+    in_flight: int = 0  # output tokens that the batch in progress brings, if that is known ahead
     # The tick at which each output token was complete.
     token_times: list[int] = field(default_factory=list)
     declared: int = 0  # most output tokens that it says it may make
@@ -51,6 +52,11 @@ class Request:
     def is_done(self) -> bool:
         """Whether all of it is computed, up to the batch in progress where that is known ahead."""
         return self.computed == self.total
+
+    @property
+    def ends_unforeseen(self) -> bool:
+        """Whether it stops before the outputs that it declared: nobody knows before it has."""
+        return self.declared > self.output
 
     @property
     def in_decode(self) -> bool:
@@ -179,7 +185,8 @@ class Replica:
         self.batches.append(Batch(now, duration, allocation, self.preempted_for, self.index))
         self.preempted_for = []
         for request, tokens in self.batch.items():
-            request.taken = tokens
+            if request.finish is None:  # else it is served for nothing
+                request.taken = tokens
 
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert that each request gets tokens of its phase, as many as it has."""
@@ -199,6 +206,8 @@ class Replica:
     def advance(self, end: int) -> None:
         """Compute the batch, which ends at a tick: tokens are in memory, outputs are out."""
         for request, tokens in self.batch.items():
+            if request.finish is not None:
+                continue
             was_decoding = request.decoding
             request.computed += tokens
             request.taken = 0
@@ -208,6 +217,7 @@ class Replica:
             yields = self.pool.convention == "engine" or request.total == request.prompt
             if was_decoding or (request.decoding and yields):
                 request.token_times.append(end)
+                request.in_flight = int(self.composes_ahead)
             if request.is_done:
                 self.leaving.append(request)
 
@@ -215,6 +225,8 @@ class Replica:
         """End the batch; return those who finish."""
         if not self.composes_ahead:  # else its scheduler took it for computed when it started
             self.advance(now)
+        for request in self.batch:
+            request.in_flight = 0
         self.batch = {}
         finished, self.leaving = self.leaving, []
         for request in finished:

@@ -58,6 +58,8 @@ class Sglang(Server):
 
     Options
     -------
+    overlap_schedule
+        Whether a batch is composed when the one before it starts.
     mixed_chunk
         Whether decodes ride along with prefill; all of them do, or none for want of memory.
     chunked_prefill
@@ -90,6 +92,7 @@ class Sglang(Server):
     """
 
     options = (
+        "overlap_schedule",
         "mixed_chunk",
         "chunked_prefill",
         "max_prefill_tokens",
@@ -113,6 +116,7 @@ class Sglang(Server):
 
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
+        self.composes_ahead = self.option("overlap_schedule", True)
         self.chunking = self.option("chunked_prefill", True)
         self.cuts_prompts = self.chunking
         self.mixed_chunk = self.chunking and self.option("mixed_chunk", False)
@@ -205,7 +209,7 @@ class Sglang(Server):
             if self.decodes and self.may_decode(self.decodes):
                 batch |= self.all_decode()
                 self.prefilled += self.decodes
-                lengths = {request: request.prompt + request.outputs for request in self.decodes}
+                lengths = {request: request.prompt + self.made(request) for request in self.decodes}
                 self.filled |= lengths
                 self.decodes = []
         return batch
@@ -222,7 +226,7 @@ class Sglang(Server):
     def foreseen(self, request: Request) -> float:
         """Output tokens that a running request is expected to make yet."""
         ratio = 1.0 if self.ignore_eos else self.ratio
-        return min(request.declared - request.outputs, self.clip) * ratio
+        return min(request.declared - self.made(request), self.clip) * ratio
 
     def clipped(self, outputs: int) -> int:
         """Outputs that a prompt is charged for."""
@@ -296,7 +300,7 @@ class Sglang(Server):
         was retracted.
         """
         tokens = self.missing(request)
-        outputs = self.clipped(request.declared - request.outputs)
+        outputs = self.clipped(request.declared - self.made(request))
         if tokens + outputs + self.block_size >= self.room_beside(request) - budget.foreseen:
             return NO_MEMORY
         if not self.chunking and batch and self.paged(tokens) >= budget.prompts:
@@ -361,10 +365,9 @@ class Sglang(Server):
             budget.lives.insert(index, (left, held))
         return budget.lives
 
-    @staticmethod
-    def life(request: Request) -> tuple[float, int]:
+    def life(self, request: Request) -> tuple[float, int]:
         """Outputs that a request has left, and tokens that it holds."""
-        return float(request.declared - request.outputs), request.prompt + request.outputs
+        return float(request.declared - self.made(request)), request.prompt + self.made(request)
 
     def missing(self, request: Request) -> int:
         """Tokens of a waiting request that no cache holds."""
@@ -416,10 +419,15 @@ class Sglang(Server):
         return finishing
 
     def finishing(self) -> list[Request]:
-        """Running requests to whom the batch in flight brings the last output that they declare:
-        none unless the server is a step ahead.
+        """Running requests to whom the batch in progress brings the last output that they
+        declare.
         """
-        return []
+        return [r for r in self.decodes if r.in_flight and self.made(r) + 1 >= r.declared]
+
+    @staticmethod
+    def made(request: Request) -> int:
+        """Output tokens that are out: not yet the one that the batch in progress brings."""
+        return request.outputs - request.in_flight
 
     def may_decode(self, requests: list[Request]) -> bool:
         """Whether memory suffices for a token of each, once a cache has given up what it can."""
@@ -452,13 +460,13 @@ class Sglang(Server):
         if not self.may_decode(left):
             assert self.chunked is not None
             self.preempt(self.chunked)
-        done = sum(request.outputs for request in left) + self.retract_steps * len(left)
+        done = sum(self.made(request) for request in left) + self.retract_steps * len(left)
         self.ratio = min(1.0, done / (sum(request.declared for request in left) + 1))
 
     def to_be_kept(self, request: Request) -> tuple[int, int, int]:
         """Return its place among those that are retracted: the least is the first."""
         rank = self.rank(request) if self.retraction_policy == "priority" else 0
-        return -rank, request.outputs, -request.prompt
+        return -rank, self.made(request), -request.prompt
 
     # ------------------------------------------------------------ what a cache of prefixes adds
 
@@ -532,7 +540,15 @@ class Sglang(Server):
         return 0
 
     def preempt(self, request: Request) -> None:
-        """Take all its memory and put it at the end of the waiting queue."""
+        """Take all its memory and put it at the end of the waiting queue; a token in flight is
+        lost.
+        """
+        if request.in_flight:
+            request.token_times.pop()
+            request.in_flight = 0
+            if request in self.leaving:
+                self.leaving.remove(request)
+                request.computed = 0
         super().preempt(request)
         self.waiting.append(self.waiting.pop(0))
         self.enqueue(request)
@@ -585,4 +601,5 @@ class Sglang(Server):
         assert len(cut) <= 1, f"requests {[r.index for r in cut]} are in mid-prefill at once"
         assert cut == ([] if self.chunked is None else [self.chunked]), "another is in mid-prefill"
         listed = {*self.decodes, *self.prefilled} | {*cut}
+        listed |= {request for request in self.running if request.is_done}
         assert listed == {*self.running}, "running requests are lost"

@@ -105,7 +105,8 @@ class VllmV1(Server):
         position = 0
         while position < len(self.running) and token_load(batch) < self.b_max:
             request = self.running[position]
-            if request.is_done or (deferred and not request.decoding):
+            known = request.is_done and not request.ends_unforeseen
+            if known or (deferred and not request.decoding):
                 position += 1
                 continue
             wanted = max(request.P, 1)  # a decode takes one
