@@ -356,8 +356,9 @@ def write(name: str, calls: list[Call], configuration: dict[str, Any]) -> list[d
         for index, call in enumerate(calls):
             row = [index, *(getattr(call, column) for column in COLUMNS[1:])]
             writer.writerow([*row, " ".join(map(str, call.hash_ids))] if caching else row)
+    kind = "AsyncScheduler" if ahead else "Scheduler, synchronous"
     facts = {
-        "engine": f"vLLM {importlib.metadata.version('vllm')} V1 {'AsyncScheduler' if ahead else 'Scheduler, synchronous'}",
+        "engine": f"vLLM {importlib.metadata.version('vllm')} V1 {kind}",
         "recorded": "tests/agreement/record_vllm.py; random lengths; one token per request whose tokens are computed",
         "batch_time_ns": "11280000 + 35470000*ceil(b/128)",
         "requests": len(calls),

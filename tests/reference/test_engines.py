@@ -44,6 +44,16 @@ def columns(path):
 # ---------------------------------------------------------------- what engines really did
 
 
+OPTIONS_OF_VLLM = {
+    "chunked_prefill": "chunked_prefill",
+    "async_scheduling": "async_scheduling",
+    "long_prefill_token_threshold": "long_prefill_threshold",
+    "long_prefill_token_threshold_adaptive": "long_prefill_adaptive",
+    "prefill_schedule_interval": "prefill_interval",
+    "scheduler_reserve_full_isl": "reserve_prompt",
+}
+
+
 def replay_vllm(configuration, rows):
     """Run the requests of a recording of vLLM's scheduler; return the history, and what it should be."""
     table = {name: [int(value) for value in values] for name, values in rows.items() if name != "hash_ids"}
@@ -61,10 +71,8 @@ def replay_vllm(configuration, rows):
         block_size=configuration.get("block_size", 16),
         order=configuration.get("policy", "fcfs"),
         hash_ids=hash_ids if configuration.get("prefix_caching") else None,
-        options={
-            "chunked_prefill": configuration.get("chunked_prefill", True),
-            "long_prefill_threshold": configuration.get("long_prefill_token_threshold", 0),
-        },
+        watermark=configuration.get("watermark"),
+        options={ours: configuration[theirs] for theirs, ours in OPTIONS_OF_VLLM.items() if theirs in configuration},
     )
     return history, list(zip(table["first_token_ns"], table["finish_ns"], table["preemptions"], strict=True))
 
@@ -169,7 +177,13 @@ def test_seam_policies_with_ample_memory_are_the_papers_markov_chain_event_for_e
 
 
 ENGINE_OPTIONS = {
-    "vllm": {"chunked_prefill": st.booleans(), "long_prefill_threshold": st.sampled_from([0, 2, 5])},
+    "vllm": {
+        "chunked_prefill": st.booleans(),
+        "long_prefill_threshold": st.sampled_from([0, 2, 5]),
+        "long_prefill_adaptive": st.booleans(),
+        "prefill_interval": st.sampled_from([1, 1, 3]),
+        "reserve_prompt": st.booleans(),
+    },
     "sglang": {
         "mixed_chunk": st.booleans(),
         "chunked_prefill": st.booleans(),

@@ -99,8 +99,8 @@ class Vllm(Engine):
         threshold = self.options["long_prefill_threshold"]
         if self.options["long_prefill_adaptive"] and threshold == 0:
             raise InputError(
-                f"{self.name}: long_prefill_adaptive raises a threshold, but long_prefill_threshold "
-                "is 0, none; give one"
+                f"{self.name}: long_prefill_adaptive raises a threshold, but "
+                "long_prefill_threshold is 0, none; give one"
             )
         at_once = self.options["prefill_interval"] == 1
         self.work_conserving = self.cuts_prompts and threshold == 0 and at_once

@@ -116,7 +116,7 @@ class Sglang(Server):
 
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
-        self.composes_ahead = self.option("overlap_schedule", True)
+        self.composes_ahead = self.option("overlap_schedule", False)
         self.chunking = self.option("chunked_prefill", True)
         self.cuts_prompts = self.chunking
         self.mixed_chunk = self.chunking and self.option("mixed_chunk", False)

@@ -38,7 +38,7 @@ class VllmV1(Server):
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
         self.cuts_prompts = self.option("chunked_prefill", True)
-        self.composes_ahead = self.option("async_scheduling", True)
+        self.composes_ahead = self.option("async_scheduling", False)
         self.threshold = self.option("long_prefill_threshold", 0, least=0)
         self.adaptive = self.option("long_prefill_adaptive", False)
         self.interval = self.option("prefill_interval", 1)
