@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -73,6 +73,7 @@ def make_config(
     long_prefill_token_threshold: int = 0,
     prefix_caching: bool = False,
     settings: dict[str, Any] | None = None,
+    drafts: int = 0,
     max_num_batched_tokens: int | None = None,
     max_model_len: int | None = None,
     async_scheduling: bool = False,
@@ -80,7 +81,7 @@ def make_config(
 ) -> VllmConfig:
     """Return vLLM's configuration. With ``max_num_batched_tokens`` the budget is vLLM's max_num_scheduled_tokens.
 
-    ``settings`` are further ones of its scheduler, by vLLM's names.
+    ``settings`` are further ones of its scheduler, by vLLM's names; ``drafts``: n-grams of so many tokens.
     """
     if max_model_len is None:  # vLLM refuses one beyond the budget where prompts are not chunked
         max_model_len = LLAMA["max_position_embeddings"] if chunked_prefill else budget
@@ -104,9 +105,18 @@ def make_config(
     )
     cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, num_gpu_blocks_override=num_blocks)
     cache.num_gpu_blocks = num_blocks
-    return VllmConfig(
+    config = VllmConfig(
         model_config=model, scheduler_config=scheduler, cache_config=cache, device_config=DeviceConfig("cpu")
     )
+    if drafts:  # what a server checks beside it has nothing to do with the scheduler
+        config.speculative_config = SpeculativeConfig(
+            method="ngram",
+            num_speculative_tokens=drafts,
+            prompt_lookup_max=2,
+            target_model_config=model,
+            target_parallel_config=config.parallel_config,
+        )
+    return config
 
 
 def attention(block_size: int) -> FullAttentionSpec:
@@ -149,11 +159,13 @@ def as_request(index: int, call: Call, block_size: int, prefix_caching: bool) ->
     )
 
 
-def serve(scheduler: Scheduler, calls: list[Call], *, depth: int = 1) -> list[dict[str, Any]]:
+def serve(scheduler: Scheduler, calls: list[Call], *, depth: int = 1, accepts: int = 0) -> list[dict[str, Any]]:
     """Serve all calls, fill in what became of them, and return the steps.
 
-    ``depth`` 2 is async scheduling: a step is composed while the one before it still runs.
+    ``depth`` 2 is async scheduling: a step is composed while the one before it still runs. ``accepts``: drafts of
+    each decode that are right, if it has so many.
     """
+    drafted = [NO_BLOCK] * scheduler.num_spec_tokens
     caching = scheduler.cache_config.enable_prefix_caching
     if caching:
         init_none_hash(sha256)
@@ -171,9 +183,11 @@ def serve(scheduler: Scheduler, calls: list[Call], *, depth: int = 1) -> list[di
         if tokens:
             start = max(now, free_at)
             free_at = start + batch_ns(tokens)
-            sampled = [
-                [] if requests[int(r)].is_prefill_chunk else [NO_BLOCK + int(r)] for r in output.num_scheduled_tokens
-            ]
+            sampled = []
+            for name in output.num_scheduled_tokens:
+                right = min(accepts, len(output.scheduled_spec_decode_tokens.get(name, ())))
+                whole = not requests[int(name)].is_prefill_chunk
+                sampled.append([NO_BLOCK + int(name)] * (1 + right) * whole)
             flight.append((free_at, output, sampled))
             preempted = sorted(map(int, output.preempted_req_ids or ()))
             scheduled = dict(output.num_scheduled_tokens)
@@ -193,6 +207,8 @@ def serve(scheduler: Scheduler, calls: list[Call], *, depth: int = 1) -> list[di
         names = list(output.num_scheduled_tokens)
         runner = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, sampled)
         scheduler.update_from_output(output, runner)
+        if drafted and depth == 1:
+            scheduler.update_draft_token_ids(DraftTokenIds(names, [drafted.copy() for _ in names]))
         for name in names:
             call, request = calls[int(name)], requests[int(name)]
             if call.first_token_ns < 0 and request.num_output_tokens:
@@ -327,6 +343,18 @@ RECORDINGS: dict[str, tuple[list[Call], dict[str, Any]]] = {
             },
         },
     ),
+    "drafts_tight": (
+        lognormal(120, 6.0, 19, prompt=(100, 600), output=(60, 300)),
+        {"budget": 100, "max_seqs": 40, "num_blocks": 130, "drafts": 4, "accepts": 2},
+    ),
+    "async_drafts": (
+        lognormal(120, 6.0, 20, prompt=(100, 600), output=(60, 300)),
+        {"budget": 256, "max_seqs": 12, "num_blocks": 100_000, "drafts": 3, "accepts": 2, "async_scheduling": True},
+    ),
+    "async_drafts_tight": (
+        lognormal(120, 6.0, 21, prompt=(100, 600), output=(60, 300)),
+        {"budget": 100, "max_seqs": 40, "num_blocks": 130, "drafts": 4, "accepts": 2, "async_scheduling": True},
+    ),
     "settings_tight": (
         lognormal(120, 7.0, 18, prompt=(300, 3000), output=(60, 400)),
         {
@@ -347,8 +375,9 @@ RECORDINGS: dict[str, tuple[list[Call], dict[str, Any]]] = {
 def write(name: str, calls: list[Call], configuration: dict[str, Any]) -> list[dict[str, Any]]:
     """Record one schedule into two small files."""
     ahead = configuration.get("async_scheduling", False)
-    scheduler = make_scheduler(**configuration, cls=AsyncScheduler if ahead else Scheduler)
-    steps = serve(scheduler, calls, depth=2 if ahead else 1)
+    told = {name: value for name, value in configuration.items() if name != "accepts"}
+    scheduler = make_scheduler(**told, cls=AsyncScheduler if ahead else Scheduler)
+    steps = serve(scheduler, calls, depth=2 if ahead else 1, accepts=configuration.get("accepts", 0))
     caching = configuration.get("prefix_caching", False)
     with (FOLDER / f"vllm_{name}.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

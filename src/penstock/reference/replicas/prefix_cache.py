@@ -126,12 +126,12 @@ class PrefixCache(Server):
     def grow(self, request: Request, tokens: int = 1) -> None:
         """Give it the KV blocks that it lacks, and name those that are full when this step is over.
 
-        A step ahead, the token that a decode is to compute is not known yet.
+        Of a decode the token before it is known, if its batch has ended; drafts are not.
         """
         self.hold(request, request.blocks + self.growth(request, tokens))
         known = request.computed + tokens
-        if self.composes_ahead and request.decoding:
-            known = request.computed
+        if request.decoding:
+            known = request.computed + 1 - request.in_flight
         self.give_names(request, known)
 
     def give_names(self, request: Request, tokens: int) -> None:
@@ -155,8 +155,19 @@ class PrefixCache(Server):
         """Compute a batch for one request after another, as they run: so they give their blocks
         back.
         """
-        self.batch = {r: self.batch[r] for r in self.running if r in self.batch}
+        running = {r: self.batch[r] for r in self.running if r in self.batch}
+        self.batch = running | self.batch  # some may be served for nothing
+        if self.composes_ahead:
+            self.name_computed()
         super().advance(end)
+        if not self.composes_ahead:
+            self.name_computed()
+
+    def name_computed(self) -> None:
+        """Name what those in the batch have computed, drafts that were right included."""
+        for request in self.batch:
+            if request.decoding and request in self.held:
+                self.give_names(request, request.computed)
 
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert that every block is unused or used as often as it is held."""

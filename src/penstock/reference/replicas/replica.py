@@ -39,6 +39,8 @@ class Request:
     preemptions: int = 0
     finish: int | None = None
     in_flight: int = 0  # output tokens that the batch in progress brings, if that is known ahead
+    rejected: int = 0  # drafts of the batch in progress that are not accepted, before that is known
+    ends_unforeseen: bool = False  # in the batch in progress, and nobody knows that before its end
     # The tick at which each output token was complete.
     token_times: list[int] = field(default_factory=list)
     declared: int = 0  # most output tokens that it says it may make
@@ -54,9 +56,9 @@ class Request:
         return self.computed == self.total
 
     @property
-    def ends_unforeseen(self) -> bool:
-        """Whether it stops before the outputs that it declared: nobody knows before it has."""
-        return self.declared > self.output
+    def missing(self) -> int:
+        """Tokens that must be in memory before its next output: a decode brings one."""
+        return max(self.target - self.computed, 1)
 
     @property
     def in_decode(self) -> bool:
@@ -122,6 +124,7 @@ class Replica:
         self.batches: list[Batch] = []
         self.batch: Allocation = {}  # in progress
         self.leaving: list[Request] = []  # those who finish when it ends
+        self.drafts = 0  # tokens that are drafted for each decode
         self.composes_ahead = False  # whether a batch is composed when the one before it starts
         self.planned: Allocation = {}  # composed so, not yet started
         self.preempted: list[Request] = []  # in this step
@@ -152,7 +155,7 @@ class Replica:
         """Begin the next batch, if anybody is there, and compose the one after it, if that is done
         ahead.
         """
-        if not self.requests:
+        if not self.requests and not self.planned:
             self.idle()
             return
         self.batch, self.planned = self.planned, {}
@@ -186,12 +189,16 @@ class Replica:
         self.preempted_for = []
         for request, tokens in self.batch.items():
             if request.finish is None:  # else it is served for nothing
-                request.taken = tokens
+                request.taken = self.useful(request, tokens)
+
+    def useful(self, request: Request, tokens: int) -> int:
+        """Return how many of the tokens that a request gets in a batch stay in memory."""
+        return tokens
 
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert that each request gets tokens of its phase, as many as it has."""
         for request, tokens in batch.items():
-            most = max(request.target - request.computed, 1)  # a decode takes one
+            most = max(request.missing, 1 + self.drafts)
             assert request in self.requests, f"request {request.index} is served, but is not there"
             assert 0 < tokens <= most, f"request {request.index} gets {tokens} of {most} tokens"
 
@@ -209,15 +216,23 @@ class Replica:
             if request.finish is not None:
                 continue
             was_decoding = request.decoding
-            request.computed += tokens
+            missing = request.missing
+            useful = self.useful(request, tokens)
+            request.computed += useful
             request.taken = 0
             if not was_decoding:
                 request.decodes_from = end  # if this was the last of its prefill
             # The end of a prefill is an output by convention, or where nothing follows it.
             yields = self.pool.convention == "engine" or request.total == request.prompt
+            outputs = 0
             if was_decoding or (request.decoding and yields):
-                request.token_times.append(end)
-                request.in_flight = int(self.composes_ahead)
+                outputs = useful + 1 - missing
+            request.token_times += [end] * outputs
+            if self.composes_ahead:
+                request.in_flight = outputs
+                request.rejected = tokens - useful
+                surely_out = request.outputs - outputs + min(outputs, 1)
+                request.ends_unforeseen = surely_out < request.declared
             if request.is_done:
                 self.leaving.append(request)
 
@@ -226,7 +241,7 @@ class Replica:
         if not self.composes_ahead:  # else its scheduler took it for computed when it started
             self.advance(now)
         for request in self.batch:
-            request.in_flight = 0
+            request.in_flight = request.rejected = 0
         self.batch = {}
         finished, self.leaving = self.leaving, []
         for request in finished:

@@ -80,7 +80,7 @@ class Server(Replica):
 
     def growth(self, request: Request, tokens: int = 1) -> int:
         """KV blocks that it lacks to compute so many tokens more."""
-        return max(0, self.blocks(request.computed + tokens) - request.blocks)
+        return max(0, self.blocks(request.computed + request.rejected + tokens) - request.blocks)
 
     def grow(self, request: Request, tokens: int = 1) -> None:
         """Give it the KV blocks that it lacks to compute so many tokens more."""

@@ -2,7 +2,10 @@
 which does not.
 """
 
+from typing import Any
+
 from penstock.reference.network import EnginePool
+from penstock.reference.replicas.drafts import accepted
 from penstock.reference.replicas.replica import Allocation, Request, token_load
 from penstock.reference.replicas.server import Server, by_priority
 
@@ -18,7 +21,11 @@ class VllmV1(Server):
     budget if that is more; ``prefill_interval``: while somebody decodes only every so manieth batch
     may have prompts, unless those that wait were more than the last such batch could take;
     ``reserve_prompt``: whether a prompt is admitted only if all of it fits into memory;
-    ``max_model_len``: the most tokens of prompt and output (0: no such limit).
+    ``max_model_len``: the most tokens of prompt and output (0: no such limit); ``drafts``: tokens
+    drafted for each decode, which its batch verifies, ``acceptance``: the chance that each is
+    accepted if those before it are, one for all or one for each, and ``draft_lookahead``: tokens
+    beyond those for which it takes memory. A prompt of which one token is left gets drafts too,
+    beside decodes or behind what the cache has of it, if no other prompt is served.
     """
 
     options = (
@@ -29,6 +36,9 @@ class VllmV1(Server):
         "prefill_interval",
         "reserve_prompt",
         "max_model_len",
+        "drafts",
+        "acceptance",
+        "draft_lookahead",
     )
     settings = Server.settings | {"order": ("fcfs", "priority")}
     reserved = 1
@@ -44,8 +54,14 @@ class VllmV1(Server):
         self.interval = self.option("prefill_interval", 1)
         self.reserve_prompt = self.option("reserve_prompt", True)
         self.longest = self.option("max_model_len", 0, least=0)
+        self.drafts = self.option("drafts", 0, least=0)
+        chances: Any = pool.options.get("acceptance", 0.0)
+        self.chances = [chances] * self.drafts if isinstance(chances, float) else list(chances)
+        self.lookahead = self.option("draft_lookahead", 0, least=0)
         self.since_prompts = self.interval + 1  # which batch after the last with prompts is next
         self.has_prompts = False  # whether this one has
+        self.runs_prompts = False  # whether it has of those who ran before
+        self.runs_decodes = False  # whether it has anything of them
         self.overfull = False  # whether that one left requests waiting
 
     def outputs_of(self, prompt: int, output: int) -> int:
@@ -60,6 +76,17 @@ class VllmV1(Server):
             return f"has no room for an output, for max_model_len is {self.longest}"
         return super().refusal(request)
 
+    def useful(self, request: Request, tokens: int) -> int:
+        """Return the tokens of a prompt, or those of a decode that are accepted and wanted."""
+        if tokens <= request.missing and not request.decoding:
+            return tokens
+        right = accepted(self.chances, request.index, request.outputs)
+        return min(1 + min(right, tokens - 1), request.total - request.computed)
+
+    def growth(self, request: Request, tokens: int = 1) -> int:
+        """KV blocks that it lacks to compute so many tokens more, and to look ahead."""
+        return super().growth(request, tokens + self.lookahead)
+
     def victim(self) -> Request:
         """Return the last, or, by priority, the least urgent and youngest; of equal ones the first
         in the list.
@@ -71,7 +98,7 @@ class VllmV1(Server):
     def step(self) -> Allocation:
         """Form the next batch; nobody is admitted in a step that preempts."""
         batch: Allocation = {}
-        self.has_prompts = False
+        self.has_prompts = self.runs_prompts = False
         threshold = self.most_of_a_prompt()
         deferred = (
             self.since_prompts < self.interval
@@ -79,6 +106,8 @@ class VllmV1(Server):
             and any(request.decoding for request in self.running)
         )
         self.serve_running(batch, threshold, deferred)
+        self.has_prompts = self.runs_prompts
+        self.runs_decodes = len(batch) > 0
         if not self.preempted:
             self.serve_waiting(batch, threshold, deferred)
             if not deferred:
@@ -109,7 +138,10 @@ class VllmV1(Server):
             if known or (deferred and not request.decoding):
                 position += 1
                 continue
-            wanted = max(request.P, 1)  # a decode takes one
+            wanted = request.P or 1 + self.drafts
+            if self.longest:
+                known = request.computed + request.rejected
+                wanted = min(wanted, self.longest - known - 1)
             tokens = min(wanted, threshold, self.b_max - token_load(batch))
             while self.growth(request, tokens) > self.free:
                 victim = self.victim()
@@ -123,7 +155,7 @@ class VllmV1(Server):
             if request in self.running:
                 self.grow(request, tokens)
                 batch[request] = tokens
-                self.has_prompts |= not request.decoding
+                self.runs_prompts |= not request.decoding
                 position += 1
             elif self.pool.order == "fcfs":
                 break  # by priority those behind it may fit now
@@ -136,16 +168,20 @@ class VllmV1(Server):
             lacking = request.target - cached * self.block_size
             if deferred and lacking > 1:
                 break
-            tokens = min(lacking, threshold)
             budget = self.b_max - token_load(batch)
+            wanted = lacking
+            if lacking == 1 and not self.runs_prompts and (cached or self.runs_decodes):
+                wanted = 1 + self.drafts
+                if wanted > budget:
+                    break
+            tokens = min(wanted, threshold)
             if tokens > budget and not self.cuts_prompts:
                 break
             tokens = min(tokens, budget)
             kept = self.watermark if self.running else 0
-            # All of it must fit, and a part is taken.
-            held = cached * self.block_size + tokens
-            if self.reserve_prompt:
-                held = request.target
+            held = cached * self.block_size + tokens + self.lookahead
+            if self.reserve_prompt:  # all of it must fit, and a part is taken
+                held = max(held, request.target)
             if self.blocks(held) - cached + unused + kept > self.free:
                 break
             self.admit(request, cached)
