@@ -242,8 +242,8 @@ SLOT = record(
 
 The epoch at which it is due; the list and the bucket that it is in. At engines also: tick of its
 last token; prefill tokens left (0: it decodes; `IN_FLIGHT`) and in all; tokens that it has
-processed when it finishes; outputs to come when its prefill began; blocks, while it does not grow by decodes; tokens
-in the batch being formed; the next one in prefill that is served.
+processed when it finishes; outputs to come when its prefill began; blocks, while it does not grow
+by decodes; tokens in the batch being formed; the next one in prefill that is served.
 """
 
 BLOCK = record(i8="name", i4="users next_free previous_free next_named previous_named")

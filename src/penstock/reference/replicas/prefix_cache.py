@@ -157,17 +157,16 @@ class PrefixCache(Server):
         """
         running = {r: self.batch[r] for r in self.running if r in self.batch}
         self.batch = running | self.batch  # some may be served for nothing
-        if self.composes_ahead:
-            self.name_computed()
         super().advance(end)
-        if not self.composes_ahead:
-            self.name_computed()
 
-    def name_computed(self) -> None:
-        """Name what those in the batch have computed, drafts that were right included."""
-        for request in self.batch:
+    def complete(self, now: int) -> list[Request]:
+        """End a batch; then what is computed of each request is known."""
+        batch = self.batch
+        finished = super().complete(now)
+        for request in batch:
             if request.decoding and request in self.held:
                 self.give_names(request, request.computed)
+        return finished
 
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert that every block is unused or used as often as it is held."""

@@ -207,8 +207,10 @@ class Replica:
         batch, batch_time = self.batch, self.pool.batch_time
         if not isinstance(batch_time, Composition):
             return batch_time(token_load(batch))
-        prompts = [(tokens, r.computed) for r, tokens in batch.items() if not r.decoding]
-        return batch_time.ticks(prompts, [r.computed for r in batch if r.decoding])
+        # What verifies drafts is like a prompt.
+        whole = [r for r in batch if not r.decoding or self.drafts]
+        prompts = [(batch[r], r.computed) for r in whole]
+        return batch_time.ticks(prompts, [r.computed for r in batch if r not in whole])
 
     def advance(self, end: int) -> None:
         """Compute the batch, which ends at a tick: tokens are in memory, outputs are out."""

@@ -49,14 +49,16 @@ class VllmV1(Server):
         super().__init__(pool, index)
         self.cuts_prompts = self.option("chunked_prefill", True)
         self.composes_ahead = self.option("async_scheduling", False)
-        self.threshold = self.option("long_prefill_threshold", 0, least=0)
+        self.threshold: int = self.option("long_prefill_threshold", 0, least=0)
         self.adaptive = self.option("long_prefill_adaptive", False)
         self.interval = self.option("prefill_interval", 1)
         self.reserve_prompt = self.option("reserve_prompt", True)
-        self.longest = self.option("max_model_len", 0, least=0)
+        self.longest: int = self.option("max_model_len", 0, least=0)
         self.drafts = self.option("drafts", 0, least=0)
         chances: Any = pool.options.get("acceptance", 0.0)
-        self.chances = [chances] * self.drafts if isinstance(chances, float) else list(chances)
+        if isinstance(chances, float):
+            chances = [chances] * self.drafts
+        self.chances: list[float] = list(chances)
         self.lookahead = self.option("draft_lookahead", 0, least=0)
         self.since_prompts = self.interval + 1  # which batch after the last with prompts is next
         self.has_prompts = False  # whether this one has
@@ -134,14 +136,13 @@ class VllmV1(Server):
         position = 0
         while position < len(self.running) and token_load(batch) < self.b_max:
             request = self.running[position]
-            known = request.is_done and not request.ends_unforeseen
-            if known or (deferred and not request.decoding):
-                position += 1
-                continue
             wanted = request.P or 1 + self.drafts
             if self.longest:
-                known = request.computed + request.rejected
-                wanted = min(wanted, self.longest - known - 1)
+                wanted = min(wanted, self.longest - request.computed - request.rejected - 1)
+            foreseen = request.is_done and not request.ends_unforeseen
+            if foreseen or wanted <= 0 or (deferred and not request.decoding):
+                position += 1
+                continue
             tokens = min(wanted, threshold, self.b_max - token_load(batch))
             while self.growth(request, tokens) > self.free:
                 victim = self.victim()
