@@ -135,20 +135,30 @@ class System:
         )
 
 
+def draw_drafts(rng):
+    """Draw the speculation of an engine, none for most."""
+    drafts = int(rng.choice([0, 0, 1, 2, 4]))
+    if drafts == 0:
+        return {}
+    chances = rng.choice([0.0, 0.3, 0.8, 1.0], drafts).tolist()
+    return {"drafts": drafts, "acceptance": chances, "draft_lookahead": int(rng.choice([0, 0, 2]))}
+
+
 def draw_settings(rng, policy, longest, longest_prompt):
     match policy:
         case "vllm":
             chunked, threshold = bool(rng.random() < 0.7), int(rng.choice([0, 0, 1, 4]))
             longest_context = longest + int(rng.integers(-3, 2))
+            reserves = bool(rng.random() < 0.7)
             return {
                 "chunked_prefill": chunked,
                 "long_prefill_threshold": threshold,
                 "async_scheduling": bool(rng.random() < 0.6),
                 "long_prefill_adaptive": threshold > 0 and bool(rng.random() < 0.5),
                 "prefill_interval": int(rng.choice([1, 1, 1, 2, 4])),
-                "reserve_prompt": bool(rng.random() < 0.7),
+                "reserve_prompt": reserves,
                 "max_model_len": longest_context if longest_context > longest_prompt else 0,
-            }
+            } | (draw_drafts(rng) if reserves else {})  # else requests may preempt each other for ever
         case "sglang":
             return {
                 "mixed_chunk": bool(rng.random() < 0.5),
@@ -195,7 +205,7 @@ def draw(rng, policy, any_context=False):
     watermark = float(rng.choice([0.0, 0.0, 0.1])) if scheduler.has_watermark else None
     blocks = None
     if rng.random() < 0.85:
-        reserved = settings.get("max_tokens", longest)
+        reserved = settings.get("max_tokens", longest + scheduler.drafted_tokens)
         least = -(-reserved // block_size) + scheduler.own_blocks
         blocks = int(least * rng.choice([1.0, 1.3, 2.0, 4.0]))
         while blocks - int((watermark or 0) * blocks) < least:

@@ -20,6 +20,15 @@ SETTINGS = (
 with_golden_files = pytest.mark.skipif(not GOLDEN.exists(), reason="the golden schedules are not beside the repository")
 
 
+def drafts_of(configuration):
+    """Speculation as a recording has it: of so many drafts the first are accepted, always."""
+    drafts = configuration.get("spec", configuration.get("drafts", 0))
+    if drafts == 0:
+        return {}
+    accepted = configuration.get("accept", configuration.get("accepts"))
+    return {"drafts": drafts, "acceptance": [1.0] * accepted + [0.0] * (drafts - accepted)}
+
+
 def assert_vllm_did_this(configuration, rows: pl.DataFrame, record: str, compress: bool) -> None:
     """Every request has its first token and finish at the same nanosecond, and is preempted as often."""
     block_size, caching = configuration.get("block_size", 16), configuration.get("prefix_caching", False)
@@ -36,6 +45,7 @@ def assert_vllm_did_this(configuration, rows: pl.DataFrame, record: str, compres
         policy_params={
             "async_scheduling": configuration.get("async_scheduling", configuration.get("cls") == "async"),
             **{name: configuration[name] for name in SETTINGS if name in configuration},
+            **drafts_of(configuration),
         },
         order=configuration.get("policy", "fcfs"),
         memory=ps.Memory(

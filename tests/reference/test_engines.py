@@ -54,6 +54,16 @@ OPTIONS_OF_VLLM = {
 }
 
 
+def options_of(configuration):
+    """The settings of a recording, with its drafts, of which the first are always accepted."""
+    options = {ours: configuration[theirs] for theirs, ours in OPTIONS_OF_VLLM.items() if theirs in configuration}
+    if "drafts" in configuration:
+        accepted = configuration["accepts"]
+        options["drafts"] = configuration["drafts"]
+        options["acceptance"] = [1.0] * accepted + [0.0] * (configuration["drafts"] - accepted)
+    return options
+
+
 def replay_vllm(configuration, rows):
     """Run the requests of a recording of vLLM's scheduler; return the history, and what it should be."""
     table = {name: [int(value) for value in values] for name, values in rows.items() if name != "hash_ids"}
@@ -72,7 +82,7 @@ def replay_vllm(configuration, rows):
         order=configuration.get("policy", "fcfs"),
         hash_ids=hash_ids if configuration.get("prefix_caching") else None,
         watermark=configuration.get("watermark"),
-        options={ours: configuration[theirs] for theirs, ours in OPTIONS_OF_VLLM.items() if theirs in configuration},
+        options=options_of(configuration),
     )
     return history, list(zip(table["first_token_ns"], table["finish_ns"], table["preemptions"], strict=True))
 

@@ -21,6 +21,7 @@ from penstock.kernel.in_progress import start, touch, within_the_run
 from penstock.kernel.recording import note_allocation
 from penstock.kernel.records import (
     ALLOCATION_ROWS,
+    BLIND,
     IN_STEP,
     NOT_BY_LOAD,
     SEAM,
@@ -149,6 +150,7 @@ def _form_ahead(world: World, server: int, engine: Any, pool: Any) -> Any:
     replica.cost, replica.rise = planned.cost, planned.rise
     replica.tokens, replica.prefill = planned.tokens, planned.prefill
     replica.decodes, replica.requests = planned.decodes, planned.requests
+    replica.verified, replica.rejected = planned.verified, planned.rejected
     _begin(world, server, engine)
     advance_engine(world, replica, engine, pool)
     failed = _compose(world, planned, engine, pool, False)
@@ -164,6 +166,7 @@ def _begin(world: World, server: int, engine: Any) -> None:
     """Write down that a batch starts now, and who gets what of it."""
     clock = world.clock[0]
     world.servers[server].start = clock.now
+    engine.rejections += world.servers[server].rejected
     if clock.record >= ALLOCATION_ROWS:
         _note_allocations(world, server, engine)
 
@@ -185,7 +188,8 @@ def _compose(world: World, batch: Any, engine: Any, pool: Any, at_once: bool) ->
         failed = _choose(world, engine, pool)
         if failed != 0:
             return failed
-        load = _prefill_tokens(world, engine) + engine.served_decodes
+        prefill = _prefill_tokens(world, engine)
+        load = prefill + engine.served_decodes + engine.verified
         if load == 0 and not at_once:
             return 0
         if load == 0 and engine.preempted == 0:
@@ -193,8 +197,12 @@ def _compose(world: World, batch: Any, engine: Any, pool: Any, at_once: bool) ->
         # Else all made room: begin anew with them.
     batch.tokens = load
     batch.decodes = engine.served_decodes
-    batch.prefill = load - engine.served_decodes
-    batch.requests = engine.served + engine.served_decodes
+    batch.prefill = prefill
+    batch.verified = engine.verified
+    batch.rejected = engine.rejected
+    batch.requests = engine.served + engine.served_decodes + engine.served_blind
+    if engine.served_blind > 0 and world.clock[0].record >= ALLOCATION_ROWS:
+        _note_blind(world, engine)
     _time(world, batch, engine, pool)
     return 0
 
@@ -206,8 +214,11 @@ def _choose(world: World, engine: Any, pool: Any) -> Any:
     engine.served_head = -1
     engine.served_decodes = 0
     engine.preempted = 0
+    engine.verified = 0
+    engine.rejected = 0
+    engine.served_blind = 0
     engine.marked = 0
-    engine.steady = 1
+    engine.steady = 1 if pool.drafts == 0 else 0
     if pool.rule == SEAM:
         return form_by_policy(world, engine, pool)
     form_by_rule(world, engine, pool)
@@ -237,10 +248,12 @@ def _time(world: World, replica: Any, engine: Any, pool: Any) -> None:
     if pool.composed == 0:
         replica.plain = replica.ticks = world.duration[pool.duration + replica.tokens]
     else:
-        squares, pairs = _attention(world, engine)
+        squares, pairs = _attention(world, engine, pool)
         terms = Terms(world.linear[pool.duration :], world.per[replica.pool])
-        y = replica.decodes
-        replica.cost = cost_of(terms, replica.prefill, y, replica.requests, squares, pairs, context)
+        x, y = replica.prefill, replica.decodes
+        if pool.drafts > 0:  # what verifies drafts is like a prompt
+            x, y, context = replica.tokens, 0, 0
+        replica.cost = cost_of(terms, x, y, replica.requests, squares, pairs, context)
         replica.rise = rise_of(terms, y)
         replica.plain = NOT_BY_LOAD
         replica.ticks = ticks_of(replica.cost)
@@ -283,7 +296,7 @@ def _put_off(world: World, engine: Any, pool: Any) -> Any:
 
 
 @uncounted(inline=True)
-def _attention(world: World, engine: Any) -> Any:
+def _attention(world: World, engine: Any, pool: Any) -> Any:
     """Return the sums of n^2 and of n l over the prompts of a batch: n tokens in it, l processed
     before.
     """
@@ -291,9 +304,19 @@ def _attention(world: World, engine: Any) -> Any:
     place = engine.served_head
     for _ in range(engine.served):
         slot = world.slots[place]
-        squares += slot.taken * slot.taken
-        pairs += slot.taken * done_by(engine, slot)
+        tokens = slot.taken + slot.drafted
+        squares += tokens * tokens
+        pairs += tokens * done_by(engine, slot)
         place = slot.served_next
+    if pool.drafts > 0:
+        place = engine.first_slot
+        while place >= 0:
+            slot = world.slots[place]
+            if slot.left <= 0 and slot.taken > 0:
+                tokens = 1 + slot.drafted
+                squares += tokens * tokens
+                pairs += tokens * done_by(engine, slot)
+            place = slot.next
     return squares, pairs
 
 
@@ -303,13 +326,27 @@ def _note_allocations(world: World, server: int, engine: Any) -> None:
     place = engine.served_head
     for _ in range(engine.served):
         slot = world.slots[place]
-        note_allocation(world, server, slot.request, slot.taken, 0)
+        note_allocation(world, server, slot.request, slot.taken, slot.drafted)
         place = slot.served_next
     place = engine.first_slot if engine.served_decodes > 0 else -1
     while place >= 0:
         slot = world.slots[place]
         if slot.left == 0 and (engine.everyone != 0 or slot.taken > 0):
-            note_allocation(world, server, slot.request, 0, 1)
+            note_allocation(world, server, slot.request, 0, 1 + slot.drafted)
+        place = slot.next
+
+
+@uncounted()
+def _note_blind(world: World, engine: Any) -> None:
+    """Write down who is served for nothing, while they are there: in the batch after the one in
+    progress.
+    """
+    place = engine.first_slot
+    while place >= 0:
+        slot = world.slots[place]
+        if slot.left == BLIND and slot.taken > 0:
+            note_allocation(world, engine.server, slot.request, 0, 1 + slot.drafted)
+            world.allocation_rows[world.clock[0].allocation_rows - 1, 1] += 1
         place = slot.next
 
 

@@ -7,9 +7,13 @@ import numpy as np
 from penstock.kernel.blocks import blocks_of, give_back, take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.composition import ticks_of
+from penstock.kernel.drafts import forget_rejected, keep_accepted, know_rejected
 from penstock.kernel.due_epochs import empty_bucket
+from penstock.kernel.gaps import count_stall
 from penstock.kernel.recording import note_gaps, note_gaps_within
 from penstock.kernel.records import (
+    BLIND,
+    EVICTED,
     IN_FLIGHT,
     IN_STEP,
     NONE_YET,
@@ -71,6 +75,8 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
         if replica.prefill > 0 or heads[epoch & (heads.size - 1)] >= 0:
             _give_back_of_finished(world, engine, pool, epoch)
     alone = engine.decoding == 0
+    if pool.drafts > 0:
+        _count_kept(world, keep_accepted(world, engine, pool))
     if decodes > 0:
         _count_gaps(world, replica, engine, pool)
         engine.last_step = _end_of(world, replica, pool)
@@ -81,6 +87,13 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
         _finish_due(world, replica, engine, pool)
     if replica.prefill > 0:
         _end_prompts(world, replica, engine, pool, decodes > 0 or alone)
+
+
+@uncounted(inline=True)
+def _count_kept(world: World, tokens: int) -> None:
+    """Count tokens that come together with others of their request."""
+    if tokens > 0:
+        count_stall(world.clock[0], world.stalls, 0, tokens, world.clock[0].gap_bits)
 
 
 @uncounted(inline=True)
@@ -202,6 +215,10 @@ def _stay(world: World, engine: Any, place: int) -> None:
     """Let a request whose last token is in flight keep its slot and blocks until that is out."""
     slot = world.slots[place]
     slot.left = IN_FLIGHT
+    if slot.stay > 1:
+        slot.left = BLIND
+        slot.taken = 0
+        engine.blind += 1
     slot.chain = -1
     if engine.first_leaving < 0:
         engine.first_leaving = place
@@ -213,13 +230,17 @@ def _stay(world: World, engine: Any, place: int) -> None:
 @uncounted(inline=True)
 def _let_go(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Let those go whose last tokens are out now."""
+    if pool.drafts > 0:
+        know_rejected(world, engine)
     place = engine.first_leaving
     if place >= 0 and pool.caching != 0:
         _give_back_of_finished(world, engine, pool, engine.epoch)
     while place >= 0:
         slot = world.slots[place]
         following = slot.chain
-        if pool.caching == 0 and slot.left == IN_FLIGHT:
+        if slot.left == BLIND:
+            engine.blind -= 1
+        if pool.caching == 0 and slot.left != EVICTED:
             engine.free += held_by(engine, pool, slot)
         change_phase(world, engine, slot.request, -1)
         _leave(world, replica, engine, place)
@@ -258,8 +279,13 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
         if slot.left == 0:
             engine.prefilling -= 1
             decodes = slot.outputs - pool.convention
+            if slot.stay > 0:  # drafts beside its last token
+                forget_rejected(pool, slot)
+                _count_kept(world, slot.stay - 1)
+                decodes -= slot.stay - 1
             if pool.convention != 0 or decodes == 0:
                 _first_token(world, replica, pool, slot)
+            slot.grown = slot.held
             if decodes == 0 and pool.ahead != 0:
                 change_phase(world, engine, slot.request, 1)
                 _stay(world, engine, place)

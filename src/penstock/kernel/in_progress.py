@@ -82,8 +82,9 @@ def set_length(world: World, server: int, repeat: int) -> None:
 def start(world: World, server: int, repeat: int) -> None:
     """Start a run of so many equal batches, of which all else is written down."""
     replica = world.servers[server]
-    replica.unprocessed -= replica.tokens
-    world.clock[0].future -= replica.tokens
+    useful = replica.tokens - replica.rejected
+    replica.unprocessed -= useful
+    world.clock[0].future -= useful
     set_length(world, server, repeat)
 
 

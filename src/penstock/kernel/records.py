@@ -54,9 +54,9 @@ PLENTY = 2**60
 NOT_BY_LOAD = -1
 """In place of the ticks that every batch of a token load takes, where each takes its own."""
 
-IN_FLIGHT, EVICTED = -1, -2
+IN_FLIGHT, EVICTED, BLIND = -1, -2, -3
 """In place of prefill tokens left, where batches are composed ahead: the last token of a request is
-in flight; and its blocks have been taken meanwhile.
+in flight; its blocks have been taken meanwhile; nobody foresees that it is the last one.
 """
 
 NONE_YET, IN_STEP = -1, -2
@@ -116,7 +116,7 @@ POOL = record(
     duration composed
     by_age lines repeats order order_params order_params_end first_stage
     rule block_size watermark admission swap_ticks by_priority grows chunked reserved caching
-    ahead long_prefill adapts prefill_interval reserve_prompt
+    ahead long_prefill adapts prefill_interval reserve_prompt drafts lookahead longest
     mixed most_prefill clip_new_tokens retract_steps
     cell_columns
     """
@@ -142,7 +142,7 @@ one before it starts; then settings of single engines.
 REPLICA = record(
     i8="""
     pool first_line engine
-    start ticks equal tokens prefill decodes requests plain cost rise
+    start ticks equal tokens prefill decodes verified rejected requests plain cost rise
     is_touched served
     batches busy processed
     count unprocessed work
@@ -151,10 +151,11 @@ REPLICA = record(
 """One per replica.
 
 The batch in progress: its ``start``, ``ticks`` of the first of ``equal`` ones like it (0: none is
-in progress), tokens and requests; ``plain``: ticks of any batch of that load, -1 where each takes
-its own; ``cost`` and ``rise`` where they are composed. ``served``: requests in it, by age. What it
-did: batches and tokens that ended, ticks. What routers measure: unfinished requests, tokens that
-have not gone into a batch, work.
+in progress), tokens and requests; ``verified``: drafts and what is served for
+nothing, ``rejected``: tokens of no use. ``plain``: ticks of any batch of that load, -1 where each
+takes its own; ``cost`` and ``rise`` where they are composed. ``served``: requests in it, by age.
+What it did: batches and tokens that ended, ticks. What routers measure: unfinished requests, tokens
+that have not gone into a batch, work.
 """
 
 LINE = record(
@@ -186,8 +187,9 @@ ENGINE = record(
     waiting_tokens decode_tokens arrived arrived_tokens finished finished_decodes
     served served_decodes served_head served_tail preempted moved
     marked everyone steady arrival_ends
-    first_leaving last_leaving
-    preemptions lost reused
+    verified rejected served_blind
+    first_leaving last_leaving blind
+    preemptions lost reused rejections
     has_prompts since_prompts overfull
     is_full ratio_steps
     """,
@@ -202,8 +204,10 @@ tick at which those who decode had their last token, all but ``own``, which know
 ``context_base``: tokens before the next decodes of all, less decoding * epoch. What policies see.
 The batch being formed or in progress: slots in prefill that it serves, decodes, who was preempted
 for it, blocks moved; whether the decodes that it serves are marked, are all, whether the next batch
-is the same while nobody comes or goes, and whether an arrival ends a run of equal ones. Those whose
-last token is in flight. Preemptions, tokens that they lost, tokens found computed. vLLM: whether
+is the same while nobody comes or goes, and whether an arrival ends a run of equal ones; drafts and
+what is served for nothing, tokens of no use, requests that are served for nothing. Those whose last
+token is in flight, and how many of them nobody foresees. Preemptions, tokens that they lost, tokens
+found computed, tokens of no use. vLLM: whether
 the batch has prompts, which one after the last with some is next, whether that one left requests
 waiting. SGLang: whether
 admission has paused, decode batches since ``ratio`` was set.
@@ -236,14 +240,19 @@ tokens done; ``times`` that it was preempted; ``prefix``: its row of recorded pr
 
 SLOT = record(
     i8="due last request",
-    i4="previous next chain left target total outputs held taken served_next",
+    i4="""
+    previous next chain left target total outputs held taken served_next
+    drafted stay rejected grown
+    """,
 )
 """One per request that runs at an engine, or has decoded in a line.
 
 The epoch at which it is due; the list and the bucket that it is in. At engines also: tick of its
 last token; prefill tokens left (0: it decodes; `IN_FLIGHT`) and in all; tokens that it has
 processed when it finishes; outputs to come when its prefill began; blocks, while it does not grow
-by decodes; tokens in the batch being formed; the next one in prefill that is served.
+by decodes; tokens in the batch being formed; the next one in prefill that is served. With drafts:
+how many are in that batch; its tokens that stay; those of the batch in progress that do not, where
+the next one is composed before that is known; blocks.
 """
 
 BLOCK = record(i8="name", i4="users next_free previous_free next_named previous_named")

@@ -12,9 +12,13 @@ same place as making room for all.
 
 from typing import Any
 
+import numpy as np
+
 from penstock.kernel.blocks import blocks_of, found_in_cache, hold, name_prompt, take_blocks
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.drafts import blocks_for_drafts, verify, verify_for_nothing
 from penstock.kernel.records import (
+    BLIND,
     COMPLETION,
     SGLANG,
     STATIC,
@@ -85,6 +89,7 @@ def _decode_all(world: World, engine: Any, pool: Any, spare: int) -> None:
 @uncounted(inline=True)
 def _vllm(world: World, engine: Any, pool: Any) -> None:
     """VLLM V1: those that run, in order, then new ones."""
+    engine.has_prompts = 0
     most = pool.long_prefill
     requests = engine.running + engine.waiting
     if most == 0 or requests <= 1:
@@ -93,7 +98,8 @@ def _vllm(world: World, engine: Any, pool: Any) -> None:
         most = max(most, pool.budget // requests)
     deferred = _defers_prompts(engine, pool)
     left = -1
-    if not deferred:
+    one_each = pool.drafts == 0 and engine.blind == 0
+    if one_each and not deferred:
         left = _vllm_at_once(world, engine, pool, most)
     if left < 0:
         engine.marked = 1
@@ -125,8 +131,7 @@ def _count_since_prompts(engine: Any, deferred: bool) -> None:
         engine.overfull = 1 if engine.waiting > 0 else 0
     if engine.has_prompts != 0:
         engine.since_prompts = 1
-        engine.has_prompts = 0
-    elif engine.served + engine.served_decodes > 0:
+    elif engine.served + engine.served_decodes + engine.served_blind > 0:
         engine.since_prompts += 1
 
 
@@ -167,8 +172,8 @@ def _vllm_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
 def _hold_for(world: World, engine: Any, pool: Any, place: int, take: int) -> None:
     """Let a request in prefill hold the blocks for so many tokens more."""
     engine.has_prompts = 1
-    done = done_by(engine, world.slots[place])
-    hold(world, engine, pool, place, blocks_of(done + take, pool.block_size))
+    tokens = done_by(engine, world.slots[place]) + take + pool.lookahead
+    hold(world, engine, pool, place, blocks_of(tokens, pool.block_size))
     if pool.caching != 0:
         name_blocks(world, engine, pool, place, take)
 
@@ -189,20 +194,18 @@ def _vllm_in_order(world: World, engine: Any, pool: Any, most: int, deferred: bo
         slot = world.slots[place]
         following = slot.next
         prefill = slot.left > 0
-        if slot.left < 0 or (prefill and deferred):
+        wanted = _vllm_wants(engine, pool, slot)
+        if wanted <= 0 or (prefill and deferred):
             place = following
             continue
-        take = min(slot.left, left, most) if prefill else 1
+        take = min(wanted, left, most)
         gone = False
         while True:
-            if prefill:
-                need = blocks_of(done_by(engine, slot) + take, pool.block_size) - slot.held
-            else:
-                need = needs(engine, pool, slot)
+            need = _vllm_lacks(engine, pool, slot, take)
             if need <= engine.free:
                 break
             victim = victim_of(world, engine, pool)
-            left += world.slots[victim].taken
+            left += world.slots[victim].taken + world.slots[victim].drafted
             make_room(world, engine, pool, victim)
             gone = victim == place
             if gone:
@@ -215,10 +218,46 @@ def _vllm_in_order(world: World, engine: Any, pool: Any, most: int, deferred: bo
                 serve_prefill(world, engine, place, take)
             else:
                 take_blocks(world, engine, pool, need)
-                slot.taken = 1
-                engine.served_decodes += 1
+                slot.grown += need
+                _vllm_decodes(world, engine, pool, place, take - 1)
         place = following
     return left
+
+
+@uncounted(inline=True)
+def _vllm_wants(engine: Any, pool: Any, slot: Any) -> Any:
+    """Return the tokens that a running request would have of the batch."""
+    if slot.left > 0:
+        return np.int64(slot.left)
+    if slot.left < 0 and slot.left != BLIND:
+        return 0
+    if pool.longest > 0 and pool.drafts > 0:
+        return min(1 + pool.drafts, pool.longest - done_by(engine, slot) - slot.rejected - 1)
+    return 1 + pool.drafts
+
+
+@uncounted(inline=True)
+def _vllm_lacks(engine: Any, pool: Any, slot: Any, take: int) -> Any:
+    """Return the blocks that a request lacks for so many tokens."""
+    if slot.left > 0:
+        tokens = done_by(engine, slot) + take + pool.lookahead
+        return max(blocks_of(tokens, pool.block_size) - slot.held, 0)
+    if pool.drafts > 0:
+        return blocks_for_drafts(engine, pool, slot, take)
+    return needs(engine, pool, slot)
+
+
+@uncounted(inline=True)
+def _vllm_decodes(world: World, engine: Any, pool: Any, place: int, drafted: int) -> None:
+    """Put a decode into the batch, with its drafts."""
+    slot = world.slots[place]
+    slot.taken = 1
+    if slot.left == BLIND:
+        verify_for_nothing(engine, slot, drafted)
+        return
+    engine.served_decodes += 1
+    if pool.drafts > 0:
+        verify(world, engine, pool, place, drafted)
 
 
 @uncounted(inline=True)
@@ -227,6 +266,8 @@ def _vllm_waiting(
 ) -> None:
     """Admit those that wait, in order, while tokens, places and blocks are left."""
     size = pool.block_size
+    runs_prompts = engine.has_prompts != 0
+    runs_decodes = engine.served_decodes + engine.served_blind > 0
     while left > 0 and engine.running < pool.batch_size and engine.head >= 0:
         request = engine.head
         target = world.again[request].target
@@ -239,18 +280,29 @@ def _vllm_waiting(
         lacking = target - hits * size
         if deferred and lacking > 1:
             break
-        take = min(lacking, most)
+        wanted = lacking
+        if lacking == 1 and not runs_prompts and (hits > 0 or runs_decodes):
+            wanted = 1 + pool.drafts
+            if wanted > left:
+                break
+        take = min(wanted, most)
         if pool.chunked == 0 and take > left:
             break
         take = min(take, left)
-        held = target if pool.reserve_prompt != 0 else hits * size + take
+        held = hits * size + take + pool.lookahead
+        if pool.reserve_prompt != 0:
+            held = max(held, target)
         if blocks_of(held, size) - hits + unused + spare > engine.free:
             break
         pop_waiting(world, engine, pool)
-        place = admit(world, engine, pool, request, hits + blocks_of(take, size), hits)
+        blocks = hits + blocks_of(take + pool.lookahead, size)
+        place = admit(world, engine, pool, request, blocks, hits)
+        prefill = min(take, lacking)
         if pool.caching != 0:
-            name_blocks(world, engine, pool, place, take)
-        serve_prefill(world, engine, place, take)
+            name_blocks(world, engine, pool, place, prefill)
+        serve_prefill(world, engine, place, prefill)
+        if pool.drafts > 0 and wanted > lacking:
+            verify(world, engine, pool, place, take - prefill)
         left -= take
         if lacking > 1:
             engine.has_prompts = 1

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.kernel.blocks import blocks_of, give_back, occupy
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import chain, unchain
-from penstock.kernel.records import EVICTED, IN_STEP, VIDUR_SARATHI, VLLM, World
+from penstock.kernel.records import BLIND, EVICTED, IN_STEP, VIDUR_SARATHI, VLLM, World
 
 # -- what a running request has done, holds and needs; ``slot`` is its record
 
@@ -25,6 +25,8 @@ def done_by(engine: Any, slot: Any) -> Any:
     """Return the tokens that a running request has processed."""
     if slot.left > 0:
         return slot.target - slot.left
+    if slot.left < 0:
+        return slot.total
     return slot.total - (slot.due - engine.epoch)
 
 
@@ -33,6 +35,8 @@ def held_by(engine: Any, pool: Any, slot: Any) -> Any:
     """Return the blocks that a running request holds."""
     if pool.grows == 0 or slot.left > 0:
         return slot.held
+    if pool.drafts > 0:
+        return slot.grown
     if slot.left < 0:
         return blocks_of(slot.total, pool.block_size)
     # Its block is taken, its token not yet counted.
@@ -221,7 +225,7 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
     slot.total = peak_of(world, pool, request)
     slot.held = blocks
     slot.last = again.last
-    slot.taken = 0
+    slot.taken = slot.drafted = slot.stay = slot.rejected = 0
     append(world, engine, place)
     engine.running += 1
     engine.prefilling += 1
@@ -271,6 +275,7 @@ def change_phase(world: World, engine: Any, request: int, change: int) -> None:
 def begin_decode(world: World, engine: Any, pool: Any, place: int, iterations: int) -> None:
     """Let a request decode from the next batch on."""
     slot = world.slots[place]
+    slot.grown = slot.held
     slot.left = 0
     slot.due = engine.epoch + iterations
     chain(world.slots, world.heads[engine.line], world.bits[engine.line], place)
@@ -360,6 +365,9 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
             again.outputs = left
         if slot.taken > 0:
             engine.served_decodes -= 1
+            if pool.drafts > 0:
+                engine.verified -= slot.drafted
+                engine.rejected -= 1 + slot.drafted - slot.stay
     again.last = slot.last
     engine.waiting_tokens += again.target - again.done
     if pool.caching == 0:
@@ -388,6 +396,12 @@ def _evict_ahead(world: World, engine: Any, pool: Any, place: int) -> None:
     else:
         known = max(slot.target, slot.total - 1)
         give_back(world, engine, place, held, known // pool.block_size)
+    if slot.left == BLIND:
+        engine.blind -= 1
+        if slot.taken > 0:
+            engine.served_blind -= 1
+            engine.verified -= 1 + slot.drafted
+            engine.rejected -= 1 + slot.drafted
     slot.left = EVICTED
     unlink(world, engine, place)
     engine.running -= 1

@@ -30,7 +30,8 @@ def never_served(server: Server, prompt: Ints32, output: Ints32) -> list[tuple[B
         )
     usable = server.usable_blocks
     if usable is not None:
-        needed = np.maximum(-(-peak // size), -(-policy.reserved_tokens // size))
+        tokens = np.maximum(peak + policy.drafted_tokens, policy.reserved_tokens)
+        needed = -(-tokens // size)
         spare = server.spare_blocks
         over = needed + spare > usable
         beside = f" beside a watermark of {spare:,}" if spare else ""

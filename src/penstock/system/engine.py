@@ -23,7 +23,10 @@ MOST_TOKENS = 2**22
 
 
 class Option(NamedTuple):
-    """A setting of an engine: its default, what it may be, and what the engine itself calls it."""
+    """A setting of an engine: its default, what it may be, and what the engine itself calls it.
+
+    One whose default is a tuple is a list of shares of one, or a single share.
+    """
 
     default: Any
     known: tuple[str, ...] | None = None  # words to choose from
@@ -197,6 +200,8 @@ def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[s
                     f"{name}: {key} is {checks.shown(value)}, but must be true or false"
                 )
             settings[key] = value
+        elif isinstance(option.default, tuple):
+            settings[key] = _shares(f"{name}: {key}", value)
         elif isinstance(option.default, float):
             settings[key] = checks.number(
                 f"{name}: {key}", value, option.low, option.high, "", "it is a share"
@@ -212,3 +217,9 @@ def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[s
                 "it is a number of tokens, requests or steps",
             )
     return settings
+
+
+def _shares(what: str, value: Any) -> tuple[float, ...]:
+    """Return shares of one, of which one or several were given."""
+    values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    return tuple(checks.number(what, share, 0, 1, "", "it is a chance") for share in values)

@@ -6,6 +6,8 @@ it apart: settings, limits, KV memory, how it is started. Facts about the engine
 up to 0.9 (V0), SGLang 0.5.23, TensorRT-LLM, and the Vidur simulator's own variants.
 """
 
+import itertools
+import operator
 from typing import NamedTuple
 
 from penstock import checks
@@ -50,6 +52,19 @@ def _notes_of_vllm(options: Options) -> list[str]:
     ]
 
 
+def _shares_accepted(options: Options) -> tuple[float, ...]:
+    """Return for each draft the share of decodes of which it is accepted."""
+    drafts, chances = options["drafts"], options["acceptance"]
+    if len(chances) == 1:
+        chances = chances * drafts
+    if len(chances) != drafts:
+        raise InputError(
+            f"vllm: acceptance has {len(chances)} chances for {drafts} drafts; give one for all, "
+            "or one for each"
+        )
+    return tuple(itertools.accumulate(chances, operator.mul))
+
+
 class Vllm(Engine):
     """vLLM 0.33 (V1): those that run, in order, then new ones."""
 
@@ -63,6 +78,9 @@ class Vllm(Engine):
         "prefill_interval": Option(1, low=1, alias="prefill_schedule_interval"),
         "reserve_prompt": Option(True, alias="scheduler_reserve_full_isl"),
         "max_model_len": Option(0),
+        "drafts": Option(0, high=64, alias="num_speculative_tokens"),
+        "acceptance": Option(()),
+        "draft_lookahead": Option(0, high=1024),
     }
     orders = ("fcfs", "priority")
     own_blocks = 1
@@ -113,7 +131,15 @@ class Vllm(Engine):
             "adapts": self.options["long_prefill_adaptive"],
             "prefill_interval": self.options["prefill_interval"],
             "reserve_prompt": self.options["reserve_prompt"],
+            "drafts": self.options["drafts"],
+            "lookahead": self.options["draft_lookahead"],
+            "longest": self.longest_context,
         }
+        # A step ahead, those in flight are not known to be wrong yet.
+        batches = 2 if self.ahead else 1
+        self.drafted_tokens = self.options["drafts"] * batches + self.options["draft_lookahead"]
+        if self.options["drafts"]:
+            self.kernel_numbers = _shares_accepted(self.options)
 
 
 class VllmV0(Engine):

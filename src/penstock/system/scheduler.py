@@ -180,6 +180,8 @@ class Scheduler(abc.ABC):
         Tokens that every request has memory for, and may not exceed; 0: each has what it needs.
     longest_context
         Tokens that a request may come to, prompt and outputs, which are cut to it; 0: any.
+    drafted_tokens
+        Tokens beyond its own that a request needs memory for: drafts, until they are verified.
     ahead
         Whether a batch is composed when the one before it starts.
     loses_rest_of_prompt
@@ -228,6 +230,7 @@ class Scheduler(abc.ABC):
     admits_what_fits: bool = True
     reserved_tokens: int = 0
     longest_context: int = 0
+    drafted_tokens: int = 0
     ahead: bool = False
     loses_rest_of_prompt: bool = False
     caches_prefixes: bool = True

@@ -124,7 +124,9 @@ def reserves(server: Server) -> bool:
 
 def peak_blocks(prompt: Ints, output: Ints, server: Server, memory: Memory) -> Ints:
     """Return the blocks that requests hold in the end; shape (requests,)."""
-    tokens = np.maximum(_peak(prompt, output, server), server.policy.reserved_tokens)
+    policy = server.policy
+    peak = _peak(prompt, output, server) + policy.drafted_tokens
+    tokens = np.maximum(peak, policy.reserved_tokens)
     return -(-tokens // memory.block_size)
 
 

@@ -35,6 +35,7 @@ class Server(Replica):
     watermark_alone: ClassVar[bool] = True  # whether it binds while nobody runs
     cuts_prompts = True  # whether a prefill may be spread over batches
     preempts = True
+    drafted_tokens = 0  # beyond its own, for which a request needs memory
 
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
@@ -90,7 +91,8 @@ class Server(Replica):
         """Say why a request could never finish here, or return None if it could."""
         if request.prompt == 0 and request.total > 0:
             return "has no prompt, with which an engine begins"
-        needed, kept = self.blocks(request.total), self.watermark * self.watermark_alone
+        needed = self.blocks(request.total + self.drafted_tokens)
+        kept = self.watermark * self.watermark_alone
         if needed + kept > self.usable:
             beside = f" beside {kept} kept free" if kept else ""
             return f"needs {needed} KV blocks{beside}, but {self.usable:g} can be used"

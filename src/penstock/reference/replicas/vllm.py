@@ -60,6 +60,8 @@ class VllmV1(Server):
             chances = [chances] * self.drafts
         self.chances: list[float] = list(chances)
         self.lookahead = self.option("draft_lookahead", 0, least=0)
+        # A step ahead, those in flight are not known to be wrong yet.
+        self.drafted_tokens = self.drafts * (1 + self.composes_ahead) + self.lookahead
         self.since_prompts = self.interval + 1  # which batch after the last with prompts is next
         self.has_prompts = False  # whether this one has
         self.runs_prompts = False  # whether it has of those who ran before

@@ -1,0 +1,110 @@
+"""Speculative decoding: drafts that a decode verifies, and how many of them are accepted."""
+
+from typing import Any
+
+import numpy as np
+
+from penstock.kernel.blocks import blocks_of
+from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.due_epochs import chain, unchain
+from penstock.kernel.records import World
+from penstock.kernel.running import count_growth, done_by
+
+_ONE = np.uint64(1)
+
+
+@uncounted(inline=True)
+def _stirred(key: Any) -> Any:
+    """Return 64 bits that look random (SplitMix64; Steele, Lea and Flood, 2014)."""
+    z = (key + _ONE) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@uncounted()
+def _accepted(world: World, pool: Any, request: int, outputs: int) -> Any:
+    """Return how many of the drafts behind so many outputs of a request are accepted.
+
+    The pool's parameters are the shares of decodes of which so many are, at least.
+    """
+    row = np.uint64(world.clock[0].requests_before + request)
+    coin = float(_stirred((row << np.uint64(32)) + np.uint64(outputs)) >> np.uint64(11))
+    right = 0
+    while right < pool.drafts and coin < world.params[pool.params + right] * 2.0**53:
+        right += 1
+    return right
+
+
+@uncounted()
+def verify(world: World, engine: Any, pool: Any, place: int, drafted: int) -> None:
+    """Put drafts into the batch beside the next token of a request, some of which will stay."""
+    slot = world.slots[place]
+    left = slot.due - engine.epoch
+    if slot.left > 0:  # the last token of a prompt
+        left = np.int64(slot.outputs)
+    made = world.rows[slot.request].decodes + pool.convention - left
+    right = _accepted(world, pool, slot.request, made)
+    slot.drafted = drafted
+    slot.stay = min(1 + min(right, drafted), left)
+    engine.verified += drafted
+    engine.rejected += 1 + drafted - slot.stay
+
+
+@uncounted(inline=True)
+def verify_for_nothing(engine: Any, slot: Any, drafted: int) -> None:
+    """Put a request into the batch whose last token comes with the batch before it."""
+    slot.drafted = drafted
+    engine.served_blind += 1
+    engine.verified += 1 + drafted
+    engine.rejected += 1 + drafted
+
+
+@uncounted(inline=True)
+def blocks_for_drafts(engine: Any, pool: Any, slot: Any, tokens: int) -> Any:
+    """Return the blocks that a decode lacks to verify so many tokens, and to look ahead."""
+    tokens += done_by(engine, slot) + slot.rejected + pool.lookahead
+    return max(blocks_of(tokens, pool.block_size) - slot.grown, 0)
+
+
+@uncounted()
+def keep_accepted(world: World, engine: Any, pool: Any) -> Any:
+    """Bring the ends of requests nearer, that decode with the batch, by the drafts that stay;
+    return how many do.
+    """
+    heads, bits = world.heads[engine.line], world.bits[engine.line]
+    kept = 0
+    place = engine.first_slot
+    while place >= 0:
+        slot = world.slots[place]
+        if slot.left == 0 and slot.taken > 0:
+            forget_rejected(pool, slot)
+            more = slot.stay - 1
+            if more > 0:
+                count_growth(world, engine, pool, slot, -1)
+                unchain(world.slots, heads, bits, place)
+                slot.due -= more
+                engine.context_base += more
+                chain(world.slots, heads, bits, place)
+                count_growth(world, engine, pool, slot, 1)
+                kept += more
+        place = slot.next
+    engine.decode_tokens -= kept
+    return kept
+
+
+@uncounted()
+def know_rejected(world: World, engine: Any) -> None:
+    """Take note of the drafts that were wrong: the batch that they were in has ended."""
+    place = engine.first_slot
+    while place >= 0:
+        world.slots[place].rejected = 0
+        place = world.slots[place].next
+
+
+@uncounted(inline=True)
+def forget_rejected(pool: Any, slot: Any) -> None:
+    """Forget drafts that were wrong; a step ahead, the next batch is composed as if they stayed."""
+    if pool.ahead != 0:
+        slot.rejected = 1 + slot.drafted - slot.stay
+    slot.drafted = 0
