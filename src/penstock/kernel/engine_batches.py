@@ -22,6 +22,7 @@ from penstock.kernel.recording import note_allocation
 from penstock.kernel.records import (
     ALLOCATION_ROWS,
     IN_STEP,
+    NONE_YET,
     NOT_BY_LOAD,
     SEAM,
     SGLANG,
@@ -176,6 +177,8 @@ def _compose(world: World, batch: Any, engine: Any, pool: Any, at_once: bool) ->
     Return what failed, or 0.
     """
     load = 0
+    replica = world.servers[engine.server]
+    engine.flight_end = NONE_YET if at_once else replica.start + replica.ticks
     while load == 0:
         batch.tokens = 0
         if engine.running == 0 and engine.waiting == 0:
@@ -211,7 +214,10 @@ def _choose(world: World, engine: Any, pool: Any) -> Any:
     if pool.rule == SEAM:
         return form_by_policy(world, engine, pool)
     form_by_rule(world, engine, pool)
-    engine.arrival_ends = engine.waiting == 0 or pool.by_priority != 0
+    if pool.rule == SGLANG:
+        engine.arrival_ends = engine.is_full == 0
+    else:
+        engine.arrival_ends = engine.waiting == 0 or pool.by_priority != 0
     return 0
 
 

@@ -13,9 +13,11 @@ from penstock.kernel.records import (
     IN_FLIGHT,
     IN_STEP,
     NONE_YET,
+    SGLANG,
     World,
 )
 from penstock.kernel.releases import finish
+from penstock.kernel.rules_sglang import lower_ratio
 from penstock.kernel.running import (
     begin_decode,
     change_phase,
@@ -48,7 +50,8 @@ def _end_run(world: World, replica: Any, engine: Any, pool: Any) -> None:
     note_gaps_within(world, replica, pool)
     engine.decode_tokens -= replica.decodes * again
     engine.epoch += again
-    engine.ratio_steps += again
+    if pool.rule == SGLANG:
+        lower_ratio(world, engine, pool, again)
     engine.since_prompts += again
     if pool.ahead != 0:
         engine.last_step = world.clock[0].now
@@ -73,6 +76,7 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
     alone = engine.decoding == 0
     if decodes > 0:
         _count_gaps(world, replica, engine, pool)
+        engine.step_before = engine.last_step
         engine.last_step = _end_of(world, replica, pool)
         engine.decode_tokens -= decodes
         engine.epoch += 1
@@ -162,6 +166,7 @@ def _own_gaps(world: World, replica: Any, engine: Any, pool: Any) -> Any:
                     world.first_token[slot.request] = replica.start + replica.ticks
                 else:
                     note_gaps(world, replica, pool, slot.last, 1)
+                slot.before = slot.last
                 slot.last = IN_STEP
                 engine.own -= 1
                 served += 1
@@ -255,11 +260,14 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
         following = slot.served_next
         slot.left -= slot.taken
         slot.taken = 0
+        if in_step or slot.left > 0:
+            engine.is_full = 0  # SGLang's running batch is another from now on
         if slot.left == 0:
             engine.prefilling -= 1
             decodes = slot.outputs - pool.convention
             if pool.convention != 0 or decodes == 0:
                 _first_token(world, replica, pool, slot)
+            slot.before = slot.last
             if decodes == 0 and pool.ahead != 0:
                 change_phase(world, engine, slot.request, 1)
                 _stay(world, engine, place)

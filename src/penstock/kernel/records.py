@@ -117,7 +117,7 @@ POOL = record(
     by_age lines repeats order order_params order_params_end first_stage
     rule block_size watermark admission swap_ticks by_priority grows chunked reserved caching
     ahead long_prefill adapts prefill_interval reserve_prompt
-    mixed most_prefill clip_new_tokens retract_steps
+    mixed most_prefill clip_new_tokens retract_steps ignores_eos
     cell_columns
     """
 )
@@ -189,7 +189,8 @@ ENGINE = record(
     first_leaving last_leaving
     preemptions lost reused
     has_prompts since_prompts overfull
-    is_full ratio_steps
+    flight_end step_before unforeseen wasted
+    is_full comings
     """,
     f8="ratio",
 )
@@ -205,8 +206,10 @@ for it, blocks moved; whether the decodes that it serves are marked, are all, wh
 is the same while nobody comes or goes, and whether an arrival ends a run of equal ones. Those whose
 last token is in flight. Preemptions, tokens that they lost, tokens found computed. vLLM: whether
 the batch has prompts, which one after the last with some is next, whether that one left requests
-waiting. SGLang: whether
-admission has paused, decode batches since ``ratio`` was set.
+waiting. Composed ahead: the tick at which the tokens in flight are out (`NONE_YET`: none are), and
+at which those who decode had the ones before; requests whose last token is in flight though they
+may have more, and decodes that such ones are given for nothing. SGLang: whether admission has
+paused, how many have come to the queue; the new token ratio.
 """
 
 STAGE = record(i8="pool line prefill_weight decode_weight in_prefill in_decode")
@@ -225,25 +228,34 @@ that its end releases, and of the next one that its parent's end releases; 0: no
 WAITING, STARTED, IN_DECODE, DECODES_NOW = 0, -1, -2, -3
 """Phases of a released request in lines."""
 
-AGAIN = record(i8="last", i4="target outputs done times priority prefix less more")
+AGAIN = record(
+    i8="last priority came", i4="target outputs declared done times prefix less more"
+)
 """One per request where there are engines, or times between tokens are counted in lines: what it
 has to do when it is admitted, once preempted.
 
-``last``: tick of its last token, or `NONE_YET`; tokens of its prefill, outputs still to come,
-tokens done; ``times`` that it was preempted; ``prefix``: its row of recorded prefixes; ``less``,
-``more``: its children in the heap.
+``last``: tick of its last token, or `NONE_YET`; its rank where the queue goes by it, the smaller
+first, and its number among those that have come to the queue; tokens of its prefill, outputs still
+to come, most outputs that it may make; tokens done; ``times`` that it was preempted; ``prefix``:
+its row of recorded prefixes; ``less``, ``more``: its children in the heap.
 """
 
 SLOT = record(
-    i8="due last request",
+    i8="due last before request",
     i4="previous next chain left target total outputs held taken served_next",
 )
 """One per request that runs at an engine, or has decoded in a line.
 
 The epoch at which it is due; the list and the bucket that it is in. At engines also: tick of its
-last token; prefill tokens left (0: it decodes; `IN_FLIGHT`) and in all; tokens that it has processed when it
+last token, and of the one before that which came alone; prefill tokens left (0: it decodes; `IN_FLIGHT`) and in all; tokens that it has processed when it
 finishes; outputs to come when its prefill began; blocks, while it does not grow by decodes; tokens
 in the batch being formed; the next one in prefill that is served.
+"""
+
+BUDGET = record(i8="chunk prompts pending room lives", f8="foreseen")
+"""What a batch of prompts that is being formed may still take (SGLang): tokens of the batch, tokens
+of prompts; tokens of memory that are spoken for now, and those that there are; rows of
+`World.lives`; tokens of memory that are spoken for, outputs to come included.
 """
 
 BLOCK = record(i8="name", i4="users next_free previous_free next_named previous_named")
@@ -254,7 +266,7 @@ World = namedtuple(
     "World",
     """
     clock pools servers planned engines lines stages onward means listed duration linear per params
-    slots heads bits growth blocks buckets table pile ids bounds ends job_arrival job_root
+    slots heads bits growth budget lives blocks buckets table pile ids bounds ends job_arrival job_root
     job_tokens rows again delay coin context reuse home cached ready first_token finish heap
     ready_now touched lookout weights gaps full cells stalls mixes series batch_rows
     allocation_rows
@@ -280,6 +292,9 @@ params
 slots, heads, bits, growth
     Of requests that decode; a row of ``heads`` and ``bits`` per line. Shape (engines, block
     size): decoding requests by the epochs, modulo the block size, at which they need a block.
+budget, lives
+    What the batch being formed may still take; and of those who are to run together, in order of
+    that: outputs left, tokens held.
 blocks, buckets, table, pile, ids, bounds
     KV blocks, see `blocks`.
 ends
@@ -326,6 +341,8 @@ _TYPES: dict[str, Any] = {
     "heads": _TABLE,
     "bits": types.uint64[:, ::1],
     "growth": _TABLE,
+    "budget": from_dtype(BUDGET)[::1],
+    "lives": _TABLE,
     "blocks": from_dtype(BLOCK)[::1],
     "buckets": _TABLE,
     "table": types.int32[:, ::1],

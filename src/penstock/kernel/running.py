@@ -15,7 +15,7 @@ from typing import Any
 from penstock.kernel.blocks import blocks_of, give_back, occupy
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import chain, unchain
-from penstock.kernel.records import EVICTED, IN_STEP, VIDUR_SARATHI, VLLM, World
+from penstock.kernel.records import EVICTED, IN_STEP, NONE_YET, SGLANG, VIDUR_SARATHI, VLLM, World
 
 # -- what a running request has done, holds and needs; ``slot`` is its record
 
@@ -127,7 +127,7 @@ def _comes_before(world: World, one: int, other: int) -> Any:
     a, b = world.again[one].priority, world.again[other].priority
     if a != b:
         return a < b
-    a, b = world.ready[one], world.ready[other]
+    a, b = world.again[one].came, world.again[other].came
     return a < b or (a == b and one < other)
 
 
@@ -156,6 +156,11 @@ def _merged(world: World, one: int, other: int) -> Any:
 def wait_last(world: World, engine: Any, pool: Any, request: int) -> None:
     """Put a request at the end of the queue, or where its priority puts it."""
     engine.waiting += 1
+    if pool.rule == SGLANG:  # a retracted one comes anew
+        engine.comings += 1
+        world.again[request].came = engine.comings
+    elif pool.by_priority != 0:
+        world.again[request].came = world.ready[request]
     if pool.by_priority != 0:
         world.again[request].less = world.again[request].more = -1
         engine.head = _merged(world, engine.head, request)
@@ -221,6 +226,7 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
     slot.total = peak_of(world, pool, request)
     slot.held = blocks
     slot.last = again.last
+    slot.before = NONE_YET
     slot.taken = 0
     append(world, engine, place)
     engine.running += 1
@@ -417,7 +423,7 @@ def victim_of(world: World, engine: Any, pool: Any) -> Any:
     while place >= 0:
         one, other = world.slots[victim].request, world.slots[place].request
         tie = world.again[one].priority == world.again[other].priority
-        tie = tie and world.ready[one] == world.ready[other]
+        tie = tie and world.again[one].came == world.again[other].came
         # vLLM's first of equal ones leaves.
         if _comes_before(world, one, other) and not (tie and pool.rule == VLLM):
             victim = place

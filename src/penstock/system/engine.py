@@ -23,7 +23,10 @@ MOST_TOKENS = 2**22
 
 
 class Option(NamedTuple):
-    """A setting of an engine: its default, what it may be, and what the engine itself calls it."""
+    """A setting of an engine: its default, what it may be, and what the engine itself calls it.
+
+    A default of None is a share that follows from other settings.
+    """
 
     default: Any
     known: tuple[str, ...] | None = None  # words to choose from
@@ -197,7 +200,9 @@ def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[s
                     f"{name}: {key} is {checks.shown(value)}, but must be true or false"
                 )
             settings[key] = value
-        elif isinstance(option.default, float):
+        elif option.default is None and value is None:
+            settings[key] = None
+        elif option.default is None or isinstance(option.default, float):
             settings[key] = checks.number(
                 f"{name}: {key}", value, option.low, option.high, "", "it is a share"
             )
