@@ -195,7 +195,7 @@ def draw(rng, policy, any_context=False):
     scheduler, _ = resolve(policy).configured(settings if engine else [])
     budget = int(rng.choice([rng.integers(1, 9), rng.integers(8, 40)]))
     if scheduler.has_token_budget and not scheduler.cuts_prompts:
-        budget = max(budget + longest, settings.get("max_prefill_tokens", 0))
+        budget += longest + settings.get("max_prefill_tokens", 0)
     within = budget if scheduler.decodes_at_once else 6  # the others may have more slots than budget
     slots = None if rng.random() < 0.2 and policy not in ENGINES else int(rng.integers(1, min(6, within) + 1))
     block_size = int(rng.choice([1, 2, 4, 16]))
@@ -215,6 +215,9 @@ def draw(rng, policy, any_context=False):
             blocks += 1
     most = max(budget, slots or budget, (slots or 0) * settings.get("max_tokens", 0))
     swaps = not engine and rng.random() < 0.3 and blocks is not None
+    declared = None
+    if policy in ("vllm", "sglang") and not settings.get("ignore_eos") and rng.random() < 0.5:
+        declared = tuple((output + rng.integers(0, rng.choice([1, 3, 30]), n)).tolist())
     return System(
         policy,
         tuple(arrival.tolist()),
@@ -235,6 +238,7 @@ def draw(rng, policy, any_context=False):
         convention="engine" if engine or rng.random() < 0.5 else "paper",
         settings=tuple(settings.items()),
         until=None if rng.random() < 0.7 else int(rng.integers(1, arrival[-1] + 150)),
+        declared=declared,
     )
 
 

@@ -21,6 +21,7 @@ from penstock.kernel.in_progress import start, touch, within_the_run
 from penstock.kernel.recording import note_allocation
 from penstock.kernel.records import (
     ALLOCATION_ROWS,
+    IN_FLIGHT,
     IN_STEP,
     NONE_YET,
     NOT_BY_LOAD,
@@ -36,6 +37,7 @@ from penstock.kernel.records import (
 from penstock.kernel.rules import form_by_rule
 from penstock.kernel.rules_sglang import begin_ratio
 from penstock.kernel.running import (
+    add_tokens,
     admit,
     begin_decode,
     count_growth,
@@ -167,6 +169,10 @@ def _begin(world: World, server: int, engine: Any) -> None:
     world.servers[server].start = clock.now
     if clock.record >= ALLOCATION_ROWS:
         _note_allocations(world, server, engine)
+    if engine.wasted > 0:
+        engine.wasted_on = -1
+        engine.lost += engine.wasted
+        add_tokens(world, engine, engine.wasted)
 
 
 @uncounted()
@@ -182,22 +188,23 @@ def _compose(world: World, batch: Any, engine: Any, pool: Any, at_once: bool) ->
     while load == 0:
         batch.tokens = 0
         if engine.running == 0 and engine.waiting == 0:
-            if pool.rule == SGLANG:
+            if pool.rule == SGLANG and at_once:
                 begin_ratio(world, engine, pool)
             return 0
         failed = _choose(world, engine, pool)
         if failed != 0:
             return failed
-        load = _prefill_tokens(world, engine) + engine.served_decodes
+        decodes = engine.served_decodes + engine.wasted
+        load = _prefill_tokens(world, engine) + decodes
         if load == 0 and not at_once:
             return 0
         if load == 0 and engine.preempted == 0:
             return STUCK
         # Else all made room: begin anew with them.
     batch.tokens = load
-    batch.decodes = engine.served_decodes
-    batch.prefill = load - engine.served_decodes
-    batch.requests = engine.served + engine.served_decodes
+    batch.decodes = decodes
+    batch.prefill = load - decodes
+    batch.requests = engine.served + decodes
     _time(world, batch, engine, pool)
     return 0
 
@@ -208,6 +215,7 @@ def _choose(world: World, engine: Any, pool: Any) -> Any:
     engine.served = 0
     engine.served_head = -1
     engine.served_decodes = 0
+    engine.wasted = 0
     engine.preempted = 0
     engine.marked = 0
     engine.steady = 1
@@ -240,6 +248,8 @@ def _time(world: World, replica: Any, engine: Any, pool: Any) -> None:
         context = engine.context_base + engine.decoding * engine.epoch
     elif engine.served_decodes > 0:
         context = _put_off(world, engine, pool)
+    if engine.wasted > 0:
+        context += _context_of_done(world, engine)
     if pool.composed == 0:
         replica.plain = replica.ticks = world.duration[pool.duration + replica.tokens]
     else:
@@ -288,6 +298,19 @@ def _put_off(world: World, engine: Any, pool: Any) -> Any:
     return context
 
 
+@uncounted()
+def _context_of_done(world: World, engine: Any) -> Any:
+    """Return the tokens before the decodes that a batch has for nothing."""
+    context = 0
+    place = engine.first_leaving
+    while place >= 0:
+        slot = world.slots[place]
+        if slot.left == IN_FLIGHT and slot.taken > 0:
+            context += slot.total
+        place = slot.chain
+    return context
+
+
 @uncounted(inline=True)
 def _attention(world: World, engine: Any) -> Any:
     """Return the sums of n^2 and of n l over the prompts of a batch: n tokens in it, l processed
@@ -317,6 +340,10 @@ def _note_allocations(world: World, server: int, engine: Any) -> None:
         if slot.left == 0 and (engine.everyone != 0 or slot.taken > 0):
             note_allocation(world, server, slot.request, 0, 1)
         place = slot.next
+    request = engine.wasted_on
+    while request >= 0:
+        note_allocation(world, server, request, 0, 1)
+        request = np.int64(world.rows[request].next)
 
 
 # -- how many equal batches follow each other
@@ -332,7 +359,7 @@ def _equal_batches(world: World, replica: Any, batch: Any, engine: Any, pool: An
     clock = world.clock[0]
     if batch.prefill > 0 or engine.everyone == 0 or engine.steady == 0:
         return 1
-    if clock.merges == 0 or engine.preempted > 0:
+    if clock.merges == 0 or engine.preempted > 0 or engine.wasted > 0:
         return 1
     if pool.caching != 0 and engine.waiting > 0:
         return 1  # a block that a decode takes may have been one's prefix

@@ -22,6 +22,7 @@ from penstock.kernel.running import (
     begin_decode,
     change_phase,
     end_decode,
+    ends_unforeseen,
     held_by,
     release,
 )
@@ -67,7 +68,7 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
 
     Composed ahead, that is when it starts, and who finishes stays until it ends.
     """
-    decodes = replica.decodes
+    decodes = replica.decodes - engine.wasted
     if pool.caching != 0 and pool.ahead == 0:
         epoch = engine.epoch + (1 if decodes > 0 else 0)
         heads = world.heads[engine.line]
@@ -142,7 +143,7 @@ def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> 
 @uncounted(inline=True)
 def _count_gaps(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Count the times between tokens of those that decode."""
-    in_step = replica.decodes
+    in_step = replica.decodes - engine.wasted
     if engine.own > 0:
         in_step -= _own_gaps(world, replica, engine, pool)
     if in_step > 0:
@@ -208,6 +209,9 @@ def _stay(world: World, engine: Any, place: int) -> None:
     slot = world.slots[place]
     slot.left = IN_FLIGHT
     slot.chain = -1
+    slot.due = engine.epoch
+    if ends_unforeseen(world, slot):
+        engine.unforeseen += 1
     if engine.first_leaving < 0:
         engine.first_leaving = place
     else:
@@ -227,9 +231,13 @@ def _let_go(world: World, replica: Any, engine: Any, pool: Any) -> None:
         if pool.caching == 0 and slot.left == IN_FLIGHT:
             engine.free += held_by(engine, pool, slot)
         change_phase(world, engine, slot.request, -1)
+        if slot.left == IN_FLIGHT and slot.taken > 0:
+            world.rows[slot.request].next = engine.wasted_on
+            engine.wasted_on = slot.request
         _leave(world, replica, engine, place)
         place = following
     engine.first_leaving = -1
+    engine.unforeseen = 0
 
 
 @uncounted(inline=True)

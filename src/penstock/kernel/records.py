@@ -189,7 +189,7 @@ ENGINE = record(
     first_leaving last_leaving
     preemptions lost reused
     has_prompts since_prompts overfull
-    flight_end step_before unforeseen wasted
+    flight_end step_before unforeseen wasted wasted_on
     is_full comings
     """,
     f8="ratio",
@@ -208,7 +208,8 @@ last token is in flight. Preemptions, tokens that they lost, tokens found comput
 the batch has prompts, which one after the last with some is next, whether that one left requests
 waiting. Composed ahead: the tick at which the tokens in flight are out (`NONE_YET`: none are), and
 at which those who decode had the ones before; requests whose last token is in flight though they
-may have more, and decodes that such ones are given for nothing. SGLang: whether admission has
+may have more, and decodes that such ones are given for nothing, and the first of those who have left
+since. SGLang: whether admission has
 paused, how many have come to the queue; the new token ratio.
 """
 

@@ -32,6 +32,7 @@ from penstock.kernel.running import (
     admit,
     append,
     done_by,
+    ends_unforeseen,
     growth_of,
     insert_before,
     keep_sorted,
@@ -42,6 +43,7 @@ from penstock.kernel.running import (
     serve_prefill,
     unlink,
     victim_of,
+    waste_a_decode,
 )
 
 
@@ -126,7 +128,7 @@ def _count_since_prompts(engine: Any, deferred: bool) -> None:
     if engine.has_prompts != 0:
         engine.since_prompts = 1
         engine.has_prompts = 0
-    elif engine.served + engine.served_decodes > 0:
+    elif engine.served + engine.served_decodes + engine.wasted > 0:
         engine.since_prompts += 1
 
 
@@ -138,6 +140,8 @@ def _vllm_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
     last = engine.last_slot
     in_order = engine.prefilling == 0 or (engine.prefilling == 1 and world.slots[last].left > 0)
     if not in_order or engine.decoding > pool.budget or pool.by_priority != 0:
+        return -1
+    if engine.unforeseen > 0:
         return -1
     while True:
         left = pool.budget - engine.decoding
@@ -189,7 +193,8 @@ def _vllm_in_order(world: World, engine: Any, pool: Any, most: int, deferred: bo
         slot = world.slots[place]
         following = slot.next
         prefill = slot.left > 0
-        if slot.left < 0 or (prefill and deferred):
+        known = slot.left < 0 and not ends_unforeseen(world, slot)
+        if known or (prefill and deferred):
             place = following
             continue
         take = min(slot.left, left, most) if prefill else 1
@@ -215,8 +220,11 @@ def _vllm_in_order(world: World, engine: Any, pool: Any, most: int, deferred: bo
                 serve_prefill(world, engine, place, take)
             else:
                 take_blocks(world, engine, pool, need)
-                slot.taken = 1
-                engine.served_decodes += 1
+                if slot.left < 0:
+                    waste_a_decode(engine, slot)
+                else:
+                    slot.taken = 1
+                    engine.served_decodes += 1
         place = following
     return left
 

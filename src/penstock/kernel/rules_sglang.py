@@ -8,15 +8,20 @@ from typing import Any
 
 from penstock.kernel.blocks import take_blocks
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.records import NONE_YET, World
+from penstock.kernel.records import IN_STEP, NONE_YET, World
 from penstock.kernel.recording import note_gaps
 from penstock.kernel.running import (
     append,
+    begin_decode,
+    change_phase,
+    ends_unforeseen,
     growth_of,
     insert_before,
+    needs,
     preempt,
     unlink,
     wait_last,
+    waste_a_decode,
 )
 from penstock.kernel.sglang_prompts import in_flight, made_by, serve_prompts
 
@@ -64,10 +69,35 @@ def _drop_finishing(engine: Any) -> Any:
 
 
 @uncounted(inline=True)
+def _decoders(engine: Any) -> Any:
+    """Return how many decode next, those included who are done though nobody knows it yet."""
+    return engine.decoding + engine.unforeseen
+
+
+@uncounted(inline=True)
+def _growth(world: World, engine: Any, pool: Any) -> Any:
+    """Return the blocks that they need for it."""
+    growth = growth_of(world, engine, pool)
+    place = engine.first_leaving if engine.unforeseen > 0 else -1
+    while place >= 0:
+        slot = world.slots[place]
+        if ends_unforeseen(world, slot):
+            growth += needs(engine, pool, slot)
+        place = slot.chain
+    return growth
+
+
+@uncounted(inline=True)
 def _decode_all(world: World, engine: Any, pool: Any, growth: int) -> None:
     """Serve all that decode, with the blocks that they need for it."""
     take_blocks(world, engine, pool, growth)
     engine.served_decodes = engine.decoding
+    place = engine.first_leaving if engine.unforeseen > 0 else -1
+    while place >= 0:
+        slot = world.slots[place]
+        if ends_unforeseen(world, slot):
+            waste_a_decode(engine, slot)
+        place = slot.chain
 
 
 @uncounted()
@@ -76,8 +106,8 @@ def _ride_along(world: World, engine: Any, pool: Any) -> None:
     behind those then.
     """
     _drop_finishing(engine)
-    growth = growth_of(world, engine, pool)
-    if engine.decoding == 0 or growth > engine.free:
+    growth = _growth(world, engine, pool)
+    if _decoders(engine) == 0 or growth > engine.free:
         return
     _decode_all(world, engine, pool, growth)
     first, last, head = engine.first_slot, engine.last_slot, engine.served_head
@@ -96,16 +126,16 @@ def _ride_along(world: World, engine: Any, pool: Any) -> None:
 def _decode(world: World, engine: Any, pool: Any) -> None:
     """Serve all decodes; where memory is short some are retracted, if nobody finishes just now."""
     finishing = _drop_finishing(engine)
-    if engine.decoding == 0:
+    if _decoders(engine) == 0:
         return
-    growth = growth_of(world, engine, pool)
+    growth = _growth(world, engine, pool)
     if growth <= engine.free:
         lower_ratio(world, engine, pool, 1)
     elif finishing > 0:
         return
     else:
         _retract(world, engine, pool)
-        growth = growth_of(world, engine, pool)
+        growth = _growth(world, engine, pool)
     _decode_all(world, engine, pool, growth)
 
 
@@ -122,13 +152,13 @@ def _retract(world: World, engine: Any, pool: Any) -> None:
     if engine.prefilling > 0:
         fewest = world.slots[fewest].previous
     first = True
-    while engine.decoding > 1 and (first or growth_of(world, engine, pool) > engine.free):
+    while _decoders(engine) > 1 and (first or _growth(world, engine, pool) > engine.free):
         first = False
         place = fewest
         fewest = world.slots[place].previous
         wait_last(world, engine, pool, _taken_back(world, engine, pool, place))
     engine.is_full = 0
-    if growth_of(world, engine, pool) > engine.free:  # it is held in mid-prefill
+    if _growth(world, engine, pool) > engine.free:  # it is held in mid-prefill
         wait_last(world, engine, pool, preempt(world, engine, pool, engine.last_slot))
     made = declared = 0
     place = engine.first_slot
@@ -138,7 +168,7 @@ def _retract(world: World, engine: Any, pool: Any) -> None:
             made += made_by(world, engine, slot)
             declared += world.again[slot.request].declared
         place = slot.next
-    engine.ratio = min(1.0, (made + pool.retract_steps * engine.decoding) / (declared + 1))
+    engine.ratio = min(1.0, (made + pool.retract_steps * _decoders(engine)) / (declared + 1))
 
 
 @uncounted(inline=True)
@@ -175,6 +205,8 @@ def _taken_back(world: World, engine: Any, pool: Any, place: int) -> Any:
     slot = world.slots[place]
     flying = in_flight(engine, slot)
     last = _last_but_one(engine, slot)
+    if slot.left < 0:
+        _call_back(world, engine, pool, place)
     request = preempt(world, engine, pool, place)
     if flying:
         again = world.again[request]
@@ -187,6 +219,27 @@ def _taken_back(world: World, engine: Any, pool: Any, place: int) -> Any:
         else:
             note_gaps(world, world.servers[engine.server], pool, last, -1)
     return request
+
+
+@uncounted()
+def _call_back(world: World, engine: Any, pool: Any, place: int) -> None:
+    """Let a request whose last token is in flight be one that decodes again."""
+    slot = world.slots[place]
+    before = -1
+    other = engine.first_leaving
+    while other != place:
+        before = other
+        other = world.slots[other].chain
+    if before < 0:
+        engine.first_leaving = slot.chain
+    else:
+        world.slots[before].chain = slot.chain
+    if engine.last_leaving == place:
+        engine.last_leaving = before
+    engine.unforeseen -= 1
+    slot.last = IN_STEP
+    begin_decode(world, engine, pool, place, 0)
+    change_phase(world, engine, slot.request, -1)
 
 
 @uncounted(inline=True)

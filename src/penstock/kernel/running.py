@@ -34,10 +34,19 @@ def held_by(engine: Any, pool: Any, slot: Any) -> Any:
     if pool.grows == 0 or slot.left > 0:
         return slot.held
     if slot.left < 0:
-        return blocks_of(slot.total, pool.block_size)
+        return blocks_of(slot.total + slot.taken, pool.block_size)
     # Its block is taken, its token not yet counted.
     growing = 1 if slot.taken > 0 else 0
     return blocks_of(done_by(engine, slot) + growing, pool.block_size)
+
+
+@uncounted(inline=True)
+def ends_unforeseen(world: World, slot: Any) -> Any:
+    """Return whether a request stops before the outputs that it declared: nobody knows before it
+    has.
+    """
+    request = slot.request
+    return world.again[request].declared > world.rows[request].decodes + 1
 
 
 @uncounted(inline=True)
@@ -244,6 +253,13 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
 
 
 @uncounted(inline=True)
+def waste_a_decode(engine: Any, slot: Any) -> None:
+    """Serve a request that is done when the batch in progress ends, which nobody knows yet."""
+    slot.taken = 1
+    engine.wasted += 1
+
+
+@uncounted(inline=True)
 def add_tokens(world: World, engine: Any, tokens: int) -> None:
     """Note that an engine has so many tokens more to do than was known."""
     world.servers[engine.server].unprocessed += tokens
@@ -394,6 +410,9 @@ def _evict_ahead(world: World, engine: Any, pool: Any, place: int) -> None:
     else:
         known = max(slot.target, slot.total - 1)
         give_back(world, engine, place, held, known // pool.block_size)
+    if ends_unforeseen(world, slot):
+        engine.unforeseen -= 1
+        engine.wasted -= slot.taken
     slot.left = EVICTED
     unlink(world, engine, place)
     engine.running -= 1

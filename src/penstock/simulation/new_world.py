@@ -300,7 +300,7 @@ def _engines(servers: Sequence[Server], pools: Any, table: Any) -> Any:
         engine.server, engine.pool = place, table.pool[place]
         engine.line, engine.index = table.first_line[place], index
         engine.first_slot = engine.last_slot = engine.head = engine.tail = -1
-        engine.first_leaving = engine.last_leaving = -1
+        engine.first_leaving = engine.last_leaving = engine.wasted_on = -1
         engine.since_prompts = pools[engine.pool].prefill_interval + 1
         usable = server.usable_blocks
         engine.free = records.PLENTY if usable is None else usable

@@ -62,5 +62,6 @@ def never_served(
             f"{policy.name} takes a prompt whole{lost}, but a batch holds "
             f"{server.token_budget:,} tokens, so it never fits and blocks the server"
         )
-        limits.append(((peak if again else prompt) > server.token_budget, reason))
+        room = server.token_budget - policy.beside_prompt
+        limits.append(((peak if again else prompt) > room, reason))
     return limits

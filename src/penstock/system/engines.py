@@ -278,6 +278,8 @@ class Sglang(Engine):
         self.whole_blocks = self.cuts_prompts
         self.sorts_queue = options["schedule_policy"] == "lof"
         self.knows_outputs = options["ignore_eos"]
+        if self.knows_outputs and not self.cuts_prompts:
+            self.beside_prompt = options["max_prefill_tokens"] - 1
         self.kernel_options = {
             "ahead": self.ahead,
             "mixed": self.cuts_prompts and options["mixed_chunk"],

@@ -187,6 +187,8 @@ class Scheduler(abc.ABC):
     reads_declared, knows_outputs
         Whether its admission goes by the outputs that requests declare; and takes them for those
         that they make.
+    beside_prompt
+        Tokens that a batch may have before its last prompt, where prompts are not cut.
     loses_rest_of_prompt
         Whether the prompt of a preempted request comes back as long as it got, and the rest of it
         as output.
@@ -237,6 +239,7 @@ class Scheduler(abc.ABC):
     sorts_queue: bool = False
     reads_declared: bool = False
     knows_outputs: bool = False
+    beside_prompt: int = 0
     loses_rest_of_prompt: bool = False
     caches_prefixes: bool = True
 
