@@ -125,8 +125,10 @@ def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> 
     while place >= 0:
         slot = world.slots[place]
         done: Any = -1
+        wasted = 0
         if slot.left == IN_FLIGHT:
             done = np.int64(slot.total)
+            wasted = np.int64(slot.taken)
         elif pool.ahead != 0:
             done = -1
         elif slot.left == 0:
@@ -136,7 +138,7 @@ def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> 
             done = np.int64(slot.target)
         if done >= 0:
             size = pool.block_size
-            give_back(world, engine, place, blocks_of(done, size), done // size)
+            give_back(world, engine, place, blocks_of(done + wasted, size), done // size)
         place = slot.next
 
 

@@ -408,7 +408,7 @@ def _evict_ahead(world: World, engine: Any, pool: Any, place: int) -> None:
     if pool.caching == 0:
         engine.free += held
     else:
-        known = max(slot.target, slot.total - 1)
+        known = max(slot.target, slot.total - 1 + slot.taken)
         give_back(world, engine, place, held, known // pool.block_size)
     if ends_unforeseen(world, slot):
         engine.unforeseen -= 1

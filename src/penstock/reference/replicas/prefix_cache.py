@@ -155,7 +155,7 @@ class PrefixCache(Server):
         """Compute a batch for one request after another, as they run: so they give their blocks
         back.
         """
-        self.batch = {r: self.batch[r] for r in self.running if r in self.batch}
+        self.batch = {r: self.batch[r] for r in self.running if r in self.batch} | self.batch
         super().advance(end)
 
     def assert_feasible(self, batch: Allocation) -> None:
