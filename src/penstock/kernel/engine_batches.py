@@ -42,10 +42,10 @@ from penstock.kernel.running import (
     begin_decode,
     count_growth,
     done_by,
-    wait_last,
 )
 from penstock.kernel.seam import form_by_policy
 from penstock.kernel.signatures import SEES_DECODES
+from penstock.kernel.waiting import wait_last
 
 
 @uncounted(inline=True)

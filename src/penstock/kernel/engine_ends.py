@@ -125,7 +125,7 @@ def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> 
     while place >= 0:
         slot = world.slots[place]
         done: Any = -1
-        wasted = 0
+        wasted: Any = 0
         if slot.left == IN_FLIGHT:
             done = np.int64(slot.total)
             wasted = np.int64(slot.taken)

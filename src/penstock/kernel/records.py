@@ -208,9 +208,8 @@ last token is in flight. Preemptions, tokens that they lost, tokens found comput
 the batch has prompts, which one after the last with some is next, whether that one left requests
 waiting. Composed ahead: the tick at which the tokens in flight are out (`NONE_YET`: none are), and
 at which those who decode had the ones before; requests whose last token is in flight though they
-may have more, and decodes that such ones are given for nothing, and the first of those who have left
-since. SGLang: whether admission has
-paused, how many have come to the queue; the new token ratio.
+may have more, decodes that such ones are given for nothing, and the first of those who have left
+since. SGLang: whether admission has paused, how many have come to the queue; the new token ratio.
 """
 
 STAGE = record(i8="pool line prefill_weight decode_weight in_prefill in_decode")
@@ -229,9 +228,7 @@ that its end releases, and of the next one that its parent's end releases; 0: no
 WAITING, STARTED, IN_DECODE, DECODES_NOW = 0, -1, -2, -3
 """Phases of a released request in lines."""
 
-AGAIN = record(
-    i8="last priority came", i4="target outputs declared done times prefix less more"
-)
+AGAIN = record(i8="last priority came", i4="target outputs declared done times prefix less more")
 """One per request where there are engines, or times between tokens are counted in lines: what it
 has to do when it is admitted, once preempted.
 
@@ -248,9 +245,10 @@ SLOT = record(
 """One per request that runs at an engine, or has decoded in a line.
 
 The epoch at which it is due; the list and the bucket that it is in. At engines also: tick of its
-last token, and of the one before that which came alone; prefill tokens left (0: it decodes; `IN_FLIGHT`) and in all; tokens that it has processed when it
-finishes; outputs to come when its prefill began; blocks, while it does not grow by decodes; tokens
-in the batch being formed; the next one in prefill that is served.
+last token, and of the last that came apart from all others'; prefill tokens left (0: it decodes;
+`IN_FLIGHT`) and in all; tokens that it has processed when it finishes; outputs to come when its
+prefill began; blocks, while it does not grow by decodes; tokens in the batch being formed; the next
+one in prefill that is served.
 """
 
 BUDGET = record(i8="chunk prompts pending room lives", f8="foreseen")
@@ -267,9 +265,9 @@ World = namedtuple(
     "World",
     """
     clock pools servers planned engines lines stages onward means listed duration linear per params
-    slots heads bits growth budget lives blocks buckets table pile ids bounds ends job_arrival job_root
-    job_tokens rows again delay coin context reuse home cached ready first_token finish heap
-    ready_now touched lookout weights gaps full cells stalls mixes series batch_rows
+    slots heads bits growth budget lives blocks buckets table pile ids bounds ends job_arrival
+    job_root job_tokens rows again delay coin context reuse home cached ready first_token finish
+    heap ready_now touched lookout weights gaps full cells stalls mixes series batch_rows
     allocation_rows
     """,
 )

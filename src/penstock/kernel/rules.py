@@ -39,12 +39,12 @@ from penstock.kernel.running import (
     make_room,
     needs,
     peak_of,
-    pop_waiting,
     serve_prefill,
     unlink,
     victim_of,
     waste_a_decode,
 )
+from penstock.kernel.waiting import pop_waiting
 
 
 @uncounted(inline=True)

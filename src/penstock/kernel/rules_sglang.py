@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.kernel.blocks import take_blocks
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.records import IN_STEP, NONE_YET, World
 from penstock.kernel.recording import note_gaps
+from penstock.kernel.records import IN_STEP, NONE_YET, World
 from penstock.kernel.running import (
     append,
     begin_decode,
@@ -20,10 +20,10 @@ from penstock.kernel.running import (
     needs,
     preempt,
     unlink,
-    wait_last,
     waste_a_decode,
 )
 from penstock.kernel.sglang_prompts import in_flight, made_by, serve_prompts
+from penstock.kernel.waiting import wait_last
 
 
 @uncounted()

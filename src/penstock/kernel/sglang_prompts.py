@@ -1,4 +1,4 @@
-"""Prompts of SGLang's batches: who is admitted, by an estimate of the outputs that are still to come.
+"""Prompts of SGLang's batches: who is admitted, by an estimate of the outputs still to come.
 
 The estimate is a share, the new token ratio, of what those who run may still make; what a request
 may make is what it has declared. See `penstock.kernel.rules_sglang` for who runs.
@@ -11,7 +11,12 @@ import numpy as np
 from penstock.kernel.blocks import blocks_of, hold
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.records import IN_STEP, World
-from penstock.kernel.running import admit, done_by, pop_waiting, serve_prefill
+from penstock.kernel.running import (
+    admit,
+    done_by,
+    serve_prefill,
+)
+from penstock.kernel.waiting import pop_waiting
 
 GO_ON, NO_MEMORY, STOP = range(3)
 """What follows for the next request once one was asked for."""

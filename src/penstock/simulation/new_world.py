@@ -362,12 +362,12 @@ def declared_of(
     arrival.
     """
     usable, policy = server.usable_blocks, server.policy
-    declared = np.asarray(declared, np.int64)
+    tokens = np.asarray(declared, np.int64)
     if usable is not None and server.memory is not None:
         most = policy.most_outputs(prompt, usable, server.memory.block_size)
         if most is not None:
-            declared = np.minimum(declared, most)
-    return declared, policy.ranks_of(priority, declared, server.order)
+            tokens = np.minimum(tokens, most)
+    return tokens, policy.ranks_of(priority, tokens, server.order)
 
 
 def gap_bits(record: str, servers: Sequence[Server]) -> int:

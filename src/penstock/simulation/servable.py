@@ -31,7 +31,9 @@ def never_served(
             (whole > most, f"more than the {most:,} (max_tokens) that {policy.name} reserves")
         )
     if policy.knows_outputs:
-        reason = f"it declares other outputs than it makes, which {policy.name} (ignore_eos) does not"
+        reason = (
+            f"it declares other outputs than it makes, which {policy.name} (ignore_eos) does not"
+        )
         limits.append((declared != output, reason))
     usable = server.usable_blocks
     if usable is not None:

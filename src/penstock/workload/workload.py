@@ -412,14 +412,12 @@ def _priority(priority: npt.ArrayLike | None, rows: int) -> Tokens | None:
     return values.astype(np.int32)
 
 
-def _declared(
-    declared: npt.ArrayLike | Length | None, output: Tokens
-) -> Tokens | Length | None:
+def _declared(declared: npt.ArrayLike | Length | None, output: Tokens) -> Tokens | Length | None:
     """Return declared outputs as integers, one per request, or as a distribution."""
     if declared is None:
         return None
     if isinstance(declared, Length | numbers.Integral):
-        return as_length("declared", declared)  # type: ignore[arg-type]
+        return as_length("declared", declared)
     values = checked_lengths("declared", declared)
     if values.size != output.size:
         raise InputError(
@@ -453,8 +451,8 @@ def read_trace(
     format
         Its name; None: detected from the header.
     columns
-        For plain files: which columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens`` and
-        ``priority``.
+        For plain files: which columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens``,
+        ``priority`` and ``declared_tokens`` (or ``max_tokens``: see `Workload.declared`).
     seed
         For resampling, see `Workload.with_rate`.
     max_gib
@@ -467,7 +465,7 @@ def read_trace(
     """
     trace = traces.load(path, format=format, columns=columns, max_gib=max_gib)
     workload = Workload.from_arrays(
-        trace.arrival_s, trace.prompt_tokens, trace.output_tokens, trace.priority, seed=seed,
-        name=Path(path).name.split(".")[0],
+        trace.arrival_s, trace.prompt_tokens, trace.output_tokens, trace.priority,
+        declared=trace.declared, seed=seed, name=Path(path).name.split(".")[0],
     )  # fmt: skip
     return dataclasses.replace(workload, notices=trace.notices, prefixes=trace.prefixes)

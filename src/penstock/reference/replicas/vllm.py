@@ -39,11 +39,11 @@ class VllmV1(Server):
         super().__init__(pool, index)
         self.cuts_prompts = self.option("chunked_prefill", True)
         self.composes_ahead = self.option("async_scheduling", True)
-        self.threshold = self.option("long_prefill_threshold", 0, least=0)
+        self.threshold: int = self.option("long_prefill_threshold", 0, least=0)
         self.adaptive = self.option("long_prefill_adaptive", False)
-        self.interval = self.option("prefill_interval", 1)
+        self.interval: int = self.option("prefill_interval", 1)
         self.reserve_prompt = self.option("reserve_prompt", True)
-        self.longest = self.option("max_model_len", 0, least=0)
+        self.longest: int = self.option("max_model_len", 0, least=0)
         self.since_prompts = self.interval + 1  # which batch after the last with prompts is next
         self.has_prompts = False  # whether this one has
         self.overfull = False  # whether that one left requests waiting
