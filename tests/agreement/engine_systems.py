@@ -17,6 +17,7 @@ from penstock.system.memory import Memory
 from penstock.system.policies import resolve
 
 OF_THE_PAPER = ("fastertransformer", "vllm-vanilla", "orca", "sarathi")
+OVERLAP = 0.5  # share of the systems of SGLang that compose batches ahead
 UNITS = 2**20  # of a tick, in which the parts of a composed batch time are whole numbers
 
 
@@ -54,6 +55,7 @@ class System:
     settings: tuple[tuple[str, object], ...] = ()
     until: int | None = None
     hash_ids: tuple[tuple[int, ...], ...] | None = None
+    declared: tuple[int, ...] | None = None
 
     @property
     def batch_time(self):
@@ -119,6 +121,7 @@ class System:
             self.priority,
             hash_ids=self.hash_ids,
             hash_block=None if self.hash_ids is None else self.block_size,
+            declared=self.declared,
         )
         return simulate(workload, self.server, until=self.until, record=record, tick_s=1.0, compress=compress)
 
@@ -129,6 +132,7 @@ class System:
             self.output,
             priority=self.priority,
             hash_ids=self.hash_ids,
+            declared=self.declared,
             until=self.until,
             instants=instants,
             **self.plain_settings,
@@ -161,11 +165,16 @@ def draw_settings(rng, policy, longest, longest_prompt):
             } | (draw_drafts(rng) if reserves else {})  # else requests may preempt each other for ever
         case "sglang":
             return {
+                "overlap_schedule": bool(rng.random() < OVERLAP),
                 "mixed_chunk": bool(rng.random() < 0.5),
+                "chunked_prefill": bool(rng.random() < 0.8),
                 "max_prefill_tokens": int(rng.choice([5, 20, 1000])),
+                "schedule_conservativeness": float(rng.choice([0.0, 0.3, 1.0, 3.0])),
                 "decay_steps": int(rng.choice([1, 5, 600])),
                 "retract_steps": int(rng.choice([1, 3, 20])),
                 "clip_new_tokens": int(rng.choice([3, 4096])),
+                "schedule_policy": str(rng.choice(["fcfs", "fcfs", "lof"])),
+                "ignore_eos": bool(rng.random() < 0.25),
             }
         case "tensorrt-llm":
             return {
@@ -196,7 +205,7 @@ def draw(rng, policy, any_context=False):
     scheduler, _ = resolve(policy).configured(settings if engine else [])
     budget = int(rng.choice([rng.integers(1, 9), rng.integers(8, 40)]))
     if scheduler.has_token_budget and not scheduler.cuts_prompts:
-        budget += longest
+        budget += longest + settings.get("max_prefill_tokens", 0)
     within = budget if scheduler.decodes_at_once else 6  # the others may have more slots than budget
     slots = None if rng.random() < 0.2 and policy not in ENGINES else int(rng.integers(1, min(6, within) + 1))
     block_size = int(rng.choice([1, 2, 4, 16]))
@@ -207,11 +216,20 @@ def draw(rng, policy, any_context=False):
     if rng.random() < 0.85:
         reserved = settings.get("max_tokens", longest + scheduler.drafted_tokens)
         least = -(-reserved // block_size) + scheduler.own_blocks
+        if policy == "sglang":  # of the prompt, one more and a token, and with ignore_eos another
+            free = 1 + 1 + settings["ignore_eos"]
+            least = max(-(-(-(-p // block_size) * block_size + o + 1) // block_size) + free for p, o in zip(
+                prompt.tolist(), output.tolist(), strict=True)) - 1  # fmt: skip
         blocks = int(least * rng.choice([1.0, 1.3, 2.0, 4.0]))
         while blocks - int((watermark or 0) * blocks) < least:
             blocks += 1
     most = max(budget, slots or budget, (slots or 0) * settings.get("max_tokens", 0))
+    # Equal ones, admitted by their first chunk, may preempt each other for ever, as they do in vLLM.
+    ranks = "priority" in scheduler.orders and settings.get("reserve_prompt", True)
     swaps = not engine and rng.random() < 0.3 and blocks is not None
+    declared = None
+    if policy in ("vllm", "sglang") and not settings.get("ignore_eos") and rng.random() < 0.5:
+        declared = tuple((output + rng.integers(0, rng.choice([1, 3, 30]), n)).tolist())
     return System(
         policy,
         tuple(arrival.tolist()),
@@ -227,11 +245,12 @@ def draw(rng, policy, any_context=False):
         admission=None if engine or blocks is None else str(rng.choice(["input", "completion", "optimistic"])),
         preemption="swap" if swaps else "recompute",
         swap_ticks=int(rng.integers(0, 3)) if swaps else 0,
-        order="priority" if rng.random() < 0.4 and "priority" in scheduler.orders else "fcfs",
+        order="priority" if rng.random() < 0.4 and ranks else "fcfs",
         scope="running" if engine or rng.random() < 0.5 else "batch",
         convention="engine" if engine or rng.random() < 0.5 else "paper",
         settings=tuple(settings.items()),
         until=None if rng.random() < 0.7 else int(rng.integers(1, arrival[-1] + 150)),
+        declared=declared,
     )
 
 

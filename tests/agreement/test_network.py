@@ -71,8 +71,11 @@ def compared(system, history, run):
         preemptions = np.zeros(len(came), np.int64)
     return {
         "preemptions": ([r.preemptions for r in came], preemptions),
-        **{what: ([number(getattr(r, what)) for r in came], getattr(run.rows, what)) for what in known},
-        "replica": ([number(place) for place in places], np.where(run.rows.ready >= 0, run.rows.replica, -1)),
+        **{what: ([number(getattr(r, what), end) for r in came], getattr(run.rows, what)) for what in known},
+        "replica": (
+            [number(place, len(history.replicas)) for place in places],
+            np.where(run.rows.ready >= 0, run.rows.replica, -1),
+        ),
         "arrival": ([tick for tick in arrival if tick <= end], run.arrival),
         "n_batches": ([sum(b.end <= end for b in replica.batches) for replica in history.replicas], run.n_batches),
         "busy": ([sum(min(b.end, end) - b.start for b in r.batches) for r in history.replicas], run.busy),
@@ -82,9 +85,9 @@ def compared(system, history, run):
     }
 
 
-def number(tick):
-    """Return a tick as the kernel writes it."""
-    return -1 if tick is None else tick
+def number(tick, end):
+    """Return a tick as the kernel writes it; one after the end is known ahead, but not reached."""
+    return -1 if tick is None or tick > end else tick
 
 
 def without_progress(run):

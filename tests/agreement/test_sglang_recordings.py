@@ -1,4 +1,4 @@
-"""The plain Python of SGLang did what the real scheduler of SGLang 0.5.23 did, to the nanosecond."""
+"""Penstock's SGLang did what the real scheduler of SGLang 0.5.23 did, to the nanosecond."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+import penstock as ps
 from penstock.reference.simulation import simulate_server
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden" / "sglang-0.5.23"
@@ -69,3 +70,38 @@ def test_the_reference_serves_every_request_at_the_same_nanosecond(name: str) ->
     steps = pl.read_ndjson(GOLDEN / f"{name}.steps.jsonl.gz")
     assert [batch.start for batch in history.batches] == steps["start_ns"].to_list()
     assert [batch.token_load for batch in history.batches] == steps["tokens"].to_list()
+
+
+def kernel_run(configuration, rows, compress):
+    """The run of the kernel with the settings that mean what a recording says."""
+    same = settings(configuration)
+    options, given = same["options"], columns(configuration, rows)
+    prompt, output = rows["prompt_tokens"].to_numpy(), rows["output_tokens"].to_numpy()
+    whole = max(int((prompt + output).max()), options["max_prefill_tokens"])
+    server = ps.Server(
+        ps.hardware("codellama-34b-a100-tp1").batch_time,
+        same["token_budget"] or whole,
+        same["max_batch_size"],
+        policy="sglang",
+        policy_params=options,
+        memory=ps.Memory(same["kv_blocks"], same["block_size"], prefix_caching="hash_ids" in given),
+    )
+    seconds = rows["arrival_ns"].to_numpy() / 1e9
+    workload = ps.Workload.from_arrays(seconds, prompt, output, **given)
+    return ps.simulate(workload, server, record="batches", compress=compress)
+
+
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize("name", [name for name in RECORDINGS if not name.startswith("radix")])
+def test_the_kernel_serves_every_request_at_the_same_nanosecond(name: str, compress: bool) -> None:
+    """First tokens, finishes, retractions, and the tokens of each batch, with compression and without."""
+    configuration = json.loads((GOLDEN / f"{name}.json").read_text())
+    rows = pl.read_csv(GOLDEN / f"{name}.csv")
+    run = kernel_run(configuration, rows, compress)
+    first = rows["arrival_ns"][0]
+    for column in ("first_token_ns", "finish_ns"):
+        assert (run.requests[column] + first).to_list() == rows[column].to_list()
+    assert run.requests["preemptions"].to_list() == rows["preemptions"].to_list()
+    steps = pl.read_ndjson(GOLDEN / f"{name}.steps.jsonl.gz")
+    assert (run.batches["start_ns"] + first).to_list() == steps["start_ns"].to_list()
+    assert run.batch_rows[:, 2:4].sum(axis=1).tolist() == steps["tokens"].to_list()

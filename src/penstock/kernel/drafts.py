@@ -52,15 +52,6 @@ def verify(world: World, engine: Any, pool: Any, place: int, drafted: int) -> No
 
 
 @uncounted(inline=True)
-def verify_for_nothing(engine: Any, slot: Any, drafted: int) -> None:
-    """Put a request into the batch whose last token comes with the batch before it."""
-    slot.drafted = drafted
-    engine.served_blind += 1
-    engine.verified += 1 + drafted
-    engine.rejected += 1 + drafted
-
-
-@uncounted(inline=True)
 def blocks_for_drafts(engine: Any, pool: Any, slot: Any, tokens: int) -> Any:
     """Return the blocks that a decode lacks to verify so many tokens, and to look ahead."""
     tokens += done_by(engine, slot) + slot.rejected + pool.lookahead

@@ -21,8 +21,9 @@ from penstock.kernel.in_progress import start, touch, within_the_run
 from penstock.kernel.recording import note_allocation
 from penstock.kernel.records import (
     ALLOCATION_ROWS,
-    BLIND,
+    IN_FLIGHT,
     IN_STEP,
+    NONE_YET,
     NOT_BY_LOAD,
     SEAM,
     SGLANG,
@@ -36,14 +37,15 @@ from penstock.kernel.records import (
 from penstock.kernel.rules import form_by_rule
 from penstock.kernel.rules_sglang import begin_ratio
 from penstock.kernel.running import (
+    add_tokens,
     admit,
     begin_decode,
     count_growth,
     done_by,
-    wait_last,
 )
 from penstock.kernel.seam import form_by_policy
 from penstock.kernel.signatures import SEES_DECODES
+from penstock.kernel.waiting import wait_last
 
 
 @uncounted(inline=True)
@@ -169,6 +171,10 @@ def _begin(world: World, server: int, engine: Any) -> None:
     engine.rejections += world.servers[server].rejected
     if clock.record >= ALLOCATION_ROWS:
         _note_allocations(world, server, engine)
+    if engine.wasted > 0:
+        engine.wasted_on = -1
+        engine.lost += engine.wasted
+        add_tokens(world, engine, engine.wasted)
 
 
 @uncounted()
@@ -179,30 +185,31 @@ def _compose(world: World, batch: Any, engine: Any, pool: Any, at_once: bool) ->
     Return what failed, or 0.
     """
     load = 0
+    replica = world.servers[engine.server]
+    engine.flight_end = NONE_YET if at_once else replica.start + replica.ticks
     while load == 0:
         batch.tokens = 0
         if engine.running == 0 and engine.waiting == 0:
-            if pool.rule == SGLANG:
+            if pool.rule == SGLANG and at_once:
                 begin_ratio(world, engine, pool)
             return 0
         failed = _choose(world, engine, pool)
         if failed != 0:
             return failed
         prefill = _prefill_tokens(world, engine)
-        load = prefill + engine.served_decodes + engine.verified
+        decodes = engine.served_decodes + engine.wasted
+        load = prefill + decodes + engine.verified
         if load == 0 and not at_once:
             return 0
         if load == 0 and engine.preempted == 0:
             return STUCK
         # Else all made room: begin anew with them.
     batch.tokens = load
-    batch.decodes = engine.served_decodes
+    batch.decodes = decodes
     batch.prefill = prefill
     batch.verified = engine.verified
     batch.rejected = engine.rejected
-    batch.requests = engine.served + engine.served_decodes + engine.served_blind
-    if engine.served_blind > 0 and world.clock[0].record >= ALLOCATION_ROWS:
-        _note_blind(world, engine)
+    batch.requests = engine.served + decodes
     _time(world, batch, engine, pool)
     return 0
 
@@ -213,16 +220,19 @@ def _choose(world: World, engine: Any, pool: Any) -> Any:
     engine.served = 0
     engine.served_head = -1
     engine.served_decodes = 0
+    engine.wasted = 0
     engine.preempted = 0
     engine.verified = 0
     engine.rejected = 0
-    engine.served_blind = 0
     engine.marked = 0
     engine.steady = 1 if pool.drafts == 0 else 0
     if pool.rule == SEAM:
         return form_by_policy(world, engine, pool)
     form_by_rule(world, engine, pool)
-    engine.arrival_ends = engine.waiting == 0 or pool.by_priority != 0
+    if pool.rule == SGLANG:
+        engine.arrival_ends = engine.is_full == 0
+    else:
+        engine.arrival_ends = engine.waiting == 0 or pool.by_priority != 0
     return 0
 
 
@@ -245,6 +255,8 @@ def _time(world: World, replica: Any, engine: Any, pool: Any) -> None:
         context = engine.context_base + engine.decoding * engine.epoch
     elif engine.served_decodes > 0:
         context = _put_off(world, engine, pool)
+    if engine.wasted > 0:
+        context += _context_of_done(world, engine)
     if pool.composed == 0:
         replica.plain = replica.ticks = world.duration[pool.duration + replica.tokens]
     else:
@@ -295,6 +307,19 @@ def _put_off(world: World, engine: Any, pool: Any) -> Any:
     return context
 
 
+@uncounted()
+def _context_of_done(world: World, engine: Any) -> Any:
+    """Return the tokens before the decodes that a batch has for nothing."""
+    context = 0
+    place = engine.first_leaving
+    while place >= 0:
+        slot = world.slots[place]
+        if slot.left == IN_FLIGHT and slot.taken > 0:
+            context += slot.total
+        place = slot.chain
+    return context
+
+
 @uncounted(inline=True)
 def _attention(world: World, engine: Any, pool: Any) -> Any:
     """Return the sums of n^2 and of n l over the prompts of a batch: n tokens in it, l processed
@@ -334,20 +359,10 @@ def _note_allocations(world: World, server: int, engine: Any) -> None:
         if slot.left == 0 and (engine.everyone != 0 or slot.taken > 0):
             note_allocation(world, server, slot.request, 0, 1 + slot.drafted)
         place = slot.next
-
-
-@uncounted()
-def _note_blind(world: World, engine: Any) -> None:
-    """Write down who is served for nothing, while they are there: in the batch after the one in
-    progress.
-    """
-    place = engine.first_slot
-    while place >= 0:
-        slot = world.slots[place]
-        if slot.left == BLIND and slot.taken > 0:
-            note_allocation(world, engine.server, slot.request, 0, 1 + slot.drafted)
-            world.allocation_rows[world.clock[0].allocation_rows - 1, 1] += 1
-        place = slot.next
+    request = engine.wasted_on
+    while request >= 0:
+        note_allocation(world, server, request, 0, 1 + world.again[request].done)
+        request = np.int64(world.rows[request].next)
 
 
 # -- how many equal batches follow each other
@@ -363,7 +378,7 @@ def _equal_batches(world: World, replica: Any, batch: Any, engine: Any, pool: An
     clock = world.clock[0]
     if batch.prefill > 0 or engine.everyone == 0 or engine.steady == 0:
         return 1
-    if clock.merges == 0 or engine.preempted > 0:
+    if clock.merges == 0 or engine.preempted > 0 or engine.wasted > 0:
         return 1
     if pool.caching != 0 and engine.waiting > 0:
         return 1  # a block that a decode takes may have been one's prefix

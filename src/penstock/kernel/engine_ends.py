@@ -12,18 +12,19 @@ from penstock.kernel.due_epochs import empty_bucket
 from penstock.kernel.gaps import count_stall
 from penstock.kernel.recording import note_gaps, note_gaps_within
 from penstock.kernel.records import (
-    BLIND,
-    EVICTED,
     IN_FLIGHT,
     IN_STEP,
     NONE_YET,
+    SGLANG,
     World,
 )
 from penstock.kernel.releases import finish
+from penstock.kernel.rules_sglang import lower_ratio
 from penstock.kernel.running import (
     begin_decode,
     change_phase,
     end_decode,
+    ends_unforeseen,
     held_by,
     release,
 )
@@ -52,7 +53,8 @@ def _end_run(world: World, replica: Any, engine: Any, pool: Any) -> None:
     note_gaps_within(world, replica, pool)
     engine.decode_tokens -= replica.decodes * again
     engine.epoch += again
-    engine.ratio_steps += again
+    if pool.rule == SGLANG:
+        lower_ratio(world, engine, pool, again)
     engine.since_prompts += again
     if pool.ahead != 0:
         engine.last_step = world.clock[0].now
@@ -68,7 +70,7 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
 
     Composed ahead, that is when it starts, and who finishes stays until it ends.
     """
-    decodes = replica.decodes
+    decodes = replica.decodes - engine.wasted
     if pool.caching != 0 and pool.ahead == 0:
         epoch = engine.epoch + (1 if decodes > 0 else 0)
         heads = world.heads[engine.line]
@@ -79,6 +81,7 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
         _count_kept(world, keep_accepted(world, engine, pool))
     if decodes > 0:
         _count_gaps(world, replica, engine, pool)
+        engine.step_before = engine.last_step
         engine.last_step = _end_of(world, replica, pool)
         engine.decode_tokens -= decodes
         engine.epoch += 1
@@ -133,8 +136,10 @@ def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> 
     while place >= 0:
         slot = world.slots[place]
         done: Any = -1
+        wasted: Any = 0
         if slot.left == IN_FLIGHT:
             done = np.int64(slot.total)
+            wasted = np.int64(slot.taken)
         elif pool.ahead != 0:
             done = -1
         elif slot.left == 0:
@@ -144,14 +149,14 @@ def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> 
             done = np.int64(slot.target)
         if done >= 0:
             size = pool.block_size
-            give_back(world, engine, place, blocks_of(done, size), done // size)
+            give_back(world, engine, place, blocks_of(done + wasted, size), done // size)
         place = slot.next
 
 
 @uncounted(inline=True)
 def _count_gaps(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Count the times between tokens of those that decode."""
-    in_step = replica.decodes
+    in_step = replica.decodes - engine.wasted
     if engine.own > 0:
         in_step -= _own_gaps(world, replica, engine, pool)
     if in_step > 0:
@@ -175,6 +180,7 @@ def _own_gaps(world: World, replica: Any, engine: Any, pool: Any) -> Any:
                     world.first_token[slot.request] = replica.start + replica.ticks
                 else:
                     note_gaps(world, replica, pool, slot.last, 1)
+                slot.before = slot.last
                 slot.last = IN_STEP
                 engine.own -= 1
                 served += 1
@@ -215,11 +221,10 @@ def _stay(world: World, engine: Any, place: int) -> None:
     """Let a request whose last token is in flight keep its slot and blocks until that is out."""
     slot = world.slots[place]
     slot.left = IN_FLIGHT
-    if slot.stay > 1:
-        slot.left = BLIND
-        slot.taken = 0
-        engine.blind += 1
     slot.chain = -1
+    slot.due = engine.epoch
+    if ends_unforeseen(world, slot):
+        engine.unforeseen += 1
     if engine.first_leaving < 0:
         engine.first_leaving = place
     else:
@@ -238,14 +243,17 @@ def _let_go(world: World, replica: Any, engine: Any, pool: Any) -> None:
     while place >= 0:
         slot = world.slots[place]
         following = slot.chain
-        if slot.left == BLIND:
-            engine.blind -= 1
-        if pool.caching == 0 and slot.left != EVICTED:
+        if pool.caching == 0 and slot.left == IN_FLIGHT:
             engine.free += held_by(engine, pool, slot)
         change_phase(world, engine, slot.request, -1)
+        if slot.left == IN_FLIGHT and slot.taken > 0:
+            world.rows[slot.request].next = engine.wasted_on
+            engine.wasted_on = slot.request
+            world.again[slot.request].done = slot.drafted
         _leave(world, replica, engine, place)
         place = following
     engine.first_leaving = -1
+    engine.unforeseen = 0
 
 
 @uncounted(inline=True)
@@ -276,6 +284,8 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
         following = slot.served_next
         slot.left -= slot.taken
         slot.taken = 0
+        if in_step or slot.left > 0:
+            engine.is_full = 0  # SGLang's running batch is another from now on
         if slot.left == 0:
             engine.prefilling -= 1
             decodes = slot.outputs - pool.convention
@@ -286,6 +296,7 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
             if pool.convention != 0 or decodes == 0:
                 _first_token(world, replica, pool, slot)
             slot.grown = slot.held
+            slot.before = slot.last
             if decodes == 0 and pool.ahead != 0:
                 change_phase(world, engine, slot.request, 1)
                 _stay(world, engine, place)

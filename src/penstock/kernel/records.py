@@ -54,9 +54,9 @@ PLENTY = 2**60
 NOT_BY_LOAD = -1
 """In place of the ticks that every batch of a token load takes, where each takes its own."""
 
-IN_FLIGHT, EVICTED, BLIND = -1, -2, -3
+IN_FLIGHT, EVICTED = -1, -2
 """In place of prefill tokens left, where batches are composed ahead: the last token of a request is
-in flight; its blocks have been taken meanwhile; nobody foresees that it is the last one.
+in flight; and its blocks have been taken meanwhile.
 """
 
 NONE_YET, IN_STEP = -1, -2
@@ -117,7 +117,7 @@ POOL = record(
     by_age lines repeats order order_params order_params_end first_stage
     rule block_size watermark admission swap_ticks by_priority grows chunked reserved caching
     ahead long_prefill adapts prefill_interval reserve_prompt drafts lookahead longest
-    mixed most_prefill clip_new_tokens retract_steps
+    mixed most_prefill clip_new_tokens retract_steps ignores_eos
     cell_columns
     """
 )
@@ -151,11 +151,11 @@ REPLICA = record(
 """One per replica.
 
 The batch in progress: its ``start``, ``ticks`` of the first of ``equal`` ones like it (0: none is
-in progress), tokens and requests; ``verified``: drafts and what is served for
-nothing, ``rejected``: tokens of no use. ``plain``: ticks of any batch of that load, -1 where each
-takes its own; ``cost`` and ``rise`` where they are composed. ``served``: requests in it, by age.
-What it did: batches and tokens that ended, ticks. What routers measure: unfinished requests, tokens
-that have not gone into a batch, work.
+in progress), tokens and requests; ``verified``: drafts beside its decodes, ``rejected``: tokens
+that they make useless. ``plain``: ticks of any batch of that load, -1 where each takes its own;
+``cost`` and ``rise`` where they are composed. ``served``: requests in it, by age. What it did:
+batches and tokens that ended, ticks. What routers measure: unfinished requests, tokens that have
+not gone into a batch, work.
 """
 
 LINE = record(
@@ -187,11 +187,12 @@ ENGINE = record(
     waiting_tokens decode_tokens arrived arrived_tokens finished finished_decodes
     served served_decodes served_head served_tail preempted moved
     marked everyone steady arrival_ends
-    verified rejected served_blind
-    first_leaving last_leaving blind
+    verified rejected
+    first_leaving last_leaving
     preemptions lost reused rejections
     has_prompts since_prompts overfull
-    is_full ratio_steps
+    flight_end step_before unforeseen wasted wasted_on
+    is_full comings
     """,
     f8="ratio",
 )
@@ -204,13 +205,14 @@ tick at which those who decode had their last token, all but ``own``, which know
 ``context_base``: tokens before the next decodes of all, less decoding * epoch. What policies see.
 The batch being formed or in progress: slots in prefill that it serves, decodes, who was preempted
 for it, blocks moved; whether the decodes that it serves are marked, are all, whether the next batch
-is the same while nobody comes or goes, and whether an arrival ends a run of equal ones; drafts and
-what is served for nothing, tokens of no use, requests that are served for nothing. Those whose last
-token is in flight, and how many of them nobody foresees. Preemptions, tokens that they lost, tokens
-found computed, tokens of no use. vLLM: whether
-the batch has prompts, which one after the last with some is next, whether that one left requests
-waiting. SGLang: whether
-admission has paused, decode batches since ``ratio`` was set.
+is the same while nobody comes or goes, and whether an arrival ends a run of equal ones; drafts, and
+tokens that they make useless. Those whose last token is in flight. Preemptions, tokens that they
+lost, tokens found computed, tokens that drafts made useless. vLLM: whether the batch has prompts,
+which one after the last with some is next, whether that one left requests waiting. Composed ahead:
+the tick at which the tokens in flight are out (`NONE_YET`: none are), and at which those who decode
+had the ones before; requests whose last token is in flight though they may have more, decodes that
+such ones are given for nothing, and the first of those who have left since. SGLang: whether
+admission has paused, how many have come to the queue; the new token ratio.
 """
 
 STAGE = record(i8="pool line prefill_weight decode_weight in_prefill in_decode")
@@ -229,17 +231,18 @@ that its end releases, and of the next one that its parent's end releases; 0: no
 WAITING, STARTED, IN_DECODE, DECODES_NOW = 0, -1, -2, -3
 """Phases of a released request in lines."""
 
-AGAIN = record(i8="last", i4="target outputs done times priority prefix less more")
+AGAIN = record(i8="last priority came", i4="target outputs declared done times prefix less more")
 """One per request where there are engines, or times between tokens are counted in lines: what it
 has to do when it is admitted, once preempted.
 
-``last``: tick of its last token, or `NONE_YET`; tokens of its prefill, outputs still to come,
-tokens done; ``times`` that it was preempted; ``prefix``: its row of recorded prefixes; ``less``,
-``more``: its children in the heap.
+``last``: tick of its last token, or `NONE_YET`; its rank where the queue goes by it, the smaller
+first, and its number among those that have come to the queue; tokens of its prefill, outputs still
+to come, most outputs that it may make; tokens done; ``times`` that it was preempted; ``prefix``:
+its row of recorded prefixes; ``less``, ``more``: its children in the heap.
 """
 
 SLOT = record(
-    i8="due last request",
+    i8="due last before request",
     i4="""
     previous next chain left target total outputs held taken served_next
     drafted stay rejected grown
@@ -248,11 +251,17 @@ SLOT = record(
 """One per request that runs at an engine, or has decoded in a line.
 
 The epoch at which it is due; the list and the bucket that it is in. At engines also: tick of its
-last token; prefill tokens left (0: it decodes; `IN_FLIGHT`) and in all; tokens that it has
-processed when it finishes; outputs to come when its prefill began; blocks, while it does not grow
-by decodes; tokens in the batch being formed; the next one in prefill that is served. With drafts:
-how many are in that batch; its tokens that stay; those of the batch in progress that do not, where
-the next one is composed before that is known; blocks.
+last token, and of the last that came apart from all others'; prefill tokens left (0: it decodes;
+`IN_FLIGHT`) and in all; tokens that it has processed when it finishes; outputs to come when its
+prefill began; blocks, while it does not grow by decodes; tokens in the batch being formed; the next
+one in prefill that is served. With drafts: how many are in that batch; its tokens that stay; those
+of the batch in progress that do not, where the next one is composed before that is known; blocks.
+"""
+
+BUDGET = record(i8="chunk prompts pending room lives", f8="foreseen")
+"""What a batch of prompts that is being formed may still take (SGLang): tokens of the batch, tokens
+of prompts; tokens of memory that are spoken for now, and those that there are; rows of
+`World.lives`; tokens of memory that are spoken for, outputs to come included.
 """
 
 BLOCK = record(i8="name", i4="users next_free previous_free next_named previous_named")
@@ -263,9 +272,9 @@ World = namedtuple(
     "World",
     """
     clock pools servers planned engines lines stages onward means listed duration linear per params
-    slots heads bits growth blocks buckets table pile ids bounds ends job_arrival job_root
-    job_tokens rows again delay coin context reuse home cached ready first_token finish heap
-    ready_now touched lookout weights gaps full cells stalls mixes series batch_rows
+    slots heads bits growth budget lives blocks buckets table pile ids bounds ends job_arrival
+    job_root job_tokens rows again delay coin context reuse home cached ready first_token finish
+    heap ready_now touched lookout weights gaps full cells stalls mixes series batch_rows
     allocation_rows
     """,
 )
@@ -289,6 +298,9 @@ params
 slots, heads, bits, growth
     Of requests that decode; a row of ``heads`` and ``bits`` per line. Shape (engines, block
     size): decoding requests by the epochs, modulo the block size, at which they need a block.
+budget, lives
+    What the batch being formed may still take; and of those who are to run together, in order of
+    that: outputs left, tokens held.
 blocks, buckets, table, pile, ids, bounds
     KV blocks, see `blocks`.
 ends
@@ -335,6 +347,8 @@ _TYPES: dict[str, Any] = {
     "heads": _TABLE,
     "bits": types.uint64[:, ::1],
     "growth": _TABLE,
+    "budget": from_dtype(BUDGET)[::1],
+    "lives": _TABLE,
     "blocks": from_dtype(BLOCK)[::1],
     "buckets": _TABLE,
     "table": types.int32[:, ::1],

@@ -16,9 +16,8 @@ import numpy as np
 
 from penstock.kernel.blocks import blocks_of, found_in_cache, hold, name_prompt, take_blocks
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.drafts import blocks_for_drafts, verify, verify_for_nothing
+from penstock.kernel.drafts import blocks_for_drafts, verify
 from penstock.kernel.records import (
-    BLIND,
     COMPLETION,
     SGLANG,
     STATIC,
@@ -36,17 +35,19 @@ from penstock.kernel.running import (
     admit,
     append,
     done_by,
+    ends_unforeseen,
     growth_of,
     insert_before,
     keep_sorted,
     make_room,
     needs,
     peak_of,
-    pop_waiting,
     serve_prefill,
     unlink,
     victim_of,
+    waste_a_decode,
 )
+from penstock.kernel.waiting import pop_waiting
 
 
 @uncounted(inline=True)
@@ -98,8 +99,7 @@ def _vllm(world: World, engine: Any, pool: Any) -> None:
         most = max(most, pool.budget // requests)
     deferred = _defers_prompts(engine, pool)
     left = -1
-    one_each = pool.drafts == 0 and engine.blind == 0
-    if one_each and not deferred:
+    if pool.drafts == 0 and not deferred:
         left = _vllm_at_once(world, engine, pool, most)
     if left < 0:
         engine.marked = 1
@@ -131,7 +131,7 @@ def _count_since_prompts(engine: Any, deferred: bool) -> None:
         engine.overfull = 1 if engine.waiting > 0 else 0
     if engine.has_prompts != 0:
         engine.since_prompts = 1
-    elif engine.served + engine.served_decodes + engine.served_blind > 0:
+    elif engine.served + engine.served_decodes + engine.wasted > 0:
         engine.since_prompts += 1
 
 
@@ -143,6 +143,8 @@ def _vllm_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
     last = engine.last_slot
     in_order = engine.prefilling == 0 or (engine.prefilling == 1 and world.slots[last].left > 0)
     if not in_order or engine.decoding > pool.budget or pool.by_priority != 0:
+        return -1
+    if engine.unforeseen > 0:
         return -1
     while True:
         left = pool.budget - engine.decoding
@@ -194,7 +196,7 @@ def _vllm_in_order(world: World, engine: Any, pool: Any, most: int, deferred: bo
         slot = world.slots[place]
         following = slot.next
         prefill = slot.left > 0
-        wanted = _vllm_wants(engine, pool, slot)
+        wanted = _vllm_wants(world, engine, pool, slot)
         if wanted <= 0 or (prefill and deferred):
             place = following
             continue
@@ -225,11 +227,11 @@ def _vllm_in_order(world: World, engine: Any, pool: Any, most: int, deferred: bo
 
 
 @uncounted(inline=True)
-def _vllm_wants(engine: Any, pool: Any, slot: Any) -> Any:
+def _vllm_wants(world: World, engine: Any, pool: Any, slot: Any) -> Any:
     """Return the tokens that a running request would have of the batch."""
     if slot.left > 0:
         return np.int64(slot.left)
-    if slot.left < 0 and slot.left != BLIND:
+    if slot.left < 0 and not ends_unforeseen(world, slot):
         return 0
     if pool.longest > 0 and pool.drafts > 0:
         return min(1 + pool.drafts, pool.longest - done_by(engine, slot) - slot.rejected - 1)
@@ -251,10 +253,13 @@ def _vllm_lacks(engine: Any, pool: Any, slot: Any, take: int) -> Any:
 def _vllm_decodes(world: World, engine: Any, pool: Any, place: int, drafted: int) -> None:
     """Put a decode into the batch, with its drafts."""
     slot = world.slots[place]
-    slot.taken = 1
-    if slot.left == BLIND:
-        verify_for_nothing(engine, slot, drafted)
+    if slot.left < 0:
+        waste_a_decode(engine, slot)
+        slot.drafted = drafted
+        engine.verified += drafted
+        engine.rejected += drafted
         return
+    slot.taken = 1
     engine.served_decodes += 1
     if pool.drafts > 0:
         verify(world, engine, pool, place, drafted)
@@ -267,7 +272,7 @@ def _vllm_waiting(
     """Admit those that wait, in order, while tokens, places and blocks are left."""
     size = pool.block_size
     runs_prompts = engine.has_prompts != 0
-    runs_decodes = engine.served_decodes + engine.served_blind > 0
+    runs_decodes = engine.served_decodes + engine.wasted > 0
     while left > 0 and engine.running < pool.batch_size and engine.head >= 0:
         request = engine.head
         target = world.again[request].target

@@ -1,22 +1,29 @@
-"""How SGLang forms a batch: as in `penstock.kernel.rules`, with its estimate of future outputs."""
+"""How SGLang forms a batch: as in `penstock.kernel.rules`, prompts if it can, else decodes.
+
+Its running batch is the list of slots: those that decode, in its order, and behind them the one in
+mid-prefill. Requests whose last token is in flight stay there until it is out, but decode no more.
+"""
 
 from typing import Any
 
-from penstock.kernel.blocks import blocks_of, hold, take_blocks
+from penstock.kernel.blocks import take_blocks
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.records import (
-    World,
-)
+from penstock.kernel.recording import note_gaps
+from penstock.kernel.records import IN_STEP, NONE_YET, World
 from penstock.kernel.running import (
-    admit,
-    done_by,
+    append,
+    begin_decode,
+    change_phase,
+    ends_unforeseen,
     growth_of,
+    insert_before,
     needs,
-    pop_waiting,
     preempt,
-    serve_prefill,
-    wait_last,
+    unlink,
+    waste_a_decode,
 )
+from penstock.kernel.sglang_prompts import in_flight, made_by, serve_prompts
+from penstock.kernel.waiting import wait_last
 
 
 @uncounted()
@@ -26,161 +33,218 @@ def sglang(world: World, engine: Any, pool: Any) -> None:
     Its parameters: the ratio of a request's future output that admission counts, its least, its
     fall per decode batch.
     """
-    decoding = engine.decoding
-    nobody_may_come = engine.is_full != 0 or engine.head < 0
-    if not nobody_may_come or engine.prefilling > 0:
-        _sglang_prompts(world, engine, pool)
+    serve_prompts(world, engine, pool)
     if engine.served > 0:
-        if pool.mixed != 0 and decoding > 0:
+        if pool.mixed != 0:
             _ride_along(world, engine, pool)
-    elif decoding > 0:
-        _decode_or_retract(world, engine, pool)
-        if engine.preempted == 0:
-            engine.ratio_steps += 1
+        return
+    _decode(world, engine, pool)
+    if engine.prefilling > 0 or (engine.waiting > 0 and engine.is_full == 0):
+        engine.steady = 0  # the next batch may have prompts
 
 
-@uncounted()
+@uncounted(inline=True)
 def begin_ratio(world: World, engine: Any, pool: Any) -> None:
     """Let SGLang count as much of a request's future output as it does at first."""
     engine.is_full = 0
-    engine.ratio_steps = 0
     engine.ratio = world.params[pool.params]
 
 
-@uncounted()
-def _spare_tokens(world: World, engine: Any, pool: Any) -> Any:
-    """Return the tokens that memory has room for beside the future outputs that SGLang counts."""
-    future = 0
-    place = engine.first_slot
-    while place >= 0:
-        if world.slots[place].left == 0:
-            future += min(world.slots[place].due - engine.epoch, pool.clip_new_tokens)
-        place = world.slots[place].next
+@uncounted(inline=True)
+def lower_ratio(world: World, engine: Any, pool: Any, batches: int) -> None:
+    """Let the ratio fall with so many batches of decodes, step by step as floats do."""
     fall, least = world.params[pool.params + 2], world.params[pool.params + 1]
-    ratio = max(engine.ratio - engine.ratio_steps * fall, least)
-    return engine.free * pool.block_size - future * ratio
+    while batches > 0 and engine.ratio > least and fall > 0:
+        engine.ratio = max(engine.ratio - fall, least)
+        batches -= 1
 
 
-@uncounted()
-def _sglang_prompts(world: World, engine: Any, pool: Any) -> None:
-    """Go on with the prompt that was cut, then admit those that wait."""
-    size, clip = pool.block_size, pool.clip_new_tokens
-    beside = engine.decoding if pool.mixed != 0 else 0
-    chunk = pool.budget - beside
-    tokens = pool.most_prefill - beside
-    total = _spare_tokens(world, engine, pool)
-    if engine.prefilling > 0:
-        place = engine.last_slot
-        while world.slots[place].left == 0:
-            place = world.slots[place].previous
+@uncounted(inline=True)
+def _drop_finishing(engine: Any) -> Any:
+    """Return how many have their last output in flight, who decode no more: others may come."""
+    finishing = engine.running - engine.prefilling - engine.decoding - engine.unforeseen
+    if finishing > 0:
+        engine.is_full = 0
+    return finishing
+
+
+@uncounted(inline=True)
+def _decoders(engine: Any) -> Any:
+    """Return how many decode next, those included who are done though nobody knows it yet."""
+    return engine.decoding + engine.unforeseen
+
+
+@uncounted(inline=True)
+def _growth(world: World, engine: Any, pool: Any) -> Any:
+    """Return the blocks that they need for it."""
+    growth = growth_of(world, engine, pool)
+    place = engine.first_leaving if engine.unforeseen > 0 else -1
+    while place >= 0:
         slot = world.slots[place]
-        room = (slot.held + engine.free) * size - done_by(engine, slot)
-        take = min(slot.left, chunk, room)
-        if take <= 0:
-            return
-        hold(world, engine, pool, place, blocks_of(done_by(engine, slot) + take, size))
-        serve_prefill(world, engine, place, take)
-        whole = take == slot.left
-        total -= blocks_of(take, size) * size + (min(slot.outputs, clip) if whole else 0)
-        tokens -= take
-        chunk -= take
-        if not whole:
-            return
-    while engine.head >= 0:
-        request = engine.head
-        target = world.again[request].target
-        to_come = min(world.again[request].outputs, clip)
-        no_memory = blocks_of(target, size) * size + to_come >= total and engine.running > 0
-        if engine.running >= pool.batch_size or no_memory:
-            engine.is_full = 1
-            break
-        if target >= tokens and engine.served > 0:
-            break
-        take = target
-        if target > chunk:
-            take = chunk // size * size
-            if take <= 0:
-                break
-        pop_waiting(world, engine, pool)
-        place = admit(world, engine, pool, request, blocks_of(take, size), 0)
-        serve_prefill(world, engine, place, take)
-        total -= blocks_of(take, size) * size + (to_come if take == target else 0)
-        tokens -= take
-        chunk -= take
-        if total <= 0:
-            engine.is_full = 1
-            break
-        if tokens <= 0 or chunk <= 0:
-            break
+        if ends_unforeseen(world, slot):
+            growth += needs(engine, pool, slot)
+        place = slot.chain
+    return growth
+
+
+@uncounted(inline=True)
+def _decode_all(world: World, engine: Any, pool: Any, growth: int) -> None:
+    """Serve all that decode, with the blocks that they need for it."""
+    take_blocks(world, engine, pool, growth)
+    engine.served_decodes = engine.decoding
+    place = engine.first_leaving if engine.unforeseen > 0 else -1
+    while place >= 0:
+        slot = world.slots[place]
+        if ends_unforeseen(world, slot):
+            waste_a_decode(engine, slot)
+        place = slot.chain
 
 
 @uncounted()
 def _ride_along(world: World, engine: Any, pool: Any) -> None:
-    """Serve the decodes for which memory is left beside the prompts; mark them if they are not
-    all.
+    """Let all decodes ride along with prompts, if memory suffices: in the running batch they come
+    behind those then.
     """
-    grow = growth_of(world, engine, pool)
-    if grow <= engine.free:
-        take_blocks(world, engine, pool, grow)
-        engine.served_decodes = engine.decoding
+    _drop_finishing(engine)
+    growth = _growth(world, engine, pool)
+    if _decoders(engine) == 0 or growth > engine.free:
         return
-    engine.marked = 1
-    place = engine.first_slot
-    while place >= 0:
-        slot = world.slots[place]
-        if slot.left == 0:
-            need = needs(engine, pool, slot)
-            if need <= engine.free:
-                engine.free -= need
-                slot.taken = 1
-                engine.served_decodes += 1
-        place = slot.next
+    _decode_all(world, engine, pool, growth)
+    first, last, head = engine.first_slot, engine.last_slot, engine.served_head
+    before = world.slots[head].previous
+    world.slots[before].next = world.slots[head].previous = -1
+    world.slots[last].next = first
+    world.slots[first].previous = last
+    engine.first_slot = head
+    engine.last_slot = before
+    if world.slots[last].taken < world.slots[last].left:
+        unlink(world, engine, last)
+        append(world, engine, last)
 
 
-@uncounted()
-def _decode_or_retract(world: World, engine: Any, pool: Any) -> None:
-    """Decode all; where memory is short, those with the fewest outputs (of them the longest prompt)
-    wait again.
-    """
-    if growth_of(world, engine, pool) > engine.free:
-        while engine.decoding > 1:
-            _retract(world, engine, pool)
-            enough = engine.free * pool.block_size >= engine.decoding * pool.retract_steps
-            if enough and growth_of(world, engine, pool) <= engine.free:
-                break
-        if growth_of(world, engine, pool) > engine.free:
-            # A single one is left beside a cut prompt.
-            place = engine.first_slot
-            while world.slots[place].left == 0:
-                place = world.slots[place].next
-            wait_last(world, engine, pool, preempt(world, engine, pool, place))
-        so_far = in_all = 0
-        place = engine.first_slot
-        while place >= 0:
-            slot = world.slots[place]
-            if slot.left == 0:
-                output = world.rows[slot.request].decodes + pool.convention
-                so_far += output - (slot.due - engine.epoch)
-                in_all += output
-            place = slot.next
-        engine.ratio = min(1.0, (so_far + pool.retract_steps * engine.decoding) / in_all)
-        engine.ratio_steps = 0
-        engine.is_full = 0
-    take_blocks(world, engine, pool, growth_of(world, engine, pool))
-    engine.served_decodes = engine.decoding
+@uncounted(inline=True)
+def _decode(world: World, engine: Any, pool: Any) -> None:
+    """Serve all decodes; where memory is short some are retracted, if nobody finishes just now."""
+    finishing = _drop_finishing(engine)
+    if _decoders(engine) == 0:
+        return
+    growth = _growth(world, engine, pool)
+    if growth <= engine.free:
+        lower_ratio(world, engine, pool, 1)
+    elif finishing > 0:
+        return
+    else:
+        _retract(world, engine, pool)
+        growth = _growth(world, engine, pool)
+    _decode_all(world, engine, pool, growth)
+
+
+# -- retraction
 
 
 @uncounted()
 def _retract(world: World, engine: Any, pool: Any) -> None:
-    """Let the decoding request with the fewest outputs, of them the longest prompt, wait again."""
-    chosen, fewest, longest = -1, 0, 0
+    """Retract at least one, until the others can decode once, or one is left; the others go on in
+    the order of outputs made.
+    """
+    _sort_by_outputs(world, engine)
+    fewest = engine.last_slot
+    if engine.prefilling > 0:
+        fewest = world.slots[fewest].previous
+    first = True
+    while _decoders(engine) > 1 and (first or _growth(world, engine, pool) > engine.free):
+        first = False
+        place = fewest
+        fewest = world.slots[place].previous
+        wait_last(world, engine, pool, _taken_back(world, engine, pool, place))
+    engine.is_full = 0
+    if _growth(world, engine, pool) > engine.free:  # it is held in mid-prefill
+        wait_last(world, engine, pool, preempt(world, engine, pool, engine.last_slot))
+    made = declared = 0
     place = engine.first_slot
     while place >= 0:
         slot = world.slots[place]
-        if slot.left == 0:
-            row = world.rows[slot.request]
-            out = row.decodes + pool.convention - (slot.due - engine.epoch)
-            if chosen < 0 or out < fewest or (out == fewest and row.left >= longest):
-                chosen, fewest, longest = place, out, row.left
+        if slot.left <= 0:
+            made += made_by(world, engine, slot)
+            declared += world.again[slot.request].declared
         place = slot.next
-    wait_last(world, engine, pool, preempt(world, engine, pool, chosen))
+    engine.ratio = min(1.0, (made + pool.retract_steps * _decoders(engine)) / (declared + 1))
+
+
+@uncounted(inline=True)
+def _sort_by_outputs(world: World, engine: Any) -> None:
+    """Sort those that decode: most outputs first, of equal ones the shorter prompt; equal ones stay
+    as they stand. They grow alike, so most stand so already.
+    """
+    place = engine.first_slot
+    while place >= 0 and world.slots[place].left <= 0:
+        following = world.slots[place].next
+        before = world.slots[place].previous
+        while before >= 0 and _goes_before(world, engine, place, before):
+            before = world.slots[before].previous
+        if before != world.slots[place].previous:
+            unlink(world, engine, place)
+            after = engine.first_slot if before < 0 else world.slots[before].next
+            insert_before(world, engine, place, after)
+        place = following
+
+
+@uncounted(inline=True)
+def _goes_before(world: World, engine: Any, one: int, other: int) -> Any:
+    """Return whether a request is retracted later than another."""
+    a, b = world.slots[one], world.slots[other]
+    made, others = made_by(world, engine, a), made_by(world, engine, b)
+    if made != others:
+        return made > others
+    return world.rows[a.request].left < world.rows[b.request].left
+
+
+@uncounted(inline=True)
+def _taken_back(world: World, engine: Any, pool: Any, place: int) -> Any:
+    """Preempt a request that decodes; its token in flight is lost. Return it."""
+    slot = world.slots[place]
+    flying = in_flight(engine, slot)
+    last = _last_but_one(engine, slot)
+    if slot.left < 0:
+        _call_back(world, engine, pool, place)
+    request = preempt(world, engine, pool, place)
+    if flying:
+        again = world.again[request]
+        again.target -= 1
+        again.outputs += 1
+        again.last = last
+        engine.waiting_tokens -= 1
+        if last == NONE_YET:
+            world.first_token[request] = -1
+        else:
+            note_gaps(world, world.servers[engine.server], pool, last, -1)
+    return request
+
+
+@uncounted()
+def _call_back(world: World, engine: Any, pool: Any, place: int) -> None:
+    """Let a request whose last token is in flight be one that decodes again."""
+    slot = world.slots[place]
+    before = -1
+    other = engine.first_leaving
+    while other != place:
+        before = other
+        other = world.slots[other].chain
+    if before < 0:
+        engine.first_leaving = slot.chain
+    else:
+        world.slots[before].chain = slot.chain
+    if engine.last_leaving == place:
+        engine.last_leaving = before
+    engine.unforeseen -= 1
+    slot.last = IN_STEP
+    begin_decode(world, engine, pool, place, 0)
+    change_phase(world, engine, slot.request, -1)
+
+
+@uncounted(inline=True)
+def _last_but_one(engine: Any, slot: Any) -> Any:
+    """Return the tick of the token before that in flight."""
+    if slot.due - engine.epoch == slot.outputs - 1:  # it comes with the prefill
+        return slot.before
+    return max(slot.before, engine.step_before)

@@ -7,7 +7,7 @@ decoding request takes a block every ``block_size`` epochs, so counting requests
 their epoch (*growth*) says what the next batch needs.
 
 A request that is preempted leaves its slot and waits again, with what it must do anew in its row of
-``again``. Those that wait are linked through their rows; with priorities they are a skew heap.
+``again`` (`penstock.kernel.waiting`).
 """
 
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 from penstock.kernel.blocks import blocks_of, give_back, occupy
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import chain, unchain
-from penstock.kernel.records import BLIND, EVICTED, IN_STEP, VIDUR_SARATHI, VLLM, World
+from penstock.kernel.records import EVICTED, IN_STEP, NONE_YET, VIDUR_SARATHI, VLLM, World
+from penstock.kernel.waiting import comes_before, wait_first
 
 # -- what a running request has done, holds and needs; ``slot`` is its record
 
@@ -38,10 +39,19 @@ def held_by(engine: Any, pool: Any, slot: Any) -> Any:
     if pool.drafts > 0:
         return slot.grown
     if slot.left < 0:
-        return blocks_of(slot.total, pool.block_size)
+        return blocks_of(slot.total + slot.taken, pool.block_size)
     # Its block is taken, its token not yet counted.
     growing = 1 if slot.taken > 0 else 0
     return blocks_of(done_by(engine, slot) + growing, pool.block_size)
+
+
+@uncounted(inline=True)
+def ends_unforeseen(world: World, slot: Any) -> Any:
+    """Return whether a request that is done ends with more tokens than the one that was sure to
+    come, or stops before the outputs that it declared: nobody knows before it has.
+    """
+    request = slot.request
+    return slot.stay > 1 or world.again[request].declared > world.rows[request].decodes + 1
 
 
 @uncounted(inline=True)
@@ -122,81 +132,6 @@ def release(world: World, engine: Any, slot: int) -> None:
     clock.used_slots -= 1
 
 
-# -- the waiting queue
-
-
-@uncounted(inline=True)
-def _comes_before(world: World, one: int, other: int) -> Any:
-    """Return whether a request is served before another: by priority, arrival, then row."""
-    a, b = world.again[one].priority, world.again[other].priority
-    if a != b:
-        return a < b
-    a, b = world.ready[one], world.ready[other]
-    return a < b or (a == b and one < other)
-
-
-@uncounted()
-def _merged(world: World, one: int, other: int) -> Any:
-    """Return the root of two skew heaps made one."""
-    root = above = -1
-    while one >= 0 and other >= 0:
-        if _comes_before(world, other, one):
-            one, other = other, one
-        if above < 0:
-            root = one
-        else:
-            world.again[above].less = one
-        above = one
-        one = world.again[above].more
-        world.again[above].more = world.again[above].less
-    rest = max(one, other)
-    if above < 0:
-        return rest
-    world.again[above].less = rest
-    return root
-
-
-@uncounted(inline=True)
-def wait_last(world: World, engine: Any, pool: Any, request: int) -> None:
-    """Put a request at the end of the queue, or where its priority puts it."""
-    engine.waiting += 1
-    if pool.by_priority != 0:
-        world.again[request].less = world.again[request].more = -1
-        engine.head = _merged(world, engine.head, request)
-        return
-    world.rows[request].next = -1
-    if engine.head < 0:
-        engine.head = request
-    else:
-        world.rows[engine.tail].next = request
-    engine.tail = request
-
-
-@uncounted(inline=True)
-def wait_first(world: World, engine: Any, pool: Any, request: int) -> None:
-    """Put a request at the head of the queue, or where its priority puts it."""
-    if pool.by_priority != 0:
-        wait_last(world, engine, pool, request)
-        return
-    engine.waiting += 1
-    if engine.head < 0:
-        engine.tail = request
-    world.rows[request].next = engine.head
-    engine.head = request
-
-
-@uncounted(inline=True)
-def pop_waiting(world: World, engine: Any, pool: Any) -> Any:
-    """Take the request that is served next, `ENGINE.head`, out of the queue."""
-    request = engine.head
-    engine.waiting -= 1
-    if pool.by_priority != 0:
-        engine.head = _merged(world, world.again[request].less, world.again[request].more)
-    else:
-        engine.head = world.rows[request].next
-    return request
-
-
 # -- admission, service and preemption
 
 
@@ -225,6 +160,7 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
     slot.total = peak_of(world, pool, request)
     slot.held = blocks
     slot.last = again.last
+    slot.before = NONE_YET
     slot.taken = slot.drafted = slot.stay = slot.rejected = 0
     append(world, engine, place)
     engine.running += 1
@@ -239,6 +175,13 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
         engine.reused += tokens
         add_tokens(world, engine, -tokens)
     return place
+
+
+@uncounted(inline=True)
+def waste_a_decode(engine: Any, slot: Any) -> None:
+    """Serve a request that is done when the batch in progress ends, which nobody knows yet."""
+    slot.taken = 1
+    engine.wasted += 1
 
 
 @uncounted(inline=True)
@@ -394,14 +337,13 @@ def _evict_ahead(world: World, engine: Any, pool: Any, place: int) -> None:
     if pool.caching == 0:
         engine.free += held
     else:
-        known = max(slot.target, slot.total - 1)
+        known = max(slot.target, slot.total - 1 + slot.taken)
         give_back(world, engine, place, held, known // pool.block_size)
-    if slot.left == BLIND:
-        engine.blind -= 1
-        if slot.taken > 0:
-            engine.served_blind -= 1
-            engine.verified -= 1 + slot.drafted
-            engine.rejected -= 1 + slot.drafted
+    if ends_unforeseen(world, slot):
+        engine.unforeseen -= 1
+        engine.wasted -= slot.taken
+        engine.verified -= slot.drafted
+        engine.rejected -= slot.drafted
     slot.left = EVICTED
     unlink(world, engine, place)
     engine.running -= 1
@@ -431,9 +373,9 @@ def victim_of(world: World, engine: Any, pool: Any) -> Any:
     while place >= 0:
         one, other = world.slots[victim].request, world.slots[place].request
         tie = world.again[one].priority == world.again[other].priority
-        tie = tie and world.ready[one] == world.ready[other]
+        tie = tie and world.again[one].came == world.again[other].came
         # vLLM's first of equal ones leaves.
-        if _comes_before(world, one, other) and not (tie and pool.rule == VLLM):
+        if comes_before(world, one, other) and not (tie and pool.rule == VLLM):
             victim = place
         place = world.slots[place].next
     return victim

@@ -29,10 +29,8 @@ from penstock.kernel.running import (
     make_room,
     needs,
     peak_of,
-    pop_waiting,
     serve_prefill,
     victim_of,
-    wait_first,
 )
 from penstock.kernel.signatures import (
     PREFILL_FIRST,
@@ -41,6 +39,7 @@ from penstock.kernel.signatures import (
     Queue,
     policy_at,
 )
+from penstock.kernel.waiting import pop_waiting, wait_first
 
 
 @uncounted()

@@ -100,6 +100,7 @@ class _Generated(Section):
     rate: float
     prompt: Lengthy
     output: Lengthy
+    declared: Lengthy | None = None
     cv: float | None = None
 
 
@@ -108,7 +109,8 @@ class WorkloadSection(Section):
 
     ``rate`` and ``arrivals`` change a trace or a preset: ``scaled`` keeps its pattern, ``poisson``,
     ``deterministic`` and ``gamma`` (with ``cv``) draw its requests at random under such a process.
-    ``max_gib`` is what a trace may hold, unpacked.
+    ``max_gib`` is what a trace may hold, unpacked. ``declared``, a number or a distribution, is the
+    most output tokens that a request says it may make; each says at least what it makes.
     """
 
     trace: str | None = None
@@ -122,6 +124,7 @@ class WorkloadSection(Section):
     rate: float | None = None
     arrivals: Literal["scaled", "poisson", "deterministic", "gamma"] | None = None
     cv: float | None = None
+    declared: Lengthy | None = None
 
     def build(self, folder: Path, seed: int) -> Workload:
         """Return the workload; relative paths are looked for in ``folder``."""
@@ -138,9 +141,11 @@ class WorkloadSection(Section):
                 "leave them out"
             )
         if kind == "trace":
-            return self._with_rate(self._recorded(folder, seed))
+            return self._changed(self._recorded(folder, seed))
         if self.preset is not None:
-            return self._with_rate(Workload.preset(self.preset, seed=seed))
+            return self._changed(Workload.preset(self.preset, seed=seed))
+        if self.declared is not None:
+            raise InputError(f"workload: put `declared` inside {kind!r}, beside prompt and output")
         if self.rate is not None or self.arrivals is not None or self.cv is not None:
             raise InputError(
                 "workload: `rate`, `arrivals` and `cv` change a trace or a preset; put them "
@@ -167,7 +172,9 @@ class WorkloadSection(Section):
             path, format=self.format, columns=self.columns, seed=seed, max_gib=self.max_gib
         )
 
-    def _with_rate(self, workload: Workload) -> Workload:
+    def _changed(self, workload: Workload) -> Workload:
+        if self.declared is not None:
+            workload = workload.with_declared(self.declared)
         if self.rate is None and self.arrivals in (None, "scaled") and self.cv is None:
             return workload
         rate = workload.rate if self.rate is None else self.rate
@@ -182,8 +189,10 @@ class WorkloadSection(Section):
                 "others take it"
             )
         if process.cv is not None:
-            return Workload.gamma(
+            workload = Workload.gamma(
                 process.rate, process.cv, process.prompt, process.output, seed=seed
             )
-        make = Workload.poisson if kind == "poisson" else Workload.deterministic
-        return make(process.rate, process.prompt, process.output, seed=seed)
+        else:
+            make = Workload.poisson if kind == "poisson" else Workload.deterministic
+            workload = make(process.rate, process.prompt, process.output, seed=seed)
+        return workload if process.declared is None else workload.with_declared(process.declared)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.inputs.arrays import Floats, Ints
+from penstock.inputs.arrays import Floats, Ints, Ints32
 from penstock.kernel import blocks, counting, records
 from penstock.kernel.composition import N_TERMS
 from penstock.kernel.due_epochs import NEVER
@@ -167,8 +167,11 @@ def _memory(engines: Any, pools: Any, room: int) -> dict[str, Any]:
     """Return what says who holds which blocks: those that reuse prefixes tell them apart."""
     none = np.zeros(0, np.int64)
     caching = [engine for engine in engines if pools[engine.pool].caching]
+    lives = room + 1 if pools.ignores_eos.any() else 0  # with the one that waits
     return {
         "growth": np.zeros((engines.size, int(pools.block_size.max())), np.int64),
+        "budget": records.table(records.BUDGET, 1),
+        "lives": np.zeros((lives, 2), np.int64),
         "blocks": _free_blocks(caching),
         "buckets": np.full((2, int(sum(engine.buckets for engine in caching))), -1, np.int64),
         "table": np.zeros((room if caching else 0, 0), np.int32),
@@ -256,7 +259,7 @@ def _describe(pool: Any, server: Server, tick_s: float) -> None:
     pool.rule = records.BY_LINES if server.by_lines else policy.rule
     pool.block_size = block_size
     pool.watermark = server.watermark_blocks
-    pool.by_priority = server.order == "priority"
+    pool.by_priority = policy.sorts_queue or server.order == "priority"
     pool.chunked = policy.cuts_prompts
     pool.swap_ticks = -1
     if memory is not None:
@@ -297,7 +300,7 @@ def _engines(servers: Sequence[Server], pools: Any, table: Any) -> Any:
         engine.server, engine.pool = place, table.pool[place]
         engine.line, engine.index = table.first_line[place], index
         engine.first_slot = engine.last_slot = engine.head = engine.tail = -1
-        engine.first_leaving = engine.last_leaving = -1
+        engine.first_leaving = engine.last_leaving = engine.wasted_on = -1
         engine.since_prompts = pools[engine.pool].prefill_interval + 1
         usable = server.usable_blocks
         engine.free = records.PLENTY if usable is None else usable
@@ -335,6 +338,8 @@ def more_slots(world: World) -> World:
     world = world._replace(slots=records.joined(world.slots, more))
     if world.allocation_rows.shape[0]:
         world = world._replace(allocation_rows=np.zeros((8 * room, 5), np.int64))
+    if world.lives.shape[0]:
+        world = world._replace(lives=np.zeros((2 * room + 1, 2), np.int64))
     return wider_table(world, 0)
 
 
@@ -348,6 +353,21 @@ def wider_table(world: World, blocks_each: int) -> World:
     table = np.zeros((world.slots.size, max(blocks_each, columns)), np.int32)
     table[:before, :columns] = world.table
     return world._replace(table=table)
+
+
+def declared_of(
+    server: Server, prompt: Ints32, declared: Ints32, priority: Ints32
+) -> tuple[Ints, Ints]:
+    """Return the most outputs that requests may make at a server, and by what its queue goes before
+    arrival.
+    """
+    usable, policy = server.usable_blocks, server.policy
+    tokens = np.asarray(declared, np.int64)
+    if usable is not None and server.memory is not None:
+        most = policy.most_outputs(prompt, usable, server.memory.block_size)
+        if most is not None:
+            tokens = np.minimum(tokens, most)
+    return tokens, policy.ranks_of(priority, tokens, server.order)
 
 
 def gap_bits(record: str, servers: Sequence[Server]) -> int:

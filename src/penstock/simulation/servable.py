@@ -6,14 +6,16 @@ from penstock.inputs.arrays import Bools, Ints32
 from penstock.system.server import Server
 
 
-def never_served(server: Server, prompt: Ints32, output: Ints32) -> list[tuple[Bools, str]]:
+def never_served(
+    server: Server, prompt: Ints32, output: Ints32, declared: Ints32
+) -> list[tuple[Bools, str]]:
     """Return which requests can never be served, for each reason.
 
     Parameters
     ----------
     server
         One with KV memory, or the scheduler of an engine.
-    prompt, output
+    prompt, output, declared
         Shape (requests,), tokens.
     """
     policy, memory = server.policy, server.memory
@@ -28,8 +30,22 @@ def never_served(server: Server, prompt: Ints32, output: Ints32) -> list[tuple[B
         limits.append(
             (whole > most, f"more than the {most:,} (max_tokens) that {policy.name} reserves")
         )
+    if policy.knows_outputs:
+        reason = (
+            f"it declares other outputs than it makes, which {policy.name} (ignore_eos) does not"
+        )
+        limits.append((declared != output, reason))
     usable = server.usable_blocks
     if usable is not None:
+        if (most := policy.most_outputs(prompt, usable, size)) is not None:
+            # A page of one that comes back may be less full.
+            kept = 1 + policy.knows_outputs
+            short = output > most - (kept - 1) * size
+            reason = (
+                f"{policy.name} would cut its output for want of memory: of {usable:,} blocks of "
+                f"{size:,} its prompt, {kept} more and a token stay free"
+            )
+            limits.append((short, reason))
         tokens = np.maximum(peak + policy.drafted_tokens, policy.reserved_tokens)
         needed = -(-tokens // size)
         spare = server.spare_blocks
@@ -49,5 +65,6 @@ def never_served(server: Server, prompt: Ints32, output: Ints32) -> list[tuple[B
             f"{policy.name} takes a prompt whole{lost}, but a batch holds "
             f"{server.token_budget:,} tokens, so it never fits and blocks the server"
         )
-        limits.append(((peak if again else prompt) > server.token_budget, reason))
+        room = server.token_budget - policy.beside_prompt
+        limits.append(((peak if again else prompt) > room, reason))
     return limits

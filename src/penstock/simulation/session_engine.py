@@ -10,7 +10,7 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
 from penstock.kernel import engine_batches, records
 from penstock.kernel.records import World
-from penstock.simulation.new_world import wider_table
+from penstock.simulation.new_world import declared_of, wider_table
 from penstock.simulation.run import Record, Rows, Run
 from penstock.simulation.servable import never_served
 from penstock.simulation.session_server import OneServer, Session
@@ -100,7 +100,7 @@ class EngineSession(OneServer, WorldSession):
         """Return the requests that can ever be served; name the first that cannot, or leave them
         out if told so.
         """
-        limits = never_served(self.server, window.prompt, window.output)
+        limits = never_served(self.server, window.prompt, window.output, window.declared)
         fits = np.ones(window.arrival.size, bool)
         for over, _ in limits:
             fits &= ~over
@@ -121,7 +121,8 @@ class EngineSession(OneServer, WorldSession):
             self.left_out.append((self.offered + too_long, window.where(~fits)))
         self.offered += window.arrival.size
         outputs = self.server.policy.outputs_of(window.prompt, window.output)
-        window = dataclasses.replace(window, output=outputs)
+        declared = self.server.policy.outputs_of(window.prompt, window.declared)
+        window = dataclasses.replace(window, output=outputs, declared=declared)
         return window.where(fits) if too_long.size else window
 
     def fit(self, window: Window) -> None:
@@ -139,7 +140,10 @@ class EngineSession(OneServer, WorldSession):
             rows.server = rows.next = -1
             again = records.table(records.AGAIN, count - before)
             again.target, again.outputs = window.prompt[new], window.output[new]
-            again.last, again.priority = records.NONE_YET, window.priority[new]
+            again.last = records.NONE_YET
+            again.declared, again.priority = declared_of(
+                self.server, window.prompt[new], window.declared[new], window.priority[new]
+            )
             again.prefix = self.prefix_rows[: rows.size] if self.recorded else -1
             self.prefix_rows = self.prefix_rows[rows.size :]
             self.world = world._replace(

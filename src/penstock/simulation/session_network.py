@@ -14,7 +14,7 @@ from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.records import World
 from penstock.kernel.signatures import ORDER_SIGNATURE, address_of
 from penstock.simulation.network_run import NetworkRecord
-from penstock.simulation.new_world import frozen, gap_bits, new_world
+from penstock.simulation.new_world import declared_of, frozen, gap_bits, new_world
 from penstock.simulation.servable import never_served
 from penstock.simulation.session_world import WorldSession
 from penstock.simulation.ticks import check_costs, terms_of
@@ -195,7 +195,8 @@ class NetworkSession(WorldSession):
                     f"outputs but no prompt, which {pool.policy.name} of pool {name!r} cannot "
                     "serve; give it a prompt of at least 1 token"
                 )
-            for over, reason in never_served(pool.server, prompt, np.maximum(output, 1)):
+            outputs = np.maximum(output, 1)
+            for over, reason in never_served(pool.server, prompt, outputs, outputs):
                 if over.any():
                     first = int(here[over][0])
                     raise InputError(
@@ -223,8 +224,7 @@ class NetworkSession(WorldSession):
         if self.has_engines:
             again.target, again.outputs = rows.left, rows.decodes + engine
             again.prefix = -1
-            if jobs.priority is not None:
-                again.priority = jobs.priority
+            self._rank(jobs, pool_of, again)
         tokens = rows.left.astype(np.int64) + rows.decodes
         never = np.full(jobs.requests, -1, np.int64)
         job_tokens = np.zeros(0, np.int64)
@@ -246,6 +246,15 @@ class NetworkSession(WorldSession):
             "job_root": np.array(jobs.first_request[:-1], np.int64),
             "job_tokens": job_tokens,
         }
+
+    def _rank(self, jobs: Jobs, pool_of: Ints, again: Any) -> None:
+        """Write down what requests declare and by what queues go before arrival, pool by pool."""
+        priority = np.zeros(jobs.requests, np.int32) if jobs.priority is None else jobs.priority
+        for index, pool in enumerate(self.pools):
+            here = np.flatnonzero(pool_of == index)
+            again.declared[here], again.priority[here] = declared_of(
+                pool.server, jobs.prompt[here], again.outputs[here], priority[here]
+            )
 
     def _counted(self, what: str, seconds: Floats) -> Ints:
         """Round to ticks."""

@@ -23,6 +23,7 @@ class Window:
     prompt: Ints32
     output: Ints32
     priority: Ints32
+    declared: Ints32  # output tokens that they say they may make
     first_token: Ints
     finish: Ints
 
@@ -30,17 +31,23 @@ class Window:
         """Have arrays of just these types: compiled code takes them on trust."""
         for name in ("arrival", "first_token", "finish"):
             setattr(self, name, np.ascontiguousarray(getattr(self, name), np.int64))
-        for name in ("prompt", "output", "priority"):
+        for name in ("prompt", "output", "priority", "declared"):
             setattr(self, name, np.ascontiguousarray(getattr(self, name), np.int32))
 
     @classmethod
     def of(
-        cls, arrival: Ints, prompt: Ints32, output: Ints32, priority: npt.NDArray[Any] | None = None
+        cls,
+        arrival: Ints,
+        prompt: Ints32,
+        output: Ints32,
+        priority: npt.NDArray[Any] | None = None,
+        declared: npt.NDArray[Any] | None = None,
     ) -> "Window":
         """Take requests of which nothing has happened yet."""
         never = np.full(arrival.size, -1, np.int64)
         rank = np.zeros(arrival.size, np.int32) if priority is None else priority.astype(np.int32)
-        return cls(arrival, prompt, output, rank, never, never.copy())
+        declared = output if declared is None else declared.astype(np.int32)
+        return cls(arrival, prompt, output, rank, declared, never, never.copy())
 
     @classmethod
     def of_requests(cls, requests: Requests, tick_s: float) -> "Window":
@@ -57,7 +64,7 @@ class Window:
             requests.prompt_tokens.astype(np.int32),
             requests.output_tokens.astype(np.int32),
         )
-        return cls.of(arrival, prompt, output, requests.priority)
+        return cls.of(arrival, prompt, output, requests.priority, requests.declared)
 
     @classmethod
     def joined(cls, parts: "Sequence[Window]") -> "Window":
@@ -75,7 +82,7 @@ class Window:
     @property
     def columns(self) -> tuple[npt.NDArray[Any], ...]:
         """All arrays."""
-        return self.arrival, self.prompt, self.output, self.priority, self.first_token, self.finish
+        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     def where(self, chosen: Bools | slice) -> "Window":
         """Return some of the requests."""

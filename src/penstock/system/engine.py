@@ -25,7 +25,8 @@ MOST_TOKENS = 2**22
 class Option(NamedTuple):
     """A setting of an engine: its default, what it may be, and what the engine itself calls it.
 
-    One whose default is a tuple is a list of shares of one, or a single share.
+    One whose default is a tuple is a list of shares of one, or a single share. A default of None is
+    a share that follows from other settings.
     """
 
     default: Any
@@ -202,7 +203,9 @@ def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[s
             settings[key] = value
         elif isinstance(option.default, tuple):
             settings[key] = _shares(f"{name}: {key}", value)
-        elif isinstance(option.default, float):
+        elif option.default is None and value is None:
+            settings[key] = None
+        elif option.default is None or isinstance(option.default, float):
             settings[key] = checks.number(
                 f"{name}: {key}", value, option.low, option.high, "", "it is a share"
             )

@@ -14,10 +14,8 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.kernel import records
 from penstock.system.engine import Engine, Option
-from penstock.system.scheduler import GpuBytes, GpuRule, LimitRule, Options, Program
-
-MB = 2**20
-
+from penstock.system.scheduler import GpuRule, LimitRule, Options, Program
+from penstock.system.sglang import Sglang
 
 # ---------------------------------------------------------------- vLLM
 
@@ -155,122 +153,6 @@ class VllmV0(Engine):
         0.9,
         lambda gpu, share: share * gpu.memory - gpu.weights - gpu.overhead,
     )
-
-
-# ---------------------------------------------------------------- SGLang
-
-_BUDGET_BELOW_GIB = {20: 2048, 60: 4096, 160: 8192}
-"""SGLang's token budget on a GPU with less than so much memory."""
-
-
-def _limits_of_sglang(gib: float, a100: bool, offline: bool) -> tuple[int, None]:
-    return next(
-        (budget for limit, budget in _BUDGET_BELOW_GIB.items() if gib < limit), 16_384
-    ), None
-
-
-def _left_by_sglang(gpu: GpuBytes, share: float | None) -> float:
-    """Return what is left of a share of the memory, else of all but what it keeps for everything
-    else.
-    """
-    if share is not None:
-        return share * gpu.memory - gpu.weights
-    large = gpu.memory > 60 * 2**30
-    graphs = 32
-    if large:
-        graphs = 256 if gpu.tensor_parallel < 4 else 512
-    reserved = 512 + 1.5 * max(gpu.token_budget, 2048) + 2 * graphs + 128 * gpu.tensor_parallel
-    if large:
-        reserved = max(reserved, 10 * 1024)
-    return gpu.memory - MB * reserved - gpu.weights
-
-
-_SGLANG_VARIABLES = {
-    "new_token_ratio": "SGLANG_INIT_NEW_TOKEN_RATIO",
-    "decay_steps": "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS",
-    "clip_new_tokens": "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION",
-    "retract_steps": "SGLANG_RETRACT_DECODE_STEPS",
-}
-
-
-def _environment_of_sglang(options: Options) -> dict[str, str]:
-    usual = {key: option.default for key, option in Sglang.known.items()}
-    environment = {
-        variable: f"{options[key]:g}" if isinstance(options[key], float) else str(options[key])
-        for key, variable in _SGLANG_VARIABLES.items()
-        if options[key] != usual[key]
-    }
-    start, least = options["new_token_ratio"], options["min_new_token_ratio"]
-    if (start, least) != (usual["new_token_ratio"], usual["min_new_token_ratio"]) and start:
-        environment["SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR"] = f"{least / start:.6g}"
-    return environment
-
-
-def _flags_of_sglang(options: Options) -> list[str]:
-    flags = ["--max-prefill-tokens", str(options["max_prefill_tokens"])]
-    return [*flags, "--enable-mixed-chunk"] if options["mixed_chunk"] else flags
-
-
-class Sglang(Engine):
-    """SGLang 0.5.23: new prompts in chunks, alone or beside the decodes, as far as an estimate of
-    memory allows.
-
-    Its mixed chunks fill the budget, except beside a prompt of about ``max_prefill_tokens``.
-    """
-
-    name = "sglang"
-    rule = records.SGLANG
-    known = {  # noqa: RUF012
-        "mixed_chunk": Option(False, alias="enable_mixed_chunk"),
-        "max_prefill_tokens": Option(16384, low=1),
-        "new_token_ratio": Option(0.7, high=1.0),
-        "min_new_token_ratio": Option(0.098, high=1.0),
-        "decay_steps": Option(600, low=1),
-        "clip_new_tokens": Option(4096, low=1),
-        "retract_steps": Option(20, low=1),
-    }
-    cuts_prompts = True
-    decodes_beyond = True
-    block_size = 1  # it counts single tokens
-    whole_blocks = True
-    limit_rule = LimitRule(_limits_of_sglang)
-    gpu_rule = GpuRule("mem_fraction_static", None, _left_by_sglang)
-    program = Program(
-        title="SGLang",
-        image="lmsysorg/sglang:v0.5.23",
-        port=30000,
-        command=("python3", "-m", "sglang.launch_server", "--model-path"),
-        tensor_parallel="--tp-size",
-        token_budget="--chunked-prefill-size",
-        max_batch_size="--max-running-requests",
-        block_size="--page-size",
-        by_arrival=("--schedule-policy", "fcfs"),
-        flags=_flags_of_sglang,
-        environment=_environment_of_sglang,
-        other="the plan runs {name!r}, which SGLang does not have: its own scheduler, with "
-        "decodes in prefill "
-        "batches, is another; plan again with the policy sglang",
-        beside_other=("--enable-mixed-chunk",),
-    )
-
-    def settle(self) -> None:
-        """Set the facts that follow from the settings."""
-        options = self.options
-        high = options["new_token_ratio"]
-        low = options["min_new_token_ratio"]
-        if low > high:
-            raise InputError(
-                f"{self.name}: min_new_token_ratio is {low:g}, above new_token_ratio, {high:g}, "
-                "which falls to it; "
-                "lower it"
-            )
-        self.kernel_options = {
-            "mixed": options["mixed_chunk"],
-            "most_prefill": options["max_prefill_tokens"],
-            "clip_new_tokens": options["clip_new_tokens"],
-            "retract_steps": options["retract_steps"],
-        }
-        self.kernel_numbers = (high, low, (high - low) / options["decay_steps"])
 
 
 # ---------------------------------------------------------------- TensorRT-LLM

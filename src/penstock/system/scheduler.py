@@ -184,6 +184,13 @@ class Scheduler(abc.ABC):
         Tokens beyond its own that a request needs memory for: drafts, until they are verified.
     ahead
         Whether a batch is composed when the one before it starts.
+    sorts_queue
+        Whether its queue goes by rank in every order, longest declared outputs first.
+    reads_declared, knows_outputs
+        Whether its admission goes by the outputs that requests declare; and takes them for those
+        that they make.
+    beside_prompt
+        Tokens that a batch may have before its last prompt, where prompts are not cut.
     loses_rest_of_prompt
         Whether the prompt of a preempted request comes back as long as it got, and the rest of it
         as output.
@@ -232,6 +239,10 @@ class Scheduler(abc.ABC):
     longest_context: int = 0
     drafted_tokens: int = 0
     ahead: bool = False
+    sorts_queue: bool = False
+    reads_declared: bool = False
+    knows_outputs: bool = False
+    beside_prompt: int = 0
     loses_rest_of_prompt: bool = False
     caches_prefixes: bool = True
 
@@ -313,6 +324,16 @@ class Scheduler(abc.ABC):
         if self.longest_context == 0:
             return output
         return np.minimum(output, np.maximum(self.longest_context - prompt, 1))
+
+    def most_outputs(self, prompt: Any, usable: int, block_size: int) -> Any:
+        """Return to how many output tokens KV memory of so many blocks cuts what requests may make,
+        shape (requests,); None: it does not.
+        """
+        return None
+
+    def ranks_of(self, priority: Any, declared: Any, order: str) -> Any:
+        """Return by what the queue goes before arrival, the smaller first, shape (requests,)."""
+        return priority
 
     def most_tokens(self, token_budget: int, most_requests: int | None) -> int:
         """Return the most tokens that a batch may come to."""

@@ -34,6 +34,8 @@ class Format:
     """
     priority: str | None = None
     """Column of priorities: smaller ones are served first."""
+    declared: str | None = None
+    """Column of the most output tokens that requests say they may make."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -159,7 +161,11 @@ def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) 
     roles = {alias: role for role, aliases in _OWN_NAMES.items() for alias in aliases}
     roles |= dict.fromkeys(_ARRIVAL_UNITS, "arrival")
     # Only where it is asked for: many tables have such a column, of words too.
-    keys = roles | {"priority": "priority"}
+    keys = roles | {
+        "priority": "priority",
+        "declared_tokens": "declared",
+        "max_tokens": "declared",
+    }
     named = _named_by_user(source, header, columns, keys)
     _add_own_names(source, header, roles, named)
     if "prompt_tokens" not in named or "output_tokens" not in named:
@@ -182,9 +188,9 @@ def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) 
         unit = "time"
     key, arrival = named.get("arrival", ("arrival_s", None))
     prompt, output = named["prompt_tokens"][1], named["output_tokens"][1]
-    priority = named.get("priority", ("priority", None))[1]
+    priority, declared = (named.get(role, (role, None))[1] for role in ("priority", "declared"))
     unit = unit or _ARRIVAL_UNITS[key]
-    return Format(PLAIN, prompt, output, arrival, unit, priority=priority)
+    return Format(PLAIN, prompt, output, arrival, unit, priority=priority, declared=declared)
 
 
 def _named_by_user(

@@ -53,6 +53,8 @@ class Trace:
     """What the prompts have in common, where the file says so."""
     priority: NDArray[np.int64] | None = None
     """Shape (requests,), where the file has them."""
+    declared: NDArray[np.int64] | None = None
+    """Shape (requests,), most output tokens that they say they may make, where the file has it."""
 
 
 def load(
@@ -77,7 +79,9 @@ def load(
     columns
         For any other table: which column holds ``prompt_tokens``, ``output_tokens`` and,
         optionally, the arrival as ``arrival_s``, ``arrival_ms`` or ``arrival_ns`` (numbers, or
-        dates such as 2023-11-16 18:17:03.97996), and ``priority``, whole numbers.
+        dates such as 2023-11-16 18:17:03.97996), ``priority``, whole numbers, and
+        ``declared_tokens`` (or ``max_tokens``), the most output tokens that a request says it may
+        make.
     max_gib
         What the file may hold, unpacked, in GiB; None: `penstock.inputs.source.MOST_GIB`.
 
@@ -106,9 +110,11 @@ def load(
             ids, rows["ids"].list.len().cast(pl.Int64).to_numpy(), prompt, chosen.hash_block
         )
     priority = rows["priority"].to_numpy(writable=True) if chosen.priority else None
+    declared = rows["declared"].to_numpy(writable=True) if chosen.declared else None
     return Trace(
-        arrival_s, prompt, output, chosen.name, source.name, tuple(notices), prefixes, priority
-    )
+        arrival_s, prompt, output, chosen.name, source.name, tuple(notices), prefixes, priority,
+        declared,
+    )  # fmt: skip
 
 
 def _cast_rows(source: Source, table: Table, chosen: Format) -> tuple[pl.DataFrame, list[str]]:
@@ -118,6 +124,7 @@ def _cast_rows(source: Source, table: Table, chosen: Format) -> tuple[pl.DataFra
         *chosen.columns,
         *([_HASHES] if hashes else []),
         *([chosen.priority] if chosen.priority else []),
+        *([chosen.declared] if chosen.declared else []),
     ]
     text = table.read(tuple(dict.fromkeys(names)))
     if text.is_empty():
@@ -132,6 +139,8 @@ def _cast_rows(source: Source, table: Table, chosen: Format) -> tuple[pl.DataFra
         reads["ids"] = _HASHES, "ids"
     if chosen.priority:
         reads["priority"] = chosen.priority, "rank"
+    if chosen.declared:
+        reads["declared"] = chosen.declared, "tokens"
     rows = pl.DataFrame(
         {role: cast_text(text[column], unit) for role, (column, unit) in reads.items()}
     )

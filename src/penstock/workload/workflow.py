@@ -77,6 +77,11 @@ class Workflow:
                 "look at; leave that "
                 "column out, and give the pool an order between its stages"
             )
+        if self.arrivals.declared is not None:
+            raise InputError(
+                f"the arrivals of {self.name} have declared outputs, but in a network each request "
+                "declares the output that it makes; leave them out"
+            )
         if not isinstance(self.stages, Mapping) or not self.stages:
             raise InputError(
                 f"the stages of {self.name} are {checks.shown(self.stages)}, so its jobs do "

@@ -16,7 +16,7 @@ from penstock.workload import traces
 from penstock.workload.arrivals import Arrivals, Replay
 from penstock.workload.lengths import Length, Tokens, as_length
 from penstock.workload.lookalikes import lookalike
-from penstock.workload.pairs import Empirical, Independent, Lengths, Recorded
+from penstock.workload.pairs import Empirical, Independent, Lengths, Recorded, checked_lengths
 from penstock.workload.prefixes import Prefixes, checked_prefixes
 
 
@@ -31,12 +31,16 @@ class Requests(NamedTuple):
         Shape (requests,), tokens.
     priority
         Shape (requests,), smaller numbers first; None: all the same.
+    declared
+        Shape (requests,), most output tokens that they say they may make; None: those that they
+        make.
     """
 
     arrival_s: npt.NDArray[np.float64]
     prompt_tokens: Tokens
     output_tokens: Tokens
     priority: Tokens | None = None
+    declared: Tokens | None = None
 
     def first(self, count: int) -> "Requests":
         """Return the first ``count`` of them."""
@@ -44,19 +48,13 @@ class Requests(NamedTuple):
 
     def where(self, chosen: slice | Tokens) -> "Requests":
         """Return some of them, by their places."""
-        priority = None if self.priority is None else self.priority[chosen]
-        return Requests(
-            self.arrival_s[chosen], self.prompt_tokens[chosen], self.output_tokens[chosen], priority
-        )
+        return Requests(*(None if column is None else column[chosen] for column in self))  # type: ignore[arg-type]
 
     @classmethod
     def joined(cls, parts: Sequence["Requests"]) -> "Requests":
         """Put blocks after one another."""
-        arrival_s, prompt, output, priority = zip(*parts, strict=True)
-        urgent = None if priority[0] is None else np.concatenate(priority)
-        return cls(
-            np.concatenate(arrival_s), np.concatenate(prompt), np.concatenate(output), urgent
-        )
+        columns = zip(*parts, strict=True)
+        return cls(*(None if one[0] is None else np.concatenate(one) for one in columns))  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,6 +82,10 @@ class Workload:
         look at it.
     prefixes
         What recorded prompts have in common, for servers that cache prefixes.
+    declared
+        The most output tokens that requests say they may make (``max_tokens``), for engines whose
+        admission goes by that: shape (requests,) of recorded ones, or a distribution, of which each
+        has at least its output. None: each declares the output that it makes.
     """
 
     arrivals: Arrivals | None
@@ -93,6 +95,7 @@ class Workload:
     notices: tuple[str, ...] = ()
     priority: Tokens | None = None
     prefixes: Prefixes | None = None
+    declared: Tokens | Length | None = None
 
     def __post_init__(self) -> None:
         if (
@@ -194,6 +197,7 @@ class Workload:
         *,
         hash_ids: Sequence[Sequence[int]] | None = None,
         hash_block: int | None = None,
+        declared: npt.ArrayLike | Length | None = None,
         seed: int = 0,
         name: str = "arrays",
     ) -> Self:
@@ -212,6 +216,9 @@ class Workload:
             One list per request with an id for each block of so many tokens of its prompt, for
             servers that cache prefixes. Two requests with the same id at the same place have equal
             prompts up to the end of that block.
+        declared
+            Shape (requests,), the most output tokens that each says it may make, at least those
+            that it makes; or one number or distribution for all. None: those that it makes.
         seed
             For resampling, see `with_rate`.
         name
@@ -221,7 +228,16 @@ class Workload:
         lengths = Recorded(prompt_tokens, output_tokens)  # type: ignore[arg-type]
         urgent = _priority(priority, lengths.prompt_tokens.size)
         prefixes = checked_prefixes(hash_ids, hash_block, lengths.prompt_tokens)
-        return cls(replay, lengths, seed, name, priority=urgent, prefixes=prefixes)
+        return cls(
+            replay, lengths, seed, name, priority=urgent, prefixes=prefixes,
+            declared=_declared(declared, lengths.output_tokens),
+        )  # fmt: skip
+
+    def with_declared(self, declared: int | Length) -> Self:
+        """Return the same requests, which say that they may make so many output tokens, or as many
+        as a distribution gives; at least those that they make.
+        """
+        return dataclasses.replace(self, declared=as_length("declared", declared))
 
     def with_rate(self, rate: float, arrivals: str = "scaled", *, cv: float | None = None) -> Self:
         """Return the same requests at another rate.
@@ -260,6 +276,11 @@ class Workload:
                     f"arrivals {arrivals!r} draw requests at random, but {self.name} has "
                     "priorities of its own; "
                     "use arrivals 'scaled'"
+                )
+            if self.declared is not None and not isinstance(self.declared, Length):
+                raise InputError(
+                    f"arrivals {arrivals!r} draw requests at random, but {self.name} has declared "
+                    "outputs of its own; use arrivals 'scaled', or `with_declared` a distribution"
                 )
             lengths = Empirical(lengths.prompt_tokens, lengths.output_tokens)
         process = kinds[arrivals](rate) if cv is None else processes.GammaRenewal(rate, cv)
@@ -312,8 +333,8 @@ class Workload:
 
     def blocks(self) -> Iterator[Requests]:
         """Yield the requests, a block at a time, for ever or until a recording ends."""
-        arrival_seed, length_seed = np.random.SeedSequence(self.seed).spawn(2)
-        rng = np.random.default_rng(length_seed)
+        arrival_seed, length_seed, seed = np.random.SeedSequence(self.seed).spawn(3)
+        rng, declaring = np.random.default_rng(length_seed), np.random.default_rng(seed)
         origin: float | None = None
         done = 0
         for times in self._arrivals().blocks(np.random.default_rng(arrival_seed)):
@@ -325,8 +346,13 @@ class Workload:
                 priority = None if self.priority is None else self.priority[rows]
             else:
                 prompt, output = self.lengths.sample(rng, times.size)
+            declared = self.declared
+            if isinstance(declared, Length):
+                declared = np.maximum(declared.sample(declaring, times.size), output)
+            elif declared is not None:
+                declared = declared[done : done + times.size]
             done += times.size
-            yield Requests(times - origin, prompt, output, priority)
+            yield Requests(times - origin, prompt, output, priority, declared)
 
     def requests(self, count: int) -> Requests:
         """Return the first ``count`` requests."""
@@ -386,6 +412,27 @@ def _priority(priority: npt.ArrayLike | None, rows: int) -> Tokens | None:
     return values.astype(np.int32)
 
 
+def _declared(declared: npt.ArrayLike | Length | None, output: Tokens) -> Tokens | Length | None:
+    """Return declared outputs as integers, one per request, or as a distribution."""
+    if declared is None:
+        return None
+    if isinstance(declared, Length | numbers.Integral):
+        return as_length("declared", declared)
+    values = checked_lengths("declared", declared)
+    if values.size != output.size:
+        raise InputError(
+            f"{values.size:,} declared outputs for {output.size:,} requests: each has one, so give "
+            "as many of both"
+        )
+    if (values < output).any():
+        first = int(np.argmax(values < output))
+        raise InputError(
+            f"request {first} declares {values[first]:,} output tokens at most, but makes "
+            f"{output[first]:,}; declare at least as many"
+        )
+    return values
+
+
 def read_trace(
     path: str | Path,
     *,
@@ -404,8 +451,8 @@ def read_trace(
     format
         Its name; None: detected from the header.
     columns
-        For plain files: which columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens`` and
-        ``priority``.
+        For plain files: which columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens``,
+        ``priority`` and ``declared_tokens`` (or ``max_tokens``: see `Workload.declared`).
     seed
         For resampling, see `Workload.with_rate`.
     max_gib
@@ -418,7 +465,7 @@ def read_trace(
     """
     trace = traces.load(path, format=format, columns=columns, max_gib=max_gib)
     workload = Workload.from_arrays(
-        trace.arrival_s, trace.prompt_tokens, trace.output_tokens, trace.priority, seed=seed,
-        name=Path(path).name.split(".")[0],
+        trace.arrival_s, trace.prompt_tokens, trace.output_tokens, trace.priority,
+        declared=trace.declared, seed=seed, name=Path(path).name.split(".")[0],
     )  # fmt: skip
     return dataclasses.replace(workload, notices=trace.notices, prefixes=trace.prefixes)

@@ -152,8 +152,8 @@ class Replica:
         """Take note that nobody is there."""
 
     def form(self, now: int) -> None:
-        """Begin the next batch, if anybody is there, and compose the one after it, if that is done
-        ahead.
+        """Begin the next batch, if anybody is there or one was composed for those who were, and
+        compose the one after it, if that is done ahead.
         """
         if not self.requests and not self.planned:
             self.idle()

@@ -51,15 +51,15 @@ class VllmV1(Server):
         self.composes_ahead = self.option("async_scheduling", False)
         self.threshold: int = self.option("long_prefill_threshold", 0, least=0)
         self.adaptive = self.option("long_prefill_adaptive", False)
-        self.interval = self.option("prefill_interval", 1)
+        self.interval: int = self.option("prefill_interval", 1)
         self.reserve_prompt = self.option("reserve_prompt", True)
         self.longest: int = self.option("max_model_len", 0, least=0)
-        self.drafts = self.option("drafts", 0, least=0)
+        self.drafts: int = self.option("drafts", 0, least=0)
         chances: Any = pool.options.get("acceptance", 0.0)
         if isinstance(chances, float):
             chances = [chances] * self.drafts
         self.chances: list[float] = list(chances)
-        self.lookahead = self.option("draft_lookahead", 0, least=0)
+        self.lookahead: int = self.option("draft_lookahead", 0, least=0)
         # A step ahead, those in flight are not known to be wrong yet.
         self.drafted_tokens = self.drafts * (1 + self.composes_ahead) + self.lookahead
         self.since_prompts = self.interval + 1  # which batch after the last with prompts is next

@@ -1,0 +1,287 @@
+"""Prompts of SGLang's batches: who is admitted, by an estimate of the outputs still to come.
+
+The estimate is a share, the new token ratio, of what those who run may still make; what a request
+may make is what it has declared. See `penstock.kernel.rules_sglang` for who runs.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from penstock.kernel.blocks import blocks_of, hold
+from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.records import IN_STEP, World
+from penstock.kernel.running import (
+    admit,
+    done_by,
+    serve_prefill,
+)
+from penstock.kernel.waiting import pop_waiting
+
+GO_ON, NO_MEMORY, STOP = range(3)
+"""What follows for the next request once one was asked for."""
+
+_NO_LIMIT = 2**40
+"""Tokens of a batch, where prompts are not cut."""
+
+
+# -- what a request may still make
+
+
+@uncounted(inline=True)
+def in_flight(engine: Any, slot: Any) -> Any:
+    """Return whether the batch in progress brings a token of a running request."""
+    if slot.left < 0:
+        return True
+    last = engine.last_step if slot.last == IN_STEP else slot.last
+    return last == engine.flight_end
+
+
+@uncounted(inline=True)
+def made_by(world: World, engine: Any, slot: Any) -> Any:
+    """Return the outputs of one that decodes that are out: not yet the one in flight."""
+    decodes = np.int64(world.rows[slot.request].decodes)
+    if slot.left < 0:
+        return decodes
+    flying = 1 if in_flight(engine, slot) else 0
+    return decodes + 1 - (slot.due - engine.epoch) - flying
+
+
+@uncounted(inline=True)
+def _made_before(world: World, request: int) -> Any:
+    """Return the outputs of a waiting request that are out."""
+    return np.int64(world.rows[request].decodes) + 1 - world.again[request].outputs
+
+
+@uncounted(inline=True)
+def _foreseen(world: World, engine: Any, pool: Any) -> Any:
+    """Return the output tokens that running requests are expected to make yet.
+
+    One by one, in their order: it decides the last digit of the sum.
+    """
+    ratio = 1.0 if pool.ignores_eos != 0 else engine.ratio
+    foreseen = 0.0
+    place = engine.first_slot
+    while place >= 0:
+        slot = world.slots[place]
+        if slot.left <= 0:
+            left = world.again[slot.request].declared - made_by(world, engine, slot)
+            foreseen += min(left, pool.clip_new_tokens) * ratio
+        place = slot.next
+    return foreseen
+
+
+# -- budgets
+
+
+@uncounted(inline=True)
+def _new_budget(world: World, engine: Any, pool: Any) -> Any:
+    """Begin with the budgets of a batch, less what those who decode take or may still take."""
+    budget = world.budget[0]
+    riding = engine.running - engine.prefilling if pool.mixed != 0 else 0
+    budget.chunk = (pool.budget if pool.chunked != 0 else _NO_LIMIT) - riding
+    budget.prompts = pool.most_prefill - riding
+    budget.pending = riding
+    budget.foreseen = riding + _foreseen(world, engine, pool)
+    budget.room = engine.free * pool.block_size
+    budget.lives = -1
+    return budget
+
+
+@uncounted(inline=True)
+def _charge(budget: Any, pool: Any, tokens: int, outputs: int) -> None:
+    """Charge a prompt of whole pages, a page more for rounding, and the outputs to come."""
+    size = pool.block_size
+    paged = blocks_of(tokens, size) * size
+    budget.foreseen += paged + size + outputs
+    budget.pending += paged + size
+    budget.prompts -= paged
+    budget.chunk -= paged
+
+
+@uncounted(inline=True)
+def _verdict(budget: Any) -> Any:
+    """Return whether there is anything left for one more."""
+    if budget.room - budget.foreseen <= 0 or budget.room - budget.pending <= 0:
+        return NO_MEMORY
+    return STOP if min(budget.prompts, budget.chunk) <= 0 else GO_ON
+
+
+# -- a batch of prompts
+
+
+@uncounted()
+def serve_prompts(world: World, engine: Any, pool: Any) -> None:
+    """Go on with the request in mid-prefill, then admit waiting ones while the budgets last."""
+    if engine.running == engine.prefilling:
+        engine.is_full = 0
+    if engine.prefilling == 0:
+        if engine.is_full != 0 or engine.waiting == 0:
+            return
+        if engine.running >= pool.batch_size:
+            engine.is_full = 1
+            return
+    budget = _new_budget(world, engine, pool)
+    if engine.prefilling > 0:
+        _serve_next_chunk(world, engine, pool, budget)
+        if engine.served == 0:
+            return
+    _admit_waiting(world, engine, pool, budget)
+
+
+@uncounted(inline=True)
+def _serve_next_chunk(world: World, engine: Any, pool: Any, budget: Any) -> None:
+    """Put the next chunk of the request in mid-prefill, the last of the list, into the batch.
+
+    A whole chunk where the estimate leaves nothing, but no more than memory has.
+    """
+    place, size = engine.last_slot, pool.block_size
+    slot = world.slots[place]
+    done = done_by(engine, slot)
+    take = min(slot.left, slot.held * size - done + budget.room)
+    available = min(np.float64(budget.chunk), budget.room - budget.foreseen)
+    if available < 1:
+        available = np.float64(budget.chunk)
+    if available < take:
+        take = np.int64(available)
+    if take <= 0:
+        return
+    hold(world, engine, pool, place, blocks_of(done + take, size))
+    serve_prefill(world, engine, place, take)
+    outputs = 0
+    if take == slot.left:
+        outputs = min(np.int64(world.again[slot.request].declared), pool.clip_new_tokens)
+    _charge(budget, pool, take, outputs)
+
+
+@uncounted(inline=True)
+def _admit_waiting(world: World, engine: Any, pool: Any, budget: Any) -> None:
+    """Admit in the order of the queue, until one finds no place, no memory or no budget."""
+    while engine.waiting > 0 and _verdict(budget) != STOP:
+        if engine.running >= pool.batch_size:
+            engine.is_full = 1
+        if engine.is_full != 0:
+            break
+        if pool.ignores_eos != 0:
+            verdict = _ask_with_known_outputs(world, engine, pool, budget)
+        else:
+            verdict = _ask(world, engine, pool, budget)
+        if verdict == NO_MEMORY:
+            decodes = engine.running - engine.prefilling
+            engine.is_full = 1 if engine.served > 0 or decodes > 0 else 0
+        if verdict != GO_ON:
+            break
+
+
+@uncounted(inline=True)
+def _ask(world: World, engine: Any, pool: Any, budget: Any) -> Any:
+    """Admit the first that waits if its prompt and the outputs that may follow fit
+    (``add_one_req``).
+
+    It is charged for all outputs that it has declared, those included that were out before it was
+    retracted.
+    """
+    request, size = engine.head, pool.block_size
+    target = np.int64(world.again[request].target)
+    declared = np.int64(world.again[request].declared)
+    outputs = min(declared - _made_before(world, request), pool.clip_new_tokens)
+    if target + outputs + size >= budget.room - budget.foreseen:
+        return NO_MEMORY
+    paged = blocks_of(target, size) * size
+    if pool.chunked == 0 and engine.served > 0 and paged >= budget.prompts:
+        return STOP
+    if paged > budget.chunk:  # the part that comes first fills its pages
+        return _enter(world, engine, pool, budget, budget.chunk // size * size)
+    return _enter(world, engine, pool, budget, target)
+
+
+@uncounted(inline=True)
+def _enter(world: World, engine: Any, pool: Any, budget: Any, take: int) -> Any:
+    """Admit the first that waits with so many tokens of its prompt, if any."""
+    if take <= 0:
+        return STOP
+    whole = take == world.again[engine.head].target
+    request = pop_waiting(world, engine, pool)
+    place = admit(world, engine, pool, request, blocks_of(take, pool.block_size), 0)
+    serve_prefill(world, engine, place, take)
+    outputs = 0
+    if whole:
+        outputs = min(np.int64(world.again[request].declared), pool.clip_new_tokens)
+    _charge(budget, pool, take, outputs)
+    return _verdict(budget)
+
+
+# -- admission where all outputs are known beforehand
+
+
+@uncounted()
+def _ask_with_known_outputs(world: World, engine: Any, pool: Any, budget: Any) -> Any:
+    """Admit the first that waits if memory lasts until each of them ends
+    (``add_one_req_ignore_eos``).
+
+    Requests end in the order of the outputs left; up to then all who are left grow alike, and each
+    end frees what that request holds.
+    """
+    size = pool.block_size
+    target = np.int64(world.again[engine.head].target)
+    paged = blocks_of(target, size) * size + size
+    now = budget.room - budget.pending
+    if paged > now or paged > budget.room - budget.foreseen:
+        return NO_MEMORY
+    _foresee_ends(world, engine, budget)
+    freed = 0
+    for index in range(budget.lives):
+        together = budget.lives - index
+        if now - paged + freed - world.lives[index, 0] * together <= together:
+            return NO_MEMORY
+        freed += world.lives[index, 1]
+    return _enter(world, engine, pool, budget, min(target, budget.chunk))
+
+
+@uncounted(inline=True)
+def _foresee_ends(world: World, engine: Any, budget: Any) -> None:
+    """Put the first that waits among those who are to run together; the first who asks finds all
+    others there.
+
+    Who comes later and has the most left goes before the last, not behind it.
+    """
+    request = engine.head
+    left = np.int64(world.again[request].declared) - _made_before(world, request)
+    held = np.int64(world.again[request].target)
+    if budget.lives >= 0:
+        index = 0
+        while index < budget.lives and world.lives[index, 0] < left:
+            index += 1
+        if index == budget.lives:
+            index = max(index - 1, 0)
+        _insert_life(world, budget, index, left, held)
+        return
+    budget.lives = 0
+    _insert_life(world, budget, 0, left, held)
+    place = engine.first_slot
+    while place >= 0:
+        slot = world.slots[place]
+        request = slot.request
+        made = np.int64(world.rows[request].decodes) + 1 - slot.outputs
+        if slot.left <= 0:
+            made = made_by(world, engine, slot)
+        left = world.again[request].declared - made
+        index = budget.lives
+        while index > 0 and world.lives[index - 1, 0] > left:
+            index -= 1
+        _insert_life(world, budget, index, left, world.rows[request].left + made)
+        place = slot.next
+
+
+@uncounted(inline=True)
+def _insert_life(world: World, budget: Any, index: int, left: int, held: int) -> None:
+    """Put one who has outputs left at a place among those who are to run together."""
+    if left <= 0:
+        return
+    lives = world.lives
+    for later in range(budget.lives, index, -1):
+        lives[later, 0] = lives[later - 1, 0]
+        lives[later, 1] = lives[later - 1, 1]
+    lives[index, 0] = left
+    lives[index, 1] = held
+    budget.lives += 1
