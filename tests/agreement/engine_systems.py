@@ -139,6 +139,9 @@ class System:
         )
 
 
+DRAFTS = ("drafts", "acceptance", "draft_lookahead")
+
+
 def draw_drafts(rng):
     """Draw the speculation of an engine, none for most."""
     drafts = int(rng.choice([0, 0, 1, 2, 4]))
@@ -206,6 +209,7 @@ def draw(rng, policy, any_context=False):
     budget = int(rng.choice([rng.integers(1, 9), rng.integers(8, 40)]))
     if scheduler.has_token_budget and not scheduler.cuts_prompts:
         budget += longest + settings.get("max_prefill_tokens", 0)
+    budget = max(budget, settings.get("drafts", 0) + 1)
     within = budget if scheduler.decodes_at_once else 6  # the others may have more slots than budget
     slots = None if rng.random() < 0.2 and policy not in ENGINES else int(rng.integers(1, min(6, within) + 1))
     block_size = int(rng.choice([1, 2, 4, 16]))
@@ -262,7 +266,9 @@ def with_shared_prefixes(rng, system):
         shared = int(rng.integers(0, 41))
         whole = (*told[int(rng.integers(len(told)))][:shared], *range(10_000 * (index + 1), 10_000 * (index + 1) + 40))
         ids.append(whole[: 0 if rng.random() < 0.1 else prompt // system.block_size + int(rng.integers(0, 2))])
-    return dataclasses.replace(system, admission=None, preemption="recompute", swap_ticks=0, hash_ids=tuple(ids))
+    alone = tuple((name, value) for name, value in system.settings if name not in DRAFTS)
+    plain = {"admission": None, "preemption": "recompute", "swap_ticks": 0, "settings": alone}
+    return dataclasses.replace(system, **plain, hash_ids=tuple(ids))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ up to 0.9 (V0), SGLang 0.5.23, TensorRT-LLM, and the Vidur simulator's own varia
 
 import itertools
 import operator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock import checks
 from penstock.errors import InputError, nearest
@@ -16,6 +16,9 @@ from penstock.kernel import records
 from penstock.system.engine import Engine, Option
 from penstock.system.scheduler import GpuRule, LimitRule, Options, Program
 from penstock.system.sglang import Sglang
+
+if TYPE_CHECKING:
+    from penstock.system.server import Server
 
 # ---------------------------------------------------------------- vLLM
 
@@ -118,6 +121,11 @@ class Vllm(Engine):
                 f"{self.name}: long_prefill_adaptive raises a threshold, but "
                 "long_prefill_threshold is 0, none; give one"
             )
+        if self.options["draft_lookahead"] and not self.options["drafts"]:
+            raise InputError(
+                f"{self.name}: draft_lookahead is {self.options['draft_lookahead']:,}, but there "
+                "are no drafts; give drafts, too"
+            )
         at_once = self.options["prefill_interval"] == 1
         self.work_conserving = self.cuts_prompts and threshold == 0 and at_once
         self.has_mean_field = self.work_conserving  # that of sarathi, where it is the same
@@ -138,6 +146,22 @@ class Vllm(Engine):
         self.drafted_tokens = self.options["drafts"] * batches + self.options["draft_lookahead"]
         if self.options["drafts"]:
             self.kernel_numbers = _shares_accepted(self.options)
+
+    def check(self, server: "Server") -> None:
+        """Refuse what an engine cannot be told, and drafts that no batch has room for."""
+        super().check(server)
+        drafts = self.options["drafts"]
+        if drafts and server.memory is not None and server.memory.prefix_caching:
+            raise InputError(
+                f"drafts is {drafts:,} and prefix_caching is on, but which blocks drafts leave to "
+                "others is not modelled; leave out the one or the other"
+            )
+        if drafts and drafts >= server.token_budget:
+            raise InputError(
+                f"drafts is {drafts:,}, but a batch has {server.token_budget:,} tokens "
+                "(token_budget), and a decode needs one beside its drafts; lower the one or "
+                "raise the other"
+            )
 
 
 class VllmV0(Engine):
