@@ -250,6 +250,9 @@ def with_shared_prefixes(rng, system):
         shared = int(rng.integers(0, 41))
         whole = (*told[int(rng.integers(len(told)))][:shared], *range(10_000 * (index + 1), 10_000 * (index + 1) + 40))
         ids.append(whole[: 0 if rng.random() < 0.1 else prompt // system.block_size + int(rng.integers(0, 2))])
+    if system.policy == "sglang":
+        settings = dict(system.settings) | {"schedule_policy": str(rng.choice(["fcfs", "lpm"]))}
+        system = dataclasses.replace(system, settings=tuple(settings.items()))
     return dataclasses.replace(system, admission=None, preemption="recompute", swap_ticks=0, hash_ids=tuple(ids))
 
 

@@ -194,6 +194,8 @@ class Scheduler(abc.ABC):
         as output.
     caches_prefixes
         Whether prompts that begin alike may share blocks.
+    caches_in_tree
+        Whether what it caches is a tree of prefixes (SGLang), in place of blocks by name.
     limit_rule
         How it chooses token budget and max batch size by itself; None: it wants to be told, or it
         is not known.
@@ -242,6 +244,7 @@ class Scheduler(abc.ABC):
     beside_prompt: int = 0
     loses_rest_of_prompt: bool = False
     caches_prefixes: bool = True
+    caches_in_tree: bool = False
 
     limit_rule: LimitRule | None = None
     gpu_rule: GpuRule | None = None
