@@ -70,9 +70,7 @@ def _child(world: World, engine: Any, pool: Any, parent: int, page: int) -> Any:
     place = world.buckets[FIRST_NAMED, _bucket(engine, parent, page)]
     while place >= 0:
         node = world.nodes[place]
-        if node.parent == parent and page == _page(
-            world, pool, node.row, node.number, node.first
-        ):
+        if node.parent == parent and page == _page(world, pool, node.row, node.number, node.first):
             break
         place = np.int64(node.next_named)
     return place

@@ -10,8 +10,8 @@ import numpy as np
 
 from penstock.kernel.blocks import blocks_of, hold
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.records import IN_STEP, World
 from penstock.kernel.radix import make_free, match, unused_before, use
+from penstock.kernel.records import IN_STEP, World
 from penstock.kernel.running import (
     add_tokens,
     admit,

@@ -150,7 +150,7 @@ class Sglang(Engine):
                 f"{self.name}: min_new_token_ratio is {low:g}, above new_token_ratio, {high:g}, "
                 "which falls to it; lower it"
             )
-        self.ahead = options["overlap_schedule"]
+        self.ahead = self.loses_in_flight = options["overlap_schedule"]
         self.whole_blocks = self.cuts_prompts
         self.sorts_queue = options["schedule_policy"] == "lof"
         self.knows_outputs = options["ignore_eos"]
