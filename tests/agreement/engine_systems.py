@@ -266,8 +266,10 @@ def with_shared_prefixes(rng, system):
         shared = int(rng.integers(0, 41))
         whole = (*told[int(rng.integers(len(told)))][:shared], *range(10_000 * (index + 1), 10_000 * (index + 1) + 40))
         ids.append(whole[: 0 if rng.random() < 0.1 else prompt // system.block_size + int(rng.integers(0, 2))])
-    alone = tuple((name, value) for name, value in system.settings if name not in DRAFTS)
-    plain = {"admission": None, "preemption": "recompute", "swap_ticks": 0, "settings": alone}
+    settings = {name: value for name, value in system.settings if name not in DRAFTS}
+    if system.policy == "sglang":
+        settings["schedule_policy"] = str(rng.choice(["fcfs", "lpm"]))
+    plain = {"admission": None, "preemption": "recompute", "swap_ticks": 0, "settings": tuple(settings.items())}
     return dataclasses.replace(system, **plain, hash_ids=tuple(ids))
 
 

@@ -54,7 +54,7 @@ def test_the_kernel_equals_the_plain_python_event_for_event(policy: str, systems
 
 
 @pytest.mark.parametrize("systems", [200, pytest.param(4_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("policy", ["vllm", *OF_THE_PAPER])
+@pytest.mark.parametrize("policy", ["vllm", "sglang", *OF_THE_PAPER])
 def test_with_prefix_caching_the_kernel_equals_the_plain_python_event_for_event(policy: str, systems: int) -> None:
     """Shared blocks, evicted ones, and a preempted request that finds its own again."""
     rng = np.random.default_rng([5, sorted([*ENGINES, *OF_THE_PAPER]).index(policy)])

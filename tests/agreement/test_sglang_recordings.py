@@ -92,7 +92,7 @@ def kernel_run(configuration, rows, compress):
 
 
 @pytest.mark.parametrize("compress", [True, False])
-@pytest.mark.parametrize("name", [name for name in RECORDINGS if not name.startswith("radix")])
+@pytest.mark.parametrize("name", RECORDINGS)
 def test_the_kernel_serves_every_request_at_the_same_nanosecond(name: str, compress: bool) -> None:
     """First tokens, finishes, retractions, and the tokens of each batch, with compression and without."""
     configuration = json.loads((GOLDEN / f"{name}.json").read_text())

@@ -22,8 +22,9 @@ STEPS = PiecewiseConstant(c=0.01, a=0.03, b0=16)
 MORE_SETTINGS = {
     "vllm": [{"chunked_prefill": False}, {"long_prefill_threshold": 5}],
     "sglang": [
-        {"mixed_chunk": True},
-        {"new_token_ratio": 0.0, "min_new_token_ratio": 0.0},  # makes no room for outputs to come
+        {"mixed_chunk": True, "overlap_schedule": False},
+        # makes no room for outputs to come
+        {"new_token_ratio": 0.0, "min_new_token_ratio": 0.0, "overlap_schedule": False},
     ],
     "tensorrt-llm": [
         {"capacity": capacity, "chunked_context": chunked}
@@ -31,7 +32,10 @@ MORE_SETTINGS = {
         for chunked in (False, True)
     ][1:],
 }
-SCHEDULERS = [(name, {"max_tokens": 64} if engine.reserved_tokens else {}) for name, engine in ENGINES.items()]
+USUAL = {"sglang": {"overlap_schedule": False}}  # an audit does not follow tokens in flight that it loses
+SCHEDULERS = [
+    (name, {"max_tokens": 64} if engine.reserved_tokens else USUAL.get(name, {})) for name, engine in ENGINES.items()
+]
 SCHEDULERS += [(name, settings) for name, more in MORE_SETTINGS.items() for settings in more]
 MIXES = {
     "vllm": True,
@@ -207,7 +211,7 @@ def test_what_an_engine_claims_about_work_conservation_is_so(scheduler):
         assert most <= 64
     elif name == "vidur-orca":
         assert most > 64, "it knows no budget to fill"
-    elif settings != {"mixed_chunk": True}:  # these leave room beside prompts of thousands of tokens only
+    elif not settings.get("mixed_chunk"):  # these leave room beside prompts of thousands of tokens only
         refuted = next((found for found in audits if not found.paper.held), None)
         assert refuted is not None, "no counter-example in 20 runs"
         assert refuted.paper.first.tokens < 64 <= refuted.paper.first.supply

@@ -95,7 +95,8 @@ def audit(run: Run) -> Audit:
     Raises
     ------
     InputError
-        If the run did not keep its allocations, left requests out, or reused blocks of others.
+        If the run did not keep its allocations, left requests out, reused blocks of others, or lost
+        tokens in flight.
     """
     if not isinstance(run, Run):
         raise InputError(
@@ -116,6 +117,11 @@ def audit(run: Run) -> Audit:
         raise InputError(
             "an audit counts every token of a prompt, but prefix_caching skips some; audit "
             "without it"
+        )
+    if run.preemptions and run.server.policy.loses_in_flight:
+        raise InputError(
+            f"an audit follows what preempted requests do again, but {run.server.policy.name} loses "
+            "tokens in flight too when it retracts; audit with overlap_schedule: false"
         )
     findings = _Findings()
     r = replay(

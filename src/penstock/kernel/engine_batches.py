@@ -398,6 +398,8 @@ def _within_memory(world: World, engine: Any, pool: Any, most: int) -> Any:
     )  # free block, even where none is needed
     size, decoding = pool.block_size, engine.decoding
     free = engine.free - (1 if asks_for_one else 0)
+    if pool.radix != 0 and size > 1:
+        free -= decoding  # for as many pages as requests its cache gives something up
     cycles = (most - 1) // size  # in each, every request takes one block
     if (cycles + 1) * decoding <= free:
         return most

@@ -28,6 +28,7 @@ from penstock.kernel.running import (
     held_by,
     release,
 )
+from penstock.kernel.sglang_cache import keep_ahead, keep_at_end, note_joined
 
 
 @uncounted(inline=True)
@@ -76,6 +77,11 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
         heads = world.heads[engine.line]
         if replica.prefill > 0 or heads[epoch & (heads.size - 1)] >= 0:
             _give_back_of_finished(world, engine, pool, epoch)
+    if pool.radix != 0 and pool.ahead == 0:
+        epoch = engine.epoch + (1 if decodes > 0 else 0)
+        heads = world.heads[engine.line]
+        if replica.prefill > 0 or heads[epoch & (heads.size - 1)] >= 0:
+            keep_at_end(world, engine, pool, epoch)
     alone = engine.decoding == 0
     if pool.drafts > 0:
         _count_kept(world, keep_accepted(world, engine, pool))
@@ -206,7 +212,7 @@ def _finish_due(world: World, replica: Any, engine: Any, pool: Any) -> None:
         slot = world.slots[place]
         following = slot.chain
         if pool.ahead == 0 and pool.caching == 0:
-            engine.free += held_by(engine, pool, slot)
+            engine.free += held_by(engine, pool, slot) - slot.shared
         end_decode(world, engine, pool, slot)
         if pool.ahead == 0:
             change_phase(world, engine, slot.request, -1)
@@ -240,11 +246,13 @@ def _let_go(world: World, replica: Any, engine: Any, pool: Any) -> None:
     place = engine.first_leaving
     if place >= 0 and pool.caching != 0:
         _give_back_of_finished(world, engine, pool, engine.epoch)
+    if pool.radix != 0:
+        keep_ahead(world, engine, pool)
     while place >= 0:
         slot = world.slots[place]
         following = slot.chain
         if pool.caching == 0 and slot.left == IN_FLIGHT:
-            engine.free += held_by(engine, pool, slot)
+            engine.free += held_by(engine, pool, slot) - slot.shared
         change_phase(world, engine, slot.request, -1)
         if slot.left == IN_FLIGHT and slot.taken > 0:
             world.rows[slot.request].next = engine.wasted_on
@@ -288,6 +296,8 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
             engine.is_full = 0  # SGLang's running batch is another from now on
         if slot.left == 0:
             engine.prefilling -= 1
+            if pool.radix != 0 and pool.ahead != 0:
+                note_joined(world, engine, place)
             decodes = slot.outputs - pool.convention
             if slot.stay > 0:  # drafts beside its last token
                 forget_rejected(pool, slot)
@@ -302,7 +312,7 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
                 _stay(world, engine, place)
             elif decodes == 0:
                 if pool.caching == 0:
-                    engine.free += slot.held
+                    engine.free += slot.held - slot.shared
                 _leave(world, replica, engine, place)
             else:
                 if pool.convention == 0:

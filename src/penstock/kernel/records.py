@@ -118,6 +118,7 @@ POOL = record(
     rule block_size watermark admission swap_ticks by_priority grows chunked reserved caching
     ahead long_prefill adapts prefill_interval reserve_prompt drafts lookahead longest
     mixed most_prefill clip_new_tokens retract_steps ignores_eos
+    radix by_match hash_block
     cell_columns
     """
 )
@@ -192,7 +193,8 @@ ENGINE = record(
     preemptions lost reused rejections
     has_prompts since_prompts overfull
     flight_end step_before unforeseen wasted wasted_on
-    is_full comings
+    is_full comings looks
+    root nodes free_node oldest newest evictable touches first_joined last_joined
     """,
     f8="ratio",
 )
@@ -212,7 +214,10 @@ which one after the last with some is next, whether that one left requests waiti
 the tick at which the tokens in flight are out (`NONE_YET`: none are), and at which those who decode
 had the ones before; requests whose last token is in flight though they may have more, decodes that
 such ones are given for nothing, and the first of those who have left since. SGLang: whether
-admission has paused, how many have come to the queue; the new token ratio.
+admission has paused, how many have come to the queue, how often it was looked at; the new token
+ratio. Its cache: the root, nodes in use so far, the first that is free again; ends of the list of
+leaves that may be given up, and the pages that nobody uses; touches so far; those whose prefill is
+complete when the batch in progress ends.
 """
 
 STAGE = record(i8="pool line prefill_weight decode_weight in_prefill in_decode")
@@ -246,6 +251,7 @@ SLOT = record(
     i4="""
     previous next chain left target total outputs held taken served_next
     drafted stay rejected grown
+    shared end_node joined next_joined
     """,
 )
 """One per request that runs at an engine, or has decoded in a line.
@@ -256,12 +262,26 @@ last token, and of the last that came apart from all others'; prefill tokens lef
 prefill began; blocks, while it does not grow by decodes; tokens in the batch being formed; the next
 one in prefill that is served. With drafts: how many are in that batch; its tokens that stay; those
 of the batch in progress that do not, where the next one is composed before that is known; blocks.
+With SGLang's cache, the pages held that the tree has, the node that they end with, and whether, and
+before whom, its prefill is complete when the batch in progress ends.
 """
 
-BUDGET = record(i8="chunk prompts pending room lives", f8="foreseen")
+BUDGET = record(i8="chunk prompts pending room lives pages found found_end", f8="foreseen")
 """What a batch of prompts that is being formed may still take (SGLang): tokens of the batch, tokens
 of prompts; tokens of memory that are spoken for now, and those that there are; rows of
-`World.lives`; tokens of memory that are spoken for, outputs to come included.
+`World.lives`; free pages at first; pages that a cache has of the first that waits, and the node that
+they end with; tokens of memory that are spoken for, outputs to come included.
+"""
+
+NODE = record(
+    i8="number touched", i4="parent row first length users children older newer next_named"
+)
+"""One per node of SGLang's cache: a run of pages.
+
+What says what they hold: number and recorded row of the request that they came from; when it was
+touched last. The first of its pages, counted from the beginning of the prompt, and their number;
+users, children; its neighbours in the list of leaves that may be given up, and the next node whose
+first page has a name of the same bucket.
 """
 
 BLOCK = record(i8="name", i4="users next_free previous_free next_named previous_named")
@@ -272,7 +292,7 @@ World = namedtuple(
     "World",
     """
     clock pools servers planned engines lines stages onward means listed duration linear per params
-    slots heads bits growth budget lives blocks buckets table pile ids bounds ends job_arrival
+    slots heads bits growth budget lives nodes blocks buckets table pile ids bounds ends job_arrival
     job_root job_tokens rows again delay coin context reuse home cached ready first_token finish
     heap ready_now touched lookout weights gaps full cells stalls mixes series batch_rows
     allocation_rows
@@ -301,6 +321,8 @@ slots, heads, bits, growth
 budget, lives
     What the batch being formed may still take; and of those who are to run together, in order of
     that: outputs left, tokens held.
+nodes
+    Of caches that are trees, see `radix`.
 blocks, buckets, table, pile, ids, bounds
     KV blocks, see `blocks`.
 ends
@@ -349,6 +371,7 @@ _TYPES: dict[str, Any] = {
     "growth": _TABLE,
     "budget": from_dtype(BUDGET)[::1],
     "lives": _TABLE,
+    "nodes": from_dtype(NODE)[::1],
     "blocks": from_dtype(BLOCK)[::1],
     "buckets": _TABLE,
     "table": types.int32[:, ::1],

@@ -6,7 +6,7 @@ mid-prefill. Requests whose last token is in flight stay there until it is out, 
 
 from typing import Any
 
-from penstock.kernel.blocks import take_blocks
+from penstock.kernel.blocks import blocks_of, take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.recording import note_gaps
 from penstock.kernel.records import IN_STEP, NONE_YET, World
@@ -14,6 +14,7 @@ from penstock.kernel.running import (
     append,
     begin_decode,
     change_phase,
+    done_by,
     ends_unforeseen,
     growth_of,
     insert_before,
@@ -22,6 +23,7 @@ from penstock.kernel.running import (
     unlink,
     waste_a_decode,
 )
+from penstock.kernel.sglang_cache import keep, make_free_for
 from penstock.kernel.sglang_prompts import in_flight, made_by, serve_prompts
 from penstock.kernel.waiting import wait_last
 
@@ -33,6 +35,9 @@ def sglang(world: World, engine: Any, pool: Any) -> None:
     Its parameters: the ratio of a request's future output that admission counts, its least, its
     fall per decode batch.
     """
+    if pool.radix != 0 and engine.prefilling > 0:
+        place = engine.last_slot
+        keep(world, engine, pool, place, done_by(engine, world.slots[place]))
     serve_prompts(world, engine, pool)
     if engine.served > 0:
         if pool.mixed != 0:
@@ -88,8 +93,17 @@ def _growth(world: World, engine: Any, pool: Any) -> Any:
 
 
 @uncounted(inline=True)
+def _may_decode(world: World, engine: Any, pool: Any) -> Any:
+    """Return whether memory suffices for that, once a cache has given up what it can."""
+    growth = _growth(world, engine, pool)
+    make_free_for(world, engine, pool, growth)
+    return growth <= engine.free
+
+
+@uncounted(inline=True)
 def _decode_all(world: World, engine: Any, pool: Any, growth: int) -> None:
     """Serve all that decode, with the blocks that they need for it."""
+    make_free_for(world, engine, pool, _decoders(engine))
     take_blocks(world, engine, pool, growth)
     engine.served_decodes = engine.decoding
     place = engine.first_leaving if engine.unforeseen > 0 else -1
@@ -106,9 +120,9 @@ def _ride_along(world: World, engine: Any, pool: Any) -> None:
     behind those then.
     """
     _drop_finishing(engine)
-    growth = _growth(world, engine, pool)
-    if _decoders(engine) == 0 or growth > engine.free:
+    if _decoders(engine) == 0 or not _may_decode(world, engine, pool):
         return
+    growth = _growth(world, engine, pool)
     _decode_all(world, engine, pool, growth)
     first, last, head = engine.first_slot, engine.last_slot, engine.served_head
     before = world.slots[head].previous
@@ -128,15 +142,13 @@ def _decode(world: World, engine: Any, pool: Any) -> None:
     finishing = _drop_finishing(engine)
     if _decoders(engine) == 0:
         return
-    growth = _growth(world, engine, pool)
-    if growth <= engine.free:
+    if _may_decode(world, engine, pool):
         lower_ratio(world, engine, pool, 1)
     elif finishing > 0:
         return
     else:
         _retract(world, engine, pool)
-        growth = _growth(world, engine, pool)
-    _decode_all(world, engine, pool, growth)
+    _decode_all(world, engine, pool, _growth(world, engine, pool))
 
 
 # -- retraction
@@ -152,13 +164,15 @@ def _retract(world: World, engine: Any, pool: Any) -> None:
     if engine.prefilling > 0:
         fewest = world.slots[fewest].previous
     first = True
-    while _decoders(engine) > 1 and (first or _growth(world, engine, pool) > engine.free):
+    while _decoders(engine) > 1 and (first or not _may_decode(world, engine, pool)):
         first = False
         place = fewest
         fewest = world.slots[place].previous
         wait_last(world, engine, pool, _taken_back(world, engine, pool, place))
+        pages = blocks_of(_decoders(engine) * pool.retract_steps, pool.block_size)
+        make_free_for(world, engine, pool, pages)
     engine.is_full = 0
-    if _growth(world, engine, pool) > engine.free:  # it is held in mid-prefill
+    if not _may_decode(world, engine, pool):  # it is held in mid-prefill
         wait_last(world, engine, pool, preempt(world, engine, pool, engine.last_slot))
     made = declared = 0
     place = engine.first_slot

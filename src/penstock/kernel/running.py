@@ -15,6 +15,7 @@ from typing import Any
 from penstock.kernel.blocks import blocks_of, give_back, occupy
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import chain, unchain
+from penstock.kernel.radix import use
 from penstock.kernel.records import EVICTED, IN_STEP, NONE_YET, VIDUR_SARATHI, VLLM, World
 from penstock.kernel.waiting import comes_before, wait_first
 
@@ -161,6 +162,7 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
     slot.held = blocks
     slot.last = again.last
     slot.before = NONE_YET
+    slot.shared = slot.joined = 0
     slot.taken = slot.drafted = slot.stay = slot.rejected = 0
     append(world, engine, place)
     engine.running += 1
@@ -313,8 +315,11 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
                 engine.rejected -= 1 + slot.drafted - slot.stay
     again.last = slot.last
     engine.waiting_tokens += again.target - again.done
+    if pool.radix != 0:
+        use(world, engine, slot.end_node, -1)
+        slot.joined = 0
     if pool.caching == 0:
-        engine.free += held
+        engine.free += held - slot.shared
     else:
         give_back(world, engine, place, held, full)
     slot.taken = 0

@@ -10,12 +10,15 @@ import numpy as np
 
 from penstock.kernel.blocks import blocks_of, hold
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.radix import make_free, match, unused_before, use
 from penstock.kernel.records import IN_STEP, World
 from penstock.kernel.running import (
+    add_tokens,
     admit,
     done_by,
     serve_prefill,
 )
+from penstock.kernel.sglang_cache import look_at_queue
 from penstock.kernel.waiting import pop_waiting
 
 GO_ON, NO_MEMORY, STOP = range(3)
@@ -83,7 +86,9 @@ def _new_budget(world: World, engine: Any, pool: Any) -> Any:
     budget.prompts = pool.most_prefill - riding
     budget.pending = riding
     budget.foreseen = riding + _foreseen(world, engine, pool)
-    budget.room = engine.free * pool.block_size
+    budget.room = (engine.free + engine.evictable) * pool.block_size
+    budget.pages = engine.free
+    budget.found = 0
     budget.lives = -1
     return budget
 
@@ -121,12 +126,32 @@ def serve_prompts(world: World, engine: Any, pool: Any) -> None:
         if engine.running >= pool.batch_size:
             engine.is_full = 1
             return
+    if pool.radix != 0 and engine.waiting > 0:
+        look_at_queue(world, engine, pool)
     budget = _new_budget(world, engine, pool)
     if engine.prefilling > 0:
         _serve_next_chunk(world, engine, pool, budget)
         if engine.served == 0:
             return
     _admit_waiting(world, engine, pool, budget)
+    if pool.radix != 0 and engine.served > 0:
+        _make_free_for_prompts(world, engine, pool, budget)
+
+
+@uncounted(inline=True)
+def _make_free_for_prompts(world: World, engine: Any, pool: Any, budget: Any) -> None:
+    """Let the cache give up pages as SGLang does before a batch of prompts gets what it needs: one
+    more for each, if pages are longer than a token.
+    """
+    tokens = 0
+    place = engine.served_head
+    for _ in range(engine.served):
+        tokens += world.slots[place].taken
+        place = world.slots[place].served_next
+    size = pool.block_size
+    rounding = 0 if size == 1 else engine.served
+    taken = budget.pages - engine.free  # already
+    make_free(world, engine, pool, blocks_of(tokens, size) + rounding - taken)
 
 
 @uncounted(inline=True)
@@ -162,7 +187,7 @@ def _admit_waiting(world: World, engine: Any, pool: Any, budget: Any) -> None:
             engine.is_full = 1
         if engine.is_full != 0:
             break
-        if pool.ignores_eos != 0:
+        if pool.ignores_eos != 0 and pool.radix == 0:
             verdict = _ask_with_known_outputs(world, engine, pool, budget)
         else:
             verdict = _ask(world, engine, pool, budget)
@@ -185,7 +210,14 @@ def _ask(world: World, engine: Any, pool: Any, budget: Any) -> Any:
     target = np.int64(world.again[request].target)
     declared = np.int64(world.again[request].declared)
     outputs = min(declared - _made_before(world, request), pool.clip_new_tokens)
-    if target + outputs + size >= budget.room - budget.foreseen:
+    room = budget.room
+    if pool.radix != 0:
+        pages, end = match(world, engine, pool, request, (target - 1) // size)
+        budget.found = pages
+        budget.found_end = end
+        target -= pages * size
+        room -= unused_before(world, engine, end) * size
+    if target + outputs + size >= room - budget.foreseen:
         return NO_MEMORY
     paged = blocks_of(target, size) * size
     if pool.chunked == 0 and engine.served > 0 and paged >= budget.prompts:
@@ -200,15 +232,34 @@ def _enter(world: World, engine: Any, pool: Any, budget: Any, take: int) -> Any:
     """Admit the first that waits with so many tokens of its prompt, if any."""
     if take <= 0:
         return STOP
-    whole = take == world.again[engine.head].target
+    whole = take == world.again[engine.head].target - budget.found * pool.block_size
     request = pop_waiting(world, engine, pool)
     place = admit(world, engine, pool, request, blocks_of(take, pool.block_size), 0)
+    if pool.radix != 0:
+        _share(world, engine, pool, budget, place)
     serve_prefill(world, engine, place, take)
     outputs = 0
     if whole:
         outputs = min(np.int64(world.again[request].declared), pool.clip_new_tokens)
     _charge(budget, pool, take, outputs)
     return _verdict(budget)
+
+
+@uncounted(inline=True)
+def _share(world: World, engine: Any, pool: Any, budget: Any, place: int) -> None:
+    """Let a request that is admitted hold the pages that the cache has of it."""
+    slot = world.slots[place]
+    pages = budget.found
+    budget.room -= unused_before(world, engine, budget.found_end) * pool.block_size
+    use(world, engine, budget.found_end, 1)
+    slot.end_node = budget.found_end
+    slot.shared = pages
+    slot.held += pages
+    tokens = pages * pool.block_size
+    slot.left -= tokens
+    engine.waiting_tokens -= tokens
+    engine.reused += tokens
+    add_tokens(world, engine, -tokens)
 
 
 # -- admission where all outputs are known beforehand

@@ -15,6 +15,7 @@ from penstock.kernel.composition import N_TERMS
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.recording import MOST_CELLS
 from penstock.kernel.records import World
+from penstock.kernel.sglang_cache import SORTED_QUEUE
 from penstock.kernel.signatures import LINE_FIELDS, POLICY_SIGNATURE, address_of
 from penstock.simulation.run import LEADING_BITS
 from penstock.simulation.ticks import terms_of, ticks_of_batches
@@ -168,12 +169,17 @@ def _memory(engines: Any, pools: Any, room: int) -> dict[str, Any]:
     none = np.zeros(0, np.int64)
     caching = [engine for engine in engines if pools[engine.pool].caching]
     lives = room + 1 if pools.ignores_eos.any() else 0  # with the one that waits
+    trees = [engine for engine in engines if pools[engine.pool].radix]
+    if trees:
+        lives = max(lives, SORTED_QUEUE)
     return {
         "growth": np.zeros((engines.size, int(pools.block_size.max())), np.int64),
         "budget": records.table(records.BUDGET, 1),
         "lives": np.zeros((lives, 2), np.int64),
+        # Every page may be a node of its own, and for a moment one more is.
+        "nodes": records.table(records.NODE, int(sum(engine.blocks + 2 for engine in trees))),
         "blocks": _free_blocks(caching),
-        "buckets": np.full((2, int(sum(engine.buckets for engine in caching))), -1, np.int64),
+        "buckets": np.full((2, int(engines.buckets.sum())), -1, np.int64),
         "table": np.zeros((room if caching else 0, 0), np.int32),
         "pile": np.zeros(int(sum(engine.blocks + 1 for engine in caching)), np.int64),
         "ids": none,
@@ -257,7 +263,7 @@ def _describe(pool: Any, server: Server, tick_s: float) -> None:
     pool.sees = policy.sees
     pool.composed = not server.batch_time.by_load
     pool.rule = records.BY_LINES if server.by_lines else policy.rule
-    pool.block_size = block_size
+    pool.block_size = pool.hash_block = block_size
     pool.watermark = server.watermark_blocks
     pool.by_priority = policy.sorts_queue or server.order == "priority"
     pool.chunked = policy.cuts_prompts
@@ -266,7 +272,9 @@ def _describe(pool: Any, server: Server, tick_s: float) -> None:
         pool.reserved = -(-policy.reserved_tokens // block_size)
         pool.admission = _ADMISSIONS[memory.admission or "input"]
         pool.grows = server.holds != "completion"
-        pool.caching = memory.prefix_caching and server.usable_blocks is not None
+        caches = memory.prefix_caching and server.usable_blocks is not None
+        pool.caching = caches and not policy.caches_in_tree
+        pool.radix = caches and policy.caches_in_tree
         if memory.preemption == "swap":
             pool.swap_ticks = round(memory.swap_s / tick_s)
     for name, value in policy.kernel_options.items():
@@ -294,13 +302,14 @@ def _engines(servers: Sequence[Server], pools: Any, table: Any) -> Any:
     """Return a record for each replica that is an engine."""
     places = np.flatnonzero(pools.rule[table.pool] != records.BY_LINES)
     engines = records.table(records.ENGINE, places.size)
-    first_block = first_bucket = 0
+    first_block = first_bucket = first_node = 0
     for index, (engine, place) in enumerate(zip(engines, places, strict=True)):
         server = servers[table.pool[place]]
         engine.server, engine.pool = place, table.pool[place]
         engine.line, engine.index = table.first_line[place], index
         engine.first_slot = engine.last_slot = engine.head = engine.tail = -1
         engine.first_leaving = engine.last_leaving = engine.wasted_on = -1
+        engine.free_node = engine.oldest = engine.newest = engine.first_joined = -1
         engine.since_prompts = pools[engine.pool].prefill_interval + 1
         usable = server.usable_blocks
         engine.free = records.PLENTY if usable is None else usable
@@ -309,6 +318,11 @@ def _engines(servers: Sequence[Server], pools: Any, table: Any) -> Any:
             engine.first_block, engine.blocks = first_block, usable
             engine.first_bucket, engine.buckets = first_bucket, 1 << usable.bit_length()
             first_block += usable + 1
+            first_bucket += 1 << usable.bit_length()
+        if pools[engine.pool].radix and usable is not None:
+            engine.root, engine.blocks, engine.nodes = first_node, usable, 1
+            engine.first_bucket, engine.buckets = first_bucket, 1 << usable.bit_length()
+            first_node += usable + 2
             first_bucket += 1 << usable.bit_length()
     return engines
 
@@ -339,7 +353,8 @@ def more_slots(world: World) -> World:
     if world.allocation_rows.shape[0]:
         world = world._replace(allocation_rows=np.zeros((8 * room, 5), np.int64))
     if world.lives.shape[0]:
-        world = world._replace(lives=np.zeros((2 * room + 1, 2), np.int64))
+        lives = max(world.lives.shape[0], 2 * room + 1)
+        world = world._replace(lives=np.zeros((lives, 2), np.int64))
     return wider_table(world, 0)
 
 

@@ -63,6 +63,7 @@ class EngineSession(OneServer, WorldSession):
         super().__init__(server, record, tick_s, compress, stop)
         if prefixes:
             self.world = self.world._replace(ids=prefixes.ids, bounds=prefixes.bounds)
+            self.pool.hash_block = prefixes.block_size
         self.line = self.engine = self.world.engines[0]
         self.left_out: list[tuple[Ints, Window]] = []
         self.offered = 0
@@ -239,7 +240,11 @@ def _check_cache(server: Server, prefixes: Prefixes | None) -> None:
     memory, usable = server.memory, server.usable_blocks
     if memory is None or usable is None or not memory.prefix_caching:
         return
-    if prefixes and prefixes.block_size != memory.block_size:
+    sizes = (prefixes.block_size, memory.block_size) if prefixes else (1, 1)
+    fits = sizes[0] == sizes[1]
+    if server.policy.caches_in_tree:
+        fits = max(sizes) % min(sizes) == 0
+    if prefixes and not fits:
         raise InputError(
             f"hash ids name blocks of {prefixes.block_size:,} tokens, but block_size is "
             f"{memory.block_size:,}, so no block of one is a block of the other; set block_size to "

@@ -191,11 +191,15 @@ class Scheduler(abc.ABC):
         that they make.
     beside_prompt
         Tokens that a batch may have before its last prompt, where prompts are not cut.
+    loses_in_flight
+        Whether a preempted request loses the token that the batch in progress brings.
     loses_rest_of_prompt
         Whether the prompt of a preempted request comes back as long as it got, and the rest of it
         as output.
     caches_prefixes
         Whether prompts that begin alike may share blocks.
+    caches_in_tree
+        Whether what it caches is a tree of prefixes (SGLang), in place of blocks by name.
     limit_rule
         How it chooses token budget and max batch size by itself; None: it wants to be told, or it
         is not known.
@@ -243,8 +247,10 @@ class Scheduler(abc.ABC):
     reads_declared: bool = False
     knows_outputs: bool = False
     beside_prompt: int = 0
+    loses_in_flight: bool = False
     loses_rest_of_prompt: bool = False
     caches_prefixes: bool = True
+    caches_in_tree: bool = False
 
     limit_rule: LimitRule | None = None
     gpu_rule: GpuRule | None = None

@@ -110,7 +110,8 @@ class Sglang(Engine):
         "ignore_eos": Option(False),
     }
     cut_by = "chunked_prefill"
-    caches_prefixes = False  # its radix cache is not built
+    caches_prefixes = True
+    caches_in_tree = True
     decodes_beyond = True
     block_size = 1  # it counts single tokens
     limit_rule = LimitRule(_limits_of_sglang)
@@ -149,7 +150,7 @@ class Sglang(Engine):
                 f"{self.name}: min_new_token_ratio is {low:g}, above new_token_ratio, {high:g}, "
                 "which falls to it; lower it"
             )
-        self.ahead = options["overlap_schedule"]
+        self.ahead = self.loses_in_flight = options["overlap_schedule"]
         self.whole_blocks = self.cuts_prompts
         self.sorts_queue = options["schedule_policy"] == "lof"
         self.knows_outputs = options["ignore_eos"]
@@ -163,12 +164,20 @@ class Sglang(Engine):
             "clip_new_tokens": options["clip_new_tokens"],
             "retract_steps": options["retract_steps"],
             "ignores_eos": options["ignore_eos"],
+            "by_match": options["schedule_policy"] == "lpm",
         }
         self.kernel_numbers = (high, low, (high - low) / options["decay_steps"])
 
     def check(self, server: "Server") -> None:
         """Refuse what SGLang cannot be told, and batches of prompts beyond the token budget."""
         super().check(server)
+        order = self.options["schedule_policy"]
+        caches = server.memory is not None and server.memory.prefix_caching
+        if caches and order not in ("fcfs", "lpm"):
+            raise InputError(
+                f"schedule_policy is {order!r} beside prefix_caching, which is known for 'fcfs' and "
+                "'lpm' only; take one of them, or leave prefix_caching out"
+            )
         most = self.options["max_prefill_tokens"]
         if not self.cuts_prompts and most > server.token_budget:
             raise InputError(

@@ -1,0 +1,317 @@
+"""SGLang's cache of prefixes: a tree of pages, whose leaves are given up, the oldest first.
+
+A node is a run of pages of some prompt, what leads to it are its parents. What its pages hold is
+said by whom they came from: recorded ids, and tokens that are a request's own. Who uses a node uses
+all that leads to it. Leaves that nobody uses stand in a list, in the order in which they were
+touched last.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from penstock.kernel.blocks import FIRST_NAMED, OWN_BITS
+from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.records import World
+
+# -- what pages hold
+
+
+@uncounted(inline=True)
+def _named_pages(world: World, pool: Any, row: int) -> Any:
+    """Return how many pages of a prompt hold nothing but tokens that have recorded ids."""
+    if row < 0:
+        return 0
+    return (world.bounds[row + 1] - world.bounds[row]) * pool.hash_block // pool.block_size
+
+
+@uncounted(inline=True)
+def _page(world: World, pool: Any, row: int, number: int, index: int) -> Any:
+    """Return the name of a page of a request: by the ids of its prompt, or its own (below 0)."""
+    if index >= _named_pages(world, pool, row):
+        return -1 - ((np.int64(number) << OWN_BITS) | index)
+    size, block = pool.block_size, pool.hash_block
+    first = world.bounds[row]
+    if size >= block:  # ids stand for all that is before them too
+        return world.ids[first + (index + 1) * size // block - 1]
+    return world.ids[first + index * size // block] * (block // size) + index % (block // size)
+
+
+@uncounted(inline=True)
+def _equal_pages(world: World, pool: Any, node: Any, row: int, number: int, end: int) -> Any:
+    """Return how many of a node's pages are those of a request, which has so many in all."""
+    end = min(end, node.first + node.length)
+    if node.number == number:
+        return end - node.first
+    named = min(_named_pages(world, pool, row), _named_pages(world, pool, node.row))
+    end = min(end, named)  # nobody else has those of its own
+    index = np.int64(node.first)
+    pages = max(pool.hash_block // pool.block_size, 1)  # of an id
+    while index < end:
+        mine = _page(world, pool, row, number, index)
+        if mine != _page(world, pool, node.row, node.number, index):
+            break
+        index = (index // pages + 1) * pages
+    return max(min(index, end) - node.first, 0)
+
+
+# -- the tree
+
+
+@uncounted(inline=True)
+def _bucket(engine: Any, parent: int, page: int) -> Any:
+    mixed = (page ^ (page >> OWN_BITS)) * 7919 + parent * 104729
+    return engine.first_bucket + (mixed & (engine.buckets - 1))
+
+
+@uncounted(inline=True)
+def _child(world: World, engine: Any, pool: Any, parent: int, page: int) -> Any:
+    """Return the child of a node that begins with a page, or -1."""
+    place = world.buckets[FIRST_NAMED, _bucket(engine, parent, page)]
+    while place >= 0:
+        node = world.nodes[place]
+        if node.parent == parent and page == _page(world, pool, node.row, node.number, node.first):
+            break
+        place = np.int64(node.next_named)
+    return place
+
+
+@uncounted(inline=True)
+def _adopt(world: World, engine: Any, pool: Any, place: int) -> None:
+    """Let a node be found from its parent."""
+    node = world.nodes[place]
+    page = _page(world, pool, node.row, node.number, node.first)
+    bucket = _bucket(engine, node.parent, page)
+    node.next_named = world.buckets[FIRST_NAMED, bucket]
+    world.buckets[FIRST_NAMED, bucket] = place
+
+
+@uncounted()
+def _disown(world: World, engine: Any, pool: Any, place: int) -> None:
+    """Let a node be found no more."""
+    node = world.nodes[place]
+    page = _page(world, pool, node.row, node.number, node.first)
+    bucket = _bucket(engine, node.parent, page)
+    other = world.buckets[FIRST_NAMED, bucket]
+    if other == place:
+        world.buckets[FIRST_NAMED, bucket] = node.next_named
+        return
+    while world.nodes[other].next_named != place:
+        other = world.nodes[other].next_named
+    world.nodes[other].next_named = node.next_named
+
+
+@uncounted(inline=True)
+def _new_node(world: World, engine: Any, parent: int, first: int, length: int) -> Any:
+    place = engine.free_node
+    if place >= 0:
+        engine.free_node = world.nodes[place].next_named
+    else:
+        place = engine.root + engine.nodes
+        engine.nodes += 1
+    node = world.nodes[place]
+    node.parent = parent
+    node.first = first
+    node.length = length
+    node.users = node.children = 0
+    return place
+
+
+@uncounted()
+def _split(world: World, engine: Any, pool: Any, place: int, length: int) -> Any:
+    """Cut a node behind so many pages; return the part before the cut, touched first."""
+    node = world.nodes[place]
+    _disown(world, engine, pool, place)
+    before = _new_node(world, engine, node.parent, node.first, length)
+    part = world.nodes[before]
+    part.row = node.row
+    part.number = node.number
+    part.users = node.users
+    part.children = 1
+    node.first += length
+    node.length -= length
+    node.parent = before
+    _adopt(world, engine, pool, before)
+    _adopt(world, engine, pool, place)
+    _touch(world, engine, before)
+    _touch(world, engine, place)
+    return before
+
+
+@uncounted()
+def match(world: World, engine: Any, pool: Any, request: int, pages: int) -> Any:
+    """Return how many of the first pages of a request are there, and the node that they end with.
+
+    They are touched, those nearest to the root the longest ago.
+    """
+    row, number = _source(world, request)
+    place, matched = engine.root, 0
+    while matched < pages:
+        page = _page(world, pool, row, number, matched)
+        child = _child(world, engine, pool, place, page)
+        if child < 0:
+            break
+        place = child
+        equal = _equal_pages(world, pool, world.nodes[place], row, number, pages)
+        matched += equal
+        if equal < world.nodes[place].length:
+            place = _split(world, engine, pool, place, equal)
+            break
+    step = place
+    while step != engine.root:
+        engine.touches += 1
+        step = world.nodes[step].parent
+    now = engine.touches
+    step = place
+    while step != engine.root:
+        node = world.nodes[step]
+        listed = node.users == 0 and node.children == 0
+        if listed:
+            _unlist(world, engine, step)
+        node.touched = now
+        if listed:
+            _list(world, engine, step)
+        now -= 1
+        step = node.parent
+    return matched, place
+
+
+@uncounted()
+def insert(world: World, engine: Any, pool: Any, request: int, pages: int) -> Any:
+    """Add the first pages of a request; those that are there stay, and the others are one new leaf,
+    which takes free ones. Return the node that they end with.
+    """
+    row, number = _source(world, request)
+    place, matched = engine.root, 0
+    while matched < pages:
+        page = _page(world, pool, row, number, matched)
+        child = _child(world, engine, pool, place, page)
+        if child < 0:
+            break
+        place = child
+        _touch(world, engine, place)
+        equal = _equal_pages(world, pool, world.nodes[place], row, number, pages)
+        matched += equal
+        if equal < world.nodes[place].length:
+            place = _split(world, engine, pool, place, equal)
+    if matched == pages:
+        return place
+    parent = world.nodes[place]
+    if place != engine.root and parent.users == 0 and parent.children == 0:
+        _unlist(world, engine, place)
+    parent.children += 1
+    leaf = _new_node(world, engine, place, matched, pages - matched)
+    world.nodes[leaf].row = row
+    world.nodes[leaf].number = number
+    _adopt(world, engine, pool, leaf)
+    engine.touches += 1
+    world.nodes[leaf].touched = engine.touches
+    _list(world, engine, leaf)
+    engine.evictable += pages - matched
+    engine.free -= pages - matched
+    return leaf
+
+
+@uncounted(inline=True)
+def _source(world: World, request: int) -> Any:
+    """Return what says what a request's pages hold: its recorded row, and its number."""
+    return np.int64(world.again[request].prefix), world.clock[0].requests_before + request
+
+
+# -- who uses what
+
+
+@uncounted()
+def use(world: World, engine: Any, place: int, users: int) -> None:
+    """Add (or, below 0, take away) users of a node and of all that leads to it."""
+    while place != engine.root:
+        node = world.nodes[place]
+        if node.users == 0:
+            engine.evictable -= node.length
+            if node.children == 0:
+                _unlist(world, engine, place)
+        node.users += users
+        if node.users == 0:
+            engine.evictable += node.length
+            if node.children == 0:
+                _list(world, engine, place)
+        place = np.int64(node.parent)
+
+
+@uncounted(inline=True)
+def unused_before(world: World, engine: Any, place: int) -> Any:
+    """Return the pages up to the end of a node that nobody uses."""
+    pages = 0
+    while place != engine.root and world.nodes[place].users == 0:
+        pages += world.nodes[place].length
+        place = np.int64(world.nodes[place].parent)
+    return pages
+
+
+@uncounted()
+def make_free(world: World, engine: Any, pool: Any, pages: int) -> None:
+    """Give up leaves until so many pages are free, or none is left to give up."""
+    while engine.free < pages and engine.oldest >= 0:
+        place = engine.oldest
+        node = world.nodes[place]
+        _unlist(world, engine, place)
+        _disown(world, engine, pool, place)
+        engine.free += node.length
+        engine.evictable -= node.length
+        above = np.int64(node.parent)
+        parent = world.nodes[above]
+        parent.children -= 1
+        if above != engine.root and parent.users == 0 and parent.children == 0:
+            _list(world, engine, above)
+        node.next_named = engine.free_node
+        engine.free_node = place
+
+
+@uncounted()
+def _touch(world: World, engine: Any, place: int) -> None:
+    """Note that a node is used now."""
+    node = world.nodes[place]
+    listed = node.users == 0 and node.children == 0
+    if listed:
+        _unlist(world, engine, place)
+    engine.touches += 1
+    node.touched = engine.touches
+    if listed:
+        _list(world, engine, place)
+
+
+@uncounted()
+def _list(world: World, engine: Any, place: int) -> None:
+    """Put a leaf that nobody uses among the others: most were touched after all or before all."""
+    node = world.nodes[place]
+    older = engine.newest
+    if older >= 0 and world.nodes[older].touched > node.touched:
+        newer = engine.oldest
+        while world.nodes[newer].touched < node.touched:
+            newer = np.int64(world.nodes[newer].newer)
+        older = np.int64(world.nodes[newer].older)
+    newer = engine.oldest if older < 0 else np.int64(world.nodes[older].newer)
+    node.older = older
+    node.newer = newer
+    if older < 0:
+        engine.oldest = place
+    else:
+        world.nodes[older].newer = place
+    if newer < 0:
+        engine.newest = place
+    else:
+        world.nodes[newer].older = place
+
+
+@uncounted()
+def _unlist(world: World, engine: Any, place: int) -> None:
+    """Take a leaf off that list."""
+    node = world.nodes[place]
+    if node.older < 0:
+        engine.oldest = node.newer
+    else:
+        world.nodes[node.older].newer = node.newer
+    if node.newer < 0:
+        engine.newest = node.older
+    else:
+        world.nodes[node.newer].older = node.older
