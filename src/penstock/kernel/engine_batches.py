@@ -205,7 +205,7 @@ def _compose(world: World, batch: Any, engine: Any, pool: Any, at_once: bool) ->
             return STUCK
         # Else all made room: begin anew with them.
     batch.tokens = load
-    batch.decodes = decodes
+    batch.decodes = decodes + engine.verified
     batch.prefill = prefill
     batch.verified = engine.verified
     batch.rejected = engine.rejected

@@ -71,7 +71,7 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
 
     Composed ahead, that is when it starts, and who finishes stays until it ends.
     """
-    decodes = replica.decodes - engine.wasted
+    decodes = replica.decodes - replica.verified - engine.wasted
     if pool.caching != 0 and pool.ahead == 0:
         epoch = engine.epoch + (1 if decodes > 0 else 0)
         heads = world.heads[engine.line]
@@ -162,7 +162,7 @@ def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> 
 @uncounted(inline=True)
 def _count_gaps(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Count the times between tokens of those that decode."""
-    in_step = replica.decodes - engine.wasted
+    in_step = replica.decodes - replica.verified - engine.wasted
     if engine.own > 0:
         in_step -= _own_gaps(world, replica, engine, pool)
     if in_step > 0:

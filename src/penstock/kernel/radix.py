@@ -222,7 +222,7 @@ def _source(world: World, request: int) -> Any:
 
 
 @uncounted()
-def use(world: World, engine: Any, place: int, users: int) -> None:
+def use(world: World, engine: Any, place: Any, users: int) -> None:
     """Add (or, below 0, take away) users of a node and of all that leads to it."""
     while place != engine.root:
         node = world.nodes[place]
@@ -239,7 +239,7 @@ def use(world: World, engine: Any, place: int, users: int) -> None:
 
 
 @uncounted(inline=True)
-def unused_before(world: World, engine: Any, place: int) -> Any:
+def unused_before(world: World, engine: Any, place: Any) -> Any:
     """Return the pages up to the end of a node that nobody uses."""
     pages = 0
     while place != engine.root and world.nodes[place].users == 0:

@@ -75,7 +75,7 @@ def note_run(world: World, server: int, run: Any) -> None:
         row[1] = start
         row[2] = ticks
         row[3] = run.prefill
-        row[4] = run.decodes + run.verified
+        row[4] = run.decodes
         row[5] = run.requests
         start += ticks
         clock.batch_rows += 1
@@ -87,7 +87,7 @@ def count_composition(world: World, run: Any, pool: Any, ticks: int) -> None:
     in a multiset.
     """
     clock = world.clock[0]
-    x, y, repeat = run.prefill, run.decodes + run.verified, run.equal
+    x, y, repeat = run.prefill, run.decodes, run.equal
     cells = world.cells.size
     if run.plain < 0:
         cells //= 2

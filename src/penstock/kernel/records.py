@@ -152,7 +152,7 @@ REPLICA = record(
 """One per replica.
 
 The batch in progress: its ``start``, ``ticks`` of the first of ``equal`` ones like it (0: none is
-in progress), tokens and requests; ``verified``: drafts beside its decodes, ``rejected``: tokens
+in progress), tokens and requests; ``verified``: drafts among its decodes, ``rejected``: tokens
 that they make useless. ``plain``: ticks of any batch of that load, -1 where each takes its own;
 ``cost`` and ``rise`` where they are composed. ``served``: requests in it, by age. What it did:
 batches and tokens that ended, ticks. What routers measure: unfinished requests, tokens that have
@@ -269,8 +269,8 @@ before whom, its prefill is complete when the batch in progress ends.
 BUDGET = record(i8="chunk prompts pending room lives pages found found_end", f8="foreseen")
 """What a batch of prompts that is being formed may still take (SGLang): tokens of the batch, tokens
 of prompts; tokens of memory that are spoken for now, and those that there are; rows of
-`World.lives`; free pages at first; pages that a cache has of the first that waits, and the node that
-they end with; tokens of memory that are spoken for, outputs to come included.
+`World.lives`; free pages at first; pages that a cache has of the first that waits, and the node
+that they end with; tokens of memory that are spoken for, outputs to come included.
 """
 
 NODE = record(

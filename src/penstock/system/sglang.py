@@ -175,8 +175,8 @@ class Sglang(Engine):
         caches = server.memory is not None and server.memory.prefix_caching
         if caches and order not in ("fcfs", "lpm"):
             raise InputError(
-                f"schedule_policy is {order!r} beside prefix_caching, which is known for 'fcfs' and "
-                "'lpm' only; take one of them, or leave prefix_caching out"
+                f"schedule_policy is {order!r} beside prefix_caching, which is known for 'fcfs' "
+                "and 'lpm' only; take one of them, or leave prefix_caching out"
             )
         most = self.options["max_prefill_tokens"]
         if not self.cuts_prompts and most > server.token_budget:
