@@ -62,7 +62,8 @@ def some_run(rng, policy, tight, stopped=0.3):
         rules["preemption"] = str(rng.choice(["recompute", "swap"]))
         rules["swap_s"] = 2.0 if rules["preemption"] == "swap" else 0.0
     if tight:
-        memory = Memory(int(rng.choice([1, 2])) * -(-longest // block_size) + 1, block_size, **rules)
+        spare = 1 + 2 * (policy == "sglang")  # it keeps pages free beside a prompt
+        memory = Memory(int(rng.choice([1, 2])) * -(-longest // block_size) + spare, block_size, **rules)
     settings = some_settings(rng, policy, longest)
     ticks = Ticks(tuple(rng.integers(1, 4, max(budget, 4 * longest)).tolist()))
     server = Server(ticks, budget, 4, policy=policy, policy_params=settings, memory=memory)

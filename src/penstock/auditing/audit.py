@@ -25,13 +25,15 @@ class Audit:
     """What the allocations of a run prove about it.
 
     The supply of a batch is what the requests in the system at its start, after the finishes and
-    arrivals at that tick, could put into it. Without a max batch size that is the paper's: p_i for
-    a request with p_i > 0 prompt tokens left, 1 for any other. A max batch size of k matters where
-    more than k requests are there. In scope ``running`` it leaves what those that run have left,
-    and the next prompts in order of arrival, up to k requests. In scope ``batch`` the first k
-    prompts, then decodes, up to k requests. It is not defined there if requests were admitted (in
-    scope ``batch``: served) out of order of arrival, or if some were preempted, which order the
-    queue as they please; nor if some came without a prompt, as they may in networks.
+    arrivals at that tick, could put into it. Where batches are composed a step ahead it is what
+    those could that were known then, at the start of the batch before: who came since is not
+    counted, and who finished with that one keeps a place. Without a max batch size that is the
+    paper's: p_i for a request with p_i > 0 prompt tokens left, 1 for any other. A max batch size of
+    k matters where more than k requests are there. In scope ``running`` it leaves what those that
+    run have left, and the next prompts in order of arrival, up to k requests. In scope ``batch``
+    the first k prompts, then decodes, up to k requests. It is not defined there if requests were
+    admitted (in scope ``batch``: served) out of order of arrival, or if some were preempted, which
+    order the queue as they please; nor if some came without a prompt, as they may in networks.
 
     Of a replica of a network (`NetworkRun.at`) requests come in the order in which they arrived
     there, whatever their stage and the age of their job, and K compares them all: an order that
@@ -112,6 +114,11 @@ def audit(run: Run) -> Audit:
             f"{run.dropped:,} requests were left out of this run as too long, so its queues "
             "cannot be rebuilt; "
             "simulate and audit a workload without them"
+        )
+    if run.server.policy.drafted_tokens:
+        raise InputError(
+            "an audit counts one token for each decode, but some of these verify drafts; audit a "
+            "server without drafts"
         )
     if run.server.memory is not None and run.server.memory.prefix_caching:
         raise InputError(

@@ -35,6 +35,8 @@ def supply_of(run: Run, r: Replay) -> Ints | None:
     """Return what each batch could have carried (see `audit.Audit`), None if undefined."""
     limit, arrived, everything = run.server.max_batch_size, r.arrived, _tokens_there(r)
     gone = r.before(r.finished_in)
+    # A step ahead, those who are done with the batch before keep their places.
+    gone = np.where(r.composed < r.start, r.before(r.finished_in + 1), gone)
     if limit is None or (arrived - gone <= limit).all():
         return everything
     if r.again.any() or (r.prompt == 0).any():
@@ -62,7 +64,7 @@ def supply_of(run: Run, r: Replay) -> Ints | None:
 def _tokens_there(r: Replay) -> Ints:
     """Return, for each batch, the tokens that the requests in the system could put into it."""
     n, m = r.arrival.size, r.start.size
-    came = np.searchsorted(r.start, r.arrival)  # the first batch that starts no earlier
+    came = np.searchsorted(r.composed, r.arrival)  # the first batch composed no earlier
     first = np.diff(r.request, prepend=-1) != 0
     since = np.where(first, came[r.request], np.roll(r.batch, 1) + 1)
     there = r.over(np.where(r.left > 0, r.left, 1), since, r.batch + 1)

@@ -21,6 +21,7 @@ class Story(NamedTuple):
     total: int  # tokens processed when it finishes
     extra: int  # outputs that the end of a prefill yields
     forgets: bool  # what is left of a prompt broken off becomes output (Vidur's Sarathi)
+    ahead: bool  # whether batches are composed a step ahead
     holds_prefill: bool  # memory for the whole prefill is held from its first token on
     first_token: int
     finish: int
@@ -57,6 +58,7 @@ def story(server: Server, rows: Rows, request: int) -> Story:
         total=prompt + output - extra,
         extra=extra,
         forgets=server.policy.loses_rest_of_prompt,
+        ahead=server.policy.ahead,
         holds_prefill=server.holds == "prefill",
         first_token=int(rows.first_token[request]),
         finish=int(rows.finish[request]),
@@ -177,8 +179,10 @@ def _explains(record: Story, state: _State, ends: list[int]) -> bool:
     first = ends[state.first] if state.first >= 0 else -1
     finished = state.target == 0 and state.done == record.total
     finish = ends[-1] if finished else -1
-    # It may wait once more.
-    times = {record.preemptions} if finished else {record.preemptions, record.preemptions - 1}
+    times = {record.preemptions}
+    if record.ahead or not finished:
+        # It may wait once more; a step ahead, perhaps only for its last token.
+        times.add(record.preemptions - 1)
     return (first, finish) == (record.first_token, record.finish) and state.times in times
 
 

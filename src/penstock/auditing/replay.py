@@ -28,8 +28,8 @@ class Replay:
     preempted, unexplained
         Shape (requests,): whether it was preempted and computed again, and whether no sequence of
         preemptions explains its allocations.
-    start, end, load
-        Shape (batches,): ticks, tokens.
+    start, end, composed, load
+        Shape (batches,): ticks, tokens; ``composed``: the tick of what its scheduler knew.
     request, batch, prefill, decode
         Shape (allocations,), by request and then by batch.
     again
@@ -52,6 +52,7 @@ class Replay:
     unexplained: Bools
     start: Ints
     end: Ints
+    composed: Ints
     load: Ints
     request: Ints
     batch: Ints
@@ -79,8 +80,8 @@ class Replay:
 
     @property
     def arrived(self) -> Ints:
-        """Requests that had arrived by the start of each batch."""
-        return np.searchsorted(self.arrival, self.start, side="right")
+        """Requests that had arrived when each batch was composed."""
+        return np.searchsorted(self.arrival, self.composed, side="right")
 
     @property
     def left(self) -> Ints:
@@ -143,10 +144,24 @@ def replay(run: Run, rows: Rows, batch_rows: Ints, allocation_rows: Ints) -> Rep
         admitted_in=batch_of(prefill + decode > 0),
         first_in=batch_of(whole if extra else decode > 0),
         finished_in=finished_in, preempted=preempted, unexplained=unexplained,
-        start=start, end=end, load=np.bincount(batch, prefill + decode, m).astype(np.int64),
+        start=start, end=end, composed=_composed(run, rows, start, end, finished_in),
+        load=np.bincount(batch, prefill + decode, m).astype(np.int64),
         request=request, batch=batch, prefill=prefill, decode=decode, again=again,
         target=target, prefilled=prefilled, decoded=decoded, held=held, until=until,
     )  # fmt: skip
+
+
+def _composed(run: Run, rows: Rows, start: Ints, end: Ints, finished_in: Ints) -> Ints:
+    """Return when each batch was composed: when it starts, or a step ahead, when the one before it
+    does, if by then somebody was known who is not done with that one.
+    """
+    if not run.server.policy.ahead or not start.size:
+        return start
+    before = np.append(start[0], start[:-1])
+    follows = start == np.append(-1, end[:-1])
+    known = np.searchsorted(rows.arrival, before, side="right")
+    gone = np.searchsorted(np.sort(finished_in), np.arange(start.size))
+    return np.where(follows & (known > gone), before, start)
 
 
 def _accounts(
