@@ -165,6 +165,10 @@ def draw_settings(rng, policy, longest, longest_prompt):
                 "clip_new_tokens": int(rng.choice([3, 4096])),
                 "schedule_policy": str(rng.choice(["fcfs", "fcfs", "lof"])),
                 "ignore_eos": bool(rng.random() < 0.25),
+                "priority_preemption": bool(rng.random() < 0.7),
+                "priority_scheduling_preemption_threshold": int(rng.choice([0, 0, 1])),
+                "schedule_low_priority_values_first": bool(rng.random() < 0.7),
+                "retraction_policy": str(rng.choice(["length", "priority"])),
             }
         case "tensorrt-llm":
             return {
@@ -252,7 +256,7 @@ def with_shared_prefixes(rng, system):
         ids.append(whole[: 0 if rng.random() < 0.1 else prompt // system.block_size + int(rng.integers(0, 2))])
     if system.policy == "sglang":
         settings = dict(system.settings) | {"schedule_policy": str(rng.choice(["fcfs", "lpm"]))}
-        system = dataclasses.replace(system, settings=tuple(settings.items()))
+        system = dataclasses.replace(system, settings=tuple(settings.items()), order="fcfs")
     return dataclasses.replace(system, admission=None, preemption="recompute", swap_ticks=0, hash_ids=tuple(ids))
 
 

@@ -185,7 +185,7 @@ def _sort_queue(world: World, engine: Any) -> None:
         request = rest
         rest = np.int64(world.rows[request].next)
         rank = world.again[request].priority
-        before = -1
+        before: Any = -1
         if engine.head >= 0 and world.again[engine.head].priority <= rank:
             before = engine.tail
             if world.again[before].priority > rank:

@@ -279,6 +279,8 @@ def _describe(pool: Any, server: Server, tick_s: float) -> None:
             pool.swap_ticks = round(memory.swap_s / tick_s)
     for name, value in policy.kernel_options.items():
         pool[name] = value
+    if server.order != "priority":
+        pool.takes_places = pool.retracts_by_rank = False
 
 
 def _slots(server: Server) -> int:

@@ -6,6 +6,7 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.kernel import records
+from penstock.kernel.sglang_estimate import RANK
 from penstock.system.engine import Engine, Option
 from penstock.system.scheduler import GpuBytes, GpuRule, LimitRule, Options, Program
 
@@ -108,9 +109,14 @@ class Sglang(Engine):
         "retract_steps": Option(20, low=1, alias="retract_decode_steps"),
         "schedule_policy": Option("fcfs", _QUEUE_ORDERS),
         "ignore_eos": Option(False),
+        "priority_preemption": Option(True),
+        "priority_scheduling_preemption_threshold": Option(10),
+        "schedule_low_priority_values_first": Option(True),
+        "retraction_policy": Option("length", ("length", "priority")),
     }
     cut_by = "chunked_prefill"
     caches_prefixes = True
+    orders = ("fcfs", "priority")
     caches_in_tree = True
     decodes_beyond = True
     block_size = 1  # it counts single tokens
@@ -164,6 +170,9 @@ class Sglang(Engine):
             "clip_new_tokens": options["clip_new_tokens"],
             "retract_steps": options["retract_steps"],
             "ignores_eos": options["ignore_eos"],
+            "takes_places": options["priority_preemption"],
+            "threshold": options["priority_scheduling_preemption_threshold"],
+            "retracts_by_rank": options["retraction_policy"] == "priority",
             "by_match": options["schedule_policy"] == "lpm",
         }
         self.kernel_numbers = (high, low, (high - low) / options["decay_steps"])
@@ -175,8 +184,14 @@ class Sglang(Engine):
         caches = server.memory is not None and server.memory.prefix_caching
         if caches and order not in ("fcfs", "lpm"):
             raise InputError(
-                f"schedule_policy is {order!r} beside prefix_caching, which is known for 'fcfs' and "
-                "'lpm' only; take one of them, or leave prefix_caching out"
+                f"schedule_policy is {order!r} beside prefix_caching, which is known for 'fcfs' "
+                "and 'lpm' only; take one of them, or leave prefix_caching out"
+            )
+        if server.order == "priority" and (caches or order not in ("fcfs", "lof")):
+            raise InputError(
+                f"order is 'priority' beside schedule_policy {order!r}"
+                f"{' and prefix_caching' if caches else ''}, but {self.name} has priorities here "
+                "with 'fcfs' and 'lof' only, and without a cache; leave one out"
             )
         most = self.options["max_prefill_tokens"]
         if not self.cuts_prompts and most > server.token_budget:
@@ -195,6 +210,6 @@ class Sglang(Engine):
 
     def ranks_of(self, priority: Any, declared: Any, order: str) -> Any:
         """Return by what the queue goes before the coming to it: the longest declared first."""
-        if self.sorts_queue:
-            return -np.asarray(declared, np.int64)
-        return priority
+        sign = 1 if self.options["schedule_low_priority_values_first"] else -1
+        ranks = np.asarray(priority, np.int64) * sign * RANK if order == "priority" else 0
+        return ranks - np.asarray(declared, np.int64) * self.sorts_queue
