@@ -84,14 +84,30 @@ def _flags_of_sglang(options: Options) -> list[str]:
         flags.append("--disable-overlap-schedule")
     if options["schedule_conservativeness"] != 1:
         flags += ["--schedule-conservativeness", f"{options['schedule_conservativeness']:g}"]
+    if not options["chunked_prefill"]:  # what comes last counts
+        flags += ["--chunked-prefill-size", "-1"]
+    if options["schedule_policy"] != "fcfs":
+        flags += ["--schedule-policy", options["schedule_policy"]]
+    threshold = options["priority_scheduling_preemption_threshold"]
+    if threshold != Sglang.known["priority_scheduling_preemption_threshold"].default:
+        flags += ["--priority-scheduling-preemption-threshold", str(threshold)]
     return flags
+
+
+def _notes_of_sglang(options: Options) -> list[str]:
+    notes = []
+    if options["ignore_eos"]:
+        notes.append("ignore_eos is not the server's: each request has to ask for it")
+    if not options["priority_preemption"] or options["retraction_policy"] != "length":
+        notes.append("priority_preemption and retraction_policy have to be told the server by hand")
+    if not options["schedule_low_priority_values_first"]:
+        notes.append("larger priorities come first: leave out --schedule-low-priority-values-first")
+    return notes
 
 
 class Sglang(Engine):
     """SGLang 0.5.23: new prompts in chunks, alone or beside the decodes, as far as an estimate of
     memory allows.
-
-    Its mixed chunks fill the budget, except beside a prompt of about ``max_prefill_tokens``.
     """
 
     name = "sglang"
@@ -132,7 +148,9 @@ class Sglang(Engine):
         max_batch_size="--max-running-requests",
         block_size="--page-size",
         by_arrival=("--schedule-policy", "fcfs"),
+        by_priority=("--enable-priority-scheduling", "--schedule-low-priority-values-first"),
         flags=_flags_of_sglang,
+        notes=_notes_of_sglang,
         environment=_environment_of_sglang,
         other="the plan runs {name!r}, which SGLang does not have: its own scheduler, with "
         "decodes in prefill "
