@@ -217,14 +217,14 @@ def test_what_an_engine_claims_about_work_conservation_is_so(scheduler):
         assert refuted.paper.first.tokens < 64 <= refuted.paper.first.supply
 
 
-def test_sglangs_mixed_chunks_leave_room_beside_a_prompt_of_max_prefill_tokens():
-    """The second prompt would be cut to fit, but is no longer looked at; one token shorter, it is."""
+def test_sglangs_mixed_chunks_fill_the_budget_beside_a_prompt_of_max_prefill_tokens():
+    """With chunks that limit is for batches: a prompt as long is cut to fit as any other."""
     held = []
     for longest in (16_383, 16_382):
         two = Workload.from_arrays([0.0, 0.0], [1, longest], [1, 1])
-        mixed = Server(STEPS, 512, policy="sglang", policy_params={"mixed_chunk": True})
+        mixed = Server(STEPS, 512, policy="sglang", policy_params={"mixed_chunk": True, "overlap_schedule": False})
         held.append(audit(simulate(two, mixed, record="allocations")).paper.held)
-    assert held == [False, True]
+    assert held == [True, True]
 
 
 @pytest.mark.slow
