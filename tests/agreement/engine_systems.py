@@ -178,6 +178,10 @@ def draw_settings(rng, policy, longest, longest_prompt):
                 "clip_new_tokens": int(rng.choice([3, 4096])),
                 "schedule_policy": str(rng.choice(["fcfs", "fcfs", "lof"])),
                 "ignore_eos": bool(rng.random() < 0.25),
+                "priority_preemption": bool(rng.random() < 0.7),
+                "priority_scheduling_preemption_threshold": int(rng.choice([0, 0, 1])),
+                "schedule_low_priority_values_first": bool(rng.random() < 0.7),
+                "retraction_policy": str(rng.choice(["length", "priority"])),
             }
         case "tensorrt-llm":
             return {
@@ -269,6 +273,7 @@ def with_shared_prefixes(rng, system):
     settings = {name: value for name, value in system.settings if name not in DRAFTS}
     if system.policy == "sglang":
         settings["schedule_policy"] = str(rng.choice(["fcfs", "lpm"]))
+        system = dataclasses.replace(system, order="fcfs")
     plain = {"admission": None, "preemption": "recompute", "swap_ticks": 0, "settings": tuple(settings.items())}
     return dataclasses.replace(system, **plain, hash_ids=tuple(ids))
 

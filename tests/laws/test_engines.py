@@ -217,16 +217,14 @@ def test_what_an_engine_claims_about_work_conservation_is_so(scheduler):
         assert refuted.paper.first.tokens < 64 <= refuted.paper.first.supply
 
 
-def test_sglangs_mixed_chunks_leave_room_a_step_ahead_for_who_is_done():
-    """The next chunk is cut for a decode beside it, of a request whose last token is in flight."""
-    two = Workload.from_arrays([0.0, 0.0], [1, 5_000], [1, 1])
-    loads = []
-    for ahead in (False, True):
-        params = {"mixed_chunk": True, "overlap_schedule": ahead}
-        mixed = Server(STEPS, 512, policy="sglang", policy_params=params)
-        found = audit(simulate(two, mixed, record="allocations"))
-        loads.append(found.paper.first.tokens if found.paper.first else 512)
-    assert loads == [512, 511]
+def test_sglangs_mixed_chunks_fill_the_budget_beside_a_prompt_of_max_prefill_tokens():
+    """With chunks that limit is for batches: a prompt as long is cut to fit as any other."""
+    held = []
+    for longest in (16_383, 16_382):
+        two = Workload.from_arrays([0.0, 0.0], [1, longest], [1, 1])
+        mixed = Server(STEPS, 512, policy="sglang", policy_params={"mixed_chunk": True, "overlap_schedule": False})
+        held.append(audit(simulate(two, mixed, record="allocations")).paper.held)
+    assert held == [True, True]
 
 
 @pytest.mark.slow

@@ -127,8 +127,9 @@ def audit(run: Run) -> Audit:
         )
     if run.preemptions and run.server.policy.loses_in_flight:
         raise InputError(
-            f"an audit follows what preempted requests do again, but {run.server.policy.name} "
-            "loses tokens in flight too when it retracts; audit with overlap_schedule: false"
+            "an audit follows what preempted requests do again, but "
+            f"{run.server.policy.name} loses tokens in flight too when it retracts; audit with "
+            "overlap_schedule: false"
         )
     findings = _Findings()
     r = replay(

@@ -230,7 +230,7 @@ def _choose(world: World, engine: Any, pool: Any) -> Any:
         return form_by_policy(world, engine, pool)
     form_by_rule(world, engine, pool)
     if pool.rule == SGLANG:
-        engine.arrival_ends = engine.is_full == 0
+        engine.arrival_ends = engine.is_full == 0 or pool.takes_places != 0
     else:
         engine.arrival_ends = engine.waiting == 0 or pool.by_priority != 0
     return 0

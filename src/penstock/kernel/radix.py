@@ -224,27 +224,29 @@ def _source(world: World, request: int) -> Any:
 @uncounted()
 def use(world: World, engine: Any, place: Any, users: int) -> None:
     """Add (or, below 0, take away) users of a node and of all that leads to it."""
-    while place != engine.root:
-        node = world.nodes[place]
+    step: Any = place
+    while step != engine.root:
+        node = world.nodes[step]
         if node.users == 0:
             engine.evictable -= node.length
             if node.children == 0:
-                _unlist(world, engine, place)
+                _unlist(world, engine, step)
         node.users += users
         if node.users == 0:
             engine.evictable += node.length
             if node.children == 0:
-                _list(world, engine, place)
-        place = np.int64(node.parent)
+                _list(world, engine, step)
+        step = np.int64(node.parent)
 
 
 @uncounted(inline=True)
 def unused_before(world: World, engine: Any, place: Any) -> Any:
     """Return the pages up to the end of a node that nobody uses."""
     pages = 0
-    while place != engine.root and world.nodes[place].users == 0:
-        pages += world.nodes[place].length
-        place = np.int64(world.nodes[place].parent)
+    step: Any = place
+    while step != engine.root and world.nodes[step].users == 0:
+        pages += world.nodes[step].length
+        step = np.int64(world.nodes[step].parent)
     return pages
 
 

@@ -118,7 +118,7 @@ POOL = record(
     rule block_size watermark admission swap_ticks by_priority grows chunked reserved caching
     ahead long_prefill adapts prefill_interval reserve_prompt drafts lookahead longest
     mixed most_prefill clip_new_tokens retract_steps ignores_eos
-    radix by_match hash_block
+    radix by_match hash_block takes_places threshold retracts_by_rank
     cell_columns
     """
 )
@@ -236,14 +236,17 @@ that its end releases, and of the next one that its parent's end releases; 0: no
 WAITING, STARTED, IN_DECODE, DECODES_NOW = 0, -1, -2, -3
 """Phases of a released request in lines."""
 
-AGAIN = record(i8="last priority came", i4="target outputs declared done times prefix less more")
+AGAIN = record(
+    i8="last priority came", i4="target outputs declared filled done times prefix less more"
+)
 """One per request where there are engines, or times between tokens are counted in lines: what it
 has to do when it is admitted, once preempted.
 
 ``last``: tick of its last token, or `NONE_YET`; its rank where the queue goes by it, the smaller
 first, and its number among those that have come to the queue; tokens of its prefill, outputs still
-to come, most outputs that it may make; tokens done; ``times`` that it was preempted; ``prefix``:
-its row of recorded prefixes; ``less``, ``more``: its children in the heap.
+to come, most outputs that it may make, its tokens when it was last looked at; tokens done;
+``times`` that it was preempted; ``prefix``: its row of recorded prefixes; ``less``, ``more``: its
+children in the heap.
 """
 
 SLOT = record(
@@ -266,11 +269,14 @@ With SGLang's cache, the pages held that the tree has, the node that they end wi
 before whom, its prefill is complete when the batch in progress ends.
 """
 
-BUDGET = record(i8="chunk prompts pending room lives pages found found_end", f8="foreseen")
+BUDGET = record(
+    i8="chunk prompts pending room lives pages found found_end victims last_victim", f8="foreseen"
+)
 """What a batch of prompts that is being formed may still take (SGLang): tokens of the batch, tokens
 of prompts; tokens of memory that are spoken for now, and those that there are; rows of
 `World.lives`; free pages at first; pages that a cache has of the first that waits, and the node
-that they end with; tokens of memory that are spoken for, outputs to come included.
+that they end with; those who gave up their places; tokens of memory that are spoken for, outputs to
+come included.
 """
 
 NODE = record(

@@ -8,12 +8,9 @@ from typing import Any
 
 from penstock.kernel.blocks import blocks_of, take_blocks
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.recording import note_gaps
-from penstock.kernel.records import IN_STEP, NONE_YET, World
+from penstock.kernel.records import World
 from penstock.kernel.running import (
     append,
-    begin_decode,
-    change_phase,
     done_by,
     ends_unforeseen,
     growth_of,
@@ -24,7 +21,9 @@ from penstock.kernel.running import (
     waste_a_decode,
 )
 from penstock.kernel.sglang_cache import keep, make_free_for
-from penstock.kernel.sglang_prompts import in_flight, made_by, serve_prompts
+from penstock.kernel.sglang_estimate import made_by, rank_of
+from penstock.kernel.sglang_prompts import serve_prompts
+from penstock.kernel.sglang_retraction import taken_back
 from penstock.kernel.waiting import wait_last
 
 
@@ -44,7 +43,8 @@ def sglang(world: World, engine: Any, pool: Any) -> None:
             _ride_along(world, engine, pool)
         return
     _decode(world, engine, pool)
-    if engine.prefilling > 0 or (engine.waiting > 0 and engine.is_full == 0):
+    asks_again = engine.is_full == 0 or pool.takes_places != 0
+    if engine.prefilling > 0 or (engine.waiting > 0 and asks_again):
         engine.steady = 0  # the next batch may have prompts
 
 
@@ -122,8 +122,9 @@ def _ride_along(world: World, engine: Any, pool: Any) -> None:
     _drop_finishing(engine)
     if _decoders(engine) == 0 or not _may_decode(world, engine, pool):
         return
-    growth = _growth(world, engine, pool)
-    _decode_all(world, engine, pool, growth)
+    _decode_all(world, engine, pool, _growth(world, engine, pool))
+    if pool.takes_places != 0:
+        _note_lengths(world, engine)
     first, last, head = engine.first_slot, engine.last_slot, engine.served_head
     before = world.slots[head].previous
     world.slots[before].next = world.slots[head].previous = -1
@@ -134,6 +135,19 @@ def _ride_along(world: World, engine: Any, pool: Any) -> None:
     if world.slots[last].taken < world.slots[last].left:
         unlink(world, engine, last)
         append(world, engine, last)
+
+
+@uncounted()
+def _note_lengths(world: World, engine: Any) -> None:
+    """Take note of the tokens of all that ride along."""
+    place = engine.first_slot
+    while place >= 0:
+        slot = world.slots[place]
+        if slot.left == 0 or (slot.left < 0 and slot.taken > 0):
+            request = slot.request
+            made = made_by(world, engine, slot)
+            world.again[request].filled = world.rows[request].left + made
+        place = slot.next
 
 
 @uncounted(inline=True)
@@ -159,7 +173,7 @@ def _retract(world: World, engine: Any, pool: Any) -> None:
     """Retract at least one, until the others can decode once, or one is left; the others go on in
     the order of outputs made.
     """
-    _sort_by_outputs(world, engine)
+    _sort_by_outputs(world, engine, pool)
     fewest = engine.last_slot
     if engine.prefilling > 0:
         fewest = world.slots[fewest].previous
@@ -168,7 +182,7 @@ def _retract(world: World, engine: Any, pool: Any) -> None:
         first = False
         place = fewest
         fewest = world.slots[place].previous
-        wait_last(world, engine, pool, _taken_back(world, engine, pool, place))
+        wait_last(world, engine, pool, taken_back(world, engine, pool, place))
         pages = blocks_of(_decoders(engine) * pool.retract_steps, pool.block_size)
         make_free_for(world, engine, pool, pages)
     engine.is_full = 0
@@ -186,7 +200,7 @@ def _retract(world: World, engine: Any, pool: Any) -> None:
 
 
 @uncounted(inline=True)
-def _sort_by_outputs(world: World, engine: Any) -> None:
+def _sort_by_outputs(world: World, engine: Any, pool: Any) -> None:
     """Sort those that decode: most outputs first, of equal ones the shorter prompt; equal ones stay
     as they stand. They grow alike, so most stand so already.
     """
@@ -194,7 +208,7 @@ def _sort_by_outputs(world: World, engine: Any) -> None:
     while place >= 0 and world.slots[place].left <= 0:
         following = world.slots[place].next
         before = world.slots[place].previous
-        while before >= 0 and _goes_before(world, engine, place, before):
+        while before >= 0 and _goes_before(world, engine, pool, place, before):
             before = world.slots[before].previous
         if before != world.slots[place].previous:
             unlink(world, engine, place)
@@ -204,61 +218,14 @@ def _sort_by_outputs(world: World, engine: Any) -> None:
 
 
 @uncounted(inline=True)
-def _goes_before(world: World, engine: Any, one: int, other: int) -> Any:
+def _goes_before(world: World, engine: Any, pool: Any, one: int, other: int) -> Any:
     """Return whether a request is retracted later than another."""
     a, b = world.slots[one], world.slots[other]
+    if pool.retracts_by_rank != 0:
+        rank, others = rank_of(world, a.request), rank_of(world, b.request)
+        if rank != others:
+            return rank < others
     made, others = made_by(world, engine, a), made_by(world, engine, b)
     if made != others:
         return made > others
     return world.rows[a.request].left < world.rows[b.request].left
-
-
-@uncounted(inline=True)
-def _taken_back(world: World, engine: Any, pool: Any, place: int) -> Any:
-    """Preempt a request that decodes; its token in flight is lost. Return it."""
-    slot = world.slots[place]
-    flying = in_flight(engine, slot)
-    last = _last_but_one(engine, slot)
-    if slot.left < 0:
-        _call_back(world, engine, pool, place)
-    request = preempt(world, engine, pool, place)
-    if flying:
-        again = world.again[request]
-        again.target -= 1
-        again.outputs += 1
-        again.last = last
-        engine.waiting_tokens -= 1
-        if last == NONE_YET:
-            world.first_token[request] = -1
-        else:
-            note_gaps(world, world.servers[engine.server], pool, last, -1)
-    return request
-
-
-@uncounted()
-def _call_back(world: World, engine: Any, pool: Any, place: int) -> None:
-    """Let a request whose last token is in flight be one that decodes again."""
-    slot = world.slots[place]
-    before = -1
-    other = engine.first_leaving
-    while other != place:
-        before = other
-        other = world.slots[other].chain
-    if before < 0:
-        engine.first_leaving = slot.chain
-    else:
-        world.slots[before].chain = slot.chain
-    if engine.last_leaving == place:
-        engine.last_leaving = before
-    engine.unforeseen -= 1
-    slot.last = IN_STEP
-    begin_decode(world, engine, pool, place, 0)
-    change_phase(world, engine, slot.request, -1)
-
-
-@uncounted(inline=True)
-def _last_but_one(engine: Any, slot: Any) -> Any:
-    """Return the tick of the token before that in flight."""
-    if slot.due - engine.epoch == slot.outputs - 1:  # it comes with the prefill
-        return slot.before
-    return max(slot.before, engine.step_before)

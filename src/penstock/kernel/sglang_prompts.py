@@ -11,7 +11,7 @@ import numpy as np
 from penstock.kernel.blocks import blocks_of, hold
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.radix import make_free, match, unused_before, use
-from penstock.kernel.records import IN_STEP, World
+from penstock.kernel.records import World
 from penstock.kernel.running import (
     add_tokens,
     admit,
@@ -19,59 +19,15 @@ from penstock.kernel.running import (
     serve_prefill,
 )
 from penstock.kernel.sglang_cache import look_at_queue
-from penstock.kernel.waiting import pop_waiting
+from penstock.kernel.sglang_estimate import foreseen_by_all, made_before, made_by
+from penstock.kernel.sglang_retraction import take_places
+from penstock.kernel.waiting import pop_waiting, wait_last
 
 GO_ON, NO_MEMORY, STOP = range(3)
 """What follows for the next request once one was asked for."""
 
 _NO_LIMIT = 2**40
 """Tokens of a batch, where prompts are not cut."""
-
-
-# -- what a request may still make
-
-
-@uncounted(inline=True)
-def in_flight(engine: Any, slot: Any) -> Any:
-    """Return whether the batch in progress brings a token of a running request."""
-    if slot.left < 0:
-        return True
-    last = engine.last_step if slot.last == IN_STEP else slot.last
-    return last == engine.flight_end
-
-
-@uncounted(inline=True)
-def made_by(world: World, engine: Any, slot: Any) -> Any:
-    """Return the outputs of one that decodes that are out: not yet the one in flight."""
-    decodes = np.int64(world.rows[slot.request].decodes)
-    if slot.left < 0:
-        return decodes
-    flying = 1 if in_flight(engine, slot) else 0
-    return decodes + 1 - (slot.due - engine.epoch) - flying
-
-
-@uncounted(inline=True)
-def _made_before(world: World, request: int) -> Any:
-    """Return the outputs of a waiting request that are out."""
-    return np.int64(world.rows[request].decodes) + 1 - world.again[request].outputs
-
-
-@uncounted(inline=True)
-def _foreseen(world: World, engine: Any, pool: Any) -> Any:
-    """Return the output tokens that running requests are expected to make yet.
-
-    One by one, in their order: it decides the last digit of the sum.
-    """
-    ratio = 1.0 if pool.ignores_eos != 0 else engine.ratio
-    foreseen = 0.0
-    place = engine.first_slot
-    while place >= 0:
-        slot = world.slots[place]
-        if slot.left <= 0:
-            left = world.again[slot.request].declared - made_by(world, engine, slot)
-            foreseen += min(left, pool.clip_new_tokens) * ratio
-        place = slot.next
-    return foreseen
 
 
 # -- budgets
@@ -85,10 +41,11 @@ def _new_budget(world: World, engine: Any, pool: Any) -> Any:
     budget.chunk = (pool.budget if pool.chunked != 0 else _NO_LIMIT) - riding
     budget.prompts = pool.most_prefill - riding
     budget.pending = riding
-    budget.foreseen = riding + _foreseen(world, engine, pool)
+    budget.foreseen = riding + foreseen_by_all(world, engine, pool)
     budget.room = (engine.free + engine.evictable) * pool.block_size
     budget.pages = engine.free
     budget.found = 0
+    budget.victims = -1
     budget.lives = -1
     return budget
 
@@ -118,12 +75,12 @@ def _verdict(budget: Any) -> Any:
 @uncounted()
 def serve_prompts(world: World, engine: Any, pool: Any) -> None:
     """Go on with the request in mid-prefill, then admit waiting ones while the budgets last."""
-    if engine.running == engine.prefilling:
+    if engine.running == engine.prefilling or pool.takes_places != 0:
         engine.is_full = 0
     if engine.prefilling == 0:
         if engine.is_full != 0 or engine.waiting == 0:
             return
-        if engine.running >= pool.batch_size:
+        if engine.running >= pool.batch_size and pool.takes_places == 0:
             engine.is_full = 1
             return
     if pool.radix != 0 and engine.waiting > 0:
@@ -134,6 +91,11 @@ def serve_prompts(world: World, engine: Any, pool: Any) -> None:
         if engine.served == 0:
             return
     _admit_waiting(world, engine, pool, budget)
+    request = budget.victims
+    while request >= 0:
+        following = np.int64(world.rows[request].next)
+        wait_last(world, engine, pool, request)
+        request = following
     if pool.radix != 0 and engine.served > 0:
         _make_free_for_prompts(world, engine, pool, budget)
 
@@ -185,8 +147,11 @@ def _admit_waiting(world: World, engine: Any, pool: Any, budget: Any) -> None:
     while engine.waiting > 0 and _verdict(budget) != STOP:
         if engine.running >= pool.batch_size:
             engine.is_full = 1
-        if engine.is_full != 0:
+        if engine.is_full != 0 and (
+            pool.takes_places == 0 or not take_places(world, engine, pool, budget)
+        ):
             break
+        world.again[engine.head].filled = world.again[engine.head].target
         if pool.ignores_eos != 0 and pool.radix == 0:
             verdict = _ask_with_known_outputs(world, engine, pool, budget)
         else:
@@ -209,7 +174,7 @@ def _ask(world: World, engine: Any, pool: Any, budget: Any) -> Any:
     request, size = engine.head, pool.block_size
     target = np.int64(world.again[request].target)
     declared = np.int64(world.again[request].declared)
-    outputs = min(declared - _made_before(world, request), pool.clip_new_tokens)
+    outputs = min(declared - made_before(world, request), pool.clip_new_tokens)
     room = budget.room
     if pool.radix != 0:
         pages, end = match(world, engine, pool, request, (target - 1) // size)
@@ -297,7 +262,7 @@ def _foresee_ends(world: World, engine: Any, budget: Any) -> None:
     Who comes later and has the most left goes before the last, not behind it.
     """
     request = engine.head
-    left = np.int64(world.again[request].declared) - _made_before(world, request)
+    left = np.int64(world.again[request].declared) - made_before(world, request)
     held = np.int64(world.again[request].target)
     if budget.lives >= 0:
         index = 0

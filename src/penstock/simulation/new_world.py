@@ -168,7 +168,8 @@ def _memory(engines: Any, pools: Any, room: int) -> dict[str, Any]:
     """Return what says who holds which blocks: those that reuse prefixes tell them apart."""
     none = np.zeros(0, np.int64)
     caching = [engine for engine in engines if pools[engine.pool].caching]
-    lives = room + 1 if pools.ignores_eos.any() else 0  # with the one that waits
+    # With the one that waits, and those who gave up their places meanwhile.
+    lives = 2 * room + 1 if pools.ignores_eos.any() else 0
     trees = [engine for engine in engines if pools[engine.pool].radix]
     if trees:
         lives = max(lives, SORTED_QUEUE)
@@ -279,6 +280,8 @@ def _describe(pool: Any, server: Server, tick_s: float) -> None:
             pool.swap_ticks = round(memory.swap_s / tick_s)
     for name, value in policy.kernel_options.items():
         pool[name] = value
+    if server.order != "priority":
+        pool.takes_places = pool.retracts_by_rank = False
 
 
 def _slots(server: Server) -> int:
@@ -353,7 +356,7 @@ def more_slots(world: World) -> World:
     if world.allocation_rows.shape[0]:
         world = world._replace(allocation_rows=np.zeros((8 * room, 5), np.int64))
     if world.lives.shape[0]:
-        lives = max(world.lives.shape[0], 2 * room + 1)
+        lives = max(world.lives.shape[0], 4 * room + 1)
         world = world._replace(lives=np.zeros((lives, 2), np.int64))
     return wider_table(world, 0)
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.kernel import records
+from penstock.kernel.sglang_estimate import RANK
 from penstock.system.engine import Engine, Option
 from penstock.system.scheduler import GpuBytes, GpuRule, LimitRule, Options, Program
 
@@ -83,14 +84,30 @@ def _flags_of_sglang(options: Options) -> list[str]:
         flags.append("--disable-overlap-schedule")
     if options["schedule_conservativeness"] != 1:
         flags += ["--schedule-conservativeness", f"{options['schedule_conservativeness']:g}"]
+    if not options["chunked_prefill"]:  # what comes last counts
+        flags += ["--chunked-prefill-size", "-1"]
+    if options["schedule_policy"] != "fcfs":
+        flags += ["--schedule-policy", options["schedule_policy"]]
+    threshold = options["priority_scheduling_preemption_threshold"]
+    if threshold != Sglang.known["priority_scheduling_preemption_threshold"].default:
+        flags += ["--priority-scheduling-preemption-threshold", str(threshold)]
     return flags
+
+
+def _notes_of_sglang(options: Options) -> list[str]:
+    notes = []
+    if options["ignore_eos"]:
+        notes.append("ignore_eos is not the server's: each request has to ask for it")
+    if not options["priority_preemption"] or options["retraction_policy"] != "length":
+        notes.append("priority_preemption and retraction_policy have to be told the server by hand")
+    if not options["schedule_low_priority_values_first"]:
+        notes.append("larger priorities come first: leave out --schedule-low-priority-values-first")
+    return notes
 
 
 class Sglang(Engine):
     """SGLang 0.5.23: new prompts in chunks, alone or beside the decodes, as far as an estimate of
     memory allows.
-
-    Its mixed chunks fill the budget, except beside a prompt of about ``max_prefill_tokens``.
     """
 
     name = "sglang"
@@ -108,9 +125,14 @@ class Sglang(Engine):
         "retract_steps": Option(20, low=1, alias="retract_decode_steps"),
         "schedule_policy": Option("fcfs", _QUEUE_ORDERS),
         "ignore_eos": Option(False),
+        "priority_preemption": Option(True),
+        "priority_scheduling_preemption_threshold": Option(10),
+        "schedule_low_priority_values_first": Option(True),
+        "retraction_policy": Option("length", ("length", "priority")),
     }
     cut_by = "chunked_prefill"
     caches_prefixes = True
+    orders = ("fcfs", "priority")
     caches_in_tree = True
     decodes_beyond = True
     block_size = 1  # it counts single tokens
@@ -126,7 +148,9 @@ class Sglang(Engine):
         max_batch_size="--max-running-requests",
         block_size="--page-size",
         by_arrival=("--schedule-policy", "fcfs"),
+        by_priority=("--enable-priority-scheduling", "--schedule-low-priority-values-first"),
         flags=_flags_of_sglang,
+        notes=_notes_of_sglang,
         environment=_environment_of_sglang,
         other="the plan runs {name!r}, which SGLang does not have: its own scheduler, with "
         "decodes in prefill "
@@ -164,6 +188,9 @@ class Sglang(Engine):
             "clip_new_tokens": options["clip_new_tokens"],
             "retract_steps": options["retract_steps"],
             "ignores_eos": options["ignore_eos"],
+            "takes_places": options["priority_preemption"],
+            "threshold": options["priority_scheduling_preemption_threshold"],
+            "retracts_by_rank": options["retraction_policy"] == "priority",
             "by_match": options["schedule_policy"] == "lpm",
         }
         self.kernel_numbers = (high, low, (high - low) / options["decay_steps"])
@@ -177,6 +204,12 @@ class Sglang(Engine):
             raise InputError(
                 f"schedule_policy is {order!r} beside prefix_caching, which is known for 'fcfs' "
                 "and 'lpm' only; take one of them, or leave prefix_caching out"
+            )
+        if server.order == "priority" and (caches or order not in ("fcfs", "lof")):
+            raise InputError(
+                f"order is 'priority' beside schedule_policy {order!r}"
+                f"{' and prefix_caching' if caches else ''}, but {self.name} has priorities here "
+                "with 'fcfs' and 'lof' only, and without a cache; leave one out"
             )
         most = self.options["max_prefill_tokens"]
         if not self.cuts_prompts and most > server.token_budget:
@@ -195,6 +228,6 @@ class Sglang(Engine):
 
     def ranks_of(self, priority: Any, declared: Any, order: str) -> Any:
         """Return by what the queue goes before the coming to it: the longest declared first."""
-        if self.sorts_queue:
-            return -np.asarray(declared, np.int64)
-        return priority
+        sign = 1 if self.options["schedule_low_priority_values_first"] else -1
+        ranks = np.asarray(priority, np.int64) * sign * RANK if order == "priority" else 0
+        return ranks - np.asarray(declared, np.int64) * self.sorts_queue

@@ -1,0 +1,140 @@
+"""Requests that SGLang takes memory from: what they lose, and who gives up a place to whom."""
+
+from typing import Any
+
+import numpy as np
+
+from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.recording import note_gaps
+from penstock.kernel.records import IN_STEP, NONE_YET, World
+from penstock.kernel.running import begin_decode, change_phase, ends_unforeseen, preempt
+from penstock.kernel.sglang_estimate import foreseen_of, in_flight, rank_of
+
+
+@uncounted(inline=True)
+def taken_back(world: World, engine: Any, pool: Any, place: int) -> Any:
+    """Preempt a request that decodes; its token in flight is lost. Return it."""
+    slot = world.slots[place]
+    flying = in_flight(engine, slot)
+    last = _last_but_one(engine, slot)
+    if slot.left < 0:
+        _call_back(world, engine, pool, place)
+    request = preempt(world, engine, pool, place)
+    if flying:
+        again = world.again[request]
+        again.target -= 1
+        again.outputs += 1
+        again.last = last
+        engine.waiting_tokens -= 1
+        if last == NONE_YET:
+            world.first_token[request] = -1
+        else:
+            note_gaps(world, world.servers[engine.server], pool, last, -1)
+    return request
+
+
+@uncounted()
+def _call_back(world: World, engine: Any, pool: Any, place: int) -> None:
+    """Let a request whose last token is in flight be one that decodes again."""
+    slot = world.slots[place]
+    before = -1
+    other = engine.first_leaving
+    while other != place:
+        before = other
+        other = world.slots[other].chain
+    if before < 0:
+        engine.first_leaving = slot.chain
+    else:
+        world.slots[before].chain = slot.chain
+    if engine.last_leaving == place:
+        engine.last_leaving = before
+    if ends_unforeseen(world, slot):
+        engine.unforeseen -= 1
+    slot.last = IN_STEP
+    begin_decode(world, engine, pool, place, 0)
+    change_phase(world, engine, slot.request, -1)
+
+
+@uncounted(inline=True)
+def _last_but_one(engine: Any, slot: Any) -> Any:
+    """Return the tick of the token before that in flight."""
+    if slot.due - engine.epoch == slot.outputs - 1:  # it comes with the prefill
+        return slot.before
+    return max(slot.before, engine.step_before)
+
+
+# -- priorities
+
+
+@uncounted()
+def take_places(world: World, engine: Any, pool: Any, budget: Any) -> Any:
+    """Preempt running requests of much lower priority, the lowest and latest first, if that makes
+    room for the outputs of the first that waits (``preempt_to_schedule``); return whether it does.
+
+    Its prompt counts only if it has been looked at before.
+    """
+    request = engine.head
+    again = world.again[request]
+    wanted = np.float64(again.filled + min(np.int64(again.declared), pool.clip_new_tokens))
+    wanted -= budget.room - budget.foreseen
+    worst = -1
+    while worst < 0 or wanted > 0:
+        following = _next_lowest(world, engine, worst)
+        if following < 0:
+            return False
+        other = world.slots[following].request
+        if rank_of(world, other) - rank_of(world, request) <= pool.threshold:
+            return False
+        worst = following
+        wanted -= foreseen_of(world, engine, pool, world.slots[worst])
+    _preempt_from(world, engine, pool, budget, world.slots[worst].request)
+    return True
+
+
+@uncounted(inline=True)
+def _next_lowest(world: World, engine: Any, worst: int) -> Any:
+    """Return who gives up its place after another one (-1: as the first), or -1."""
+    chosen = -1
+    place = engine.first_slot
+    while place >= 0:
+        slot = world.slots[place]
+        below = worst < 0 or _is_lower(world, world.slots[worst].request, slot.request)
+        below = below and slot.left <= 0
+        if below and (chosen < 0 or _is_lower(world, slot.request, world.slots[chosen].request)):
+            chosen = place
+        place = slot.next
+    return chosen
+
+
+@uncounted(inline=True)
+def _is_lower(world: World, one: int, other: int) -> Any:
+    """Return whether a request gives up its place before another."""
+    rank, others = rank_of(world, one), rank_of(world, other)
+    if rank != others:
+        return rank > others
+    return world.again[one].came > world.again[other].came
+
+
+@uncounted(inline=True)
+def _preempt_from(world: World, engine: Any, pool: Any, budget: Any, last: int) -> None:
+    """Preempt, in running order, a request and all who give up their places before it.
+
+    They wait again when the batch is formed.
+    """
+    place = engine.first_slot
+    while place >= 0:
+        slot = world.slots[place]
+        following = slot.next
+        if slot.left <= 0 and not _is_lower(world, last, slot.request):
+            free = engine.free
+            budget.foreseen -= foreseen_of(world, engine, pool, slot)
+            request = taken_back(world, engine, pool, place)
+            budget.pages += engine.free - free
+            budget.room += (engine.free - free) * pool.block_size
+            world.rows[request].next = -1
+            if budget.victims < 0:
+                budget.victims = request
+            else:
+                world.rows[budget.last_victim].next = request
+            budget.last_victim = request
+        place = following
