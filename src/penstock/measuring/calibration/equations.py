@@ -5,10 +5,10 @@ In a row with rate lambda, inter-token latency T, n requests that decode and mea
 batch holds n decodes and lambda P T prompt tokens on average, so T is linear in the costs of a
 step, a token, a request, a token of context, a pair of prompt tokens, and of prompts in a batch at
 all. The first token comes after what is left of the batch under way (half of it, where arrivals do
-not follow departures), a batch with the prompt in it, and the overhead, and later where nobody else
-was there: what idles takes time to wake up. Up to a knee, tokens may cost less, as the weights must
-be read in any case; the knee is searched for. Prompts that wait for each other are left to the
-simulation.
+not follow departures), the next one where that is composed already, a batch with the prompt in it,
+and the overhead, and later where nobody else was there: what idles takes time to wake up. Up to a
+knee, tokens may cost less, as the weights must be read in any case; the knee is searched for.
+Prompts that wait for each other are left to the simulation.
 
 The costs solve the equations together with their `priors`: each is positive, and one that the rows
 say nothing of stays where it was likely to be.
@@ -119,7 +119,12 @@ def itl_of(row: Row) -> float | None:
 
 
 def first_guess(
-    rows: Sequence[Row], names: Sequence[str], token_budget: int, loss: str = "soft_l1"
+    rows: Sequence[Row],
+    names: Sequence[str],
+    token_budget: int,
+    loss: str = "soft_l1",
+    *,
+    ahead: bool = False,
 ) -> Guess:
     """Solve the equations of some rows together with the priors of the costs.
 
@@ -137,6 +142,8 @@ def first_guess(
     loss
         ``soft_l1``: one odd row does not bend the rest; ``linear``: nor does a group of rows
         outvote the others.
+    ahead
+        Whether the server composes a batch when the one before it starts.
     """
     likely = priors(min(itl for row in rows if (itl := itl_of(row))))
     held = {name: "not asked for" for name in UNITS if name not in names}
@@ -144,11 +151,13 @@ def first_guess(
         name for name in LINEAR if name in names and name not in ("with_prefill", "per_token_below")
     ]
     count = sum((ttft_of(row) is not None) + (itl_of(row) is not None) for row in rows)
-    values, misfit = _solved(rows, usual, likely, 0.0, loss)
+    values, misfit = _solved(rows, usual, likely, 0.0, loss, ahead)
     chosen, knee = usual, 0.0
     if "knee" in names and "per_token" in names:
         below = [*usual, "per_token_below"]
-        tried = {at: _solved(rows, below, likely, at, loss) for at in _KNEES if at < token_budget}
+        tried = {
+            at: _solved(rows, below, likely, at, loss, ahead) for at in _KNEES if at < token_budget
+        }
         best = min(tried, key=lambda at: tried[at][1], default=0.0)
         # its place, too, is chosen among many, so it counts as three parameters
         if best and count > len(below) + 1 and _worth(3, count, misfit, tried[best][1]):
@@ -157,7 +166,7 @@ def first_guess(
         else:
             held |= dict.fromkeys(("knee", "per_token_below"), "no knee fits better")
     if "with_prefill" in names:
-        more, less = _solved(rows, [*chosen, "with_prefill"], likely, knee, loss)
+        more, less = _solved(rows, [*chosen, "with_prefill"], likely, knee, loss, ahead)
         if count > len(chosen) + 1 and _worth(1, count, misfit, less):
             values = more
         else:
@@ -235,7 +244,7 @@ def _nobody_else(row: Row, streams: float) -> float:
     return float(np.exp(-under_way)) if row["pattern"] == "poisson" else max(1 - under_way, 0.0)
 
 
-def _equations(rows: Sequence[Row], knee: float) -> tuple[Floats, Floats]:
+def _equations(rows: Sequence[Row], knee: float, ahead: bool) -> tuple[Floats, Floats]:
     """Return a matrix of shape (equations, parameters) and constants that add up to what was
     measured, both over it.
     """
@@ -258,11 +267,12 @@ def _equations(rows: Sequence[Row], knee: float) -> tuple[Floats, Floats]:
             known.append((0.0, itl))
         if ttft and not held_back(row, None):
             beside = 0.0 if alone else 1.0
-            wait = beside * gap * (1.0 if row["pattern"] == "closed" else 0.5)
+            empty = _nobody_else(row, decodes)
+            batches = 1.0 if row["pattern"] == "closed" else 0.5
+            wait = (beside - empty if beside else 0.0) * gap * (batches + ahead)
             others = beside * decodes
             load = prompt + others
             below, beyond = min(load, knee), max(load - knee, 0)
-            empty = _nobody_else(row, decodes)
             matrix.append(
                 [1, beyond, 1, 1 + others, beside * context, below, others, squares, 1, empty]
             )
@@ -272,12 +282,17 @@ def _equations(rows: Sequence[Row], knee: float) -> tuple[Floats, Floats]:
 
 
 def _solved(
-    rows: Sequence[Row], names: Sequence[str], likely: Mapping[str, Prior], knee: float, loss: str
+    rows: Sequence[Row],
+    names: Sequence[str],
+    likely: Mapping[str, Prior],
+    knee: float,
+    loss: str,
+    ahead: bool,
 ) -> tuple[dict[str, float], float]:
     """Return the most probable values of the parameters, by their logarithms, and what is left of
     the equations.
     """
-    matrix, constant = _equations(rows, knee)
+    matrix, constant = _equations(rows, knee, ahead)
     matrix = matrix[:, [LINEAR.index(name) for name in names]]
     centre = np.array([likely[name].centre for name in names])
     deviation = np.array([likely[name].deviation for name in names])

@@ -14,6 +14,7 @@ from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.refine import Fit, Sent, misfits, refine
 from penstock.measuring.calibration.servers import Build
 from penstock.simulation.progress import Progress
+from penstock.system.policies import resolve
 from penstock.system.server import Server
 
 _MOST_REQUESTS = 10_000  # of a row, while it is fitted: the rest tells little more
@@ -46,7 +47,10 @@ def common_fit(
             "steps cannot be told from prompts; choose rows with both, or benchmark with streaming"
         )
     budget = build.limit("token_budget")
-    guesses = [first_guess(to_fit, names, budget, loss) for loss in ("soft_l1", "linear")]
+    ahead = resolve(build.policy).ahead
+    guesses = [
+        first_guess(to_fit, names, budget, loss, ahead=ahead) for loss in ("soft_l1", "linear")
+    ]
     guessed = build(guesses[0].values)[0]
 
     def as_sent(rows: Iterable[Row]) -> list[Sent]:
