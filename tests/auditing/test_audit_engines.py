@@ -109,6 +109,8 @@ def test_what_is_moved_to_another_place_in_a_run_with_preemptions_is_found(polic
 
 def preempted(memory=HOLDS_8, policy="vllm", settings=()):
     """Serve two requests of 3 + 5 tokens where 8 are held at most: request 1 leaves in batch 2, and comes back."""
+    if policy == "vllm":
+        settings = {"async_scheduling": False} | dict(settings)
     server = Server(ONE_TICK, 8, 4, policy=policy, policy_params=settings, memory=memory)
     return simulated([0, 0], [3, 3], [5, 5], server)
 

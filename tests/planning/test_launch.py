@@ -32,6 +32,7 @@ def test_sarathi_is_vllms_own_scheduler_with_the_limits_of_the_plan():
         "--tensor-parallel-size": "2",
         "--max-num-batched-tokens": "512",
         "--max-num-seqs": "128",
+        "--no-async-scheduling": None,
     }
     assert found.exact
     assert not found.environment
@@ -40,9 +41,10 @@ def test_sarathi_is_vllms_own_scheduler_with_the_limits_of_the_plan():
 @pytest.mark.parametrize(("budget", "slots"), [(256, 64), (2048, None)])
 def test_what_is_started_for_sarathi_serves_each_request_at_the_same_time_as_planned(budget, slots):
     workload = ps.Workload.poisson(5.0, ps.LogNormal(700, 1.2), ps.Geometric(60), seed=1)
+    assert "--no-async-scheduling" in launch(deployment("sarathi", budget, slots)).command
+    at_once = deployment("vllm", budget, slots, policy_params={"async_scheduling": False})
     planned, started = (
-        ps.simulate(workload, deployment(policy, budget, slots).server, requests=3_000)
-        for policy in ("sarathi", "vllm")
+        ps.simulate(workload, one.server, requests=3_000) for one in (deployment("sarathi", budget, slots), at_once)
     )
     assert (planned.rows.finish == started.rows.finish).all()
     assert (planned.rows.first_token == started.rows.first_token).all()

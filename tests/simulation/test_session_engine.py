@@ -154,8 +154,11 @@ def test_a_closed_loop_at_an_engine_with_ample_memory_is_that_of_its_policy(paus
     rng = np.random.default_rng(3)
     prompt, output = rng.integers(1, 600, 90), rng.integers(1, 60, 90)
     runs = [
-        simulate_closed(prompt, output, ps.Server(TP1, 512, 128, policy=policy), clients=7, pause_s=pause_s)
-        for policy in ("sarathi", "vllm")
+        simulate_closed(prompt, output, server, clients=7, pause_s=pause_s)
+        for server in (
+            ps.Server(TP1, 512, 128, policy="sarathi"),
+            ps.Server(TP1, 512, 128, policy="vllm", policy_params={"async_scheduling": False}),
+        )
     ]
     assert all(run.finished == 90 for run in runs)
     for column in ("arrival_ns", "first_token_ns", "finish_ns"):

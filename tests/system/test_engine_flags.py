@@ -23,8 +23,6 @@ def refusal(key: str) -> str:
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("max_model_len", "lengths come from the workload"),
-        ("max-model-len", "lengths come from the workload"),
         ("context-length", "lengths come from the workload"),
         ("max_seq_len", "lengths come from the workload"),
         ("tensor_parallel_size", "choose `hardware`"),

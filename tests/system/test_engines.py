@@ -12,9 +12,10 @@ def server(**changed) -> ps.Server:
 
 
 def test_settings_have_the_engines_defaults_and_take_the_engines_names() -> None:
-    assert server().policy.options == {"chunked_prefill": True, "long_prefill_threshold": 0}
+    usual = {"chunked_prefill": True, "async_scheduling": True, "long_prefill_threshold": 0, "reserve_prompt": True}
+    assert usual.items() <= server().policy.options.items()
     told = server(policy_params={"enable-chunked-prefill": False, "long_prefill_token_threshold": 64})
-    assert told.policy.options == {"chunked_prefill": False, "long_prefill_threshold": 64}
+    assert told.policy.options == server().policy.options | {"chunked_prefill": False, "long_prefill_threshold": 64}
 
 
 def test_another_policy_of_a_server_has_its_own_settings() -> None:
@@ -37,7 +38,15 @@ def test_another_policy_of_a_server_has_its_own_settings() -> None:
         ({"policy_params": {"long_prefill_threshold": 1, "long_prefill_token_threshold": 2}}, "given twice"),
         ({"scope": "batch"}, "counts running requests"),
         ({"convention": "paper"}, "prefill yields the first token"),
-        ({"policy": "sglang", "order": "priority"}, "serves in order of arrival"),
+        ({"policy": "tensorrt-llm", "order": "priority"}, "serves in order of arrival"),
+        ({"policy_params": {"drafts": 2, "acceptance": [0.5, 0.5, 0.5]}}, "acceptance has 3 chances for 2 drafts"),
+        ({"policy_params": {"drafts": 2, "acceptance": 1.5}}, "acceptance is 1.5"),
+        (
+            {"token_budget": 4, "policy_params": {"drafts": 4, "acceptance": 0.5}},
+            "needs one beside its drafts",
+        ),
+        ({"policy_params": {"draft_lookahead": 2}}, "there are no drafts"),
+        ({"policy_params": {"long_prefill_adaptive": True}}, "long_prefill_threshold is 0"),
         ({"policy": "vllm-v0", "max_batch_size": 513}, "max_batch_size is 513"),
         ({"memory": ps.Memory(100, admission="completion")}, "has its own"),
         ({"memory": ps.Memory(100, preemption="swap")}, "preempts by recompute"),

@@ -278,9 +278,10 @@ def _scheduler(program: Program, server: Server) -> _Started:
         return _Started(
             [*program.beside_other], {}, False, [program.other.format(name=policy.name)]
         )
-    flags, environment, notes = [], {}, []
+    # The plan composes each batch when it starts.
+    flags, environment, notes = [*program.at_once], {}, []
     if not policy.decode_first:  # which is the engine's own, as long as nobody is preempted
-        flags = [program.plugin, _SCHEDULER]
+        flags += [program.plugin, _SCHEDULER]
         environment["PENSTOCK_POLICY"] = _name_for_plugin(policy)
         if server.params:
             environment["PENSTOCK_POLICY_PARAMS"] = ",".join(

@@ -42,8 +42,7 @@ EXPLAINED = {
     **dict.fromkeys(("model", "model_path", "served_model_name", "dtype", "tokenizer"), _MODEL),
     **dict.fromkeys(
         (
-            "tensor_parallel_size", "tensor_parallel", "tp", "tp_size", "pipeline_parallel_size",
-            "pp", "pp_size",
+            "tensor_parallel_size", "tensor_parallel", "tp", "tp_size",
             "expert_parallel_size", "ep", "ep_size", "enable_expert_parallel",
             "moe_expert_parallel_size",
         ),
@@ -60,12 +59,35 @@ EXPLAINED = {
     ),
     **dict.fromkeys(("kv_cache_memory_bytes", "num_gpu_tokens"), "it is given as tokens: "
                                                                  "max_total_tokens"),
+    **dict.fromkeys(
+        (
+            "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_modules",
+            "lora_paths", "max_loras_per_batch",
+        ),
+        f"which adapters may share a batch (LoRA): {_NOT_MODELLED}",
+    ),
+    **dict.fromkeys(
+        ("sliding_window", "disable_sliding_window", "swa_full_tokens_ratio"),
+        f"KV memory that a sliding window gives back: {_NOT_MODELLED}",
+    ),
+    **dict.fromkeys(
+        ("disable_hybrid_kv_cache_manager", "mamba_block_size", "hybrid_kvcache_ratio"),
+        f"KV memory of layers of several kinds: {_NOT_MODELLED}",
+    ),
+    **dict.fromkeys(
+        ("enable_dp_attention", "dp_attention", "enable_attention_dp"),
+        f"data-parallel attention: {_NOT_MODELLED}",
+    ),
+    **dict.fromkeys(
+        ("pipeline_parallel_size", "pp", "pp_size"),
+        f"batches of several pipeline stages at once: {_NOT_MODELLED}",
+    ),
     **dict.fromkeys(("num_cpu_blocks", "swap_space", "cpu_offload_gb", "kv_offloading_size"),
     _NOT_MODELLED),
     **dict.fromkeys(
         ("quantization", "kv_cache_dtype", "enforce_eager", "attention_backend",
         "max_seq_len_to_capture",
-         "speculative_config", "speculative_algorithm", "num_speculative_tokens",
+         "speculative_config", "speculative_algorithm",
          "cuda_graph_max_bs"),
         _NO_PART,
     ),

@@ -93,6 +93,8 @@ class Program(NamedTuple):
         Options that bring it nearer to such a one.
     capped
         Whether it always has a max batch size, which the token budget bounds.
+    at_once
+        The options by which it composes each batch when it starts.
     plugin
         The option by which it runs policies of Penstock (`penstock.vllm_plugin`); empty: it runs
         none.
@@ -114,6 +116,7 @@ class Program(NamedTuple):
     notes: Callable[[Options], list[str]] = lambda _: []
     beside_other: tuple[str, ...] = ()
     capped: bool = False
+    at_once: tuple[str, ...] = ()
     plugin: str = ""
 
 
