@@ -399,6 +399,10 @@ TWO = {"arrival": [0, 0], "prompt": [4, 4], "output": [3, 3], "batch_time": one_
         ({"engine": "vllm-v0", "token_budget": 3}, "a prefill of 4 tokens at once, but the token budget is 3"),
         ({"engine": "vllm-v0", "token_budget": 5, "kv_blocks": 9}, "a prefill of 6 tokens at once"),
         ({"engine": "tensorrt-llm", "token_budget": 3}, "may need a prefill of 4 tokens at once"),
+        (
+            {"engine": "tensorrt-llm", "token_budget": 1, "kv_blocks": 9, "options": {"chunked_context": True}},
+            "would get chunks of whole blocks of 2 tokens, but the token budget is 1",
+        ),
         ({"engine": "vidur-orca", "options": {"max_tokens": 6}}, "has 7 tokens, but max_tokens is 6"),
         ({"engine": "sglang", "token_budget": 1}, "a chunk of 1 tokens is less than a page of 2"),
     ],

@@ -503,19 +503,17 @@ def test_tensorrt_llm_reserves_to_completion_or_pauses_the_last(capacity, expect
 
 
 @pytest.mark.parametrize(
-    ("capacity", "expected"),
+    ("capacity", "blocks", "expected"),
     [
-        ("guaranteed_no_evict", [{0: 4, 1: 4}, {0: 1, 1: 1}, {1: 1, 2: 2}]),
-        ("max_utilization", [{0: 4, 1: 4}, {0: 1, 1: 1}, {1: 1, 2: 2}]),
-        ("static_batch", [{0: 4, 1: 4}, {0: 1, 1: 1}, {1: 1}, {2: 2}]),
+        ("guaranteed_no_evict", 7, [{0: 4, 1: 4}, {0: 1, 1: 1}, {1: 1, 2: 2}]),
+        ("max_utilization", 6, [{0: 4, 1: 4}, {0: 1, 1: 1}, {1: 1, 2: 2}]),
+        ("static_batch", 7, [{0: 4, 1: 4}, {0: 1, 1: 1}, {1: 1}, {2: 2}]),
     ],
 )
-def test_tensorrt_llm_lets_nobody_join_a_static_batch(capacity, expected):
-    three = TWO | {"arrival": [0, 0, 1], "prompt": [4, 4, 2], "output": [2, 3, 1]}
-    assert (
-        batches(simulate(**three, engine="tensorrt-llm", token_budget=8, kv_blocks=6, options={"capacity": capacity}))
-        == expected
-    )
+def test_tensorrt_llm_lets_nobody_join_a_static_batch(capacity, blocks, expected):
+    three = TWO | {"arrival": [0, 0, 1], "prompt": [4, 4, 2], "output": [2, 3, 1], "kv_blocks": blocks}
+    history = simulate(**three, engine="tensorrt-llm", token_budget=8, options={"capacity": capacity})
+    assert batches(history) == expected
 
 
 @pytest.mark.parametrize(
@@ -527,16 +525,72 @@ def test_tensorrt_llm_stops_at_a_prompt_that_does_not_fit_or_cuts_it(chunked_con
     assert batches(simulate(**three, engine="tensorrt-llm", token_budget=8, options=options)) == expected
 
 
-def test_tensorrt_llm_processes_the_prompts_of_a_static_batch_one_after_the_other_beside_decodes():
+def test_tensorrt_llm_serves_no_prompt_of_a_static_batch_beside_decodes():
     two = {"arrival": [0, 0], "prompt": [6, 4], "output": [2, 1], "batch_time": one_tick}
     history = simulate(**two, engine="tensorrt-llm", token_budget=8, options={"capacity": "static_batch"})
-    assert batches(history) == [{0: 6}, {0: 1, 1: 4}]
+    assert batches(history) == [{0: 6}, {0: 1}, {1: 4}]
 
 
 def test_tensorrt_llm_stops_in_a_static_batch_at_a_prompt_that_does_not_fit():
     three = {"arrival": [0] * 3, "prompt": [6, 4, 1], "output": [1] * 3, "batch_time": one_tick}
     history = simulate(**three, engine="tensorrt-llm", token_budget=8, options={"capacity": "static_batch"})
     assert batches(history) == [{0: 6}, {1: 4, 2: 1}]
+
+
+IN_BLOCKS = {"batch_time": one_tick, "engine": "tensorrt-llm", "block_size": 4}
+CHUNKED = {"chunked_context": True}
+
+
+def test_tensorrt_llm_cuts_a_prompt_to_whole_blocks_unless_its_end_fits():
+    """Of a budget of 7 it takes a block of 4, twice, and then the 5 tokens that are left."""
+    one = IN_BLOCKS | {"arrival": [0], "prompt": [13], "output": [1]}
+    assert batches(simulate(**one, token_budget=7, kv_blocks=9, options=CHUNKED)) == [{0: 4}, {0: 4}, {0: 5}]
+    assert batches(simulate(**one, token_budget=7, options=CHUNKED)) == [{0: 7}, {0: 6}]  # without a limit: no blocks
+
+
+def test_tensorrt_llm_has_blocks_of_32_tokens_by_default():
+    one = {"arrival": [0], "prompt": [70], "output": [1], "batch_time": one_tick, "engine": "tensorrt-llm"}
+    assert batches(simulate(**one, token_budget=65, kv_blocks=3, options=CHUNKED)) == [{0: 64}, {0: 6}]
+
+
+# With a budget of 5, prompt 0 leaves 2 tokens: less than a block of prompt 1, but all of prompt 2.
+SKIPPED = IN_BLOCKS | {"arrival": [0] * 3, "prompt": [3, 8, 2], "token_budget": 5}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [
+        (6, [{0: 3, 2: 2}, {0: 1, 1: 4}, {0: 1, 1: 4}, {0: 1}]),
+        (5, [{0: 3}, {0: 1, 1: 4}, {0: 1, 1: 4}, {0: 1, 2: 2}]),
+    ],
+)
+def test_tensorrt_llm_serves_a_prompt_behind_one_that_got_no_chunk_if_memory_for_both_is_free(blocks, expected):
+    """To completion, the last output included, they need 2, 3 and 1 blocks."""
+    history = simulate(**SKIPPED, output=[4, 1, 1], kv_blocks=blocks, options=CHUNKED)
+    assert batches(history) == expected
+
+
+def test_tensorrt_llm_pauses_one_that_overtook_when_the_prompt_before_it_lacks_memory():
+    """In batch 2 request 0 takes a second block, so prompt 1 lacks one, and 2 behind it, which has started, is paused.
+
+    Request 2 keeps its place; it waits for a block until 0 and 1 are done.
+    """
+    history = simulate(**SKIPPED, output=[4, 1, 4], kv_blocks=4, options=CHUNKED | {"capacity": "max_utilization"})
+    assert schedule(history) == [
+        ({0: 3, 2: 2}, []),
+        ({0: 1, 2: 1}, []),
+        ({0: 1, 1: 4}, [2]),
+        ({0: 1, 1: 4}, []),
+        ({2: 4}, []),
+        ({2: 1}, []),
+    ]
+
+
+def test_tensorrt_llm_reserves_a_block_for_an_output_that_is_never_computed():
+    one = IN_BLOCKS | {"arrival": [0], "prompt": [4], "output": [1], "token_budget": 8, "kv_blocks": 1}
+    assert batches(simulate(**one, options={"capacity": "max_utilization"})) == [{0: 4}]
+    with pytest.raises(InputError, match="needs 2 KV blocks, but 1 can be used"):
+        simulate(**one)
 
 
 # ---------------------------------------------------------------- Vidur's schedulers

@@ -104,7 +104,7 @@ def test_the_memory_of_an_engine_follows_its_policy_and_its_token_budget() -> No
     larger = dataclasses.replace(server, token_budget=8_192)
     assert larger.memory == ps.Memory(tokens(TWO, "vllm", 8_192) // 16)
     assert larger.memory.tokens < server.memory.tokens  # type: ignore[union-attr]
-    assert server.with_policy("tensorrt-llm").memory == ps.Memory(tokens(TWO, "tensorrt-llm") // 16)
+    assert server.with_policy("tensorrt-llm").memory == ps.Memory(tokens(TWO, "tensorrt-llm") // 32, 32)
 
 
 def test_a_policy_of_the_paper_has_no_limit_unless_it_takes_the_place_of_an_engine() -> None:

@@ -129,7 +129,7 @@ def replay(run: Run, rows: Rows, batch_rows: Ints, allocation_rows: Ints) -> Rep
     if server.holds == "prefill":
         held = np.maximum(held, target)
     elif server.holds == "completion":
-        held = total[request]
+        held = total[request] + server.policy.reserves_last_token
     stays = np.append(request[1:] == request[:-1], np.zeros(min(request.size, 1), bool))
     for first, account in accounts.items():
         held[first : first + len(account.held)] = account.held

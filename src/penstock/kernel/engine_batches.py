@@ -28,6 +28,7 @@ from penstock.kernel.records import (
     SEAM,
     SGLANG,
     STUCK,
+    TENSORRT,
     VIDUR_SARATHI,
     VIDUR_VLLM,
     VLLM_V0,
@@ -69,7 +70,8 @@ def _begin_decoding(world: World, server: int, count: int, most: int) -> None:
         request = clock.next_job
         row = world.rows[request]
         prompt, decodes = np.int64(row.left), np.int64(row.decodes)
-        held = blocks_of(prompt + (decodes if pool.grows == 0 else 1), pool.block_size)
+        later = 1 if pool.grows != 0 else decodes + (pool.rule == TENSORRT)
+        held = blocks_of(prompt + later, pool.block_size)
         if pool.reserved > 0:
             held = pool.reserved
         if held + pool.watermark > engine.free:

@@ -18,12 +18,9 @@ from penstock.kernel.blocks import blocks_of, found_in_cache, hold, name_prompt,
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.drafts import blocks_for_drafts, verify
 from penstock.kernel.records import (
-    COMPLETION,
     SGLANG,
-    STATIC,
     TENSORRT,
     VIDUR_FASTERTRANSFORMER,
-    VIDUR_ORCA,
     VIDUR_SARATHI,
     VIDUR_VLLM,
     VLLM,
@@ -31,6 +28,7 @@ from penstock.kernel.records import (
     World,
 )
 from penstock.kernel.rules_sglang import sglang
+from penstock.kernel.rules_tensorrt import tensorrt
 from penstock.kernel.running import (
     admit,
     append,
@@ -41,7 +39,6 @@ from penstock.kernel.running import (
     keep_sorted,
     make_room,
     needs,
-    peak_of,
     serve_prefill,
     unlink,
     victim_of,
@@ -59,6 +56,8 @@ def form_by_rule(world: World, engine: Any, pool: Any) -> None:
         _prompts_or_decodes(world, engine, pool)
     elif pool.rule == SGLANG:
         sglang(world, engine, pool)
+    elif pool.rule == TENSORRT:
+        tensorrt(world, engine, pool)
     elif pool.rule == VIDUR_FASTERTRANSFORMER:
         _static_batch(world, engine, pool)
     else:
@@ -337,54 +336,37 @@ def _prompts_or_decodes(world: World, engine: Any, pool: Any) -> None:
         _decode_all(world, engine, pool, 1)
 
 
-# -- TensorRT-LLM and Vidur's others
+# -- Vidur's others
 
 
 @uncounted()
 def _decodes_then_prompts(world: World, engine: Any, pool: Any) -> None:
-    """TensorRT-LLM, and Vidur's Orca and Sarathi: all decodes, prompts that were begun, then new
-    ones.
-    """
-    static = pool.admission == STATIC
-    nobody_runs = engine.running == 0
+    """Vidur's Orca and Sarathi: all decodes, prompts that were begun, then new ones."""
     _decode_all(world, engine, pool, 1 if pool.rule == VIDUR_SARATHI else 0)
     left = max(pool.budget - engine.served_decodes, 0)
     if engine.prefilling > 0:
-        left = _go_on(world, engine, pool, left)
-    if (engine.preempted > 0 and pool.rule == TENSORRT) or (static and not nobody_runs):
-        return
+        left = _go_on(world, engine, left)
     while engine.running < pool.batch_size and engine.head >= 0:
-        target = world.again[engine.head].target
-        take = target
-        if pool.rule != VIDUR_ORCA and not static:
-            if left == 0 or (pool.chunked == 0 and target > left):
+        target = take = world.again[engine.head].target
+        if pool.rule == VIDUR_SARATHI:
+            if left == 0:
                 break
             take = min(target, left)
-        blocks = _blocks_to_start(world, pool, engine.head)
+        blocks = pool.reserved if pool.reserved > 0 else blocks_of(target, pool.block_size)
         if engine.free - blocks < pool.watermark:
             break
         request = pop_waiting(world, engine, pool)
         place = admit(world, engine, pool, request, blocks, 0)
-        if not static:
-            serve_prefill(world, engine, place, take)
-            left -= take
-    if static:
-        _go_on(world, engine, pool, left)
+        serve_prefill(world, engine, place, take)
+        left -= take
 
 
 @uncounted()
-def _blocks_to_start(world: World, pool: Any, request: int) -> Any:
-    """Return the blocks that a request takes when it is admitted."""
-    if pool.reserved > 0:
-        return pool.reserved
-    if pool.admission == COMPLETION or pool.admission == STATIC:
-        return blocks_of(peak_of(world, pool, request), pool.block_size)
-    return blocks_of(world.again[request].target, pool.block_size)
+def _go_on(world: World, engine: Any, left: int) -> Any:
+    """Serve prompts of those that run, in order; return the tokens left.
 
-
-@uncounted()
-def _go_on(world: World, engine: Any, pool: Any, left: int) -> Any:
-    """Serve prompts of those that run, in order; return the tokens left."""
+    Those in the batch stand at the end from now on, those that are not at the front.
+    """
     place = engine.first_slot
     end = engine.last_slot
     front = place
@@ -393,21 +375,16 @@ def _go_on(world: World, engine: Any, pool: Any, left: int) -> Any:
         following = slot.next if place != end else -1
         if slot.left > 0:
             take = min(slot.left, left)
-            if pool.chunked == 0 and take < slot.left:
-                break
             if take > 0:
                 serve_prefill(world, engine, place, take)
                 left -= take
-            if pool.rule == VIDUR_SARATHI:
-                # Those in the batch stand at the end from now on, those that are not at the front.
-                if take > 0:
-                    unlink(world, engine, place)
-                    append(world, engine, place)
-                elif place == front:
-                    front = following
-                else:
-                    unlink(world, engine, place)
-                    insert_before(world, engine, place, front)
+                unlink(world, engine, place)
+                append(world, engine, place)
+            elif place == front:
+                front = following
+            else:
+                unlink(world, engine, place)
+                insert_before(world, engine, place, front)
         place = following
     return left
 

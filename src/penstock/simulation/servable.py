@@ -46,7 +46,8 @@ def never_served(
                 f"{size:,} its prompt, {kept} more and a token stay free"
             )
             limits.append((short, reason))
-        tokens = np.maximum(peak + policy.drafted_tokens, policy.reserved_tokens)
+        beyond = policy.drafted_tokens + policy.reserves_last_token
+        tokens = np.maximum(peak + beyond, policy.reserved_tokens)
         needed = -(-tokens // size)
         spare = server.spare_blocks
         over = needed + spare > usable

@@ -210,7 +210,10 @@ _ADMISSIONS = {
 
 
 class TensorRtLlm(Engine):
-    """TensorRT-LLM: all decodes, then new requests, by one of three rules for what must be free."""
+    """TensorRT-LLM: all decodes, then prompts, by one of three rules for what must be free.
+
+    As its sources read: no recorded run of it was at hand.
+    """
 
     name = "tensorrt-llm"
     rule = records.TENSORRT
@@ -223,6 +226,7 @@ class TensorRtLlm(Engine):
         "chunked_context": Option(False, alias="enable_chunked_context"),
     }
     decodes_at_once = True
+    block_size = 32
     cut_by = "chunked_context"
     gpu_rule = GpuRule(
         "free_gpu_memory_fraction",
@@ -234,7 +238,9 @@ class TensorRtLlm(Engine):
         """Set the facts that follow from the settings."""
         capacity = self.options["capacity"]
         self.work_conserving = self.cuts_prompts and capacity != "static_batch"
+        self.whole_blocks = self.cuts_prompts
         self.held = "prefill" if capacity == "max_utilization" else "completion"
+        self.reserves_last_token = self.held == "completion"
         self.kernel_options = {"admission": _ADMISSIONS[capacity]}
 
 

@@ -185,6 +185,8 @@ class Scheduler(abc.ABC):
         Tokens that a request may come to, prompt and outputs, which are cut to it; 0: any.
     drafted_tokens
         Tokens beyond its own that a request needs memory for: drafts, until they are verified.
+    reserves_last_token
+        Whether memory reserved to completion has room for the last output, which is never computed.
     ahead
         Whether a batch is composed when the one before it starts.
     sorts_queue
@@ -245,6 +247,7 @@ class Scheduler(abc.ABC):
     reserved_tokens: int = 0
     longest_context: int = 0
     drafted_tokens: int = 0
+    reserves_last_token: bool = False
     ahead: bool = False
     sorts_queue: bool = False
     reads_declared: bool = False

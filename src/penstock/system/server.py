@@ -259,6 +259,16 @@ class Server:
         return self.memory.blocks - self.policy.own_blocks
 
     @property
+    def work_conserving(self) -> bool | None:
+        """Whether its batches carry what waits up to the token budget, with ample memory and slots:
+        not where prompts are cut to whole blocks; None: not known.
+        """
+        cuts_to_blocks = self.policy.whole_blocks and self.memory is not None
+        if cuts_to_blocks and self.memory.block_size > 1:  # type: ignore[union-attr]
+            return False
+        return self.policy.work_conserving
+
+    @property
     def watermark_blocks(self) -> int:
         """Blocks that an admission leaves free."""
         if self.memory is None:

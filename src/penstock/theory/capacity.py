@@ -50,7 +50,7 @@ def policy_capacity(server: Server, *, prompt: float, output: float) -> float:
         return fastertransformer_capacity(server, prompt=prompt, output=output)
     if policy.phases == "prefill-alone":
         return vanilla_vllm_capacity(server, prompt=prompt, output=output)
-    if policy.work_conserving:
+    if server.work_conserving:
         return work_conserving_capacity(server, prompt=prompt, output=output)
     raise InputError(
         f"no capacity is known for the policy {policy.name!r}, which is not known to be "

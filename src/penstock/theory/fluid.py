@@ -358,7 +358,7 @@ def _buffers(server: Server, order: Order | None, classes: int, decodes: Floats)
     once.
     """
     policy = server.policy
-    if policy.work_conserving is False:
+    if server.work_conserving is False:
         raise InputError(
             f"{policy.name} leaves room in batches while requests wait, so the fluid model does "
             "not fix how fast it "

@@ -113,7 +113,7 @@ def foster(
         work-conserving, or a max batch size could bind.
     """
     full = full_batch_rate(server)
-    if not server.policy.work_conserving:
+    if not server.work_conserving:
         raise InputError(
             f"{server.policy.name} is not known to be work-conserving, so V may grow where it "
             "should fall; take one "

@@ -163,19 +163,22 @@ def kv_memory(
 def work_conserving(server: Server) -> Hypothesis:
     """The policy fills the token budget whenever what waits allows it."""
     policy = server.policy
-    if policy.work_conserving:
+    conserves = server.work_conserving
+    if conserves:
         reason = f"{policy.name} fills the token budget whenever what waits allows it"
-    elif policy.work_conserving is None:
+    elif conserves is None:
         reason = (
             f"nothing is known of {policy.name}; if it is, say so with "
             "@policy(work_conserving=True)"
         )
+    elif policy.work_conserving:
+        reason = f"{policy.name} cuts prompts to whole blocks, so batches may have room for a part"
     else:
         reason = f"{policy.name} leaves room in batches while requests wait"
-    checked = not policy.work_conserving or policy.is_proved
+    checked = not conserves or policy.is_proved
     if not checked:
         reason += ", as its author claims; `audit` can refute it"
-    return Hypothesis("work-conserving policy", bool(policy.work_conserving), reason, checked)
+    return Hypothesis("work-conserving policy", bool(conserves), reason, checked)
 
 
 def batch_size(server: Server) -> Hypothesis:

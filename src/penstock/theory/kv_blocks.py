@@ -125,8 +125,8 @@ def reserves(server: Server) -> bool:
 def peak_blocks(prompt: Ints, output: Ints, server: Server, memory: Memory) -> Ints:
     """Return the blocks that requests hold in the end; shape (requests,)."""
     policy = server.policy
-    peak = _peak(prompt, output, server) + policy.drafted_tokens
-    tokens = np.maximum(peak, policy.reserved_tokens)
+    beyond = policy.drafted_tokens + policy.reserves_last_token
+    tokens = np.maximum(_peak(prompt, output, server) + beyond, policy.reserved_tokens)
     return -(-tokens // memory.block_size)
 
 

@@ -36,6 +36,7 @@ class Server(Replica):
     cuts_prompts = True  # whether a prefill may be spread over batches
     preempts = True
     drafted_tokens = 0  # beyond its own, for which a request needs memory
+    reserves_last_token = False  # though the last output is never computed
 
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
@@ -91,7 +92,7 @@ class Server(Replica):
         """Say why a request could never finish here, or return None if it could."""
         if request.prompt == 0 and request.total > 0:
             return "has no prompt, with which an engine begins"
-        needed = self.blocks(request.total + self.drafted_tokens)
+        needed = self.blocks(request.total + self.drafted_tokens + self.reserves_last_token)
         kept = self.watermark * self.watermark_alone
         if needed + kept > self.usable:
             beside = f" beside {kept} kept free" if kept else ""
