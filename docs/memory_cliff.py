@@ -3,12 +3,13 @@
 Two servers, of CodeLlama-34B on one and on two A100 (80 GB): what the weights leave holds about
 2,500 and 24,000 blocks of 16 tokens. Conversations (the look-alike of the Azure trace, resampled)
 on the one, long outputs (geometric, means of 500 prompt and 2,000 output tokens) on the other;
-token budget 2,048. Four ways to let requests in:
+token budget 2,048. Four ways to let requests in, the first three of vLLM's scheduler (its settings
+``scheduler_reserve_full_isl`` and ``watermark``, each of them equal to recordings of it):
 
-* optimistic: when the next block is free (vLLM before its pull request 37307),
-* input: when the whole prompt fits (vLLM since),
+* first chunk: when what goes into the next batch fits,
+* input: when the whole prompt fits,
 * input, and 5% of the blocks stay free,
-* completion: when prompt and output fit.
+* completion: when prompt and output fit (the policy sarathi).
 
 Drawn are the requests that finish per second and the share of the tokens that is processed anew,
 against the requests that arrive; then, of the second server with admission by input and more
@@ -26,6 +27,7 @@ import altair as alt
 import polars as pl
 
 import penstock as ps
+from penstock.show import charts
 
 BUDGET = 2048
 LOADS = (
@@ -45,11 +47,22 @@ LOADS = (
     2.0,
 )  # of what memory is estimated to carry, admission by input
 SLOTS = (40, 80, 120, 128, 140, 150, 160, 170, 180, 200, 250, 300)
-WAYS: dict[str, ps.Memory] = {
-    "optimistic": ps.Memory(1, admission="optimistic"),
-    "input": ps.Memory(1, admission="input"),
-    "input, 5% stay free": ps.Memory(1, admission="input", watermark=0.05),
-    "completion": ps.Memory(1, admission="completion"),
+
+
+class Way(NamedTuple):
+    """How requests are let in: by whom, with which settings, and what memory adds."""
+
+    policy: str = "vllm"
+    reserve_prompt: bool = True
+    watermark: float | None = None
+    admission: str | None = None
+
+
+WAYS = {
+    "first chunk": Way(reserve_prompt=False),
+    "input": Way(),
+    "input, 5% stay free": Way(watermark=0.05),
+    "completion": Way("sarathi", admission="completion"),
 }
 COLOURS = ["#D55E00", "#000000", "#0072B2", "#E69F00"]
 
@@ -63,12 +76,14 @@ class Case(NamedTuple):
     workload: ps.Workload
     requests: int
 
-    def server(self, way: ps.Memory, max_batch_size: int | None = None) -> ps.Server:
+    def server(self, way: Way, max_batch_size: int | None = None) -> ps.Server:
         """Return the server with one way to let requests in."""
-        memory = ps.Memory(
-            self.blocks, admission=way.admission, watermark=way.watermark, too_long="drop"
+        memory = ps.Memory(self.blocks, 16, way.watermark, way.admission, too_long="drop")
+        params = {"reserve_prompt": way.reserve_prompt} if way.policy == "vllm" else ()
+        slots = max_batch_size or BUDGET
+        return ps.Server(
+            self.batch_time, BUDGET, slots, way.policy, policy_params=params, memory=memory
         )
-        return ps.Server(self.batch_time, BUDGET, max_batch_size or BUDGET, memory=memory)
 
 
 CASES = (
@@ -114,12 +129,12 @@ def main() -> None:
     for case in CASES:
         carried = ps.memory_estimate(case.workload, case.server(WAYS["input"])).rate
         print(f"{case.title}: memory is estimated to carry {carried:.3f} requests/s")
-        for way, memory in WAYS.items():
+        for name_of_way, way in WAYS.items():
             for load in LOADS:
-                found = served(case, case.server(memory), load * carried)
-                rows.append({"case": case.title, "admission": way, **found})
+                found = served(case, case.server(way), load * carried)
+                rows.append({"case": case.title, "admission": name_of_way, **found})
                 print(
-                    f"{way:20} "
+                    f"{name_of_way:20} "
                     + "  ".join(f"{name} {value:.3f}" for name, value in found.items()),
                     flush=True,
                 )
@@ -164,10 +179,9 @@ def main() -> None:
         .encode(y=alt.Y("recomputed:Q", title="Tokens processed anew", axis=alt.Axis(format="%")))
         .properties(width=300, height=170),
     )
-    charts = {"memory_cliff": cliff, "memory_batch_size": batch_size}
     drawn = {
         name: chart.configure_axis(gridColor=charts.GRID).configure_legend(orient="top")
-        for name, chart in charts.items()
+        for name, chart in {"memory_cliff": cliff, "memory_batch_size": batch_size}.items()
     }
     charts.save(drawn, Path(__file__).parent / "figures")
 
