@@ -147,7 +147,8 @@ class Vllm(Engine):
                 "are no drafts; give drafts, too"
             )
         at_once = self.options["prefill_interval"] == 1
-        self.work_conserving = self.cuts_prompts and threshold == 0 and at_once
+        fills = self.cuts_prompts and threshold == 0 and at_once
+        self.work_conserving = fills and self.options["drafts"] == 0
         self.has_mean_field = self.work_conserving  # that of sarathi, where it is the same
         self.ahead = self.options["async_scheduling"]
         self.longest_context = self.options["max_model_len"]

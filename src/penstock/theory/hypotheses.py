@@ -164,7 +164,9 @@ def work_conserving(server: Server) -> Hypothesis:
     """The policy fills the token budget whenever what waits allows it."""
     policy = server.policy
     conserves = server.work_conserving
-    if conserves:
+    if policy.drafted_tokens:
+        reason = f"{policy.name} fills batches with drafts, some of which are wrong"
+    elif conserves:
         reason = f"{policy.name} fills the token budget whenever what waits allows it"
     elif conserves is None:
         reason = (
