@@ -166,12 +166,12 @@ def test_tampering_with_a_preemption_is_named_with_its_place_and_value(changed, 
 
 @pytest.mark.parametrize("capacity", ["guaranteed_no_evict", "static_batch"])
 def test_memory_reserved_to_completion_is_held_from_the_first_batch_on(capacity):
-    """Two requests that hold 7 tokens each in the end share 8 by preemption, but not by reservation."""
+    """Two requests that hold 7 tokens each in the end share 8 by preemption, but not by reservation of 8 each."""
     run = preempted(Memory(8, 1), "tensorrt-llm", {"capacity": "max_utilization"})
     assert audit(run).feasible
     claimed = run.server.policy.with_options({"capacity": capacity})
     found = audit(dataclasses.replace(run, server=dataclasses.replace(run.server, policy=claimed)))
-    assert "batch 0 (tick 0) holds 14 KV blocks, reserved to completion, of 8 (memory)" in found.violations
+    assert "batch 0 (tick 0) holds 16 KV blocks, reserved to completion, of 8 (memory)" in found.violations
 
 
 def test_a_batch_that_swaps_takes_whole_blocks_longer():

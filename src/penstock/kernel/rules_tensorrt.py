@@ -118,7 +118,7 @@ def _serve_prompts(world: World, engine: Any, pool: Any) -> None:
     place = engine.first_slot
     while place >= 0:
         slot = world.slots[place]
-        take = np.int64(slot.left)
+        take: Any = np.int64(slot.left)
         if take > left:
             take = left // size * size if pool.chunked != 0 else 0
             if pool.chunked == 0:
