@@ -167,6 +167,7 @@ class Vllm(Engine):
         self.drafted_tokens = self.options["drafts"] * batches + self.options["draft_lookahead"]
         if self.options["drafts"]:
             self.kernel_numbers = _shares_accepted(self.options)
+            self.outputs_per_decode = 1 + sum(self.kernel_numbers)
 
     def check(self, server: "Server") -> None:
         """Refuse what an engine cannot be told, and drafts that no batch has room for."""

@@ -187,6 +187,8 @@ class Scheduler(abc.ABC):
         Tokens beyond its own that a request needs memory for: drafts, until they are verified.
     reserves_last_token
         Whether memory reserved to completion has room for the last output, which is never computed.
+    outputs_per_decode
+        Outputs that a decode brings on average, with all its drafts.
     ahead
         Whether a batch is composed when the one before it starts.
     sorts_queue
@@ -247,6 +249,7 @@ class Scheduler(abc.ABC):
     reserved_tokens: int = 0
     longest_context: int = 0
     drafted_tokens: int = 0
+    outputs_per_decode: float = 1.0
     reserves_last_token: bool = False
     ahead: bool = False
     sorts_queue: bool = False

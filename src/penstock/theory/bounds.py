@@ -17,6 +17,10 @@ Three limits, each with a rate that follows from conservation of what it limits.
   swapped out, does not count, but no iteration serves them there. An admission that reserves memory
   to completion holds more, and that is counted: no policy helps, another admission may.
 
+Where a decode verifies drafts it brings up to y outputs on average, so the decodes of a request are
+1 / y of its outputs at least (Wald), and it holds its blocks in so many iterations less: the last
+two limits carry y times as much. What drafts cost is left out.
+
 What a server drops is not counted. Where prompts may share their beginnings, each is counted as one
 token, since that many are computed whatever is in the cache, and the KV memory has no bound.
 """
@@ -107,6 +111,9 @@ def bounds(workload: Workload, server: Server, demand: Load) -> tuple[Bound, ...
         )
     if slots is not None and slots < server.most_tokens:
         by_slots = region(_wasting(server), prompt=work.lengths).max_rate / work.share
+        if server.policy.outputs_per_decode > 1:
+            by_slots *= server.policy.outputs_per_decode
+            more += f", with {server.policy.outputs_per_decode:.3g} outputs from a decode"
         theorem = f"Section 6 (stability region under a max batch size){extended}"
         reason = (
             f"the best mix of batches of at most {slots:,} requests and {server.most_tokens:,} "
@@ -120,7 +127,7 @@ def bounds(workload: Workload, server: Server, demand: Load) -> tuple[Bound, ...
 
 def _kv_memory(work: Served, server: Server, memory: Memory) -> Bound:
     blocks = server.usable_blocks or 0
-    held = block_iterations(work.lengths, server, memory)
+    held = block_iterations(work.lengths, server, memory) / server.policy.outputs_per_decode
     shortest = float(server.batch_time.table(server.most_tokens)[1:].min())
     of = "tokens" if memory.block_size == 1 else f"blocks of {memory.block_size:,} tokens"
     return Bound(

@@ -194,10 +194,10 @@ class Workload:
         prompt_tokens: npt.ArrayLike,
         output_tokens: npt.ArrayLike,
         priority: npt.ArrayLike | None = None,
+        declared: npt.ArrayLike | Length | None = None,
         *,
         hash_ids: Sequence[Sequence[int]] | None = None,
         hash_block: int | None = None,
-        declared: npt.ArrayLike | Length | None = None,
         seed: int = 0,
         name: str = "arrays",
     ) -> Self:
