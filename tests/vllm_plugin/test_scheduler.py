@@ -269,7 +269,7 @@ def test_what_cannot_work_is_refused_at_the_start(
     ("version", "needed", "message"),
     [
         ("0.31.2", (), "vLLM is 0.31.2, but Penstock's scheduler was tested with 0.32 and 0.33 only"),
-        ("0.34.0", ("no_such_name",), "vLLM is 0.34.0 and lacks no_such_name of its scheduler"),
+        ("0.34.0", ("no_such_name",), "vLLM is 0.34.0, but Penstock's scheduler was tested with 0.32 and 0.33 only"),
         ("0.33.0", ("no_such_name",), "vLLM is 0.33.0 and lacks no_such_name"),
     ],
 )

@@ -1,5 +1,7 @@
 """What Penstock says of the paced server, and what it must be told: the time of its host."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pace
 from real_client import Call, calls, send
@@ -14,11 +16,11 @@ LATE_S = 0.002
 """A step that ends so much after its time is late: the machine was busy with something else."""
 
 
-def paced(host_s: float, policy: str = "vllm") -> ps.Server:
+def paced(host_s: float, policy: str = "vllm", params: Sequence[float] = ()) -> ps.Server:
     """Return the server as Penstock has it: the worker's time and the host's for each batch."""
     batch_time = ps.Composition(ps.Affine(pace.STEP_S + host_s, pace.TOKEN_S), decode_attention=pace.CONTEXT_S)
     if policy != "vllm":  # a policy inside vLLM, whose memory is ample here
-        return ps.Server(batch_time, BUDGET, MOST_REQUESTS, policy)
+        return ps.Server(batch_time, BUDGET, MOST_REQUESTS, policy, policy_params=params)
     memory = ps.Memory(BLOCKS, BLOCK_SIZE)
     return ps.Server(batch_time, BUDGET, MOST_REQUESTS, policy, policy_params=synchronous(), memory=memory)
 
