@@ -17,4 +17,4 @@ def vllm_for_cpus() -> None:
     except importlib.metadata.PackageNotFoundError:
         version = ""
     if not version.endswith("+cpu"):
-        pytest.skip("vLLM is not installed for CPUs: docs/vllm-server.md says how")
+        pytest.skip("vLLM is not installed for CPUs: docs/how-to/real-vllm-server.md says how")

@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests/vllm_server PACED_STEPS=steps.csv vllm serve MODEL --worker-cls paced_worker.PacedWorker ...
 
-`pace.known_s` is the known time. The file PACED_STEPS gets a line per step, with the columns `pace.COLUMNS`.
+`pace.step_seconds` is the known time. The file PACED_STEPS gets a line per step, with the columns `pace.COLUMNS`.
 """
 
 import os
@@ -19,22 +19,22 @@ class PacedWorker(CPUWorker):
     def execute_model(self, scheduler_output: Any) -> Any:
         """Compute a step, and note what is in it."""
         self.started = time.monotonic()
-        self.content = content(scheduler_output)
+        self.batch = count(scheduler_output)
         return super().execute_model(scheduler_output)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample, sleep until the step has taken its time, and write it down."""
         output = super().sample_tokens(grammar_output)
-        requests, prefill, decodes, context = self.content
-        known = pace.known_s(prefill + decodes, context)
-        time.sleep(max(self.started + known - time.monotonic(), 0))
-        row = (self.started, time.monotonic(), known, requests, prefill, decodes, context)
+        _, prefill, decodes, context = self.batch
+        seconds = pace.step_seconds(prefill + decodes, context)
+        time.sleep(max(self.started + seconds - time.monotonic(), 0))
+        row = (self.started, time.monotonic(), seconds, *self.batch)
         with open(os.environ["PACED_STEPS"], "a") as steps:
             print(*row, sep=",", file=steps)
         return output
 
 
-def content(step: Any) -> tuple[int, int, int, int]:
+def count(step: Any) -> tuple[int, int, int, int]:
     """Return the requests of a step, its prefill tokens, its decodes, and the tokens before these."""
     cached, tokens = step.scheduled_cached_reqs, step.num_scheduled_tokens
     columns = (cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens)

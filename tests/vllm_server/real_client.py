@@ -32,7 +32,7 @@ class Call:
     token_s: list[float] = dataclasses.field(default_factory=list)
 
 
-def calls(at_s: Iterable[float], prompts: Iterable[int], outputs: Iterable[int]) -> list[Call]:
+def make_calls(at_s: Iterable[float], prompts: Iterable[int], outputs: Iterable[int]) -> list[Call]:
     """Return requests of these lengths, their prompts of random words."""
     rng = np.random.default_rng(0)
     return [
@@ -41,27 +41,27 @@ def calls(at_s: Iterable[float], prompts: Iterable[int], outputs: Iterable[int])
     ]
 
 
-def send(url: str, planned: list[Call]) -> list[Call]:
+def send(url: str, calls: list[Call]) -> list[Call]:
     """Send each request at its time, whether or not others are answered, and wait for all answers."""
-    asyncio.run(_send_all(url, planned))
-    return sorted(planned, key=lambda call: call.sent_s)
+    asyncio.run(_send_all(url, calls))
+    return sorted(calls, key=lambda call: call.sent_s)
 
 
-def latencies(answered: list[Call]) -> dict[str, float]:
+def mean_latencies(calls: list[Call]) -> dict[str, float]:
     """Return the mean seconds to the first token, between tokens, and to the last token."""
-    between = np.concatenate([np.diff(call.token_s) for call in answered])
+    between = np.concatenate([np.diff(call.token_s) for call in calls])
     return {
-        "ttft_s": float(np.mean([call.token_s[0] - call.sent_s for call in answered])),
+        "ttft_s": float(np.mean([call.token_s[0] - call.sent_s for call in calls])),
         "tbt_s": float(np.mean(between)) if len(between) else 0.0,
-        "e2e_s": float(np.mean([call.token_s[-1] - call.sent_s for call in answered])),
+        "e2e_s": float(np.mean([call.token_s[-1] - call.sent_s for call in calls])),
     }
 
 
-async def _send_all(url: str, planned: list[Call]) -> None:
+async def _send_all(url: str, calls: list[Call]) -> None:
     many = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=many, timeout=aiohttp.ClientTimeout(600)) as session:
         zero = time.monotonic() + 0.2
-        await asyncio.gather(*(_send_one(session, url, call, zero) for call in planned))
+        await asyncio.gather(*(_send_one(session, url, call, zero) for call in calls))
 
 
 async def _send_one(session: aiohttp.ClientSession, url: str, call: Call, zero: float) -> None:
@@ -93,4 +93,5 @@ if __name__ == "__main__":
     rate, number = float(sys.argv[2]), int(sys.argv[3])
     rng = np.random.default_rng(0)
     at = np.cumsum(rng.exponential(1 / rate, number))
-    print(latencies(send(sys.argv[1], calls(at, rng.geometric(1 / 150, number), rng.geometric(1 / 16, number)))))
+    calls = make_calls(at, rng.geometric(1 / 150, number), rng.geometric(1 / 16, number))
+    print(mean_latencies(send(sys.argv[1], calls)))
