@@ -1,6 +1,6 @@
 """What Penstock says of the paced server, and what it must know for that: the time of the server's host."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,11 @@ PROMPT, OUTPUT = ps.Geometric(150, 1000), ps.Geometric(16, 100)
 
 LATE_S = 0.002
 """A step that ends so much after its time is late: the machine was busy with something else."""
+STALL_S = 0.020
+"""If the next batch takes longer to come, the machine stood still."""
+MOST_STALLED = 0.005
+"""If the machine stood still for a larger share of the time, the traffic is sent again."""
+ATTEMPTS = 4
 
 Steps = dict[str, np.ndarray]
 
@@ -71,8 +76,8 @@ def compare(predicted: dict[str, float], real: dict[str, float]) -> dict[str, fl
     return {metric: predicted[metric] / real[metric] - 1 for metric in real}
 
 
-def measure_between_s(steps: Steps, calls: list[Call]) -> float:
-    """Return the mean seconds from the end of a step's known time to the next step, while there is work.
+def waits_between(steps: Steps, calls: list[Call]) -> np.ndarray:
+    """Return the seconds from the end of each step's known time to the next step, while there is work.
 
     The host spends them on scheduling, on messages between processes, and on waking up. They are taken from the log
     of steps; what the clients noted only says between which steps there was work.
@@ -81,7 +86,33 @@ def measure_between_s(steps: Steps, calls: list[Call]) -> float:
     sent = np.array([call.sent_s for call in calls])
     done = np.array([call.token_s[-1] for call in calls])
     at_work = ((sent < start[:, None]) & (done > following[:, None])).any(axis=1)
-    return float(np.mean((following - start - steps["pace_s"][:-1])[at_work]))
+    waits: np.ndarray = (following - start - steps["pace_s"][:-1])[at_work]
+    return waits
+
+
+def measure_between_s(steps: Steps, calls: list[Call]) -> float:
+    """Return the mean seconds that the host takes from one batch to the next."""
+    return float(np.mean(waits_between(steps, calls)))
+
+
+def stalled_share(steps: Steps, calls: list[Call]) -> float:
+    """Return the share of the time in which the whole machine seems to have stood still."""
+    waits = waits_between(steps, calls)
+    return float(waits[waits > STALL_S].sum() / (steps["end_s"][-1] - steps["start_s"][0]))
+
+
+def send_undisturbed(server: RealServer, draw: Callable[[], list[Call]]) -> tuple[list[Call], Steps]:
+    """Send requests and return them and their steps; send them again if the machine stood still meanwhile.
+
+    One mean of the host's time cannot tell when a machine stood still for a second. Whether it did is judged by the
+    log of steps alone, before any latency is compared.
+    """
+    for _ in range(ATTEMPTS):
+        calls = send(server.url, draw())
+        steps = steps_of(server, calls)
+        if stalled_share(steps, calls) < MOST_STALLED:
+            break
+    return calls, steps
 
 
 def measure_idle_host(server: RealServer) -> Host:
@@ -99,7 +130,8 @@ def steps_of(server: RealServer, calls: list[Call]) -> Steps:
     return {name: column[steps["start_s"] > calls[0].sent_s] for name, column in steps.items()}
 
 
-def count_late(steps: Steps) -> str:
-    """Say how many steps were late."""
+def disturbance(steps: Steps, calls: list[Call]) -> str:
+    """Say how far the machine was busy with something else."""
     late = steps["end_s"] - steps["start_s"] - steps["pace_s"] > LATE_S
-    return f"{late.sum()} of {len(late)} steps were late; if they are many, run again on a quieter machine"
+    stalled = stalled_share(steps, calls)
+    return f"{late.sum()} of {len(late)} steps were late, and the machine stood still for {stalled:.2%} of the time"

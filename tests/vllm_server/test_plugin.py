@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from prediction import (
     compare,
-    count_late,
+    disturbance,
     measure_between_s,
     measure_idle_host,
     predict_latencies,
+    send_undisturbed,
     server_model,
-    steps_of,
 )
 from real_client import Call, make_calls, mean_latencies, send
 from real_server import serve
@@ -55,8 +55,7 @@ def test_a_policy_gives_the_answers_of_vllms_own_scheduler_at_the_times_of_the_s
     numbers = ",".join(map(str, server_model(0.002, policy, params).params))
     with serve(tmp_path, *PLUGIN, PENSTOCK_POLICY=policy, PENSTOCK_POLICY_PARAMS=numbers) as server:
         idle = measure_idle_host(server)
-        calls = send(server.url, make_crowd())
-        steps = steps_of(server, calls)
+        calls, steps = send_undisturbed(server, make_crowd)
     assert f"Using custom scheduler class {PLUGIN[1]}" in server.log.read_text()
     assert answers(calls) == own_answers
     model = server_model(measure_between_s(steps, calls), policy, params)
@@ -64,5 +63,5 @@ def test_a_policy_gives_the_answers_of_vllms_own_scheduler_at_the_times_of_the_s
     errors = compare(predict_latencies(calls, model, idle.front_s), real)
     with capsys.disabled():
         print(f"\n{policy}: " + ", ".join(f"{m} {real[m]:.4f} {errors[m]:+.1%}" for m in real))
-        print(count_late(steps))
-    assert max(map(abs, errors.values())) <= LARGEST_ERROR, count_late(steps)
+        print(disturbance(steps, calls))
+    assert max(map(abs, errors.values())) <= LARGEST_ERROR, disturbance(steps, calls)

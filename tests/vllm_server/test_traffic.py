@@ -8,16 +8,16 @@ from prediction import (
     Host,
     capacity,
     compare,
-    count_late,
+    disturbance,
     draw_calls,
     measure_between_s,
     measure_idle_host,
     predict_latencies,
+    send_undisturbed,
     server_model,
-    steps_of,
     workload,
 )
-from real_client import Call, mean_latencies, send
+from real_client import Call, mean_latencies
 from real_server import RealServer, serve
 
 import penstock as ps
@@ -65,17 +65,17 @@ def test_latencies_and_verdict_are_those_of_the_real_server(
 ) -> None:
     """The time between batches comes from the log of steps; nothing is fitted to the latencies."""
     rate = load * capacity(server_model(idle.between_s))
-    calls = send(server.url, draw_calls(rate, requests, seed))
-    steps = steps_of(server, calls)
+    calls, steps = send_undisturbed(server, lambda: draw_calls(rate, requests, seed))
     between_s = measure_between_s(steps, calls)
     model = server_model(between_s)
     real, predicted = mean_latencies(calls), predict_latencies(calls, model, idle.front_s)
     errors = compare(predicted, real)
     with capsys.disabled():
-        print(f"\nload {load}: {rate:.3f} requests/s, {staying_share(calls):+.1%} of them stay; {count_late(steps)}")
+        print(f"\nload {load}: {rate:.3f} requests/s, {staying_share(calls):+.1%} of them stay")
+        print(disturbance(steps, calls))
         print(f"host: {between_s * 1e3:.2f} ms between batches, {idle.front_s * 1e3:.2f} ms in the front end")
         print(*(f"{m}: real {real[m]:.4f}, simulated {predicted[m]:.4f}, {errors[m]:+.1%}" for m in real), sep="\n")
     assert all(len(call.tokens) == call.output_tokens for call in calls)
     assert (staying_share(calls) > GROWS) == (verdict == "unstable")
     assert ps.check(workload(rate), model, requests=3_000).verdict == verdict
-    assert max(map(abs, errors.values())) <= LARGEST_ERROR, count_late(steps)
+    assert max(map(abs, errors.values())) <= LARGEST_ERROR, disturbance(steps, calls)
