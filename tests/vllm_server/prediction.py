@@ -119,7 +119,7 @@ def measure_idle_host(server: RealServer) -> Host:
     """Send single requests to the idle server."""
     send(server.url, make_calls(np.zeros(4), [100] * 4, [20] * 4))  # the first requests take longer
     calls = send(server.url, make_calls(np.arange(12) * 1.5, [100] * 12, [10] * 12))
-    between_s = measure_between_s(steps_of(server, calls), calls)
+    between_s = float(np.median(waits_between(steps_of(server, calls), calls)))
     first_token_s = np.median([call.token_s[0] - call.sent_s for call in calls])
     return Host(between_s, float(first_token_s) - pace.step_seconds(100, 0) - between_s)
 

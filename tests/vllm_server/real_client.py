@@ -58,7 +58,7 @@ def mean_latencies(calls: list[Call]) -> dict[str, float]:
 
 
 async def _send_all(url: str, calls: list[Call]) -> None:
-    many = aiohttp.TCPConnector(limit=0)
+    many = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)  # vLLM closes connections after 5 idle seconds
     async with aiohttp.ClientSession(connector=many, timeout=aiohttp.ClientTimeout(600)) as session:
         zero = time.monotonic() + 0.2
         await asyncio.gather(*(_send_one(session, url, call, zero) for call in calls))
