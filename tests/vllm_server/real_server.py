@@ -100,6 +100,6 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch, serve(Path(scratch), *sys.argv[1:]) as running:
-        print(f"vLLM answers at {running.url}; its log is {running.log}, its steps are in {running.steps_file}")
+        print(f"vLLM answers at {running.url}; {running.log} is its log, {running.steps_file} its steps", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             signal.pause()
