@@ -197,7 +197,7 @@ def test_the_policy_is_not_offered_prompts_that_wait_for_something_else(
     grammar.status = type(grammar.status).WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
     for request in (grammar, plain):
         engine.add_request(request)
-    assert engine.schedule().num_scheduled_tokens == {"1": 101}
+    assert engine.schedule().num_scheduled_tokens == {plain.request_id: 101}
     assert queues[0].prompts == 1
 
 

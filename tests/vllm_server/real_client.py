@@ -11,10 +11,12 @@ import json
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import numpy as np
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
 
 WORDS = (8, 1024)
 """The tokens of the tiny Llama that prompts are made of: all but those with a meaning."""
@@ -58,13 +60,15 @@ def mean_latencies(calls: list[Call]) -> dict[str, float]:
 
 
 async def _send_all(url: str, calls: list[Call]) -> None:
+    import aiohttp  # which comes with vLLM
+
     many = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)  # vLLM closes connections after 5 idle seconds
     async with aiohttp.ClientSession(connector=many, timeout=aiohttp.ClientTimeout(600)) as session:
         zero = time.monotonic() + 0.2
         await asyncio.gather(*(_send_one(session, url, call, zero) for call in calls))
 
 
-async def _send_one(session: aiohttp.ClientSession, url: str, call: Call, zero: float) -> None:
+async def _send_one(session: "ClientSession", url: str, call: Call, zero: float) -> None:
     """Stream one greedy completion of exactly as many tokens as asked for."""
     asked = {
         "model": "tiny", "prompt": call.prompt, "max_tokens": call.output_tokens, "ignore_eos": True,
