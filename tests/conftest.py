@@ -31,6 +31,12 @@ def pytest_configure(config: pytest.Config) -> None:
         part.wait()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Run the tests of a real server one after another, in one process: what they time would be disturbed."""
+    return 0 if config.option.markexpr == "vllm_server" else None
+
+
 Said = tuple[int, str, str]
 """Exit status, standard output, standard error."""
 

@@ -197,7 +197,7 @@ def test_the_policy_is_not_offered_prompts_that_wait_for_something_else(
     grammar.status = type(grammar.status).WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
     for request in (grammar, plain):
         engine.add_request(request)
-    assert engine.schedule().num_scheduled_tokens == {"1": 101}
+    assert engine.schedule().num_scheduled_tokens == {plain.request_id: 101}
     assert queues[0].prompts == 1
 
 
@@ -269,7 +269,7 @@ def test_what_cannot_work_is_refused_at_the_start(
     ("version", "needed", "message"),
     [
         ("0.31.2", (), "vLLM is 0.31.2, but Penstock's scheduler was tested with 0.32 and 0.33 only"),
-        ("0.34.0", ("no_such_name",), "vLLM is 0.34.0 and lacks no_such_name of its scheduler"),
+        ("0.34.0", ("no_such_name",), "vLLM is 0.34.0, but Penstock's scheduler was tested with 0.32 and 0.33 only"),
         ("0.33.0", ("no_such_name",), "vLLM is 0.33.0 and lacks no_such_name"),
     ],
 )
