@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.kernel.signatures import DECODE_FIRST, POLICY_SIGNATURE, SEES_DECODES, Queue
+from penstock.system.engine_flags import EXPLAINED
 from penstock.system.memory import Memory
 from penstock.system.own_functions import compiled
 from penstock.system.scheduler import Holds, Options, Scheduler
@@ -180,6 +181,8 @@ def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[s
     for word, value in options.items():
         text = str(word).replace("-", "_")
         key = aliases.get(text, text)
+        if key not in known and key in EXPLAINED:
+            raise InputError(f"{checks.shown(word)} is no setting of {name} here: {EXPLAINED[key]}")
         if key not in known:
             raise InputError(
                 f"{name} has no setting {checks.shown(word)}{nearest(text, [*known, *aliases])}"
