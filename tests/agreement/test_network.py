@@ -191,7 +191,7 @@ def assert_agree_in_ns(network, count):
     rows = simulate_jobs(network, jobs).rows
     history = simulation.simulate(reference_jobs(jobs, 1e-9), reference_of(network, 1e-9))
     for what in ("ready", "first_token", "finish", "cached"):
-        assert getattr(rows, what).tolist() == [number(getattr(r, what)) for r in history.requests], what
+        assert getattr(rows, what).tolist() == [number(getattr(r, what), history.end) for r in history.requests], what
     return history
 
 
@@ -275,7 +275,7 @@ def test_one_replica_is_the_single_server_to_the_tick(random):
     )  # fmt: skip
     for what in ("first_token", "finish"):
         by_network = getattr(network.rows, what).tolist()
-        assert by_network == [number(getattr(request, what)) for request in history.requests]
+        assert by_network == [number(getattr(request, what), history.end) for request in history.requests]
         assert by_network == getattr(single.rows, what).tolist()
     assert network.busy.tolist() == [single.busy]
     assert network.end == single.end

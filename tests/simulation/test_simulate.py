@@ -297,7 +297,7 @@ def test_compiled_code_gets_arrays_of_just_the_types_that_it_takes_on_trust() ->
     """Whatever they were: other numbers, every other item, a read-only list of Python."""
     ticks = np.arange(20, dtype=np.int32)[::2]
     window = Window.of(ticks, np.arange(10)[::-1], np.ones(10), np.arange(10.0))  # type: ignore[arg-type]
-    types = [np.int64, np.int32, np.int32, np.int32, np.int64, np.int64]
+    types = [np.int64, *[np.int32] * 4, np.int64, np.int64]
     assert [column.dtype for column in window.columns] == types
     assert all(column.flags.c_contiguous for column in window.columns)
     assert window.arrival.tolist() == list(range(0, 20, 2))
