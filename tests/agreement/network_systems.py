@@ -4,7 +4,6 @@ Times are whole seconds at ``tick_s=1``, means are quarters and weights whole nu
 What draws is a `random.Random`: a seeded one, or one of hypothesis, which shrinks what it draws.
 """
 
-import copy
 import dataclasses
 import functools
 from itertools import pairwise
@@ -25,11 +24,13 @@ from penstock.system.pool import Pool
 from penstock.system.routing import Router
 from penstock.system.server import Server
 from penstock.workload.jobs import Jobs
+from penstock.workload.prefixes import Prefixes
 
 SCOPES, CONVENTIONS = ("running", "batch"), ("engine", "paper")
 ROUTERS = reference.ROUTERS
 ORDER_NAMES = ("fcfs", "global-age", *reference_orders.ORDERS)
 POLICIES = tuple(seam_policies.POLICIES)
+CACHING = ("vllm", "sglang", *POLICIES)  # those that can cache prefixes
 WEIGHT = 1024  # the router "work" weighs mean tokens times this
 
 # ---------------------------------------------------------------- odd policies and orders of a user's own
@@ -150,19 +151,14 @@ class EngineSpec:
         return self.system.server
 
     def pool(self, names):
-        """Return the kernel's pool; no workflow gives its requests priorities yet, so it is told of them behind its
-        back.
-        """
-        by_arrival = copy.copy(self.server)
-        vars(by_arrival)["order"] = "fcfs"
-        pool = Pool(by_arrival, self.replicas, kernel_router(self), affinity=self.affinity)
-        vars(pool)["server"] = self.server
-        return pool
+        """Return the kernel's pool."""
+        return Pool(self.server, self.replicas, kernel_router(self), affinity=self.affinity)
 
     def reference_pool(self, weights):
         """Return the reference's."""
         return reference.EnginePool(
             **self.system.plain_settings,
+            prefix_caching=self.system.hash_ids is not None,
             replicas=self.replicas,
             router=self.router,
             weights=weights,
@@ -195,6 +191,7 @@ class Request:
     delay: int = 0
     coin: int = 0
     priority: int = 0
+    hash_ids: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,6 +206,7 @@ class System:
     retention: int | None
     jobs: tuple[tuple[int, tuple[Request, ...]], ...]  # (arrival, requests)
     until: int | None
+    hash_block: int | None = None  # tokens that each of the hash ids names
 
     @property
     def names(self):
@@ -228,19 +226,23 @@ class System:
                 rows.append((*dataclasses.astuple(request), len(request.parents), child, sibling.get(place, 0)))
             first_request.append(len(rows))
         columns = zip(*rows, strict=True)
-        stage, prompt, output, _, reuse, context, delay, coin, priority, pending, child, sibling = columns
+        stage, prompt, output, _, reuse, context, delay, coin, priority, ids, pending, child, sibling = columns
         return {
             "arrival": [arrival for arrival, _ in self.jobs], "first_request": first_request, "stage": stage,
             "prompt": prompt, "output": output, "reuse": reuse, "context": context, "delay": delay,
             "pending": pending, "child": child, "sibling": sibling, "coin": coin, "priority": priority,
+            "hash_ids": ids,
         }  # fmt: skip
 
     def kernel_jobs(self):
         """Return the kernel's jobs."""
         columns = self.columns
         arrival, delay = columns.pop("arrival"), columns.pop("delay")
+        ids = columns.pop("hash_ids")
         if not any(columns["priority"]):
             del columns["priority"]
+        if self.hash_block:
+            columns["prefix"] = [row if some else -1 for row, some in enumerate(ids)]
         types = {"first_request": np.int64, "coin": np.uint32}
         arrays = {name: np.array(column, types.get(name, np.int32)) for name, column in columns.items()}
         workflow = np.zeros(len(arrival), np.int32)
@@ -257,9 +259,18 @@ class System:
             "prefill_means": np.array(self.prefill, float),
             "decode_means": np.array(self.decode, float),
             "onward": np.array(self.onward, float),
+            "prefixes": self.prefixes(),
         }
         network.__dict__.update(given)
         return network
+
+    def prefixes(self):
+        """Return what the kernel knows of prompts that begin alike."""
+        if self.hash_block is None:
+            return None
+        columns = self.columns
+        ids, counts = sum(columns["hash_ids"], ()), [len(some) for some in columns["hash_ids"]]
+        return Prefixes.of(np.array(ids, np.int64), np.array(counts), np.array(columns["prompt"]), self.hash_block)
 
     def reference(self, instants=()):
         """Run the reference."""
@@ -301,9 +312,14 @@ def draw_system(random, *, policies=POLICIES, orders=ORDER_NAMES, most_jobs=12, 
     jobs = tuple((tick, draw_job(random, stages)) for tick in arrival)
     if engines:
         jobs = tuple((tick, with_priorities(random, requests)) for tick, requests in jobs)
+    hash_block = draw_hash_block(random, pools)
+    if hash_block:
+        told = random.randint(1, 3)
+        jobs = tuple((tick, with_hash_ids(random, requests, hash_block, told)) for tick, requests in jobs)
     return System(
         pools,
         stage_pool,
+        hash_block=hash_block,
         prefill=tuple(random.randint(0, 12) / 4 for _ in stages),
         decode=tuple(random.randint(0, 12) / 4 for _ in stages),
         onward=tuple(tuple(random.choice([0, 0, 0.25, 0.5, 1, 2]) for _ in range(n_stages)) for _ in stages),
@@ -337,6 +353,8 @@ def draw_engine_pool(random, name):
     """Draw a pool of an engine, or of a policy of the paper with KV memory."""
     rng = np.random.default_rng(random.randrange(2**32))
     system = draw_tight(rng, name)
+    if system.blocks and name in CACHING and random.randrange(2):
+        system = engine_systems.with_shared_prefixes(rng, system)
     if random.randrange(3) == 0:
         system = engine_systems.composed(rng, system)
     return EngineSpec(
@@ -357,6 +375,27 @@ def draw_tight(rng, name):
     while system.blocks is None and name in POLICIES:  # without memory it is a server of the paper
         system = engine_systems.draw(rng, name, any_context=True)
     return system
+
+
+def draw_hash_block(random, pools):
+    """Draw tokens of a recorded block that suit all pools that cache prefixes, or None."""
+    sizes = {spec.system.block_size for spec in pools if isinstance(spec, EngineSpec) and spec.system.hash_ids}
+    return sizes.pop() if len(sizes) == 1 and random.randrange(3) else None
+
+
+def with_hash_ids(random, requests, size, told):
+    """Return the requests with names of their blocks, but for those that go on with a context: some go on from each
+    other, as turns of a few conversations do.
+    """
+    named = []
+    for request in requests:
+        shared, own = random.randint(0, 12), random.randrange(10_000, 10**9)
+        conversation = 1000 * random.randrange(told)
+        ids = range(conversation, conversation + shared)
+        ids = (*ids, *range(own, own + 40))[: request.prompt // size + random.randint(0, 1)]
+        given = request.context == 0 and random.randrange(4) > 0
+        named.append(dataclasses.replace(request, hash_ids=ids if given else ()))
+    return tuple(named)
 
 
 def with_priorities(random, requests):

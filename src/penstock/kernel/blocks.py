@@ -9,11 +9,15 @@ A prompt's blocks are listed in the row of ``table`` of its slot. Blocks taken b
 name before their request leaves, so they are all alike until then: they lie on one pile, from which
 a request that leaves takes what it holds.
 
-Recorded prompts have the names ``ids[bounds[row] : bounds[row + 1]]``. The blocks of an engine are
-``blocks[first_block : first_block + blocks + 1]``; the last one is both ends of its queue.
+Recorded prompts have the names ``ids[bounds[row] : bounds[row + 1]]``. A request that goes on with
+the context of an earlier one of its job has that one's names as far as the context reaches. The
+blocks of an engine are ``blocks[first_block : first_block + blocks + 1]``; the last one is both ends
+of its queue.
 """
 
 from typing import Any
+
+import numpy as np
 
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.records import World
@@ -39,18 +43,25 @@ def blocks_of(tokens: int, size: int) -> Any:
 
 
 @uncounted(inline=True)
-def _named_by_row(world: World, row: int) -> Any:
+def _shared_blocks(world: World, pool: Any, request: int) -> Any:
     """Return how many blocks of a prompt have names that others may have too."""
-    return world.bounds[row + 1] - world.bounds[row] if row >= 0 else 0
+    tokens = max(np.int64(world.again[request].named), np.int64(world.reuse[request]))
+    return tokens // pool.block_size
 
 
 @uncounted(inline=True)
-def _name_of(world: World, request: int, index: int) -> Any:
-    """Return the name of a full block of a request: recorded, or its own (below `NAMELESS`)."""
-    row = world.again[request].prefix
-    if index < _named_by_row(world, row):
-        return world.ids[world.bounds[row] + index]
-    number = world.clock[0].requests_before + request
+def _name_of(world: World, pool: Any, request: int, index: int) -> Any:
+    """Return the name of a full block of a request: recorded, or of the request that it comes from
+    (below `NAMELESS`).
+    """
+    end = (index + 1) * pool.block_size
+    again = world.again[request]
+    if end <= again.named:
+        return world.ids[world.bounds[again.prefix] + index]
+    owner = request
+    while end <= world.reuse[owner]:
+        owner += world.context[owner]
+    number = world.clock[0].requests_before + owner
     return NAMELESS - 1 - ((number << OWN_BITS) | index)
 
 
@@ -102,16 +113,16 @@ def _forget(world: World, engine: Any, block: Any) -> None:
 
 
 @uncounted()
-def name_prompt(world: World, engine: Any, place: int, first: int, end: int) -> None:
+def name_prompt(world: World, engine: Any, pool: Any, place: int, first: int, end: int) -> None:
     """Name the blocks of a prompt from ``first`` on and before ``end``, which a batch fills.
 
-    Those that only the request itself could look for get their names when it leaves.
+    Those that nobody else looks for before the request leaves get their names then.
     """
     request = world.slots[place].request
-    for index in range(first, min(end, _named_by_row(world, world.again[request].prefix))):
+    for index in range(first, min(end, _shared_blocks(world, pool, request))):
         block = world.table[place, index]
         if world.blocks[block].name == NAMELESS:
-            _give_name(world, engine, block, _name_of(world, request, index))
+            _give_name(world, engine, block, _name_of(world, pool, request, index))
 
 
 @uncounted()
@@ -124,9 +135,9 @@ def found_in_cache(world: World, engine: Any, pool: Any, request: int) -> Any:
     hits = unused = 0
     most = (world.again[request].target - 1) // pool.block_size
     if world.again[request].times == 0:  # else blocks of its own may be there
-        most = min(most, _named_by_row(world, world.again[request].prefix))
+        most = min(most, _shared_blocks(world, pool, request))
     while hits < most:
-        block = _holder(world, engine, _name_of(world, request, hits))
+        block = _holder(world, engine, _name_of(world, pool, request, hits))
         if block < 0:
             break
         if world.blocks[block].users == 0:
@@ -195,13 +206,13 @@ def hold(world: World, engine: Any, pool: Any, place: int, after: int) -> None:
 
 
 @uncounted()
-def occupy(world: World, engine: Any, place: int, hits: int, held: int) -> None:
+def occupy(world: World, engine: Any, pool: Any, place: int, hits: int, held: int) -> None:
     """Let a request that is admitted hold so many blocks, of which the first ones have its prefix
     already.
     """
     request = world.slots[place].request
     for index in range(hits):
-        block = _holder(world, engine, _name_of(world, request, index))
+        block = _holder(world, engine, _name_of(world, pool, request, index))
         if world.blocks[block].users == 0:
             _leave_queue(world, engine, world.blocks[block])
         world.blocks[block].users += 1
@@ -211,7 +222,7 @@ def occupy(world: World, engine: Any, place: int, hits: int, held: int) -> None:
 
 
 @uncounted()
-def give_back(world: World, engine: Any, place: int, held: int, full: int) -> None:
+def give_back(world: World, engine: Any, pool: Any, place: int, held: int, full: int) -> None:
     """Let a request that leaves give back its blocks, the last first; the full ones keep what they
     hold.
     """
@@ -222,7 +233,7 @@ def give_back(world: World, engine: Any, place: int, held: int, full: int) -> No
     for index in range(full):
         block = world.table[place, index]
         if world.blocks[block].name == NAMELESS:
-            _give_name(world, engine, block, _name_of(world, slot.request, index))
+            _give_name(world, engine, block, _name_of(world, pool, slot.request, index))
     for index in range(held - 1, -1, -1):
         block = world.table[place, index]
         world.blocks[block].users -= 1

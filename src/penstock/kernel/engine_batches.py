@@ -99,7 +99,7 @@ def _begin_decoding(world: World, server: int, count: int, most: int) -> None:
             held = blocks_of(prompt, pool.block_size)
         place = admit(world, engine, pool, request, held, 0)
         if pool.caching != 0:
-            name_prompt(world, engine, place, 0, prompt // pool.block_size)
+            name_prompt(world, engine, pool, place, 0, prompt // pool.block_size)
         engine.prefilling -= 1
         if pool.convention != 0:
             world.slots[place].last = IN_STEP

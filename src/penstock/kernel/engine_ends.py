@@ -155,7 +155,7 @@ def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> 
             done = np.int64(slot.target)
         if done >= 0:
             size = pool.block_size
-            give_back(world, engine, place, blocks_of(done + wasted, size), done // size)
+            give_back(world, engine, pool, place, blocks_of(done + wasted, size), done // size)
         place = slot.next
 
 

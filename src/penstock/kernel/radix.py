@@ -12,25 +12,31 @@ import numpy as np
 
 from penstock.kernel.blocks import FIRST_NAMED, OWN_BITS
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.records import World
 
 # -- what pages hold
 
 
 @uncounted(inline=True)
-def _named_pages(world: World, pool: Any, row: int) -> Any:
-    """Return how many pages of a prompt hold nothing but tokens that have recorded ids."""
-    if row < 0:
-        return 0
-    return (world.bounds[row + 1] - world.bounds[row]) * pool.hash_block // pool.block_size
+def _source(world: World, pool: Any, request: int) -> Any:
+    """Return what says what a request's pages hold: its number, its recorded row, and how many
+    pages the ids of that name.
+    """
+    again = world.again[request]
+    number = world.clock[0].requests_before + request
+    return number, np.int64(again.prefix), again.named // pool.block_size
 
 
 @uncounted(inline=True)
-def _page(world: World, pool: Any, row: int, number: int, index: int) -> Any:
-    """Return the name of a page of a request: by the ids of its prompt, or its own (below 0)."""
-    if index >= _named_pages(world, pool, row):
-        return -1 - ((np.int64(number) << OWN_BITS) | index)
+def _page(world: World, pool: Any, source: Any, index: int) -> Any:
+    """Return the name of a page: by the ids of its prompt, or of the request that it comes from
+    (below 0).
+    """
+    number, row, named = source
     size, block = pool.block_size, pool.hash_block
+    if index >= named:
+        return -1 - ((_owner(world, number, (index + 1) * size) << OWN_BITS) | index)
     first = world.bounds[row]
     if size >= block:  # ids stand for all that is before them too
         return world.ids[first + (index + 1) * size // block - 1]
@@ -38,21 +44,52 @@ def _page(world: World, pool: Any, row: int, number: int, index: int) -> Any:
 
 
 @uncounted(inline=True)
-def _equal_pages(world: World, pool: Any, node: Any, row: int, number: int, end: int) -> Any:
+def _owner(world: World, number: int, tokens: int) -> Any:
+    """Return the number of the first request of a job that has the first tokens of another."""
+    before = world.clock[0].requests_before
+    owner = np.int64(number - before)
+    if owner < 0:  # nobody goes on with a job that is forgotten
+        return number
+    while tokens <= world.reuse[owner]:
+        owner += world.context[owner]
+    return before + owner
+
+
+@uncounted(inline=True)
+def shared_tokens(world: World, one: int, other: int) -> Any:
+    """Return how many tokens two requests have of the same request of their job."""
+    tokens = np.int64(NEVER)
+    while one != other and tokens > 0:
+        later = max(one, other)  # whose context stands before it
+        tokens = min(tokens, np.int64(world.reuse[later]))
+        earlier = later + world.context[later]
+        one, other = min(one, other), earlier
+    return tokens
+
+
+@uncounted(inline=True)
+def _equal_pages(world: World, pool: Any, node: Any, source: Any, end: int) -> Any:
     """Return how many of a node's pages are those of a request, which has so many in all."""
     end = min(end, node.first + node.length)
+    number, row, named = source
     if node.number == number:
         return end - node.first
-    named = min(_named_pages(world, pool, row), _named_pages(world, pool, node.row))
-    end = min(end, named)  # nobody else has those of its own
     index = np.int64(node.first)
+    # What both have by recorded ids.
+    recorded = min(end, min(named, node.named))
     pages = max(pool.hash_block // pool.block_size, 1)  # of an id
-    while index < end:
-        mine = _page(world, pool, row, number, index)
-        if mine != _page(world, pool, node.row, node.number, index):
-            break
+    theirs = (node.number, np.int64(node.row), np.int64(node.named))
+    while index < recorded:
+        if _page(world, pool, source, index) != _page(world, pool, theirs, index):
+            return max(index - node.first, 0)
         index = (index // pages + 1) * pages
-    return max(min(index, end) - node.first, 0)
+    # Then what is a context of both; of jobs that are forgotten nobody goes on with any.
+    before = world.clock[0].requests_before
+    equal = max(np.int64(node.first), recorded)
+    if node.number >= before:
+        shared = shared_tokens(world, number - before, node.number - before) // pool.block_size
+        equal = max(equal, min(end, shared))
+    return equal - node.first
 
 
 # -- the tree
@@ -65,33 +102,31 @@ def _bucket(engine: Any, parent: int, page: int) -> Any:
 
 
 @uncounted(inline=True)
-def _child(world: World, engine: Any, pool: Any, parent: int, page: int) -> Any:
+def _child(world: World, engine: Any, parent: int, page: int) -> Any:
     """Return the child of a node that begins with a page, or -1."""
     place = world.buckets[FIRST_NAMED, _bucket(engine, parent, page)]
     while place >= 0:
         node = world.nodes[place]
-        if node.parent == parent and page == _page(world, pool, node.row, node.number, node.first):
+        if node.parent == parent and page == node.page:
             break
         place = np.int64(node.next_named)
     return place
 
 
 @uncounted(inline=True)
-def _adopt(world: World, engine: Any, pool: Any, place: int) -> None:
+def _adopt(world: World, engine: Any, place: int) -> None:
     """Let a node be found from its parent."""
     node = world.nodes[place]
-    page = _page(world, pool, node.row, node.number, node.first)
-    bucket = _bucket(engine, node.parent, page)
+    bucket = _bucket(engine, node.parent, node.page)
     node.next_named = world.buckets[FIRST_NAMED, bucket]
     world.buckets[FIRST_NAMED, bucket] = place
 
 
 @uncounted()
-def _disown(world: World, engine: Any, pool: Any, place: int) -> None:
+def _disown(world: World, engine: Any, place: int) -> None:
     """Let a node be found no more."""
     node = world.nodes[place]
-    page = _page(world, pool, node.row, node.number, node.first)
-    bucket = _bucket(engine, node.parent, page)
+    bucket = _bucket(engine, node.parent, node.page)
     other = world.buckets[FIRST_NAMED, bucket]
     if other == place:
         world.buckets[FIRST_NAMED, bucket] = node.next_named
@@ -121,18 +156,22 @@ def _new_node(world: World, engine: Any, parent: int, first: int, length: int) -
 def _split(world: World, engine: Any, pool: Any, place: int, length: int) -> Any:
     """Cut a node behind so many pages; return the part before the cut, touched first."""
     node = world.nodes[place]
-    _disown(world, engine, pool, place)
+    _disown(world, engine, place)
     before = _new_node(world, engine, node.parent, node.first, length)
     part = world.nodes[before]
     part.row = node.row
+    part.named = node.named
     part.number = node.number
+    part.page = node.page
     part.users = node.users
     part.children = 1
     node.first += length
     node.length -= length
     node.parent = before
-    _adopt(world, engine, pool, before)
-    _adopt(world, engine, pool, place)
+    source = (node.number, np.int64(node.row), np.int64(node.named))
+    node.page = _page(world, pool, source, node.first)
+    _adopt(world, engine, before)
+    _adopt(world, engine, place)
     _touch(world, engine, before)
     _touch(world, engine, place)
     return before
@@ -144,15 +183,15 @@ def match(world: World, engine: Any, pool: Any, request: int, pages: int) -> Any
 
     They are touched, those nearest to the root the longest ago.
     """
-    row, number = _source(world, request)
+    source = _source(world, pool, request)
     place, matched = engine.root, 0
     while matched < pages:
-        page = _page(world, pool, row, number, matched)
-        child = _child(world, engine, pool, place, page)
+        page = _page(world, pool, source, matched)
+        child = _child(world, engine, place, page)
         if child < 0:
             break
         place = child
-        equal = _equal_pages(world, pool, world.nodes[place], row, number, pages)
+        equal = _equal_pages(world, pool, world.nodes[place], source, pages)
         matched += equal
         if equal < world.nodes[place].length:
             place = _split(world, engine, pool, place, equal)
@@ -181,16 +220,16 @@ def insert(world: World, engine: Any, pool: Any, request: int, pages: int) -> An
     """Add the first pages of a request; those that are there stay, and the others are one new leaf,
     which takes free ones. Return the node that they end with.
     """
-    row, number = _source(world, request)
+    source = _source(world, pool, request)
     place, matched = engine.root, 0
     while matched < pages:
-        page = _page(world, pool, row, number, matched)
-        child = _child(world, engine, pool, place, page)
+        page = _page(world, pool, source, matched)
+        child = _child(world, engine, place, page)
         if child < 0:
             break
         place = child
         _touch(world, engine, place)
-        equal = _equal_pages(world, pool, world.nodes[place], row, number, pages)
+        equal = _equal_pages(world, pool, world.nodes[place], source, pages)
         matched += equal
         if equal < world.nodes[place].length:
             place = _split(world, engine, pool, place, equal)
@@ -200,22 +239,18 @@ def insert(world: World, engine: Any, pool: Any, request: int, pages: int) -> An
     if place != engine.root and parent.users == 0 and parent.children == 0:
         _unlist(world, engine, place)
     parent.children += 1
+    page = _page(world, pool, source, matched)
     leaf = _new_node(world, engine, place, matched, pages - matched)
-    world.nodes[leaf].row = row
-    world.nodes[leaf].number = number
-    _adopt(world, engine, pool, leaf)
+    node = world.nodes[leaf]
+    node.number, node.row, node.named = source
+    node.page = page
+    _adopt(world, engine, leaf)
     engine.touches += 1
-    world.nodes[leaf].touched = engine.touches
+    node.touched = engine.touches
     _list(world, engine, leaf)
     engine.evictable += pages - matched
     engine.free -= pages - matched
     return leaf
-
-
-@uncounted(inline=True)
-def _source(world: World, request: int) -> Any:
-    """Return what says what a request's pages hold: its recorded row, and its number."""
-    return np.int64(world.again[request].prefix), world.clock[0].requests_before + request
 
 
 # -- who uses what
@@ -257,7 +292,7 @@ def make_free(world: World, engine: Any, pool: Any, pages: int) -> None:
         place = engine.oldest
         node = world.nodes[place]
         _unlist(world, engine, place)
-        _disown(world, engine, pool, place)
+        _disown(world, engine, place)
         engine.free += node.length
         engine.evictable -= node.length
         above = np.int64(node.parent)

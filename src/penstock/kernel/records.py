@@ -237,7 +237,7 @@ WAITING, STARTED, IN_DECODE, DECODES_NOW = 0, -1, -2, -3
 """Phases of a released request in lines."""
 
 AGAIN = record(
-    i8="last priority came", i4="target outputs declared filled done times prefix less more"
+    i8="last priority came", i4="target outputs declared filled done times prefix named less more"
 )
 """One per request where there are engines, or times between tokens are counted in lines: what it
 has to do when it is admitted, once preempted.
@@ -245,8 +245,8 @@ has to do when it is admitted, once preempted.
 ``last``: tick of its last token, or `NONE_YET`; its rank where the queue goes by it, the smaller
 first, and its number among those that have come to the queue; tokens of its prefill, outputs still
 to come, most outputs that it may make, its tokens when it was last looked at; tokens done;
-``times`` that it was preempted; ``prefix``: its row of recorded prefixes; ``less``, ``more``: its
-children in the heap.
+``times`` that it was preempted; ``prefix``: its row of recorded prefixes, and how many of its tokens
+those ids name; ``less``, ``more``: its children in the heap.
 """
 
 SLOT = record(
@@ -280,12 +280,14 @@ come included.
 """
 
 NODE = record(
-    i8="number touched", i4="parent row first length users children older newer next_named"
+    i8="number page touched",
+    i4="parent row named first length users children older newer next_named",
 )
 """One per node of SGLang's cache: a run of pages.
 
-What says what they hold: number and recorded row of the request that they came from; when it was
-touched last. The first of its pages, counted from the beginning of the prompt, and their number;
+What says what they hold: number of the request that they came from, its recorded row and the pages
+of that; the name of the first one. When it was touched last. The first of its pages, counted from
+the beginning of the prompt, and their number;
 users, children; its neighbours in the list of leaves that may be given up, and the next node whose
 first page has a name of the same bucket.
 """

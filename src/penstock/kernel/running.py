@@ -170,11 +170,13 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
     if pool.caching == 0:
         engine.free -= blocks
     else:
-        occupy(world, engine, place, hits, blocks)
+        occupy(world, engine, pool, place, hits, blocks)
         tokens = hits * pool.block_size
         slot.left -= tokens
         engine.waiting_tokens -= tokens
         engine.reused += tokens
+        if again.times == 0:
+            world.cached[request] = tokens
         add_tokens(world, engine, -tokens)
     return place
 
@@ -321,7 +323,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     if pool.caching == 0:
         engine.free += held - slot.shared
     else:
-        give_back(world, engine, place, held, full)
+        give_back(world, engine, pool, place, held, full)
     slot.taken = 0
     release(world, engine, place)
     engine.preempted += 1
@@ -343,7 +345,7 @@ def _evict_ahead(world: World, engine: Any, pool: Any, place: int) -> None:
         engine.free += held
     else:
         known = max(slot.target, slot.total - 1 + slot.taken)
-        give_back(world, engine, place, held, known // pool.block_size)
+        give_back(world, engine, pool, place, held, known // pool.block_size)
     if ends_unforeseen(world, slot):
         engine.unforeseen -= 1
         engine.wasted -= slot.taken

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.radix import insert, make_free, match, use
+from penstock.kernel.radix import insert, make_free, match, shared_tokens, use
 from penstock.kernel.records import IN_FLIGHT, World
 
 SORTED_QUEUE = 128  # requests; a longer queue is served first come, first served
@@ -164,11 +164,13 @@ def _rank_by_match(world: World, engine: Any, pool: Any) -> None:
 @uncounted(inline=True)
 def _begin_alike(world: World, pool: Any, one: int, other: int) -> Any:
     """Return whether two prompts share so many tokens that one waits for the other."""
+    if shared_tokens(world, one, other) >= SHARED_IN_QUEUE:
+        return True
     a, b = np.int64(world.again[one].prefix), np.int64(world.again[other].prefix)
     if a < 0 or b < 0:
         return False
     ids = (SHARED_IN_QUEUE + pool.hash_block - 1) // pool.hash_block
-    if min(world.bounds[a + 1] - world.bounds[a], world.bounds[b + 1] - world.bounds[b]) < ids:
+    if min(world.again[one].named, world.again[other].named) < ids * pool.hash_block:
         return False
     for index in range(ids):
         if world.ids[world.bounds[a] + index] != world.ids[world.bounds[b] + index]:

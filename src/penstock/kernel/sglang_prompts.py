@@ -224,6 +224,8 @@ def _share(world: World, engine: Any, pool: Any, budget: Any, place: int) -> Non
     slot.left -= tokens
     engine.waiting_tokens -= tokens
     engine.reused += tokens
+    if world.again[slot.request].times == 0:
+        world.cached[slot.request] = tokens
     add_tokens(world, engine, -tokens)
 
 

@@ -33,7 +33,7 @@ class Jobs:
         One per request, as all below: its stage, prompt tokens and output tokens; both may be 0.
     reuse, context
         Tokens of the prompt that it shares with the request ``context`` rows further (< 0; 0: with
-        none). Engines keep nothing of an earlier request.
+        none), which has finished before. Engines keep them where they cache prefixes.
     delay
         Ticks between its release and its arrival at the pool.
     pending
@@ -47,7 +47,8 @@ class Jobs:
         For engines whose queue is in order of priority: the smaller is served first. Default: 0.
     hash_ids
         For engines that cache prefixes: an id for each full block of the prompt, equal to that of
-        another request where both prompts are equal up to the end of that block. Default: none.
+        another request where both prompts are equal up to the end of that block. None where it has
+        a ``context``. Default: none.
     declared
         For engines that ask: most output tokens that a request says it may make (``max_tokens``),
         at least its output. Default: its output.
@@ -202,7 +203,7 @@ class EnginePool(Pool):
         Settings that only this engine has, by name; ``params`` of a seam policy.
     prefix_caching
         Of ``vllm``, ``sglang`` and seam policies: whether prompts find the beginnings that
-        `Jobs.hash_ids` say they share.
+        `Jobs.hash_ids` and `Jobs.context` say they share.
     hash_block
         Tokens that each of the ids names; default: ``block_size``, from which ``sglang`` alone may
         differ.

@@ -217,6 +217,8 @@ class _Running:
             jobs.hash_ids[row] if jobs.hash_ids else (),
             target=prompt,
             declared=replica.outputs_of(prompt, jobs.declared[row]) if jobs.declared else output,
+            context=self.requests[row + jobs.context[row]] if jobs.context[row] else None,
+            reuse=jobs.reuse[row],
         )
         reason = replica.refusal(request)
         if reason:

@@ -12,7 +12,7 @@ from penstock.kernel import engine_batches, records
 from penstock.kernel.records import World
 from penstock.simulation.new_world import declared_of, wider_table
 from penstock.simulation.run import Record, Rows, Run
-from penstock.simulation.servable import never_served
+from penstock.simulation.servable import check_cache, never_served
 from penstock.simulation.session_server import OneServer, Session
 from penstock.simulation.session_world import WorldSession
 from penstock.simulation.ticks import check_costs
@@ -22,9 +22,6 @@ from penstock.workload.prefixes import Prefixes
 
 _REMEDY = "raise the limit or shorten the requests"
 _OR_DROP = ", or drop them with `memory: {too_long: drop}`"
-
-MOST_CACHED_BLOCKS = 2**24
-"""Blocks that are told apart: 28 bytes each."""
 
 
 def open_session(
@@ -59,7 +56,7 @@ class EngineSession(OneServer, WorldSession):
         stop: int,
         prefixes: Prefixes | None = None,
     ) -> None:
-        _check_cache(server, prefixes)
+        check_cache(server, prefixes)
         super().__init__(server, record, tick_s, compress, stop)
         if prefixes:
             self.world = self.world._replace(ids=prefixes.ids, bounds=prefixes.bounds)
@@ -145,13 +142,19 @@ class EngineSession(OneServer, WorldSession):
             again.declared, again.priority = declared_of(
                 self.server, window.prompt[new], window.declared[new], window.priority[new]
             )
-            again.prefix = self.prefix_rows[: rows.size] if self.recorded else -1
+            if self.recorded:
+                again.prefix = self.prefix_rows[: rows.size]
+                names = np.diff(world.bounds) * self.pool.hash_block
+                again.named = names[again.prefix]
             self.prefix_rows = self.prefix_rows[rows.size :]
             self.world = world._replace(
                 rows=records.joined(world.rows, rows),
                 again=records.joined(world.again, again),
                 ready=np.concatenate([world.ready, np.full(rows.size, -1)]),
                 delay=np.zeros(count, np.int64),
+                context=np.zeros(count, np.int32),
+                reuse=np.zeros(count, np.int32),
+                cached=np.zeros(count, np.int32),
                 job_root=np.arange(count),
                 job_tokens=window.prompt.astype(np.int64) + window.output - engine,
                 ready_now=np.zeros(count, np.int64),
@@ -232,28 +235,6 @@ class EngineSession(OneServer, WorldSession):
         names = [field.name for field in dataclasses.fields(Rows)]
         return Rows(
             *(np.insert(getattr(rows, name), before, getattr(filling, name)) for name in names)
-        )
-
-
-def _check_cache(server: Server, prefixes: Prefixes | None) -> None:
-    """Refuse prefixes, and memory, that cannot be kept account of."""
-    memory, usable = server.memory, server.usable_blocks
-    if memory is None or usable is None or not memory.prefix_caching:
-        return
-    sizes = (prefixes.block_size, memory.block_size) if prefixes else (1, 1)
-    fits = sizes[0] == sizes[1]
-    if server.policy.caches_in_tree:
-        fits = max(sizes) % min(sizes) == 0
-    if prefixes and not fits:
-        raise InputError(
-            f"hash ids name blocks of {prefixes.block_size:,} tokens, but block_size is "
-            f"{memory.block_size:,}, so no block of one is a block of the other; set block_size to "
-            f"{prefixes.block_size:,}"
-        )
-    if usable > MOST_CACHED_BLOCKS:
-        raise InputError(
-            f"kv_blocks is {usable:,}, but with prefix caching each is kept account of, and "
-            f"{MOST_CACHED_BLOCKS:,} fit here; lower it, or leave prefix_caching out"
         )
 
 

@@ -14,8 +14,8 @@ from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.records import World
 from penstock.kernel.signatures import ORDER_SIGNATURE, address_of
 from penstock.simulation.network_run import NetworkRecord
-from penstock.simulation.new_world import declared_of, frozen, gap_bits, new_world
-from penstock.simulation.servable import never_served
+from penstock.simulation.new_world import declared_of, frozen, gap_bits, new_world, wider_table
+from penstock.simulation.servable import check_cache, never_served
 from penstock.simulation.session_world import WorldSession
 from penstock.simulation.ticks import check_costs, terms_of
 from penstock.system.network import Network
@@ -111,7 +111,17 @@ class NetworkSession(WorldSession):
             self.clock.line_slots = world.slots.size - self.clock.engine_slots
         self.jobs = _no_jobs()
         self.world = self._with_orders(world)
+        self._name_recorded_prompts()
         self.world = self.world._replace(**self._arrays(self.jobs))
+
+    def _name_recorded_prompts(self) -> None:
+        """Write down the hash ids of recorded prompts, for replicas that cache prefixes."""
+        prefixes = self.network.prefixes
+        for pool in self.pools:
+            check_cache(pool.server, prefixes)
+        if prefixes is not None:
+            self.world = self.world._replace(ids=prefixes.ids, bounds=prefixes.bounds)
+            self.world.pools.hash_block = prefixes.block_size
 
     def _with_orders(self, world: World) -> World:
         """Write down routers and orders, and what they go by."""
@@ -173,6 +183,10 @@ class NetworkSession(WorldSession):
         self.jobs = Jobs.joined([self.jobs, jobs]) if before else jobs
         self.world = self.world._replace(**arrays, heap=heap, ready_now=np.zeros(count, np.int64))
         rows = arrays["rows"]
+        if self.world.table.shape[0]:
+            sizes = self.world.pools.block_size[self.network.stage_pool[jobs.stage]]
+            tokens = jobs.prompt.astype(np.int64) + jobs.output
+            self.world = wider_table(self.world, int((-(-tokens // sizes)).max(initial=0)))
         longest = rows.decodes
         if any(pool.policy.loses_rest_of_prompt for pool in self.pools):  # it becomes output
             longest = rows.decodes + rows.left + 1
@@ -196,7 +210,8 @@ class NetworkSession(WorldSession):
                     "serve; give it a prompt of at least 1 token"
                 )
             outputs = np.maximum(output, 1)
-            for over, reason in never_served(pool.server, prompt, outputs, outputs):
+            declared = np.maximum(jobs.column("declared")[here], outputs)
+            for over, reason in never_served(pool.server, prompt, outputs, declared):
                 if over.any():
                     first = int(here[over][0])
                     raise InputError(
@@ -223,8 +238,8 @@ class NetworkSession(WorldSession):
         again.last = records.NONE_YET
         if self.has_engines:
             again.target, again.outputs = rows.left, rows.decodes + engine
-            again.prefix = -1
             self._rank(jobs, pool_of, again)
+            again.prefix, again.named = self._prefixes(jobs)
         tokens = rows.left.astype(np.int64) + rows.decodes
         never = np.full(jobs.requests, -1, np.int64)
         job_tokens = np.zeros(0, np.int64)
@@ -236,7 +251,7 @@ class NetworkSession(WorldSession):
             "delay": self._counted("a delay", jobs.delay_s),
             "coin": np.asarray(jobs.coin, np.uint32),
             "context": np.asarray(jobs.context, np.int32),
-            "reuse": np.asarray(jobs.reuse, np.int32),
+            "reuse": np.where(jobs.context < 0, jobs.reuse, 0).astype(np.int32),
             "home": self._homes(jobs),
             "cached": np.zeros(jobs.requests, np.int32),
             "ready": never,
@@ -249,12 +264,35 @@ class NetworkSession(WorldSession):
 
     def _rank(self, jobs: Jobs, pool_of: Ints, again: Any) -> None:
         """Write down what requests declare and by what queues go before arrival, pool by pool."""
-        priority = np.zeros(jobs.requests, np.int32) if jobs.priority is None else jobs.priority
+        priority = jobs.column("priority")
+        declared = np.maximum(jobs.column("declared"), again.outputs)
         for index, pool in enumerate(self.pools):
             here = np.flatnonzero(pool_of == index)
             again.declared[here], again.priority[here] = declared_of(
-                pool.server, jobs.prompt[here], again.outputs[here], priority[here]
+                pool.server, jobs.prompt[here], declared[here], priority[here]
             )
+
+    def _prefixes(self, jobs: Jobs) -> tuple[Ints32, Ints]:
+        """Return the recorded prompt whose hash ids each request has, and how many of its tokens
+        they name.
+
+        Those that go on with a context have that one's, as far as it reaches.
+        """
+        prefix = jobs.column("prefix").copy()
+        named = np.zeros(jobs.requests, np.int64)
+        recorded = self.network.prefixes
+        if recorded is None:
+            return prefix, named
+        own = np.flatnonzero(prefix >= 0)
+        named[own] = np.diff(recorded.bounds)[prefix[own]] * recorded.block_size
+        later = np.flatnonzero((jobs.context < 0) & (prefix < 0))
+        earlier = later + jobs.context[later]
+        before = None
+        while before is None or (before != named).any():  # a generation at a time
+            before = named.copy()
+            named[later] = np.minimum(named[earlier], jobs.reuse[later])
+            prefix[later] = np.where(named[later] > 0, prefix[earlier], -1)
+        return prefix, named
 
     def _counted(self, what: str, seconds: Floats) -> Ints:
         """Round to ticks."""

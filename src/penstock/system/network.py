@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from penstock.system.server import Server
 from penstock.system.stage_priorities import place, ranking
 from penstock.workload.jobs import Jobs, checked_seed, first_jobs, merged
 from penstock.workload.means import MOST_SAMPLED, Means
+from penstock.workload.prefixes import Prefixes
 from penstock.workload.sessions import Sessions
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
@@ -66,7 +68,7 @@ class Network:
                     "nothing is kept; "
                     "leave it out, or give a workflow context 'reuse'"
                 )
-        _ = self.order_params
+        _ = self.order_params, self.prefixes
 
     def _check_stages(self) -> None:
         for name, pool in zip(self.stages, self._pool_names, strict=True):
@@ -191,6 +193,19 @@ class Network:
             for name, pool in self.pools.items()
         )
 
+    @functools.cached_property
+    def prefixes(self) -> Prefixes | None:
+        """What recorded prompts of all workflows have in common; None: nothing is known."""
+        parts = [part for part in map(_recorded_prompts, self.workflows) if part is not None]
+        return Prefixes.joined(parts) if parts else None
+
+    @property
+    def _first_prefix(self) -> list[int]:
+        """Where the recorded prompts of each workflow begin among those of all."""
+        parts = map(_recorded_prompts, self.workflows)
+        counts = [0 if part is None else part.rows for part in parts]
+        return [0, *itertools.accumulate(counts)]
+
     def stage_number(self, stage: str) -> int:
         """Return the number of a stage by its name, ``workflow.stage``, or ``stage`` where only one
         is called so.
@@ -218,7 +233,7 @@ class Network:
         streams = zip(self.workflows, _apart(seeds), self.first_stage.tolist(), strict=False)
         return merged(
             [
-                _numbered(w.blocks(own), index, first)
+                _numbered(w.blocks(own), index, first, self._first_prefix[index])
                 for index, (w, own, first) in enumerate(streams)
             ]
         )
@@ -233,9 +248,8 @@ class Network:
         index = int(np.searchsorted(self.first_stage, number, "right")) - 1
         workflow = self.workflows[index]
         first = int(self.first_stage[index])
-        return workflow.flooded(list(workflow.stages)[number - first], count, seed).numbered(
-            index, first
-        )
+        jobs = workflow.flooded(list(workflow.stages)[number - first], count, seed)
+        return jobs.numbered(index, first, 0)
 
     def with_load(self, factor: float) -> "Network":
         """Return the same network with all arrival rates times ``factor``."""
@@ -436,5 +450,12 @@ def _apart(seeds: Sequence[int]) -> list[int]:
     ]
 
 
-def _numbered(blocks: Iterator[Jobs], workflow: int, first_stage: int) -> Iterator[Jobs]:
-    return (block.numbered(workflow, first_stage) for block in blocks)
+def _numbered(
+    blocks: Iterator[Jobs], workflow: int, first_stage: int, first_prefix: int
+) -> Iterator[Jobs]:
+    return (block.numbered(workflow, first_stage, first_prefix) for block in blocks)
+
+
+def _recorded_prompts(workflow: Workflow | Sessions) -> Prefixes | None:
+    """Return what the recorded prompts of a workflow have in common, where that is known."""
+    return workflow.arrivals.prefixes if isinstance(workflow, Workflow) else None

@@ -22,7 +22,7 @@ class Pool:
     ----------
     server
         One replica. With KV memory, the scheduler of an engine, or batch times by more than the
-        token load it serves in order of arrival.
+        token load its own order is that of its queue.
     replicas
         How many there are.
     router
@@ -104,12 +104,6 @@ class Pool:
 
 def _refuse_what_pools_lack(server: Server, order: Order) -> None:
     """Refuse servers that a pool cannot consist of."""
-    if server.order != "fcfs":
-        raise InputError(
-            f"the server of a pool has the order {server.order!r}, but requests of a network have "
-            "no priorities of "
-            "their own; order the pool's stages instead: `order: {priority: [...]}`"
-        )
     if server.policy.longest_context:
         raise InputError(
             f"max_model_len is {server.policy.longest_context:,}, but a network does not cut "
@@ -121,9 +115,4 @@ def _refuse_what_pools_lack(server: Server, order: Order) -> None:
         raise InputError(
             f"the order of the pool is {order.name}, but {server.policy.name}, as its server has "
             "it, serves requests in order of arrival; leave the order out"
-        )
-    if server.memory is not None and server.memory.prefix_caching:
-        raise InputError(
-            "the server of a pool caches prefixes, but what requests of a network have in common "
-            "is not known; leave prefix_caching out"
         )

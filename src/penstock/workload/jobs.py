@@ -61,6 +61,11 @@ class Jobs:
         uint32, uniform: for routers that choose at random.
     priority
         int32: at an engine whose queue goes by priority, the smaller is served first; None: all 0.
+    declared
+        int32: most output tokens that it says it may make; None: as many as it makes.
+    prefix
+        int32: the recorded prompt of the network whose hash ids it has, -1: none; None: none has.
+        Requests that go on with a context have that one's as far as it reaches.
     """
 
     arrival_s: npt.NDArray[np.float64]
@@ -77,6 +82,8 @@ class Jobs:
     sibling: npt.NDArray[np.int32]
     coin: npt.NDArray[np.uint32]
     priority: npt.NDArray[np.int32] | None = None
+    declared: npt.NDArray[np.int32] | None = None
+    prefix: npt.NDArray[np.int32] | None = None
 
     @property
     def count(self) -> int:
@@ -124,14 +131,27 @@ class Jobs:
         columns = self._columns(requests)
         return Jobs(self.arrival_s[chosen], self.workflow[chosen], first, **columns)
 
-    def numbered(self, workflow: int, first_stage: int) -> "Jobs":
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return a column of the requests; one that is None is what that stands for."""
+        values = getattr(self, name)
+        if values is not None:
+            return np.asarray(values)
+        if name == "declared":
+            return self.output
+        return np.full(self.requests, -1 if name == "prefix" else 0, np.int32)
+
+    def numbered(self, workflow: int, first_stage: int, first_prefix: int) -> "Jobs":
         """Return them as jobs of a network: its workflow of that number, whose stages begin at
-        ``first_stage``.
+        ``first_stage``, and its recorded prompts at ``first_prefix``.
         """
+        prefix = self.prefix
+        if prefix is not None:
+            prefix = np.where(prefix < 0, prefix, prefix + np.int32(first_prefix))
         return dataclasses.replace(
             self,
             workflow=self.workflow + np.int32(workflow),
             stage=self.stage + np.int32(first_stage),
+            prefix=prefix,
         )
 
     @classmethod
@@ -140,9 +160,9 @@ class Jobs:
         if len(parts) == 1:
             return parts[0]
         columns = {
-            name: np.concatenate([getattr(part, name) for part in parts])
+            name: np.concatenate([part.column(name) for part in parts])
             for name in _PER_REQUEST
-            if getattr(parts[0], name) is not None
+            if any(getattr(part, name) is not None for part in parts)
         }
         counts = np.concatenate([np.diff(part.first_request) for part in parts])
         arrival_s, workflow = (

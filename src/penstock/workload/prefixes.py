@@ -56,6 +56,30 @@ class Prefixes:
         bounds = np.concatenate([[0], np.cumsum(full)]).astype(np.int64)
         return cls(numbered.astype(np.int64), bounds, block_size)
 
+    @classmethod
+    def joined(cls, parts: Sequence["Prefixes"]) -> "Prefixes":
+        """Put recordings after one another; what one has in common with another is not known.
+
+        Raises
+        ------
+        InputError
+            If their blocks are not of one size.
+        """
+        sizes = {part.block_size for part in parts}
+        if len(sizes) > 1:
+            raise InputError(
+                f"hash ids name blocks of {' and '.join(f'{size:,}' for size in sorted(sizes))} "
+                "tokens, but those of one network must be alike; leave out those of all but one"
+            )
+        first_id = first = 0
+        ids, bounds = [], [np.zeros(1, np.int64)]
+        for part in parts:
+            ids.append(part.ids + first_id)
+            bounds.append(part.bounds[1:] + first)
+            first_id += int(part.ids.max(initial=-1)) + 1
+            first += part.ids.size
+        return cls(np.concatenate(ids), np.concatenate(bounds), parts[0].block_size)
+
 
 def checked_prefixes(
     hash_ids: Sequence[Sequence[int]] | None, hash_block: int | None, prompt_tokens: Ints

@@ -14,6 +14,7 @@ from penstock.words import counted
 from penstock.workload.arrivals import BLOCK
 from penstock.workload.draws import Plan, Streams
 from penstock.workload.forgotten_joins import forgotten_joins
+from penstock.workload.inherited import inherited
 from penstock.workload.jobs import MOST_JOBS, Jobs, checked_seed, first_jobs
 from penstock.workload.lengths import Length
 from penstock.workload.means import Means, Sample, sampled_jobs
@@ -56,6 +57,9 @@ class Workflow:
         ``reuse``: the same lengths, and what a call has in common with the call before it (after a
         join, with the branch whose call comes first) need not be computed again by a replica that
         still has it.
+    priority
+        Of its jobs, where theirs have none of their own: at engines whose queue goes by priority,
+        the smaller is served first.
     """
 
     name: str
@@ -63,6 +67,7 @@ class Workflow:
     stages: Mapping[str, Stage]
     first: str | None = dataclasses.field(default=None, kw_only=True)
     context: str = dataclasses.field(default="new", kw_only=True)
+    priority: int = dataclasses.field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         check_name("a workflow", self.name)
@@ -71,17 +76,9 @@ class Workflow:
                 f"the arrivals of {self.name} are {checks.shown(self.arrivals)}; give a Workload"
             )
         _ = self.arrivals.rate  # which must be known
-        if self.arrivals.priority is not None:
-            raise InputError(
-                f"the arrivals of {self.name} have priorities, which pools of a network do not "
-                "look at; leave that "
-                "column out, and give the pool an order between its stages"
-            )
-        if self.arrivals.declared is not None:
-            raise InputError(
-                f"the arrivals of {self.name} have declared outputs, but in a network each request "
-                "declares the output that it makes; leave them out"
-            )
+        most = 2**31 - 1
+        reason = "it is a rank, the smaller is served first"
+        checks.whole(f"the priority of {self.name}", self.priority, -most, most, "", reason)
         if not isinstance(self.stages, Mapping) or not self.stages:
             raise InputError(
                 f"the stages of {self.name} are {checks.shown(self.stages)}, so its jobs do "
@@ -180,12 +177,7 @@ class Workflow:
         """What reading the data brought up, what of it is not used, and stages that may lack a
         ``join``.
         """
-        notices = [*self.arrivals.notices, *forgotten_joins(self._plan.routes)]
-        if self.arrivals.prefixes is not None:
-            notices.append(
-                f"hash ids are left out: {self.name} knows shared prompts by its context alone"
-            )
-        return tuple(notices)
+        return (*self.arrivals.notices, *forgotten_joins(self._plan.routes))
 
     @property
     def ends(self) -> bool:
@@ -225,17 +217,16 @@ class Workflow:
         arrivals = self.arrivals if seed is None else self.arrivals.with_seed(seed)
         streams = Streams((arrivals.seed, 2), len(self.stages))
         begin = list(self.stages).index(self.begins)
+        plan, recorded = self._plan, arrivals.prefixes is not None
+        done = 0
         for block in arrivals.blocks():
             for start in range(0, block.arrival_s.size, self._at_a_time):
                 some = block.where(slice(start, start + self._at_a_time))
-                yield unfold(
-                    self._plan,
-                    streams,
-                    some.arrival_s,
-                    some.prompt_tokens,
-                    some.output_tokens,
-                    begin,
-                )
+                lengths = some.prompt_tokens, some.output_tokens
+                jobs = unfold(plan, streams, some.arrival_s, *lengths, begin)
+                first = done if recorded else None
+                yield inherited(jobs, some, plan.prompt, plan.output, self.priority, first)
+                done += jobs.count
 
     def jobs(self, count: int, seed: int | None = None) -> Jobs:
         """Return the first ``count`` jobs."""

@@ -89,10 +89,15 @@ class PrefixCache(Server):
 
     def names(self, request: Request, tokens: int) -> list[Hashable]:
         """Name the full blocks of the first tokens of a request."""
-        blocks = range(tokens // self.block_size)
+        return [self.name_of(request, block) for block in range(tokens // self.block_size)]
+
+    def name_of(self, request: Request, block: int) -> Hashable:
+        """Name a full block: by the request whose context it is of, where there is one."""
+        while request.context is not None and (block + 1) * self.block_size <= request.reuse:
+            request = request.context
         # Traces may name a last block that is not full.
         ids = request.hash_ids[: request.prompt // self.block_size]
-        return [ids[i] if i < len(ids) else ("own", request.index, i) for i in blocks]
+        return ids[block] if block < len(ids) else ("own", request.index, block)
 
     def cached(self, request: Request) -> list[Block]:
         """Blocks that hold its prefix; its last token is always computed."""
@@ -114,6 +119,8 @@ class PrefixCache(Server):
         for block in self.held[request]:
             self.cache.share(block)
         request.computed = len(self.held[request]) * self.block_size
+        if request.preemptions == 0:
+            request.cached = request.computed
         super().admit(request, blocks)
         self.hold(request, blocks)
 

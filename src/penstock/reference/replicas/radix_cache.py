@@ -212,13 +212,21 @@ class PrefixCachingSglang(Sglang):
     # ------------------------------------------------------------ what the pages hold
 
     def tokens(self, request: Request) -> list[Hashable]:
-        """Name all tokens of a request: by the ids of its blocks, and the others as its own."""
+        """Name all tokens of a request: by the ids of its blocks, as those of its context, and the
+        others as its own.
+        """
         if request not in self.spelled:
-            ids = request.hash_ids[: request.prompt // self.hash_block]
-            named = [(name, place) for name in ids for place in range(self.hash_block)]
-            own = range(len(named), request.prompt + request.output)
-            self.spelled[request] = [*named, *(("own", request.index, place) for place in own)]
+            places = range(request.prompt + request.output)
+            self.spelled[request] = [self.token(request, place) for place in places]
         return self.spelled[request]
+
+    def token(self, request: Request, place: int) -> Hashable:
+        """Name a token: by the request whose context it is of, where there is one."""
+        while request.context is not None and place < request.reuse:
+            request = request.context
+        ids = request.hash_ids[: request.prompt // self.hash_block]
+        block, within = divmod(place, self.hash_block)
+        return (ids[block], within) if block < len(ids) else ("own", request.index, place)
 
     def pages(self, request: Request, tokens: int) -> Sequence[Hashable]:
         """Name the full pages of its first tokens."""
@@ -247,6 +255,8 @@ class PrefixCachingSglang(Sglang):
         self.tree.hold(self.ends[request], 1)
         request.blocks = self.shared[request]
         request.computed = self.cached_tokens(request)
+        if request.preemptions == 0:
+            request.cached = request.computed
 
     # ------------------------------------------------------------ what the tree gets
 

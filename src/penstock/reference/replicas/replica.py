@@ -32,7 +32,7 @@ class Request:
     taken: int = 0  # tokens in the batch that is formed or in progress
     ready: int | None = None  # tick of its arrival at the pool
     replica: int | None = None  # among those of all pools
-    cached: int = 0  # prompt tokens found at a server of the paper
+    cached: int = 0  # prompt tokens found at its replica when it was first served
     decodes_from: int = 0  # tick at which it entered decode
     blocks: int = 0  # KV blocks held
     swapped: int = 0  # KV blocks held in host memory
@@ -44,6 +44,8 @@ class Request:
     # The tick at which each output token was complete.
     token_times: list[int] = field(default_factory=list)
     declared: int = 0  # most output tokens that it says it may make
+    context: "Request | None" = None  # a request of its job that it goes on with
+    reuse: int = 0  # tokens of its prompt that it shares with that one
 
     @property
     def decoding(self) -> bool:

@@ -1,0 +1,50 @@
+"""What requests of a job have from the request that the job came with: its priority, the outputs
+that it declares, the hash ids of its prompt.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.workload.draws import Tokens
+from penstock.workload.jobs import Jobs
+from penstock.workload.workload import Requests
+
+
+def inherited(
+    jobs: Jobs,
+    requests: Requests,
+    prompt: Sequence[Tokens],
+    output: Sequence[Tokens],
+    priority: int,
+    first_prefix: int | None,
+) -> Jobs:
+    """Return jobs with what their requests have from those that they came with.
+
+    Parameters
+    ----------
+    jobs, requests
+        One of each.
+    prompt, output
+        What each stage draws: those that draw ``job`` have the lengths, and with them what is
+        declared and the recorded prompt.
+    priority
+        Of jobs whose request has none of its own.
+    first_prefix
+        The recorded prompt of the first one; None: none is recorded.
+    """
+    declared = prefix = None
+    ranks = requests.priority
+    if ranks is None and priority != 0:
+        ranks = np.full(jobs.count, priority, np.int32)
+    if ranks is not None:
+        ranks = ranks[jobs.job]
+    if requests.declared is not None:
+        more = requests.declared - requests.output_tokens
+        spared = np.array([tokens in ("job", "rest") for tokens in output])[jobs.stage]
+        declared = jobs.output + np.where(spared, more[jobs.job], 0).astype(np.int32)
+    if first_prefix is not None:
+        of_job = np.array([tokens == "job" for tokens in prompt])[jobs.stage]
+        prefix = np.where(of_job & (jobs.reuse == 0), first_prefix + jobs.job, -1).astype(np.int32)
+    return dataclasses.replace(jobs, priority=ranks, declared=declared, prefix=prefix)
