@@ -21,6 +21,7 @@ from penstock.system.network import Network
 from penstock.system.orders import Order, order
 from penstock.system.policies import policy
 from penstock.system.pool import Pool
+from penstock.system.routing import ROUTERS as ROUTERS_BY_NAME
 from penstock.system.routing import Router
 from penstock.system.server import Server
 from penstock.workload.jobs import Jobs
@@ -98,6 +99,8 @@ class PoolSpec:
     affinity: bool = False
     order: str = "fcfs"
     priority: tuple[int, ...] = ()  # its stages
+    report: int = 0
+    others: tuple["PoolSpec", ...] = ()  # further kinds of servers
 
     @property
     def server(self):
@@ -112,7 +115,7 @@ class PoolSpec:
         order = whirled if self.order == "whirled" else self.order
         if order == "priority":
             order = Order.priority([names[stage] for stage in self.priority])
-        return Pool(self.server, self.replicas, kernel_router(self), order, self.affinity)
+        return Pool(kinds(self), 1, kernel_router(self), order, self.affinity, 1e3 * self.report)
 
     def reference_pool(self, weights):
         """Return the reference's; it has the policies of the paper itself."""
@@ -132,6 +135,7 @@ class PoolSpec:
             policy_params=np.array(params, float),
             order=whirled_lines if self.order == "whirled" else self.order,
             priority=self.priority,
+            **of_router(self, weights),
         )
 
 
@@ -144,6 +148,8 @@ class EngineSpec:
     router: str = "jsq"
     measure: tuple[int, int] = (1, 1)
     affinity: bool = False
+    report: int = 0
+    others: tuple["EngineSpec", ...] = ()  # further kinds of servers
 
     @property
     def server(self):
@@ -152,7 +158,7 @@ class EngineSpec:
 
     def pool(self, names):
         """Return the kernel's pool."""
-        return Pool(self.server, self.replicas, kernel_router(self), affinity=self.affinity)
+        return Pool(kinds(self), 1, kernel_router(self), "fcfs", self.affinity, 1e3 * self.report)
 
     def reference_pool(self, weights):
         """Return the reference's."""
@@ -163,12 +169,30 @@ class EngineSpec:
             router=self.router,
             weights=weights,
             affinity=self.affinity,
+            **of_router(self, weights),
         )
 
     def lengths(self, random):
         """Draw prompt and output tokens of a request: some that fit, a prompt alone, or none."""
         prompt, output = random.choice(list(zip(self.system.prompt, self.system.output, strict=True)))
         return random.choice([(prompt, output)] * 6 + [(prompt, 0), (0, 0)])
+
+
+def kinds(spec):
+    """Return the kinds of servers of a pool, and how many there are of each."""
+    return [(each.server, each.replicas) for each in (spec, *spec.others)]
+
+
+def of_router(spec, weights):
+    """Return what the reference's pool says beside the servers themselves."""
+    server = spec.server
+    chosen = ROUTERS_BY_NAME.get(spec.router)
+    return {
+        "router_params": () if chosen is None else chosen.params.tolist(),
+        "report": spec.report,
+        "speed": server.token_budget / float(server.batch_time(server.token_budget)),
+        "others": [other.reference_pool(weights) for other in spec.others],
+    }
 
 
 def kernel_router(spec):
@@ -299,7 +323,7 @@ def draw_system(random, *, policies=POLICIES, orders=ORDER_NAMES, most_jobs=12, 
     stage_pool = tuple(range(n_pools)) + tuple(random.randrange(n_pools) for _ in range(random.randint(0, 4)))
     n_stages = len(stage_pool)
     pools = tuple(
-        draw_engine_pool(random, random.choice(engines))
+        draw_kinds(random, draw_engine_pool(random, random.choice(engines)))
         if engines and random.randrange(3)
         else draw_pool(random, [stage for stage, pool in enumerate(stage_pool) if pool == place], policies, orders)
         for place in range(n_pools)
@@ -344,6 +368,7 @@ def draw_pool(random, stages, policies, orders):
         router=random.choice(ROUTERS),
         measure=(random.randint(1, 4), random.randint(1, 4)),
         affinity=random.choice([False, True]),
+        report=random.choice([0, 0, 1, 3, 20]),
         order=order,
         priority=tuple(random.sample(stages, len(stages))) if order == "priority" else (),
     )
@@ -364,6 +389,16 @@ def draw_engine_pool(random, name):
         measure=(random.randint(1, 4), random.randint(1, 4)),
         affinity=random.choice([False, True]),
     )
+
+
+def draw_kinds(random, spec):
+    """Draw how late the router of a pool of engines learns what, and further kinds of servers that differ in speed."""
+    others = []
+    for _ in range(random.choice([0, 0, 0, 1, 2])):
+        ticks = tuple(random.randint(1, 9) for _ in spec.system.ticks)
+        system = dataclasses.replace(spec.system, ticks=ticks)
+        others.append(dataclasses.replace(spec, system=system, replicas=random.choice([1, 2])))
+    return dataclasses.replace(spec, others=tuple(others), report=random.choice([0, 0, 1, 3, 20]))
 
 
 def draw_tight(rng, name):

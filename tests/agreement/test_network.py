@@ -63,7 +63,10 @@ def compared(system, history, run):
     """Return what the reference says and what the kernel says of everything that both know."""
     end, arrival = history.end, system.columns["arrival"]
     came = [request for request in history.requests if arrival[request.job] <= end]
-    first = [0, *accumulate(spec.replicas for spec in system.pools)]  # replicas of all pools are counted through
+    first = [
+        0,
+        *accumulate(sum(each.replicas for each in (spec, *spec.others)) for spec in system.pools),
+    ]  # replicas of all pools are counted through
     places = [r.replica if r.replica is None else r.replica - first[system.stage_pool[r.stage]] for r in came]
     known = ("ready", "first_token", "finish")
     preemptions = run.rows.preemptions

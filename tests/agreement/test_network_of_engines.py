@@ -31,7 +31,8 @@ def assert_replicas_serve_as_alone(system):
     """Each replica of engines, with what came to it, serves it as one server of the kernel; return the preemptions."""
     preemptions = 0
     history = system.reference()
-    specs = [spec for spec in system.pools for _ in range(spec.replicas)]
+    kinds = [each for spec in system.pools for each in (spec, *spec.others)]
+    specs = [spec for spec in kinds for _ in range(spec.replicas)]
     for replica, spec in zip(history.replicas, specs, strict=True):
         requests = replica.arrived
         # A workload has no requests without an output, which the convention of the paper tells from those of one.

@@ -11,8 +11,8 @@ a request that leaves takes what it holds.
 
 Recorded prompts have the names ``ids[bounds[row] : bounds[row + 1]]``. A request that goes on with
 the context of an earlier one of its job has that one's names as far as the context reaches. The
-blocks of an engine are ``blocks[first_block : first_block + blocks + 1]``; the last one is both ends
-of its queue.
+blocks of an engine are ``blocks[first_block : first_block + blocks + 1]``; the last one is both
+ends of its queue.
 """
 
 from typing import Any

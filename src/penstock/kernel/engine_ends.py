@@ -50,7 +50,8 @@ def _end_run(world: World, replica: Any, engine: Any, pool: Any) -> None:
     one composed ahead where that follows the run.
     """
     again = replica.equal - 1
-    take_blocks(world, engine, pool, _grown(world, engine, pool, replica.equal))
+    take_blocks(world, engine, pool, grown(world, engine, pool, replica.equal) - engine.settled)
+    engine.settled = 0
     note_gaps_within(world, replica, pool)
     engine.decode_tokens -= replica.decodes * again
     engine.epoch += again
@@ -114,7 +115,7 @@ def _end_of(world: World, replica: Any, pool: Any) -> Any:
 
 
 @uncounted(inline=True)
-def _grown(world: World, engine: Any, pool: Any, repeat: int) -> Any:
+def grown(world: World, engine: Any, pool: Any, repeat: int) -> Any:
     """Return the blocks that all decoding requests take in the batches after the first of so
     many.
     """

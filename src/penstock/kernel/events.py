@@ -41,6 +41,7 @@ from penstock.kernel.line_ends import end_of_lines
 from penstock.kernel.lines import append_fresh, append_prompt, insert_by_age
 from penstock.kernel.recording import count_composition, has_room, note_run, thin_series
 from penstock.kernel.records import (
+    BAD_ROUTER,
     BY_LINES,
     DONE,
     FULL,
@@ -54,7 +55,7 @@ from penstock.kernel.records import (
     World,
 )
 from penstock.kernel.releases import finish, release, release_delayed
-from penstock.kernel.routing import cached, route
+from penstock.kernel.routing import cached, report, route
 
 
 def advance(world: World) -> int:
@@ -99,6 +100,8 @@ def _advance(world: World) -> int:
         if now == NEVER and clock.until == NEVER:
             return DONE
         _note_series(world, min(now, clock.until + 1))
+        if now >= clock.next_report and now <= clock.until:
+            report(world, now)
         if now > clock.until:
             clock.now = clock.until
             return DONE
@@ -118,6 +121,9 @@ def _advance(world: World) -> int:
             request = world.ready_now[clock.ready_done]
             clock.ready_done += 1
             _arrive(world, request)
+        if clock.bad_router != 0:
+            clock.failed = clock.bad_router - 1
+            return BAD_ROUTER
         clock.ready = clock.ready_done = 0
         _note_series(world, now + 1)
 

@@ -216,6 +216,22 @@ def match(world: World, engine: Any, pool: Any, request: int, pages: int) -> Any
 
 
 @uncounted()
+def pages_in_tree(world: World, engine: Any, pool: Any, request: int, pages: int) -> Any:
+    """Return how many of the first pages of a request are there, without touching them."""
+    source = _source(world, pool, request)
+    place, matched = engine.root, 0
+    while matched < pages:
+        place = _child(world, engine, place, _page(world, pool, source, matched))
+        if place < 0:
+            break
+        equal = _equal_pages(world, pool, world.nodes[place], source, pages)
+        matched += equal
+        if equal < world.nodes[place].length:
+            break
+    return matched
+
+
+@uncounted()
 def insert(world: World, engine: Any, pool: Any, request: int, pages: int) -> Any:
     """Add the first pages of a request; those that are there stay, and the others are one new leaf,
     which takes free ones. Return the node that they end with.

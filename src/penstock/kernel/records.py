@@ -21,6 +21,7 @@ IDLE_POLICY = 4  # a policy formed an empty batch although a non-empty one was p
 BAD_POLICY = 5  # a policy asked for a negative number of tokens
 STUCK = 6  # an engine runs nobody, and the first that waits can never be admitted
 BAD_ORDER = 7  # an order gave a weight that is no number, a negative share, or an unknown mode
+BAD_ROUTER = 8  # a router named a replica that there is not
 
 NO_ROWS, BATCH_ROWS, ALLOCATION_ROWS = 0, 1, 2
 """What is recorded beside the times of requests."""
@@ -88,7 +89,7 @@ CLOCK = record(
     record gap_bits line_slots
     clients pause next_sent
     next_job waiting_room ready ready_done touched formed failed
-    future finished requests_before
+    future finished requests_before next_report bad_router
     free_slot used_slots engine_slots
     series_rows series_step
     stall_sum stall_carry stalls_used mixes_used
@@ -105,13 +106,15 @@ be formed), ``merges`` (whether equal batches are one step). ``record``: what ro
 ``waiting_room``: delayed requests; ``ready``, ``ready_done``: those that arrive now; ``touched``,
 ``formed``: replicas that may form a batch now, and how many have; ``failed``: the replica whose
 policy or order did. ``future``: unprocessed tokens of the jobs that have arrived, requests to come
-included. ``requests_before``: those dropped before the first row. The others count what is used of
-arrays, and `gaps`.
+included. ``requests_before``: those dropped before the first row. ``next_report``: tick at which a
+router learns next how its replicas are; ``bad_router``: 1 + a replica of the pool whose router
+failed. The others count what is used of arrays, and `gaps`.
 """
 
 POOL = record(
     i8="""
     first_server replicas router turn affinity retention
+    routes routes_params routes_params_end looks_up report reported
     budget batch_size running_scope convention policy params params_end sees
     duration composed
     by_age lines repeats order order_params order_params_end first_stage
@@ -124,7 +127,10 @@ POOL = record(
 )
 """One per pool.
 
-``router`` and its ``turn``; ``retention``: ticks for which a replica keeps what a later request can
+Where a pool has servers of several kinds, one per kind, each with the replicas of all. ``router``
+and its ``turn``; ``routes``: its address, where it is a function, and where its parameters begin and
+end; ``looks_up``: whether it looks for prompts in caches; ``report``: ticks between two times that it
+learns how replicas are (0: it always knows), and when it last did; ``retention``: ticks for which a replica keeps what a later request can
 reuse. Limits, scope and convention (0: the paper's); ``policy``: its address, and where its
 parameters begin and end. ``duration``: where its batch times begin in the table; ``composed``:
 whether they depend on more than the token load.
@@ -191,6 +197,7 @@ ENGINE = record(
     verified rejected
     first_leaving last_leaving
     preemptions lost reused rejections
+    usable settled
     has_prompts since_prompts overfull
     flight_end step_before unforeseen wasted wasted_on
     is_full comings looks
@@ -209,7 +216,8 @@ The batch being formed or in progress: slots in prefill that it serves, decodes,
 for it, blocks moved; whether the decodes that it serves are marked, are all, whether the next batch
 is the same while nobody comes or goes, and whether an arrival ends a run of equal ones; drafts, and
 tokens that they make useless. Those whose last token is in flight. Preemptions, tokens that they
-lost, tokens found computed, tokens that drafts made useless. vLLM: whether the batch has prompts,
+lost, tokens found computed, tokens that drafts made useless. Blocks that it can use (0: no limit),
+and those that the decodes of the run in progress have taken already. vLLM: whether the batch has prompts,
 which one after the last with some is next, whether that one left requests waiting. Composed ahead:
 the tick at which the tokens in flight are out (`NONE_YET`: none are), and at which those who decode
 had the ones before; requests whose last token is in flight though they may have more, decodes that
@@ -302,7 +310,7 @@ World = namedtuple(
     clock pools servers planned engines lines stages onward means listed duration linear per params
     slots heads bits growth budget lives nodes blocks buckets table pile ids bounds ends job_arrival
     job_root job_tokens rows again delay coin context reuse home cached ready first_token finish
-    heap ready_now touched lookout weights gaps full cells stalls mixes series batch_rows
+    heap ready_now touched seen asked lookout weights gaps full cells stalls mixes series batch_rows
     allocation_rows
     """,
 )
@@ -345,6 +353,8 @@ cached, ready, first_token, finish
 heap, ready_now, touched
     Delayed requests as (tick, request); requests that arrive at this tick; replicas to be
     looked at.
+seen, asked
+    What routers see of each replica, and of a request.
 lookout, weights
     What an order sees and says.
 gaps, full, cells, stalls, mixes
@@ -391,6 +401,8 @@ _TYPES: dict[str, Any] = {
     "home": _INTS32,
     "cached": _INTS32,
     "heap": _TABLE,
+    "seen": _REALS,
+    "asked": types.float64[::1],
     "lookout": _REALS,
     "weights": _REALS,
     "series": _TABLE,

@@ -1,44 +1,151 @@
-"""Which replica gets a request, and what it finds there."""
+"""Which replica gets a request, by what its router knows, and what it finds there.
+
+A router sees replicas as they are, or as they were at its last report: at a multiple of so many
+ticks, before anything happens then.
+"""
 
 from typing import Any
 
 import numpy as np
 
+from penstock.kernel.blocks import found_in_cache, take_blocks
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.due_epochs import NEVER
+from penstock.kernel.engine_ends import grown
 from penstock.kernel.in_progress import begun_again
-from penstock.kernel.records import World
+from penstock.kernel.radix import pages_in_tree
+from penstock.kernel.records import BY_LINES, World
 from penstock.kernel.signatures import (
+    ASKED_COIN,
+    ASKED_HOME,
+    ASKED_PROMPT,
+    ASKED_TURN,
+    ROUTE_BY_FUNCTION,
     ROUTE_POWER_OF_TWO,
     ROUTE_RANDOM,
     ROUTE_REQUESTS,
     ROUTE_ROUND_ROBIN,
     ROUTE_TOKENS,
+    SEEN_CACHED,
+    SEEN_MEMORY,
+    SEEN_REQUESTS,
+    SEEN_SENT,
+    SEEN_TOKENS,
+    SEEN_WAITING,
+    SEEN_WORK,
+    router_at,
 )
+
+# -- what a router sees
 
 
 @uncounted(inline=True)
-def _measure(world: World, server: int, router: int) -> Any:
+def _tokens(replica: Any, tick: int) -> Any:
+    """Return the tokens at a replica that have not gone into a batch before a tick."""
+    return replica.unprocessed - begun_again(replica, tick) * replica.tokens
+
+
+@uncounted(inline=True)
+def _memory_in_use(world: World, replica: Any, pool: Any, tick: int) -> Any:
+    """Return the share of the KV memory in use before a tick; what a cache would give up is not."""
+    if pool.rule == BY_LINES:
+        return 0.0
+    engine = world.engines[replica.engine]
+    if engine.usable == 0:
+        return 0.0
+    free = engine.free + engine.evictable
+    if replica.equal > 1:
+        free -= grown(world, engine, pool, begun_again(replica, tick) + 1) - engine.settled
+    return (engine.usable - free) / engine.usable
+
+
+@uncounted()
+def _look(world: World, server: int, tick: int) -> None:
+    """Let a router see how a replica is before a tick."""
+    replica = world.servers[server]
+    pool = world.pools[replica.pool]
+    seen = world.seen[server]
+    seen[SEEN_REQUESTS] = replica.count
+    seen[SEEN_WAITING] = replica.count
+    if pool.rule != BY_LINES:
+        seen[SEEN_WAITING] = world.engines[replica.engine].waiting
+    seen[SEEN_TOKENS] = _tokens(replica, tick)
+    seen[SEEN_WORK] = replica.work
+    seen[SEEN_MEMORY] = _memory_in_use(world, replica, pool, tick)
+
+
+@uncounted()
+def report(world: World, now: int) -> None:
+    """Tell routers how replicas were at the last multiple of their times up to now, before anything
+    happens now.
+    """
+    clock = world.clock[0]
+    clock.next_report = NEVER
+    for index in range(world.pools.size):
+        pool = world.pools[index]
+        if pool.report == 0:
+            continue
+        tick = now // pool.report * pool.report
+        if tick > pool.reported:
+            pool.reported = tick
+            for server in range(pool.first_server, pool.first_server + pool.replicas):
+                _look(world, server, tick)
+                world.seen[server, SEEN_SENT] = 0
+        clock.next_report = min(clock.next_report, pool.reported + pool.report)
+
+
+@uncounted(inline=True)
+def _measure(world: World, server: int, router: int, stale: bool) -> Any:
     """Return how full a router takes a replica to be: unfinished requests, tokens that have not
     gone into a batch, or work.
     """
-    replica = world.servers[server]
+    replica, seen = world.servers[server], world.seen[server]
     if router == ROUTE_REQUESTS:
-        return replica.count
+        return seen[SEEN_REQUESTS] if stale else np.float64(replica.count)
     if router == ROUTE_TOKENS:
-        again = begun_again(replica, world.clock[0].now)
-        return replica.unprocessed - again * replica.tokens
-    return replica.work
+        return seen[SEEN_TOKENS] if stale else np.float64(_tokens(replica, world.clock[0].now))
+    return seen[SEEN_WORK] if stale else np.float64(replica.work)
+
+
+# -- where a request goes
 
 
 @uncounted(inline=True)
-def _emptiest(world: World, first: int, count: int, router: int) -> Any:
+def _emptiest(world: World, pool: Any) -> Any:
     """Return the replica that is least full; of equal ones the first."""
-    best, least = first, _measure(world, first, router)
-    for server in range(first + 1, first + count):
-        measure = _measure(world, server, router)
+    first, stale = pool.first_server, pool.report > 0
+    best, least = first, _measure(world, first, pool.router, stale)
+    for server in range(first + 1, first + pool.replicas):
+        measure = _measure(world, server, pool.router, stale)
         if measure < least:
             best, least = server, measure
     return best
+
+
+@uncounted()
+def _by_function(world: World, request: int, pool: Any) -> Any:
+    """Ask a router that is a function."""
+    clock = world.clock[0]
+    first, end = pool.first_server, pool.first_server + pool.replicas
+    for server in range(first, end):
+        if pool.report == 0:
+            _look(world, server, clock.now)
+        if pool.looks_up != 0:
+            world.seen[server, SEEN_CACHED] = _cached_at(world, request, server)
+    home = world.rows[request + world.home[request]].server
+    world.asked[ASKED_PROMPT] = world.rows[request].left
+    world.asked[ASKED_HOME] = home - first if home >= 0 else -1
+    world.asked[ASKED_COIN] = world.coin[request] / 4294967296.0
+    world.asked[ASKED_TURN] = pool.turn
+    pool.turn += 1
+    params = world.params[pool.routes_params : pool.routes_params_end]
+    place = router_at(pool.routes)(world.seen[first:end], world.asked, params)
+    if place < 0 or place >= pool.replicas:
+        clock.bad_router = first + 1
+        place = 0
+    if pool.report > 0:
+        world.seen[first + place, SEEN_SENT] += 1
+    return first + place
 
 
 @uncounted(inline=True)
@@ -50,6 +157,8 @@ def route(world: World, request: int, pool: Any) -> Any:
     home = request + world.home[request]
     if pool.affinity != 0 and world.rows[home].server >= 0:
         return np.int64(world.rows[home].server)
+    if router == ROUTE_BY_FUNCTION:
+        return _by_function(world, request, pool)
     coin = np.int64(world.coin[request])
     if router == ROUTE_RANDOM:
         return first + ((coin * count) >> 32)
@@ -61,9 +170,36 @@ def route(world: World, request: int, pool: Any) -> Any:
         one = ((coin & 0xFFFF) * count) >> 16
         other = ((coin >> 16) * (count - 1)) >> 16
         other += 1 if other >= one else 0
-        fewer = world.servers[first + other].count < world.servers[first + one].count
-        return first + (other if fewer else one)
-    return _emptiest(world, first, count, router)
+        stale = pool.report > 0
+        left = _measure(world, first + other, ROUTE_REQUESTS, stale)
+        return first + (
+            other if left < _measure(world, first + one, ROUTE_REQUESTS, stale) else one
+        )
+    return _emptiest(world, pool)
+
+
+# -- what it finds there
+
+
+@uncounted()
+def _cached_at(world: World, request: int, server: int) -> Any:
+    """Return how many prompt tokens of a request a replica has computed before."""
+    replica = world.servers[server]
+    pool = world.pools[replica.pool]
+    if pool.rule == BY_LINES:
+        return cached(world, request, server, pool.retention)
+    engine = world.engines[replica.engine]
+    if pool.radix != 0:
+        pages = max(world.again[request].target - 1, 0) // pool.block_size
+        return pages_in_tree(world, engine, pool, request, pages) * pool.block_size
+    if pool.caching == 0 or world.again[request].target == 0:
+        return 0
+    if replica.equal > 1:  # decodes of the run in progress may have taken what a block held
+        blocks = grown(world, engine, pool, begun_again(replica, world.clock[0].now) + 1)
+        take_blocks(world, engine, pool, blocks - engine.settled)
+        engine.settled = blocks
+    hits, _ = found_in_cache(world, engine, pool, request)
+    return hits * pool.block_size
 
 
 @uncounted(inline=True)

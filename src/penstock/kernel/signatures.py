@@ -186,7 +186,41 @@ ORDER = types.FunctionType(ORDER_SIGNATURE)
 order_at: Callable[[int], Any] = _function_at(ORDER)
 """In compiled code: the order at an address."""
 
-ROUTE_RANDOM, ROUTE_ROUND_ROBIN, ROUTE_REQUESTS, ROUTE_TOKENS, ROUTE_WORK, ROUTE_POWER_OF_TWO = (
-    range(6)
-)
+(
+    ROUTE_RANDOM,
+    ROUTE_ROUND_ROBIN,
+    ROUTE_REQUESTS,
+    ROUTE_TOKENS,
+    ROUTE_WORK,
+    ROUTE_POWER_OF_TWO,
+    ROUTE_BY_FUNCTION,
+) = range(7)
 """How a router chooses a replica; the codes that a kernel gets."""
+
+SEEN_REQUESTS, SEEN_WAITING, SEEN_TOKENS, SEEN_WORK, SEEN_MEMORY = range(5)
+SEEN_CACHED, SEEN_SPEED, SEEN_SENT = range(5, 8)
+"""What a router sees of each replica, as columns of ``replicas``.
+
+Unfinished requests; of these, those that an engine has not admitted yet (at a server of the paper,
+which admits nobody: all); tokens that have not gone into a batch; work (requests by the weights of
+their stages and phases); the share of the KV memory in use (0 without a limit). Then what a router
+knows by itself: tokens of this request's prompt that the replica has computed before (0 unless it
+looks them up); tokens/s of a full batch; requests that it has sent there since the last report (0
+where it sees replicas as they are).
+"""
+
+SEEN_FIELDS = 8
+
+ASKED_PROMPT, ASKED_HOME, ASKED_COIN, ASKED_TURN = range(4)
+"""What it sees of the request: prompt tokens; the replica that the first request of its job here
+went to (-1: this is the first); a number drawn uniformly from [0, 1), a multiple of 2^-32; how many
+requests the pool has got before.
+"""
+
+ASKED_FIELDS = 4
+
+ROUTER_SIGNATURE = types.int64(LINES, types.Array(types.float64, 1, "C"), PARAMS)
+"""``router(replicas, request, params) -> place``: a row of ``replicas``, shape (replicas, 8)."""
+
+router_at: Callable[[int], Any] = _function_at(types.FunctionType(ROUTER_SIGNATURE))
+"""In compiled code: the router at an address."""

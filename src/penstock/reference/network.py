@@ -9,12 +9,22 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from penstock.reference import routers
 from penstock.reference.batch_time import Composition
 from penstock.reference.markov_chain import CONVENTIONS, SCOPES, at_least, known
 from penstock.reference.orders import ORDERS, Order
 from penstock.reference.seam_policies import Policy, sarathi
 
-ROUTERS = ("random", "round-robin", "jsq", "tokens", "work", "measure", "power-of-two")
+ROUTERS = (
+    "random",
+    "round-robin",
+    "jsq",
+    "tokens",
+    "work",
+    "measure",
+    "power-of-two",
+    *routers.ROUTERS,
+)
 
 
 @dataclass(frozen=True)
@@ -110,7 +120,17 @@ class Pool:
     replicas, router
         How many, and a name in `ROUTERS`: ``jsq`` and ``power-of-two`` take the replica with the
         fewest unfinished requests, ``tokens`` that with the fewest unprocessed tokens of them,
-        ``work`` and ``measure`` that whose requests weigh least; of equals the first.
+        ``work`` and ``measure`` that whose requests weigh least; of equals the first. The others
+        are in `penstock.reference.routers`.
+    router_params
+        Numbers that those are told.
+    report
+        Ticks between two times that the router learns how the replicas are, before anything happens
+        then; 0: it always knows.
+    speed
+        Tokens per second of a full batch, as the router knows it.
+    others
+        Further kinds of servers behind the same router, whose own routers do not matter.
     weights
         Of ``work`` and ``measure``: stage -> whole-numbered weights of a request in prefill and of
         one in decode.
@@ -127,6 +147,10 @@ class Pool:
     router: str = "jsq"
     weights: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     affinity: bool = False
+    router_params: Sequence[float] = ()
+    report: int = 0
+    speed: float = 1.0
+    others: Sequence["Pool"] = ()
 
     def __post_init__(self) -> None:
         known("scope", self.scope, SCOPES)

@@ -30,10 +30,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.errors import InputError
-from penstock.reference.network import EnginePool, Jobs, Network
+from penstock.reference.network import EnginePool, Jobs, Network, PaperPool, Pool
 from penstock.reference.replicas import make_server
 from penstock.reference.replicas.paper import PaperReplica
 from penstock.reference.replicas.replica import Batch, Replica, Request
+from penstock.reference.replicas.server import Server
+from penstock.reference.routers import ROUTERS, Asked, Seen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +93,8 @@ def simulate(
     now = 0
     wanted = sorted(set(instants))
     while True:
+        running.now = now
+        running.report(now)
         running.finish(now)
         running.arrive(now)
         if wanted and wanted[0] == now:
@@ -172,17 +176,19 @@ class _Running:
 
     def __init__(self, jobs: Jobs, network: Network) -> None:
         self.jobs, self.network = jobs, network
+        self.now = 0
         self.replicas: list[Replica] = []
         self.pools: list[list[Replica]] = []
         for number, pool in enumerate(network.pools):
             stages = [stage for stage, other in enumerate(network.stage_pool) if other == number]
-            indices = range(len(self.replicas), len(self.replicas) + pool.replicas)
-            if isinstance(pool, EnginePool):
-                self.pools.append([make_server(pool, i) for i in indices])
-            else:
-                self.pools.append([PaperReplica(pool, i, stages, self.ahead) for i in indices])
-            self.replicas += self.pools[-1]
-        self.turns = [0] * len(network.pools)  # of the routers that serve in turn
+            first = len(self.replicas)
+            for kind in (pool, *pool.others):
+                for _ in range(kind.replicas):
+                    self.replicas.append(self.new_replica(kind, stages))
+            self.pools.append(self.replicas[first:])
+        self.turns = [0] * len(network.pools)  # requests that routers have placed
+        self.reported = [0] * len(network.pools)  # when they last learned how replicas are
+        self.seen = {r: Seen(0, 0, 0, 0, 0.0, 0, r.pool.speed, 0) for r in self.replicas}
         self.requests: list[Request] = []
         self.due: list[tuple[int, int]] = []  # (tick, request) of the arrivals to come
         for job, tick in enumerate(jobs.arrival):
@@ -195,6 +201,14 @@ class _Running:
                 self.requests.append(self.new_request(job, row))
                 if jobs.pending[row] == 0:
                     self.release(self.requests[row], tick)
+
+    def new_replica(self, pool: Pool, stages: list[int]) -> Replica:
+        """Return a replica of a pool, or of one of its kinds, that serves these stages."""
+        index = len(self.replicas)
+        if isinstance(pool, EnginePool):
+            return make_server(pool, index)
+        assert isinstance(pool, PaperPool)
+        return PaperReplica(pool, index, stages, self.ahead)
 
     def new_request(self, job: int, row: int) -> Request:
         """Return a request before its release, if it can ever finish."""
@@ -263,7 +277,7 @@ class _Running:
             replica = self.route(request)
             request.replica = replica.index
             if not isinstance(replica.pool, EnginePool):
-                request.cached = request.computed = self.cached(request, now)
+                request.cached = request.computed = self.cached(request, replica)
             if request.total == 0:
                 self.depart(request, now)
             else:
@@ -280,6 +294,8 @@ class _Running:
                         return replica
         coin = self.jobs.coin[request.index]
         R = len(replicas)
+        if pool.router in ROUTERS and R > 1:
+            return self.by_function(request, pool_index)
         if pool.router == "random":
             return replicas[(coin * R) >> 32]
         if pool.router == "round-robin":
@@ -289,27 +305,78 @@ class _Running:
             first, second = ((coin & 0xFFFF) * R) >> 16, ((coin >> 16) * (R - 1)) >> 16
             second += second >= first
             replicas = [replicas[first], replicas[second]]
-        return min(replicas, key=self.measure)  # the first of equals
-
-    def measure(self, replica: Replica) -> int:
-        """Return how full its pool's router takes a replica to be."""
-        pool = replica.pool
+        seen = {replica: self.looked_at(replica, pool) for replica in replicas}
         if pool.router == "tokens":
-            return replica.unprocessed_tokens
+            return min(replicas, key=lambda replica: seen[replica].tokens)  # the first of equals
         if pool.router in ("work", "measure"):
-            return sum(pool.weights[r.stage][r.in_decode] for r in replica.requests)
-        return len(replica.requests)
+            return min(replicas, key=lambda replica: seen[replica].work)
+        return min(replicas, key=lambda replica: seen[replica].requests)
 
-    def cached(self, request: Request, now: int) -> int:
-        """Return how much of a prompt its replica holds from earlier requests, all but its last
-        token at most.
+    def by_function(self, request: Request, pool_index: int) -> Replica:
+        """Return the replica that a router names which is a function."""
+        pool, replicas = self.network.pools[pool_index], self.pools[pool_index]
+        jobs, stage_pool = self.jobs, self.network.stage_pool
+        rows = range(jobs.first_request[request.job], jobs.first_request[request.job + 1])
+        first = next(row for row in rows if stage_pool[jobs.stage[row]] == pool_index)
+        home = self.requests[first].replica
+        asked = Asked(
+            request.prompt,
+            None if home is None else home - replicas[0].index,
+            jobs.coin[request.index],
+            self.turns[pool_index],
+        )
+        self.turns[pool_index] += 1
+        seen = []
+        for replica in replicas:
+            cached = self.cached(request, replica)
+            seen.append(dataclasses.replace(self.looked_at(replica, pool), cached=cached))
+        replica = replicas[ROUTERS[pool.router](seen, asked, pool.router_params)]
+        if pool.report:
+            known = self.seen[replica]
+            self.seen[replica] = dataclasses.replace(known, sent=known.sent + 1)
+        return replica
+
+    def looked_at(self, replica: Replica, pool: Pool) -> Seen:
+        """Return how the router of its pool sees a replica."""
+        return self.seen[replica] if pool.report else self.look(replica, pool)
+
+    def look(self, replica: Replica, pool: Pool) -> Seen:
+        """Return how a replica is."""
+        weights = pool.weights
+        waiting, used = len(replica.requests), 0.0
+        if isinstance(replica, Server):
+            waiting, used = len(replica.waiting), replica.memory_in_use
+        return Seen(
+            requests=len(replica.requests),
+            waiting=waiting,
+            tokens=replica.unprocessed_tokens,
+            work=sum(weights[r.stage][r.in_decode] for r in replica.requests) if weights else 0,
+            memory=used,
+            cached=0,
+            speed=replica.pool.speed,
+            sent=0,
+        )
+
+    def report(self, now: int) -> None:
+        """Tell routers how replicas are, before anything happens now."""
+        for index, pool in enumerate(self.network.pools):
+            tick = now // pool.report * pool.report if pool.report else 0
+            if tick > self.reported[index]:
+                self.reported[index] = tick
+                self.seen |= {replica: self.look(replica, pool) for replica in self.pools[index]}
+
+    def cached(self, request: Request, replica: Replica) -> int:
+        """Return how much of a prompt a replica holds from earlier requests, all but its last token
+        at most.
         """
-        jobs, retention = self.jobs, self.network.retention
+        if isinstance(replica, Server):
+            return replica.tokens_in_cache(request) if request.prompt else 0
+        jobs, retention, now = self.jobs, self.network.retention, self.now
         index, tokens = request.index, jobs.reuse[request.index]
         while jobs.context[index] != 0 and tokens > 0:
             index += jobs.context[index]
             earlier = self.requests[index]
-            finished = earlier.finish if earlier.replica == request.replica else None
+            finished = earlier.finish if earlier.replica == replica.index else None
             if finished is not None and (retention is None or now - finished <= retention):
                 return max(min(tokens, request.prompt - 1), 0)
             tokens = min(tokens, jobs.reuse[index])

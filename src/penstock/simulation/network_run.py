@@ -281,13 +281,16 @@ class NetworkRun:
         """
         network = self.network
         seconds = max(self.seconds, self.tick_s)
-        servers = [pool.server for pool in network.pools.values()]
-        capacity = np.array([server.batch_time.capacity(server.token_budget) for server in servers])
+        kinds = [kind for pool in network.pools.values() for kind in pool.servers]
+        capacity = np.repeat(
+            [server.batch_time.capacity(server.token_budget) for server, _ in kinds],
+            [count for _, count in kinds],
+        )
         return self._replicas(np.arange(self.replica_pool.size)).with_columns(
             batches=self.n_batches,
             busy=self.busy * self.tick_s / seconds,
             tokens_per_s=self.tokens / seconds,
-            load=self.tokens / seconds / capacity[self.replica_pool],
+            load=self.tokens / seconds / capacity,
         )
 
     @functools.cached_property

@@ -180,7 +180,7 @@ class _Running:
             workflow=np.concatenate([part.jobs.workflow for part in passed])[:count],
             arrival=np.concatenate([part.arrival for part in passed])[:count],
             finish=np.concatenate([_job_finish(part) for part in passed])[:count],
-            replica_pool=servers["pool"].copy(),
+            replica_pool=session.pool_of_replica,
             n_batches=servers["batches"].copy(),
             busy=session.busy(),
             tokens=servers["processed"].copy(),

@@ -16,7 +16,13 @@ from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.recording import MOST_CELLS
 from penstock.kernel.records import World
 from penstock.kernel.sglang_cache import SORTED_QUEUE
-from penstock.kernel.signatures import LINE_FIELDS, POLICY_SIGNATURE, address_of
+from penstock.kernel.signatures import (
+    ASKED_FIELDS,
+    LINE_FIELDS,
+    POLICY_SIGNATURE,
+    SEEN_FIELDS,
+    address_of,
+)
 from penstock.simulation.run import LEADING_BITS
 from penstock.simulation.ticks import terms_of, ticks_of_batches
 from penstock.system.server import Server
@@ -41,6 +47,7 @@ _ADMISSIONS = {
 def new_world(
     servers: Sequence[Server],
     replicas: Sequence[int],
+    pools_of: Sequence[int],
     stages: Sequence[tuple[int, int]],
     tick_s: float,
     level: int,
@@ -50,8 +57,8 @@ def new_world(
 
     Parameters
     ----------
-    servers, replicas
-        One replica of each pool, and how many there are.
+    servers, replicas, pools_of
+        One replica of each kind, how many there are, and in which pool they stand.
     stages
         The pool of each stage, and its line at each replica there.
     tick_s
@@ -61,15 +68,16 @@ def new_world(
     counts_compositions
         Whether to count batches by what is in them, of a single pool.
     """
-    pools, stage_table = _pools(servers, replicas, stages, tick_s)
+    counts = np.array(replicas, np.int64)
+    pools, stage_table = _pools(servers, counts, np.array(pools_of, np.int64), stages, tick_s)
     times = _batch_times(servers, pools, tick_s)
     params = [_params(server) for server in servers]
     pools.params = _starts(params)
     pools.params_end = pools.params + [part.size for part in params]
 
     # A record for each replica, each line of it, and of those that are engines another.
-    table = records.table(records.REPLICA, int(pools.replicas.sum()))
-    table.pool = np.repeat(np.arange(len(servers)), pools.replicas)
+    table = records.table(records.REPLICA, int(counts.sum()))
+    table.pool = np.repeat(np.arange(len(servers)), counts)
     own = pools[table.pool]
     table.first_line = np.cumsum(own.lines) - own.lines
     table.engine = np.cumsum(own.rule != records.BY_LINES) - 1
@@ -80,7 +88,7 @@ def new_world(
     for field in ("prompt_head", "fresh_head", "first_linked", "last_linked", "done_head"):
         lines[field] = -1
     lines.due = NEVER
-    slots = np.array([_slots(server) for server in servers]) * pools.replicas * pools.lines
+    slots = np.array([_slots(server) for server in servers]) * counts * pools.lines
     clock = records.table(records.CLOCK, 1)
     clock.series_step = 1
     clock.record = level
@@ -114,29 +122,36 @@ def new_world(
         ends=np.full(2 * leaves, NEVER, np.int64),
         **_no_requests(),
         touched=np.zeros(table.size, np.int64),
+        seen=np.zeros((table.size, SEEN_FIELDS)),
+        asked=np.zeros(ASKED_FIELDS),
         lookout=np.zeros((width, LINE_FIELDS)),
         weights=np.zeros((width, 2)),
-        **_counters(clock[0], pools, room, most),
+        **_counters(clock[0], pools, table.size, room, most),
         series=_series(len(stages), table.size),
     )
 
 
 def _pools(
     servers: Sequence[Server],
-    replicas: Sequence[int],
+    counts: Ints,
+    pools_of: Ints,
     stages: Sequence[tuple[int, int]],
     tick_s: float,
 ) -> tuple[Any, Any]:
-    """Return the records of pools and of stages."""
+    """Return the records of pools, one per kind of server, and of stages, which name the first."""
+    stage_pool, lines = np.transpose(stages)
     stage_table = records.table(records.STAGE, len(stages))
-    stage_table.pool, stage_table.line = np.transpose(stages)
+    stage_table.pool = np.searchsorted(pools_of, stage_pool)
+    stage_table.line = lines
     pools = records.table(records.POOL, len(servers))
+    first_server = np.cumsum(counts) - counts
     for index, (pool, server) in enumerate(zip(pools, servers, strict=True)):
         _describe(pool, server, tick_s)
-        pool.replicas = replicas[index]
-        pool.lines = stage_table.line[stage_table.pool == index].max() + 1
-        pool.first_stage = (stage_table.pool < index).sum()
-    pools.first_server = np.cumsum(pools.replicas) - pools.replicas
+        alike = pools_of == pools_of[index]
+        pool.replicas = counts[alike].sum()
+        pool.first_server = first_server[alike][0]
+        pool.lines = lines[stage_pool == pools_of[index]].max() + 1
+        pool.first_stage = (stage_pool < pools_of[index]).sum()
     pools.retention = NEVER
     return pools, stage_table
 
@@ -202,7 +217,7 @@ def _no_requests() -> dict[str, Any]:
     }
 
 
-def _counters(clock: Any, pools: Any, room: int, most: int) -> dict[str, Ints]:
+def _counters(clock: Any, pools: Any, replicas: int, room: int, most: int) -> dict[str, Ints]:
     """Return what counts times between tokens, compositions of up to ``most`` tokens (0: none), and
     rows.
     """
@@ -211,7 +226,6 @@ def _counters(clock: Any, pools: Any, room: int, most: int) -> dict[str, Ints]:
     if most:
         cells = min((most + 1) * (room + 1), MOST_CELLS) * (2 if composed else 1)
     stalls = _PLACES if composed else _power_of_two(8 * int(clock.engine_slots))
-    replicas = int(pools.replicas.sum())
     batches = max(_ROWS, 4 * replicas) if clock.record >= records.BATCH_ROWS else 0
     allocations = max(_ROWS, 4 * room) if clock.record >= records.ALLOCATION_ROWS else 0
     return {
@@ -316,6 +330,7 @@ def _engines(servers: Sequence[Server], pools: Any, table: Any) -> Any:
         engine.since_prompts = pools[engine.pool].prefill_interval + 1
         usable = server.usable_blocks
         engine.free = records.PLENTY if usable is None else usable
+        engine.usable = usable or 0
         engine.ratio = server.policy.kernel_numbers[0]
         if pools[engine.pool].caching and usable is not None:
             engine.first_block, engine.blocks = first_block, usable

@@ -3,6 +3,7 @@ with.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,12 @@ from penstock.inputs.arrays import Floats, Ints, Ints32
 from penstock.kernel import records
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.records import World
-from penstock.kernel.signatures import ORDER_SIGNATURE, address_of
+from penstock.kernel.signatures import (
+    ORDER_SIGNATURE,
+    ROUTER_SIGNATURE,
+    SEEN_SPEED,
+    address_of,
+)
 from penstock.simulation.network_run import NetworkRecord
 from penstock.simulation.new_world import declared_of, frozen, gap_bits, new_world, wider_table
 from penstock.simulation.servable import check_cache, never_served
@@ -90,18 +96,21 @@ class NetworkSession(WorldSession):
     ) -> None:
         self.network = network
         self.pools = list(network.pools.values())
-        servers = [pool.server for pool in self.pools]
+        self.kinds = [
+            (index, server, count)
+            for index, pool in enumerate(self.pools)
+            for server, count in pool.servers
+        ]
+        pools_of, servers, replicas = zip(*self.kinds, strict=True)
         stages = list(zip(network.stage_pool, network.stage_line, strict=True))
-        replicas = network.replicas.tolist()
         level = _LEVELS.get(record, records.NO_ROWS)
-        world = new_world(servers, replicas, stages, tick_s, level, counts_compositions=False)
+        world = new_world(servers, replicas, pools_of, stages, tick_s, level, False)
         orders = [pool.order for pool in self.pools if not pool.order.single_line]
+        routers = [pool.router for pool in self.pools if pool.router.function is not None]
         # Kept alive: the kernel has their addresses.
-        self._policies = [pool.policy.compiled for pool in self.pools]
-        self._orders = [order.compiled for order in orders]
-        rules = list(
-            dict.fromkeys([pool.policy.name for pool in self.pools] + [o.name for o in orders])
-        )
+        policies = [server.policy for server in servers]
+        self._functions = [each.compiled for each in (*policies, *orders, *routers)]
+        rules = list(dict.fromkeys(each.name for each in (*policies, *orders, *routers)))
         self.counts_gaps = record not in _WITHOUT_GAPS
         # Engines count in any case: where nobody asks, in bounded memory.
         bits = gap_bits(record if self.counts_gaps else "summary", servers)
@@ -117,30 +126,38 @@ class NetworkSession(WorldSession):
     def _name_recorded_prompts(self) -> None:
         """Write down the hash ids of recorded prompts, for replicas that cache prefixes."""
         prefixes = self.network.prefixes
-        for pool in self.pools:
-            check_cache(pool.server, prefixes)
+        for _, server, _ in self.kinds:
+            check_cache(server, prefixes)
         if prefixes is not None:
             self.world = self.world._replace(ids=prefixes.ids, bounds=prefixes.bounds)
             self.world.pools.hash_block = prefixes.block_size
 
     def _with_orders(self, world: World) -> World:
-        """Write down routers and orders, and what they go by."""
+        """Write down routers and orders, and what they go by, for each kind of server."""
         network = self.network
         retention = NEVER
         if network.retention_s is not None:
             retention = round(network.retention_s / self.tick_s)
         params = [world.params]
-        for row, pool, own in zip(world.pools, self.pools, network.order_params, strict=True):
+        for row, (index, server, _) in zip(world.pools, self.kinds, strict=True):
+            pool, of_order = self.pools[index], network.order_params[index]
             row.router = pool.router.code
             row.affinity = pool.affinity
+            row.looks_up = pool.router.looks_up
+            row.report = round(pool.report_ms / 1e3 / self.tick_s)
             row.retention = retention
             row.by_age = pool.order.by_age
-            row.repeats = pool.repeats
+            row.repeats = pool.repeats(server)
             row.order_params = sum(part.size for part in params)
-            row.order_params_end = row.order_params + own.size
-            params.append(own)
+            row.order_params_end = row.routes_params = row.order_params + of_order.size
+            row.routes_params_end = row.routes_params + pool.router.params.size
+            params += [of_order, pool.router.params]
             if not pool.order.single_line:
                 row.order = address_of(pool.order.compiled, ORDER_SIGNATURE)
+            if pool.router.function is not None:
+                row.routes = address_of(pool.router.compiled, ROUTER_SIGNATURE)
+        speeds = [s.token_budget / float(s.batch_time(s.token_budget)) for _, s, _ in self.kinds]
+        world.seen[:, SEEN_SPEED] = np.array(speeds)[world.servers.pool]
         world.stages.prefill_weight, world.stages.decode_weight = network.router_weights.T
         return world._replace(
             params=frozen(np.concatenate(params)),
@@ -158,11 +175,17 @@ class NetworkSession(WorldSession):
         """Unprocessed tokens of the jobs that have arrived, their requests to come included."""
         return int(self.clock.future)
 
+    @functools.cached_property
+    def pool_of_replica(self) -> Ints:
+        """Shape (replicas,)."""
+        index, _, counts = zip(*self.kinds, strict=True)
+        return np.repeat(np.array(index), counts)
+
     @property
     def processed(self) -> Ints:
         """Shape (pools,): tokens in batches that ended."""
         servers = self.world.servers
-        count = np.bincount(servers.pool, servers.processed, len(self.pools))
+        count = np.bincount(self.pool_of_replica, servers.processed, len(self.pools))
         return np.asarray(count, np.int64)
 
     def add(self, jobs: Jobs) -> None:
@@ -184,11 +207,13 @@ class NetworkSession(WorldSession):
         self.world = self.world._replace(**arrays, heap=heap, ready_now=np.zeros(count, np.int64))
         rows = arrays["rows"]
         if self.world.table.shape[0]:
-            sizes = self.world.pools.block_size[self.network.stage_pool[jobs.stage]]
             tokens = jobs.prompt.astype(np.int64) + jobs.output
-            self.world = wider_table(self.world, int((-(-tokens // sizes)).max(initial=0)))
+            blocks = -(-int(tokens.max(initial=0)) // int(self.world.pools.block_size.min()))
+            self.world = wider_table(self.world, blocks)
         longest = rows.decodes
-        if any(pool.policy.loses_rest_of_prompt for pool in self.pools):  # it becomes output
+        if any(
+            server.policy.loses_rest_of_prompt for _, server, _ in self.kinds
+        ):  # it becomes output
             longest = rows.decodes + rows.left + 1
         self.widen_ring(int(longest.max(initial=1)))
 
@@ -197,21 +222,23 @@ class NetworkSession(WorldSession):
         if not self.has_engines:
             return
         pool_of = self.network.stage_pool[jobs.stage]
-        for index, (name, pool) in enumerate(self.network.pools.items()):
-            if pool.server.by_lines:
+        names = list(self.network.pools)
+        for index, server, _ in self.kinds:
+            if server.by_lines:
                 continue
+            name = names[index]
             here = np.flatnonzero(pool_of == index)
             prompt, output = jobs.prompt[here], jobs.output[here]
             alone = (prompt == 0) & (output > 0)
             if alone.any():
                 raise InputError(
                     f"a request of stage {self.network.stages[jobs.stage[here[alone][0]]]!r} has "
-                    f"outputs but no prompt, which {pool.policy.name} of pool {name!r} cannot "
+                    f"outputs but no prompt, which {server.policy.name} of pool {name!r} cannot "
                     "serve; give it a prompt of at least 1 token"
                 )
             outputs = np.maximum(output, 1)
             declared = np.maximum(jobs.column("declared")[here], outputs)
-            for over, reason in never_served(pool.server, prompt, outputs, declared):
+            for over, reason in never_served(server, prompt, outputs, declared):
                 if over.any():
                     first = int(here[over][0])
                     raise InputError(
@@ -220,7 +247,7 @@ class NetworkSession(WorldSession):
                         "shorten the requests"
                     )
             longest = int((prompt + output).max(initial=1))
-            check_costs(pool.server, terms_of(pool.server, self.tick_s), self.tick_s, longest)
+            check_costs(server, terms_of(server, self.tick_s), self.tick_s, longest)
 
     def _arrays(self, jobs: Jobs) -> dict[str, Any]:
         """Return what the kernel needs of some jobs."""
@@ -306,10 +333,10 @@ class NetworkSession(WorldSession):
         return np.rint(seconds / self.tick_s).astype(np.int64)
 
     def _homes(self, jobs: Jobs) -> Ints32:
-        """Return the offset to the first request of the same job at the same pool, where a pool has
-        affinity.
+        """Return the offset to the first request of the same job at the same pool, where a router
+        may ask for it.
         """
-        if not any(pool.affinity for pool in self.network.pools.values()):
+        if not any(pool.affinity or pool.router.function for pool in self.pools):
             return np.zeros(jobs.requests, np.int32)
         key = jobs.job * len(self.network.pools) + self.network.stage_pool[jobs.stage]
         _, first, group = np.unique(key, return_index=True, return_inverse=True)
@@ -328,8 +355,13 @@ class NetworkSession(WorldSession):
 
     def _refuse(self, status: int) -> None:
         """Say which policy, order or engine cannot go on."""
-        failed = int(self.world.servers.pool[self.clock.failed])
+        failed = self.pool_of_replica[self.clock.failed]
         name, pool = list(self.network.pools.items())[failed]
+        if status == records.BAD_ROUTER:
+            raise InputError(
+                f"router {pool.router.name!r} of pool {name!r} named no replica of the "
+                f"{pool.replicas:,}; let it return a row of replicas"
+            )
         if status == records.BAD_ORDER:
             raise InputError(
                 f"order {pool.order.name!r} of pool {name!r} gave a weight that is not finite, a "

@@ -56,7 +56,7 @@ class OneServer(WorldSession, abc.ABC):
         self, server: Server, record: Record, tick_s: float, compress: bool, stop: int
     ) -> None:
         level = max(RECORDS.index(record) - 1, 0)
-        world = new_world([server], [1], [(0, 0)], tick_s, level, counts_compositions=True)
+        world = new_world([server], [1], [0], [(0, 0)], tick_s, level, counts_compositions=True)
         bits = gap_bits(record, [server])
         super().__init__(world, tick_s, compress, stop, bits, [server.policy.name])
         self.server = server

@@ -11,7 +11,7 @@ import numpy as np
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Floats, Ints
-from penstock.kernel.signatures import ROUTE_WORK
+from penstock.kernel.signatures import ROUTE_BY_FUNCTION, ROUTE_WORK
 from penstock.system.network_model import NetworkModel
 from penstock.system.pool import Pool as Pool
 from penstock.system.reuse import mean_reused
@@ -158,7 +158,7 @@ class Network:
         weights = np.zeros_like(expected)
         for stage, name in enumerate(self._pool_names):
             router = self.pools[name].router
-            if router.code == ROUTE_WORK:
+            if router.code in (ROUTE_WORK, ROUTE_BY_FUNCTION):
                 weighs = router.prefill_weight is not None
                 weights[stage] = (
                     _WEIGHT * np.array([router.prefill_weight, router.decode_weight])
@@ -355,8 +355,15 @@ class Network:
         """Return what the theory sees: mean tokens, routes, rates and capacities."""
         rates = np.repeat([workflow.rate for workflow in self.workflows], np.diff(self.first_stage))
         sampled = [means.sampled for means in self._means if means.sampled is not None]
-        servers = [pool.server for pool in self.pools.values()]
-        full = [s.token_budget / float(s.batch_time(s.token_budget)) for s in servers]
+        pools = self.pools.values()
+        full = [
+            sum(n * s.token_budget / float(s.batch_time(s.token_budget)) for s, n in pool.servers)
+            for pool in pools
+        ]
+        capacity = [
+            sum(n * s.batch_time.capacity(s.token_budget) for s, n in pool.servers)
+            for pool in pools
+        ]
         return NetworkModel(
             stages=self.stages,
             pools=tuple(self.pools),
@@ -367,9 +374,8 @@ class Network:
             onward=self.onward,
             visits=rates * self._stacked("visits"),
             replicas=self.replicas,
-            capacity=self.replicas
-            * np.array([s.batch_time.capacity(s.token_budget) for s in servers]),
-            full_batch=self.replicas * np.array(full),
+            capacity=np.array(capacity),
+            full_batch=np.array(full),
             branches=np.concatenate([workflow.branches for workflow in self.workflows]),
             sampled=min(sampled, default=None),
             standard_error=self._standard_error(),

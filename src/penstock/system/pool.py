@@ -1,74 +1,101 @@
-"""A pool: identical replicas of a server behind a router."""
+"""A pool: replicas of a server, or of several, behind a router."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 from penstock import checks
 from penstock.errors import InputError
 from penstock.kernel.signatures import SEES_DECODES
 from penstock.system.orders import Order, OrderFunction, resolve_order
-from penstock.system.routing import Router, resolve_router
+from penstock.system.routing import Router, RouterFunction, resolve_router
 from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
 
 MOST_REPLICAS = 65_536
 """Of a pool: so many can a router's coin tell apart."""
 
+_LONGEST_MS = 1e9
+
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Pool:
-    """Identical replicas behind a router.
+    """Replicas behind a router.
 
     Parameters
     ----------
-    server
-        One replica. With KV memory, the scheduler of an engine, or batch times by more than the
-        token load its own order is that of its queue.
+    servers
+        One replica, or of a pool of different ones pairs (server, how many). With KV memory, the
+        scheduler of an engine, or batch times by more than the token load its own order is that of
+        its queue.
     replicas
-        How many there are.
+        How many there are; 1 of pairs, which say it themselves.
     router
-        Which replica gets a request: a name in `ROUTERS`, or ``Router.measure(prefill=1,
-        decode=2)``.
+        Which replica gets a request: a name in `ROUTERS`, ``Router.measure(prefill=1, decode=2)``,
+        or a function, see `penstock.system.routing`.
     order
         Which stage is served first at a replica: a name in `ORDERS`, ``Order.priority([...])``,
         ``module:function``, or a function.
     affinity
         Whether later requests of a job go to the replica that its first one here went to.
+    report_ms
+        Of a router that learns only now and then how replicas are: every so many milliseconds; 0:
+        it always knows. What it remembers itself (turns, where jobs went, what it sent since then)
+        and what a replica has computed of a prompt it knows at once.
+
+    Attributes
+    ----------
+    servers
+        Each kind of server, and how many there are.
     """
 
-    server: Server
-    replicas: int
+    servers: tuple[tuple[Server, int], ...]
     router: Router
     order: Order
     affinity: bool
+    report_ms: float
 
     def __init__(
         self,
-        server: Server,
+        servers: Server | Sequence[tuple[Server, int]],
         replicas: int = 1,
-        router: str | Router = "jsq",
+        router: str | Router | RouterFunction = "jsq",
         order: str | Order | OrderFunction = "fcfs",
         affinity: bool = False,
+        report_ms: float = 0.0,
     ) -> None:
-        if not isinstance(server, Server):
-            raise InputError(f"the server of a pool is {checks.shown(server)}; give a Server")
-        reason = "none serve nothing, and a router cannot tell more apart"
         if not isinstance(affinity, bool):
             raise InputError(
                 f"affinity is {checks.shown(affinity)}, but must be true or false; give one"
             )
+        kinds = _kinds(servers, replicas)
         resolved = resolve_order(order)
-        _refuse_what_pools_lack(server, resolved)
+        for each, _ in kinds:
+            _refuse_what_pools_lack(each, resolved)
+        _refuse_what_differs([each for each, _ in kinds])
         vars(self).update(
-            server=server,
-            replicas=checks.whole("replicas", replicas, 1, MOST_REPLICAS, "", reason),
+            servers=kinds,
             router=resolve_router(router),
             order=resolved,
             affinity=affinity,
+            report_ms=checks.number(
+                "report_ms", report_ms, 0, _LONGEST_MS, "ms", "a router learns no earlier than now"
+            ),
         )
 
     @property
+    def server(self) -> Server:
+        """The first kind of server."""
+        return self.servers[0][0]
+
+    @property
+    def replicas(self) -> int:
+        """How many there are of all kinds."""
+        return sum(count for _, count in self.servers)
+
+    @property
     def policy(self) -> Scheduler:
-        """The policy of each replica."""
+        """The policy of the first kind."""
         return self.server.policy
 
     @property
@@ -76,30 +103,76 @@ class Pool:
         """Whether each replica fills its batches whenever it can, under no max batch size: not
         where KV memory may leave no room; None: not known.
         """
-        if self.server.memory is not None:
+        servers = [server for server, _ in self.servers]
+        if any(server.memory is not None for server in servers):
             return False
-        return True if self.order.fills else self.policy.work_conserving
+        if self.order.fills:
+            return True
+        known = {server.policy.work_conserving for server in servers}
+        if False in known:
+            return False
+        return None if None in known else True
 
-    @property
-    def repeats(self) -> bool:
-        """Whether a batch of all that decode is followed by the same one while nobody arrives or
-        finishes.
+    def repeats(self, server: Server) -> bool:
+        """Whether a batch of all that decode at such a server is followed by the same one while
+        nobody arrives or finishes.
 
         Not where the policy looks at what each batch changes; nor where the order of the lines may
         change meanwhile and the policy may then choose otherwise: the paper's policies take all
         decodes that fit, first line or last.
         """
-        if self.policy.sees == SEES_DECODES:
+        if server.policy.sees == SEES_DECODES:
             return False
         lasting = self.order.single_line or self.order.fills or self.order.ranks_stages
-        return lasting or self.policy.phases is not None
+        return lasting or server.policy.phases is not None
 
     def describe(self) -> str:
         """Say in a few words what serves."""
         if self.replicas == 1:
             return f"1 replica, {self.order.name}"
         bound = " with affinity" if self.affinity else ""
-        return f"{self.replicas:,} replicas behind {self.router.name}{bound}, {self.order.name}"
+        kinds = f" of {len(self.servers)} kinds" if len(self.servers) > 1 else ""
+        late = f" ({self.report_ms:g} ms late)" if self.report_ms else ""
+        behind = f"{self.replicas:,} replicas{kinds} behind {self.router.name}{bound}{late}"
+        return f"{behind}, {self.order.name}"
+
+
+def _kinds(servers: Any, replicas: Any) -> tuple[tuple[Server, int], ...]:
+    """Return the kinds of servers of a pool, and how many there are of each."""
+    reason = "none serve nothing, and a router cannot tell more apart"
+    pairs = [(servers, replicas)]
+    if isinstance(servers, Sequence) and not isinstance(servers, str):
+        pairs = list(servers)
+        if not pairs or any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in pairs):
+            raise InputError(
+                f"the servers of a pool are {checks.shown(servers)}; give pairs (Server, how many)"
+            )
+        if replicas != 1:
+            raise InputError(
+                f"replicas is {checks.shown(replicas)}, but servers of several kinds each say how "
+                "many there are; leave it out"
+            )
+    for each, _ in pairs:
+        if not isinstance(each, Server):
+            raise InputError(f"the server of a pool is {checks.shown(each)}; give a Server")
+    counts = [checks.whole("replicas", n, 1, MOST_REPLICAS, "", reason) for _, n in pairs]
+    checks.whole("replicas", sum(counts), 1, MOST_REPLICAS, "", reason)
+    return tuple((each, count) for (each, _), count in zip(pairs, counts, strict=True))
+
+
+def _refuse_what_differs(servers: Sequence[Server]) -> None:
+    """Refuse kinds of servers that cannot stand in one pool."""
+    first = servers[0]
+    for other in servers[1:]:
+        for what, one, two in (
+            ("convention", first.convention, other.convention),
+            ("serve in lines", first.by_lines, other.by_lines),
+        ):
+            if one != two:
+                raise InputError(
+                    f"two kinds of servers of a pool differ in {what!r} ({one} and {two}), so a "
+                    "request would not be the same at both; make them alike, or two pools"
+                )
 
 
 def _refuse_what_pools_lack(server: Server, order: Order) -> None:

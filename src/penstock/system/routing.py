@@ -1,19 +1,54 @@
-"""Routers: which replica of a pool gets a request."""
+"""Routers: which replica of a pool gets a request.
+
+A router of your own is a function of the same form as those of `penstock.system.router_functions`:
+
+>>> from penstock.kernel.signatures import SEEN_REQUESTS, SEEN_SPEED
+>>> from penstock.system.routing import router
+>>> @router
+... def by_speed(replicas, request, params):
+...     best = 0
+...     for place in range(replicas.shape[0]):
+...         time = replicas[place, SEEN_REQUESTS] / replicas[place, SEEN_SPEED]
+...         if time < replicas[best, SEEN_REQUESTS] / replicas[best, SEEN_SPEED]:
+...             best = place
+...     return best
+"""
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+from numba import types
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.inputs.arrays import Floats
 from penstock.kernel.signatures import (
+    ROUTE_BY_FUNCTION,
     ROUTE_POWER_OF_TWO,
     ROUTE_RANDOM,
     ROUTE_REQUESTS,
     ROUTE_ROUND_ROBIN,
     ROUTE_TOKENS,
     ROUTE_WORK,
+    ROUTER_SIGNATURE,
+    SEEN_FIELDS,
 )
+from penstock.system import router_functions
+from penstock.system.own_functions import compiled, find, plain_function, returns
+
+RouterFunction = Callable[[Floats, Floats, Floats], int]
 
 _SMALLEST, _LARGEST = 1e-3, 1e6
+_TAKES = ("replicas", "request", "params")
+_RULE = (
+    "a router is plain arithmetic on the arrays replicas (replicas, 8), request (4,) and params, "
+    "and returns a row of replicas"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +61,21 @@ class Router:
         How tables and messages call it.
     code
         What the kernel calls it (``ROUTE_...`` in `penstock.kernel.signatures`).
+    function
+        Where it is a function: as written.
+    settings
+        Numbers that its function is told, by name, in order.
+    looks_up
+        Whether it asks which replicas have computed the beginning of a prompt.
     prefill_weight, decode_weight
         For a `measure`: what a request in each phase counts.
     """
 
     name: str
-    code: int
+    code: int = ROUTE_BY_FUNCTION
+    function: RouterFunction | None = None
+    settings: tuple[tuple[str, float], ...] = ()
+    looks_up: bool = False
     prefill_weight: float | None = None
     decode_weight: float | None = None
 
@@ -54,8 +98,103 @@ class Router:
             )
             for phase, weight in (("prefill", prefill), ("decode", decode))
         ]
-        return Router("measure", ROUTE_WORK, *weights)
+        return Router("measure", ROUTE_WORK, None, (), False, *weights)
 
+    def with_settings(self, **settings: float) -> "Router":
+        """Return the same router with other numbers, by the names in `settings`."""
+        known = dict(self.settings)
+        for name, value in settings.items():
+            if name not in known:
+                has = f"has {', '.join(known)}" if known else "has none"
+                raise InputError(f"router {self.name} has no setting {name!r}; it {has}")
+            known[name] = checks.number(
+                f"{name} of router {self.name}", value, 0, _LARGEST, "", "it weighs or limits"
+            )
+        return dataclasses.replace(self, settings=tuple(known.items()))
+
+    @property
+    def params(self) -> Floats:
+        """The numbers that its function is told."""
+        return np.array([value for _, value in self.settings], np.float64)
+
+    def __call__(self, replicas: npt.ArrayLike, request: npt.ArrayLike) -> int:
+        """Return the replica for one state of the replicas, shape (replicas, 8), and one request,
+        shape (4,).
+        """
+        if self.function is None:
+            raise InputError(f"router {self.name!r} is built in; take one that is a function")
+        rows = np.ascontiguousarray(replicas, np.float64).reshape(-1, SEEN_FIELDS)
+        return int(self.function(rows, np.asarray(request, np.float64), self.params))
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """The function under the kernel's explicit type; None where there is none.
+
+        Raises
+        ------
+        InputError
+            If it cannot be compiled to that type.
+        """
+        if self.function is None:
+            return None
+        return compiled(self.function, ROUTER_SIGNATURE, f"router {self.name!r}", _RULE)
+
+
+@overload
+def router(function: RouterFunction) -> Router: ...
+@overload
+def router(
+    *, name: str | None = None, looks_up: bool = False, **settings: float
+) -> Callable[[RouterFunction], Router]: ...
+def router(
+    function: RouterFunction | None = None,
+    *,
+    name: str | None = None,
+    looks_up: bool = False,
+    **settings: float,
+) -> Router | Callable[[RouterFunction], Router]:
+    """Make a router of a function ``(replicas, request, params) -> place``.
+
+    Parameters
+    ----------
+    function
+        Plain arithmetic on ``replicas``, float64 of shape (replicas, 8) with the columns
+        ``SEEN_...`` of `penstock.kernel.signatures`, on ``request``, float64 of shape (4,) with
+        ``ASKED_...``, and on the float64 array ``params``. It returns a row of ``replicas``.
+    name
+        Default: the function's name.
+    looks_up
+        Whether it reads ``SEEN_CACHED``, which takes time to find out.
+    settings
+        Numbers handed to the function as ``params``, in this order.
+
+    Raises
+    ------
+    InputError
+        If the function cannot be compiled to the router type.
+    """
+    if function is None:
+        return lambda f: _made(f, name, looks_up, settings)
+    return _made(function, name, looks_up, settings)
+
+
+def _made(
+    function: RouterFunction, name: str | None, looks_up: bool, settings: dict[str, float]
+) -> Router:
+    """Make a router and compile it at once, so that a mistake is told where it was made."""
+    function = plain_function("router", function, name, _TAKES)
+    called = name or function.__name__.replace("_", "-")
+    made = Router(called, function=function, settings=tuple(settings.items()), looks_up=looks_up)
+    _ = made.compiled
+    place = returns(function, ROUTER_SIGNATURE)
+    if not isinstance(place, types.Integer):  # a float would be cut to a whole number
+        raise InputError(
+            f"router {called!r} cannot be used: it returns {place}, no whole number; {_RULE}"
+        )
+    return made
+
+
+_SPILL = (("spill", 64.0), ("times", 1.5))
 
 ROUTERS: dict[str, Router] = {
     r.name: r
@@ -66,19 +205,44 @@ ROUTERS: dict[str, Router] = {
         Router("tokens", ROUTE_TOKENS),
         Router("work", ROUTE_WORK),
         Router("power-of-two", ROUTE_POWER_OF_TWO),
+        Router("power-of-two-tokens", function=router_functions.power_of_two_tokens),
+        Router("memory", function=router_functions.memory),
+        Router("fastest", function=router_functions.fastest),
+        Router("session", function=router_functions.session, settings=_SPILL),
+        Router(
+            "prefix",
+            function=router_functions.prefix,
+            settings=(("match", 0.3), *_SPILL),
+            looks_up=True,
+        ),
+        Router(
+            "scored",
+            function=router_functions.scored,
+            settings=(("cached", 3.0), ("queue", 2.0), ("memory", 2.0)),
+            looks_up=True,
+        ),
     )
 }
 """The routers that have a name.
 
 ``random``; ``round-robin``, in turns; ``jsq``, fewest unfinished requests; ``tokens``, fewest
 unprocessed tokens; ``work``, least expected work by the mean lengths of the stages;
-``power-of-two``, the one of two replicas drawn at random with fewer unfinished requests.
-`Router.measure` makes others.
+``power-of-two`` and ``power-of-two-tokens``, the one of two replicas drawn at random with fewer
+unfinished requests, or unprocessed tokens. The others are the functions of
+`penstock.system.router_functions`. `Router.measure` and `router` make more.
 """
 
 
-def resolve_router(choice: str | Router) -> Router:
-    """Return the router of that name.
+def resolve_router(choice: str | Router | RouterFunction, *, folder: Path | None = None) -> Router:
+    """Return the router that a name, a ``module:function`` or a function stands for.
+
+    Parameters
+    ----------
+    choice
+        A name in `ROUTERS`; ``module:function`` or ``file.py:function``; a `Router`; or a plain
+        function.
+    folder
+        Where ``module`` and ``file.py`` are looked for first (a scenario's folder).
 
     Raises
     ------
@@ -87,6 +251,14 @@ def resolve_router(choice: str | Router) -> Router:
     """
     if isinstance(choice, Router):
         return choice
-    if not isinstance(choice, str) or choice not in ROUTERS:
-        raise InputError(f"unknown router {checks.shown(choice)}{nearest(str(choice), ROUTERS)}")
-    return ROUTERS[choice]
+    if isinstance(choice, str) and choice in ROUTERS:
+        return ROUTERS[choice]
+    if isinstance(choice, str) and ":" in choice:
+        chosen = find(choice, "router", Router, folder)
+        return chosen if isinstance(chosen, Router) else _made(chosen, None, False, {})
+    if callable(choice):
+        return _made(choice, None, False, {})
+    raise InputError(
+        f"unknown router {checks.shown(choice)}{nearest(str(choice), ROUTERS)} (or module:function "
+        "for your own)"
+    )

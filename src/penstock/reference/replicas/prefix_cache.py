@@ -108,6 +108,10 @@ class PrefixCache(Server):
             blocks.append(self.cache.named[name][0])
         return blocks
 
+    def tokens_in_cache(self, request: Request) -> int:
+        """Tokens of a new request's prompt that the cache holds."""
+        return len(self.cached(request)) * self.block_size
+
     def cached_blocks(self, request: Request) -> tuple[int, int]:
         """KV blocks that hold its prefix, and how many of them nobody uses."""
         blocks = self.cached(request)

@@ -83,6 +83,17 @@ class RadixTree:
             step = step.parent
         return matched, node
 
+    def found(self, pages: Sequence[Hashable]) -> int:
+        """Return how many of the first pages are there, without touching them."""
+        node, matched = self.root, 0
+        while matched < len(pages) and pages[matched] in node.children:
+            node = node.children[pages[matched]]
+            equal = common(node.pages, pages[matched:])
+            matched += equal
+            if equal < len(node.pages):
+                break
+        return matched
+
     def insert(self, pages: Sequence[Hashable]) -> Node:
         """Add pages; those that are there stay, and the others are one new leaf."""
         node, matched = self.root, 0
@@ -192,9 +203,14 @@ class PrefixCachingSglang(Sglang):
         return self.usable - self.tree.size - own
 
     @property
+    def available(self) -> float:
+        """Pages that no request holds."""
+        return self.free + self.tree.unused
+
+    @property
     def room(self) -> float:
         """Tokens of memory that nobody needs; those that the tree would give up are among them."""
-        return (self.free + self.tree.unused) * self.block_size
+        return self.available * self.block_size
 
     def room_beside(self, request: Request) -> float:
         """Tokens of memory that nobody needs, and that hold nothing of this request."""
@@ -232,6 +248,10 @@ class PrefixCachingSglang(Sglang):
         """Name the full pages of its first tokens."""
         named, size = self.tokens(request), self.block_size
         return [tuple(named[i : i + size]) for i in range(0, tokens // size * size, size)]
+
+    def tokens_in_cache(self, request: Request) -> int:
+        """Tokens of a new request's prompt that the tree holds; its last one is not looked for."""
+        return self.tree.found(self.pages(request, request.target - 1)) * self.block_size
 
     # ------------------------------------------------------------ admission
 

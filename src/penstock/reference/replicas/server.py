@@ -80,6 +80,20 @@ class Server(Replica):
         """KV blocks that nobody holds."""
         return self.usable - sum(request.blocks for request in self.running)
 
+    @property
+    def memory_in_use(self) -> float:
+        """Share of the KV blocks that somebody holds; what a cache would give up is not in use."""
+        return 0.0 if math.isinf(self.usable) else (self.usable - self.available) / self.usable
+
+    @property
+    def available(self) -> float:
+        """KV blocks that nobody holds."""
+        return self.free
+
+    def tokens_in_cache(self, request: Request) -> int:
+        """Tokens of a new request's prompt that the cache holds: none without one."""
+        return 0
+
     def growth(self, request: Request, tokens: int = 1) -> int:
         """KV blocks that it lacks to compute so many tokens more."""
         return max(0, self.blocks(request.computed + request.rejected + tokens) - request.blocks)
