@@ -216,6 +216,8 @@ class Request:
     coin: int = 0
     priority: int = 0
     hash_ids: tuple[int, ...] = ()
+    sender: int = 0  # offset
+    link: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,19 +252,20 @@ class System:
                 rows.append((*dataclasses.astuple(request), len(request.parents), child, sibling.get(place, 0)))
             first_request.append(len(rows))
         columns = zip(*rows, strict=True)
-        stage, prompt, output, _, reuse, context, delay, coin, priority, ids, pending, child, sibling = columns
+        stage, prompt, output, _, reuse, context, delay, coin, priority, ids, sender, link, *rest = columns
+        pending, child, sibling = rest
         return {
             "arrival": [arrival for arrival, _ in self.jobs], "first_request": first_request, "stage": stage,
             "prompt": prompt, "output": output, "reuse": reuse, "context": context, "delay": delay,
             "pending": pending, "child": child, "sibling": sibling, "coin": coin, "priority": priority,
-            "hash_ids": ids,
+            "hash_ids": ids, "sender": sender, "link": link,
         }  # fmt: skip
 
     def kernel_jobs(self):
         """Return the kernel's jobs."""
         columns = self.columns
         arrival, delay = columns.pop("arrival"), columns.pop("delay")
-        ids = columns.pop("hash_ids")
+        ids, link = columns.pop("hash_ids"), columns.pop("link")
         if not any(columns["priority"]):
             del columns["priority"]
         if self.hash_block:
@@ -270,7 +273,8 @@ class System:
         types = {"first_request": np.int64, "coin": np.uint32}
         arrays = {name: np.array(column, types.get(name, np.int32)) for name, column in columns.items()}
         workflow = np.zeros(len(arrival), np.int32)
-        return Jobs(np.array(arrival, float), workflow, delay_s=np.array(delay, float), **arrays)
+        return Jobs(np.array(arrival, float), workflow, delay_s=np.array(delay, float),
+                    transfer_s=np.array(link, float), **arrays)  # fmt: skip
 
     def network(self):
         """Return the kernel's network: what jobs do is given, so its workflow is no more than the names of stages."""
@@ -333,7 +337,8 @@ def draw_system(random, *, policies=POLICIES, orders=ORDER_NAMES, most_jobs=12, 
     for _ in range(random.randint(1, most_jobs)):
         arrival.append(at)
         at += random.randint(0, longest)
-    jobs = tuple((tick, draw_job(random, stages)) for tick in arrival)
+    serving = [pools[pool] for pool in stage_pool]
+    jobs = tuple((tick, with_transfers(random, draw_job(random, stages), serving)) for tick in arrival)
     if engines:
         jobs = tuple((tick, with_priorities(random, requests)) for tick, requests in jobs)
     hash_block = draw_hash_block(random, pools)
@@ -428,7 +433,7 @@ def with_hash_ids(random, requests, size, told):
         conversation = 1000 * random.randrange(told)
         ids = range(conversation, conversation + shared)
         ids = (*ids, *range(own, own + 40))[: request.prompt // size + random.randint(0, 1)]
-        given = request.context == 0 and random.randrange(4) > 0
+        given = request.context == 0 and request.prompt and random.randrange(4) > 0
         named.append(dataclasses.replace(request, hash_ids=ids if given else ()))
     return tuple(named)
 
@@ -469,6 +474,39 @@ def draw_job(random, stages):
         coin = random.choice([0, 2**32 - 1, random.randrange(2**32), random.randrange(2**32)])
         requests.append(Request(stage, prompt, output, those, reuse, context, delay, coin))
     return tuple(requests)
+
+
+def with_transfers(random, requests, serving):
+    """Return the requests of a job, of which some only decode: with the KV memory of the one before them."""
+    tokens, drawn = [], []
+    for place, request in enumerate(requests):
+        spec, parents = serving[request.stage], request.parents
+        if receives(serving, requests, place) and random.randrange(2):
+            most = max(p + o for p, o in zip(spec.system.prompt, spec.system.output, strict=True))
+            output, received = random.randint(1, 30), tokens[parents[0]]
+            if received and received + output < most:
+                link = random.choice([0, 0, 2, 15])
+                changed = {"prompt": 0, "output": output, "context": 0, "reuse": 0, "hash_ids": ()}
+                request = dataclasses.replace(request, **changed, sender=parents[0] - place, link=link)
+        begun = spec.server.convention == "engine" and request.prompt and request.output
+        received = tokens[place + request.sender] if request.sender else 0
+        tokens.append(received + request.prompt + request.output - bool(begun))
+        drawn.append(request)
+    # Nobody goes on with the context of one that has none of its own.
+    kept = [r if not r.context or drawn[place + r.context].prompt else dataclasses.replace(r, context=0, reuse=0)
+            for place, r in enumerate(drawn)]  # fmt: skip
+    return tuple(kept)
+
+
+def receives(serving, requests, place):
+    """Whether a request may go on with the KV memory of the one before it.
+
+    KV memory goes one way only, from the first pool: else each side may wait for room at the other for ever.
+    """
+    spec, parents = serving[requests[place].stage], requests[place].parents
+    if not isinstance(spec, EngineSpec) or not spec.server.policy.receives or len(parents) != 1:
+        return False
+    return spec is not serving[0] and serving[requests[parents[0]].stage] is serving[0]
 
 
 def draw_graph(random, most):

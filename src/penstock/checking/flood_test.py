@@ -344,7 +344,7 @@ def _initial(
     trial = network.flooded(stage, _FEWEST_JOBS, seed)
     brought = _tokens(network, trial).mean(axis=0)
     arriving = _tokens(network, network.jobs(min(_SAMPLE, model.sampled or _SAMPLE), seed))[:, pool]
-    delay_s = float(trial.delay_s.sum()) / trial.count  # of tools, while jobs wait in no batch
+    delay_s = float(trial.wait_s.sum()) / trial.count  # of tools, while jobs wait in no batch
     pipeline = _pipeline(network)
     held = np.minimum(model.rho, 1.0) * (pipeline + model.offered * delay_s) / model.capacity
     normal = _NORMAL * float(held.sum())

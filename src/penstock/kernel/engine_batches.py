@@ -46,12 +46,16 @@ from penstock.kernel.running import (
 )
 from penstock.kernel.seam import form_by_policy
 from penstock.kernel.signatures import SEES_DECODES
+from penstock.kernel.transfers import come, receive
 from penstock.kernel.waiting import wait_last
 
 
 @uncounted(inline=True)
 def arrive_at_engine(world: World, engine: Any, pool: Any, request: int) -> None:
-    """Let a request wait at an engine."""
+    """Let a request wait at an engine: to be admitted, or for its KV memory."""
+    if world.again[request].received > 0:
+        come(world, engine, pool, request)
+        return
     tokens = world.again[request].target
     engine.waiting_tokens += tokens
     engine.arrived += 1
@@ -159,7 +163,8 @@ def _form_ahead(world: World, server: int, engine: Any, pool: Any) -> Any:
     advance_engine(world, replica, engine, pool)
     failed = _compose(world, planned, engine, pool, False)
     repeat = 1
-    if replica.prefill == 0 and everyone != 0 and planned.tokens == replica.tokens:
+    alike = planned.tokens == replica.tokens and engine.first_leaving < 0
+    if replica.prefill == 0 and everyone != 0 and alike:
         repeat = _equal_batches(world, replica, planned, engine, pool)
     start(world, server, repeat)
     return failed
@@ -189,10 +194,12 @@ def _compose(world: World, batch: Any, engine: Any, pool: Any, at_once: bool) ->
     load = 0
     replica = world.servers[engine.server]
     engine.flight_end = NONE_YET if at_once else replica.start + replica.ticks
+    if engine.incoming > 0:
+        receive(world, engine, pool)
     while load == 0:
         batch.tokens = 0
         if engine.running == 0 and engine.waiting == 0:
-            if pool.rule == SGLANG and at_once:
+            if pool.rule == SGLANG and at_once and engine.incoming == 0:
                 begin_ratio(world, engine, pool)
             return 0
         failed = _choose(world, engine, pool)
@@ -204,7 +211,7 @@ def _compose(world: World, batch: Any, engine: Any, pool: Any, at_once: bool) ->
         if load == 0 and not at_once:
             return 0
         if load == 0 and engine.preempted == 0:
-            return STUCK
+            return 0 if engine.incoming + engine.lending > 0 else STUCK
         # Else all made room: begin anew with them.
     batch.tokens = load
     batch.decodes = decodes + engine.verified

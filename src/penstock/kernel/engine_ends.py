@@ -10,6 +10,7 @@ from penstock.kernel.composition import ticks_of
 from penstock.kernel.drafts import forget_rejected, keep_accepted, know_rejected
 from penstock.kernel.due_epochs import empty_bucket
 from penstock.kernel.gaps import count_stall
+from penstock.kernel.in_progress import begun_again
 from penstock.kernel.recording import note_gaps, note_gaps_within
 from penstock.kernel.records import (
     IN_FLIGHT,
@@ -114,6 +115,15 @@ def _end_of(world: World, replica: Any, pool: Any) -> Any:
     return world.clock[0].now
 
 
+@uncounted()
+def settle(world: World, replica: Any, engine: Any, pool: Any) -> None:
+    """Let decodes of the run in progress have the blocks that they have taken up to now."""
+    if replica.equal > 1:
+        blocks = grown(world, engine, pool, begun_again(replica, world.clock[0].now) + 1)
+        take_blocks(world, engine, pool, blocks - engine.settled)
+        engine.settled = blocks
+
+
 @uncounted(inline=True)
 def grown(world: World, engine: Any, pool: Any, repeat: int) -> Any:
     """Return the blocks that all decoding requests take in the batches after the first of so
@@ -185,6 +195,7 @@ def _own_gaps(world: World, replica: Any, engine: Any, pool: Any) -> Any:
             if engine.everyone != 0 or slot.taken > 0:
                 if slot.last == NONE_YET:
                     world.first_token[slot.request] = replica.start + replica.ticks
+                    _gap_from_elsewhere(world, replica, pool, slot.request)
                 else:
                     note_gaps(world, replica, pool, slot.last, 1)
                 slot.before = slot.last
@@ -193,6 +204,14 @@ def _own_gaps(world: World, replica: Any, engine: Any, pool: Any) -> Any:
                 served += 1
         place = slot.previous
     return served
+
+
+@uncounted(inline=True)
+def _gap_from_elsewhere(world: World, replica: Any, pool: Any, request: int) -> None:
+    """Count the time since the token that came before a request's KV memory was sent here."""
+    again = world.again[request]
+    if again.received > 0:
+        note_gaps(world, replica, pool, world.finish[request + again.sender], 1)
 
 
 @uncounted()

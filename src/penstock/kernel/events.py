@@ -56,6 +56,7 @@ from penstock.kernel.records import (
 )
 from penstock.kernel.releases import finish, release, release_delayed
 from penstock.kernel.routing import cached, report, route
+from penstock.kernel.transfers import land
 
 
 def advance(world: World) -> int:
@@ -154,7 +155,7 @@ def _has_slots(world: World, replica: Any) -> Any:
     if pool.rule == BY_LINES:
         return True
     engine = world.engines[replica.engine]
-    most = engine.waiting
+    most = engine.waiting + engine.incoming
     if pool.running_scope != 0:
         most = min(most, pool.batch_size - engine.running)
     elif pool.swap_ticks < 0:  # else all who were swapped out may come back
@@ -209,9 +210,13 @@ def _end(world: World, server: int) -> None:
 def _arrive(world: World, request: int) -> None:
     """Route a request and let it wait at its replica."""
     clock, row = world.clock[0], world.rows[request]
+    if world.ready[request] >= 0:  # it has been routed: what comes is its KV memory
+        land(world, request)
+        return
     stage = world.stages[row.stage]
     pool = world.pools[stage.pool]
     server = route(world, request, pool)
+    pool = world.pools[world.servers[server].pool]
     if pool.affinity != 0:
         home = world.rows[request + world.home[request]]
         if home.server < 0:
@@ -244,7 +249,7 @@ def _arrive(world: World, request: int) -> None:
     else:
         engine = world.engines[replica.engine]
         arrive_at_engine(world, engine, pool, request)
-        arrival_ends = engine.arrival_ends != 0
+        arrival_ends = engine.arrival_ends != 0 or engine.incoming > 0
     if replica.equal == 0:
         touch(world, server)
     elif replica.equal > 1 and arrival_ends:  # equal batches end where the request can join

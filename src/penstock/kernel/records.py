@@ -128,10 +128,10 @@ POOL = record(
 """One per pool.
 
 Where a pool has servers of several kinds, one per kind, each with the replicas of all. ``router``
-and its ``turn``; ``routes``: its address, where it is a function, and where its parameters begin and
-end; ``looks_up``: whether it looks for prompts in caches; ``report``: ticks between two times that it
-learns how replicas are (0: it always knows), and when it last did; ``retention``: ticks for which a replica keeps what a later request can
-reuse. Limits, scope and convention (0: the paper's); ``policy``: its address, and where its
+and its ``turn``; ``routes``: its address, where it is a function, and where its parameters begin
+and end; ``looks_up``: whether it looks for prompts in caches; ``report``: ticks between two times that
+it learns how replicas are (0: it always knows), and when it last did; ``retention``: ticks for which
+a replica keeps what a later request can reuse. Limits, scope and convention (0: the paper's); ``policy``: its address, and where its
 parameters begin and end. ``duration``: where its batch times begin in the table; ``composed``:
 whether they depend on more than the token load.
 
@@ -152,7 +152,7 @@ REPLICA = record(
     start ticks equal tokens prefill decodes verified rejected requests plain cost rise
     is_touched served
     batches busy processed
-    count unprocessed work
+    count unprocessed work link_free
     """
 )
 """One per replica.
@@ -162,7 +162,7 @@ in progress), tokens and requests; ``verified``: drafts among its decodes, ``rej
 that they make useless. ``plain``: ticks of any batch of that load, -1 where each takes its own;
 ``cost`` and ``rise`` where they are composed. ``served``: requests in it, by age. What it did:
 batches and tokens that ended, ticks. What routers measure: unfinished requests, tokens that have
-not gone into a batch, work.
+not gone into a batch, work. ``link_free``: the tick from which on its link can carry KV memory.
 """
 
 LINE = record(
@@ -197,7 +197,7 @@ ENGINE = record(
     verified rejected
     first_leaving last_leaving
     preemptions lost reused rejections
-    usable settled
+    usable settled lending incoming coming_head coming_tail landed_head landed_tail
     has_prompts since_prompts overfull
     flight_end step_before unforeseen wasted wasted_on
     is_full comings looks
@@ -217,7 +217,10 @@ for it, blocks moved; whether the decodes that it serves are marked, are all, wh
 is the same while nobody comes or goes, and whether an arrival ends a run of equal ones; drafts, and
 tokens that they make useless. Those whose last token is in flight. Preemptions, tokens that they
 lost, tokens found computed, tokens that drafts made useless. Blocks that it can use (0: no limit),
-and those that the decodes of the run in progress have taken already. vLLM: whether the batch has prompts,
+and those that the decodes of the run in progress have taken already; transfers from here, for
+which it keeps blocks; requests whose KV memory is on
+its way here or waits for room, ends of the queue of those that wait for that, and of those who have
+it and wait for a place. vLLM: whether the batch has prompts,
 which one after the last with some is next, whether that one left requests waiting. Composed ahead:
 the tick at which the tokens in flight are out (`NONE_YET`: none are), and at which those who decode
 had the ones before; requests whose last token is in flight though they may have more, decodes that
@@ -245,7 +248,11 @@ WAITING, STARTED, IN_DECODE, DECODES_NOW = 0, -1, -2, -3
 """Phases of a released request in lines."""
 
 AGAIN = record(
-    i8="last priority came", i4="target outputs declared filled done times prefix named less more"
+    i8="last priority came link latency",
+    i4="""
+    target outputs declared filled done times prefix named less more
+    sender received lent lent_here
+    """,
 )
 """One per request where there are engines, or times between tokens are counted in lines: what it
 has to do when it is admitted, once preempted.
@@ -253,8 +260,10 @@ has to do when it is admitted, once preempted.
 ``last``: tick of its last token, or `NONE_YET`; its rank where the queue goes by it, the smaller
 first, and its number among those that have come to the queue; tokens of its prefill, outputs still
 to come, most outputs that it may make, its tokens when it was last looked at; tokens done;
-``times`` that it was preempted; ``prefix``: its row of recorded prefixes, and how many of its tokens
-those ids name; ``less``, ``more``: its children in the heap.
+``times`` that it was preempted; ``prefix``: its row of recorded prefixes, and how many of its
+tokens those ids name; ``less``, ``more``: its children in the heap. Of one whose KV memory comes
+from elsewhere: ticks on the links, and more until all is there; from which request, as an offset,
+how many tokens, and the blocks taken for that at either end.
 """
 
 SLOT = record(

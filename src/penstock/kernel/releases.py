@@ -7,7 +7,7 @@ from penstock.kernel.records import World
 
 
 @uncounted(inline=True)
-def _push(world: World, tick: int, request: int) -> None:
+def push_delayed(world: World, tick: int, request: int) -> None:
     """Put a request into the heap of those that are delayed."""
     clock, heap = world.clock[0], world.heap
     place = clock.waiting_room
@@ -72,7 +72,7 @@ def release(world: World, request: int) -> None:
     """Let a request arrive after its delay: now, or later."""
     delay = world.delay[request]
     if delay > 0:
-        _push(world, world.clock[0].now + delay, request)
+        push_delayed(world, world.clock[0].now + delay, request)
     else:
         _arrive_now(world, request)
 

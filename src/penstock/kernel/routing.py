@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.kernel.blocks import found_in_cache, take_blocks
+from penstock.kernel.blocks import found_in_cache
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import NEVER
-from penstock.kernel.engine_ends import grown
+from penstock.kernel.engine_ends import grown, settle
 from penstock.kernel.in_progress import begun_again
 from penstock.kernel.radix import pages_in_tree
 from penstock.kernel.records import BY_LINES, World
@@ -194,10 +194,7 @@ def _cached_at(world: World, request: int, server: int) -> Any:
         return pages_in_tree(world, engine, pool, request, pages) * pool.block_size
     if pool.caching == 0 or world.again[request].target == 0:
         return 0
-    if replica.equal > 1:  # decodes of the run in progress may have taken what a block held
-        blocks = grown(world, engine, pool, begun_again(replica, world.clock[0].now) + 1)
-        take_blocks(world, engine, pool, blocks - engine.settled)
-        engine.settled = blocks
+    settle(world, replica, engine, pool)  # decodes may have taken what a block held
     hits, _ = found_in_cache(world, engine, pool, request)
     return hits * pool.block_size
 

@@ -59,6 +59,10 @@ class Jobs:
         For engines that cache prefixes: an id for each full block of the prompt, equal to that of
         another request where both prompts are equal up to the end of that block. None where it has
         a ``context``. Default: none.
+    sender, link
+        For requests that only decode, at an engine: the request that has their KV memory, as an
+        offset (< 0), and the ticks that it takes a link; ``delay`` is then the time that passes
+        until all is there once the link is free again. Default: none.
     declared
         For engines that ask: most output tokens that a request says it may make (``max_tokens``),
         at least its output. Default: its output.
@@ -79,6 +83,8 @@ class Jobs:
     priority: Sequence[int] = ()
     hash_ids: Sequence[Sequence[int]] = ()
     declared: Sequence[int] = ()
+    sender: Sequence[int] = ()
+    link: Sequence[int] = ()
 
     @classmethod
     def chains(
@@ -199,7 +205,7 @@ class PaperPool(Pool):
 class EnginePool(Pool):
     """Engines, or seam policies with KV memory: all requests of a replica are in one queue.
 
-    A request that has outputs needs a prompt. One of a prompt alone finishes with its last prompt
+    A request that has outputs needs a prompt, or the KV memory of another request. One of a prompt alone finishes with its last prompt
     token, in both conventions; in that of engines it is one of one output. One of no tokens
     finishes on arrival. Who could never finish is refused before the clock starts.
 

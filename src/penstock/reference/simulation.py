@@ -104,6 +104,7 @@ def simulate(
         for replica in running.replicas:
             if not replica.batch:
                 replica.form(now)
+                running.note_transfers(replica)
         events = [replica.batches[-1].end for replica in running.replicas if replica.batch]
         events += [tick for tick, _ in running.due[:1]]
         if not events and until is None:
@@ -215,6 +216,11 @@ class _Running:
         jobs, stage, prompt = self.jobs, self.jobs.stage[row], self.jobs.prompt[row]
         replica = self.pools[self.network.stage_pool[stage]][0]
         pool, output = replica.pool, replica.outputs_of(prompt, jobs.output[row])
+        sender = jobs.sender[row] if jobs.sender else 0
+        receives = isinstance(pool, EnginePool) and sender < 0 and prompt == 0 and output > 0
+        if receives:  # all that its sender had in memory
+            prompt = self.requests[row + sender].total
+            output += pool.convention == "engine"  # the one before its first decode
         yielded = pool.convention == "engine" and prompt > 0  # an output with the last prompt token
         total = prompt + max(output - yielded, 0)
         if isinstance(pool, EnginePool) and pool.convention == "engine":
@@ -234,6 +240,10 @@ class _Running:
             context=self.requests[row + jobs.context[row]] if jobs.context[row] else None,
             reuse=jobs.reuse[row],
         )
+        if receives:
+            request.receives, request.computed = True, prompt
+            request.made_elsewhere = int(pool.convention == "engine")
+            request.link, request.latency = jobs.link[row], jobs.delay[row]
         reason = replica.refusal(request)
         if reason:
             raise InputError(
@@ -244,7 +254,8 @@ class _Running:
 
     def release(self, request: Request, now: int) -> None:
         """Let a request come to its pool after its delay."""
-        heapq.heappush(self.due, (now + self.jobs.delay[request.index], request.index))
+        delay = 0 if request.receives else self.jobs.delay[request.index]
+        heapq.heappush(self.due, (now + delay, request.index))
 
     # ---------------------------------------------------------------- 1. finish
 
@@ -273,6 +284,9 @@ class _Running:
         """Route the requests that are ready now, in order; those without tokens finish at once."""
         while self.due and self.due[0][0] == now:
             request = self.requests[heapq.heappop(self.due)[1]]
+            if request.ready is not None:  # what comes is its KV memory
+                self.land(request)
+                continue
             request.ready = request.decodes_from = now
             replica = self.route(request)
             request.replica = replica.index
@@ -280,8 +294,32 @@ class _Running:
                 request.cached = request.computed = self.cached(request, replica)
             if request.total == 0:
                 self.depart(request, now)
+            elif request.receives:
+                self.await_transfer(request, replica)
             else:
                 replica.arrive(request)
+
+    def await_transfer(self, request: Request, replica: Replica) -> None:
+        """Let a request that only decodes wait for the KV memory that another one leaves."""
+        sender = self.requests[request.index + self.jobs.sender[request.index]]
+        assert isinstance(replica, Server) and sender.replica is not None
+        replica.await_transfer(request, self.replicas[sender.replica], self.now)
+        self.note_transfers(replica)
+
+    def note_transfers(self, replica: Replica) -> None:
+        """Note when the transfers end that have begun."""
+        if not isinstance(replica, Server):
+            return
+        for tick, request in replica.on_the_way:
+            heapq.heappush(self.due, (tick, request.index))
+        replica.on_the_way = []
+
+    def land(self, request: Request) -> None:
+        """Let a replica know that the KV memory of a request is there."""
+        assert request.replica is not None
+        replica = self.replicas[request.replica]
+        assert isinstance(replica, Server)
+        replica.land(request)
 
     def route(self, request: Request) -> Replica:
         """Return the replica of its pool that a request goes to."""
@@ -320,7 +358,7 @@ class _Running:
         first = next(row for row in rows if stage_pool[jobs.stage[row]] == pool_index)
         home = self.requests[first].replica
         asked = Asked(
-            request.prompt,
+            jobs.prompt[request.index],
             None if home is None else home - replicas[0].index,
             jobs.coin[request.index],
             self.turns[pool_index],
@@ -370,7 +408,7 @@ class _Running:
         at most.
         """
         if isinstance(replica, Server):
-            return replica.tokens_in_cache(request) if request.prompt else 0
+            return replica.tokens_in_cache(request) if self.jobs.prompt[request.index] else 0
         jobs, retention, now = self.jobs, self.network.retention, self.now
         index, tokens = request.index, jobs.reuse[request.index]
         while jobs.context[index] != 0 and tokens > 0:

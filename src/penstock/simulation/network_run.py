@@ -269,7 +269,7 @@ class NetworkRun:
             join = ended + jobs.child[ended]
             ended = ended[here[join] & (jobs.pending[join] > 1) & (rows.ready[join] >= 0)]
             join = ended + jobs.child[ended]
-            delay = np.rint(jobs.delay_s[join] / self.tick_s).astype(np.int64)
+            delay = np.rint(jobs.wait_s[join] / self.tick_s).astype(np.int64)
             samples["join_wait_s"] = (ended, rows.ready[join] - delay - rows.finish[ended])
         return samples
 

@@ -326,6 +326,7 @@ def _engines(servers: Sequence[Server], pools: Any, table: Any) -> Any:
         engine.line, engine.index = table.first_line[place], index
         engine.first_slot = engine.last_slot = engine.head = engine.tail = -1
         engine.first_leaving = engine.last_leaving = engine.wasted_on = -1
+        engine.coming_head = engine.coming_tail = engine.landed_head = engine.landed_tail = -1
         engine.free_node = engine.oldest = engine.newest = engine.first_joined = -1
         engine.since_prompts = pools[engine.pool].prefill_interval + 1
         usable = server.usable_blocks

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InputError
-from penstock.inputs.arrays import Floats, Ints, Ints32
+from penstock.inputs.arrays import Bools, Floats, Ints, Ints32
 from penstock.kernel import records
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.records import World
@@ -207,7 +207,7 @@ class NetworkSession(WorldSession):
         self.world = self.world._replace(**arrays, heap=heap, ready_now=np.zeros(count, np.int64))
         rows = arrays["rows"]
         if self.world.table.shape[0]:
-            tokens = jobs.prompt.astype(np.int64) + jobs.output
+            tokens = self._received(jobs) + jobs.prompt + jobs.output
             blocks = -(-int(tokens.max(initial=0)) // int(self.world.pools.block_size.min()))
             self.world = wider_table(self.world, blocks)
         longest = rows.decodes
@@ -221,22 +221,29 @@ class NetworkSession(WorldSession):
         """Refuse requests that an engine could never serve, or cannot tell what to do with."""
         if not self.has_engines:
             return
-        pool_of = self.network.stage_pool[jobs.stage]
+        pool_of, received = self.network.stage_pool[jobs.stage], self._received(jobs)
         names = list(self.network.pools)
         for index, server, _ in self.kinds:
             if server.by_lines:
                 continue
             name = names[index]
             here = np.flatnonzero(pool_of == index)
-            prompt, output = jobs.prompt[here], jobs.output[here]
+            prompt, output = jobs.prompt[here] + received[here], jobs.output[here]
             alone = (prompt == 0) & (output > 0)
+            stages = self.network.stages
             if alone.any():
                 raise InputError(
-                    f"a request of stage {self.network.stages[jobs.stage[here[alone][0]]]!r} has "
-                    f"outputs but no prompt, which {server.policy.name} of pool {name!r} cannot "
-                    "serve; give it a prompt of at least 1 token"
+                    f"a request of stage {stages[jobs.stage[here[alone][0]]]!r} has outputs, but "
+                    f"neither a prompt nor a request before it, which {server.policy.name} of pool "
+                    f"{name!r} cannot serve; give it a prompt of at least 1 token"
                 )
-            outputs = np.maximum(output, 1)
+            if received[here].any() and not server.policy.receives:
+                raise InputError(
+                    f"stage {stages[jobs.stage[here[received[here] > 0][0]]]!r} only decodes, but "
+                    f"that {server.policy.name} goes on with KV memory from elsewhere is not "
+                    "modelled; take vllm or sglang without drafts, or a policy of the paper"
+                )
+            outputs = np.maximum(output, 1) + (received[here] > 0)
             declared = np.maximum(jobs.column("declared")[here], outputs)
             for over, reason in never_served(server, prompt, outputs, declared):
                 if over.any():
@@ -252,22 +259,27 @@ class NetworkSession(WorldSession):
     def _arrays(self, jobs: Jobs) -> dict[str, Any]:
         """Return what the kernel needs of some jobs."""
         pool_of = self.network.stage_pool[jobs.stage]
-        engine = np.array([pool.server.convention == "engine" for pool in self.pools])[pool_of]
+        engine = self._by_convention[pool_of]
         rows = records.table(records.ROW, jobs.requests)
         rows.left = jobs.prompt
-        first_comes_with_prefill = engine & (jobs.prompt > 0) & (jobs.output > 0)
-        rows.decodes = jobs.output - first_comes_with_prefill
+        rows.decodes = self._decodes(jobs)
         rows.server = rows.next = -1
         for field in ("pending", "stage", "child", "sibling"):
             rows[field] = getattr(jobs, field)
         goes_on = self.has_engines or self.counts_gaps
+        tokens = rows.left.astype(np.int64) + rows.decodes
+        received = self._received(jobs)
         again = records.table(records.AGAIN, jobs.requests if goes_on else 0)
         again.last = records.NONE_YET
         if self.has_engines:
             again.target, again.outputs = rows.left, rows.decodes + engine
             self._rank(jobs, pool_of, again)
             again.prefix, again.named = self._prefixes(jobs)
-        tokens = rows.left.astype(np.int64) + rows.decodes
+            here = np.flatnonzero(received)
+            again.received, again.target[here] = received, received[here]
+            again.sender = jobs.column("sender")
+            again.link = self._counted("a transfer", jobs.column("transfer_s"))
+            again.latency = self._counted("a delay", jobs.delay_s)
         never = np.full(jobs.requests, -1, np.int64)
         job_tokens = np.zeros(0, np.int64)
         if jobs.count:
@@ -275,7 +287,7 @@ class NetworkSession(WorldSession):
         return {
             "rows": rows,
             "again": again,
-            "delay": self._counted("a delay", jobs.delay_s),
+            "delay": np.where(received > 0, 0, self._counted("a delay", jobs.wait_s)),
             "coin": np.asarray(jobs.coin, np.uint32),
             "context": np.asarray(jobs.context, np.int32),
             "reuse": np.where(jobs.context < 0, jobs.reuse, 0).astype(np.int32),
@@ -298,6 +310,35 @@ class NetworkSession(WorldSession):
             again.declared[here], again.priority[here] = declared_of(
                 pool.server, jobs.prompt[here], declared[here], priority[here]
             )
+
+    def _received(self, jobs: Jobs) -> Ints:
+        """Return the tokens of KV memory that requests get which only decode at an engine, 0 for
+        all others.
+        """
+        received = np.zeros(jobs.requests, np.int64)
+        if jobs.sender is None or not self.has_engines:
+            return received
+        later = np.flatnonzero((jobs.sender < 0) & (jobs.prompt == 0) & (jobs.output > 0))
+        earlier = later + jobs.sender[later]
+        processed = jobs.prompt.astype(np.int64) + self._decodes(jobs)
+        before = None
+        while before is None or (before != received).any():  # some pass on what they got
+            before = received.copy()
+            received[later] = (received + processed)[earlier]
+        at_engine = np.array([not pool.server.by_lines for pool in self.pools])
+        return np.where(at_engine[self.network.stage_pool[jobs.stage]], received, 0)
+
+    def _decodes(self, jobs: Jobs) -> Ints:
+        """Return the decode iterations of each request: at engines its first output comes with its
+        prompt.
+        """
+        engine = self._by_convention[self.network.stage_pool[jobs.stage]]
+        return np.asarray(jobs.output - (engine & (jobs.prompt > 0) & (jobs.output > 0)))
+
+    @functools.cached_property
+    def _by_convention(self) -> Bools:
+        """Shape (pools,): whether a pool counts as engines do."""
+        return np.array([pool.server.convention == "engine" for pool in self.pools])
 
     def _prefixes(self, jobs: Jobs) -> tuple[Ints32, Ints]:
         """Return the recorded prompt whose hash ids each request has, and how many of its tokens

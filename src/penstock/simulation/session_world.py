@@ -193,7 +193,8 @@ class WorldSession:
             (world.again, ("less", "more")),
             (world.lines, ("prompt_head", "prompt_tail", "fresh_head", "fresh_tail", "done_head")),
             (world.lines, ("done_tail",)),
-            (world.engines, ("head", "tail")),
+            (world.engines, ("head", "tail", "coming_head", "coming_tail")),
+            (world.engines, ("landed_head", "landed_tail")),
         ):
             for field in fields:
                 column = table[field]

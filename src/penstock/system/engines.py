@@ -165,6 +165,7 @@ class Vllm(Engine):
         # A step ahead, those in flight are not known to be wrong yet.
         batches = 2 if self.ahead else 1
         self.drafted_tokens = self.options["drafts"] * batches + self.options["draft_lookahead"]
+        self.receives = self.options["drafts"] == 0
         if self.options["drafts"]:
             self.kernel_numbers = _shares_accepted(self.options)
             self.outputs_per_decode = 1 + sum(self.kernel_numbers)

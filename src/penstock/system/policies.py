@@ -96,6 +96,7 @@ class Policy(Scheduler):
     phases: Phases | None = None
     own_budget: bool = False
     rising: bool = False
+    receives = True
 
     def __call__(self, queue: Queue, limits: Limits, params: Sequence[float] = ()) -> Composition:
         """Return (prefill tokens, decode tokens, phase filled first) for one state of the queue."""

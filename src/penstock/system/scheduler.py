@@ -203,6 +203,8 @@ class Scheduler(abc.ABC):
     loses_rest_of_prompt
         Whether the prompt of a preempted request comes back as long as it got, and the rest of it
         as output.
+    receives
+        Whether requests that were prefilled elsewhere may go on here with their KV memory.
     caches_prefixes
         Whether prompts that begin alike may share blocks.
     caches_in_tree
@@ -258,6 +260,7 @@ class Scheduler(abc.ABC):
     beside_prompt: int = 0
     loses_in_flight: bool = False
     loses_rest_of_prompt: bool = False
+    receives: bool = False
     caches_prefixes: bool = True
     caches_in_tree: bool = False
 

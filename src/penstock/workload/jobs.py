@@ -47,8 +47,8 @@ class Jobs:
     context
         int32: that request, as an offset from this one (< 0); 0: none.
     delay_s
-        float64: seconds between its release and its arrival at the pool (a tool call, a transfer of
-        KV memory).
+        float64: seconds between its release and its arrival at the pool (a tool call), but for
+        ``transfer_s``.
     pending
         int32: requests of the job that must finish before it is released: 0 for the root, k at a
         join of k branches.
@@ -66,6 +66,11 @@ class Jobs:
     prefix
         int32: the recorded prompt of the network whose hash ids it has, -1: none; None: none has.
         Requests that go on with a context have that one's as far as it reaches.
+    sender
+        int32: the request that it gets its KV memory from, as an offset from this one (< 0), because
+        it only decodes; 0: none; None: none does.
+    transfer_s
+        float64: seconds that this takes a link; None: none.
     """
 
     arrival_s: npt.NDArray[np.float64]
@@ -84,6 +89,8 @@ class Jobs:
     priority: npt.NDArray[np.int32] | None = None
     declared: npt.NDArray[np.int32] | None = None
     prefix: npt.NDArray[np.int32] | None = None
+    sender: npt.NDArray[np.int32] | None = None
+    transfer_s: npt.NDArray[np.float64] | None = None
 
     @property
     def count(self) -> int:
@@ -104,6 +111,13 @@ class Jobs:
         """Return the columns of some requests."""
         columns = ((name, getattr(self, name)) for name in _PER_REQUEST)
         return {name: column[chosen] for name, column in columns if column is not None}
+
+    @property
+    def wait_s(self) -> npt.NDArray[np.float64]:
+        """Shape (requests,), seconds between the release of each and its arrival at the pool, where
+        a transfer of KV memory waits for nothing.
+        """
+        return self.delay_s if self.transfer_s is None else self.delay_s + self.transfer_s
 
     def span(self, start: int, stop: int) -> "Jobs":
         """Return the jobs from ``start`` up to ``stop``, as views of these."""
@@ -138,6 +152,8 @@ class Jobs:
             return np.asarray(values)
         if name == "declared":
             return self.output
+        if name == "transfer_s":
+            return np.zeros(self.requests)
         return np.full(self.requests, -1 if name == "prefix" else 0, np.int32)
 
     def numbered(self, workflow: int, first_stage: int, first_prefix: int) -> "Jobs":

@@ -5,7 +5,7 @@ so that the work is done by array operations over jobs. A fork opens a *frame* t
 share; a join closes it when all have come.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -136,7 +136,7 @@ class _Unfolding:
         self.plan, self.streams, self.routes = plan, streams, plan.routes
         self.job_prompt, self.job_output = prompt, output
         self.transfers = any(plan.transfer_s)
-        self.delays = self.transfers or any(plan.delay_s)
+        self.delays = any(plan.delay_s)
         self.forks = any(plan.routes.forks)
         self.widest = (
             max((len(targets) for targets in plan.routes.targets if targets), default=1)
@@ -185,8 +185,6 @@ class _Unfolding:
                     if isinstance(own, Length)
                     else own
                 )
-        if delay is not None and wave.released_by is not None:
-            delay += np.array(plan.transfer_s)[wave.stage] * wave.released_by
         rows: dict[str, npt.NDArray[Any]] = {
             "job": wave.job,
             "stage": wave.stage,
@@ -196,6 +194,8 @@ class _Unfolding:
         }
         if delay is not None:
             rows["delay_s"] = delay
+        if wave.released_by is not None:
+            rows["transfer_s"] = np.array(plan.transfer_s)[wave.stage] * wave.released_by
         if wave.context is not None:
             prefills = self.prefills[wave.stage]
             prompt += np.where(prefills, wave.context.tokens, 0)
@@ -425,8 +425,19 @@ class _Unfolding:
             reuse=reuse, context=context, delay_s=column("delay_s", np.float64),
             pending=column("pending", np.int32),
             child=offset(children, parents), sibling=offset(more + 1, more),
-            coin=column("coin", np.uint32),
+            coin=column("coin", np.uint32), sender=self._senders(offset, children, parents),
+            transfer_s=column("transfer_s", np.float64) if self.transfers else None,
         )  # fmt: skip
+
+    def _senders(
+        self, offset: Callable[[Ints, Ints], npt.NDArray[np.int32]], children: Ints, parents: Ints
+    ) -> npt.NDArray[np.int32] | None:
+        """Return from whom requests that only decode get their KV memory, None where none does."""
+        if self.prefills.all():
+            return None
+        stage = np.concatenate([rows["stage"] for rows in self.waves])
+        decodes = ~self.prefills[stage[children]] & ~self.is_join[stage[children]]
+        return offset(parents[decodes], children[decodes])
 
 
 def _by_stage(stage: Ints) -> Iterator[tuple[int, slice | Ints]]:

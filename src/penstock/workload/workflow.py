@@ -247,7 +247,10 @@ class Workflow:
         seed = checked_seed(seed)
         begin = list(self.stages).index(stage)
         jobs = Jobs.joined(list(self._resampled(count, self._at_a_time, (seed, 3), begin)))
-        jobs.delay_s[jobs.first_request[:-1]] = 0
+        begins = jobs.first_request[:-1]
+        jobs.delay_s[begins] = 0
+        if jobs.transfer_s is not None:
+            jobs.transfer_s[begins] = 0
         return jobs
 
     def means(self) -> Means:

@@ -85,7 +85,7 @@ class PrefixCache(Server):
     @property
     def free(self) -> float:
         """KV blocks that nobody uses."""
-        return len(self.cache.unused)
+        return len(self.cache.unused) - self.lent
 
     def names(self, request: Request, tokens: int) -> list[Hashable]:
         """Name the full blocks of the first tokens of a request."""
@@ -127,6 +127,13 @@ class PrefixCache(Server):
             request.cached = request.computed
         super().admit(request, blocks)
         self.hold(request, blocks)
+
+    def enter_with_memory(self, request: Request) -> None:
+        """Put it at the end of the running list, with blocks whose contents nobody else has."""
+        self.held[request] = []
+        self.waiting.insert(0, request)
+        super(PrefixCache, self).admit(request, request.reserved)
+        self.hold(request, request.reserved)
 
     def hold(self, request: Request, blocks: int) -> None:
         """Let it have so many KV blocks in all."""

@@ -200,7 +200,7 @@ class PrefixCachingSglang(Sglang):
     def free(self) -> float:
         """Pages that neither the tree has nor a request of its own."""
         own = sum(r.blocks - self.shared[r] for r in self.running if r.blocks)
-        return self.usable - self.tree.size - own
+        return self.usable - self.tree.size - own - self.lent
 
     @property
     def available(self) -> float:

@@ -46,6 +46,13 @@ class Request:
     declared: int = 0  # most output tokens that it says it may make
     context: "Request | None" = None  # a request of its job that it goes on with
     reuse: int = 0  # tokens of its prompt that it shares with that one
+    receives: bool = False  # whether it goes on with the KV memory of another request
+    source: "Replica | None" = None  # whoever has that
+    latency: int = 0  # ticks until that is there once the link is free again
+    link: int = 0  # ticks that it takes the link
+    lent: int = 0  # KV blocks kept for it at its sender's replica
+    reserved: int = 0  # KV blocks kept for it at its own
+    made_elsewhere: int = 0  # output tokens that were out before it came
 
     @property
     def decoding(self) -> bool:
@@ -80,7 +87,7 @@ class Request:
     @property
     def outputs(self) -> int:
         """Output tokens that are out."""
-        return len(self.token_times)
+        return len(self.token_times) + self.made_elsewhere
 
     @property
     def first_token(self) -> int | None:
@@ -126,6 +133,7 @@ class Replica:
         self.batches: list[Batch] = []
         self.batch: Allocation = {}  # in progress
         self.leaving: list[Request] = []  # those who finish when it ends
+        self.link_free = 0  # the tick from which on its link can carry KV memory
         self.drafts = 0  # tokens that are drafted for each decode
         self.composes_ahead = False  # whether a batch is composed when the one before it starts
         self.planned: Allocation = {}  # composed so, not yet started
@@ -153,6 +161,19 @@ class Replica:
     def idle(self) -> None:
         """Take note that nobody is there."""
 
+    def receive(self, now: int) -> None:
+        """Let those run whose KV memory has come from elsewhere, and begin more transfers."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anybody is there who needs nothing from elsewhere."""
+        return True
+
+    @property
+    def waits_for_transfers(self) -> bool:
+        """Whether the end of a transfer may let somebody be served."""
+        return False
+
     def form(self, now: int) -> None:
         """Begin the next batch, if anybody is there or one was composed for those who were, and
         compose the one after it, if that is done ahead.
@@ -161,9 +182,15 @@ class Replica:
             self.idle()
             return
         self.batch, self.planned = self.planned, {}
+        if not self.batch:
+            self.receive(now)
+            if not self.has_work:
+                return
         while not self.batch:
             # A step that only preempts leaves the replica idle with work to do: it looks again.
             self.batch = self.next_batch()
+            if not self.batch and not self.preempted and self.waits_for_transfers:
+                return
             if not self.batch and not self.preempted:
                 raise InputError(
                     f"at tick {now} replica {self.index} serves none of {len(self.requests)} "
@@ -172,6 +199,7 @@ class Replica:
         self.begin(now)
         if self.composes_ahead:
             self.advance(self.batches[-1].end)
+            self.receive(now)
             self.planned = self.next_batch()
 
     def next_batch(self) -> Allocation:
@@ -290,7 +318,7 @@ def queue_of(
         head_tokens=prompts[0].P if prompts else 0,
         decode_tokens=sum(decodes_left),
         arrived=len(arrived),
-        arrived_tokens=sum(request.prompt - request.cached for request in arrived),
+        arrived_tokens=sum(r.prompt - r.cached for r in arrived if not r.receives),
         finished=len(finished),
         finished_decodes=sum(request.total - request.prompt for request in finished),
     )

@@ -53,6 +53,12 @@ class SeamServer(Server):
     # ------------------------------------------------------------ 1. memory for decodes:
     # `make_room_for_decodes`
 
+    def blocks_to_receive(self, request: Request) -> int:
+        """KV blocks that a request takes when its transfer begins."""
+        if self.admission == "completion":
+            return self.blocks(request.total)
+        return super().blocks_to_receive(request)
+
     def forget(self, request: Request) -> None:
         """Let its tokens be computed again; in mode ``swap`` they stay, and its blocks move to host
         memory.

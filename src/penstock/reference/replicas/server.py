@@ -57,6 +57,10 @@ class Server(Replica):
         self.watermark = 0 if math.isinf(blocks) else int(share * blocks)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.coming: list[Request] = []  # those whose KV memory waits for room here
+        self.landed: list[Request] = []  # those that have it and wait for a place
+        self.on_the_way: list[tuple[int, Request]] = []  # ticks at which transfers end
+        self.lent = 0  # blocks kept for transfers, from here and to here
 
     def option(self, name: str, default: Any, least: int = 1) -> Any:
         """Return an option, of the kind of its default: a flag, a count, or a share of one."""
@@ -78,7 +82,7 @@ class Server(Replica):
     @property
     def free(self) -> float:
         """KV blocks that nobody holds."""
-        return self.usable - sum(request.blocks for request in self.running)
+        return self.usable - sum(request.blocks for request in self.running) - self.lent
 
     @property
     def memory_in_use(self) -> float:
@@ -120,6 +124,79 @@ class Server(Replica):
                 f"{self.b_max}"
             )
         return None
+
+    # ------------------------------------------------------------ KV memory from elsewhere
+
+    def await_transfer(self, request: Request, source: Replica, now: int) -> None:
+        """Let a request that only decodes wait for its KV memory; whoever has it keeps it."""
+        super().arrive(request)
+        if isinstance(source, Server) and not math.isinf(source.usable):
+            request.lent = int(min(source.blocks(request.prompt), source.available))
+            source.lent += request.lent
+        request.source = source
+        self.coming.append(request)
+        self.start_transfers(now)
+
+    def start_transfers(self, now: int) -> None:
+        """Begin the transfers for which there are blocks, on links that carry one at a time."""
+        while self.coming:
+            request = self.coming[0]
+            blocks = self.blocks_to_receive(request)
+            if blocks + self.watermark * bool(self.running) > self.available:
+                break
+            del self.coming[0]
+            self.make_free(blocks)
+            self.lent += blocks
+            request.reserved = blocks
+            source = request.source
+            assert source is not None
+            begin = max(now, self.link_free, source.link_free)
+            self.link_free = source.link_free = begin + request.link
+            self.on_the_way.append((max(begin + request.link + request.latency, now + 1), request))
+
+    def blocks_to_receive(self, request: Request) -> int:
+        """KV blocks that a request takes when its transfer begins."""
+        return self.blocks(request.prompt)
+
+    def make_free(self, blocks: int) -> None:
+        """Let a cache give up blocks until so many are free."""
+
+    def land(self, request: Request) -> None:
+        """Take note that the KV memory of a request is there."""
+        self.landed.append(request)
+        if isinstance(request.source, Server):
+            request.source.lent -= request.lent
+
+    def receive(self, now: int) -> None:
+        """Let those run whose KV memory is there, while there are places, and begin more
+        transfers.
+        """
+        while self.landed and (self.pool.scope == "batch" or len(self.running) < self.k_max):
+            request = self.landed.pop(0)
+            self.lent -= request.reserved
+            self.enter_with_memory(request)
+        self.start_transfers(now)
+
+    def enter_with_memory(self, request: Request) -> None:
+        """Put it at the end of the running list, with the blocks of its transfer."""
+        self.waiting.insert(0, request)
+        self.admit(request, request.reserved)
+
+    @property
+    def waits_for_transfers(self) -> bool:
+        """Whether the end of a transfer may let somebody be served."""
+        return bool(self.in_transfer) or self.lent > 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anybody runs, or waits to be admitted."""
+        return bool(self.running or self.waiting)
+
+    @property
+    def in_transfer(self) -> list[Request]:
+        """Requests that are here, but neither run nor wait."""
+        listed = {*self.running, *self.waiting}
+        return [request for request in self.requests if request not in listed]
 
     # ------------------------------------------------------------ the two lists
 
@@ -216,9 +293,11 @@ class Server(Replica):
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert that the step kept to memory, budget and batch size, and served nobody wrongly."""
         super().assert_feasible(batch)
-        listed = sorted(request.index for request in self.running + self.waiting)
+        listed = sorted(
+            request.index for request in self.running + self.waiting + self.in_transfer
+        )
         assert listed == sorted(request.index for request in self.requests), "lists are not right"
-        assert self.free >= 0, f"{-self.free:g} KV blocks more are held than there are"
+        assert self.available >= 0, f"{-self.available:g} KV blocks more are held than there are"
         assert not any(r.blocks for r in self.waiting), "a waiting request holds KV blocks"
         for request, tokens in batch.items():
             assert request in self.running, f"request {request.index} is served, but does not run"

@@ -1,0 +1,122 @@
+"""KV memory that comes from another replica, where a request was prefilled.
+
+A request that only decodes here waits, in order of arrival, until its replica has the blocks for what
+it brings. Then they are taken and the transfer begins, as soon as the links of both replicas are free:
+each carries one at a time. When all of it is there, and the time that each transfer takes besides has
+passed, the sender's blocks are free, and the request runs from the next batch composed on, as soon as
+there is a place for it.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from penstock.kernel.blocks import blocks_of
+from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.engine_ends import settle
+from penstock.kernel.in_progress import cut, touch
+from penstock.kernel.radix import make_free
+from penstock.kernel.records import BY_LINES, World
+from penstock.kernel.releases import push_delayed
+from penstock.kernel.running import admit, begin_decode, change_phase
+
+
+@uncounted()
+def come(world: World, engine: Any, pool: Any, request: int) -> None:
+    """Let a request wait for its KV memory; whoever has that keeps it."""
+    clock, again = world.clock[0], world.again[request]
+    source = world.servers[world.rows[request + again.sender].server]
+    kind = world.pools[source.pool]
+    if kind.rule != BY_LINES and world.engines[source.engine].usable > 0:
+        sender = world.engines[source.engine]
+        held = min(blocks_of(again.received, kind.block_size), sender.free + sender.evictable)
+        sender.free -= held
+        again.lent = held
+        sender.lending += held > 0
+    again.came = clock.now
+    settle(world, world.servers[engine.server], engine, pool)
+    engine.incoming += 1
+    engine.arrived += 1
+    world.rows[request].next = -1
+    if engine.coming_head < 0:
+        engine.coming_head = request
+    else:
+        world.rows[engine.coming_tail].next = request
+    engine.coming_tail = request
+    start_transfers(world, engine, pool)
+
+
+@uncounted()
+def start_transfers(world: World, engine: Any, pool: Any) -> None:
+    """Begin the transfers for which there are blocks."""
+    clock, here = world.clock[0], world.servers[engine.server]
+    while engine.coming_head >= 0:
+        request = engine.coming_head
+        row, again = world.rows[request], world.again[request]
+        tokens = np.int64(again.received)
+        if pool.grows == 0:  # what it will ever hold
+            tokens += row.decodes
+        blocks = blocks_of(tokens, pool.block_size)
+        spare = pool.watermark if engine.running > 0 else 0
+        if blocks + spare > engine.free + engine.evictable:
+            return
+        engine.coming_head = row.next
+        if pool.radix != 0:
+            make_free(world, engine, pool, blocks)
+        engine.free -= blocks
+        again.lent_here = blocks
+        source = world.servers[world.rows[request + again.sender].server]
+        begin = max(clock.now, max(here.link_free, source.link_free))
+        here.link_free = source.link_free = begin + again.link
+        push_delayed(world, max(begin + again.link + again.latency, clock.now + 1), request)
+
+
+@uncounted()
+def land(world: World, request: int) -> None:
+    """Note that all KV memory of a request is there."""
+    again, row = world.again[request], world.rows[request]
+    engine = world.engines[world.servers[row.server].engine]
+    row.next = -1
+    if engine.landed_head < 0:
+        engine.landed_head = request
+    else:
+        world.rows[engine.landed_tail].next = request
+    engine.landed_tail = request
+    _look_again(world, row.server)
+    source = np.int64(world.rows[request + again.sender].server)
+    if again.lent > 0:
+        sender = world.engines[world.servers[source].engine]
+        sender.free += again.lent
+        sender.lending -= 1
+        _look_again(world, source)
+
+
+@uncounted(inline=True)
+def _look_again(world: World, server: int) -> None:
+    """Let a replica form another batch, at once or after the one in progress."""
+    if world.servers[server].equal == 0:
+        touch(world, server)
+    elif world.servers[server].equal > 1:
+        cut(world, server)
+
+
+@uncounted()
+def receive(world: World, engine: Any, pool: Any) -> None:
+    """Let those run whose KV memory is there, while there are places, and begin more transfers."""
+    while engine.landed_head >= 0:
+        if pool.running_scope != 0 and engine.running >= pool.batch_size:
+            break
+        request = engine.landed_head
+        engine.landed_head = world.rows[request].next
+        engine.incoming -= 1
+        blocks = np.int64(world.again[request].lent_here)
+        engine.free += blocks
+        place = admit(world, engine, pool, request, blocks, 0)
+        slot = world.slots[place]
+        slot.end_node = engine.root
+        engine.prefilling -= 1
+        engine.own += 1
+        engine.is_full = 0
+        change_phase(world, engine, request, -1)  # it came in decode
+        begin_decode(world, engine, pool, place, np.int64(world.rows[request].decodes))
+    start_transfers(world, engine, pool)
