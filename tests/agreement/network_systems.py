@@ -481,7 +481,7 @@ def with_transfers(random, requests, serving):
     tokens, drawn = [], []
     for place, request in enumerate(requests):
         spec, parents = serving[request.stage], request.parents
-        if receives(serving, requests, place) and random.randrange(2):
+        if receives(serving, requests, place) and random.randrange(4):
             most = max(p + o for p, o in zip(spec.system.prompt, spec.system.output, strict=True))
             output, received = random.randint(1, 30), tokens[parents[0]]
             if received and received + output < most:

@@ -51,7 +51,8 @@ def form_by_policy(world: World, engine: Any, pool: Any) -> Any:
     engine.arrival_ends = arrival_seen or pool.by_priority != 0 or pool.sees != SEES_BATCH
     if prompts == 0 and decoding == 0:
         # Where all made room, the caller begins anew with them.
-        return 0 if engine.preempted > 0 else STUCK
+        goes_on = engine.preempted + engine.incoming + engine.lending > 0
+        return 0 if goes_on else STUCK
     queue = Queue(
         prompts,
         tokens,
