@@ -31,6 +31,7 @@ FIGURE = Path(__file__).parent / "figures" / "engine_gantt.svg"
 
 STATIC, PACKED = {"capacity": "static_batch"}, {"capacity": "max_utilization"}
 CHUNKED, MIXED = {"chunked_context": True}, {"mixed_chunk": True}
+AT_ONCE = {"overlap_schedule": False}
 SMALL = {"max_tokens": 64}  # Vidur's reservation, which matters to memory alone
 SCHEDULERS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("vllm", {}),
@@ -39,6 +40,7 @@ SCHEDULERS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("vllm-v0", {}),
     ("sglang", {}),
     ("sglang", MIXED),
+    ("sglang", MIXED | AT_ONCE),
     ("sglang", MIXED | {"max_prefill_tokens": 2}),
     ("tensorrt-llm", {}),
     ("tensorrt-llm", PACKED),

@@ -12,8 +12,8 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, max_exa
 settings.load_profile("repeatable")
 
 COMPILED = (
-    "from penstock.kernel import events; events.compiled_advance()",
-    "from penstock.kernel import server; server.compiled_advance(False), server.compiled_advance(True)\n"
+    "from penstock.kernel import events, server\n"
+    "events.compiled_advance(), server.compiled_advance(False), server.compiled_advance(True)",
     "import penstock as ps\n"
     "from penstock.theory.latency import estimate_latency\n"
     "estimate_latency(ps.Workload.poisson(1e-7, 9, 9), ps.Server(ps.Affine(c=0.01, a=1e-5), 64))",

@@ -1,6 +1,7 @@
 """The command line answers, in words or JSON, or says in one line what is wrong and writes nothing."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -243,20 +244,27 @@ def test_strict_makes_unstable_an_exit_status(overloaded: Path) -> None:
     assert penstock("compare", overloaded, "--requests", 100, "--strict").returncode == 1
 
 
-@pytest.mark.parametrize("width", [40, 80, 120])
-@pytest.mark.parametrize("command", ["check", "compare", "simulate", "region", "max-rate"])
-def test_words_fit_the_terminal(command: str, width: int) -> None:
+@functools.cache
+def words(command: str, width: int) -> str:
+    """Return what a command says of the example in so many columns, once for all tests."""
     more = () if command in ("region", "max-rate") else ("--requests", 500)
     done = penstock(command, EXAMPLE, *more, width=width)
     assert done.returncode == 0
-    assert max(map(len, done.stdout.splitlines())) <= width
-    assert "requests/s" in " ".join(done.stdout.split())
-    assert "…" not in done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("width", [40, 120])
+@pytest.mark.parametrize("command", ["check", "compare", "simulate", "region", "max-rate"])
+def test_words_fit_the_terminal(command: str, width: int) -> None:
+    said = words(command, width)
+    assert max(map(len, said.splitlines())) <= width
+    assert "requests/s" in " ".join(said.split())
+    assert "…" not in said
 
 
 def test_no_column_is_lost_on_a_narrow_terminal() -> None:
     """A table that is too wide is printed row by row, with the name of each column beside its value."""
-    wide, narrow = (penstock("compare", EXAMPLE, "--requests", 100, width=width).stdout for width in (120, 40))
+    wide, narrow = words("compare", 120), words("compare", 40)
     for column in ("Theory", "Test", "Can do", "Tokens/s", "A batch", "Unfinished", "TTFT p99", "TBT p50", "E2E p99"):
         assert column in wide
         assert narrow.count(f"  {column} ") == len(ps.POLICIES)

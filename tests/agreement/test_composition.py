@@ -64,18 +64,19 @@ def some_workload(rng, count, *, longest_prompt=3_000, longest_output=600, rate=
 
 @pytest.mark.parametrize("scope", markov_chain.SCOPES)
 @pytest.mark.parametrize("name", sorted(markov_chain.POLICIES))
-def test_the_kernel_equals_the_reference_event_for_event(name, scope):
-    """On 40 systems each: tokens, finishes, batches, allocations, series, gaps, totals; in every record mode."""
+@pytest.mark.parametrize("systems", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_the_kernel_equals_the_reference_event_for_event(name, scope, systems):
+    """On so many systems each: tokens, finishes, batches, allocations, series, gaps, totals; in every record mode."""
     rng = np.random.default_rng([6, *name.encode(), *scope.encode()])
     compositions = 0
-    for _ in range(40):
+    for _ in range(systems):
         run = check(composed(rng, scope), POLICIES[name], markov_chain.POLICIES[name], rng)
         by_load = {}
         for ticks, *load in run.batch_rows[:, 1:4].tolist():
             by_load.setdefault(sum(load), set()).add(ticks)
         compositions += any(len(ticks) > 1 for ticks in by_load.values())
         assert audit(run).feasible, audit(run).violations
-    assert compositions >= 5, "nearly all of these batches went by their token load"
+    assert compositions >= systems // 8, "nearly all of these batches went by their token load"
 
 
 @pytest.mark.parametrize("rule", [*POLICIES.values(), *ODD], ids=lambda rule: rule.name)

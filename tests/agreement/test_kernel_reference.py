@@ -298,7 +298,7 @@ def check(system, rule, choose, rng):
 
 @pytest.mark.parametrize("scope", markov_chain.SCOPES)
 @pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("systems", [80, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("systems", [40, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_the_kernel_equals_the_reference_event_for_event(name, scope, systems):
     """On so many systems each: tokens, finishes, batches, allocations, series, gaps, totals; in every record mode."""
     rule = POLICIES[name]
@@ -320,9 +320,10 @@ def test_the_kernel_equals_the_reference_event_for_event(name, scope, systems):
 
 @pytest.mark.parametrize("scope", markov_chain.SCOPES)
 @pytest.mark.parametrize("rule", ODD, ids=lambda rule: rule.name)
-def test_the_kernel_serves_any_rule_as_its_translation_per_request_does(rule, scope):
+@pytest.mark.parametrize("systems", [25, pytest.param(400, marks=pytest.mark.slow)])
+def test_the_kernel_serves_any_rule_as_its_translation_per_request_does(rule, scope, systems):
     rng = np.random.default_rng([7, *rule.name.encode(), *scope.encode()])
-    for _ in range(60):
+    for _ in range(systems):
         params = some_params(rng)
         check(draw(rng, scope, params=params), rule, requests_in_order(rule.function, params), rng)
 
@@ -364,10 +365,11 @@ def large_systems(seed, rule, count):
 
 
 @pytest.mark.parametrize("rule", [*POLICIES.values(), *ODD], ids=lambda rule: rule.name)
-def test_compression_changes_nothing_to_the_bit(rule: Policy):
+@pytest.mark.parametrize("systems", [20, pytest.param(400, marks=pytest.mark.slow)])
+def test_compression_changes_nothing_to_the_bit(rule: Policy, systems: int):
     """Also for rules that serve some of those who decode, so that the others' due epochs are put off."""
     passed_over = 0
-    for system in large_systems(17, rule, 60):
+    for system in large_systems(17, rule, systems):
         whole = system.kernel(rule, "batches", compress=False)
         assert_same(system.kernel(rule, "batches"), whole)
         assert_same(system.kernel(rule, "requests"), whole, but=("batch_rows",))
@@ -392,7 +394,7 @@ def test_stopping_and_going_on_after_any_number_of_steps_changes_nothing(steps, 
 def test_the_size_of_the_blocks_in_which_requests_stream_in_changes_nothing(block, monkeypatch):
     """In a summary, requests that have finished are dropped from the front of the window at each block."""
     rules = [*POLICIES.values(), *ODD]
-    systems = list(large_systems(23, None, 6 * len(rules)))
+    systems = list(large_systems(23, None, 3 * len(rules)))
     whole = [system.kernel(rules[i % len(rules)], "requests") for i, system in enumerate(systems)]
     monkeypatch.setattr(arrivals, "BLOCK", block)
     for i, system in enumerate(systems):

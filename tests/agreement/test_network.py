@@ -236,7 +236,7 @@ def test_agents_that_go_on_with_their_context_agree_to_the_nanosecond(router, af
             Server(A100, 128, 8, policy="orca", scope="batch", convention="paper"), 3, router, order, affinity
         ),
     }
-    history = assert_agree_in_ns(Network(pools, [loop, search], retention_s=2.0), 50)
+    history = assert_agree_in_ns(Network(pools, [loop, search], retention_s=2.0), 30)
     assert any(request.cached for request in history.requests)
 
 

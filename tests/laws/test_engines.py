@@ -204,7 +204,7 @@ def test_what_an_engine_claims_about_work_conservation_is_so(scheduler):
     claims = ENGINES[name].with_options(settings).work_conserving
     audits, most = [], 0
     for seed, rate in itertools.product(range(10), (8.0, 16.0)):
-        serving = server(scheduler, slots=64)
+        serving = server(scheduler, slots=None)
         run = simulate(workload(rate, seed), serving, requests=200, record="allocations")
         audits.append(audit(run))
         most = max(most, run.batch_rows[:, 2:4].sum(axis=1).max())

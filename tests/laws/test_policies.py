@@ -1,11 +1,12 @@
 """Laws that every policy obeys, in either scope and convention. A new policy is tested by being in `POLICIES`."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 
-from penstock.auditing.audit import audit
+from penstock.auditing.audit import Audit, audit
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine, PiecewiseConstant
@@ -32,21 +33,40 @@ def server(policy, scope, convention, limit):
     return Server(STEPS, 64, limit, policy=policy, scope=scope, convention=convention)
 
 
-@pytest.fixture(params=["drained", "stopped", "overloaded"])
-def how(request):
-    """Ways to end a run: when all have left, in the middle, and under a load that no policy carries."""
-    return {
-        "drained": {"requests": 400, "drain": True},
-        "stopped": {"until": 12.345},
-        "overloaded": {"rate": 60.0, "requests": 400, "drain": False},
-    }[request.param]
+HOW = {
+    "drained": {"requests": 400, "drain": True},
+    "stopped": {"until": 12.345},
+    "overloaded": {"rate": 60.0, "requests": 400, "drain": False},
+}
+"""Ways to end a run: when all have left, in the middle, and under a load that no policy carries."""
+
+
+@functools.cache
+def served(policy, scope, convention, limit, how) -> Run:
+    """Return a run that several tests look at."""
+    how = dict(HOW[how])
+    arriving = workload(how.pop("rate", 11.0))
+    return simulate(arriving, server(policy, scope, convention, limit), record="allocations", **how)
+
+
+@functools.cache
+def audited(*what) -> Audit:
+    return audit(served(*what))
+
+
+@pytest.fixture(params=HOW)
+def what(policy, scope, convention, limit, request):
+    return policy.name, scope, convention, limit, request.param
 
 
 @pytest.fixture
-def run(policy, scope, convention, limit, how) -> Run:
-    how = dict(how)
-    arriving = workload(how.pop("rate", 11.0))
-    return simulate(arriving, server(policy, scope, convention, limit), record="allocations", **how)
+def run(what) -> Run:
+    return served(*what)
+
+
+@pytest.fixture
+def found(what) -> Audit:
+    return audited(*what)
 
 
 def tokens_of(run):
@@ -62,12 +82,12 @@ def tokens_of(run):
 @every_convention
 @every_limit
 class TestEveryRun:
-    def test_the_audit_finds_every_run_feasible(self, run):
+    def test_the_audit_finds_every_run_feasible(self, found):
         """Feasibility, token budget, max batch size, batch times, token times and totals, by replay."""
-        assert audit(run).violations == ()
+        assert found.violations == ()
 
-    def test_the_server_never_idles_beside_a_request(self, run):
-        assert audit(run).idle_periods == 0
+    def test_the_server_never_idles_beside_a_request(self, run, found):
+        assert found.idle_periods == 0
         assert run.batch_rows[:, 2:4].sum(axis=1).min() >= 1
 
     def test_tokens_in_are_tokens_processed_plus_tokens_left(self, run):
@@ -96,7 +116,7 @@ class TestEveryRun:
         assert run.batch_rows[:, 2:4].sum(axis=1).max() <= 64
         assert limit is None or run.batch_rows[:, 4].max() <= limit
 
-    def test_each_phase_is_served_in_order_of_arrival(self, run):
+    def test_each_phase_is_served_in_order_of_arrival(self, run, found):
         """Prompts one after the other; and beside a request that decodes, every older one that can does (K = 0)."""
         batch, request, prefill, _ = run.allocation_rows[np.lexsort(run.allocation_rows[:, [1, 0]].T)].T
         assert (np.diff(request[prefill > 0]) >= 0).all()
@@ -104,7 +124,7 @@ class TestEveryRun:
         whole = np.bincount(request, prefill) == run.rows.prompt_tokens[: request.max() + 1]
         assert per_batch.max() > 1, "no batch took several prompts, so this says little"
         assert (np.diff(whole.astype(int)) <= 0).all(), "a prompt was begun before the one ahead of it was done"
-        assert audit(run).overtake_k == 0
+        assert found.overtake_k == 0
 
     def test_a_request_arrives_starts_and_finishes_in_that_order(self, run):
         rows = run.rows

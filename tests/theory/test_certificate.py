@@ -242,16 +242,37 @@ def test_memory_that_never_fills_changes_no_certificate(admission: Any, preempti
     assert "beside a watermark of 15" in ps.certify(light, watermark).reason
 
 
-def test_vllm_is_certified_where_its_slots_reach_the_budget_and_its_memory_holds_them_all() -> None:
-    """20 requests of 15 blocks, and the block that vLLM keeps for itself."""
+@pytest.mark.parametrize(("ahead", "requests"), [(True, 40), (False, 20)])
+def test_vllm_is_certified_where_its_slots_fill_every_batch_and_its_memory_holds_them_all(
+    ahead: bool, requests: int
+) -> None:
+    """Requests of 15 blocks, and the block that vLLM keeps for itself."""
     light = STABLE_WORKLOAD.with_rate(0.1)
-    for slots in (None, 20):
-        vllm = ps.Server(TP1, 20, slots, "vllm")
+    for slots in (None, requests):
+        vllm = ps.Server(TP1, 20, slots, "vllm", policy_params={"async_scheduling": ahead})
         assert ps.certify(light, vllm).theorem == "Theorem 1(b)"
-        assert ps.certify(light, with_blocks(vllm, 301)).verdict == "stable"
-        assert ps.certify(light, with_blocks(vllm, 300)).verdict == "unknown"
+        assert ps.certify(light, with_blocks(vllm, 15 * requests + 1)).verdict == "stable"
+        assert ps.certify(light, with_blocks(vllm, 15 * requests)).verdict == "unknown"
+
+
+def test_vllm_is_not_certified_where_whole_prompts_leave_room() -> None:
     cut_off = ps.Server(TP1, 512, 512, "vllm", policy_params={"chunked_prefill": False})
-    assert "work-conserving policy" in ps.certify(light, cut_off).reason
+    assert "work-conserving policy" in ps.certify(STABLE_WORKLOAD.with_rate(0.1), cut_off).reason
+
+
+@pytest.mark.parametrize(
+    ("slots", "certified", "found"),
+    [(64, "unknown", "unstable"), (127, "unknown", "stable"), (128, "stable", "stable"), (None, "stable", "stable")],
+)
+def test_a_step_ahead_slots_must_be_twice_the_token_budget(slots: int | None, certified: str, found: str) -> None:
+    """Those who end with a batch keep their places while the next is composed: of two batches each a third is lost."""
+    workload = ps.Workload.poisson(0.8 * 32, 1, 2)
+    server = ps.Server(ps.Affine(c=1.0, a=0.0), 64, slots, "vllm")
+    certificate = ps.certify(workload, server)
+    assert certificate.verdict == certified
+    assert ps.verdict(workload, server).verdict == found
+    if certified == "unknown":
+        assert "below twice the token budget of 64" in certificate.reason
 
 
 @pytest.mark.parametrize("engine", [name for name, found in ps.ENGINES.items() if not found.work_conserving])

@@ -175,12 +175,22 @@ class Server:
 
     @property
     def most_requests(self) -> int | None:
-        """The max batch size; engines that are given none run as many requests as a batch has
-        tokens.
+        """The max batch size; engines that are given none run as many requests as can fill a
+        batch.
         """
-        if self.max_batch_size is None and self.policy.slots_by_budget:
-            return self.token_budget
-        return self.max_batch_size
+        if self.max_batch_size is not None or not self.policy.slots_by_budget:
+            return self.max_batch_size
+        # Where all that run decode at once, more of them would make larger batches.
+        return self.token_budget if self.policy.decodes_beyond else self.filling_requests
+
+    @property
+    def filling_requests(self) -> int:
+        """The fewest running requests that can fill every batch: one for each of its tokens.
+
+        A step ahead it takes twice as many: those who end with the batch in progress keep their
+        places while the next one is composed.
+        """
+        return self.token_budget * (1 + self.policy.ahead)
 
     @property
     def by_phase(self) -> bool:

@@ -186,15 +186,20 @@ def work_conserving(server: Server) -> Hypothesis:
 def batch_size(server: Server) -> Hypothesis:
     """The max batch size cannot keep a batch from filling."""
     limit = server.max_batch_size
-    held = limit is None or limit >= server.token_budget
+    held = limit is None or limit >= server.filling_requests
     if limit is None:
         reason = "there is none"
     elif held:
         reason = f"{limit:,} is at least the token budget of {server.token_budget:,}"
-    else:
+    elif limit < server.token_budget:
         reason = (
             f"{limit:,} is below the token budget of {server.token_budget:,}, so it can keep "
             "batches from filling"
+        )
+    else:
+        reason = (
+            f"{limit:,} is below twice the token budget of {server.token_budget:,}, and a step "
+            "ahead those who end with the batch in progress keep their places"
         )
     return Hypothesis("max batch size never binds", held, reason)
 

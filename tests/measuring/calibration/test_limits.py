@@ -18,13 +18,13 @@ HEAVY, EVEN, LONG = (1500, 30), (200, 100), (900, 250)
 LOOPS = (1, 16, 64, 160)
 
 
-def benchmarked(server: ps.Server, shapes: tuple[tuple[int, int], ...]) -> pl.DataFrame:
-    """Benchmark a server by closed loops."""
+def benchmarked(server: ps.Server, shapes: tuple[tuple[int, int], ...], rounds: int = 2) -> pl.DataFrame:
+    """Benchmark a server by closed loops, in which each client has so many requests."""
     rows: list[dict[str, Any]] = []
     for prompt, output in shapes:
         for clients in LOOPS:
             rng = np.random.default_rng([prompt, clients])
-            count = max(4 * clients, 50)
+            count = max(rounds * clients, 50)
             lengths = [rng.integers(mean // 2, 3 * mean // 2, count) for mean in (prompt, output)]
             seen = predict(Requests(np.zeros(count), *lengths, clients, None), server, Overhead(0.006))
             known = {name: seen[name] for name in ("ttft_mean_s", "itl_mean_s", "e2e_mean_s", "requests_per_s")}
@@ -43,9 +43,9 @@ def benchmarked(server: ps.Server, shapes: tuple[tuple[int, int], ...]) -> pl.Da
 
 def calibrated(shapes: tuple[tuple[int, int], ...], fit_rows: str = "spread:3", **limits: Any) -> Calibration:
     """Calibrate on benchmarks of a server, whose max batch size is said to be 256."""
-    places = limits.pop("places", 256)
+    places, rounds = limits.pop("places", 256), limits.pop("rounds", 2)
     server = ps.Server(BATCH_TIME, limits.pop("budget", 2048), places, policy="vllm", **limits)
-    table = benchmarked(server, shapes)
+    table = benchmarked(server, shapes, rounds)
     return calibrate(table, fit_rows=fit_rows, token_budget=server.token_budget, max_batch_size=256)
 
 
@@ -75,7 +75,7 @@ def test_one_shape_that_cannot_tell_memory_from_a_limit_on_requests_says_so() ->
 
 
 def test_fewer_requests_than_stated_are_not_taken_for_a_full_memory() -> None:
-    found = calibrated((EVEN, LONG), places=40)
+    found = calibrated((EVEN, LONG), places=40, rounds=3)
     assert "kv_tokens" not in found.values
     assert found.values["max_batch_size"] == pytest.approx(40, rel=0.05)
     assert any("fewer than was stated" in words for words in found.warnings)

@@ -22,7 +22,7 @@ from penstock.workload.pairs import Independent
 
 MODEL = ps.Composition(ps.Affine(c=2**-8, a=2**-12), decode_attention=2**-22)
 LENGTHS = Independent(ps.Geometric(60, max=200), ps.Geometric(20, max=80))
-SETTINGS = Settings(LENGTHS, loads=(0.5, 0.9, 1.1), seeds=1, seconds=8.0, backlog_s=3.0, calibrate_s=5.0)
+SETTINGS = Settings(LENGTHS, loads=(0.5, 0.9, 1.1), seeds=1, seconds=5.0, backlog_s=2.0, calibrate_s=3.0)
 SLOWER = dataclasses.replace(MODEL, linear=ps.Affine(c=2**-7, a=2**-11))
 
 

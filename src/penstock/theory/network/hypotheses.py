@@ -109,7 +109,7 @@ def pool_rules(network: Network) -> tuple[PoolRules, ...]:
                 policy=pool.policy.name,
                 work_conserving=pool.work_conserving,
                 decode_first=pool.policy.decode_first,
-                slots_bind=limit is not None and limit < pool.server.token_budget,
+                slots_bind=limit is not None and limit < pool.server.filling_requests,
                 order=pool.order.name if named else f"order {name}",
                 ranking=None
                 if priorities is None
