@@ -188,8 +188,8 @@ def _refuse_apart(server: Server) -> None:
         return
     memory = " with KV memory" if server.memory is not None else ""
     raise InputError(
-        f"prefill and decode apart are not judged for {server.policy.name}{memory}: how replicas go "
-        "on with what others have prefilled is known of the paper's policies without KV memory "
+        f"prefill and decode apart are not judged for {server.policy.name}{memory}: how replicas "
+        "go on with what others have prefilled is known of the paper's policies without KV memory "
         "alone; leave disaggregation out, or take one of them without kv_tokens"
     )
 
