@@ -57,6 +57,7 @@ _LARGER, _TRIES = 8, 3  # times the flood, where a queue may be normal that is a
 _LEVEL = 2.0
 _PATIENCE = 10.0  # initial work over the resolution: what may arrive before the answer is undecided
 _STEPS = 256  # batches between two looks, at first
+_STEPS_OF_ONE = 64  # of each replica, where there are so many that it comes to more
 _LOOKS = 256  # at the path, about, before it is thinned
 
 
@@ -289,7 +290,7 @@ class _Flooded:
         patience_s = self.patience_s if most_jobs is None else most_jobs / self.jobs_rate
         level_s = patience_s * _LEVEL / _PATIENCE
         path = [(0.0, 1.0)]
-        steps = _STEPS
+        steps = max(_STEPS, _STEPS_OF_ONE * int(self.network.replicas.sum()))
         highest = 1.0
         outcome: Outcome = "undecided"
         while path[-1][0] < patience_s and self.requests < most_requests:
