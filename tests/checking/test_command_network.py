@@ -122,7 +122,7 @@ def test_a_resolution_of_nothing_is_refused_and_not_taken_for_the_default(
     assert "resolution" in err
 
 
-@pytest.mark.parametrize("command", ["compare", "region", "max-rate", "recommend", "simulate"])
+@pytest.mark.parametrize("command", ["compare", "region", "recommend", "simulate"])
 def test_commands_for_servers_say_which_one_is_for_networks(command: str, penstock: Callable[..., Said]) -> None:
     status, out, err = penstock(command, RYBKO_STOLYAR)
     assert (status, out) == (2, "")

@@ -101,7 +101,7 @@ def test_a_server_needs_no_more_than_the_search_leaves_open(tmp_path: Path) -> N
     [
         ({"targets": []}, "names no target"),
         ({"targets": ["ttft_p99"]}, "has no '<'"),
-        ({"targets": ["tbt_p99<1s"], "search": {"router": ["jsq"]}}, "no deployment can be judged"),
+        ({"search": {"router": ["jsq"], "kv_tokens": 1_000}}, "no deployment can be judged: a request with 2,000"),
         ({"serach": {}}, "plan.serach is not a key of a scenario; did you mean 'search'?"),
         ({"search": {"token_budgets": [1]}}, "plan.search.token_budgets is not a key"),
         ({"search": {"replicas": {"min": 5, "max": 2}}}, "search.replicas.min is 5"),
@@ -213,3 +213,15 @@ def test_no_output_overwrites_what_is_read_or_another_output(
     assert scenario.read_text() == before
     assert Path("day.csv").read_text() == "h,rate\n0,5\n"
     assert not Path("m").exists()
+
+
+def test_engines_with_kv_memory_behind_jsq_are_planned_within_the_limits_that_the_search_gives(
+    penstock: Callable[..., Said], scenario: Path
+) -> None:
+    """The scenario says what is tried, so nobody is told that a limit is missing."""
+    search = {"policy": "vllm", "router": "jsq", "max_batch_size": 64, "kv_tokens": 6_000, "replicas": {"max": 4}}
+    status, out, _ = penstock("plan", changed(scenario, targets=["tbt_p99<500ms"], search=search))
+    assert status == 0
+    assert "behind jsq, vllm" in out
+    assert "MET tbt_p99<0.5s" in out
+    assert "max batch size is given" not in out

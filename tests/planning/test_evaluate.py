@@ -1,17 +1,23 @@
 """One deployment, simulated: shares of a stream, goodput by hand, and the same judgement as `estimate` gives."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.checking.latency_network import network_steady_state
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import evaluate
 from penstock.planning.share import share_of
+from penstock.simulation.network_simulation import run_network
+from penstock.simulation.simulate import RunOptions
 
 SERVER = ps.Server(ps.Affine(c=0.01, a=1e-4), token_budget=256)
 WORKLOAD = ps.Workload.poisson(12.0, ps.Geometric(300, max=2_000), ps.Geometric(50, max=300))
+LONG = ps.Workload.poisson(1.0, ps.Uniform(392, 992), 5).lengths
 PROCESSES = [
     WORKLOAD, ps.Workload.deterministic(12.0, 300, 50), ps.Workload.gamma(12.0, 3.0, 300, 50),
     ps.Workload.preset("azure-conv").with_rate(12.0),
@@ -112,6 +118,49 @@ def test_an_undecided_run_becomes_longer_until_it_decides_or_the_requests_are_sp
     near = Aim.of([f"ttft_p99<{found.estimates[0].value}s"], requests=500, most_requests=2_000)
     again = evaluate(WORKLOAD, Deployment(SERVER, 1), near)
     assert (again.answer, again.requests) == ("undecided", 2_000)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "sarathi", "lines"])
+def test_replicas_behind_chance_are_judged_alike_alone_and_together(kind: str) -> None:
+    """One replica with its share, or a pool of all: intervals of every target overlap, those of TBT among them."""
+    policy = "sarathi" if kind == "lines" else kind
+    server = ps.Server(SERVER.batch_time, 256, 64, policy=policy, kv_tokens=None if kind == "lines" else 20_000)
+    aim = Aim.of(["ttft_mean<9s", "tbt_mean<9s", "tbt_p99<9s", "e2e_mean<9s"], requests=16_000, most_requests=16_000)
+    alone = evaluate(WORKLOAD.with_rate(30.0), Deployment(server, 4), aim)
+    network = ps.Network.single(WORKLOAD.with_rate(30.0), server, 4, "random")
+    run = run_network(network, 64_000, 1, RunOptions(drain=True), gap_sections=40)
+    steady = network_steady_state(run, loads=[0.7], targets=aim.targets)
+    together = [steady.stages[network.stages[0]]["ttft_s"]["mean"], steady.tbt_s["mean"], steady.tbt_s["p99"]]
+    for one, all_of_them in zip(alone.estimates, together, strict=False):
+        assert one.low <= all_of_them.high  # type: ignore[operator]
+        assert all_of_them.low <= one.high  # type: ignore[operator]
+
+
+def test_the_time_that_a_transfer_takes_is_one_between_tokens() -> None:
+    """Of 11 output tokens the first comes from the one replica, ten from the other."""
+    workload = ps.Workload.poisson(10.0, ps.Geometric(300, max=2_000), 11)
+    apart = Deployment(SERVER, 2, prefill_replicas=1, router="jsq", transfer_ms=1_000.0)
+    aim = Aim.of(["ttft_mean<9s", "tbt_mean<9s", "e2e_mean<9s", "tbt_p95<900ms"], requests=4_000, most_requests=4_000)
+    found = evaluate(workload, apart, aim)
+    ttft, tbt, e2e, longest = (estimate.value for estimate in found.estimates)
+    assert 10 * tbt == pytest.approx(e2e - ttft, rel=0.01)  # type: ignore[operator]
+    assert longest > 1.0  # type: ignore[operator]
+    assert found.judgements == ("met", "met", "met", "missed")
+
+
+def test_a_longest_context_cuts_outputs_behind_any_router() -> None:
+    server = ps.Server(
+        SERVER.batch_time, 256, 64, policy="vllm", policy_params={"max_model_len": 400}, kv_tokens=20_000
+    )
+    workload = ps.Workload.poisson(10.0, 390, ps.Geometric(50, max=300))
+    aim = Aim.of(["e2e_p90<1s"], requests=2_000, most_requests=2_000)
+    one, cut = (evaluate(workload, Deployment(server, 2, router=router), aim) for router in ("random", "jsq"))
+    assert cut.estimates[0].value < one.estimates[0].value  # type: ignore[operator]
+    whole = dataclasses.replace(server, policy_params={})
+    uncut = evaluate(workload, Deployment(whole, 2, router="jsq"), aim)
+    assert cut.estimates[0].value < uncut.estimates[0].value / 2  # type: ignore[operator]
+    with pytest.raises(InputError, match=r"98\.\d+% of the requests are never served, and none can be left out"):
+        evaluate(dataclasses.replace(workload, lengths=LONG), Deployment(server, 2, router="jsq"), aim)
 
 
 @pytest.mark.parametrize("policy", ["vllm", "orca"])

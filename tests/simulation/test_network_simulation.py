@@ -13,7 +13,8 @@ from tests.network_examples import REVERSED, UNIT, dag, fork_join, rybko_stolyar
 
 import penstock as ps
 from penstock.errors import InputError
-from penstock.simulation.network_simulation import simulate_jobs
+from penstock.simulation.network_simulation import run_network, simulate_jobs
+from penstock.simulation.simulate import RunOptions
 from penstock.system.orders import ORDERS
 
 EXAMPLES = {"dag": dag, "fork_join": fork_join, "self_reflection": self_reflection, "crossing": rybko_stolyar}
@@ -34,6 +35,20 @@ def test_compression_changes_nothing(name: str) -> None:
     network = EXAMPLES[name](0.8)
     jobs = network.jobs(2_000)
     assert same(simulate_jobs(network, jobs), simulate_jobs(network, jobs, compress=False))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_sections_of_the_times_between_tokens_add_up_to_all_and_change_nothing(name: str) -> None:
+    network = EXAMPLES[name](0.8)
+    plain = ps.simulate(network, jobs=2_000, seed=3)
+    run = run_network(network, 2_000, 3, RunOptions(), gap_sections=40)
+    whole = ps.simulate(network, jobs=2_000, seed=3, record="summary")
+    assert all((getattr(plain.rows, name) == getattr(run.rows, name)).all() for name in KEPT)
+    assert len(run.gap_sections) == 40
+    assert run.tbt_s == whole.tbt_s
+    assert sum(part.total for part in run.gap_sections) == whole.gaps.total  # type: ignore[union-attr]
+    assert sum(part.size for part in run.gap_sections) == whole.gaps.size  # type: ignore[union-attr]
+    assert min(part.size for part in run.gap_sections[1:]) > 0
 
 
 @pytest.mark.parametrize("order", sorted(ORDERS))

@@ -6,6 +6,7 @@ import typer
 
 from penstock.checking.choices import (
     Alpha,
+    AlphaOfServer,
     PolicyName,
     Requests,
     Targets,
@@ -13,7 +14,10 @@ from penstock.checking.choices import (
     chosen_policies,
     chosen_scenario,
     chosen_servers,
+    refuse_options,
 )
+from penstock.checking.command_network import chosen_network, chosen_orders
+from penstock.errors import InputError
 from penstock.show import progress
 from penstock.show.options import (
     EXIT_ANSWER_IS_NO,
@@ -32,7 +36,13 @@ from penstock.simulation.progress import part_of
 from penstock.words import gathered
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.capacity.max_load import MaxLoad
     from penstock.capacity.max_rate import MaxRate
+    from penstock.scenario.network import NetworkScenario
+    from penstock.scenario.scenario import Scenario
+    from penstock.system.network import Network
 
 
 def region(
@@ -66,15 +76,53 @@ def max_rate(
         str | None,
         typer.Option("--policies", help="Policies, separated by commas; default: the scenario's."),
     ] = None,
+    routers: Annotated[
+        str | None,
+        typer.Option("--routers", help="Of a network: routers, by commas, at all pools."),
+    ] = None,
+    orders: Annotated[
+        str | None,
+        typer.Option("--orders", help="Of a network: orders between stages, by commas."),
+    ] = None,
     precision: Annotated[
-        float, typer.Option("--precision", help="Relative distance that may be left.")
-    ] = 0.01,
-    alpha: Alpha = 0.01,
+        float | None,
+        typer.Option(
+            "--precision", help="Relative distance that may be left: 0.01, networks 0.05."
+        ),
+    ] = None,
+    alpha: AlphaOfServer = None,
     seed: Seed = None,
     as_json: Json = False,
 ) -> None:
-    """Find the highest rate at which each policy is stable, beside the rate above which none is."""
-    chosen = chosen_scenario(scenario, None, None, seed)
+    """Find the highest rate at which each policy is stable, beside the rate above which none is.
+
+    Of a network: the highest load, in times all its arrival rates, under each policy, router and
+    order between stages.
+    """
+    from penstock.document import read_document
+    from penstock.scenario.scenario import describes_network
+
+    document = read_document(scenario)
+    if describes_network(document):
+        refuse_options(f"{scenario} describes a network", {"--alpha": alpha})
+        chosen = chosen_network(scenario, document, None)
+        axes = {"policies": policies, "routers": routers, "orders": orders}
+        _max_load(chosen, axes, precision, seed, as_json)
+        return
+    refuse_options(f"{scenario} describes one server", {"--routers": routers, "--orders": orders})
+    _max_rate(
+        chosen_scenario(scenario, None, None, seed, document), policies, precision, alpha, as_json
+    )
+
+
+def _max_rate(
+    chosen: "Scenario",
+    policies: str | None,
+    precision: float | None,
+    alpha: float | None,
+    as_json: bool,
+) -> None:
+    """Find what one server carries under each policy."""
     from penstock.capacity import max_rate as search
     from penstock.capacity.view import max_rate_page
 
@@ -91,6 +139,72 @@ def max_rate(
     policies_found = {name: rate.as_dict() for name, rate in found.items()}
     document = {"policies": policies_found, "warnings": [*notes, *chosen.workload.notices]}
     show_page(max_rate_page(found, chosen, notes), document, None, as_json)
+
+
+def _max_load(
+    chosen: "NetworkScenario",
+    axes: "Mapping[str, str | None]",
+    precision: float | None,
+    seed: int | None,
+    as_json: bool,
+) -> None:
+    """Find what a network carries, as it is or in each variant that is asked for."""
+    from penstock.capacity import max_rate as search
+    from penstock.capacity.view import max_load_page
+    from penstock.system.network import own_seed
+
+    networks = _variants(chosen, axes)
+    workflows = chosen.network.workflows
+    seed = own_seed(workflows[0]) if seed is None else seed
+    found: dict[str, MaxLoad] = {}
+    with progress.bar("Searching") as show:
+        for index, (name, network) in enumerate(networks.items()):
+            part = part_of(show, index / len(networks), (index + 1) / len(networks))
+            found[name] = search.max_rate(network, precision=precision, seed=seed, progress=part)
+    pools = {
+        name: [note for pool in network.pools.values() for note in pool.server.kv_notes]
+        for name, network in networks.items()
+    }
+    notes = gathered(pools)
+    notices = list(dict.fromkeys(notice for flow in workflows for notice in flow.notices))
+    document = {
+        "networks": {name: load.as_dict() for name, load in found.items()},
+        "warnings": [*notes, *notices],
+    }
+    varied = [name for name, given in axes.items() if given is not None]
+    page = max_load_page(found, chosen, varied, [*notes, *notices])
+    show_page(page, document, None, as_json)
+
+
+def _variants(chosen: "NetworkScenario", axes: "Mapping[str, str | None]") -> "dict[str, Network]":
+    """Return the network under every combination of what is named, by its names; as it is where
+    nothing is.
+    """
+    from penstock.checking.orders import with_order, with_policy, with_router
+    from penstock.system.routing import ROUTERS
+
+    if all(given is None for given in axes.values()):
+        return {"as it is": chosen.network}
+    networks = {"": chosen.network}
+    if axes["policies"] is not None:
+        policies = chosen_policies(chosen, axes["policies"], ())
+        networks = {p.name: with_policy(chosen.network, p) for p in policies}
+    if axes["routers"] is not None:
+        routers = [name.strip() for name in axes["routers"].split(",") if name.strip()]
+        if not routers:
+            raise InputError(f"--routers names none; give some of {', '.join(ROUTERS)}")
+        networks = {
+            ", ".join(filter(None, (name, router))): with_router(network, router)
+            for name, network in networks.items()
+            for router in routers
+        }
+    if axes["orders"] is not None:
+        networks = {
+            ", ".join(filter(None, (name, order.name))): with_order(network, order)
+            for name, network in networks.items()
+            for order in chosen_orders(chosen, axes["orders"])
+        }
+    return networks
 
 
 def recommend(

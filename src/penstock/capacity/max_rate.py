@@ -1,30 +1,40 @@
 """The highest rate at which a policy is stable: a search over verdicts, on the same requests at
-every rate.
+every rate; of a server in requests/s, of a network in times its load.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 from penstock import checks
 from penstock.checking.stability import Stability
 from penstock.checking.verdict import verdict
 from penstock.errors import InputError
+from penstock.simulation.progress import Progress
+from penstock.system.kinds import as_network, refuse
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from penstock.capacity.max_load import MaxLoad
+    from penstock.checking.flood_test import NetworkStability
+    from penstock.system.network import Network
 
 _HALVINGS = 40
 _GUIDED = 6
 """Trials that go by the drift of those before; then halves are taken."""
 
 
-class Trial(NamedTuple):
-    """A rate that was tried, requests/s, and what was found."""
+Test = TypeVar("Test", "Stability", "NetworkStability")
+
+
+class Trial(NamedTuple, Generic[Test]):
+    """A rate that was tried, requests/s, or a load, and what was found."""
 
     rate: float
-    stability: Stability
+    stability: Test
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,7 +56,7 @@ class MaxRate:
     rate: float
     above: float
     certificate: Certificate = dataclasses.field(repr=False)
-    trials: tuple[Trial, ...] = dataclasses.field(repr=False)
+    trials: "tuple[Trial[Stability], ...]" = dataclasses.field(repr=False)
 
     @property
     def bound(self) -> float:
@@ -87,27 +97,52 @@ class MaxRate:
             "certified_rate": self.certificate.certified_rate,
             "disagreement": self.disagreement,
             "arrivals": sum(trial.stability.arrivals for trial in self.trials),
-            "trials": [
-                {
-                    "rate": trial.rate,
-                    "verdict": trial.stability.verdict,
-                    "drift": trial.stability.drift,
-                }
-                for trial in self.trials
-            ],
+            "trials": trials_as_dicts(self.trials),
         }
 
 
+def trials_as_dicts(trials: Sequence[Trial[Any]], unit: str = "rate") -> list[dict[str, Any]]:
+    """Return the JSON form of what was tried."""
+    return [
+        {
+            unit: trial.rate,
+            "verdict": trial.stability.verdict,
+            "drift": trial.stability.drift,
+        }
+        for trial in trials
+    ]
+
+
+@overload
 def max_rate(
     workload: Workload,
     server: Server,
     *,
-    precision: float = 0.01,
-    alpha: float = 0.01,
+    precision: float | None = None,
+    alpha: float | None = None,
     seed: int = 0,
-    progress: Callable[[float], None] | None = None,
-) -> MaxRate:
-    """Find the highest stable rate, for any policy.
+    progress: Progress | None = None,
+) -> MaxRate: ...
+@overload
+def max_rate(
+    network: "Network",
+    /,
+    *,
+    precision: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> "MaxLoad": ...
+def max_rate(
+    workload: "Workload | Network",
+    server: Server | None = None,
+    *,
+    precision: float | None = None,
+    alpha: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> "MaxRate | MaxLoad":
+    """Find the highest stable rate of a server, or the highest stable load of a network, for any
+    policy.
 
     The search begins just below the rate above which no policy is stable. The drift of a backlog
     says how much was served, and so where the limit may be: the next rates are half the precision
@@ -118,9 +153,11 @@ def max_rate(
     Parameters
     ----------
     workload, server
-        What arrives, at whatever rate, and what serves.
+        What arrives, at whatever rate, and what serves; or a network alone, all of whose arrival
+        rates are multiplied by one factor.
     precision
-        Relative distance that is left between ``rate`` and ``above``.
+        Relative distance that is left between ``rate`` and ``above``. Default: 0.01, of a network
+        0.05.
     alpha, seed
         As in `verdict`.
     progress
@@ -129,34 +166,74 @@ def max_rate(
     Raises
     ------
     InputError
-        If a value cannot be used, the workload has no arrival times, or no rate is stable.
+        If a value cannot be used, the workload has no arrival times, jobs are recorded, or no rate
+        is stable.
     """
-    precision = checks.number(
-        "the precision", precision, 1e-3, 0.5, "", "it is the relative distance that is left"
-    )
-    report = progress or (lambda share: None)
-    trials: list[Trial] = []
+    if not isinstance(workload, Workload) or not isinstance(server, Server):
+        network = as_network("max_rate", workload, server)
+        refuse(alpha=alpha)
+        from penstock.capacity.max_load import max_load
+
+        return max_load(network, checked_precision(precision, 0.05), seed, progress)
+    precision = checked_precision(precision, 0.01)
+    alpha = 0.01 if alpha is None else alpha
+
+    def judge(rate: float, part: Progress) -> Stability:
+        at_rate = workload.with_rate(rate)
+        return verdict(at_rate, server, alpha, precision / 2, seed, progress=part)
+
     bound = certify(workload, server).max_rate
-    low, high = 0.0, bound
-    rate = bound / (1 + precision)
-    while low == 0 or high > low * (1 + precision) * (1 + 1e-9):
-        if len(trials) > _HALVINGS:
-            raise InputError(
-                f"{server.policy.name} is not stable at {high:g} requests/s, far below what the "
-                "server could carry; "
-                "mend the policy"
-            )
-        found = verdict(
-            workload.with_rate(rate), server, alpha, precision / 2, seed,
-            progress=lambda share: report(1 - 0.7 ** (len(trials) + share)),
-        )  # fmt: skip
-        trials.append(Trial(rate, found))
-        low, high = (rate, high) if found.verdict == "stable" else (low, rate)
+    low, high, trials = searched(judge, 0.0, bound, precision, progress)
+    if not low:
+        raise InputError(
+            f"{server.policy.name} is not stable at {high:g} requests/s, far below what the "
+            "server could carry; "
+            "mend the policy"
+        )
+    return MaxRate(low, high, certify(workload.with_rate(low), server), trials)
+
+
+def checked_precision(precision: float | None, default: float) -> float:
+    """Return the relative distance that a search may leave, if it can be had."""
+    value = default if precision is None else precision
+    return checks.number(
+        "the precision", value, 1e-3, 0.5, "", "it is the relative distance that is left"
+    )
+
+
+def searched(
+    judge: Callable[[float, Progress], Test],
+    low: float,
+    high: float,
+    precision: float,
+    progress: Progress | None,
+) -> tuple[float, float, tuple[Trial[Test], ...]]:
+    """Return the highest rate that is stable, the lowest above it that is not, and what was tried.
+
+    Parameters
+    ----------
+    judge
+        The test of a rate, with where to report its progress.
+    low, high
+        A rate known to be stable, 0 for none, and one above which none is; infinite for none.
+    precision
+        Relative distance that is left; 0 is returned where nothing far below is stable.
+    progress
+        Called now and then with the share that is done.
+    """
+    report = progress or (lambda share: None)
+    trials: list[Trial[Test]] = []
+    rate = high / (1 + precision) if high < math.inf else max(low, 1.0)
+    while (low == 0 or high > low * (1 + precision) * (1 + 1e-9)) and len(trials) <= _HALVINGS:
+        done = len(trials)
+        stability = judge(rate, lambda share: report(1 - 0.7 ** (done + share)))  # noqa: B023
+        trials.append(Trial(rate, stability))
+        low, high = (rate, high) if stability.verdict == "stable" else (low, rate)
         rate = _next(low, high, trials, precision)
-    return MaxRate(low, high, certify(workload.with_rate(low), server), tuple(trials))
+    return low, high, tuple(trials)
 
 
-def _next(low: float, high: float, trials: list[Trial], precision: float) -> float:
+def _next(low: float, high: float, trials: Sequence[Trial[Test]], precision: float) -> float:
     """Return the rate to try: near where the drift would be 0, on the side that is not yet known;
     else the middle.
     """
@@ -166,4 +243,6 @@ def _next(low: float, high: float, trials: list[Trial], precision: float) -> flo
     for near in (guess / step, guess * step):
         if low < near < high and len(trials) <= _GUIDED:
             return near
+    if high == math.inf:
+        return 2 * low
     return math.sqrt(low * high) if low else high / 2

@@ -4,12 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.checking.view import heading, target_verdicts, with_interval
+from penstock.checking.view_network import network_heading
 from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
 from penstock.words import METRICS, seconds, sentence
 
+_SINGULAR = {"policies": "policy", "routers": "router", "orders": "order"}
+
 if TYPE_CHECKING:
+    from penstock.capacity.max_load import MaxLoad
     from penstock.capacity.max_rate import MaxRate
     from penstock.capacity.recommendation import Candidate, Recommendation
+    from penstock.scenario.network import NetworkScenario
     from penstock.scenario.scenario import Scenario
     from penstock.theory.operating_point import OperatingPoint
 
@@ -171,6 +176,58 @@ def max_rate_page(
         notes=notes,
         verdicts=contradictions,
         sections=[rates_section],
+    )
+
+
+def max_load_page(
+    loads: "Mapping[str, MaxLoad]",
+    scenario: "NetworkScenario",
+    varied: Sequence[str],
+    notes: Sequence[str],
+) -> Page:
+    """Show the highest stable load of a network, as it is or under what varies, beside its
+    bound.
+    """
+    rows = []
+    for name, load in loads.items():
+        bound, share, certified = load.bound, load.share, load.certified_load
+        rows.append(
+            (
+                name,
+                f"{load.load:,.4g}",
+                f"{load.above:,.4g}",
+                "-" if bound is None else f"{bound:,.4g}",
+                "-" if share is None else f"{share:.1%}",
+                "-" if certified is None else f"{certified:,.4g}",
+                load.known,
+            )
+        )
+    what = ", ".join(_SINGULAR[axis] for axis in varied) or "network"
+    columns = (
+        what.capitalize(),
+        "Stable up to",
+        "Not at",
+        "Any policy",
+        "Share",
+        "Certified to",
+        "Known by",
+    )
+    caption = (
+        "In times this load, that is all arrival rates as the scenario has them. Above 'any "
+        "policy' none is stable; up to 'certified to' a theorem says stable; between them floods "
+        "were simulated, of the same jobs at each load."
+    )
+    contradictions = [
+        Verdict("contradiction", f"{load.disagreement}.", about=name)
+        for name, load in loads.items()
+        if load.disagreement
+    ]
+    table = Table(columns, rows, caption, spare=("Known by", "Share"))
+    return Page(
+        title=scenario.name,
+        heading=network_heading(scenario.network),
+        verdicts=contradictions,
+        sections=[Section("", tables=[table], notes=notes)],
     )
 
 

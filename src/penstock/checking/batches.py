@@ -24,6 +24,11 @@ BATCHES = 20
 interval.
 """
 
+GAP_SECTIONS = 2 * BATCHES
+"""Parts of a run whose times between tokens are counted apart; those of the warm-up go, the others
+are joined two by two.
+"""
+
 LEAST_REQUESTS = 10 * BATCHES
 """Requests after the warm-up below which no interval is given."""
 
@@ -59,6 +64,14 @@ class Batches(NamedTuple):
     def none(cls, whole: Distribution) -> "Batches":
         """Take samples that are too few for batches."""
         return cls(np.array([float(whole.total)]), np.array([float(whole.size)]), (), whole)
+
+    @classmethod
+    def of_sections(cls, sections: Sequence[Distribution], removed: float) -> "Batches":
+        """Take parts of a run, without the share of it that is removed before them, two by two."""
+        first = math.ceil(removed * len(sections))
+        first += (len(sections) - first) % 2
+        pairs = zip(sections[first::2], sections[first + 1 :: 2], strict=True)
+        return cls.of([intervals.merged(pair) for pair in pairs])
 
     @property
     def correlation(self) -> float:

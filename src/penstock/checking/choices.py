@@ -11,6 +11,7 @@ from penstock.errors import InputError
 from penstock.show import progress
 
 if TYPE_CHECKING:
+    from penstock.scenario.network import NetworkScenario
     from penstock.scenario.scenario import Scenario
     from penstock.system.scheduler import Scheduler
     from penstock.system.server import Server
@@ -24,6 +25,10 @@ Targets = Annotated[
 ]
 Alpha = Annotated[
     float, typer.Option("--alpha", help="Probability of a wrong verdict of the test.")
+]
+AlphaOfServer = Annotated[
+    float | None,
+    typer.Option("--alpha", help="Probability of a wrong verdict of the test of a server: 0.01."),
 ]
 PolicyName = Annotated[
     str | None, typer.Option("--policy", help="Policy, instead of the scenario's.")
@@ -87,7 +92,9 @@ def chosen_servers(
 
 
 def chosen_policies(
-    scenario: "Scenario", policies: str | None, default: "Sequence[str | Scheduler]"
+    scenario: "Scenario | NetworkScenario",
+    policies: str | None,
+    default: "Sequence[str | Scheduler]",
 ) -> "list[Scheduler]":
     """Return the policies named."""
     from penstock.system.policies import POLICIES, resolve
@@ -106,6 +113,18 @@ def chosen_policies(
             f"--policies: two of {called} have one name; leave one out, or give it another name"
         )
     return chosen
+
+
+_INSTEAD = {"--requests": "--jobs", "--jobs": "--requests"}
+"""The length of a run: requests of one server, jobs of a network."""
+
+
+def refuse_options(what: str, options: dict[str, Any]) -> None:
+    """Refuse an option of the other kind of scenario."""
+    for option, value in options.items():
+        if value is not None:
+            remedy = f"give {_INSTEAD[option]}" if option in _INSTEAD else "leave it out"
+            raise InputError(f"{what}, which knows no {option}; {remedy}")
 
 
 def about(scenario: "Scenario") -> str:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.checking.choices import (
     Alpha,
+    AlphaOfServer,
     PolicyName,
     Requests,
     Targets,
@@ -15,9 +16,9 @@ from penstock.checking.choices import (
     chosen_scenario,
     chosen_servers,
     measured,
+    refuse_options,
 )
 from penstock.checking.command_network import Jobs, Orders, answer_network, chosen_network
-from penstock.errors import InputError
 from penstock.show import progress
 from penstock.show.options import (
     EXIT_ANSWER_IS_NO,
@@ -44,10 +45,6 @@ if TYPE_CHECKING:
 Precision = Annotated[
     float | None,
     typer.Option("--precision", help="Simulate until mean latencies are known to it; 0.05 is 5%."),
-]
-AlphaOfServer = Annotated[
-    float | None,
-    typer.Option("--alpha", help="Probability of a wrong verdict of the test of a server: 0.01."),
 ]
 ResolutionOfEither = Annotated[
     float | None,
@@ -93,14 +90,14 @@ def check(
     # A network has options of its own, and an answer of its own.
     if describes_network(document):
         of_server = {"--policy": policy, "--requests": requests, "--target": targets}
-        _refuse(
+        refuse_options(
             f"{scenario} describes a network",
             of_server | {"--precision": precision, "--alpha": alpha},
         )
         network = chosen_network(scenario, document, jobs)
         answer_network(network, seed, resolution, orders, as_json, figures, report, strict)
         return
-    _refuse(f"{scenario} describes one server", {"--jobs": jobs, "--orders": orders})
+    refuse_options(f"{scenario} describes one server", {"--jobs": jobs, "--orders": orders})
     chosen = chosen_scenario(scenario, policy, requests, seed, document)
     from penstock.checking import answer
     from penstock.checking.targets import Target
@@ -119,18 +116,6 @@ def check(
     show_page(result.page(chosen), document, report, as_json)
     if strict and (result.verdict != "stable" or result.missed):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
-
-
-_INSTEAD = {"--requests": "--jobs", "--jobs": "--requests"}
-"""The length of a run: requests of one server, jobs of a network."""
-
-
-def _refuse(what: str, options: dict[str, Any]) -> None:
-    """Refuse an option of the other kind of scenario."""
-    for option, value in options.items():
-        if value is not None:
-            remedy = f"give {_INSTEAD[option]}" if option in _INSTEAD else "leave it out"
-            raise InputError(f"{what}, which knows no {option}; {remedy}")
 
 
 def compare(

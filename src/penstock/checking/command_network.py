@@ -111,7 +111,7 @@ def _compare(
     from penstock.checking.orders import compare_orders, own_order
     from penstock.checking.view_network import orders_page
 
-    named = _orders(chosen, orders)
+    named = chosen_orders(chosen, orders)
     own = own_order(chosen.network)
     orders_by_name: dict[str, Order | dict[str, Order]] = {own: {}}
     orders_by_name |= {order.name: order for order in named if order.name != own}
@@ -145,17 +145,18 @@ def chosen_network(path: Path, document: Any, jobs: int | None) -> "NetworkScena
     return scenario if jobs is None else dataclasses.replace(scenario, jobs=jobs, until=None)
 
 
-def _orders(chosen: "NetworkScenario", orders: str) -> "list[Order]":
+def chosen_orders(chosen: "NetworkScenario", orders: str) -> "list[Order]":
+    """Return the orders named."""
     from penstock.system.orders import ORDERS, resolve_order
 
     names = [name.strip() for name in orders.split(",") if name.strip()]
     if not names:
         raise InputError(f"--orders names none; give some of {', '.join(ORDERS)}")
-    chosen_orders = [resolve_order(name, folder=chosen.folder) for name in names]
-    if len({order.name for order in chosen_orders}) < len(chosen_orders):
-        called = ", ".join(order.name for order in chosen_orders)
+    resolved = [resolve_order(name, folder=chosen.folder) for name in names]
+    if len({order.name for order in resolved}) < len(resolved):
+        called = ", ".join(order.name for order in resolved)
         raise InputError(f"--orders: two of {called} have one name; leave one out")
-    return chosen_orders
+    return resolved
 
 
 def _draw(folder: Path, answer: "NetworkAnswer", as_json: bool) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock import checks
-from penstock.checking import intervals
-from penstock.checking.batches import checked_confidence
-from penstock.checking.latency import GAP_SECTIONS, SteadyState, steady_state
+from penstock.checking.batches import GAP_SECTIONS, checked_confidence
+from penstock.checking.latency import SteadyState, steady_state
 from penstock.checking.targets import Target
 from penstock.checking.verdict import verdict
 from penstock.kernel.due_epochs import NEVER
@@ -183,6 +182,6 @@ def _simulated(
         part = Window(*(column[:end] for column in window.columns))
         session.run(part, final=end == requests, drain=drain, report=report)
         now = session.gaps()
-        sections.append(intervals.difference(now, before))
+        sections.append(now.since(before))
         before = now
     return session.finish(window), sections

@@ -57,6 +57,7 @@ _LARGER, _TRIES = 8, 3  # times the flood, where a queue may be normal that is a
 _LEVEL = 2.0
 _PATIENCE = 10.0  # initial work over the resolution: what may arrive before the answer is undecided
 _STEPS = 256  # batches between two looks, at first
+_STEPS_OF_ONE = 64  # of each replica, where there are so many that it comes to more
 _LOOKS = 256  # at the path, about, before it is thinned
 
 
@@ -120,6 +121,15 @@ class NetworkStability:
         )
 
     @property
+    def drift(self) -> float:
+        """Change of the deciding backlog, as a share of the jobs that arrived; below 0 it shrinks.
+
+        A rough figure: a job of a flood may bring less work than one that arrives.
+        """
+        flood = self.deciding
+        return (flood.ratio - 1) * flood.initial / max(flood.arrivals, 1)
+
+    @property
     def reason(self) -> str:
         """One sentence."""
         flood = self.deciding
@@ -164,9 +174,19 @@ class NetworkStability:
 
 
 def flood_test(
-    network: Network, resolution: float, seed: int, most_jobs: int | None, progress: Progress
+    network: Network,
+    resolution: float,
+    seed: int,
+    most_jobs: int | None,
+    progress: Progress,
+    *,
+    tries: int = _TRIES,
 ) -> NetworkStability:
-    """Flood each stage of a network in turn: see `penstock.verdict`."""
+    """Flood each stage of a network in turn: see `penstock.verdict`.
+
+    With one of ``tries`` a load so near its limit that the work stays level is left undecided, in a
+    fraction of the time that larger floods take.
+    """
     if network.ends:
         raise InputError(
             "the jobs are recorded and come to an end, so nothing can grow for ever; give them a "
@@ -180,7 +200,7 @@ def flood_test(
     visited = np.flatnonzero((model.visits > 0) & (model.prefill + model.decode > 0))
     # Where it fails first.
     stages = sorted(visited.tolist(), key=lambda stage: -model.rho[model.pool[stage]])
-    test = _Test(network, model, resolution, seed, most_jobs)
+    test = _Test(network, model, resolution, seed, most_jobs, tries)
     outcome, floods = up_to_unstable(
         [functools.partial(test.flood, stage) for stage in stages], progress
     )
@@ -196,6 +216,7 @@ class _Test:
     resolution: float
     seed: int
     most_jobs: int | None
+    tries: int
     requests: int = _MOST_REQUESTS
 
     def flood(self, stage: int, report: Progress) -> Flood:
@@ -206,7 +227,7 @@ class _Test:
         if self.most_jobs is None:
             requests = max(self.requests // 2, _LEAST_REQUESTS)
         self.requests -= requests
-        for times in range(_TRIES):
+        for times in range(self.tries):
             flooded = _Flooded(
                 self.network, self.model, stage, self.resolution, self.seed, _LARGER**times
             )
@@ -269,7 +290,7 @@ class _Flooded:
         patience_s = self.patience_s if most_jobs is None else most_jobs / self.jobs_rate
         level_s = patience_s * _LEVEL / _PATIENCE
         path = [(0.0, 1.0)]
-        steps = _STEPS
+        steps = max(_STEPS, _STEPS_OF_ONE * int(self.network.replicas.sum()))
         highest = 1.0
         outcome: Outcome = "undecided"
         while path[-1][0] < patience_s and self.requests < most_requests:
@@ -316,11 +337,13 @@ class _Flooded:
         """Return the time, the work left over that at the start, in all and for the flooded pool,
         and if it fell.
         """
-        time_s = self.session.now * TICK_S
-        left = self.known[self.session.arrived_jobs] - self.session.processed / self.capacity
-        # What pools were spared shows when requests arrive, what they do again when they preempt.
-        if not self.network.reuse_is_certain or self.session.has_engines:
-            left *= self.session.future_tokens / max(float(left @ self.capacity), 1.0)
+        session = self.session
+        time_s = session.now * TICK_S
+        lost = session.by_replica("lost")  # by preemptions, so that it was processed in vain
+        lost = np.bincount(session.world.servers.pool, lost, self.capacity.size)
+        left = self.known[session.arrived_jobs] - (session.processed - lost) / self.capacity
+        if not self.network.reuse_is_certain:  # what pools were spared shows when requests arrive
+            left *= session.future_tokens / max(float(left @ self.capacity), 1.0)
         total = float(left.sum())
         fallen = total <= FALLEN * self.work + self.normal
         return time_s, total / self.work, float(left[self.pool]) / self.work_here, fallen

@@ -249,13 +249,6 @@ def merged(parts: Sequence[Distribution]) -> Distribution:
     return Distribution.merged(values, counts, sum(part.total for part in parts))
 
 
-def difference(later: Distribution, earlier: Distribution) -> Distribution:
-    """Return what was counted since ``earlier``, whose values are all among the later ones."""
-    counts = later.counts.copy()
-    counts[np.searchsorted(later.values, earlier.values)] -= earlier.counts
-    return Distribution(later.values[counts > 0], counts[counts > 0], later.total - earlier.total)
-
-
 def _skewed(t: float, beta: float) -> float:
     """Return the t quantile adjusted for the skewness of the mean (Willink, Statistics &
     Probability Letters 2005).

@@ -23,15 +23,9 @@ from penstock.checking.batches import (
     unsteady,
     variability,
 )
-from penstock.checking.targets import Estimate, Judgement, Target, share
+from penstock.checking.targets import Estimate, Judgement, Target, share, statistics_of
 from penstock.errors import InputError
 from penstock.simulation.run import Distribution, Rows, Run, recorded
-from penstock.words import QUANTILES
-
-GAP_SECTIONS = 2 * BATCHES
-"""Parts of a run whose gaps are counted apart; those of the warm-up go, the others are joined two
-by two.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +167,7 @@ def steady_state(
         return batched[metric].estimate(statistic, confidence, run.tick_s, bool(short), most)
 
     estimates = {
-        metric: {name: estimated(metric, name) for name in _statistics(metric, targets)}
+        metric: {name: estimated(metric, name) for name in statistics_of(metric, targets)}
         for metric in batched
     }
     if not short:
@@ -261,10 +255,7 @@ def _gap_batches(
     sums by request.
     """
     if sections:
-        first = math.ceil(removed / rows.arrival.size * len(sections))
-        first += (len(sections) - first) % 2
-        pairs = zip(sections[first::2], sections[first + 1 :: 2], strict=True)
-        return Batches.of([intervals.merged(pair) for pair in pairs])
+        return Batches.of_sections(sections, removed / rows.arrival.size)
     decoding = (rows.finish - rows.first_token)[removed:].reshape(BATCHES, -1)
     counts = (rows.output_tokens[removed:].astype(np.int64) - 1).reshape(BATCHES, -1)
     return Batches(decoding.sum(axis=1).astype(float), counts.sum(axis=1).astype(float), (), gaps)
@@ -303,12 +294,6 @@ def _shortness(
             f"relaxation time), so {requests:,} are too few; {would_do}"
         )
     return reasons
-
-
-def _statistics(metric: str, targets: Sequence[Target]) -> list[str]:
-    return list(
-        dict.fromkeys(["mean", *QUANTILES, *(t.statistic for t in targets if t.metric == metric)])
-    )
 
 
 def _half_width(mean: Estimate) -> float:

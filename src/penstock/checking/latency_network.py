@@ -8,7 +8,7 @@ is a ratio of sums.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +29,11 @@ from penstock.checking.batches import (
     unsteady,
     variability,
 )
+from penstock.checking.targets import Target, statistics_of
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints, Ints32
 from penstock.simulation.network_run import NetworkRun, RequestRows
 from penstock.simulation.run import Distribution, recorded
-from penstock.words import STATISTICS
 
 LEAST_JOBS = 1_000
 """Jobs after the warm-up below which no interval is given."""
@@ -62,6 +62,8 @@ class NetworkSteadyState:
     stages
         By stage and metric: ``ttft_s`` and ``e2e_s`` from arrival at a replica, and at joins
         ``join_wait_s``, what a branch that is done waits for the others.
+    tbt_s
+        Times between tokens, pooled over all requests; empty where they were not counted in parts.
     jobs, warmup_jobs
         Jobs used, and removed before them.
     confidence
@@ -75,6 +77,7 @@ class NetworkSteadyState:
 
     workflows: Mapping[str, Statistics]
     stages: Mapping[str, Mapping[str, Statistics]]
+    tbt_s: Statistics
     jobs: int
     warmup_jobs: int
     confidence: float
@@ -83,7 +86,11 @@ class NetworkSteadyState:
 
 
 def network_steady_state(
-    run: NetworkRun, *, loads: npt.ArrayLike | None = None, confidence: float = 0.95
+    run: NetworkRun,
+    *,
+    loads: npt.ArrayLike | None = None,
+    confidence: float = 0.95,
+    targets: Sequence[Target] = (),
 ) -> NetworkSteadyState:
     """Estimate the latency of the steady state from one run.
 
@@ -100,6 +107,8 @@ def network_steady_state(
         enough (`relaxation_requests`). Without it only warm-up and batches tell.
     confidence
         Of each interval.
+    targets
+        Whose statistics are to be estimated besides the usual ones.
 
     Raises
     ------
@@ -130,18 +139,25 @@ def network_steady_state(
     if not few:
         short += unsteady("E2E", still_warming, list(workflows.values()), count, "jobs")
 
-    def estimated(batches: Batches) -> Statistics:
+    def estimated(metric: str, batches: Batches) -> Statistics:
         return {
-            name: batches.estimate(name, confidence, run.tick_s, bool(short)) for name in STATISTICS
+            name: batches.estimate(name, confidence, run.tick_s, bool(short))
+            for name in statistics_of(metric, targets)
         }
 
-    of_workflows = {name: estimated(batches) for name, batches in workflows.items()}
+    of_workflows = {name: estimated("e2e_s", batches) for name, batches in workflows.items()}
     of_stages = {
-        stage: {metric: estimated(batches) for metric, batches in metrics.items()}
+        stage: {metric: estimated(metric, batches) for metric, batches in metrics.items()}
         for stage, metrics in _of_stages(run, rows, batch).items()
     }
+    tbt_s: Statistics = {}
+    if run.gap_sections:
+        tbt_s = estimated(
+            "tbt_s", _of_gaps(run.gap_sections, (count - used) / max(run.arrived, 1), few)
+        )
     if not short:
         by_name = {f"{name} e2e": statistics for name, statistics in of_workflows.items()}
+        by_name["tbt"] = tbt_s
         for stage, metrics in of_stages.items():
             by_name |= {
                 f"{stage} {metric.removesuffix('_s')}": statistics
@@ -149,7 +165,14 @@ def network_steady_state(
             }
         notices += few_bursts(by_name, confidence, used, "jobs")
     return NetworkSteadyState(
-        of_workflows, of_stages, used, count - used, confidence, bool(short), (*notices, *short)
+        of_workflows,
+        of_stages,
+        tbt_s,
+        used,
+        count - used,
+        confidence,
+        bool(short),
+        (*notices, *short),
     )
 
 
@@ -173,6 +196,14 @@ def _of_stages(run: NetworkRun, rows: RequestRows, batch: Ints) -> dict[str, dic
         }
         for index, stage in enumerate(run.network.stages)
     }
+
+
+def _of_gaps(sections: Sequence[Distribution], removed: float, few: bool) -> Batches:
+    """Put the times between tokens into batches, or together if there are too few jobs."""
+    whole = intervals.merged(sections)
+    if few or not whole.size:
+        return Batches.none(whole)
+    return Batches.of_sections(sections, removed)
 
 
 def _batched(batch: Ints, job: Ints, ticks: Ints) -> Batches:

@@ -1,4 +1,4 @@
-"""The same jobs under several orders between stages."""
+"""The same jobs under several orders between stages, routers or policies."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,8 @@ from penstock.errors import InputError, nearest
 from penstock.simulation.progress import Progress, part_of
 from penstock.system.network import Network
 from penstock.system.orders import Order, OrderFunction, resolve_order
+from penstock.system.routing import Router, resolve_router
+from penstock.system.scheduler import Scheduler
 
 OrderChoice = str | Order | OrderFunction
 
@@ -80,6 +82,37 @@ def with_order(network: Network, order: OrderChoice | Mapping[str, OrderChoice])
         chosen = dict.fromkeys(network.pools, resolve_order(order))
     pools = {
         name: dataclasses.replace(pool, order=chosen.get(name, pool.order))
+        for name, pool in network.pools.items()
+    }
+    return dataclasses.replace(network, pools=pools)
+
+
+def with_router(network: Network, router: str | Router) -> Network:
+    """Return a network with another router before all pools of several replicas.
+
+    Raises
+    ------
+    InputError
+        If the router is unknown.
+    """
+    chosen = resolve_router(router)
+    pools = {
+        name: dataclasses.replace(pool, router=chosen if pool.replicas > 1 else pool.router)
+        for name, pool in network.pools.items()
+    }
+    return dataclasses.replace(network, pools=pools)
+
+
+def with_policy(network: Network, policy: str | Scheduler) -> Network:
+    """Return a network with another policy at all pools.
+
+    Raises
+    ------
+    InputError
+        If the policy is unknown, or cannot serve a pool as it is.
+    """
+    pools = {
+        name: dataclasses.replace(pool, server=pool.server.with_policy(policy))
         for name, pool in network.pools.items()
     }
     return dataclasses.replace(network, pools=pools)

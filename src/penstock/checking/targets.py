@@ -3,11 +3,12 @@
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
 from typing import Literal, Self
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.words import METRICS
+from penstock.words import METRICS, STATISTICS
 
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}  # so many to the second
 
@@ -193,3 +194,9 @@ def _seconds(text: str, shown: str) -> float:
             "it like 2s"
         )
     return seconds
+
+
+def statistics_of(metric: str, targets: Sequence[Target]) -> list[str]:
+    """Return the usual statistics, and those of a metric that targets limit besides."""
+    wanted = [target.statistic for target in targets if target.metric == metric]
+    return list(dict.fromkeys([*STATISTICS, *wanted]))

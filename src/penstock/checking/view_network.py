@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from penstock.checking.network_answer import NetworkAnswer, StageAnswer
     from penstock.scenario.network import NetworkScenario
     from penstock.simulation.network_run import NetworkRun
+    from penstock.system.network import Network
     from penstock.theory.network.certificate import NetworkCertificate
 
 _POOLS = (
@@ -48,7 +49,7 @@ def network_page(answer: "NetworkAnswer", scenario: "NetworkScenario | None" = N
     failing_first = sorted(certificate.hypotheses, key=lambda hypothesis: hypothesis.held)
     return Page(
         title=scenario.name if scenario else "check",
-        heading=_heading(answer),
+        heading=network_heading(answer.network),
         verdicts=_verdicts(answer),
         sections=[
             Section("Load", facts=_load_facts(answer)),
@@ -95,7 +96,7 @@ def orders_page(answers: "Mapping[str, NetworkAnswer]", scenario: "NetworkScenar
     ]
     return Page(
         title=scenario.name,
-        heading=_heading(first),
+        heading=network_heading(first.network),
         verdicts=contradictions,
         sections=[
             Section(
@@ -138,16 +139,15 @@ def _gathered(sentences: Mapping[str, Sequence[str]], count: int) -> list[Fact]:
     ]
 
 
-def _heading(answer: "NetworkAnswer") -> str:
-    network = answer.network
+def network_heading(network: "Network") -> str:
+    """Say how many pools and replicas there are, and what visits them."""
     replicas = int(network.replicas.sum())
     pools = counted(len(network.pools), "pool")
     if replicas > len(network.pools):
         pools += f" of {replicas:,} replicas in all"
     workflows = [
-        f"{workflow.name}: {workflow.jobs_per_s:,.4g} jobs/s, "
-        f"{counted(len(_of(answer, workflow.name)), 'stage')}"
-        for workflow in answer.workflows
+        f"{workflow.name}: {workflow.rate:,.4g} jobs/s, {counted(len(workflow.stages), 'stage')}"
+        for workflow in network.workflows
     ]
     return "; ".join([pools, *workflows])
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.system.pool import MOST_REPLICAS, Pool
+from penstock.system.pool import MOST_REPLICAS
 from penstock.system.routing import resolve_router
 from penstock.system.server import Server
 from penstock.words import counted
@@ -70,15 +70,8 @@ class Deployment:
         reason = "at least one replica must decode; 0 lets each do both"
         checks.whole("prefill_replicas", self.prefill_replicas, 0, most, "", reason)
         resolve_router(self.router)
-        if self.router not in SPLITTING or self.prefill_replicas:
-            Pool(self.server)  # which says what the server of a pool cannot have
-        if self.prefill_replicas and not self.server.by_phase:
-            raise InputError(
-                f"the policy is {self.server.policy.name}, the scheduler of an engine or one "
-                "within KV memory, which cannot go on with what another replica has prefilled; "
-                "leave disaggregation out, or take sarathi, which batches much like vllm, without "
-                "memory"
-            )
+        if self.prefill_replicas:
+            _refuse_apart(self.server)
 
     @property
     def splits(self) -> bool:
@@ -184,6 +177,21 @@ class Deployment:
             "price": self.price,
             "cost": self.cost,
         }
+
+
+def _refuse_apart(server: Server) -> None:
+    """Refuse replicas for prompts alone where those that decode could not go on.
+
+    The one place that says so: without it such a deployment is searched as any other.
+    """
+    if server.by_lines:
+        return
+    memory = " with KV memory" if server.memory is not None else ""
+    raise InputError(
+        f"prefill and decode apart are not judged for {server.policy.name}{memory}: how replicas "
+        "go on with what others have prefilled is known of the paper's policies without KV memory "
+        "alone; leave disaggregation out, or take one of them without kv_tokens"
+    )
 
 
 def lowest(prefill: int, decode: int) -> tuple[int, int]:

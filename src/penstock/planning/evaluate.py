@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.checking.batches import GAP_SECTIONS
 from penstock.checking.enough_requests import estimate
+from penstock.checking.flood_test import flood_test
+from penstock.checking.intervals import merged
 from penstock.checking.latency import SteadyState
 from penstock.checking.latency_network import network_steady_state
 from penstock.checking.targets import Estimate, Judgement
@@ -22,18 +25,21 @@ from penstock.checking.verdict import Outcome, verdict
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.planning.aim import Aim
-from penstock.planning.deployment import SPLITTING, Deployment
+from penstock.planning.deployment import Deployment
 from penstock.planning.goodput import goodput_share, own_latency, within
 from penstock.planning.share import share_of
 from penstock.simulation.network_run import NetworkRun
-from penstock.simulation.progress import Progress, part_of
-from penstock.simulation.run import Run
-from penstock.simulation.simulate import simulate
+from penstock.simulation.network_simulation import run_network
+from penstock.simulation.progress import Progress, part_of, silent
+from penstock.simulation.run import Distribution, Run
+from penstock.simulation.servable import never_served
+from penstock.simulation.simulate import RunOptions
 from penstock.system.network import Network
 from penstock.system.pool import Pool
+from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
+from penstock.theory.kv_blocks import drawn, served
 from penstock.theory.network.certificate import NetworkCertificate
-from penstock.words import STATISTICS
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
 
@@ -42,6 +48,7 @@ _MOST_TOGETHER = (
 )
 
 _MOST_DRIFT = 0.999
+_RESOLUTION = 0.02  # of the test from floods
 
 
 def as_interval(estimate: Estimate) -> dict[str, Any]:
@@ -141,14 +148,7 @@ def evaluate(
         What it has to do.
     progress
         Called now and then with the share of the longest run that is done.
-
-    Raises
-    ------
-    InputError
-        If a target needs what is not measured of such a deployment (`unmeasured`).
     """
-    if reason := unmeasured(deployment, aim):
-        raise InputError(f"{deployment.name}: {reason}")
     report = progress or (lambda share: None)
     stability, looks = (_alone if deployment.splits else _together)(
         workload, deployment, aim, report
@@ -156,10 +156,7 @@ def evaluate(
     if stability.outcome == "unstable":
         return _without_run(workload, deployment, aim, stability, "missed", Estimate(0.0, 0.0, 0.0))
     for look in looks:
-        # networks measure no times between tokens but each request's own, which goodput goes by
-        estimates = tuple(
-            look.latency.get(t.metric, {}).get(t.statistic, Estimate(None)) for t in aim.targets
-        )
+        estimates = tuple(look.latency[t.metric][t.statistic] for t in aim.targets)
         judgements = tuple(
             target.judge(estimate) for target, estimate in zip(aim.targets, estimates, strict=True)
         )
@@ -195,30 +192,6 @@ def _without_run(
         (answer,) * many, goodput,
         {}, 0, workload.rate,
     )  # fmt: skip
-
-
-def unmeasured(deployment: Deployment, aim: Aim) -> str | None:
-    """Say which target needs what is not measured of such a deployment, or None."""
-    if deployment.router in SPLITTING and not deployment.prefill_replicas:
-        return None
-    for target in aim.targets:
-        if target.metric == "tbt_s" and aim.objective == "cost":
-            how = f"behind {deployment.router}"
-            other = "take the router random or round-robin"
-            if deployment.prefill_replicas:
-                how = "where prefill and decode are apart"
-                other = "do not take them apart"
-            return (
-                f"{target} cannot be judged, since replicas {how} are simulated as a network, "
-                "which measures TTFT and "
-                f"E2E; leave it out, or {other}"
-            )
-        if target.statistic not in STATISTICS and aim.objective == "cost":
-            return (
-                f"{target} cannot be judged, since networks give {', '.join(STATISTICS)}; take "
-                "one of them"
-            )
-    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,8 +288,14 @@ def _of_run(run: Run, steady: SteadyState) -> tuple[Floats, Floats, Floats]:
 def network_of(workload: Workload, deployment: Deployment) -> Network:
     """Return a deployment whose replicas have to be simulated together, as a network with
     ``workload``.
+
+    Raises
+    ------
+    InputError
+        If the replicas have something that a pool cannot have, or a request never fits.
     """
-    server, router, prefill = deployment.server, deployment.router, deployment.prefill_replicas
+    workload, server = _in_a_pool(workload, deployment.server)
+    router, prefill = deployment.router, deployment.prefill_replicas
     if not prefill:
         return Network.single(workload, server, deployment.replicas, router)
     pools = {
@@ -330,15 +309,34 @@ def network_of(workload: Workload, deployment: Deployment) -> Network:
     return Network(pools, [apart])
 
 
+def _in_a_pool(workload: Workload, server: Server) -> tuple[Workload, Server]:
+    """Return what reaches the replicas, and a replica: a pool neither cuts outputs nor drops
+    requests.
+    """
+    work = served(workload, server)
+    if work.share < 1 or server.policy.longest_context:
+        prompt, output = (tokens.astype(np.int32) for tokens in drawn(workload.lengths))
+        for never, reason in never_served(server, prompt, output, output):
+            if never.any():
+                raise InputError(
+                    f"{never.mean():.2%} of the requests are never served, and none can be left "
+                    f"out behind a router that looks at queues: {reason}; raise the limit"
+                )
+    if server.policy.longest_context:  # which the lengths now are within
+        settings = server.policy.settings(server.policy_params)
+        server = dataclasses.replace(server, policy_params={**settings, "max_model_len": 0})  # type: ignore[arg-type]
+    return dataclasses.replace(workload, lengths=work.lengths), server
+
+
 def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Progress) -> _Simulated:
     """Simulate all replicas as a network."""
     network = network_of(workload, deployment)
     certificate = certify(network)
 
     def tested() -> _Stability:
-        return _Stability(
-            verdict(network, seed=workload.seed).verdict, "the test from floods", certificate.rho
-        )
+        # so near the limit that it takes larger floods to tell, latency meets no target
+        test = flood_test(network, _RESOLUTION, workload.seed, None, silent, tries=1)
+        return _Stability(test.verdict, "the test from floods", certificate.rho)
 
     # as many at each replica as where one is simulated alone
     sizes_of_one = aim.looks if workload.rows is None else (aim.most_requests,)
@@ -346,16 +344,40 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
     sizes = list(dict.fromkeys(min(deployment.replicas * size, most) for size in sizes_of_one))
 
     def look(size: int, level: float, part: Progress) -> _Look:
-        run = simulate(network, jobs=size, seed=workload.seed, drain=True, progress=part)
+        options = RunOptions(drain=True, progress=part)
+        run = run_network(network, size, workload.seed, options, gap_sections=GAP_SECTIONS)
         steady = network_steady_state(
-            run, loads=[pool.rho for pool in certificate.pools], confidence=level
+            _with_transfers(run),
+            loads=[pool.rho for pool in certificate.pools],
+            confidence=level,
+            targets=aim.targets,
         )
-        ttft = steady.stages[network.stages[0]]["ttft_s"]
-        latency = {"ttft_s": ttft, "e2e_s": steady.workflows[network.workflows[0].name]}
+        latency = {
+            "ttft_s": steady.stages[network.stages[0]]["ttft_s"],
+            "tbt_s": steady.tbt_s,
+            "e2e_s": steady.workflows[network.workflows[0].name],
+        }
         good = within(aim.targets, *_of_network_run(run, steady.warmup_jobs))
         return _Look(latency, goodput_share(good, level, steady.too_short), size, steady.notices)
 
     return _stability(certificate, certificate.rho, tested), _looks(look, sizes, aim, report)
+
+
+def _with_transfers(run: NetworkRun) -> NetworkRun:
+    """Count the time from the first token to the second, where another replica makes that."""
+    assert run.rows is not None
+    jobs = run.rows.jobs
+    if jobs.requests == jobs.count:  # no job goes from one replica to another
+        return run
+    first = jobs.first_request[:-1]
+    apart = np.flatnonzero(np.diff(jobs.first_request) > 1)
+    ticks = run.rows.first_token[first[apart] + 1] - run.rows.first_token[first[apart]]
+    section = apart * len(run.gap_sections) // jobs.count
+    sections = [
+        merged([counted, Distribution.of(ticks[section == index])])
+        for index, counted in enumerate(run.gap_sections)
+    ]
+    return dataclasses.replace(run, gap_sections=tuple(sections))
 
 
 def _of_network_run(run: NetworkRun, warmup: int) -> tuple[Floats, Floats, Floats]:

@@ -231,7 +231,10 @@ def _with_base(document: Any, search: SearchSection) -> Any:
     server = dict(server)
     if search.hardware and "hardware" not in server and "batch_time" not in server:
         server["hardware"] = search.hardware[0]
-    named = any(str(key).replace("-", "_") in ENGINE_NAMES["token_budget"] for key in server)
-    if search.token_budget and not named:
+    names = {str(key).replace("-", "_") for key in server}
+    if search.token_budget and not names & set(ENGINE_NAMES["token_budget"]):
         server["token_budget"] = search.token_budget[0]
+    slots = search.max_batch_size
+    if slots and None not in slots and not names & set(ENGINE_NAMES["max_batch_size"]):
+        server["max_batch_size"] = slots[0]
     return {**scenario, "server": server}

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from penstock.checking.targets import Target, share
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
-from penstock.planning.evaluate import Evaluation, evaluate, network_of, not_simulated, unmeasured
+from penstock.planning.evaluate import Evaluation, evaluate, network_of, not_simulated
 from penstock.planning.share import share_of
 from penstock.planning.space import Family, Reason, Space
 from penstock.system.server import Server
@@ -283,12 +283,9 @@ class Search:
     def _judge_by_theory(self, family: Family) -> None:
         """Put a family among the prospects, or among the hopeless."""
         deployment, counts = family.smallest, family.counts
-        if reason := unmeasured(deployment, self.aim):
-            self.hopeless.append(Hopeless(family, "impossible", reason))
-            return
-        if deployment.prefill_replicas:
-            rho = network_of(self.workload, deployment).model().rho
-            load_of_one = float(rho.max()) * deployment.replicas
+        network = None if deployment.splits else network_of(self.workload, deployment)
+        if network is not None and deployment.prefill_replicas:
+            load_of_one = float(network.model().rho.max()) * deployment.replicas
             limit = "Theorem 1(a)", "token budget"
         else:
             limits = bounds(

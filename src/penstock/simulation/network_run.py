@@ -87,6 +87,9 @@ class NetworkRun:
         rounded to 0.05% in a summary, or where batch times depend on more than the token load.
     batch_rows, allocation_rows
         As the kernel writes them, by start and then replica, if they were kept.
+    gap_sections
+        Times between tokens in parts of the run with as many arrivals each, if they were asked for;
+        rounded to 0.05%.
     """
 
     network: Network
@@ -108,6 +111,7 @@ class NetworkRun:
     gaps: Distribution | None
     batch_rows: Ints | None
     allocation_rows: Ints | None
+    gap_sections: tuple[Distribution, ...] = ()
 
     @property
     def arrived(self) -> int:

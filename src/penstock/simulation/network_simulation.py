@@ -3,6 +3,7 @@
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.network_run import NetworkRecord, NetworkRun, RequestRows
 from penstock.simulation.progress import Progress, silent
 from penstock.simulation.replica_run import first_replicas
-from penstock.simulation.run import TICK_S, Fold
+from penstock.simulation.run import TICK_S, Distribution, Fold
 from penstock.simulation.session_network import NetworkSession, Passed
 from penstock.simulation.simulate import RunOptions, checked_record, cut, refuse_both
 from penstock.system.network import Network
@@ -26,6 +27,7 @@ _RECORDS: tuple[NetworkRecord, ...] = ("jobs", "summary", "requests", "batches",
 _STEPS = 500_000  # batches between two reports of progress: a blink
 _WINDOW = 2**18  # requests that go into the kernel at a time
 _MOST_JOBS = 10**12
+_NONE = np.zeros(0, np.int64)
 
 
 def run_network(
@@ -34,17 +36,23 @@ def run_network(
     seed: int | None,
     options: RunOptions,
     record: str = "requests",
+    *,
+    gap_sections: int = 0,
 ) -> NetworkRun:
     """Run so many jobs through a network, those that arrive until the run stops, or whole
     recordings.
+
+    With ``gap_sections`` the times between tokens are counted in so many parts of the run, beside
+    the requests that it keeps.
     """
     level = checked_record(record, _RECORDS)
     drain = options.drain
     if drain is None:
         # with prompts found in caches the load is at most what the model says
         drain = network.ends or not network.reuse_is_certain or not (network.model().rho > 1).any()
-    session = NetworkSession(network, options.tick_s, options.compress, options.stop, level)
-    run = _Running(session, level, drain, jobs, options.progress)
+    counted = "summary" if gap_sections else level
+    session = NetworkSession(network, options.tick_s, options.compress, options.stop, counted)
+    run = _Running(session, level, drain, jobs, options.progress, gap_sections)
     return run.through(_blocks(network.blocks(seed), jobs, options))
 
 
@@ -103,6 +111,8 @@ class _Running:
     drain: bool
     jobs: int | None
     progress: Progress
+    gap_sections: int = 0
+    gaps: list[Distribution] = dataclasses.field(default_factory=list)
     passed: list[Passed] = dataclasses.field(default_factory=list)
     last_arrival: int = 0
     arrived: int = 0
@@ -137,8 +147,12 @@ class _Running:
             if jobs.count:
                 self.last_arrival = int(session.world.job_arrival[-1])
         stops = final and not self.drain and session.stop == NEVER
-        while not session.run(final, self.last_arrival if stops else None, _STEPS):
-            self._report()
+        end = self.last_arrival if stops else session.stop
+        for until in [*self._section_ends(end), end]:
+            while not session.run(final, until, _STEPS):
+                self._report()
+            if self.gap_sections:
+                self.gaps.append(session.gaps())
         self._report()
         passed = session.fold(everything=final)
         for stage, (ttft, e2e) in enumerate(self.folds):
@@ -146,6 +160,14 @@ class _Running:
             ttft.add(passed.ready[here], passed.first_token[here])
             e2e.add(passed.ready[here], passed.finish[here])
         self.passed.append(passed if self.keeps_requests else _ends_only(passed))
+
+    def _section_ends(self, end: int) -> Ints:
+        """Return the ticks before the end at which a section of as many arrivals as each ends."""
+        arrival: Ints = self.session.world.job_arrival
+        if not self.gap_sections or not arrival.size:
+            return arrival[:0]
+        last = np.arange(1, self.gap_sections) * arrival.size // self.gap_sections
+        return np.asarray(np.minimum(arrival[last], end))
 
     def _report(self) -> None:
         session = self.session
@@ -192,6 +214,10 @@ class _Running:
             gaps=session.gaps() if session.counts_gaps else None,
             batch_rows=batch_rows,
             allocation_rows=allocation_rows,
+            gap_sections=tuple(
+                later.since(earlier)
+                for earlier, later in itertools.pairwise([Distribution.of(_NONE), *self.gaps])
+            ),
         )
 
 

@@ -81,6 +81,12 @@ class Distribution:
         distinct, index = np.unique(values, return_inverse=True)
         return cls(distinct, np.bincount(index, counts, distinct.size).astype(np.int64), total)
 
+    def since(self, earlier: "Distribution") -> "Distribution":
+        """Return what was counted since ``earlier``, whose values are all among these."""
+        counts = self.counts.copy()
+        counts[np.searchsorted(self.values, earlier.values)] -= earlier.counts
+        return Distribution(self.values[counts > 0], counts[counts > 0], self.total - earlier.total)
+
     @property
     def size(self) -> int:
         """Number of samples."""

@@ -1,0 +1,146 @@
+"""The highest stable load of a network: theorems where they leave no gap, floods of the same jobs where they do."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.conftest import Said
+from tests.network_examples import DESTABILISING, REVERSED, dag, rybko_stolyar
+
+import penstock as ps
+from penstock.capacity.max_load import MaxLoad
+from penstock.errors import InputError
+
+SERVER = ps.Server(ps.Affine(c=0.01, a=1e-4), 256, 64)
+WORKLOAD = ps.Workload.poisson(12.0, ps.Geometric(300, max=2_000), ps.Geometric(50, max=300))
+
+POOL = """
+network:
+  pools:
+    small: {batch_time: {c_ms: 10, a_ms: 0.1, b0: 1}, token_budget: 256, max_batch_size: 64, POLICY replicas: 4}
+  workflows:
+    chat:
+      workload:
+        poisson: {rate: 12, prompt: {geometric: {mean: 300, max: 2000}}, output: {geometric: {mean: 50, max: 300}}}
+      stages: {answer: {pool: small, prompt: job, output: job}}
+simulate: {jobs: 1000, seed: 0}
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "pool.yaml"
+    path.write_text(POOL.replace("POLICY", "policy: vllm, memory: {tokens: 6000},"))
+    return path
+
+
+def test_where_theorems_leave_no_gap_nothing_is_simulated() -> None:
+    """An acyclic network carries whatever its fullest pool does."""
+    found = ps.max_rate(dag(0.5))
+    assert found.trials == ()
+    assert found.known == "DAG theorem"
+    assert found.load == found.bound == pytest.approx(2.0)
+    assert found.as_dict()["share"] == pytest.approx(1.0)
+
+
+def test_the_order_that_a_virtual_station_makes_unstable_is_not_searched_above_it() -> None:
+    """Rybko and Stolyar: both orders have a load below 1 at every pool, and one fails far below it."""
+    good, bad = (ps.max_rate(rybko_stolyar(0.9, order)) for order in (REVERSED, DESTABILISING))
+    limits = sorted(found.load for found in (good, bad))
+    stations = [ps.certify(rybko_stolyar(0.9, order)).virtual_station for order in (REVERSED, DESTABILISING)]
+    lowest = min(station.max_load for station in stations if station is not None)
+    assert limits[0] == pytest.approx(lowest, rel=1e-6)
+    assert limits[1] == pytest.approx(1 / 0.9)
+    assert good.trials == bad.trials == ()
+
+
+def test_floods_go_on_where_the_linear_program_ends() -> None:
+    found = ps.max_rate(rybko_stolyar(0.9, "fcfs"))
+    assert found.known == "simulation"
+    assert found.certified_load is not None
+    assert found.bound is not None
+    assert found.certified_load < 0.7 < 1.05 < found.load < found.above <= found.bound
+    assert found.above <= found.load * 1.05 * (1 + 1e-9)
+    assert found.disagreement is None
+
+
+@pytest.mark.parametrize("policy", ["sarathi", "orca", "vllm", "sglang"])
+def test_a_pool_behind_chance_carries_as_much_per_replica_as_one_server(policy: str) -> None:
+    """The two searches rest on two tests: floods of a network, and the drift of one server."""
+    memory = None if policy in ("sarathi", "orca") else 4_000
+    server = ps.Server(SERVER.batch_time, 256, 64, policy=policy, kv_tokens=memory)
+    pool = ps.max_rate(ps.Network.single(WORKLOAD, server, 3, "random"), precision=0.05)
+    alone = ps.max_rate(WORKLOAD, server, precision=0.02)
+    assert isinstance(pool, MaxLoad)
+    assert pool.load * 12.0 / 3 <= alone.above * 1.02
+    assert pool.above * 12.0 / 3 >= alone.rate * 0.98
+    assert pool.bound == pytest.approx(alone.bound * 3 / 12.0, rel=1e-3)
+
+
+def test_tokens_that_preemptions_waste_do_not_count_as_work_done() -> None:
+    """Near the limit of KV memory replicas do much of their work anew; the flood must not seem to drain by that."""
+    server = ps.Server(SERVER.batch_time, 256, 64, policy="vllm", kv_tokens=2_500)
+    limit = ps.max_rate(WORKLOAD, server, precision=0.02)
+    for share, verdict in ((0.93, "stable"), (1.07, "unstable")):
+        rate = share * 4 * limit.rate
+        test = ps.verdict(ps.Network.single(WORKLOAD.with_rate(rate), server, 4, "jsq"))
+        assert test.verdict == verdict
+        assert test.deciding.ratio > 0
+
+
+def test_what_may_be_found_computed_leaves_no_bound() -> None:
+    """A session's calls go on with its context; behind jsq nobody knows how often they come to the same replica."""
+    turns = [("chat", ps.Geometric(300, max=2_000), ps.Geometric(50, max=300))] * 3
+    sessions = ps.Workflow.chain("session", ps.Workload.poisson(1.0, 1, 1), turns, context="reuse")
+    found = ps.max_rate(ps.Network({"chat": ps.Pool(SERVER, 2, "random")}, [sessions]), precision=0.2)
+    assert found.bound is None
+    assert found.share is None
+    full = ps.max_rate(ps.Network({"chat": ps.Pool(SERVER, 2, affinity=True)}, [sessions]), precision=0.2)
+    assert found.load < full.load * 1.25
+
+
+def test_recorded_jobs_have_no_highest_load() -> None:
+    rows = WORKLOAD.requests(50)
+    recorded = ps.Workload.from_arrays(rows.arrival_s, rows.prompt_tokens, rows.output_tokens)
+    with pytest.raises(InputError, match="all jobs are recorded"):
+        ps.max_rate(ps.Network.single(recorded, SERVER, 2))
+    with pytest.raises(InputError, match="the test of a network has a resolution, not an alpha"):
+        ps.max_rate(ps.Network.single(WORKLOAD, SERVER, 2), alpha=0.1)  # type: ignore[call-overload]
+
+
+def test_routers_and_policies_stand_side_by_side(penstock: Callable[..., Said], scenario: Path) -> None:
+    _, said, _ = penstock("max-rate", scenario, "--routers", "jsq,random", "--policies", "vllm,sarathi", "--json")
+    found = json.loads(said)["networks"]
+    assert list(found) == ["vllm, jsq", "vllm, random", "sarathi, jsq", "sarathi, random"]
+    assert all(0 < load["load"] < load["above"] <= load["bound"] for load in found.values())
+    _, table, _ = penstock("max-rate", scenario, "--routers", "jsq,random")
+    assert "Router" in table
+    assert "random" in table
+
+
+def test_orders_stand_side_by_side_for_pools_of_lines(penstock: Callable[..., Said], scenario: Path) -> None:
+    scenario.write_text(POOL.replace("POLICY", ""))
+    _, said, _ = penstock("max-rate", scenario, "--orders", "fcfs,decode-first", "--json")
+    assert list(json.loads(said)["networks"]) == ["fcfs", "decode-first"]
+    _, said, _ = penstock("max-rate", scenario, "--json")
+    assert list(json.loads(said)["networks"]) == ["as it is"]
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        (["--alpha", "0.1"], "describes a network, which knows no --alpha"),
+        (["--routers", ","], "--routers names none"),
+        (["--routers", "jqs"], "did you mean 'jsq'"),
+        (["--orders", "hlpps"], "the order of the pool is hlpps, but vllm"),
+        (["--policies", "vlm"], "vllm"),
+    ],
+)
+def test_what_a_network_cannot_vary_is_refused_in_one_line(
+    penstock: Callable[..., Said], scenario: Path, options: list[str], wrong: str
+) -> None:
+    code, said, reason = penstock("max-rate", scenario, *options)
+    assert code == 2
+    assert said == ""
+    assert wrong in reason
