@@ -195,7 +195,15 @@ class NetworkAnswer(AnyAnswer):
                 "growth_tokens_per_s": growth if np.isfinite(growth) else None,
             },
             "pools": [
-                dataclasses.asdict(pool) | {"binding": list(pool.binding)} for pool in self.pools
+                dataclasses.asdict(pool)
+                | {
+                    "binding": list(pool.binding),
+                    "limits": [
+                        dataclasses.asdict(limit) | {"margin": limit.margin}
+                        for limit in pool.limits
+                    ],
+                }
+                for pool in self.pools
             ],
             "workflows": [
                 {

@@ -24,6 +24,11 @@ _POOLS = (
     "overload. A batch: "
     "tokens in it, on average."
 )
+_LIMITS = (
+    "What arrives over what a limit lets any policy carry: above 1 the backlog grows for ever. "
+    "Below 1 a limit may still "
+    "bind: see the verdict, and the hypotheses below"
+)
 _ANOTHER_ORDER = (
     "the order is what fails: try fcfs, or the order turned around; --orders shows others beside it"
 )
@@ -52,7 +57,7 @@ def network_page(answer: "NetworkAnswer", scenario: "NetworkScenario | None" = N
         verdicts=_verdicts(answer),
         sections=[
             Section("Load", facts=_load_facts(answer)),
-            Section("Pools", tables=[_pools_table(answer)]),
+            Section("Pools", tables=[_pools_table(answer), *_limits_tables(answer)]),
             Section("The network", figures=lambda: _graph(answer)),
             Section(
                 f"Hypotheses of {used}",
@@ -248,6 +253,26 @@ def _pools_table(answer: "NetworkAnswer") -> Table:
         for pool in answer.pools
     ]
     return Table((*columns, "Held by"), rows, _POOLS, spare=("Policy", "Router", "Tokens/s"))
+
+
+def _limits_tables(answer: "NetworkAnswer") -> list[Table]:
+    """Lay out what is asked of each limit, where a pool has one besides its token budget."""
+    if all(len(pool.limits) < 2 for pool in answer.pools):
+        return []
+    rows = []
+    sampled = False
+    for pool in answer.pools:
+        for limit in pool.limits:
+            sampled = sampled or limit.standard_error > 0
+            error = f"{limit.standard_error:.1g}" if limit.standard_error else "-"
+            rows.append(
+                (pool.name, limit.name, share(limit.load, 1.0), error, share(limit.margin),
+                 limit.why)
+            )  # fmt: skip
+    caption = _LIMITS + (". Error: standard error of a load that is sampled" if sampled else "")
+    columns = ("Pool", "Limit", "Load", "Error", "Margin", "From")
+    table = Table(columns, rows, f"{caption}.", title="Load by limit", spare=("From", "Error"))
+    return [table if sampled else table.without("Error")]
 
 
 def _asked(answer: "NetworkAnswer") -> Table:

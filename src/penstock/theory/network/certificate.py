@@ -1,7 +1,9 @@
 """Certificates of networks: what a theorem says of pools and workflows, and whether its hypotheses
 hold.
 
-*Unstable*: a pool has a load above 1 (under any policy); or a static priority order has a virtual
+*Unstable*: more is asked of a limit of a pool than it carries under any policy: of its token
+budget, its max batch size or its KV memory (`penstock.theory.network.pool_limits`); or a static
+priority order has a virtual
 station with a load above 1, or fluid paths that spiral out. From a large backlog of that kind every
 cycle multiplies it, but for deviations that become ever less likely; so it returns to nothing with
 a probability below 1. Replicas are as one server there if their router is random, since all get the
@@ -52,8 +54,8 @@ from penstock.theory.network.loads import (
     PoolLoad,
     join_bounds,
     pool_loads,
-    within_batch_size,
 )
+from penstock.theory.network.pool_limits import TOKENS, pool_limits, with_limits
 from penstock.theory.network.virtual_stations import VirtualStation
 from penstock.workload.sessions import Sessions
 
@@ -64,8 +66,6 @@ PARALLEL, REMARK = "parallel-server proposition", "its remark on routers"
 CYCLE = "linear program (Dai and Vande Vate 2000)"
 SPIRAL = "fluid path of a static priority"
 VIRTUAL = "virtual station (Rybko and Stolyar 1992; Dai and Vande Vate 2000)"
-OVERLOAD = "Theorem 1(a)"
-SLOTS = "Section 6 (stability region under a max batch size)"
 
 _BACK_PRESSURE = (
     "back-pressure is throughput-optimal in networks without batches (Tassiulas and Ephremides "
@@ -148,44 +148,62 @@ def of_network(network: Network) -> NetworkCertificate:
     """
     network.check_rates()
     model = network.model()
+    limits = pool_limits(network, model)
+    model = with_limits(model, limits)
     at_most = not network.reuse_is_certain
     certificate = network_certificate(
         model, pool_rules(network), workflow_hypotheses(network), at_most=at_most
     )
-    pools = tuple(within_batch_size(pool, network, model) for pool in certificate.pools)
+    pools = tuple(pool.within(own) for pool, own in zip(certificate.pools, limits, strict=True))
     certificate = dataclasses.replace(certificate, pools=pools)
 
     # Of a server alone more is known.
     alone = _one_server(network) if certificate.verdict == "unknown" else None
-    if alone is not None and alone.verdict == "stable":
+    if alone is not None and alone.verdict in ("stable", "unstable"):
         certified = (
             None if alone.certified_rate is None else alone.certified_rate / alone.load.arrival_rate
         )
         return dataclasses.replace(
             certificate,
-            verdict="stable",
+            verdict=alone.verdict,
             theorem=alone.theorem,
             reason=alone.reason,
             hypotheses=alone.hypotheses,
             certified_load=certified,
         )
+    return _within_limits(certificate, network, at_most)
 
-    # The means know no max batch size.
-    tightest = certificate.bottleneck
-    error = STANDARD_ERRORS * tightest.standard_error / tightest.offered_tokens_per_s
-    if (
-        certificate.verdict == "unstable"
-        or at_most
-        or tightest.max_load * (1 + error) > 1 - CRITICAL_BAND
-    ):
+
+def _within_limits(
+    certificate: NetworkCertificate, network: Network, at_most: bool
+) -> NetworkCertificate:
+    """Return the certificate with what the limits of each pool say, of which the means know the
+    token budget only.
+
+    Where loads may be lower than counted, KV memory alone speaks, since it leaves out all that
+    might be reused.
+    """
+    if certificate.verdict == "unstable":
         return certificate
-    slots = network.pools[tightest.name].server.max_batch_size
+    exceeded = [
+        (limit.load, pool, limit)
+        for pool in certificate.pools
+        for limit in pool.limits
+        if limit.exceeded and (limit.name == "KV memory" or not at_most)
+    ]
+    if not exceeded:
+        return certificate
+    load, pool, limit = max(exceeded, key=lambda each: each[0])
+    what = f"the {limit.name}"
+    if limit.name == "max batch size":
+        what += f" of {network.pools[pool.name].server.max_batch_size:,}"
+    sampled = f", a load of {limit.in_words} by sampled jobs" if limit.standard_error else ""
     reason = (
-        f"under any policy the max batch size of {slots:,} lets pool {tightest.name} carry at most "
-        f"{tightest.max_load:.3f} times what arrives, so its backlog grows for ever"
+        f"under any policy {what} lets pool {pool.name} carry at most {1 / load:.3f} times what "
+        f"arrives{sampled}, so its backlog grows for ever"
     )
     return dataclasses.replace(
-        certificate, verdict="unstable", theorem=SLOTS, reason=reason, certified_load=None
+        certificate, verdict="unstable", theorem=limit.theorem, reason=reason, certified_load=None
     )
 
 
@@ -258,7 +276,7 @@ def network_certificate(
         theorem = _theorem(model, sets, rules)
     elif verdict == "unstable":
         by_order = VIRTUAL if cycles.spiral is None else SPIRAL
-        theorem = by_order if reason == fails else OVERLOAD
+        theorem = by_order if reason == fails else TOKENS
     return NetworkCertificate(
         verdict=verdict,
         theorem=theorem,

@@ -20,6 +20,8 @@ STANDARD_ERRORS = 4.0
 BOUNDED = "bounded lengths"
 CARRIED = "full batches carry the load of every pool"
 ROUTED = "replicas drain as one server would"
+BY_TOKENS = "batch times go by the token load"
+FROM_OUTSIDE = "no call goes on with a context at an engine"
 SHORTEST = ("jsq", "tokens", "work", "measure")
 """Routers to the least of a measure that vanishes only at an empty replica (rem:jsq+)."""
 _BY_PHASE = ("global-age", "back-pressure-phase")
@@ -56,6 +58,12 @@ class PoolRules:
         delayed alike.
     checked
         Whether ``work_conserving`` is known; False: the user's word.
+    ample_memory
+        Whether all requests that may run at once fit its KV memory, and why; None: it has none.
+    by_tokens
+        Whether the token load alone decides how long a batch takes.
+    context_unknown
+        Whether calls that go on with a context come to it, and it is not known what they find.
     """
 
     policy: str = "sarathi"
@@ -69,6 +77,9 @@ class PoolRules:
     of_job: tuple[str, ...] = ()
     delays_vary: bool = False
     checked: bool = True
+    ample_memory: Hypothesis | None = None
+    by_tokens: bool = True
+    context_unknown: bool = False
 
     @property
     def phases(self) -> bool:
@@ -107,7 +118,8 @@ def pool_rules(network: Network) -> tuple[PoolRules, ...]:
         rules.append(
             PoolRules(
                 policy=pool.policy.name,
-                work_conserving=pool.work_conserving,
+                # What memory may prevent is a hypothesis of its own.
+                work_conserving=True if pool.order.fills else pool.server.work_conserving,
                 decode_first=pool.policy.decode_first,
                 slots_bind=limit is not None and limit < pool.server.token_budget,
                 order=pool.order.name if named else f"order {name}",
@@ -121,9 +133,44 @@ def pool_rules(network: Network) -> tuple[PoolRules, ...]:
                     isinstance(s.delay_ms, Length) or s.transfer_ms_per_token > 0 for _, s in stages
                 ),
                 checked=pool.order.fills or conditions.work_conserving(pool.server).checked,
+                ample_memory=_ample_memory(network, name),
+                by_tokens=pool.server.batch_time.by_load,
+                context_unknown=not pool.server.by_lines and _goes_on(network, name),
             )
         )
     return tuple(rules)
+
+
+def _ample_memory(network: Network, name: str) -> Hypothesis | None:
+    """Return whether the longest requests of all stages of a pool fit its memory at once."""
+    server = network.pools[name].server
+    if server.memory is None:
+        return None
+    most = [
+        (means.max_prompt[place], means.max_output[place])
+        for workflow in network.workflows
+        for means in (workflow.means(),)
+        for place, stage in enumerate(workflow.stages.values())
+        if stage.pool == name
+    ]
+    prompt, output = np.array(most).T
+    longest = None
+    if np.isfinite(prompt).all() and np.isfinite(output).all():
+        longest = prompt.astype(np.int64), np.maximum(output, 1).astype(np.int64)
+    return conditions.kv_memory(server, server.memory, longest, reused=server.memory.prefix_caching)
+
+
+def _goes_on(network: Network, name: str) -> bool:
+    """Whether calls come to a pool that reuse the context of another."""
+    return any(
+        any(stage.pool == name for stage in workflow.stages.values())
+        and (
+            bool(workflow.recorded.reuse.any())
+            if isinstance(workflow, Sessions)
+            else workflow.context == "reuse"
+        )
+        for workflow in network.workflows
+    )
 
 
 def workflow_hypotheses(network: Network) -> tuple[Hypothesis, ...]:
@@ -218,6 +265,30 @@ def pool_hypotheses(
         ),
         _everywhere(model, CARRIED, carried, "each has less than its full batches can process"),
     ]
+    memories = [rule.ample_memory for rule in rules]
+    if any(memory is not None for memory in memories):
+
+        def ample(s: int) -> str | None:
+            memory = memories[s]
+            return None if memory is None or memory.held else memory.why
+
+        held = "all requests that may run at once fit"
+        hypotheses.append(_everywhere(model, conditions.AMPLE, ample, held))
+    if not all(rule.by_tokens for rule in rules):
+        why = "attention takes time besides, which the theorems on networks do not know"
+        hypotheses.append(
+            _everywhere(model, BY_TOKENS, lambda s: None if rules[s].by_tokens else why, "")
+        )
+    if any(rule.context_unknown for rule in rules):
+        why = "what {} finds of it is not known; take context 'grow'"
+        hypotheses.append(
+            _everywhere(
+                model,
+                FROM_OUTSIDE,
+                lambda s: why.format(rules[s].policy) if rules[s].context_unknown else None,
+                "",
+            )
+        )
     if any(rule.work_conserving and not rule.checked for rule in rules):
         reason = hypotheses[0].why + ", as the author of one claims"
         hypotheses[0] = dataclasses.replace(hypotheses[0], checked=False, why=reason)
