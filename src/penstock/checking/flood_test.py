@@ -366,7 +366,7 @@ class _Flooded:
         and if it fell.
         """
         time_s = self.session.now * TICK_S
-        left = self.known[self.session.arrived_jobs] - self._useful() / self.capacity
+        left = self.known[self.session.arrived_jobs] - useful_tokens(self.session) / self.capacity
         # What pools were spared shows when requests arrive.
         if not self.network.reuse_is_certain:
             left *= self.session.future_tokens / max(float(left @ self.capacity), 1.0)
@@ -374,22 +374,18 @@ class _Flooded:
         fallen = total <= FALLEN * self.work + self.normal
         return time_s, total / self.work, float(left[self.pool]) / self.work_here, fallen
 
-    def _useful(self) -> Ints:
-        """Return the tokens that each pool has processed and will not process again, shape
-        (pools,).
 
-        What a preempted request loses has to be done again, and drafts that were wrong did
-        nothing: a pool may be busy with both for ever. What an engine found computed is done.
-        """
-        session = self.session
-        useless = (
-            session.by_replica("lost")
-            + session.by_replica("rejections")
-            - session.by_replica("reused")
-        )
-        pool = np.repeat(np.arange(len(self.network.pools)), self.network.replicas)
-        of_pools = np.bincount(pool, useless, len(self.network.pools))
-        return session.processed - of_pools.astype(np.int64)
+def useful_tokens(session: NetworkSession) -> Ints:
+    """Return the tokens that each pool has processed for good, shape (pools,).
+
+    What a preempted request loses has to be done again, and drafts that were wrong did nothing: a
+    pool may be busy with both for ever. What an engine found computed is done.
+    """
+    useless = (
+        session.by_replica("lost") + session.by_replica("rejections") - session.by_replica("reused")
+    )
+    of_pools = np.bincount(session.world.servers.pool, useless, len(session.pools))
+    return np.asarray(session.processed - of_pools.astype(np.int64), np.int64)
 
 
 def _initial(
