@@ -19,11 +19,12 @@ same shares; behind others some may run dry before the rest, and then nothing is
   to be served in order of arrival, and jobs at a stage that are alike whichever way they came. A
   static order is looked at as such if all pools of cycles have one and serve the decodes of a stage
   before its prompts.
-* pro:parallel and rem:jsq+ for pools of several replicas. Round robin gives each replica exactly
-  its share of the only stage of a pool, but nothing is known of shares of several. Power of two
-  choices: of what arrives, at most m (m - 1) / (R (R - 1)) <= m / R reaches the m replicas of R
-  that hold fluid, so they drain as under random assignment. If requests come back to the pool, only
-  the shortest of rem:jsq+ keeps them from busy replicas.
+* pro:parallel and rem:jsq+ for pools of several replicas, and where they differ the shares that
+  the router sends to each set of them (`penstock.theory.network.unequal_replicas`). Round robin
+  gives each replica exactly its share of the only stage of a pool, but nothing is known of shares
+  of several. Power of two choices: of what arrives, at most m (m - 1) / (R (R - 1)) <= m / R
+  reaches the m replicas of R that hold fluid, so they drain as under random assignment. If requests
+  come back to the pool, only the shortest of rem:jsq+ keeps them from busy replicas.
 """
 
 import dataclasses
@@ -56,6 +57,7 @@ from penstock.theory.network.loads import (
     pool_loads,
 )
 from penstock.theory.network.pool_limits import TOKENS, pool_limits, with_limits
+from penstock.theory.network.unequal_replicas import of_rates
 from penstock.theory.network.virtual_stations import VirtualStation
 from penstock.workload.sessions import Sessions
 
@@ -63,6 +65,7 @@ from penstock.workload.sessions import Sessions
 # rem:jsq+.
 MULTICLASS, DAG, FORK_JOIN = "multi-class theorem", "DAG theorem", "fork-join theorem"
 PARALLEL, REMARK = "parallel-server proposition", "its remark on routers"
+DIFFER = "parallel-server proposition for servers that differ"
 CYCLE = "linear program (Dai and Vande Vate 2000)"
 SPIRAL = "fluid path of a static priority"
 VIRTUAL = "virtual station (Rybko and Stolyar 1992; Dai and Vande Vate 2000)"
@@ -271,19 +274,26 @@ def network_certificate(
         cycles.virtual = cycles.spiral = None
     fails = _why_the_order_fails(cycles.virtual, cycles.spiral)
     verdict, reason = _verdict(model, rules, tuple(tried), fails, at_most)
+    overfed = (
+        None if verdict == "unstable" or at_most else _overfed(model, rules, ROUTED not in failed)
+    )
+    if overfed is not None:
+        verdict, reason = "unstable", overfed
     theorem = None
     if verdict == "stable":
         theorem = _theorem(model, sets, rules)
     elif verdict == "unstable":
         by_order = VIRTUAL if cycles.spiral is None else SPIRAL
         theorem = by_order if reason == fails else TOKENS
+        if overfed is not None:
+            theorem = DIFFER
     return NetworkCertificate(
         verdict=verdict,
         theorem=theorem,
         reason=reason,
         hypotheses=tuple(tried),
         pools=pool_loads(model, stages, sets),
-        certified_load=None if failed else _certified_load(model, cycles),
+        certified_load=None if failed else _certified_load(model, cycles, rules),
         any_policy=cycles.anyone,
         virtual_station=cycles.virtual,
         order=tuple(tuple(model.pools[s] for s in stations) for stations in sets),
@@ -291,13 +301,20 @@ def network_certificate(
     )
 
 
-def _certified_load(model: NetworkModel, cycles: Cycles) -> float | None:
+def _certified_load(
+    model: NetworkModel, cycles: Cycles, rules: Sequence[PoolRules]
+) -> float | None:
     """Return the factor on all rates up to which full batches carry the load, and cycles are
     certified.
     """
     most_offered = model.offered + STANDARD_ERRORS * model.standard_error
     busy = model.offered > 0
     carried = float((model.full_batch[busy] / most_offered[busy]).min())
+    for s in np.flatnonzero(busy).tolist():
+        rates = model.replica_rates(s)
+        loads = None if rates is None else of_rates(float(most_offered[s]), rates, rules[s].router)
+        if loads is not None and loads.sufficient is not None:
+            carried = min(carried, 1 / loads.sufficient)
     limits = [
         stability.max_load for stability in (cycles.anyone, cycles.fixed) if stability is not None
     ]
@@ -318,7 +335,28 @@ def _theorem(model: NetworkModel, sets: list[tuple[int, ...]], rules: Sequence[P
     if not several:
         return name
     stretched = any(router not in ("jsq", "random") for router in several)
-    return f"{name}, {PARALLEL}" + (f" with {REMARK}" if stretched else "")
+    proposition = DIFFER if any(rates is not None for rates in model.unequal) else PARALLEL
+    return f"{name}, {proposition}" + (f" with {REMARK}" if stretched else "")
+
+
+def _overfed(model: NetworkModel, rules: Sequence[PoolRules], in_turns: bool) -> str | None:
+    """Return why a router sends some replicas of a pool more than they carry under any policy.
+
+    ``in_turns``: whether round robin gives each replica its share of the work.
+    """
+    least_offered = model.offered - STANDARD_ERRORS * model.standard_error
+    for s, rule in enumerate(rules):
+        rates = model.replica_rates(s)
+        if rates is None or (rule.router == "round-robin" and not in_turns):
+            continue
+        loads = of_rates(max(float(least_offered[s]), 0.0), rates, rule.router)
+        if loads.verdict == "unstable":
+            return (
+                f"router {rule.router} sends some replicas of pool {model.pools[s]} "
+                f"{loads.necessary:.3f} times what they carry under any policy ({loads.why}), so "
+                "their backlog grows for ever"
+            )
+    return None
 
 
 def _why_the_order_fails(

@@ -11,6 +11,7 @@ from penstock.system.orders import ORDERS
 from penstock.theory import hypotheses as conditions
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
 from penstock.theory.network.fluid_classes import FluidClasses
+from penstock.theory.network.unequal_replicas import SHORTEST, of_rates
 from penstock.workload.lengths import Length
 from penstock.workload.sessions import Sessions
 from penstock.workload.stage import Stage
@@ -22,8 +23,7 @@ CARRIED = "full batches carry the load of every pool"
 ROUTED = "replicas drain as one server would"
 BY_TOKENS = "batch times go by the token load"
 FROM_OUTSIDE = "no call goes on with a context at an engine"
-SHORTEST = ("jsq", "tokens", "work", "measure")
-"""Routers to the least of a measure that vanishes only at an empty replica (rem:jsq+)."""
+UNEQUAL = "what replicas that differ get is known"
 _BY_PHASE = ("global-age", "back-pressure-phase")
 
 
@@ -244,7 +244,7 @@ def pool_hypotheses(
         )
 
     def carried(s: int) -> str | None:
-        return _not_carried(model, s, most_offered[s])
+        return _not_carried(model, s, most_offered[s], rules[s].router)
 
     def routed(s: int) -> str | None:
         if model.replicas[s] == 1:
@@ -265,6 +265,13 @@ def pool_hypotheses(
         ),
         _everywhere(model, CARRIED, carried, "each has less than its full batches can process"),
     ]
+    if any(rates is not None for rates in model.unequal):
+
+        def known(s: int) -> str | None:
+            return _not_known(model, s, rules[s], s in cyclic)
+
+        held = "by the shares that their routers send to each set of them"
+        hypotheses.append(_everywhere(model, UNEQUAL, known, held))
     memories = [rule.ample_memory for rule in rules]
     if any(memory is not None for memory in memories):
 
@@ -318,10 +325,17 @@ def _not_filled(rules: PoolRules) -> str | None:
     return f"{rules.policy} leaves room in batches while requests wait"
 
 
-def _not_carried(model: NetworkModel, pool: int, most_offered: float) -> str | None:
+def _not_carried(model: NetworkModel, pool: int, most_offered: float, router: str) -> str | None:
     """Return why full batches of a pool may not carry what is offered, or None if they do."""
     if most_offered < model.full_batch[pool] * (1 - CRITICAL_BAND):
-        return None
+        rates = model.replica_rates(pool)
+        loads = None if rates is None else of_rates(most_offered, rates, router)
+        if loads is None or loads.sufficient is None or loads.sufficient < 1 - CRITICAL_BAND:
+            return None
+        return (
+            f"{router} sends some replicas {loads.sufficient:.3f} times what their full batches "
+            f"carry: {loads.why}; take jsq, or shares by capacity"
+        )
     better = (
         ""
         if model.capacity[pool] <= model.full_batch[pool] * (1 + CRITICAL_BAND)
@@ -331,6 +345,17 @@ def _not_carried(model: NetworkModel, pool: int, most_offered: float) -> str | N
         f"{model.offered[pool]:,.0f} tokens/s arrive, full batches carry "
         f"{model.full_batch[pool]:,.0f}{better}"
     )
+
+
+def _not_known(model: NetworkModel, pool: int, rules: PoolRules, cyclic: bool) -> str | None:
+    """Return why it is not known what replicas that differ get, or None."""
+    rates = model.replica_rates(pool)
+    if rates is None:
+        return None
+    if cyclic:
+        return "in a cycle of pools nothing is shown of replicas that differ"
+    loads = of_rates(0.0, rates, rules.router)
+    return None if loads.sufficient is not None else f"{loads.why}; take jsq"
 
 
 def _not_routed(

@@ -30,7 +30,7 @@ class PoolLoad:
         T_s seconds with T_s = (1 + the largest T of the pools before it) / (1 - rho_s). Until those
         have drained it may wait for work, and after that it works at its full rate until none is
         left (thm:dag). Fluid of a pool is spread evenly over its replicas. None: beside or behind a
-        cycle, or overloaded.
+        cycle or replicas that differ, or overloaded.
     max_load
         Factor on all rates above which no policy is stable at this pool, under its token budget,
         max batch size and KV memory.
@@ -128,7 +128,8 @@ def pool_loads(
     for stations in sets:
         for s in stations:
             before = seconds[leads[:, s]].max(initial=0.0)
-            drains = len(stations) == 1 and full[s] < 1
+            alike = model.replica_rates(s) is None
+            drains = len(stations) == 1 and full[s] < 1 and alike
             seconds[s] = (1 + before) / (1 - full[s]) if drains else np.inf
     return tuple(
         PoolLoad(
