@@ -89,6 +89,26 @@ class StageAnswer:
     latency: Mapping[str, Statistics] | None
 
 
+@dataclasses.dataclass(frozen=True)
+class PriorityAnswer:
+    """How long requests of one priority take.
+
+    Attributes
+    ----------
+    workflow, stage
+        Of which; stage None: whole jobs, by the priority of their first request.
+    priority
+        The smaller is served first.
+    latency
+        In the steady state, by metric and statistic.
+    """
+
+    workflow: str
+    stage: str | None
+    priority: int
+    latency: Mapping[str, Statistics]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class NetworkAnswer(AnyAnswer):
     """What is known about a network.
@@ -103,6 +123,8 @@ class NetworkAnswer(AnyAnswer):
         What was simulated from empty.
     pools, workflows, stages
         The tables.
+    priorities
+        Latency by priority; none where requests have no priorities, or latency is refused.
     """
 
     network: Network
@@ -114,6 +136,7 @@ class NetworkAnswer(AnyAnswer):
     stages: tuple[StageAnswer, ...]
     latency: NetworkSteadyState | None
     warnings: tuple[str, ...]
+    priorities: tuple[PriorityAnswer, ...] = ()
 
     @property
     def stability_skipped(self) -> str | None:
@@ -217,6 +240,11 @@ class NetworkAnswer(AnyAnswer):
                 for workflow in self.workflows
             ],
             "stages": [_stage_as_dict(stage) for stage in self.stages],
+            "priorities": [
+                {"workflow": of.workflow, "stage": of.stage, "priority": of.priority}
+                | _latency_as_dict(of.latency)
+                for of in self.priorities
+            ],
             "steady_state": steady
             and {
                 "jobs": steady.jobs,
@@ -237,6 +265,12 @@ def _stage_as_dict(stage: StageAnswer) -> dict[str, Any]:
         "visits_per_s": stage.visits_per_s,
         "prefill_tokens": stage.prefill_tokens,
         "decode_tokens": stage.decode_tokens,
+        **_latency_as_dict(latency),
+    }
+
+
+def _latency_as_dict(latency: Mapping[str, Statistics] | None) -> dict[str, Any]:
+    return {
         "latency": latency and {metric: _values(of) for metric, of in latency.items()},
         "latency_interval": latency and {metric: _ends(of) for metric, of in latency.items()},
     }
@@ -286,6 +320,7 @@ def of_network(
         stages=_stages(model, latency),
         latency=latency,
         warnings=tuple(dict.fromkeys(warnings)),
+        priorities=_priorities(latency),
     )
 
 
@@ -379,6 +414,14 @@ def _stages(model: NetworkModel, latency: NetworkSteadyState | None) -> tuple[St
             latency.stages[name] if latency else None,
         )
         for index, name in enumerate(model.stages)
+    )
+
+
+def _priorities(latency: NetworkSteadyState | None) -> tuple[PriorityAnswer, ...]:
+    return tuple(
+        PriorityAnswer(workflow, stage, priority, metrics)
+        for (workflow, stage), by_priority in (latency.priorities if latency else {}).items()
+        for priority, metrics in by_priority.items()
     )
 
 

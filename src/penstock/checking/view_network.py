@@ -331,7 +331,34 @@ def _latency_section(answer: "NetworkAnswer") -> Section:
     if not joins:
         table = table.without("Join wait")
     means = f"In seconds: means, with the {steady.confidence:.0%} interval of E2E."
-    return Section("Latency in the steady state", [means], tables=[table, *_intervals(answer)])
+    return Section(
+        "Latency in the steady state",
+        [means],
+        tables=[table, *_by_priority(answer), *_intervals(answer)],
+    )
+
+
+def _by_priority(answer: "NetworkAnswer") -> list[Table]:
+    """Lay out the latency of each priority, where requests have several."""
+    if not answer.priorities:
+        return []
+    rows: list[tuple[str, ...]] = []
+    strong = []
+    for of in answer.priorities:
+        if of.stage is None:
+            strong.append(len(rows))
+        name = of.workflow if of.stage is None else f"  {_short(of.stage)}"
+        ttft = of.latency.get("ttft_s")
+        first = (seconds(ttft["mean"].value), seconds(ttft["p99"].value)) if ttft else ("", "")
+        e2e = of.latency.get("e2e_s")
+        whole = _interval(e2e) if e2e else ("-", "-", "-", "-")
+        rows.append((name, f"{of.priority:,}", *whole, *first))
+    columns = ("", "Priority", "E2E", "from", "to", "p99", "TTFT", "TTFT p99")
+    caption = (
+        "The smaller priority is served first. Jobs by the priority of their first request, stages "
+        "by that of the request there."
+    )
+    return [Table(columns, rows, caption, title="By priority", strong=strong)]
 
 
 def _latency_of(stage: "StageAnswer") -> tuple[str, ...]:
