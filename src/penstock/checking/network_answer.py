@@ -25,6 +25,7 @@ from penstock.system.network_model import NetworkModel
 from penstock.theory.certificate import certify
 from penstock.theory.network.certificate import SPIRAL, VIRTUAL, NetworkCertificate
 from penstock.theory.network.cyclic_pools import CERTIFIED
+from penstock.theory.network.earliest import earliest_of_jobs
 from penstock.theory.network.hypotheses import CARRIED
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ class WorkflowAnswer:
         That arrived in the run, and that had not ended when it did.
     e2e
         In the steady state, by statistic; None where latency is refused.
+    earliest_s
+        Mean over the jobs of the run of the least that each takes, whatever serves it and whatever
+        else there is (`penstock.theory.network.earliest`).
     """
 
     name: str
@@ -62,6 +66,7 @@ class WorkflowAnswer:
     jobs: int
     unfinished: int
     e2e: Statistics | None
+    earliest_s: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,6 +241,7 @@ class NetworkAnswer(AnyAnswer):
                     "unfinished": workflow.unfinished,
                     "e2e_s": _values(workflow.e2e),
                     "e2e_interval": _ends(workflow.e2e),
+                    "earliest_s": workflow.earliest_s,
                 }
                 for workflow in self.workflows
             ],
@@ -391,16 +397,22 @@ def _loads(certificate: NetworkCertificate, pools: Sequence[PoolAnswer]) -> list
 def _workflows(
     network: Network, run: NetworkRun, latency: NetworkSteadyState | None
 ) -> tuple[WorkflowAnswer, ...]:
-    return tuple(
-        WorkflowAnswer(
-            workflow.name,
-            workflow.rate,
-            int((run.workflow == index).sum()),
-            int(((run.workflow == index) & (run.finish < 0)).sum()),
-            latency.workflows[workflow.name] if latency else None,
+    assert run.rows is not None
+    earliest = earliest_of_jobs(network, run.rows.jobs)
+    answers = []
+    for index, workflow in enumerate(network.workflows):
+        mine = run.workflow == index
+        answers.append(
+            WorkflowAnswer(
+                workflow.name,
+                workflow.rate,
+                int(mine.sum()),
+                int((mine & (run.finish < 0)).sum()),
+                latency.workflows[workflow.name] if latency else None,
+                float(earliest[mine].mean()) if mine.any() else 0.0,
+            )
         )
-        for index, workflow in enumerate(network.workflows)
-    )
+    return tuple(answers)
 
 
 def _stages(model: NetworkModel, latency: NetworkSteadyState | None) -> tuple[StageAnswer, ...]:

@@ -378,7 +378,12 @@ def _end_to_end(answer: "NetworkAnswer") -> "list[Statistics]":
 def _intervals(answer: "NetworkAnswer") -> list[Table]:
     """Lay out all statistics with their intervals, which a terminal has no room for."""
     jobs = [
-        (workflow.name, f"{workflow.jobs:,}", *_cells(workflow.e2e))
+        (
+            workflow.name,
+            f"{workflow.jobs:,}",
+            *_cells(workflow.e2e),
+            seconds(workflow.earliest_s),
+        )
         for workflow in answer.workflows
         if workflow.e2e
     ]
@@ -390,8 +395,9 @@ def _intervals(answer: "NetworkAnswer") -> list[Table]:
     ]
     return [
         Table(
-            ("Workflow", "Jobs", *_STATISTICS),
+            ("Workflow", "Jobs", *_STATISTICS, "At least"),
             jobs,
+            "At least: the mean that no scheduler and no more replicas can bring these jobs below.",
             title="From the arrival of a job to its end",
             detail=True,
         ),
