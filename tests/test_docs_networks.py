@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "networks.md"
 
 def test_the_yaml_and_the_python_of_the_page_describe_one_network() -> None:
     text = PAGE.read_text()
-    document, *_ = re.findall(r"```yaml[^\n]*\n(.*?)```", text, re.DOTALL)
+    (document,) = re.findall(r'```yaml title="research.yaml"\n(.*?)```', text, re.DOTALL)
     first = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
     made: dict[str, Any] = {}
     exec(compile(first, PAGE.name, "exec"), made)

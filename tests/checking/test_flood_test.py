@@ -152,3 +152,72 @@ def test_what_cannot_be_judged_is_refused_in_one_line() -> None:
         with pytest.raises(InputError, match=said) as caught:
             make()
         assert "\n" not in str(caught.value)
+
+
+TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
+SHORT = ps.Workload.poisson(1.0, ps.Geometric(129, max=500), ps.Geometric(112, max=1_000))
+
+TIGHT = {
+    "vllm": (3.0, 5.0), "sglang": (3.0, 6.5), "vllm-v0": (2.0, 5.0), "tensorrt-llm": (2.0, 5.0),
+    "vidur-vllm": (2.0, 5.0), "vidur-sarathi": (3.0, 6.0), "sarathi": (3.0, 5.0), "orca": (3.0, 5.0),
+    "vllm-vanilla": (2.0, 5.0), "vidur-orca": (None, 1.0), "fastertransformer": (None, 2.0),
+}  # fmt: skip
+"""Rates of `SHORT` on either side of what each carries with KV memory for 7,000 tokens, by the test of one server."""
+
+
+@pytest.mark.parametrize("policy", TIGHT)
+def test_floods_of_engines_with_tight_memory_end_as_their_servers_do(policy: str) -> None:
+    """In a pool alone, and in one before a pool of the paper: preempted work counts again, in its own pool."""
+    server = ps.Server(TP1, 2048, 128, policy=policy, kv_tokens=7_000)
+    behind = ps.Pool(ps.Server(TP1, 512))
+    for rate, expected in zip(TIGHT[policy], ("stable", "unstable"), strict=True):
+        if rate is None:
+            continue
+        workload = SHORT.with_rate(rate)
+        assert ps.verdict(workload, server, resolution=0.05).verdict == expected
+        stages = {"call": ps.Stage("pool", "job", "job", then="more"), "more": ps.Stage("behind", 50, 5)}
+        pools = {"pool": ps.Pool(server), "behind": behind}
+        for network in (
+            ps.Network.single(workload, server),
+            ps.Network(pools, [ps.Workflow("w", workload, stages)]),
+        ):
+            found = ps.verdict(network, resolution=0.05, seed=1)
+            assert found.verdict == expected, found.reason
+            assert all((flood.path[:, 1] >= 0).all() for flood in found.floods)
+
+
+def test_a_server_that_does_all_its_work_again_does_not_seem_to_drain() -> None:
+    """At 1.4 requests/s it never preempts from empty, and never again works down a backlog (docs/memory.md)."""
+    long = ps.Workload.poisson(1.4, ps.Geometric(500, max=4_000), ps.Geometric(2_000, max=20_000))
+    server = ps.Server(ps.hardware("codellama-34b-a100-tp2").batch_time, 2048, 1024, policy="vllm", kv_blocks=24_000)
+    found = ps.verdict(ps.Network.single(long, server), resolution=0.05, seed=1)
+    assert found.verdict == ps.verdict(long, server, resolution=0.05).verdict == "unstable"
+    assert (found.deciding.path[:, 1] > 0).all()
+
+
+def test_drafts_that_are_wrong_are_no_work_done() -> None:
+    """The same verdicts as without drafts, which bring nothing where the first one is always wrong."""
+    options = {"drafts": 4, "acceptance": 0.0}
+    for rate, expected in ((2.0, "stable"), (5.0, "unstable")):
+        workload = SHORT.with_rate(rate)
+        for params in ({}, options):
+            server = ps.Server(TP1, 2048, 128, policy="vllm", kv_tokens=7_000, policy_params=params)
+            found = ps.verdict(ps.Network.single(workload, server), resolution=0.05, seed=1)
+            assert found.verdict == expected, found.reason
+            assert (found.deciding.path[:, 1] >= 0).all()
+
+
+def test_a_flood_of_prompts_that_hides_decodes_is_followed_by_one_of_decodes() -> None:
+    """Vanilla vLLM works a flood of prompts down to half and never its decodes (129 prompt, 12 output tokens)."""
+    server = ps.Server(TP1, 512, policy="vllm-vanilla")
+    capacity = ps.certify(ps.Workload.poisson(1.0, 129, 12), server).max_rate
+    for share, expected in ((0.7, "stable"), (0.9, "unstable")):
+        workload = ps.Workload.poisson(share * capacity, 129, 12)
+        found = ps.verdict(ps.Network.single(workload, server), resolution=0.05)
+        assert found.verdict == ps.verdict(workload, server, resolution=0.05).verdict == expected
+        assert [flood.decodes for flood in found.floods] == [False, True]
+        assert found.floods[0].outcome == "stable"
+    assert "decodes alone" in found.reason
+    bounded = ps.Server(TP1, 512, 64, policy="vllm-vanilla", kv_tokens=20_000)
+    floods = ps.verdict(ps.Network.single(SHORT, bounded), resolution=0.1).floods
+    assert [flood.decodes for flood in floods] == [False]

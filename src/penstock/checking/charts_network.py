@@ -189,14 +189,14 @@ def flood_paths(stability: NetworkStability, about: str = "") -> alt.LayerChart:
     """Work over that at the start, against time, a line per flooded stage, between the barriers of
     the test.
     """
-    names = [flood.stage for flood in stability.floods]
+    names = [flood.name for flood in stability.floods]
     rose = [flood.barrier for flood in stability.floods if flood.outcome == "unstable"]
     high = rose[0] if rose else min(flood.barrier for flood in stability.floods)
     low = min(
         FALLEN / 1.25, max(0.05, min(float(flood.path[:, 1].min()) for flood in stability.floods))
     )
     most = _MOST_ROWS // len(names)
-    paths = {flood.stage: _thinned(flood.path, most) for flood in stability.floods}
+    paths = {flood.name: _thinned(flood.path, most) for flood in stability.floods}
     parts = [
         pl.DataFrame({"time": path[:, 0], "work": path[:, 1].clip(low)}).with_columns(
             stage=pl.lit(stage)

@@ -73,13 +73,12 @@ def _then_in_words(fork: bool, targets: dict[str, float]) -> str:
 def flood_figure(stability: NetworkStability) -> Figure:
     """Draw how the work went after each flood."""
     went = "; ".join(
-        f"with {flood.stage} flooded it went to {flood.ratio:.2f} times, at most "
-        f"{flood.highest:.2f}"
+        f"with {flood.name} flooded it went to {flood.ratio:.2f} times, at most {flood.highest:.2f}"
         for flood in stability.floods
     )
     text = f"Lines of work over that at the start, against time: {went}."
     rows = [
-        (flood.stage, flood.outcome, f"{flood.initial:,}", f"{flood.arrivals:,}",
+        (flood.name, flood.outcome, f"{flood.initial:,}", f"{flood.arrivals:,}",
         f"{flood.ratio:.2f}",
          f"{flood.highest:.2f}", f"{flood.path[-1, 0]:,.4g}")
         for flood in stability.floods

@@ -12,6 +12,11 @@ pool can drain while a small one fails: from each flood the work of the flooded 
 to fall to half as well, for what a pool that gets more than it can do still has to do never falls.
 The jobs that queue up behind a flood may need more of other pools than those in it, so the upper
 barrier is four times the start over the pool's share of all loads.
+
+Work that is done again is no progress: what preempted requests lose, and drafts that are wrong, are
+taken off what a pool has processed. A policy that lets decodes wait for prompts can work down a
+flood of prompts while decodes pile up, so where batches need not be full and any number of requests
+may decode, a stage is flooded a second time, with requests whose prompts are done but for a token.
 """
 
 import dataclasses
@@ -24,13 +29,14 @@ import numpy as np
 
 from penstock.checking.verdict import Outcome, up_to_unstable
 from penstock.errors import InputError
-from penstock.inputs.arrays import Floats
+from penstock.inputs.arrays import Floats, Ints
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.progress import Progress
 from penstock.simulation.run import TICK_S
 from penstock.simulation.session_network import NetworkSession
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
+from penstock.system.reuse import reused
 from penstock.workload.jobs import Jobs
 
 FALLEN = 0.5
@@ -69,6 +75,8 @@ class Flood:
     ----------
     stage
         The stage.
+    decodes
+        Whether it was flooded with requests that have nothing but decodes left.
     outcome
         ``stable``: the work fell to half. ``unstable``: it rose to the barrier. ``undecided``:
         neither.
@@ -92,6 +100,12 @@ class Flood:
     highest: float
     barrier: float
     path: Floats = dataclasses.field(repr=False)
+    decodes: bool = False
+
+    @property
+    def name(self) -> str:
+        """The stage, and with what it was flooded where that is not its requests."""
+        return f"{self.stage}, decodes alone" if self.decodes else self.stage
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,7 +147,7 @@ class NetworkStability:
     def reason(self) -> str:
         """One sentence."""
         flood = self.deciding
-        begun = f"{flood.initial:,} jobs put at {flood.stage}"
+        begun = f"{flood.initial:,} jobs put at {flood.name}"
         arrived = f"while {flood.arrivals:,} more arrived"
         match self.verdict:
             case "stable":
@@ -163,7 +177,9 @@ class NetworkStability:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        names = ("stage", "outcome", "initial", "arrivals", "ratio", "highest", "barrier")
+        names = (
+            "stage", "decodes", "outcome", "initial", "arrivals", "ratio", "highest", "barrier",
+        )  # fmt: skip
         floods = [{name: getattr(flood, name) for name in names} for flood in self.floods]
         return {
             "verdict": self.verdict,
@@ -201,10 +217,40 @@ def flood_test(
     # Where it fails first.
     stages = sorted(visited.tolist(), key=lambda stage: -model.rho[model.pool[stage]])
     test = _Test(network, model, resolution, seed, most_jobs, tries)
-    outcome, floods = up_to_unstable(
-        [functools.partial(test.flood, stage) for stage in stages], progress
-    )
-    return NetworkStability(outcome, resolution, floods)
+    floods = [functools.partial(test.flood, stage, False) for stage in stages]
+    floods += [
+        functools.partial(test.flood, stage, True)
+        for stage in stages
+        if _decodes_may_starve(network, stage)
+    ]
+    outcome, seen = up_to_unstable(floods, progress)
+    return NetworkStability(outcome, resolution, seen)
+
+
+def _decodes_may_starve(network: Network, stage: int) -> bool:
+    """Return whether any number of requests of a stage may wait in decode behind prompts.
+
+    Not where batches are filled whenever they can be, so that all work counts alike, and not where
+    KV memory or a max batch size bounds those that decode.
+    """
+    pool = list(network.pools.values())[network.stage_pool[stage]]
+    bounded = pool.server.scope == "running" and pool.server.most_requests is not None
+    if pool.work_conserving or pool.server.memory is not None or bounded:
+        return False
+    return bool(network.prefill_means[stage] > 0 and network.decode_means[stage] > 0)
+
+
+def _flood_of(network: Network, stage: str, count: int, seed: int, decodes: bool) -> Jobs:
+    """Return so many jobs that begin at a stage, if asked for with all but a token of the first
+    prompt done.
+    """
+    jobs = network.flooded(stage, count, seed)
+    if not decodes:
+        return jobs
+    prompt = jobs.prompt.copy()
+    first = jobs.first_request[:-1]
+    prompt[first] = np.minimum(prompt[first], 1)
+    return dataclasses.replace(jobs, prompt=prompt)
 
 
 @dataclasses.dataclass
@@ -219,7 +265,7 @@ class _Test:
     tries: int
     requests: int = _MOST_REQUESTS
 
-    def flood(self, stage: int, report: Progress) -> Flood:
+    def flood(self, stage: int, decodes: bool, report: Progress) -> Flood:
         """Flood one stage, the more where the work stays level, with half of the requests that are
         left.
         """
@@ -229,7 +275,7 @@ class _Test:
         self.requests -= requests
         for times in range(self.tries):
             flooded = _Flooded(
-                self.network, self.model, stage, self.resolution, self.seed, _LARGER**times
+                self.network, self.model, stage, self.resolution, self.seed, _LARGER**times, decodes
             )
             if times and flooded.requests >= requests:
                 break
@@ -252,16 +298,18 @@ class _Flooded:
         resolution: float,
         seed: int,
         times: int,
+        decodes: bool,
     ) -> None:
         self.network = network
+        self.decodes = decodes
         self.stage = network.stages[stage]
         self.pool = int(network.stage_pool[stage])
         self.capacity = model.capacity
         self.jobs_rate = float(model.external.sum())
         self.initial, self.normal = _initial(
-            network, model, self.stage, self.pool, resolution, seed, times
+            network, model, self.stage, self.pool, resolution, seed, times, decodes
         )
-        flood = network.flooded(self.stage, self.initial, seed)
+        flood = _flood_of(network, self.stage, self.initial, seed, decodes)
         self.source: Iterator[Jobs] = network.blocks(seed)
         self.session = NetworkSession(network, TICK_S, True, NEVER)
         # Seconds that the jobs known bring to each pool, summed up.
@@ -324,6 +372,7 @@ class _Flooded:
             highest,
             self.risen,
             np.array(path),
+            self.decodes,
         )
 
     def _go_on(self, steps: int) -> None:
@@ -337,16 +386,27 @@ class _Flooded:
         """Return the time, the work left over that at the start, in all and for the flooded pool,
         and if it fell.
         """
-        session = self.session
-        time_s = session.now * TICK_S
-        lost = session.by_replica("lost")  # by preemptions, so that it was processed in vain
-        lost = np.bincount(session.world.servers.pool, lost, self.capacity.size)
-        left = self.known[session.arrived_jobs] - (session.processed - lost) / self.capacity
-        if not self.network.reuse_is_certain:  # what pools were spared shows when requests arrive
-            left *= session.future_tokens / max(float(left @ self.capacity), 1.0)
+        time_s = self.session.now * TICK_S
+        left = self.known[self.session.arrived_jobs] - useful_tokens(self.session) / self.capacity
+        # What pools were spared shows when requests arrive.
+        if not self.network.reuse_is_certain:
+            left *= self.session.future_tokens / max(float(left @ self.capacity), 1.0)
         total = float(left.sum())
         fallen = total <= FALLEN * self.work + self.normal
         return time_s, total / self.work, float(left[self.pool]) / self.work_here, fallen
+
+
+def useful_tokens(session: NetworkSession) -> Ints:
+    """Return the tokens that each pool has processed for good, shape (pools,).
+
+    What a preempted request loses has to be done again, and drafts that were wrong did nothing: a
+    pool may be busy with both for ever. What an engine found computed is done.
+    """
+    useless = (
+        session.by_replica("lost") + session.by_replica("rejections") - session.by_replica("reused")
+    )
+    of_pools = np.bincount(session.pool_of_replica, useless, len(session.pools))
+    return np.asarray(session.processed - of_pools.astype(np.int64), np.int64)
 
 
 def _initial(
@@ -357,6 +417,7 @@ def _initial(
     resolution: float,
     seed: int,
     times: int,
+    decodes: bool,
 ) -> tuple[int, float]:
     """Return how many jobs flood a stage, and the seconds of work that the network may hold anyway.
 
@@ -364,7 +425,7 @@ def _initial(
     much that chance moves it to a barrier against a drift of the resolution with a probability of
     1% at most: exp(-resolution W E[S]/E[S^2]), S what an arriving job brings.
     """
-    trial = network.flooded(stage, _FEWEST_JOBS, seed)
+    trial = _flood_of(network, stage, _FEWEST_JOBS, seed, decodes)
     brought = _tokens(network, trial).mean(axis=0)
     arriving = _tokens(network, network.jobs(min(_SAMPLE, model.sampled or _SAMPLE), seed))[:, pool]
     delay_s = float(trial.wait_s.sum()) / trial.count  # of tools, while jobs wait in no batch
@@ -394,7 +455,9 @@ def _tokens(network: Network, jobs: Jobs) -> Floats:
         - (engine[pool] & (jobs.prompt > 0) & (jobs.output > 0))
     )
     if network.reuse_is_certain:
-        tokens -= np.minimum(jobs.reuse, np.maximum(jobs.prompt - 1, 0))
+        # Engines keep no context of one request for another.
+        by_lines = np.array([pool.server.by_lines for pool in network.pools.values()])
+        tokens -= np.where(by_lines[pool], reused(jobs, network.stage_pool), 0)
     count = len(network.pools)
     brought = np.bincount(jobs.job * count + pool, tokens, jobs.count * count).astype(np.float64)
     return brought.reshape(jobs.count, count)

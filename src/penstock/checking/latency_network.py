@@ -43,6 +43,9 @@ FILLING = 2.0
 yet full.
 """
 
+MOST_PRIORITIES = 12
+"""Of which latencies are told apart."""
+
 _FORESIGHT = 10
 """Times as long as it is itself that a run can say a run should be; a shorter one names a least."""
 _GROUPS = 100
@@ -73,6 +76,9 @@ class NetworkSteadyState:
         lies above.
     notices
         What the user should know besides, a sentence each.
+    priorities
+        By workflow and stage (None: E2E of jobs, by the priority of their first request), then by
+        priority and metric; empty where requests have none, or more than `MOST_PRIORITIES`.
     """
 
     workflows: Mapping[str, Statistics]
@@ -83,6 +89,9 @@ class NetworkSteadyState:
     confidence: float
     too_short: bool
     notices: tuple[str, ...]
+    priorities: Mapping[tuple[str, str | None], Mapping[int, Mapping[str, Statistics]]] = (
+        dataclasses.field(default_factory=dict)
+    )
 
 
 def network_steady_state(
@@ -165,15 +174,16 @@ def network_steady_state(
             }
         notices += few_bursts(by_name, confidence, used, "jobs")
     return NetworkSteadyState(
-        of_workflows,
-        of_stages,
-        tbt_s,
-        used,
-        count - used,
-        confidence,
-        bool(short),
+        of_workflows, of_stages, tbt_s, used, count - used, confidence, bool(short),
         (*notices, *short),
-    )
+        priorities={
+            where: {
+                priority: {metric: estimated(batches) for metric, batches in metrics.items()}
+                for priority, metrics in of_priorities.items()
+            }
+            for where, of_priorities in _of_priorities(run, rows, batch).items()
+        },
+    )  # fmt: skip
 
 
 def _of_workflows(run: NetworkRun, e2e: Ints, batch: Ints) -> dict[str, Batches]:
@@ -204,6 +214,22 @@ def _of_gaps(sections: Sequence[Distribution], removed: float, few: bool) -> Bat
     if few or not whole.size:
         return Batches.none(whole)
     return Batches.of_sections(sections, removed)
+
+
+def _of_priorities(
+    run: NetworkRun, rows: RequestRows, batch: Ints
+) -> dict[tuple[str, str | None], dict[int, dict[str, Batches]]]:
+    """Return the samples of each metric of jobs and at each stage, apart by priority."""
+    priority, job = rows.jobs.priority, rows.jobs.job
+    found: dict[tuple[str, str | None], dict[int, dict[str, Batches]]] = {}
+    if priority is None or not 1 < np.unique(priority).size <= MOST_PRIORITIES:
+        return found
+    for workflow, stage, metric, requests, ticks in run.samples_by_priority():
+        by_priority = found.setdefault((workflow, stage), {})
+        for value, mine in run.of_priorities(requests):
+            of = _batched(batch, job[requests[mine]], ticks[mine].astype(np.int64))
+            by_priority.setdefault(value, {})[metric] = of
+    return found
 
 
 def _batched(batch: Ints, job: Ints, ticks: Ints) -> Batches:

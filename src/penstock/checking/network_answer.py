@@ -25,6 +25,7 @@ from penstock.system.network_model import NetworkModel
 from penstock.theory.certificate import certify
 from penstock.theory.network.certificate import SPIRAL, VIRTUAL, NetworkCertificate
 from penstock.theory.network.cyclic_pools import CERTIFIED
+from penstock.theory.network.earliest import earliest_of_jobs
 from penstock.theory.network.hypotheses import CARRIED
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ class WorkflowAnswer:
         That arrived in the run, and that had not ended when it did.
     e2e
         In the steady state, by statistic; None where latency is refused.
+    earliest_s
+        Mean over the jobs of the run of the least that each takes, whatever serves it and whatever
+        else there is (`penstock.theory.network.earliest`).
     """
 
     name: str
@@ -62,6 +66,7 @@ class WorkflowAnswer:
     jobs: int
     unfinished: int
     e2e: Statistics | None
+    earliest_s: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +94,26 @@ class StageAnswer:
     latency: Mapping[str, Statistics] | None
 
 
+@dataclasses.dataclass(frozen=True)
+class PriorityAnswer:
+    """How long requests of one priority take.
+
+    Attributes
+    ----------
+    workflow, stage
+        Of which; stage None: whole jobs, by the priority of their first request.
+    priority
+        The smaller is served first.
+    latency
+        In the steady state, by metric and statistic.
+    """
+
+    workflow: str
+    stage: str | None
+    priority: int
+    latency: Mapping[str, Statistics]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class NetworkAnswer(AnyAnswer):
     """What is known about a network.
@@ -103,6 +128,8 @@ class NetworkAnswer(AnyAnswer):
         What was simulated from empty.
     pools, workflows, stages
         The tables.
+    priorities
+        Latency by priority; none where requests have no priorities, or latency is refused.
     """
 
     network: Network
@@ -114,6 +141,7 @@ class NetworkAnswer(AnyAnswer):
     stages: tuple[StageAnswer, ...]
     latency: NetworkSteadyState | None
     warnings: tuple[str, ...]
+    priorities: tuple[PriorityAnswer, ...] = ()
 
     @property
     def stability_skipped(self) -> str | None:
@@ -195,7 +223,15 @@ class NetworkAnswer(AnyAnswer):
                 "growth_tokens_per_s": growth if np.isfinite(growth) else None,
             },
             "pools": [
-                dataclasses.asdict(pool) | {"binding": list(pool.binding)} for pool in self.pools
+                dataclasses.asdict(pool)
+                | {
+                    "binding": list(pool.binding),
+                    "limits": [
+                        dataclasses.asdict(limit) | {"margin": limit.margin}
+                        for limit in pool.limits
+                    ],
+                }
+                for pool in self.pools
             ],
             "workflows": [
                 {
@@ -205,10 +241,16 @@ class NetworkAnswer(AnyAnswer):
                     "unfinished": workflow.unfinished,
                     "e2e_s": _values(workflow.e2e),
                     "e2e_interval": _ends(workflow.e2e),
+                    "earliest_s": workflow.earliest_s,
                 }
                 for workflow in self.workflows
             ],
             "stages": [_stage_as_dict(stage) for stage in self.stages],
+            "priorities": [
+                {"workflow": of.workflow, "stage": of.stage, "priority": of.priority}
+                | _latency_as_dict(of.latency)
+                for of in self.priorities
+            ],
             "steady_state": steady
             and {
                 "jobs": steady.jobs,
@@ -229,6 +271,12 @@ def _stage_as_dict(stage: StageAnswer) -> dict[str, Any]:
         "visits_per_s": stage.visits_per_s,
         "prefill_tokens": stage.prefill_tokens,
         "decode_tokens": stage.decode_tokens,
+        **_latency_as_dict(latency),
+    }
+
+
+def _latency_as_dict(latency: Mapping[str, Statistics] | None) -> dict[str, Any]:
+    return {
         "latency": latency and {metric: _values(of) for metric, of in latency.items()},
         "latency_interval": latency and {metric: _ends(of) for metric, of in latency.items()},
     }
@@ -278,6 +326,7 @@ def of_network(
         stages=_stages(model, latency),
         latency=latency,
         warnings=tuple(dict.fromkeys(warnings)),
+        priorities=_priorities(latency),
     )
 
 
@@ -348,16 +397,22 @@ def _loads(certificate: NetworkCertificate, pools: Sequence[PoolAnswer]) -> list
 def _workflows(
     network: Network, run: NetworkRun, latency: NetworkSteadyState | None
 ) -> tuple[WorkflowAnswer, ...]:
-    return tuple(
-        WorkflowAnswer(
-            workflow.name,
-            workflow.rate,
-            int((run.workflow == index).sum()),
-            int(((run.workflow == index) & (run.finish < 0)).sum()),
-            latency.workflows[workflow.name] if latency else None,
+    assert run.rows is not None
+    earliest = earliest_of_jobs(network, run.rows.jobs)
+    answers = []
+    for index, workflow in enumerate(network.workflows):
+        mine = run.workflow == index
+        answers.append(
+            WorkflowAnswer(
+                workflow.name,
+                workflow.rate,
+                int(mine.sum()),
+                int((mine & (run.finish < 0)).sum()),
+                latency.workflows[workflow.name] if latency else None,
+                float(earliest[mine].mean()) if mine.any() else 0.0,
+            )
         )
-        for index, workflow in enumerate(network.workflows)
-    )
+    return tuple(answers)
 
 
 def _stages(model: NetworkModel, latency: NetworkSteadyState | None) -> tuple[StageAnswer, ...]:
@@ -371,6 +426,14 @@ def _stages(model: NetworkModel, latency: NetworkSteadyState | None) -> tuple[St
             latency.stages[name] if latency else None,
         )
         for index, name in enumerate(model.stages)
+    )
+
+
+def _priorities(latency: NetworkSteadyState | None) -> tuple[PriorityAnswer, ...]:
+    return tuple(
+        PriorityAnswer(workflow, stage, priority, metrics)
+        for (workflow, stage), by_priority in (latency.priorities if latency else {}).items()
+        for priority, metrics in by_priority.items()
     )
 
 

@@ -10,6 +10,7 @@ from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
 from penstock.theory.hypotheses import CRITICAL_BAND
 from penstock.theory.network.certificate import NetworkCertificate
+from penstock.theory.network.pool_limits import PoolLimit
 
 _LOSS_WORTH_A_WARNING = 0.01
 
@@ -25,13 +26,12 @@ class PoolAnswer:
     rho
         Tokens that arrive over the most that batches of any size process.
     margin
-        What is left before the load above which no policy is stable under token budget and max
-        batch size, as a share of it (`penstock.theory.region`); negative where none is stable. 1 -
-        rho where no max batch size binds. Both count prompts in full where what is reused depends
-        on the run.
+        What is left before the load above which no policy is stable under all limits, as a share
+        of it; negative where none is stable. 1 - rho where the token budget binds. Both count
+        prompts in full where what is reused depends on the run.
     binding
-        The limits that set it: ``token budget``, ``max batch size``, or ``batch time`` where
-        neither does.
+        The limits that set it: ``token budget``, ``max batch size``, ``KV memory``, or ``batch
+        time`` where none does.
     drain_s
         As in `penstock.theory.network.certificate.PoolLoad`.
     busy
@@ -41,6 +41,8 @@ class PoolAnswer:
     tokens_per_batch
         Simulated, on average; 0 without batches. Replicas can be busy all the time at a low load:
         with small batches.
+    limits
+        How much of each limit is asked for (`penstock.theory.network.pool_limits`).
     """
 
     name: str
@@ -55,6 +57,7 @@ class PoolAnswer:
     busy: float
     tokens_per_s: float
     tokens_per_batch: float
+    limits: tuple[PoolLimit, ...]
 
 
 def pool_answers(
@@ -84,6 +87,7 @@ def pool_answers(
                 busy=float(busy[index]) / ticks / pool.replicas,
                 tokens_per_s=float(tokens[index]) / (ticks * run.tick_s),
                 tokens_per_batch=float(tokens[index]) / max(float(batches[index]), 1.0),
+                limits=loaded.limits,
             )
         )
     return tuple(answers)
@@ -118,10 +122,11 @@ def pool_warnings(
         if server.scope_warning:
             warnings.append(f"pool {answer.name}: {server.scope_warning}")
         if answer.margin < -CRITICAL_BAND and answer.rho < 1 and network.reuse_is_certain:
+            tightest = max(answer.limits, key=lambda limit: limit.load).name
+            slots = f" of {server.max_batch_size:,}" if tightest == "max batch size" else ""
             warnings.append(
                 f"no policy is stable at pool {answer.name}: its load is {answer.rho:.3f}, but "
-                "its max batch size of "
-                f"{server.max_batch_size:,} lets it carry {1 / (1 - answer.margin):.3f} times "
+                f"its {tightest}{slots} lets it carry {1 / (1 - answer.margin):.3f} times "
                 "what arrives; raise it"
             )
     return warnings

@@ -25,6 +25,11 @@ _POOLS = (
     "overload. A batch: "
     "tokens in it, on average."
 )
+_LIMITS = (
+    "What arrives over what a limit lets any policy carry: above 1 the backlog grows for ever. "
+    "Below 1 a limit may still "
+    "bind: see the verdict, and the hypotheses below"
+)
 _ANOTHER_ORDER = (
     "the order is what fails: try fcfs, or the order turned around; --orders shows others beside it"
 )
@@ -53,7 +58,7 @@ def network_page(answer: "NetworkAnswer", scenario: "NetworkScenario | None" = N
         verdicts=_verdicts(answer),
         sections=[
             Section("Load", facts=_load_facts(answer)),
-            Section("Pools", tables=[_pools_table(answer)]),
+            Section("Pools", tables=[_pools_table(answer), *_limits_tables(answer)]),
             Section("The network", figures=lambda: _graph(answer)),
             Section(
                 f"Hypotheses of {used}",
@@ -250,6 +255,26 @@ def _pools_table(answer: "NetworkAnswer") -> Table:
     return Table((*columns, "Held by"), rows, _POOLS, spare=("Policy", "Router", "Tokens/s"))
 
 
+def _limits_tables(answer: "NetworkAnswer") -> list[Table]:
+    """Lay out what is asked of each limit, where a pool has one besides its token budget."""
+    if all(len(pool.limits) < 2 for pool in answer.pools):
+        return []
+    rows = []
+    sampled = False
+    for pool in answer.pools:
+        for limit in pool.limits:
+            sampled = sampled or limit.standard_error > 0
+            error = f"{limit.standard_error:.1g}" if limit.standard_error else "-"
+            rows.append(
+                (pool.name, limit.name, share(limit.load, 1.0), error, share(limit.margin),
+                 limit.why)
+            )  # fmt: skip
+    caption = _LIMITS + (". Error: standard error of a load that is sampled" if sampled else "")
+    columns = ("Pool", "Limit", "Load", "Error", "Margin", "From")
+    table = Table(columns, rows, f"{caption}.", title="Load by limit", spare=("From", "Error"))
+    return [table if sampled else table.without("Error")]
+
+
 def _asked(answer: "NetworkAnswer") -> Table:
     """Lay out what each workflow and stage asks for."""
     rows: list[tuple[str, ...]] = []
@@ -306,7 +331,34 @@ def _latency_section(answer: "NetworkAnswer") -> Section:
     if not joins:
         table = table.without("Join wait")
     means = f"In seconds: means, with the {steady.confidence:.0%} interval of E2E."
-    return Section("Latency in the steady state", [means], tables=[table, *_intervals(answer)])
+    return Section(
+        "Latency in the steady state",
+        [means],
+        tables=[table, *_by_priority(answer), *_intervals(answer)],
+    )
+
+
+def _by_priority(answer: "NetworkAnswer") -> list[Table]:
+    """Lay out the latency of each priority, where requests have several."""
+    if not answer.priorities:
+        return []
+    rows: list[tuple[str, ...]] = []
+    strong = []
+    for of in answer.priorities:
+        if of.stage is None:
+            strong.append(len(rows))
+        name = of.workflow if of.stage is None else f"  {_short(of.stage)}"
+        ttft = of.latency.get("ttft_s")
+        first = (seconds(ttft["mean"].value), seconds(ttft["p99"].value)) if ttft else ("", "")
+        e2e = of.latency.get("e2e_s")
+        whole = _interval(e2e) if e2e else ("-", "-", "-", "-")
+        rows.append((name, f"{of.priority:,}", *whole, *first))
+    columns = ("", "Priority", "E2E", "from", "to", "p99", "TTFT", "TTFT p99")
+    caption = (
+        "The smaller priority is served first. Jobs by the priority of their first request, stages "
+        "by that of the request there."
+    )
+    return [Table(columns, rows, caption, title="By priority", strong=strong)]
 
 
 def _latency_of(stage: "StageAnswer") -> tuple[str, ...]:
@@ -326,7 +378,12 @@ def _end_to_end(answer: "NetworkAnswer") -> "list[Statistics]":
 def _intervals(answer: "NetworkAnswer") -> list[Table]:
     """Lay out all statistics with their intervals, which a terminal has no room for."""
     jobs = [
-        (workflow.name, f"{workflow.jobs:,}", *_cells(workflow.e2e))
+        (
+            workflow.name,
+            f"{workflow.jobs:,}",
+            *_cells(workflow.e2e),
+            seconds(workflow.earliest_s),
+        )
         for workflow in answer.workflows
         if workflow.e2e
     ]
@@ -338,8 +395,9 @@ def _intervals(answer: "NetworkAnswer") -> list[Table]:
     ]
     return [
         Table(
-            ("Workflow", "Jobs", *_STATISTICS),
+            ("Workflow", "Jobs", *_STATISTICS, "At least"),
             jobs,
+            "At least: the mean that no scheduler and no more replicas can bring these jobs below.",
             title="From the arrival of a job to its end",
             detail=True,
         ),

@@ -71,7 +71,7 @@ def shared_tokens(world: World, one: int, other: int) -> Any:
 def _equal_pages(world: World, pool: Any, node: Any, source: Any, end: int) -> Any:
     """Return how many of a node's pages are those of a request, which has so many in all."""
     end = min(end, node.first + node.length)
-    number, row, named = source
+    number, _, named = source
     if node.number == number:
         return end - node.first
     index = np.int64(node.first)

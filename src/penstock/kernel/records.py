@@ -129,11 +129,11 @@ POOL = record(
 
 Where a pool has servers of several kinds, one per kind, each with the replicas of all. ``router``
 and its ``turn``; ``routes``: its address, where it is a function, and where its parameters begin
-and end; ``looks_up``: whether it looks for prompts in caches; ``report``: ticks between two times that
-it learns how replicas are (0: it always knows), and when it last did; ``retention``: ticks for which
-a replica keeps what a later request can reuse. Limits, scope and convention (0: the paper's); ``policy``: its address, and where its
-parameters begin and end. ``duration``: where its batch times begin in the table; ``composed``:
-whether they depend on more than the token load.
+and end; ``looks_up``: whether it looks for prompts in caches; ``report``: ticks between two times
+that it learns how replicas are (0: it always knows), and when it last did; ``retention``: ticks for
+which a replica keeps what a later request can reuse. Limits, scope and convention (0: the paper's);
+``policy``: its address, and where its parameters begin and end. ``duration``: where its batch times
+begin in the table; ``composed``: whether they depend on more than the token load.
 
 Of lines: ``repeats``, whether equal batches may be one step; ``order``: its address, 0: a single
 line; ``first_stage``: where its stages begin in ``listed``.

@@ -1,10 +1,10 @@
 """KV memory that comes from another replica, where a request was prefilled.
 
-A request that only decodes here waits, in order of arrival, until its replica has the blocks for what
-it brings. Then they are taken and the transfer begins, as soon as the links of both replicas are free:
-each carries one at a time. When all of it is there, and the time that each transfer takes besides has
-passed, the sender's blocks are free, and the request runs from the next batch composed on, as soon as
-there is a place for it.
+A request that only decodes here waits, in order of arrival, until its replica has the blocks for
+what it brings. Then they are taken, and the transfer begins as soon as the links of both replicas
+are free: each carries one at a time. When all of it is there, and the time that each transfer takes
+besides has passed, the sender's blocks are free, and the request runs from the next batch composed
+on, as soon as there is a place for it.
 """
 
 from typing import Any

@@ -205,9 +205,10 @@ class PaperPool(Pool):
 class EnginePool(Pool):
     """Engines, or seam policies with KV memory: all requests of a replica are in one queue.
 
-    A request that has outputs needs a prompt, or the KV memory of another request. One of a prompt alone finishes with its last prompt
-    token, in both conventions; in that of engines it is one of one output. One of no tokens
-    finishes on arrival. Who could never finish is refused before the clock starts.
+    A request that has outputs needs a prompt, or the KV memory of another request. One of a prompt
+    alone finishes with its last prompt token, in both conventions; in that of engines it is one of
+    one output. One of no tokens finishes on arrival. Who could never finish is refused before the
+    clock starts.
 
     Attributes
     ----------

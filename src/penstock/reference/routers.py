@@ -1,7 +1,7 @@
 """Routers that look at several things, as functions of what they know.
 
-``replicas`` is a list of `Seen`, ``asked`` the request as `Asked`; each returns a place in the list.
-Of equals the first.
+``replicas`` is a list of `Seen`, ``asked`` the request as `Asked`; each returns a place in the
+list, of equals the first.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,10 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Seen:
-    """A replica as its router sees it, now or at the last report; the last three it knows itself."""
+    """A replica as its router sees it, now or at the last report.
+
+    What it has computed of a prompt, its speed and what was sent there are known at once.
+    """
 
     requests: int  # unfinished
     waiting: int  # not admitted yet; at a server of the paper all

@@ -302,7 +302,8 @@ class _Running:
     def await_transfer(self, request: Request, replica: Replica) -> None:
         """Let a request that only decodes wait for the KV memory that another one leaves."""
         sender = self.requests[request.index + self.jobs.sender[request.index]]
-        assert isinstance(replica, Server) and sender.replica is not None
+        assert isinstance(replica, Server)
+        assert sender.replica is not None
         replica.await_transfer(request, self.replicas[sender.replica], self.now)
         self.note_transfers(replica)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import numpy as np
@@ -145,8 +145,8 @@ class NetworkRun:
         """One row per request: who, where, when, how long.
 
         Columns: request, job, stage, pool, replica, ready_ns (arrival at the replica),
-        first_token_ns, finish_ns, prompt_tokens, cached_tokens, output_tokens; and preemptions,
-        where a pool can preempt.
+        first_token_ns, finish_ns, prompt_tokens, cached_tokens, output_tokens; priority, where
+        requests have one; and preemptions, where a pool can preempt.
         """
         rows = recorded(self.rows, "requests")
         network = self.network
@@ -168,6 +168,8 @@ class NetworkRun:
                 "output_tokens": rows.jobs.output.astype(np.int64),
             }
         )
+        if rows.jobs.priority is not None:
+            table = table.with_columns(priority=pl.Series(rows.jobs.priority))
         if rows.preemptions is not None:
             table = table.with_columns(preemptions=pl.Series(rows.preemptions))
         return table
@@ -238,6 +240,51 @@ class NetworkRun:
                 row = {"stage": stage, "pool": pool, "metric": metric, "requests": ticks.size}
                 table.append(row | self._spread(ticks))
         return pl.DataFrame(table, schema_overrides=COLUMN_TYPES)
+
+    def priorities(self) -> pl.DataFrame:
+        """Latency by priority, seconds: workflow, stage, priority, metric, requests, mean, p50,
+        p90, p95, p99; empty where requests have none.
+
+        The smaller priority is served first. Rows without a stage are E2E of jobs, by the priority
+        of their first request; others are as in `stages`.
+        """
+        table = []
+        for workflow, stage, metric, requests, ticks in self.samples_by_priority():
+            for priority, mine in self.of_priorities(requests):
+                row: dict[str, object] = {"workflow": workflow, "stage": stage}
+                row |= {"priority": priority, "metric": metric, "requests": mine.size}
+                table.append(row | self._spread(ticks[mine]))
+        types: dict[str, pl.DataType | type[pl.DataType]] = {
+            "workflow": pl.String, "stage": pl.String, "priority": pl.Int64, "metric": pl.String,
+            "requests": pl.Int64, **dict.fromkeys(STATISTICS, pl.Float64),
+        }  # fmt: skip
+        return pl.DataFrame(table, schema=types)
+
+    def samples_by_priority(self) -> Iterator[tuple[str, str | None, str, Ints, Ints | Floats]]:
+        """Yield workflow, stage (None: whole jobs), metric, the requests that have it (of a job the
+        first) and its ticks; nothing where requests have no priority.
+        """
+        rows = recorded(self.rows, "requests")
+        if rows.jobs.priority is None:
+            return
+        for index, workflow in enumerate(self.network.workflows):
+            done = np.flatnonzero((self.workflow == index) & (self.finish >= 0))
+            first = rows.jobs.first_request[:-1][done]
+            yield workflow.name, None, "e2e_s", first, (self.finish - self.arrival)[done]
+            for number in range(*self.network.first_stage[index : index + 2].tolist()):
+                for metric, (requests, ticks) in self.samples(number).items():
+                    if metric in ("ttft_s", "e2e_s"):
+                        yield workflow.name, self.network.stages[number], metric, requests, ticks
+
+    def of_priorities(self, requests: Ints) -> Iterator[tuple[int, Ints]]:
+        """Yield each priority that some of the requests have, rising, and their places among
+        them.
+        """
+        priority = recorded(self.rows, "requests").jobs.priority
+        if priority is None:
+            return
+        for value in np.unique(priority[requests]).tolist():
+            yield value, np.flatnonzero(priority[requests] == value)
 
     def _latency(self, stage: int) -> Mapping[str, Distribution | Ints | Floats]:
         """Return the ticks of each metric at a stage, as far as they were kept."""

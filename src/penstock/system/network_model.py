@@ -8,6 +8,26 @@ from penstock.inputs.arrays import Bools, Floats, Ints
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class ReplicaRates:
+    """Replicas of a pool that differ.
+
+    Attributes
+    ----------
+    capacity
+        Shape (replicas,), tokens/s of each: max b/t_b.
+    full_batch
+        Shape (replicas,), tokens/s of each with batches filled to its token budget.
+    shares
+        Shape (replicas,), weights in proportion to which a router that does not look at the
+        replicas sends them requests; None: equal ones.
+    """
+
+    capacity: Floats
+    full_batch: Floats
+    shares: Floats | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class NetworkModel:
     """A network reduced to its means.
 
@@ -42,6 +62,9 @@ class NetworkModel:
         are exact.
     standard_error
         Shape (pools,), of each pool's offered tokens/s; zeros where means are exact.
+    unequal
+        For each pool its replicas where they differ, None where they are alike; empty: all are.
+        ``capacity`` and ``full_batch`` are their sums.
     """
 
     stages: tuple[str, ...]
@@ -58,6 +81,11 @@ class NetworkModel:
     branches: Ints
     sampled: int | None
     standard_error: Floats
+    unequal: tuple[ReplicaRates | None, ...] = ()
+
+    def replica_rates(self, pool: int) -> ReplicaRates | None:
+        """Return the replicas of a pool where they differ, else None."""
+        return self.unequal[pool] if self.unequal else None
 
     @property
     def joins(self) -> Bools:

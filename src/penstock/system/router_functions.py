@@ -1,10 +1,8 @@
 """Routers that look at several things: each names the replica that a request goes to.
 
-They see ``replicas``, ``request`` and ``params`` as `penstock.kernel.signatures` describes them, and
-have loops in place of array expressions, because they are compiled.
+They see ``replicas``, ``request`` and ``params`` as `penstock.kernel.signatures` describes them,
+and have loops in place of array expressions, because they are compiled.
 """
-
-# ruff: noqa: ANN001, ANN201
 
 from penstock.kernel.signatures import (
     ASKED_COIN,

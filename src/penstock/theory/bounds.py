@@ -110,7 +110,7 @@ def bounds(workload: Workload, server: Server, demand: Load) -> tuple[Bound, ...
             "",
         )
     if slots is not None and slots < server.most_tokens:
-        by_slots = region(_wasting(server), prompt=work.lengths).max_rate / work.share
+        by_slots = region(unhurried(server), prompt=work.lengths).max_rate / work.share
         if server.policy.outputs_per_decode > 1:
             by_slots *= server.policy.outputs_per_decode
             more += f", with {server.policy.outputs_per_decode:.3g} outputs from a decode"
@@ -140,7 +140,7 @@ def _kv_memory(work: Served, server: Server, memory: Memory) -> Bound:
     )
 
 
-def _wasting(server: Server) -> Server:
+def unhurried(server: Server) -> Server:
     """Return a server with batch times by token load, on which a batch takes no longer than one
     with more tokens.
 

@@ -16,6 +16,8 @@ from penstock.workload.workload import Workload
 CRITICAL_BAND = 1e-9
 """Rates this close to a limit are called critical: the theorem says nothing there."""
 
+AMPLE = "KV memory never binds"
+
 
 @dataclasses.dataclass(frozen=True)
 class Hypothesis:
@@ -62,7 +64,10 @@ def shared(workload: Workload, server: Server, demand: Load) -> tuple[Hypothesis
     ]
     if server.memory is not None:
         longest = largest(demand.work.lengths)
-        hypotheses += [*dropped(demand.work), kv_memory(workload, server, server.memory, longest)]
+        hypotheses += [
+            *dropped(demand.work),
+            kv_memory(server, server.memory, longest, reused=reuses(workload, server)),
+        ]
     return (*hypotheses, *sampled_attention(demand))
 
 
@@ -124,10 +129,14 @@ def sampled_attention(demand: Load) -> tuple[Hypothesis, ...]:
 
 
 def kv_memory(
-    workload: Workload, server: Server, memory: Memory, longest: tuple[Ints, Ints] | None
+    server: Server, memory: Memory, longest: tuple[Ints, Ints] | None, *, reused: bool
 ) -> Hypothesis:
-    """All requests that may run at once fit into the KV memory, however long they are."""
-    name = "KV memory never binds"
+    """All requests that may run at once fit into the KV memory, however long they are.
+
+    ``longest`` has (prompt, output) tokens of requests of which one is largest, None where lengths
+    have no limit; ``reused`` says whether prompts may share what begins alike.
+    """
+    name = AMPLE
     policy = server.policy
     slots, usable = server.most_requests, server.usable_blocks or 0
     if not policy.admits_what_fits:
@@ -141,7 +150,7 @@ def kv_memory(
             "lengths have no upper limit, so no memory is sure to hold them; give their "
             "distributions a `max`"
         )
-    elif reuses(workload, server):
+    elif reused:
         reason = "what requests share by prefix caching is not known"
     else:
         spare = server.watermark_blocks

@@ -189,16 +189,7 @@ def block_iterations(lengths: Lengths, server: Server, memory: Memory) -> float:
     longest = largest(lengths)
     same = (lengths.min_prompt, lengths.min_output) == (lengths.max_prompt, lengths.max_output)
     if longest is not None and (same or isinstance(lengths, Empirical)):
-        prompts, outputs = longest
-        decodes = outputs - last
-        if reserves(server):
-            held: Floats | Ints = (-(-prompts // budget) + decodes) * peak_blocks(
-                prompts, outputs, server, memory
-            )
-        else:
-            later = _prefill_held(np.maximum(prompts - budget, 0.0), budget) / size
-            held = -(-prompts // size) + decode_blocks(prompts, decodes, size) + later
-        return float(np.mean(held))
+        return float(np.mean(block_iterations_of(*longest, server, memory)))
     prompt, decode = lengths.mean_prompt, lengths.mean_output - last
     product = prompt * decode
     if not isinstance(lengths, Independent) or lengths.correlation < 0:
@@ -212,6 +203,26 @@ def block_iterations(lengths: Lengths, server: Server, memory: Memory) -> float:
             + decode * (decode + 1) / 2
         )
     return tokens / size
+
+
+def block_iterations_of(prompt: Ints, output: Ints, server: Server, memory: Memory) -> Floats:
+    """Return g of `block_iterations` for each request, rounded up in the last prefill iteration
+    and in decodes only; shape (requests,).
+
+    Parameters
+    ----------
+    prompt, output
+        Shape (requests,), tokens; 0 where a request has no such phase.
+    server, memory
+        As in `block_iterations`.
+    """
+    size, last, budget = memory.block_size, outputs_of_prefill(server), server.most_tokens
+    decodes = np.maximum(output - last, 0)
+    if reserves(server):
+        held = peak_blocks(prompt, np.maximum(output, last), server, memory)
+        return np.asarray((-(-prompt // budget) + decodes) * held, np.float64)
+    later = _prefill_held(np.maximum(prompt - budget, 0.0), budget) / size
+    return np.asarray(-(-prompt // size) + decode_blocks(prompt, decodes, size) + later)
 
 
 def decode_blocks(prompt: Ints, decodes: Ints, size: int) -> Ints:

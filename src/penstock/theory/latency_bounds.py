@@ -142,7 +142,8 @@ def request_bounds(
     cut = np.max([pieces * a + s * tokens for a, s in lines], axis=0)
     whole = shortest[np.minimum(prompt, budget)]
     first = np.where(prompt > budget, cut, whole if merges else np.minimum(whole, cut))
-    decodes = output - outputs_of_prefill(server)
+    # Drafts that are right bring that many outputs more.
+    decodes = np.ceil((output - outputs_of_prefill(server)) / (1 + server.policy.drafted_tokens))
     end = first + decodes * shortest[1]
     if isinstance(model, Composition):
         reused = reused or (server.policy.loses_rest_of_prompt and server.memory is not None)

@@ -67,8 +67,8 @@ class Jobs:
         int32: the recorded prompt of the network whose hash ids it has, -1: none; None: none has.
         Requests that go on with a context have that one's as far as it reaches.
     sender
-        int32: the request that it gets its KV memory from, as an offset from this one (< 0), because
-        it only decodes; 0: none; None: none does.
+        int32: the request that it gets its KV memory from, as an offset from this one (< 0),
+        because it only decodes; 0: none; None: none does.
     transfer_s
         float64: seconds that this takes a link; None: none.
     """

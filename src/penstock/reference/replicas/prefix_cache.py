@@ -132,7 +132,7 @@ class PrefixCache(Server):
         """Put it at the end of the running list, with blocks whose contents nobody else has."""
         self.held[request] = []
         self.waiting.insert(0, request)
-        super(PrefixCache, self).admit(request, request.reserved)
+        super().admit(request, request.reserved)
         self.hold(request, request.reserved)
 
     def hold(self, request: Request, blocks: int) -> None:

@@ -293,9 +293,7 @@ class Server(Replica):
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert that the step kept to memory, budget and batch size, and served nobody wrongly."""
         super().assert_feasible(batch)
-        listed = sorted(
-            request.index for request in self.running + self.waiting + self.in_transfer
-        )
+        listed = sorted(request.index for request in self.running + self.waiting + self.in_transfer)
         assert listed == sorted(request.index for request in self.requests), "lists are not right"
         assert self.available >= 0, f"{-self.available:g} KV blocks more are held than there are"
         assert not any(r.blocks for r in self.waiting), "a waiting request holds KV blocks"

@@ -1,7 +1,9 @@
 """Certificates of networks: what a theorem says of pools and workflows, and whether its hypotheses
 hold.
 
-*Unstable*: a pool has a load above 1 (under any policy); or a static priority order has a virtual
+*Unstable*: more is asked of a limit of a pool than it carries under any policy: of its token
+budget, its max batch size or its KV memory (`penstock.theory.network.pool_limits`); or a static
+priority order has a virtual
 station with a load above 1, or fluid paths that spiral out. From a large backlog of that kind every
 cycle multiplies it, but for deviations that become ever less likely; so it returns to nothing with
 a probability below 1. Replicas are as one server there if their router is random, since all get the
@@ -17,11 +19,12 @@ same shares; behind others some may run dry before the rest, and then nothing is
   to be served in order of arrival, and jobs at a stage that are alike whichever way they came. A
   static order is looked at as such if all pools of cycles have one and serve the decodes of a stage
   before its prompts.
-* pro:parallel and rem:jsq+ for pools of several replicas. Round robin gives each replica exactly
-  its share of the only stage of a pool, but nothing is known of shares of several. Power of two
-  choices: of what arrives, at most m (m - 1) / (R (R - 1)) <= m / R reaches the m replicas of R
-  that hold fluid, so they drain as under random assignment. If requests come back to the pool, only
-  the shortest of rem:jsq+ keeps them from busy replicas.
+* pro:parallel and rem:jsq+ for pools of several replicas, and where they differ the shares that
+  the router sends to each set of them (`penstock.theory.network.unequal_replicas`). Round robin
+  gives each replica exactly its share of the only stage of a pool, but nothing is known of shares
+  of several. Power of two choices: of what arrives, at most m (m - 1) / (R (R - 1)) <= m / R
+  reaches the m replicas of R that hold fluid, so they drain as under random assignment. If requests
+  come back to the pool, only the shortest of rem:jsq+ keeps them from busy replicas.
 """
 
 import dataclasses
@@ -52,8 +55,9 @@ from penstock.theory.network.loads import (
     PoolLoad,
     join_bounds,
     pool_loads,
-    within_batch_size,
 )
+from penstock.theory.network.pool_limits import TOKENS, pool_limits, with_limits
+from penstock.theory.network.unequal_replicas import of_rates
 from penstock.theory.network.virtual_stations import VirtualStation
 from penstock.workload.sessions import Sessions
 
@@ -61,11 +65,10 @@ from penstock.workload.sessions import Sessions
 # rem:jsq+.
 MULTICLASS, DAG, FORK_JOIN = "multi-class theorem", "DAG theorem", "fork-join theorem"
 PARALLEL, REMARK = "parallel-server proposition", "its remark on routers"
+DIFFER = "parallel-server proposition for servers that differ"
 CYCLE = "linear program (Dai and Vande Vate 2000)"
 SPIRAL = "fluid path of a static priority"
 VIRTUAL = "virtual station (Rybko and Stolyar 1992; Dai and Vande Vate 2000)"
-OVERLOAD = "Theorem 1(a)"
-SLOTS = "Section 6 (stability region under a max batch size)"
 
 _BACK_PRESSURE = (
     "back-pressure is throughput-optimal in networks without batches (Tassiulas and Ephremides "
@@ -148,44 +151,62 @@ def of_network(network: Network) -> NetworkCertificate:
     """
     network.check_rates()
     model = network.model()
+    limits = pool_limits(network, model)
+    model = with_limits(model, limits)
     at_most = not network.reuse_is_certain
     certificate = network_certificate(
         model, pool_rules(network), workflow_hypotheses(network), at_most=at_most
     )
-    pools = tuple(within_batch_size(pool, network, model) for pool in certificate.pools)
+    pools = tuple(pool.within(own) for pool, own in zip(certificate.pools, limits, strict=True))
     certificate = dataclasses.replace(certificate, pools=pools)
 
     # Of a server alone more is known.
     alone = _one_server(network) if certificate.verdict == "unknown" else None
-    if alone is not None and alone.verdict == "stable":
+    if alone is not None and alone.verdict in ("stable", "unstable"):
         certified = (
             None if alone.certified_rate is None else alone.certified_rate / alone.load.arrival_rate
         )
         return dataclasses.replace(
             certificate,
-            verdict="stable",
+            verdict=alone.verdict,
             theorem=alone.theorem,
             reason=alone.reason,
             hypotheses=alone.hypotheses,
             certified_load=certified,
         )
+    return _within_limits(certificate, network, at_most)
 
-    # The means know no max batch size.
-    tightest = certificate.bottleneck
-    error = STANDARD_ERRORS * tightest.standard_error / tightest.offered_tokens_per_s
-    if (
-        certificate.verdict == "unstable"
-        or at_most
-        or tightest.max_load * (1 + error) > 1 - CRITICAL_BAND
-    ):
+
+def _within_limits(
+    certificate: NetworkCertificate, network: Network, at_most: bool
+) -> NetworkCertificate:
+    """Return the certificate with what the limits of each pool say, of which the means know the
+    token budget only.
+
+    Where loads may be lower than counted, KV memory alone speaks, since it leaves out all that
+    might be reused.
+    """
+    if certificate.verdict == "unstable":
         return certificate
-    slots = network.pools[tightest.name].server.max_batch_size
+    exceeded = [
+        (limit.load, pool, limit)
+        for pool in certificate.pools
+        for limit in pool.limits
+        if limit.exceeded and (limit.name == "KV memory" or not at_most)
+    ]
+    if not exceeded:
+        return certificate
+    load, pool, limit = max(exceeded, key=lambda each: each[0])
+    what = f"the {limit.name}"
+    if limit.name == "max batch size":
+        what += f" of {network.pools[pool.name].server.max_batch_size:,}"
+    sampled = f", a load of {limit.in_words} by sampled jobs" if limit.standard_error else ""
     reason = (
-        f"under any policy the max batch size of {slots:,} lets pool {tightest.name} carry at most "
-        f"{tightest.max_load:.3f} times what arrives, so its backlog grows for ever"
+        f"under any policy {what} lets pool {pool.name} carry at most {1 / load:.3f} times what "
+        f"arrives{sampled}, so its backlog grows for ever"
     )
     return dataclasses.replace(
-        certificate, verdict="unstable", theorem=SLOTS, reason=reason, certified_load=None
+        certificate, verdict="unstable", theorem=limit.theorem, reason=reason, certified_load=None
     )
 
 
@@ -253,19 +274,26 @@ def network_certificate(
         cycles.virtual = cycles.spiral = None
     fails = _why_the_order_fails(cycles.virtual, cycles.spiral)
     verdict, reason = _verdict(model, rules, tuple(tried), fails, at_most)
+    overfed = (
+        None if verdict == "unstable" or at_most else _overfed(model, rules, ROUTED not in failed)
+    )
+    if overfed is not None:
+        verdict, reason = "unstable", overfed
     theorem = None
     if verdict == "stable":
         theorem = _theorem(model, sets, rules)
     elif verdict == "unstable":
         by_order = VIRTUAL if cycles.spiral is None else SPIRAL
-        theorem = by_order if reason == fails else OVERLOAD
+        theorem = by_order if reason == fails else TOKENS
+        if overfed is not None:
+            theorem = DIFFER
     return NetworkCertificate(
         verdict=verdict,
         theorem=theorem,
         reason=reason,
         hypotheses=tuple(tried),
         pools=pool_loads(model, stages, sets),
-        certified_load=None if failed else _certified_load(model, cycles),
+        certified_load=None if failed else _certified_load(model, cycles, rules),
         any_policy=cycles.anyone,
         virtual_station=cycles.virtual,
         order=tuple(tuple(model.pools[s] for s in stations) for stations in sets),
@@ -273,13 +301,20 @@ def network_certificate(
     )
 
 
-def _certified_load(model: NetworkModel, cycles: Cycles) -> float | None:
+def _certified_load(
+    model: NetworkModel, cycles: Cycles, rules: Sequence[PoolRules]
+) -> float | None:
     """Return the factor on all rates up to which full batches carry the load, and cycles are
     certified.
     """
     most_offered = model.offered + STANDARD_ERRORS * model.standard_error
     busy = model.offered > 0
     carried = float((model.full_batch[busy] / most_offered[busy]).min())
+    for s in np.flatnonzero(busy).tolist():
+        rates = model.replica_rates(s)
+        loads = None if rates is None else of_rates(float(most_offered[s]), rates, rules[s].router)
+        if loads is not None and loads.sufficient is not None:
+            carried = min(carried, 1 / loads.sufficient)
     limits = [
         stability.max_load for stability in (cycles.anyone, cycles.fixed) if stability is not None
     ]
@@ -300,7 +335,28 @@ def _theorem(model: NetworkModel, sets: list[tuple[int, ...]], rules: Sequence[P
     if not several:
         return name
     stretched = any(router not in ("jsq", "random") for router in several)
-    return f"{name}, {PARALLEL}" + (f" with {REMARK}" if stretched else "")
+    proposition = DIFFER if any(rates is not None for rates in model.unequal) else PARALLEL
+    return f"{name}, {proposition}" + (f" with {REMARK}" if stretched else "")
+
+
+def _overfed(model: NetworkModel, rules: Sequence[PoolRules], in_turns: bool) -> str | None:
+    """Return why a router sends some replicas of a pool more than they carry under any policy.
+
+    ``in_turns``: whether round robin gives each replica its share of the work.
+    """
+    least_offered = model.offered - STANDARD_ERRORS * model.standard_error
+    for s, rule in enumerate(rules):
+        rates = model.replica_rates(s)
+        if rates is None or (rule.router == "round-robin" and not in_turns):
+            continue
+        loads = of_rates(max(float(least_offered[s]), 0.0), rates, rule.router)
+        if loads.verdict == "unstable":
+            return (
+                f"router {rule.router} sends some replicas of pool {model.pools[s]} "
+                f"{loads.necessary:.3f} times what they carry under any policy ({loads.why}), so "
+                "their backlog grows for ever"
+            )
+    return None
 
 
 def _why_the_order_fails(

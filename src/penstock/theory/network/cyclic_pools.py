@@ -10,7 +10,8 @@ from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
 from penstock.theory.network.cycles import GlobalStability, global_stability, priority_stability
 from penstock.theory.network.fluid import network_path
 from penstock.theory.network.fluid_classes import fluid_classes
-from penstock.theory.network.hypotheses import SHORTEST, PoolRules
+from penstock.theory.network.hypotheses import PoolRules
+from penstock.theory.network.unequal_replicas import SHORTEST
 from penstock.theory.network.virtual_stations import VirtualStation, priority_limit
 
 CERTIFIED = "cycles of pools are certified"

@@ -11,6 +11,7 @@ from penstock.system.orders import ORDERS
 from penstock.theory import hypotheses as conditions
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
 from penstock.theory.network.fluid_classes import FluidClasses
+from penstock.theory.network.unequal_replicas import SHORTEST, of_rates
 from penstock.workload.lengths import Length
 from penstock.workload.sessions import Sessions
 from penstock.workload.stage import Stage
@@ -20,8 +21,9 @@ STANDARD_ERRORS = 4.0
 BOUNDED = "bounded lengths"
 CARRIED = "full batches carry the load of every pool"
 ROUTED = "replicas drain as one server would"
-SHORTEST = ("jsq", "tokens", "work", "measure")
-"""Routers to the least of a measure that vanishes only at an empty replica (rem:jsq+)."""
+BY_TOKENS = "batch times go by the token load"
+FROM_OUTSIDE = "no call goes on with a context at an engine"
+UNEQUAL = "what replicas that differ get is known"
 _BY_PHASE = ("global-age", "back-pressure-phase")
 
 
@@ -56,6 +58,12 @@ class PoolRules:
         delayed alike.
     checked
         Whether ``work_conserving`` is known; False: the user's word.
+    ample_memory
+        Whether all requests that may run at once fit its KV memory, and why; None: it has none.
+    by_tokens
+        Whether the token load alone decides how long a batch takes.
+    context_unknown
+        Whether calls that go on with a context come to it, and it is not known what they find.
     """
 
     policy: str = "sarathi"
@@ -69,6 +77,9 @@ class PoolRules:
     of_job: tuple[str, ...] = ()
     delays_vary: bool = False
     checked: bool = True
+    ample_memory: Hypothesis | None = None
+    by_tokens: bool = True
+    context_unknown: bool = False
 
     @property
     def phases(self) -> bool:
@@ -107,7 +118,8 @@ def pool_rules(network: Network) -> tuple[PoolRules, ...]:
         rules.append(
             PoolRules(
                 policy=pool.policy.name,
-                work_conserving=pool.work_conserving,
+                # What memory may prevent is a hypothesis of its own.
+                work_conserving=True if pool.order.fills else pool.server.work_conserving,
                 decode_first=pool.policy.decode_first,
                 slots_bind=limit is not None and limit < pool.server.filling_requests,
                 order=pool.order.name if named else f"order {name}",
@@ -121,9 +133,44 @@ def pool_rules(network: Network) -> tuple[PoolRules, ...]:
                     isinstance(s.delay_ms, Length) or s.transfer_ms_per_token > 0 for _, s in stages
                 ),
                 checked=pool.order.fills or conditions.work_conserving(pool.server).checked,
+                ample_memory=_ample_memory(network, name),
+                by_tokens=pool.server.batch_time.by_load,
+                context_unknown=not pool.server.by_lines and _goes_on(network, name),
             )
         )
     return tuple(rules)
+
+
+def _ample_memory(network: Network, name: str) -> Hypothesis | None:
+    """Return whether the longest requests of all stages of a pool fit its memory at once."""
+    server = network.pools[name].server
+    if server.memory is None:
+        return None
+    most = [
+        (means.max_prompt[place], means.max_output[place])
+        for workflow in network.workflows
+        for means in (workflow.means(),)
+        for place, stage in enumerate(workflow.stages.values())
+        if stage.pool == name
+    ]
+    prompt, output = np.array(most).T
+    longest = None
+    if np.isfinite(prompt).all() and np.isfinite(output).all():
+        longest = prompt.astype(np.int64), np.maximum(output, 1).astype(np.int64)
+    return conditions.kv_memory(server, server.memory, longest, reused=server.memory.prefix_caching)
+
+
+def _goes_on(network: Network, name: str) -> bool:
+    """Whether calls come to a pool that reuse the context of another."""
+    return any(
+        any(stage.pool == name for stage in workflow.stages.values())
+        and (
+            bool(workflow.recorded.reuse.any())
+            if isinstance(workflow, Sessions)
+            else workflow.context == "reuse"
+        )
+        for workflow in network.workflows
+    )
 
 
 def workflow_hypotheses(network: Network) -> tuple[Hypothesis, ...]:
@@ -197,7 +244,7 @@ def pool_hypotheses(
         )
 
     def carried(s: int) -> str | None:
-        return _not_carried(model, s, most_offered[s])
+        return _not_carried(model, s, most_offered[s], rules[s].router)
 
     def routed(s: int) -> str | None:
         if model.replicas[s] == 1:
@@ -218,6 +265,37 @@ def pool_hypotheses(
         ),
         _everywhere(model, CARRIED, carried, "each has less than its full batches can process"),
     ]
+    if any(rates is not None for rates in model.unequal):
+
+        def known(s: int) -> str | None:
+            return _not_known(model, s, rules[s], s in cyclic)
+
+        held = "by the shares that their routers send to each set of them"
+        hypotheses.append(_everywhere(model, UNEQUAL, known, held))
+    memories = [rule.ample_memory for rule in rules]
+    if any(memory is not None for memory in memories):
+
+        def ample(s: int) -> str | None:
+            memory = memories[s]
+            return None if memory is None or memory.held else memory.why
+
+        held = "all requests that may run at once fit"
+        hypotheses.append(_everywhere(model, conditions.AMPLE, ample, held))
+    if not all(rule.by_tokens for rule in rules):
+        why = "attention takes time besides, which the theorems on networks do not know"
+        hypotheses.append(
+            _everywhere(model, BY_TOKENS, lambda s: None if rules[s].by_tokens else why, "")
+        )
+    if any(rule.context_unknown for rule in rules):
+        why = "what {} finds of it is not known; take context 'grow'"
+        hypotheses.append(
+            _everywhere(
+                model,
+                FROM_OUTSIDE,
+                lambda s: why.format(rules[s].policy) if rules[s].context_unknown else None,
+                "",
+            )
+        )
     if any(rule.work_conserving and not rule.checked for rule in rules):
         reason = hypotheses[0].why + ", as the author of one claims"
         hypotheses[0] = dataclasses.replace(hypotheses[0], checked=False, why=reason)
@@ -247,10 +325,17 @@ def _not_filled(rules: PoolRules) -> str | None:
     return f"{rules.policy} leaves room in batches while requests wait"
 
 
-def _not_carried(model: NetworkModel, pool: int, most_offered: float) -> str | None:
+def _not_carried(model: NetworkModel, pool: int, most_offered: float, router: str) -> str | None:
     """Return why full batches of a pool may not carry what is offered, or None if they do."""
     if most_offered < model.full_batch[pool] * (1 - CRITICAL_BAND):
-        return None
+        rates = model.replica_rates(pool)
+        loads = None if rates is None else of_rates(most_offered, rates, router)
+        if loads is None or loads.sufficient is None or loads.sufficient < 1 - CRITICAL_BAND:
+            return None
+        return (
+            f"{router} sends some replicas {loads.sufficient:.3f} times what their full batches "
+            f"carry: {loads.why}; take jsq, or shares by capacity"
+        )
     better = (
         ""
         if model.capacity[pool] <= model.full_batch[pool] * (1 + CRITICAL_BAND)
@@ -260,6 +345,17 @@ def _not_carried(model: NetworkModel, pool: int, most_offered: float) -> str | N
         f"{model.offered[pool]:,.0f} tokens/s arrive, full batches carry "
         f"{model.full_batch[pool]:,.0f}{better}"
     )
+
+
+def _not_known(model: NetworkModel, pool: int, rules: PoolRules, cyclic: bool) -> str | None:
+    """Return why it is not known what replicas that differ get, or None."""
+    rates = model.replica_rates(pool)
+    if rates is None:
+        return None
+    if cyclic:
+        return "in a cycle of pools nothing is shown of replicas that differ"
+    loads = of_rates(0.0, rates, rules.router)
+    return None if loads.sufficient is not None else f"{loads.why}; take jsq"
 
 
 def _not_routed(

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.inputs.arrays import Bools
-from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
 from penstock.theory.network.fluid_classes import FluidClasses
 from penstock.theory.network.hypotheses import PoolRules
-from penstock.theory.region import linear_program
-from penstock.workload.lengths import Geometric
+from penstock.theory.network.pool_limits import PoolLimit, PoolLimits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +30,16 @@ class PoolLoad:
         T_s seconds with T_s = (1 + the largest T of the pools before it) / (1 - rho_s). Until those
         have drained it may wait for work, and after that it works at its full rate until none is
         left (thm:dag). Fluid of a pool is spread evenly over its replicas. None: beside or behind a
-        cycle, or overloaded.
+        cycle or replicas that differ, or overloaded.
     max_load
-        Factor on all rates above which no policy is stable at this pool, under its token budget and
-        max batch size.
+        Factor on all rates above which no policy is stable at this pool, under its token budget,
+        max batch size and KV memory.
     binding
-        The limits that set it: ``token budget``, ``max batch size``, or ``batch time`` where
-        neither does.
+        The limits that set it: ``token budget``, ``max batch size``, ``KV memory``, or ``batch
+        time`` where none does.
+    limits
+        How much of each limit is asked for, the token budget first; none where only the means of
+        the pool are known, or nothing arrives.
     """
 
     name: str
@@ -48,6 +49,7 @@ class PoolLoad:
     drain_s: float | None
     max_load: float
     binding: tuple[str, ...] = ("token budget",)
+    limits: tuple[PoolLimit, ...] = ()
 
     @property
     def rho(self) -> float:
@@ -56,10 +58,20 @@ class PoolLoad:
 
     @property
     def margin(self) -> float:
-        """What is left before no policy is stable, as a share of it: 1 - rho where no max batch
-        size binds.
+        """What is left before no policy is stable, as a share of it: 1 - rho where the token budget
+        binds.
         """
         return 1 - 1 / self.max_load
+
+    def within(self, limits: PoolLimits) -> "PoolLoad":
+        """Return the load with all limits of the pool."""
+        if not limits.limits:
+            return dataclasses.replace(self, binding=())
+        tightest = limits.tightest.load
+        most = min(self.max_load, 1 / tightest) if tightest > 0 else self.max_load
+        return dataclasses.replace(
+            self, max_load=most, binding=limits.binding, limits=limits.limits
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +128,8 @@ def pool_loads(
     for stations in sets:
         for s in stations:
             before = seconds[leads[:, s]].max(initial=0.0)
-            drains = len(stations) == 1 and full[s] < 1
+            alike = model.replica_rates(s) is None
+            drains = len(stations) == 1 and full[s] < 1 and alike
             seconds[s] = (1 + before) / (1 - full[s]) if drains else np.inf
     return tuple(
         PoolLoad(
@@ -150,21 +163,3 @@ def join_bounds(model: NetworkModel, rules: Sequence[PoolRules]) -> tuple[JoinBo
         )
         for stage in np.flatnonzero(model.joins & visited)
     )
-
-
-def within_batch_size(load: PoolLoad, network: Network, model: NetworkModel) -> PoolLoad:
-    """Return the load of a pool with the limit that its max batch size sets, too (Section 6,
-    `theory.region`).
-    """
-    pool = network.pools[load.name]
-    here = model.pool == model.pools.index(load.name)
-    visits, prefill, decode = model.visits[here], model.prefill[here], model.decode[here]
-    rates = np.array([visits @ prefill, visits @ decode]) / pool.replicas
-    if not rates.any():
-        return dataclasses.replace(load, binding=())
-    # Only the mean and the longest prompt count; the longest is not known of contexts that grow, so
-    # there is none.
-    prompts = float(visits[prefill > 0].sum())
-    mean = max(float(visits @ prefill) / prompts, 1.0) if prompts else 1.0
-    best = linear_program(pool.server, rates, prompt=Geometric(mean))
-    return dataclasses.replace(load, max_load=min(best.scale, load.max_load), binding=best.binding)

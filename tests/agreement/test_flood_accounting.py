@@ -1,0 +1,38 @@
+"""What the flood test takes for left is what the kernel still has to do, however often engines do it again."""
+
+import dataclasses
+from random import Random
+
+import numpy as np
+import pytest
+from engine_systems import OF_THE_PAPER
+from network_systems import draw_system
+
+from penstock.checking.flood_test import useful_tokens
+from penstock.kernel.due_epochs import NEVER
+from penstock.simulation.session_network import NetworkSession
+from penstock.system.engines import ENGINES
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, *OF_THE_PAPER])
+def test_what_is_left_of_each_pool_is_what_it_was_given_less_what_it_did_for_good(engine: str) -> None:
+    again = 0
+    for seed in range(20):
+        system = dataclasses.replace(draw_system(Random(f"{engine} {seed}"), engines=(engine,)), until=None)
+        network, jobs = system.network(), system.kernel_jobs()
+        jobs = dataclasses.replace(jobs, reuse=np.zeros_like(jobs.reuse))
+        pool = network.stage_pool[jobs.stage]
+        engines = np.array([each.server.convention == "engine" for each in network.pools.values()])[pool]
+        tokens = jobs.prompt + jobs.output - (engines & (jobs.prompt > 0) & (jobs.output > 0))
+        session = NetworkSession(network, 1.0, True, NEVER)
+        session.add(jobs)
+        while session.finished < jobs.requests:
+            session.run(True, steps=3)
+            arrived = jobs.first_request[session.arrived_jobs]
+            left = np.bincount(pool[:arrived], tokens[:arrived], len(network.pools)) - useful_tokens(session)
+            in_flight = sum(int(replica.tokens) for replica in session.world.servers if replica.equal)
+            assert (left >= 0).all()
+            assert session.future_tokens <= left.sum() <= session.future_tokens + in_flight
+        assert not left.any()
+        again += int(session.by_replica("lost").sum())
+    assert again or engine in ("vidur-orca", "vidur-fastertransformer", "tensorrt-llm")

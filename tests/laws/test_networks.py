@@ -1,0 +1,88 @@
+"""Theorem and flood test never contradict each other in random networks of engines, memory, limits and routers."""
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.errors import InputError
+from penstock.system.batch_time import Composition
+from penstock.system.engines import ENGINES
+from penstock.system.routing import ROUTERS
+from penstock.workload.lengths import Length
+
+# Those two reserve 4,096 tokens for each request.
+POLICIES = (
+    *(name for name in ENGINES if name not in ("vidur-orca", "vidur-fastertransformer")),
+    "sarathi", "orca", "vllm-vanilla", "fastertransformer",
+)  # fmt: skip
+
+
+def some_length(rng: np.random.Generator, longest: int) -> Length:
+    mean = int(np.exp(rng.uniform(0, np.log(longest))))
+    chosen = [ps.Constant(mean), ps.Geometric(mean, max=6 * mean), ps.Uniform(max(1, mean // 2), mean + mean // 2)]
+    return chosen[rng.integers(len(chosen))]
+
+
+def some_server(rng: np.random.Generator) -> ps.Server:
+    """Of a policy or an engine; mostly with KV memory, often with batches that take longer for what is in them."""
+    policy = str(rng.choice(POLICIES))
+    budget = int(rng.choice([256, 600, 1_000]))
+    slots = int(rng.choice([4, 16, 64, 200]))
+    linear = ps.PiecewiseConstant(
+        float(rng.choice([0, 0.01])), float(rng.choice([0.01, 0.03])), int(rng.choice([1, 32]))
+    )
+    time = linear
+    if rng.random() < 0.3:
+        pairs = float(rng.choice([1e-7, 1e-6]))
+        time = Composition(linear, self_attention=pairs, cross_attention=pairs, decode_attention=1e-6)
+    params: dict[str, object] | tuple[()] = ()
+    if policy == "vllm" and rng.random() < 0.3:
+        params = {"drafts": int(rng.integers(1, 5)), "acceptance": float(rng.choice([0.0, 0.5, 0.9]))}
+    memory = int(rng.choice([1_500, 4_000, 20_000])) if rng.random() < 0.85 else None
+    return ps.Server(time, budget, slots, policy=policy, kv_tokens=memory, policy_params=params)
+
+
+def some_network(rng: np.random.Generator) -> ps.Network:
+    """One or two pools, one to three calls, at a load near the tightest of its limits."""
+    pools = {
+        name: ps.Pool(some_server(rng), int(rng.choice([1, 1, 2, 3])), str(rng.choice(list(ROUTERS))))
+        for name in ("one", "two")[: rng.integers(1, 3)]
+    }
+    names, count = list(pools), int(rng.integers(len(pools), 4))
+    stages = {}
+    for place in range(count):
+        following = {} if place == count - 1 else {str(place + 1): float(rng.choice([0.3, 1.0]))}
+        ends = 1 - sum(following.values())
+        then = following | ({"end": ends} if ends else {})
+        pool = names[place % len(names)]
+        stages[str(place)] = ps.Stage(pool, some_length(rng, 100), some_length(rng, 100), then=then)
+    network = ps.Network(pools, [ps.Workflow("w", ps.Workload.poisson(1.0, 1, 1, seed=1), stages)])
+    load = float(rng.choice([0.2, 0.6, 0.9, 1.1, 1.5]))
+    return network.with_load(load * ps.certify(network).max_load)
+
+
+def verdicts(seed: int) -> set[str]:
+    """What theory and test say; nothing of networks that an engine refuses."""
+    rng = np.random.default_rng(seed)
+    try:
+        network = some_network(rng)
+        found = {ps.certify(network).verdict}
+        return found | {ps.verdict(network, resolution=0.05, seed=seed, most_jobs=60_000).verdict}
+    except InputError:
+        return set()
+
+
+def contradicting(seeds: range) -> list[int]:
+    said = {seed: verdicts(seed) for seed in seeds}
+    assert sum(bool(found) for found in said.values()) > 0.4 * len(seeds)
+    assert any("unstable" in found for found in said.values())
+    return [seed for seed, found in said.items() if {"stable", "unstable"} <= found]
+
+
+def test_theorem_and_flood_do_not_contradict_each_other() -> None:
+    assert contradicting(range(40)) == []
+
+
+@pytest.mark.slow
+def test_theorem_and_flood_do_not_contradict_each_other_in_a_thousand_networks() -> None:
+    assert contradicting(range(40, 1_040)) == []
