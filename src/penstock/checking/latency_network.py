@@ -178,8 +178,8 @@ def network_steady_state(
         (*notices, *short),
         priorities={
             where: {
-                priority: {metric: estimated(batches) for metric, batches in metrics.items()}
-                for priority, metrics in of_priorities.items()
+                priority: {metric: estimated(metric, batches) for metric, batches in of.items()}
+                for priority, of in of_priorities.items()
             }
             for where, of_priorities in _of_priorities(run, rows, batch).items()
         },

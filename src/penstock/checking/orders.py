@@ -112,7 +112,9 @@ def with_policy(network: Network, policy: str | Scheduler) -> Network:
         If the policy is unknown, or cannot serve a pool as it is.
     """
     pools = {
-        name: dataclasses.replace(pool, server=pool.server.with_policy(policy))
+        name: dataclasses.replace(
+            pool, servers=tuple((one.with_policy(policy), count) for one, count in pool.servers)
+        )
         for name, pool in network.pools.items()
     }
     return dataclasses.replace(network, pools=pools)

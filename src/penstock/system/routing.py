@@ -141,13 +141,14 @@ class Router:
 
 
 @overload
-def router(function: RouterFunction) -> Router: ...
+def router(function: RouterFunction, /) -> Router: ...
 @overload
 def router(
     *, name: str | None = None, looks_up: bool = False, **settings: float
 ) -> Callable[[RouterFunction], Router]: ...
 def router(
     function: RouterFunction | None = None,
+    /,
     *,
     name: str | None = None,
     looks_up: bool = False,

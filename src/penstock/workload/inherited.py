@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.workload.draws import Tokens
 from penstock.workload.jobs import Jobs
@@ -35,11 +36,11 @@ def inherited(
         The recorded prompt of the first one; None: none is recorded.
     """
     declared = prefix = None
-    ranks = requests.priority
-    if ranks is None and priority != 0:
-        ranks = np.full(jobs.count, priority, np.int32)
-    if ranks is not None:
-        ranks = ranks[jobs.job]
+    ranks: npt.NDArray[np.int32] | None = None
+    if requests.priority is not None:
+        ranks = requests.priority[jobs.job].astype(np.int32)
+    elif priority != 0:
+        ranks = np.full(jobs.requests, priority, np.int32)
     if requests.declared is not None:
         more = requests.declared - requests.output_tokens
         spared = np.array([tokens in ("job", "rest") for tokens in output])[jobs.stage]
