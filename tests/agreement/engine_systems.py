@@ -320,3 +320,12 @@ def composed(rng, system):
     return Composed(**parts | {"until": until}, request=int(request), with_prefill=int(beside), odd=int(odd), **dict(
         zip(("self_attention", "cross_attention", "decode_attention", "mixed_attention"), costs.tolist(), strict=True)
     ))  # fmt: skip
+
+
+def assert_a_pool_does_the_same(workload, server, run, record, compress):
+    """A network of one replica serves every request at the same nanosecond as the server alone."""
+    pool = ps.simulate(ps.Network.single(workload, server), record=record, compress=compress)
+    for mine, of_pool in (("first_token", "first_token"), ("finish", "finish")):
+        assert getattr(run.rows, mine).tolist() == getattr(pool.rows, of_pool).tolist(), mine
+    assert run.rows.preemptions.tolist() == pool.rows.preemptions.tolist()
+    assert pool.n_batches.tolist() == [run.n_batches]

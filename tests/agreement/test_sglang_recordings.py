@@ -5,6 +5,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from engine_systems import assert_a_pool_does_the_same
 
 import penstock as ps
 from penstock.reference.simulation import simulate_server
@@ -73,7 +74,7 @@ def test_the_reference_serves_every_request_at_the_same_nanosecond(name: str) ->
 
 
 def kernel_run(configuration, rows, compress):
-    """The run of the kernel with the settings that mean what a recording says."""
+    """The run of the kernel with the settings that mean what a recording says, alone and as a pool of one."""
     same = settings(configuration)
     options, given = same["options"], columns(configuration, rows)
     prompt, output = rows["prompt_tokens"].to_numpy(), rows["output_tokens"].to_numpy()
@@ -88,7 +89,9 @@ def kernel_run(configuration, rows, compress):
     )
     seconds = rows["arrival_ns"].to_numpy() / 1e9
     workload = ps.Workload.from_arrays(seconds, prompt, output, **given)
-    return ps.simulate(workload, server, record="batches", compress=compress)
+    run = ps.simulate(workload, server, record="batches", compress=compress)
+    assert_a_pool_does_the_same(workload, server, run, "batches", compress)
+    return run
 
 
 @pytest.mark.parametrize("compress", [True, False])
