@@ -24,8 +24,11 @@ from penstock.kernel.records import World
 
 NAMELESS = -1
 
+UNSOUGHT = -(2**62)
+"""In place of a name that nobody will look for: it is not listed by names."""
+
 FIRST_NAMED, LAST_NAMED = range(2)
-"""Rows of `World.buckets`: ends of the list of blocks, the oldest first, whose names fall there."""
+"""Columns of `World.buckets`: ends of the list of blocks whose names fall there, oldest first."""
 
 OWN_BITS = 25
 """Of a name that no other request can have: the place of the block, the number of the request
@@ -74,7 +77,7 @@ def _bucket(engine: Any, name: int) -> Any:
 @uncounted(inline=True)
 def _holder(world: World, engine: Any, name: int) -> Any:
     """Return the oldest block of that name, or -1."""
-    block = world.buckets[FIRST_NAMED, _bucket(engine, name)]
+    block = world.buckets[_bucket(engine, name), FIRST_NAMED]
     while block >= 0 and world.blocks[block].name != name:
         block = world.blocks[block].next_named
     return block
@@ -83,30 +86,33 @@ def _holder(world: World, engine: Any, name: int) -> Any:
 @uncounted()
 def _give_name(world: World, engine: Any, place: int, name: int) -> None:
     bucket = _bucket(engine, name)
-    last = world.buckets[LAST_NAMED, bucket]
+    last = world.buckets[bucket, LAST_NAMED]
     block = world.blocks[place]
     block.name = name
     block.next_named = -1
     block.previous_named = last
     if last < 0:
-        world.buckets[FIRST_NAMED, bucket] = place
+        world.buckets[bucket, FIRST_NAMED] = place
     else:
         world.blocks[last].next_named = place
-    world.buckets[LAST_NAMED, bucket] = place
+    world.buckets[bucket, LAST_NAMED] = place
 
 
 @uncounted()
 def _forget(world: World, engine: Any, block: Any) -> None:
     """Take a block's name."""
+    if block.name == UNSOUGHT:
+        block.name = NAMELESS
+        return
     bucket = _bucket(engine, block.name)
     before = block.previous_named
     after = block.next_named
     if before < 0:
-        world.buckets[FIRST_NAMED, bucket] = after
+        world.buckets[bucket, FIRST_NAMED] = after
     else:
         world.blocks[before].next_named = after
     if after < 0:
-        world.buckets[LAST_NAMED, bucket] = before
+        world.buckets[bucket, LAST_NAMED] = before
     else:
         world.blocks[after].previous_named = before
     block.name = NAMELESS
@@ -127,8 +133,8 @@ def name_prompt(world: World, engine: Any, pool: Any, place: int, first: int, en
 
 @uncounted()
 def found_in_cache(world: World, engine: Any, pool: Any, request: int) -> Any:
-    """Return how many blocks hold the beginning of a waiting request's prefill, and how many of
-    them nobody uses.
+    """Return how many blocks hold the beginning of a waiting request's prefill, which are then
+    `World.hits`, and how many of them nobody uses.
 
     Its last token is always computed.
     """
@@ -142,6 +148,7 @@ def found_in_cache(world: World, engine: Any, pool: Any, request: int) -> Any:
             break
         if world.blocks[block].users == 0:
             unused += 1
+        world.hits[hits] = block
         hits += 1
     return hits, unused
 
@@ -206,13 +213,12 @@ def hold(world: World, engine: Any, pool: Any, place: int, after: int) -> None:
 
 
 @uncounted()
-def occupy(world: World, engine: Any, pool: Any, place: int, hits: int, held: int) -> None:
-    """Let a request that is admitted hold so many blocks, of which the first ones have its prefix
-    already.
+def occupy(world: World, engine: Any, place: int, hits: int, held: int) -> None:
+    """Let a request that is admitted hold so many blocks, of which the first ones, those just found
+    in the cache, have its prefix already.
     """
-    request = world.slots[place].request
     for index in range(hits):
-        block = _holder(world, engine, _name_of(world, pool, request, index))
+        block = world.hits[index]
         if world.blocks[block].users == 0:
             _leave_queue(world, engine, world.blocks[block])
         world.blocks[block].users += 1
@@ -222,9 +228,13 @@ def occupy(world: World, engine: Any, pool: Any, place: int, hits: int, held: in
 
 
 @uncounted()
-def give_back(world: World, engine: Any, pool: Any, place: int, held: int, full: int) -> None:
+def give_back(
+    world: World, engine: Any, pool: Any, place: int, held: int, full: int, sought: bool
+) -> None:
     """Let a request that leaves give back its blocks, the last first; the full ones keep what they
     hold.
+
+    ``sought``: whether anybody will look for what is its own.
     """
     slot = world.slots[place]
     for index in range(slot.held, held):
@@ -232,8 +242,10 @@ def give_back(world: World, engine: Any, pool: Any, place: int, held: int, full:
         world.table[place, index] = world.pile[engine.first_block + engine.piled]
     for index in range(full):
         block = world.table[place, index]
-        if world.blocks[block].name == NAMELESS:
+        if world.blocks[block].name == NAMELESS and sought:
             _give_name(world, engine, block, _name_of(world, pool, slot.request, index))
+        elif world.blocks[block].name == NAMELESS:
+            world.blocks[block].name = UNSOUGHT
     for index in range(held - 1, -1, -1):
         block = world.table[place, index]
         world.blocks[block].users -= 1

@@ -166,7 +166,9 @@ def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> 
             done = np.int64(slot.target)
         if done >= 0:
             size = pool.block_size
-            give_back(world, engine, pool, place, blocks_of(done + wasted, size), done // size)
+            held, full = blocks_of(done + wasted, size), done // size
+            sought = world.again[slot.request].followed != 0
+            give_back(world, engine, pool, place, held, full, sought)
         place = slot.next
 
 

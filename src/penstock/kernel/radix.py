@@ -104,7 +104,7 @@ def _bucket(engine: Any, parent: int, page: int) -> Any:
 @uncounted(inline=True)
 def _child(world: World, engine: Any, parent: int, page: int) -> Any:
     """Return the child of a node that begins with a page, or -1."""
-    place = world.buckets[FIRST_NAMED, _bucket(engine, parent, page)]
+    place = world.buckets[_bucket(engine, parent, page), FIRST_NAMED]
     while place >= 0:
         node = world.nodes[place]
         if node.parent == parent and page == node.page:
@@ -118,8 +118,8 @@ def _adopt(world: World, engine: Any, place: int) -> None:
     """Let a node be found from its parent."""
     node = world.nodes[place]
     bucket = _bucket(engine, node.parent, node.page)
-    node.next_named = world.buckets[FIRST_NAMED, bucket]
-    world.buckets[FIRST_NAMED, bucket] = place
+    node.next_named = world.buckets[bucket, FIRST_NAMED]
+    world.buckets[bucket, FIRST_NAMED] = place
 
 
 @uncounted()
@@ -127,9 +127,9 @@ def _disown(world: World, engine: Any, place: int) -> None:
     """Let a node be found no more."""
     node = world.nodes[place]
     bucket = _bucket(engine, node.parent, node.page)
-    other = world.buckets[FIRST_NAMED, bucket]
+    other = world.buckets[bucket, FIRST_NAMED]
     if other == place:
-        world.buckets[FIRST_NAMED, bucket] = node.next_named
+        world.buckets[bucket, FIRST_NAMED] = node.next_named
         return
     while world.nodes[other].next_named != place:
         other = world.nodes[other].next_named

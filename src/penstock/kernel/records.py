@@ -114,7 +114,7 @@ failed. The others count what is used of arrays, and `gaps`.
 POOL = record(
     i8="""
     first_server replicas router turn affinity retention
-    routes routes_params routes_params_end looks_up report reported
+    routes routes_params routes_params_end looks_up looks_at_memory report reported
     budget batch_size running_scope convention policy params params_end sees
     duration composed
     by_age lines repeats order order_params order_params_end first_stage
@@ -129,11 +129,12 @@ POOL = record(
 
 Where a pool has servers of several kinds, one per kind, each with the replicas of all. ``router``
 and its ``turn``; ``routes``: its address, where it is a function, and where its parameters begin
-and end; ``looks_up``: whether it looks for prompts in caches; ``report``: ticks between two times
-that it learns how replicas are (0: it always knows), and when it last did; ``retention``: ticks for
-which a replica keeps what a later request can reuse. Limits, scope and convention (0: the paper's);
-``policy``: its address, and where its parameters begin and end. ``duration``: where its batch times
-begin in the table; ``composed``: whether they depend on more than the token load.
+and end; ``looks_up``, ``looks_at_memory``: whether it looks for prompts in caches, and at the
+memory in use; ``report``: ticks between two times that it learns how replicas are (0: it always
+knows), and when it last did; ``retention``: ticks for which a replica keeps what a later request
+can reuse. Limits, scope and convention (0: the paper's); ``policy``: its address, and where its
+parameters begin and end. ``duration``: where its batch times begin in the table; ``composed``:
+whether they depend on more than the token load.
 
 Of lines: ``repeats``, whether equal batches may be one step; ``order``: its address, 0: a single
 line; ``first_stage``: where its stages begin in ``listed``.
@@ -250,7 +251,7 @@ WAITING, STARTED, IN_DECODE, DECODES_NOW = 0, -1, -2, -3
 AGAIN = record(
     i8="last priority came link latency",
     i4="""
-    target outputs declared filled done times prefix named less more
+    target outputs declared filled done times prefix named followed less more
     sender received lent lent_here
     """,
 )
@@ -261,7 +262,8 @@ has to do when it is admitted, once preempted.
 first, and its number among those that have come to the queue; tokens of its prefill, outputs still
 to come, most outputs that it may make, its tokens when it was last looked at; tokens done;
 ``times`` that it was preempted; ``prefix``: its row of recorded prefixes, and how many of its
-tokens those ids name; ``less``, ``more``: its children in the heap. Of one whose KV memory comes
+tokens those ids name; whether others go on with its context; ``less``, ``more``: its children in
+the heap. Of one whose KV memory comes
 from elsewhere: ticks on the links, and more until all is there; from which request, as an offset,
 how many tokens, and the blocks taken for that at either end.
 """
@@ -317,10 +319,10 @@ World = namedtuple(
     "World",
     """
     clock pools servers planned engines lines stages onward means listed duration linear per params
-    slots heads bits growth budget lives nodes blocks buckets table pile ids bounds ends job_arrival
-    job_root job_tokens rows again delay coin context reuse home cached ready first_token finish
-    heap ready_now touched seen asked lookout weights gaps full cells stalls mixes series batch_rows
-    allocation_rows
+    slots heads bits growth budget lives nodes blocks buckets table hits pile ids bounds ends
+    job_arrival job_root job_tokens rows again delay coin context reuse home cached ready
+    first_token finish heap ready_now touched seen asked lookout weights gaps full cells stalls
+    mixes series batch_rows allocation_rows
     """,
 )
 World.__doc__ = """All of it.
@@ -348,8 +350,8 @@ budget, lives
     that: outputs left, tokens held.
 nodes
     Of caches that are trees, see `radix`.
-blocks, buckets, table, pile, ids, bounds
-    KV blocks, see `blocks`.
+blocks, buckets, table, hits, pile, ids, bounds
+    KV blocks, see `blocks`; ``hits``: those just found for a prompt.
 ends
     Tournament tree over the replicas: when the batch in progress ends.
 job_arrival, job_root, job_tokens

@@ -71,7 +71,8 @@ def _look(world: World, server: int, tick: int) -> None:
         seen[SEEN_WAITING] = world.engines[replica.engine].waiting
     seen[SEEN_TOKENS] = _tokens(replica, tick)
     seen[SEEN_WORK] = replica.work
-    seen[SEEN_MEMORY] = _memory_in_use(world, replica, pool, tick)
+    if pool.looks_at_memory != 0:
+        seen[SEEN_MEMORY] = _memory_in_use(world, replica, pool, tick)
 
 
 @uncounted()
@@ -123,15 +124,33 @@ def _emptiest(world: World, pool: Any) -> Any:
 
 
 @uncounted()
+def _look_up(world: World, request: int, pool: Any) -> None:
+    """Let a router see what each replica has computed of a prompt."""
+    first, end = pool.first_server, pool.first_server + pool.replicas
+    if pool.rule != BY_LINES and world.again[request].named > 0:
+        for server in range(first, end):
+            world.seen[server, SEEN_CACHED] = _cached_at(world, request, server)
+        return
+    world.seen[first:end, SEEN_CACHED] = 0
+    # Nobody else has what only its job has told.
+    earlier: Any = request
+    while world.reuse[earlier] > 0:
+        earlier += world.context[earlier]
+        server = np.int64(world.rows[earlier].server)
+        if first <= server < end and world.seen[server, SEEN_CACHED] == 0:
+            world.seen[server, SEEN_CACHED] = _cached_at(world, request, server)
+
+
+@uncounted()
 def _by_function(world: World, request: int, pool: Any) -> Any:
     """Ask a router that is a function."""
     clock = world.clock[0]
     first, end = pool.first_server, pool.first_server + pool.replicas
-    for server in range(first, end):
-        if pool.report == 0:
+    if pool.report == 0:
+        for server in range(first, end):
             _look(world, server, clock.now)
-        if pool.looks_up != 0:
-            world.seen[server, SEEN_CACHED] = _cached_at(world, request, server)
+    if pool.looks_up != 0:
+        _look_up(world, request, pool)
     home = world.rows[request + world.home[request]].server
     world.asked[ASKED_PROMPT] = world.rows[request].left
     world.asked[ASKED_HOME] = home - first if home >= 0 else -1
@@ -194,8 +213,10 @@ def _cached_at(world: World, request: int, server: int) -> Any:
         return pages_in_tree(world, engine, pool, request, pages) * pool.block_size
     if pool.caching == 0 or world.again[request].target == 0:
         return 0
-    settle(world, replica, engine, pool)  # decodes may have taken what a block held
     hits, _ = found_in_cache(world, engine, pool, request)
+    if hits > 0 and replica.equal > 1:  # decodes may have taken what a block held
+        settle(world, replica, engine, pool)
+        hits, _ = found_in_cache(world, engine, pool, request)
     return hits * pool.block_size
 
 

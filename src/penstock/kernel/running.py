@@ -170,7 +170,7 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
     if pool.caching == 0:
         engine.free -= blocks
     else:
-        occupy(world, engine, pool, place, hits, blocks)
+        occupy(world, engine, place, hits, blocks)
         tokens = hits * pool.block_size
         slot.left -= tokens
         engine.waiting_tokens -= tokens
@@ -323,7 +323,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     if pool.caching == 0:
         engine.free += held - slot.shared
     else:
-        give_back(world, engine, pool, place, held, full)
+        give_back(world, engine, pool, place, held, full, True)
     slot.taken = 0
     release(world, engine, place)
     engine.preempted += 1
@@ -345,7 +345,8 @@ def _evict_ahead(world: World, engine: Any, pool: Any, place: int) -> None:
         engine.free += held
     else:
         known = max(slot.target, slot.total - 1 + slot.taken)
-        give_back(world, engine, pool, place, held, known // pool.block_size)
+        sought = world.again[slot.request].followed != 0
+        give_back(world, engine, pool, place, held, known // pool.block_size, sought)
     if ends_unforeseen(world, slot):
         engine.unforeseen -= 1
         engine.wasted -= slot.taken

@@ -195,8 +195,9 @@ def _memory(engines: Any, pools: Any, room: int) -> dict[str, Any]:
         # Every page may be a node of its own, and for a moment one more is.
         "nodes": records.table(records.NODE, int(sum(engine.blocks + 2 for engine in trees))),
         "blocks": _free_blocks(caching),
-        "buckets": np.full((2, int(engines.buckets.sum())), -1, np.int64),
+        "buckets": np.full((int(engines.buckets.sum()), 2), -1, np.int64),
         "table": np.zeros((room if caching else 0, 0), np.int32),
+        "hits": np.zeros(0, np.int64),
         "pile": np.zeros(int(sum(engine.blocks + 1 for engine in caching)), np.int64),
         "ids": none,
         "bounds": none,
@@ -386,7 +387,7 @@ def wider_table(world: World, blocks_each: int) -> World:
         return world
     table = np.zeros((world.slots.size, max(blocks_each, columns)), np.int32)
     table[:before, :columns] = world.table
-    return world._replace(table=table)
+    return world._replace(table=table, hits=np.zeros(table.shape[1], np.int64))
 
 
 def declared_of(

@@ -16,6 +16,8 @@ from penstock.kernel.records import World
 from penstock.kernel.signatures import (
     ORDER_SIGNATURE,
     ROUTER_SIGNATURE,
+    SEEN_CACHED,
+    SEEN_MEMORY,
     SEEN_SPEED,
     address_of,
 )
@@ -144,6 +146,7 @@ class NetworkSession(WorldSession):
             row.router = pool.router.code
             row.affinity = pool.affinity
             row.looks_up = pool.router.looks_up
+            row.looks_at_memory = pool.router.looks_at_memory
             row.report = round(pool.report_ms / 1e3 / self.tick_s)
             row.retention = retention
             row.by_age = pool.order.by_age
@@ -157,6 +160,11 @@ class NetworkSession(WorldSession):
             if pool.router.function is not None:
                 row.routes = address_of(pool.router.compiled, ROUTER_SIGNATURE)
         speeds = [s.token_budget / float(s.batch_time(s.token_budget)) for _, s, _ in self.kinds]
+        # What a router does not look at is not worked out.
+        world.seen[~world.pools.looks_at_memory.astype(bool)[world.servers.pool], SEEN_MEMORY] = (
+            np.nan
+        )
+        world.seen[~world.pools.looks_up.astype(bool)[world.servers.pool], SEEN_CACHED] = np.nan
         world.seen[:, SEEN_SPEED] = np.array(speeds)[world.servers.pool]
         world.stages.prefill_weight, world.stages.decode_weight = network.router_weights.T
         return world._replace(
@@ -275,6 +283,8 @@ class NetworkSession(WorldSession):
             again.target, again.outputs = rows.left, rows.decodes + engine
             self._rank(jobs, pool_of, again)
             again.prefix, again.named = self._prefixes(jobs)
+            later = np.flatnonzero(jobs.context)
+            again.followed[later + jobs.context[later]] = 1
             here = np.flatnonzero(received)
             again.received, again.target[here] = received, received[here]
             again.sender = jobs.column("sender")

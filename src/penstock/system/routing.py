@@ -65,8 +65,6 @@ class Router:
         Where it is a function: as written.
     settings
         Numbers that its function is told, by name, in order.
-    looks_up
-        Whether it asks which replicas have computed the beginning of a prompt.
     prefill_weight, decode_weight
         For a `measure`: what a request in each phase counts.
     """
@@ -75,7 +73,6 @@ class Router:
     code: int = ROUTE_BY_FUNCTION
     function: RouterFunction | None = None
     settings: tuple[tuple[str, float], ...] = ()
-    looks_up: bool = False
     prefill_weight: float | None = None
     decode_weight: float | None = None
 
@@ -98,7 +95,7 @@ class Router:
             )
             for phase, weight in (("prefill", prefill), ("decode", decode))
         ]
-        return Router("measure", ROUTE_WORK, None, (), False, *weights)
+        return Router("measure", ROUTE_WORK, None, (), *weights)
 
     def with_settings(self, **settings: float) -> "Router":
         """Return the same router with other numbers, by the names in `settings`."""
@@ -111,6 +108,25 @@ class Router:
                 f"{name} of router {self.name}", value, 0, _LARGEST, "", "it weighs or limits"
             )
         return dataclasses.replace(self, settings=tuple(known.items()))
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether it asks which replicas have computed the beginning of a prompt."""
+        return self._reads("SEEN_CACHED")
+
+    @property
+    def looks_at_memory(self) -> bool:
+        """Whether it asks how much of the KV memory is in use."""
+        return self._reads("SEEN_MEMORY")
+
+    def _reads(self, column: str) -> bool:
+        """Return whether its function may look at a column: at those that it names, or, where it
+        names none, at any.
+        """
+        if self.function is None:
+            return False
+        names = self.function.__code__.co_names
+        return column in names or not any(name.startswith("SEEN_") for name in names)
 
     @property
     def params(self) -> Floats:
@@ -143,15 +159,12 @@ class Router:
 @overload
 def router(function: RouterFunction, /) -> Router: ...
 @overload
-def router(
-    *, name: str | None = None, looks_up: bool = False, **settings: float
-) -> Callable[[RouterFunction], Router]: ...
+def router(*, name: str | None = None, **settings: float) -> Callable[[RouterFunction], Router]: ...
 def router(
     function: RouterFunction | None = None,
     /,
     *,
     name: str | None = None,
-    looks_up: bool = False,
     **settings: float,
 ) -> Router | Callable[[RouterFunction], Router]:
     """Make a router of a function ``(replicas, request, params) -> place``.
@@ -161,11 +174,10 @@ def router(
     function
         Plain arithmetic on ``replicas``, float64 of shape (replicas, 8) with the columns
         ``SEEN_...`` of `penstock.kernel.signatures`, on ``request``, float64 of shape (4,) with
-        ``ASKED_...``, and on the float64 array ``params``. It returns a row of ``replicas``.
+        ``ASKED_...``, and on the float64 array ``params``. It returns a row of ``replicas``. Call
+        the columns by these names: what is not named is not worked out, and not a number.
     name
         Default: the function's name.
-    looks_up
-        Whether it reads ``SEEN_CACHED``, which takes time to find out.
     settings
         Numbers handed to the function as ``params``, in this order.
 
@@ -175,17 +187,15 @@ def router(
         If the function cannot be compiled to the router type.
     """
     if function is None:
-        return lambda f: _made(f, name, looks_up, settings)
-    return _made(function, name, looks_up, settings)
+        return lambda f: _made(f, name, settings)
+    return _made(function, name, settings)
 
 
-def _made(
-    function: RouterFunction, name: str | None, looks_up: bool, settings: dict[str, float]
-) -> Router:
+def _made(function: RouterFunction, name: str | None, settings: dict[str, float]) -> Router:
     """Make a router and compile it at once, so that a mistake is told where it was made."""
     function = plain_function("router", function, name, _TAKES)
     called = name or function.__name__.replace("_", "-")
-    made = Router(called, function=function, settings=tuple(settings.items()), looks_up=looks_up)
+    made = Router(called, function=function, settings=tuple(settings.items()))
     _ = made.compiled
     place = returns(function, ROUTER_SIGNATURE)
     if not isinstance(place, types.Integer):  # a float would be cut to a whole number
@@ -214,13 +224,11 @@ ROUTERS: dict[str, Router] = {
             "prefix",
             function=router_functions.prefix,
             settings=(("match", 0.3), *_SPILL),
-            looks_up=True,
         ),
         Router(
             "scored",
             function=router_functions.scored,
             settings=(("cached", 3.0), ("queue", 2.0), ("memory", 2.0)),
-            looks_up=True,
         ),
     )
 }
@@ -256,9 +264,9 @@ def resolve_router(choice: str | Router | RouterFunction, *, folder: Path | None
         return ROUTERS[choice]
     if isinstance(choice, str) and ":" in choice:
         chosen = find(choice, "router", Router, folder)
-        return chosen if isinstance(chosen, Router) else _made(chosen, None, False, {})
+        return chosen if isinstance(chosen, Router) else _made(chosen, None, {})
     if callable(choice):
-        return _made(choice, None, False, {})
+        return _made(choice, None, {})
     raise InputError(
         f"unknown router {checks.shown(choice)}{nearest(str(choice), ROUTERS)} (or module:function "
         "for your own)"
