@@ -136,7 +136,7 @@ def _look_up(world: World, request: int, pool: Any) -> None:
     earlier: Any = request
     while world.reuse[earlier] > 0:
         earlier += world.context[earlier]
-        server = np.int64(world.rows[earlier].server)
+        server: Any = np.int64(world.rows[earlier].server)
         if first <= server < end and world.seen[server, SEEN_CACHED] == 0:
             world.seen[server, SEEN_CACHED] = _cached_at(world, request, server)
 
