@@ -128,8 +128,8 @@ def _look_up(world: World, request: int, pool: Any) -> None:
     """Let a router see what each replica has computed of a prompt."""
     first, end = pool.first_server, pool.first_server + pool.replicas
     if pool.rule != BY_LINES and world.again[request].named > 0:
-        for server in range(first, end):
-            world.seen[server, SEEN_CACHED] = _cached_at(world, request, server)
+        for each in range(first, end):
+            world.seen[each, SEEN_CACHED] = _cached_at(world, request, each)
         return
     world.seen[first:end, SEEN_CACHED] = 0
     # Nobody else has what only its job has told.
