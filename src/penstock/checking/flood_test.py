@@ -36,7 +36,6 @@ from penstock.simulation.run import TICK_S
 from penstock.simulation.session_network import NetworkSession
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
-from penstock.system.reuse import reused
 from penstock.workload.jobs import Jobs
 
 FALLEN = 0.5
@@ -234,8 +233,12 @@ def _decodes_may_starve(network: Network, stage: int) -> bool:
     KV memory or a max batch size bounds those that decode.
     """
     pool = list(network.pools.values())[network.stage_pool[stage]]
-    bounded = pool.server.scope == "running" and pool.server.most_requests is not None
-    if pool.work_conserving or pool.server.memory is not None or bounded:
+    bounded = all(
+        server.memory is not None
+        or (server.scope == "running" and server.most_requests is not None)
+        for server, _ in pool.servers
+    )
+    if pool.work_conserving or bounded:
         return False
     return bool(network.prefill_means[stage] > 0 and network.decode_means[stage] > 0)
 
@@ -454,10 +457,7 @@ def _tokens(network: Network, jobs: Jobs) -> Floats:
         + jobs.output.astype(np.int64)
         - (engine[pool] & (jobs.prompt > 0) & (jobs.output > 0))
     )
-    if network.reuse_is_certain:
-        # Engines keep no context of one request for another.
-        by_lines = np.array([pool.server.by_lines for pool in network.pools.values()])
-        tokens -= np.where(by_lines[pool], reused(jobs, network.stage_pool), 0)
+    tokens -= network.surely_found(jobs)
     count = len(network.pools)
     brought = np.bincount(jobs.job * count + pool, tokens, jobs.count * count).astype(np.float64)
     return brought.reshape(jobs.count, count)
@@ -470,5 +470,6 @@ def _pipeline(network: Network) -> Floats:
     tokens = []
     for index, pool in enumerate(network.pools.values()):
         decodes = float(network.decode_means[network.stage_pool == index].max())
-        tokens.append(pool.replicas * pool.server.token_budget * max(decodes, 1.0))
+        budget = sum(count * server.token_budget for server, count in pool.servers)
+        tokens.append(budget * max(decodes, 1.0))
     return np.array(tokens)
