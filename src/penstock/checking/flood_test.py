@@ -10,6 +10,8 @@ unstable if it rises from any: a priority order may be safe after one flood and 
 Pools differ. So work is counted in seconds of the pool that is to do it, and the work of a large
 pool can drain while a small one fails: from each flood the work of the flooded stage's own pool has
 to fall to half as well, for what a pool that gets more than it can do still has to do never falls.
+Of replicas that differ the slow ones may get more than they can do while the others empty, so there
+it has to fall to half of what the fewest that are alike got.
 The jobs that queue up behind a flood may need more of other pools than those in it, so the upper
 barrier is four times the start over the pool's share of all loads.
 
@@ -322,6 +324,7 @@ class _Flooded:
         self._add(Jobs.joined([flood, next(self.source)]))
         brought = self.known[self.initial]
         self.work, self.work_here = float(brought.sum()), float(brought[self.pool])
+        self.fallen_here = FALLEN / _fewest_alike(network, self.pool)
         share = float(model.rho[self.pool] / model.rho.sum())
         # Jobs behind the flood may need more of other pools than the flooded ones did.
         self.risen = _RISEN / share
@@ -349,7 +352,7 @@ class _Flooded:
             time_s, ratio, here, fallen = self._look()
             path.append((time_s, ratio))
             highest = max(highest, ratio)
-            if here <= FALLEN and fallen:
+            if here <= self.fallen_here and fallen:
                 outcome = "stable"
                 break
             if ratio >= self.risen:
@@ -412,6 +415,12 @@ def useful_tokens(session: NetworkSession) -> Ints:
     return np.asarray(session.processed - of_pools.astype(np.int64), np.int64)
 
 
+def _fewest_alike(network: Network, pool: int) -> float:
+    """Return how many times as many replicas a pool has as it has of the kind with the fewest."""
+    counts = [count for _, count in list(network.pools.values())[pool].servers]
+    return sum(counts) / min(counts)
+
+
 def _initial(
     network: Network,
     model: NetworkModel,
@@ -439,6 +448,7 @@ def _initial(
     work = max(
         _PASSES * float(pipeline[pool]), _DELAYS * float(model.offered[pool]) * delay_s, chance
     )
+    times *= math.ceil(_fewest_alike(network, pool))
     jobs = max(
         times * work / max(float(brought[pool]), 1.0),
         min(_PASSES * normal / float((brought / model.capacity).sum()), _MOST_FOR_OTHERS),
