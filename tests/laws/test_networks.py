@@ -84,7 +84,7 @@ def some_network(rng: np.random.Generator) -> ps.Network:
     pools = {name: some_pool(rng) for name in ("one", "two")[: rng.integers(1, 3)]}
     names, count = list(pools), int(rng.integers(len(pools), 4))
     context = str(rng.choice(["new", "new", "grow", "reuse"]))
-    apart = rng.random() < 0.3
+    apart = rng.random() < 0.5
     stages = {}
     for place in range(count):
         following = {} if place == count - 1 else {str(place + 1): float(rng.choice([0.3, 1.0]))}
@@ -93,7 +93,8 @@ def some_network(rng: np.random.Generator) -> ps.Network:
         pool = names[place % len(names)]
         prompt: Length | int = some_length(rng, 100)
         transfer = 0.0
-        if apart and place == count - 1 > 0:
+        receives = all(server.policy.receives for server, _ in pools[pool].servers)
+        if apart and receives and place == count - 1 > 0:
             prompt, transfer = 0, float(rng.choice([0.0, 0.1, 10.0]))
         stages[str(place)] = ps.Stage(pool, prompt, some_length(rng, 100), then=then, transfer_ms_per_token=transfer)
     if context == "reuse" and rng.random() < 0.7:

@@ -241,7 +241,7 @@ class NetworkSession(WorldSession):
                 raise InputError(
                     f"stage {stages[jobs.stage[here[received[here] > 0][0]]]!r} only decodes, but "
                     f"that {server.policy.name} goes on with KV memory from elsewhere is not "
-                    "modelled; take vllm or sglang without drafts, or a policy of the paper"
+                    "modelled; take vllm without drafts, or a policy of the paper"
                 )
             outputs = np.maximum(output, 1) + (received[here] > 0)
             declared = np.maximum(jobs.column("declared")[here], outputs)

@@ -212,7 +212,8 @@ def with_limits(model: NetworkModel, limits: Sequence[PoolLimits]) -> NetworkMod
     errors = np.array([pool.limits[0].standard_error if pool.limits else 0.0 for pool in limits])
     busy = loads > 0
     capacity = model.capacity.copy()
-    capacity[busy] = offered[busy] / loads[busy]
+    carried = offered[busy] / loads[busy]
+    capacity[busy] = np.where(np.isclose(carried, capacity[busy]), capacity[busy], carried)
     return dataclasses.replace(
         model, capacity=capacity, standard_error=np.maximum(model.standard_error, errors * capacity)
     )
