@@ -322,7 +322,8 @@ AT_RANDOM = 3 * SLOW_RATE / TOTAL
 @pytest.mark.parametrize(
     ("router", "load", "expected"),
     [
-        ("jsq", 0.9, "stable"), ("fastest", 0.9, "stable"), ("jsq", 1.1, "unstable"), ("random", 0.9 * AT_RANDOM, "stable"), ("random", 1.15 * AT_RANDOM, "unstable"),
+        ("jsq", 0.9, "stable"), ("fastest", 0.9, "stable"), ("jsq", 1.1, "unstable"),
+        ("random", 0.9 * AT_RANDOM, "stable"), ("random", 1.15 * AT_RANDOM, "unstable"),
         ("power-of-two-tokens", 0.9, "stable"),
     ],
 )  # fmt: skip
