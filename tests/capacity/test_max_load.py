@@ -89,15 +89,26 @@ def test_tokens_that_preemptions_waste_do_not_count_as_work_done() -> None:
         assert test.deciding.ratio > 0
 
 
-def test_what_may_be_found_computed_leaves_no_bound() -> None:
+def test_the_bound_of_what_may_be_found_computed_is_the_load_if_all_of_it_is() -> None:
     """A session's calls go on with its context; behind jsq nobody knows how often they come to the same replica."""
     turns = [("chat", ps.Geometric(300, max=2_000), ps.Geometric(50, max=300))] * 3
     sessions = ps.Workflow.chain("session", ps.Workload.poisson(1.0, 1, 1), turns, context="reuse")
     found = ps.max_rate(ps.Network({"chat": ps.Pool(SERVER, 2, "random")}, [sessions]), precision=0.2)
-    assert found.bound is None
-    assert found.share is None
     full = ps.max_rate(ps.Network({"chat": ps.Pool(SERVER, 2, affinity=True)}, [sessions]), precision=0.2)
     assert found.load < full.load * 1.25
+    assert found.bound == pytest.approx(full.bound, rel=0.02)
+    assert 0.3 < found.share < 1
+
+
+def test_how_much_pools_for_prompts_and_for_decodes_carry_is_found_by_floods() -> None:
+    """Engines with KV memory that is sent from one to the other; the links carry 10 requests a second."""
+    server = ps.Server(ps.Affine(c=0.01, a=1e-4), 512, 64, policy="vllm", kv_tokens=40_000)
+    pair = ps.Workflow.disaggregated(
+        ps.Workload.poisson(5.0, 200, 51, seed=4), prefill="p", decode="d", transfer_ms_per_token=0.5
+    )
+    found = ps.max_rate(ps.Network({"p": ps.Pool(server), "d": ps.Pool(server)}, [pair]), precision=0.1)
+    assert found.bound == pytest.approx(2.0)
+    assert 0.8 * found.bound < found.load <= found.bound
 
 
 def test_recorded_jobs_have_no_highest_load() -> None:

@@ -3,7 +3,10 @@ import pytest
 from tests.network_examples import DESTABILISING, REVERSED, dag, fork_join, rybko_stolyar, self_reflection
 
 import penstock as ps
+from penstock.checking.flood_test import useful_tokens
 from penstock.errors import InputError
+from penstock.kernel.due_epochs import NEVER
+from penstock.simulation.session_network import NetworkSession
 
 GEOMETRIC = ps.Geometric
 
@@ -221,3 +224,22 @@ def test_a_flood_of_prompts_that_hides_decodes_is_followed_by_one_of_decodes() -
     bounded = ps.Server(TP1, 512, 64, policy="vllm-vanilla", kv_tokens=20_000)
     floods = ps.verdict(ps.Network.single(SHORT, bounded), resolution=0.1).floods
     assert [flood.decodes for flood in floods] == [False]
+
+
+@pytest.mark.parametrize("policy", ["vllm", "sarathi"])
+def test_what_preempted_requests_lose_is_no_useful_work_where_their_prompts_came_from_elsewhere(policy: str) -> None:
+    """A received prompt that is computed anew here is not among the tokens that jobs bring."""
+    roomy = ps.Server(ps.Affine(c=0.01, a=1e-4), 512, 64, policy="vllm", kv_tokens=40_000)
+    tight = ps.Server(ps.Affine(c=0.01, a=1e-4), 512, 64, policy=policy, kv_tokens=640)
+    workflow = ps.Workflow.disaggregated(
+        ps.Workload.poisson(20.0, 100, ps.Uniform(100, 200), seed=4), prefill="p", decode="d"
+    )
+    network = ps.Network({"p": ps.Pool(roomy), "d": ps.Pool(tight)}, [workflow])
+    jobs = network.jobs(200, 1)
+    session = NetworkSession(network, 1e-9, True, NEVER)
+    session.add(jobs)
+    session.run(True)
+    assert session.by_replica("preemptions")[1] > 20
+    brought = [100 * jobs.count, int(jobs.output[network.stage_pool[jobs.stage] == 1].sum())]
+    assert useful_tokens(session).tolist() == brought
+    assert session.processed[1] > brought[1]

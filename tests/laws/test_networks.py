@@ -1,4 +1,9 @@
-"""Theorem and flood test never contradict each other in random networks of engines, memory, limits and routers."""
+"""Theorem and flood test never contradict each other in random networks of engines, memory, limits, routers, kinds of
+servers, prefix caches and transfers.
+"""
+
+import contextlib
+import dataclasses
 
 import numpy as np
 import pytest
@@ -42,21 +47,61 @@ def some_server(rng: np.random.Generator) -> ps.Server:
     return ps.Server(time, budget, slots, policy=policy, kv_tokens=memory, policy_params=params)
 
 
+def some_pool(rng: np.random.Generator) -> ps.Pool:
+    """One kind of server or two, behind any router."""
+    router, affinity = str(rng.choice(list(ROUTERS))), bool(rng.random() < 0.2)
+    first = some_server(rng)
+    if rng.random() < 0.4:
+        kinds = [(first, int(rng.integers(1, 3))), (another(rng, first), int(rng.integers(1, 3)))]
+        return ps.Pool(kinds, router=router, affinity=affinity)
+    return ps.Pool(first, int(rng.choice([1, 1, 2, 3])), router, affinity=affinity)
+
+
+def another(rng: np.random.Generator, server: ps.Server) -> ps.Server:
+    """The same with other limits and a machine of another speed."""
+    linear = ps.PiecewiseConstant(0.0, float(rng.choice([0.005, 0.1])), 32)
+    budget = int(rng.choice([256, 600]))
+    if server.memory is None:
+        return dataclasses.replace(server, batch_time=linear, token_budget=budget)
+    blocks = server.memory.blocks * int(rng.integers(1, 4))
+    memory = dataclasses.replace(server.memory, blocks=blocks)
+    return dataclasses.replace(server, batch_time=linear, token_budget=budget, memory=memory)
+
+
+def caching(pool: ps.Pool) -> ps.Pool:
+    """The same pool with prefix caches where its servers may have them."""
+    kinds = []
+    for server, count in pool.servers:
+        memory = server.memory and dataclasses.replace(server.memory, prefix_caching=True)
+        kinds.append((dataclasses.replace(server, memory=memory), count))
+    return ps.Pool(kinds, router=pool.router, affinity=pool.affinity)
+
+
 def some_network(rng: np.random.Generator) -> ps.Network:
-    """One or two pools, one to three calls, at a load near the tightest of its limits."""
-    pools = {
-        name: ps.Pool(some_server(rng), int(rng.choice([1, 1, 2, 3])), str(rng.choice(list(ROUTERS))))
-        for name in ("one", "two")[: rng.integers(1, 3)]
-    }
+    """One or two pools, one to three calls, at a load near the tightest of its limits; some with contexts that are
+    reused, some prefilled at one pool and decoded at another.
+    """
+    pools = {name: some_pool(rng) for name in ("one", "two")[: rng.integers(1, 3)]}
     names, count = list(pools), int(rng.integers(len(pools), 4))
+    context = str(rng.choice(["new", "new", "grow", "reuse"]))
+    apart = rng.random() < 0.5
     stages = {}
     for place in range(count):
         following = {} if place == count - 1 else {str(place + 1): float(rng.choice([0.3, 1.0]))}
         ends = 1 - sum(following.values())
         then = following | ({"end": ends} if ends else {})
         pool = names[place % len(names)]
-        stages[str(place)] = ps.Stage(pool, some_length(rng, 100), some_length(rng, 100), then=then)
-    network = ps.Network(pools, [ps.Workflow("w", ps.Workload.poisson(1.0, 1, 1, seed=1), stages)])
+        prompt: Length | int = some_length(rng, 100)
+        transfer = 0.0
+        receives = all(server.policy.receives for server, _ in pools[pool].servers)
+        if apart and receives and place == count - 1 > 0:
+            prompt, transfer = 0, float(rng.choice([0.0, 0.1, 10.0]))
+        stages[str(place)] = ps.Stage(pool, prompt, some_length(rng, 100), then=then, transfer_ms_per_token=transfer)
+    if context == "reuse" and rng.random() < 0.7:
+        with contextlib.suppress(InputError):  # of a scheduler that has no cache
+            pools = {name: caching(pool) for name, pool in pools.items()}
+    workflow = ps.Workflow("w", ps.Workload.poisson(1.0, 1, 1, seed=1), stages, context=context)
+    network = ps.Network(pools, [workflow])
     load = float(rng.choice([0.2, 0.6, 0.9, 1.1, 1.5]))
     return network.with_load(load * ps.certify(network).max_load)
 
@@ -74,7 +119,7 @@ def verdicts(seed: int) -> set[str]:
 
 def contradicting(seeds: range) -> list[int]:
     said = {seed: verdicts(seed) for seed in seeds}
-    assert sum(bool(found) for found in said.values()) > 0.4 * len(seeds)
+    assert sum(bool(found) for found in said.values()) > 0.3 * len(seeds)
     assert any("unstable" in found for found in said.values())
     return [seed for seed, found in said.items() if {"stable", "unstable"} <= found]
 

@@ -162,7 +162,12 @@ def _max_load(
             part = part_of(show, index / len(networks), (index + 1) / len(networks))
             found[name] = search.max_rate(network, precision=precision, seed=seed, progress=part)
     pools = {
-        name: [note for pool in network.pools.values() for note in pool.server.kv_notes]
+        name: [
+            note
+            for pool in network.pools.values()
+            for server, _ in pool.servers
+            for note in server.kv_notes
+        ]
         for name, network in networks.items()
     }
     notes = gathered(pools)

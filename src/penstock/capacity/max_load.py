@@ -3,7 +3,6 @@ search over floods, on the same jobs at every load.
 """
 
 import dataclasses
-import math
 from typing import Any
 
 from penstock.capacity.max_rate import Trial, searched, trials_as_dicts
@@ -13,12 +12,8 @@ from penstock.checking.network_answer import RECORDED
 from penstock.errors import InputError
 from penstock.simulation.progress import Progress
 from penstock.system.network import Network
-from penstock.theory.bounds import bounds
 from penstock.theory.certificate import certify
-from penstock.theory.load import load as offered
 from penstock.theory.network.certificate import NetworkCertificate
-from penstock.workload.sessions import Sessions
-from penstock.workload.workload import Workload
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,8 +31,8 @@ class MaxLoad:
     known
         The theorem that says stable at ``load``, or ``simulation``.
     bound
-        Load above which no policy is stable; None where replicas may find contexts that they have
-        computed before, so that it is not known how much work arrives.
+        Load above which no policy is stable, even if requests find all of their prompts that they
+        may.
     certificate
         What theory says of the network as it is.
     trials
@@ -47,7 +42,7 @@ class MaxLoad:
     load: float
     above: float
     known: str
-    bound: float | None
+    bound: float
     certificate: NetworkCertificate = dataclasses.field(repr=False)
     trials: tuple[Trial[NetworkStability], ...] = dataclasses.field(repr=False)
 
@@ -69,9 +64,9 @@ class MaxLoad:
         )
 
     @property
-    def share(self) -> float | None:
+    def share(self) -> float:
         """The load as a share of the bound."""
-        return None if self.bound is None else self.load / self.bound
+        return self.load / self.bound
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -92,9 +87,8 @@ def max_load(
 ) -> MaxLoad:
     """Find the highest stable load of a network: see `penstock.max_rate`."""
     certificate = certify(network)
-    bound = _bound(network, certificate) if network.reuse_is_certain else None
+    bound = high = certificate.max_load
     low = certificate.certified_load or 0.0
-    high = math.inf if bound is None else bound
     # above the load of a virtual station this order of the stages is unstable, though others be not
     if certificate.virtual_station is not None:
         high = min(high, max(certificate.virtual_station.max_load, low))
@@ -106,30 +100,6 @@ def max_load(
     if load == low:
         known = certify(network.with_load(low / 2)).theorem or SIMULATION
     return MaxLoad(load, high, known, bound, certificate, trials)
-
-
-def _bound(network: Network, certificate: NetworkCertificate) -> float:
-    """Return the load above which no policy is stable; KV memory counts where a pool serves the
-    requests of a workload, and nothing else.
-
-    Replicas together have their number times the memory of one, so the condition of one server
-    holds of their mean rate, whatever the router (Little's law for blocks).
-    """
-    bound = certificate.max_load
-    for workflow in network.workflows:
-        workload = workflow.arrivals
-        stages = [] if isinstance(workflow, Sessions) else list(workflow.stages.values())
-        lengths = [(stage.prompt, stage.output, stage.then) for stage in stages]
-        if lengths != [("job", "job", None)] or not isinstance(workload, Workload):
-            continue
-        pool = network.pools[stages[0].pool]
-        served = network.stage_pool == list(network.pools).index(stages[0].pool)
-        if pool.server.memory is None or served.sum() > 1:
-            continue
-        limits = bounds(workload, pool.server, offered(workload, pool.server))
-        of_one = min(limit.max_rate for limit in limits)
-        bound = min(bound, of_one * pool.replicas / workflow.rate)
-    return bound
 
 
 def _tested(

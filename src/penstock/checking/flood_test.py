@@ -10,6 +10,8 @@ unstable if it rises from any: a priority order may be safe after one flood and 
 Pools differ. So work is counted in seconds of the pool that is to do it, and the work of a large
 pool can drain while a small one fails: from each flood the work of the flooded stage's own pool has
 to fall to half as well, for what a pool that gets more than it can do still has to do never falls.
+Of replicas that differ the slow ones may get more than they can do while the others empty, so there
+it has to fall to half of what the fewest that are alike got.
 The jobs that queue up behind a flood may need more of other pools than those in it, so the upper
 barrier is four times the start over the pool's share of all loads.
 
@@ -36,7 +38,6 @@ from penstock.simulation.run import TICK_S
 from penstock.simulation.session_network import NetworkSession
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
-from penstock.system.reuse import reused
 from penstock.workload.jobs import Jobs
 
 FALLEN = 0.5
@@ -234,8 +235,12 @@ def _decodes_may_starve(network: Network, stage: int) -> bool:
     KV memory or a max batch size bounds those that decode.
     """
     pool = list(network.pools.values())[network.stage_pool[stage]]
-    bounded = pool.server.scope == "running" and pool.server.most_requests is not None
-    if pool.work_conserving or pool.server.memory is not None or bounded:
+    bounded = all(
+        server.memory is not None
+        or (server.scope == "running" and server.most_requests is not None)
+        for server, _ in pool.servers
+    )
+    if pool.work_conserving or bounded:
         return False
     return bool(network.prefill_means[stage] > 0 and network.decode_means[stage] > 0)
 
@@ -319,6 +324,7 @@ class _Flooded:
         self._add(Jobs.joined([flood, next(self.source)]))
         brought = self.known[self.initial]
         self.work, self.work_here = float(brought.sum()), float(brought[self.pool])
+        self.fallen_here = FALLEN / _fewest_alike(network, self.pool)
         share = float(model.rho[self.pool] / model.rho.sum())
         # Jobs behind the flood may need more of other pools than the flooded ones did.
         self.risen = _RISEN / share
@@ -346,7 +352,7 @@ class _Flooded:
             time_s, ratio, here, fallen = self._look()
             path.append((time_s, ratio))
             highest = max(highest, ratio)
-            if here <= FALLEN and fallen:
+            if here <= self.fallen_here and fallen:
                 outcome = "stable"
                 break
             if ratio >= self.risen:
@@ -409,6 +415,12 @@ def useful_tokens(session: NetworkSession) -> Ints:
     return np.asarray(session.processed - of_pools.astype(np.int64), np.int64)
 
 
+def _fewest_alike(network: Network, pool: int) -> float:
+    """Return how many times as many replicas a pool has as it has of the kind with the fewest."""
+    counts = [count for _, count in list(network.pools.values())[pool].servers]
+    return sum(counts) / min(counts)
+
+
 def _initial(
     network: Network,
     model: NetworkModel,
@@ -436,6 +448,7 @@ def _initial(
     work = max(
         _PASSES * float(pipeline[pool]), _DELAYS * float(model.offered[pool]) * delay_s, chance
     )
+    times *= math.ceil(_fewest_alike(network, pool))
     jobs = max(
         times * work / max(float(brought[pool]), 1.0),
         min(_PASSES * normal / float((brought / model.capacity).sum()), _MOST_FOR_OTHERS),
@@ -454,10 +467,7 @@ def _tokens(network: Network, jobs: Jobs) -> Floats:
         + jobs.output.astype(np.int64)
         - (engine[pool] & (jobs.prompt > 0) & (jobs.output > 0))
     )
-    if network.reuse_is_certain:
-        # Engines keep no context of one request for another.
-        by_lines = np.array([pool.server.by_lines for pool in network.pools.values()])
-        tokens -= np.where(by_lines[pool], reused(jobs, network.stage_pool), 0)
+    tokens -= network.surely_found(jobs)
     count = len(network.pools)
     brought = np.bincount(jobs.job * count + pool, tokens, jobs.count * count).astype(np.float64)
     return brought.reshape(jobs.count, count)
@@ -470,5 +480,6 @@ def _pipeline(network: Network) -> Floats:
     tokens = []
     for index, pool in enumerate(network.pools.values()):
         decodes = float(network.decode_means[network.stage_pool == index].max())
-        tokens.append(pool.replicas * pool.server.token_budget * max(decodes, 1.0))
+        budget = sum(count * server.token_budget for server, count in pool.servers)
+        tokens.append(budget * max(decodes, 1.0))
     return np.array(tokens)

@@ -314,7 +314,7 @@ def of_network(
             "on with; for jobs that "
             "are independent, draw them from it with arrivals 'poisson'"
         )
-    warnings += pool_warnings(network, model, pools, run)
+    warnings += pool_warnings(network, pools, run)
     warnings += latency_warnings(certificate, stability, latency)
     return NetworkAnswer(
         network=network,

@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.simulation.network_run import NetworkRun
 from penstock.system.network import Network
-from penstock.system.network_model import NetworkModel
+from penstock.system.pool import Pool
 from penstock.theory.hypotheses import CRITICAL_BAND
 from penstock.theory.network.certificate import NetworkCertificate
 from penstock.theory.network.pool_limits import PoolLimit
@@ -27,11 +27,12 @@ class PoolAnswer:
         Tokens that arrive over the most that batches of any size process.
     margin
         What is left before the load above which no policy is stable under all limits, as a share
-        of it; negative where none is stable. 1 - rho where the token budget binds. Both count
-        prompts in full where what is reused depends on the run.
+        of it; negative where none is stable. 1 - rho where the token budget binds. Where what is
+        reused depends on the run, rho counts prompts in full and the margin what is left of them
+        if all is reused that may be.
     binding
-        The limits that set it: ``token budget``, ``max batch size``, ``KV memory``, or ``batch
-        time`` where none does.
+        The limits that set it: ``token budget``, ``max batch size``, ``KV memory``, ``transfers``,
+        or ``batch time`` where none does.
     drain_s
         As in `penstock.theory.network.certificate.PoolLoad`.
     busy
@@ -78,7 +79,7 @@ def pool_answers(
                 name=loaded.name,
                 replicas=pool.replicas,
                 router=pool.router.name + (" with affinity" if pool.affinity else ""),
-                policy=pool.policy.name,
+                policy=" and ".join(dict.fromkeys(s.policy.name for s, _ in pool.servers)),
                 order=pool.order.name,
                 rho=loaded.rho,
                 margin=loaded.margin,
@@ -93,9 +94,7 @@ def pool_answers(
     return tuple(answers)
 
 
-def pool_warnings(
-    network: Network, model: NetworkModel, pools: Sequence[PoolAnswer], run: NetworkRun
-) -> list[str]:
+def pool_warnings(network: Network, pools: Sequence[PoolAnswer], run: NetworkRun) -> list[str]:
     """Say what limits waste, where they hold a pool back although tokens would fit, and what loads
     leave out.
     """
@@ -107,26 +106,34 @@ def pool_warnings(
             f"loads count every prompt in full, but in this run replicas had {share:.1%} of the "
             "prompt tokens already"
         )
-    for index, (answer, pool) in enumerate(zip(pools, network.pools.values(), strict=True)):
-        server = pool.server
-        if model.full_batch[index] < model.capacity[index] * (1 - _LOSS_WORTH_A_WARNING):
-            sizes = np.arange(1, server.token_budget + 1)
-            best = int(sizes[np.argmax(sizes / server.batch_time(sizes))])
-            warnings.append(
-                f"batches of pool {answer.name} filled to the token budget of "
-                f"{server.token_budget:,} carry "
-                f"{model.full_batch[index]:,.0f} tokens/s, but batches of {best:,} carry "
-                f"{model.capacity[index]:,.0f}: "
-                f"set the budget to {best:,}"
-            )
-        if server.scope_warning:
-            warnings.append(f"pool {answer.name}: {server.scope_warning}")
-        if answer.margin < -CRITICAL_BAND and answer.rho < 1 and network.reuse_is_certain:
+    for answer, pool in zip(pools, network.pools.values(), strict=True):
+        warnings += _server_warnings(answer.name, pool)
+        if answer.margin < -CRITICAL_BAND and answer.rho < 1:
             tightest = max(answer.limits, key=lambda limit: limit.load).name
-            slots = f" of {server.max_batch_size:,}" if tightest == "max batch size" else ""
+            slots = ""
+            if tightest == "max batch size" and len(pool.servers) == 1:
+                slots = f" of {pool.server.max_batch_size:,}"
             warnings.append(
                 f"no policy is stable at pool {answer.name}: its load is {answer.rho:.3f}, but "
                 f"its {tightest}{slots} lets it carry {1 / (1 - answer.margin):.3f} times "
                 "what arrives; raise it"
             )
+    return warnings
+
+
+def _server_warnings(name: str, pool: Pool) -> list[str]:
+    """Say what budgets waste, and which policies are out of place, of each kind of server."""
+    warnings = []
+    for server, count in pool.servers:
+        linear, budget = server.batch_time.by_tokens, server.token_budget
+        best, most = linear.best_load(budget)
+        full = budget / float(linear(budget))
+        if full < most * (1 - _LOSS_WORTH_A_WARNING):
+            warnings.append(
+                f"batches of pool {name} filled to the token budget of {budget:,} carry "
+                f"{full * count:,.0f} tokens/s, but batches of {best:,} carry "
+                f"{most * count:,.0f}: set the budget to {best:,}"
+            )
+        if server.scope_warning:
+            warnings.append(f"pool {name}: {server.scope_warning}")
     return warnings

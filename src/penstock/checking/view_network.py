@@ -177,16 +177,15 @@ def _load_facts(answer: "NetworkAnswer") -> list[Fact]:
     """Return bottleneck, margin, cycles, virtual station and joins."""
     certificate, tightest = answer.certificate, answer.bottleneck
     held = f", held by the {' and '.join(tightest.binding)}" if tightest.binding else ""
-    if not answer.network.reuse_is_certain:
-        held += ", if replicas reuse nothing"
     limit = (
         f"no policy is stable above {answer.max_load:,.4g} times this load, at pool "
         f"{tightest.name}{held}"
     )
+    load = f"load {share(tightest.rho, 1.0)}, the least margin of all"
+    if not answer.network.reuse_is_certain:
+        load += "; loads count prompts in full, margins what is left if all is reused that may be"
     facts = [
-        Fact(
-            "Bottleneck", tightest.name, f"load {share(tightest.rho, 1.0)}, the least margin of all"
-        ),
+        Fact("Bottleneck", tightest.name, load),
         Fact("Margin", share(tightest.margin), limit),
     ]
     if certificate.certified_load is not None:

@@ -249,7 +249,7 @@ class NetworkSession(WorldSession):
                 raise InputError(
                     f"stage {stages[jobs.stage[here[received[here] > 0][0]]]!r} only decodes, but "
                     f"that {server.policy.name} goes on with KV memory from elsewhere is not "
-                    "modelled; take vllm or sglang without drafts, or a policy of the paper"
+                    "modelled; take vllm without drafts, or a policy of the paper"
                 )
             outputs = np.maximum(output, 1) + (received[here] > 0)
             declared = np.maximum(jobs.column("declared")[here], outputs)
@@ -325,18 +325,7 @@ class NetworkSession(WorldSession):
         """Return the tokens of KV memory that requests get which only decode at an engine, 0 for
         all others.
         """
-        received = np.zeros(jobs.requests, np.int64)
-        if jobs.sender is None or not self.has_engines:
-            return received
-        later = np.flatnonzero((jobs.sender < 0) & (jobs.prompt == 0) & (jobs.output > 0))
-        earlier = later + jobs.sender[later]
-        processed = jobs.prompt.astype(np.int64) + self._decodes(jobs)
-        before = None
-        while before is None or (before != received).any():  # some pass on what they got
-            before = received.copy()
-            received[later] = (received + processed)[earlier]
-        at_engine = np.array([not pool.server.by_lines for pool in self.pools])
-        return np.where(at_engine[self.network.stage_pool[jobs.stage]], received, 0)
+        return self.network.received(jobs)
 
     def _decodes(self, jobs: Jobs) -> Ints:
         """Return the decode iterations of each request: at engines its first output comes with its

@@ -149,7 +149,7 @@ class WorldSession:
         world, clock = self.world, self.clock
         stalls, counts = counting.contents(world.stalls)
         used = np.flatnonzero(world.gaps)
-        total = sum(int(world.gaps[at]) * int(world.duration[at]) for at in used)
+        total = _exact_sum(world.duration[used], world.gaps[used])
         total += int(clock.stall_sum) + int(clock.stall_carry) * CARRY
         return Distribution.merged(
             np.concatenate([world.duration[used], stalls]),
@@ -211,3 +211,13 @@ class WorldSession:
 
 
 _OF_A_BATCH = ("start", "ticks", "prefill", "decodes", "requests")
+
+
+def _exact_sum(values: Ints, counts: Ints) -> int:
+    """Return the sum of values times counts, none negative, which may exceed an int64."""
+    largest = int(values.max(initial=0))
+    if largest * int(counts.sum()) < 2**63:
+        return int(values @ counts)
+    half = largest.bit_length() // 2
+    low = _exact_sum(values & ((1 << half) - 1), counts)
+    return (_exact_sum(values >> half, counts) << half) + low

@@ -3,21 +3,22 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.inputs.arrays import Floats, Ints
+from penstock.inputs.arrays import Bools, Floats, Ints
 from penstock.kernel.signatures import ROUTE_BY_FUNCTION, ROUTE_WORK
-from penstock.system.network_model import NetworkModel
+from penstock.system.network_model import NetworkModel, ReplicaRates
 from penstock.system.pool import Pool as Pool
-from penstock.system.reuse import mean_reused
+from penstock.system.reuse import mean_per_request, reused, shared_at_most
 from penstock.system.routing import Router
 from penstock.system.server import Server
 from penstock.system.stage_priorities import place, ranking
+from penstock.system.transfers import received_tokens
 from penstock.workload.jobs import Jobs, checked_seed, first_jobs, merged
 from penstock.workload.means import MOST_SAMPLED, Means
 from penstock.workload.prefixes import Prefixes
@@ -230,12 +231,16 @@ class Network:
             own_seed(workflow) if seed is None else checked_seed(seed)
             for workflow in self.workflows
         ]
-        streams = zip(self.workflows, _apart(seeds), self.first_stage.tolist(), strict=False)
-        return merged(
-            [
-                _numbered(w.blocks(own), index, first, self._first_prefix[index])
-                for index, (w, own, first) in enumerate(streams)
-            ]
+        streams = [w.blocks(own) for w, own in zip(self.workflows, _apart(seeds), strict=True)]
+        return merged([self._numbered(*stream) for stream in enumerate(streams)])
+
+    def _numbered(self, workflow: int, blocks: Iterator[Jobs]) -> Iterator[Jobs]:
+        return (self.numbered(block, workflow) for block in blocks)
+
+    def numbered(self, jobs: Jobs, workflow: int) -> Jobs:
+        """Return jobs of a workflow, by its number, as jobs of the network."""
+        return jobs.numbered(
+            workflow, int(self.first_stage[workflow]), self._first_prefix[workflow]
         )
 
     def jobs(self, count: int, seed: int | None = None) -> Jobs:
@@ -243,13 +248,56 @@ class Network:
         return first_jobs(self.blocks(seed), count, "the network")
 
     def flooded(self, stage: str, count: int, seed: int = 0) -> Jobs:
-        """Return ``count`` jobs that are all there at time 0 and begin at a stage."""
-        number = self.stage_number(stage)
+        """Return ``count`` jobs that are all there at time 0 and begin at a stage.
+
+        At an engine a stage that only decodes goes on with the KV memory of the request before it,
+        so its jobs begin there (`begin_of_flood`).
+        """
+        number = self.begin_of_flood(self.stage_number(stage))
         index = int(np.searchsorted(self.first_stage, number, "right")) - 1
         workflow = self.workflows[index]
-        first = int(self.first_stage[index])
-        jobs = workflow.flooded(list(workflow.stages)[number - first], count, seed)
-        return jobs.numbered(index, first, 0)
+        name = list(workflow.stages)[number - self.first_stage[index]]
+        jobs = workflow.flooded(name, count, seed)
+        return jobs.numbered(index, int(self.first_stage[index]), 0)
+
+    def begin_of_flood(self, stage: int) -> int:
+        """Return the stage at which jobs begin that are to flood one: itself, or the one that sends
+        it KV memory most often.
+        """
+        tried = {stage}
+        while (senders := self.senders[stage]) and not tried.issuperset(senders):
+            visits = self._stacked("visits")
+            new = [sender for sender in senders if sender not in tried]
+            stage = max(new, key=lambda s: visits[s] * self.onward[s, stage])
+            tried.add(stage)
+        return stage
+
+    @functools.cached_property
+    def senders(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage those whose KV memory its requests go on with, because they only decode,
+        at an engine.
+        """
+        stages = [stage for workflow in self.workflows for stage in workflow.stages.values()]
+        receives = [
+            stage.prompt == 0 and not stage.join and by_engine
+            for stage, by_engine in zip(stages, self.by_engines[self.stage_pool], strict=True)
+        ]
+        return tuple(
+            tuple(np.flatnonzero(self.onward[:, number]).tolist()) if receives[number] else ()
+            for number in range(len(stages))
+        )
+
+    @functools.cached_property
+    def by_engines(self) -> Bools:
+        """Shape (pools,), whether its replicas are served as engines are, not by lines alone."""
+        return np.array([not pool.server.by_lines for pool in self.pools.values()])
+
+    def received(self, jobs: Jobs) -> Ints:
+        """Return the tokens of KV memory that requests get which only decode at an engine, 0 for
+        all others; shape (requests,).
+        """
+        convention = np.array([p.server.convention == "engine" for p in self.pools.values()])
+        return received_tokens(jobs, self.stage_pool, self.by_engines, convention)
 
     def with_load(self, factor: float) -> "Network":
         """Return the same network with all arrival rates times ``factor``."""
@@ -304,9 +352,17 @@ class Network:
     def prefill_means(self) -> Floats:
         """Shape (stages,), prompt tokens that a request has processed, on average (m_p).
 
-        Less what is reused where `reuse_is_certain`; else prompts count in full.
+        Less what is surely reused; in full where that depends on the run (`reuse_depends`).
         """
         return self._stacked("prompt") - self._reused_means
+
+    @functools.cached_property
+    def least_prefill_means(self) -> Floats:
+        """Shape (stages,), prompt tokens that a request has processed, on average, if its replica
+        has all that it may have.
+        """
+        anywhere = np.ones(len(self.pools), np.bool_)
+        return self._stacked("prompt") - self._found_means(anywhere, self.found_at_most)
 
     @functools.cached_property
     def decode_means(self) -> Floats:
@@ -320,36 +376,77 @@ class Network:
 
     @property
     def reuse_is_certain(self) -> bool:
-        """Whether what requests find of their context does not depend on the run.
-
-        It does not where nothing is reused, or all that a job computed in a pool is kept on one
-        replica.
-        """
-        kept = self.retention_s is None and all(
-            p.replicas == 1 or p.affinity for p in self.pools.values()
-        )
-        return kept or not any(_reuses(workflow) for workflow in self.workflows)
+        """Whether what requests find of their prompts does not depend on the run."""
+        return not self.reuse_depends.any()
 
     @functools.cached_property
-    def _reused_means(self) -> Floats:
-        """Shape (stages,), prompt tokens of a request that its replica has already, in a sample of
-        jobs.
+    def reuse_depends(self) -> Bools:
+        """Shape (pools,), whether what requests find there of their prompts depends on the run.
+
+        It does at engines that cache prefixes, as these may be evicted; and in pools by lines,
+        where all that a job computed is not kept on one replica. It does not where no prompts have
+        anything in common, or an engine keeps nothing for others.
         """
-        cached = np.zeros(len(self.stages))
-        if not self.reuse_is_certain:
-            return cached
-        for workflow, first, means in zip(
-            self.workflows, self.first_stage, self._means, strict=False
-        ):
-            if _reuses(workflow):
-                here = slice(first, first + len(workflow.stages))
-                blocks = (
-                    workflow.blocks() if isinstance(workflow, Workflow) else [workflow.recorded]
-                )
-                cached[here] = mean_reused(
-                    blocks, self.stage_pool[here], means.sampled or MOST_SAMPLED
-                )
-        return cached
+        return np.array([self._depends(*pool) for pool in enumerate(self.pools.values())])
+
+    def _depends(self, index: int, pool: Pool) -> bool:
+        visitors = [
+            workflow
+            for workflow, first, last in zip(
+                self.workflows, self.first_stage[:-1], self.first_stage[1:], strict=True
+            )
+            if index in self.stage_pool[first:last]
+        ]
+        reuses = any(_reuses(workflow) for workflow in visitors)
+        if pool.server.by_lines:
+            kept = self.retention_s is None and (pool.replicas == 1 or pool.affinity)
+            return reuses and not kept
+        recorded = any(_recorded_prompts(workflow) is not None for workflow in visitors)
+        return pool.caches_prefixes and (reuses or recorded)
+
+    def surely_found(self, jobs: Jobs) -> Ints:
+        """Return the tokens of each prompt that its replica has already in any run; shape
+        (requests,).
+        """
+        return self._found(jobs, ~self.by_engines & ~self.reuse_depends)
+
+    def found_at_most(self, jobs: Jobs) -> Ints:
+        """Return the most tokens of each prompt that its replica may have already; shape
+        (requests,).
+        """
+        most = np.minimum(shared_at_most(jobs), np.maximum(jobs.prompt - 1, 0))
+        caches = (self.by_engines & self.reuse_depends)[self.stage_pool[jobs.stage]]
+        return np.where(caches, most, self._found(jobs, ~self.by_engines))
+
+    def _found(self, jobs: Jobs, pools: Bools) -> Ints:
+        """Return what requests find in these pools, if all that their job computed there is
+        kept on one replica.
+        """
+        here = pools[self.stage_pool[jobs.stage]]
+        if not here.any():
+            return np.zeros(jobs.requests, np.int64)
+        return np.where(here, reused(jobs, self.stage_pool), 0)
+
+    @property
+    def _reused_means(self) -> Floats:
+        """Shape (stages,), prompt tokens of a request that its replica surely has already."""
+        return self._found_means(~self.by_engines & ~self.reuse_depends, self.surely_found)
+
+    def _found_means(self, pools: Bools, tokens: Callable[[Jobs], Ints]) -> Floats:
+        """Return mean tokens of a request that may be found in some pools, in a sample of jobs;
+        shape (stages,).
+        """
+        found = np.zeros(len(self.stages))
+        for index, (workflow, means) in enumerate(zip(self.workflows, self._means, strict=True)):
+            shares = _reuses(workflow) or _recorded_prompts(workflow) is not None
+            first, last = self.first_stage[index : index + 2].tolist()
+            if not shares or not pools[self.stage_pool[first:last]].any():
+                continue
+            blocks = workflow.blocks() if isinstance(workflow, Workflow) else [workflow.recorded]
+            most = means.sampled or MOST_SAMPLED
+            jobs = self._numbered(index, iter(blocks))
+            found += mean_per_request(jobs, tokens, len(self.stages), most)
+        return found
 
     def model(self) -> NetworkModel:
         """Return what the theory sees: mean tokens, routes, rates and capacities."""
@@ -379,6 +476,8 @@ class Network:
             branches=np.concatenate([workflow.branches for workflow in self.workflows]),
             sampled=min(sampled, default=None),
             standard_error=self._standard_error(),
+            unequal=tuple(_unequal(pool) for pool in pools),
+            least_prefill=None if self.reuse_is_certain else self.least_prefill_means,
         )
 
     def _standard_error(self) -> Floats:
@@ -433,6 +532,19 @@ def _checked_workflows(workflows: Any) -> tuple[Workflow | Sessions, ...]:
     return tuple(workflows)
 
 
+def _unequal(pool: Pool) -> ReplicaRates | None:
+    """Return what the replicas of a pool process, where they differ."""
+    if len(pool.servers) == 1:
+        return None
+    counts = [count for _, count in pool.servers]
+    capacity = [server.batch_time.capacity(server.most_tokens) for server, _ in pool.servers]
+    full = [
+        server.token_budget / float(server.batch_time(server.token_budget))
+        for server, _ in pool.servers
+    ]
+    return ReplicaRates(np.repeat(capacity, counts), np.repeat(full, counts))
+
+
 def own_seed(workflow: Workflow | Sessions) -> int:
     """Return the seed by which a workflow draws its jobs."""
     return workflow.arrivals.seed if isinstance(workflow, Workflow) else workflow.seed
@@ -454,12 +566,6 @@ def _apart(seeds: Sequence[int]) -> list[int]:
         else int(np.random.SeedSequence((seed, index)).generate_state(1, np.uint64)[0])
         for index, seed in enumerate(seeds)
     ]
-
-
-def _numbered(
-    blocks: Iterator[Jobs], workflow: int, first_stage: int, first_prefix: int
-) -> Iterator[Jobs]:
-    return (block.numbered(workflow, first_stage, first_prefix) for block in blocks)
 
 
 def _recorded_prompts(workflow: Workflow | Sessions) -> Prefixes | None:

@@ -65,6 +65,9 @@ class NetworkModel:
     unequal
         For each pool its replicas where they differ, None where they are alike; empty: all are.
         ``capacity`` and ``full_batch`` are their sums.
+    least_prefill
+        Shape (stages,), what is left of ``prefill`` if requests find all of their prompts that they
+        may; None: what they find does not depend on the run.
     """
 
     stages: tuple[str, ...]
@@ -82,6 +85,7 @@ class NetworkModel:
     sampled: int | None
     standard_error: Floats
     unequal: tuple[ReplicaRates | None, ...] = ()
+    least_prefill: Floats | None = None
 
     def replica_rates(self, pool: int) -> ReplicaRates | None:
         """Return the replicas of a pool where they differ, else None."""
@@ -95,7 +99,15 @@ class NetworkModel:
     @property
     def offered(self) -> Floats:
         """Shape (pools,), forward tokens that arrive per second at each pool."""
-        tokens = self.visits * (self.prefill + self.decode)
+        return self._at_pools(self.prefill)
+
+    @property
+    def least_offered(self) -> Floats:
+        """Shape (pools,), the same if requests find all of their prompts that they may."""
+        return self._at_pools(self.prefill if self.least_prefill is None else self.least_prefill)
+
+    def _at_pools(self, prefill: Floats) -> Floats:
+        tokens = self.visits * (prefill + self.decode)
         return np.asarray(np.bincount(self.pool, tokens, len(self.pools)), np.float64)
 
     @property

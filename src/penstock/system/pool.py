@@ -99,6 +99,12 @@ class Pool:
         return self.server.policy
 
     @property
+    def caches_prefixes(self) -> bool:
+        """Whether some of its replicas keep what prompts begin with for others."""
+        memories = [server.memory for server, _ in self.servers]
+        return any(memory is not None and memory.prefix_caching for memory in memories)
+
+    @property
     def work_conserving(self) -> bool | None:
         """Whether each replica fills its batches whenever it can, under no max batch size: not
         where KV memory may leave no room; None: not known.

@@ -1,8 +1,8 @@
-"""What requests find of their context where all that a job computes in a pool stays on one
-replica.
+"""What requests find of their prompts: of their context where all that a job computes in a pool
+stays on one replica, and at most where that depends on the run.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -10,23 +10,32 @@ from penstock.inputs.arrays import Floats, Ints
 from penstock.workload.jobs import Jobs
 
 
-def mean_reused(blocks: Iterable[Jobs], pool: Ints, most_jobs: int) -> Floats:
-    """Return the tokens that a request of each stage finds on average, over so many jobs, or all if
-    there are fewer.
-
-    ``pool`` has the pool of each stage; shape (stages,).
+def mean_per_request(
+    blocks: Iterable[Jobs], tokens: Callable[[Jobs], Ints], stages: int, most_jobs: int
+) -> Floats:
+    """Return the mean tokens of a request of each stage, over so many jobs, or all if there are
+    fewer; shape (stages,).
     """
-    requests = np.zeros(pool.size)
-    tokens = np.zeros(pool.size)
+    requests = np.zeros(stages)
+    total = np.zeros(stages)
     left = most_jobs
     for block in blocks:
         jobs = block.first(left)
-        requests += np.bincount(jobs.stage, minlength=pool.size)
-        tokens += np.bincount(jobs.stage, reused(jobs, pool), pool.size)
+        requests += np.bincount(jobs.stage, minlength=stages)
+        total += np.bincount(jobs.stage, tokens(jobs), stages)
         left -= jobs.count
         if not left:
             break
-    return tokens / np.maximum(requests, 1)
+    return total / np.maximum(requests, 1)
+
+
+def shared_at_most(jobs: Jobs) -> Ints:
+    """Return the tokens of each prompt that others may have, where prefixes are cached: those of
+    its context, and any of a prompt whose hash ids are recorded; shape (requests,).
+    """
+    recorded = jobs.column("prefix") >= 0
+    shared = np.where(recorded, jobs.prompt, np.where(jobs.context < 0, jobs.reuse, 0))
+    return np.minimum(shared, jobs.prompt).astype(np.int64)
 
 
 def reused(jobs: Jobs, pool: Ints) -> Ints:

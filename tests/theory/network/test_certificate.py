@@ -257,8 +257,9 @@ def test_a_virtual_station_says_nothing_where_the_fluid_model_does_not_hold(fiel
     static = [dataclasses.replace(rule, **fields) for rule in ranked(rybko_stolyar(), BAD_ORDER)]  # type: ignore[arg-type]
     found = network_certificate(rybko_stolyar(0.9), static)
     assert (found.verdict, found.virtual_station) == ("unknown", None)
-    sure = ranked(rybko_stolyar(), BAD_ORDER)
-    assert network_certificate(rybko_stolyar(0.9), sure, at_most=True).verdict == "unknown"
+    sure, model = ranked(rybko_stolyar(), BAD_ORDER), rybko_stolyar(0.9)
+    less = dataclasses.replace(model, least_prefill=model.prefill * 0)
+    assert network_certificate(less, sure).verdict == "unknown"
 
 
 @pytest.mark.parametrize("rho", [0.5, 0.9, 0.999])
@@ -444,10 +445,19 @@ def test_loops_whose_later_visits_differ_are_not_certified_by_their_means() -> N
 
 
 def test_an_upper_bound_on_the_load_proves_stability_and_no_overload() -> None:
-    assert network_certificate(route([0], [0.9]), [PoolRules()], at_most=True).verdict == "stable"
-    found = network_certificate(route([0], [1.5]), [PoolRules()], at_most=True)
-    assert found.verdict == "unknown"
-    assert "if replicas reuse nothing, the load of pool s0 is 1.500" in found.reason
+    def found(load: float, least: float) -> NetworkCertificate:
+        model = route([0], [load])
+        prefill = (model.prefill + model.decode) * least / load - model.decode
+        return network_certificate(dataclasses.replace(model, least_prefill=prefill), [PoolRules()])
+
+    assert found(0.9, 0.8).verdict == "stable"
+    between = found(1.5, 0.8)
+    assert between.verdict == "unknown"
+    assert "if replicas reuse nothing, the load of pool s0 is 1.500" in between.reason
+    assert "reuse all that they may 0.800" in between.reason
+    overloaded = found(1.5, 1.2)
+    assert overloaded.verdict == "unstable"
+    assert "1.200 times as fast" in overloaded.reason
 
 
 def test_rules_and_rankings_that_do_not_fit_are_refused() -> None:

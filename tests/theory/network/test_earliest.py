@@ -55,3 +55,30 @@ def test_a_job_alone_ends_at_the_earliest() -> None:
     assert run.rows is not None
     expected = earliest_of_jobs(run.network, run.rows.jobs)
     np.testing.assert_allclose((run.finish - run.arrival) * run.tick_s, expected, rtol=1e-7)
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("policy", ["vllm", "sglang"])
+def test_no_call_of_a_talk_ends_before_the_earliest_whatever_a_cache_finds(policy: str, caching: bool) -> None:
+    memory = ps.Memory(20_000, block_size=1 if policy == "sglang" else 16, prefix_caching=caching)
+    fast, slow = (ps.Server(ps.Affine(0.01, a), 512, 64, policy=policy, memory=memory) for a in (1e-4, 4e-4))
+    talk = ps.Workflow.chain("w", ps.Workload.poisson(1.0, 1, 1, seed=3), [("p", 700, 60)] * 3, context="reuse")
+    network = ps.Network({"p": ps.Pool([(fast, 1), (slow, 1)], router="session")}, [talk])
+    run = ps.simulate(network, jobs=200, seed=0)
+    assert run.rows is not None
+    assert (run.rows.cached > 0).any() == caching
+    took = (run.rows.finish - run.arrival[run.rows.jobs.job]) * run.tick_s
+    assert (took >= earliest_ends(network, run.rows.jobs) * (1 - 1e-9) - 1e-6).all()
+
+
+def test_a_request_alone_whose_memory_is_sent_ends_at_the_earliest() -> None:
+    server = ps.Server(ps.Affine(0.01, 1e-4), 512, 64, policy="vllm", kv_tokens=10_000)
+    pair = ps.Workflow.disaggregated(
+        ps.Workload.deterministic(1e-2, 200, 51), prefill="p", decode="d", transfer_ms=3, transfer_ms_per_token=0.1
+    )
+    run = ps.simulate(ps.Network({"p": ps.Pool(server), "d": ps.Pool(server)}, [pair]), jobs=3, seed=0)
+    assert run.rows is not None
+    expected = 0.03 + 0.003 + 0.02 + 50 * 0.0101
+    earliest = earliest_of_jobs(run.network, run.rows.jobs)
+    np.testing.assert_allclose(earliest, expected, rtol=1e-9)
+    np.testing.assert_allclose((run.finish - run.arrival) * run.tick_s, expected, rtol=1e-7)

@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.errors import InputError
 from penstock.system.batch_time import Composition
 from penstock.theory.hypotheses import AMPLE
-from penstock.theory.network.hypotheses import BY_TOKENS, FROM_OUTSIDE
+from penstock.theory.network.hypotheses import BY_TOKENS, LINKS_FREE
 from penstock.theory.network.pool_limits import PoolLimit, transfer_loads
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
@@ -176,15 +176,23 @@ def test_drafts_that_bring_several_outputs_carry_so_many_times_the_decodes() -> 
     assert many["token budget"].load == few["token budget"].load
 
 
-def test_what_engines_find_of_a_context_is_not_known_and_named() -> None:
+def test_engines_that_keep_nothing_process_contexts_anew_and_what_a_cache_finds_is_not_known() -> None:
     turns = [("pool", 100, 50)] * 3
-    server = ps.Server(SECOND, 64, 64, policy="vllm")
-    for context, held in (("grow", True), ("reuse", False)):
+
+    def found(context: str, memory: ps.Memory | None) -> ps.NetworkCertificate:
+        server = ps.Server(SECOND, 64, 64, policy="vllm", memory=memory)
         workflow = ps.Workflow.chain("w", ps.Workload.poisson(0.01, 1, 1), turns, context=context)
-        found = ps.certify(ps.Network({"pool": ps.Pool(server, affinity=True)}, [workflow]))
-        assert (FROM_OUTSIDE in [h.name for h in found.hypotheses]) is not held
-        if not held:
-            assert found.verdict == "unknown"
+        return ps.certify(ps.Network({"pool": ps.Pool(server, affinity=True)}, [workflow]))
+
+    grown, anew = found("grow", None), found("reuse", None)
+    assert anew.rho == pytest.approx(grown.rho)
+    # A step ahead those who end keep their places, so slots may bind; nothing else fails.
+    assert [h.name for h in anew.hypotheses if not h.held] == [h.name for h in grown.hypotheses if not h.held]
+    cached = found("reuse", ps.Memory(10_000, prefix_caching=True))
+    assert cached.verdict == "unknown"
+    assert "what requests share by prefix caching is not known" in cached.reason
+    # Without a context that is reused nobody shares anything.
+    assert "prefix caching" not in found("grow", ps.Memory(10_000, prefix_caching=True)).reason
 
 
 @settings(max_examples=25, deadline=None)
@@ -231,3 +239,224 @@ def test_numbers_of_a_transfer_that_cannot_be_are_refused(numbers: tuple, said: 
     with pytest.raises(InputError, match=said) as caught:
         transfer_loads(*numbers)
     assert "\n" not in str(caught.value)
+
+
+# Prefix caches
+
+TALKS = [("pool", 400, 100), ("pool", 20, 60), ("pool", 20, 60)]
+"""Prompts are 400, 520 and 600 tokens, of which 500 and 580 are those of the calls before."""
+
+
+def caching(policy: str, rate: float, **limits: object) -> ps.Network:
+    memory = ps.Memory(limits.pop("blocks", 400_000), block_size=1 if policy == "sglang" else 16, prefix_caching=True)  # type: ignore[arg-type]
+    server = ps.Server(SECOND, 512, policy=policy, memory=memory, **limits)  # type: ignore[arg-type]
+    workflow = ps.Workflow.chain("w", ps.Workload.poisson(rate, 1, 1), TALKS, context="reuse")
+    return ps.Network({"pool": ps.Pool(server, 2, "session")}, [workflow])
+
+
+@pytest.mark.parametrize("policy", ["vllm", "sglang"])
+def test_where_prefixes_are_cached_a_load_above_1_is_none_if_what_is_shared_is_found(policy: str) -> None:
+    """In full a job is 1,737 tokens, of which 657 are computed in any case; two replicas give 1,024 a second."""
+    full, least = 1_737, 657
+    between = caching(policy, 2 * 512 / math.sqrt(full * least))
+    found = ps.certify(between)
+    assert found.rho == pytest.approx(math.sqrt(full / least), rel=1e-6)
+    assert limits_of(between)["token budget"].load == pytest.approx(math.sqrt(least / full), rel=1e-6)
+    assert found.verdict == "unknown", found.reason
+    assert "if replicas reuse nothing, the load of pool pool is 1.626" in found.reason
+    assert ps.certify(caching(policy, 1.1 * 1_024 / least)).verdict == "unstable"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["vllm", "sglang"])
+def test_a_cache_carries_more_than_prompts_in_full_and_no_more_than_all_that_is_shared(policy: str) -> None:
+    for load, expected in ((0.75, "stable"), (1.2, "unstable")):
+        network = caching(policy, load * 1_024 / 657)
+        assert ps.certify(network).rho > 1.5
+        assert ps.verdict(network, resolution=0.1, seed=1, most_jobs=20_000).verdict == expected
+
+
+def test_blocks_that_others_may_have_are_not_counted_and_those_of_outputs_are() -> None:
+    """Blocks of one token: of the second prompt 20 are its own, and then its outputs."""
+    network = caching("sglang", 0.1)
+    own = [(400, 100), (20, 60), (20, 60)]
+    held = sum(p + sum(p + j for j in range(1, o)) for p, o in own)
+    load = limits_of(network)["KV memory"].load
+    usable = next(iter(network.pools.values())).server.usable_blocks or 0
+    assert load == pytest.approx(0.1 * held / (2 * usable), rel=1e-6)
+
+
+def test_recorded_prompts_count_a_token_each_where_their_hash_ids_are_cached() -> None:
+    rows = 40
+    ids = ps.Workload.from_arrays(
+        np.arange(rows) / 10, np.full(rows, 1_000), np.full(rows, 10), hash_ids=[[1, 2]] * rows, hash_block=512
+    )
+    server = ps.Server(SECOND, 512, 64, policy="vllm", memory=ps.Memory(5_000, prefix_caching=True))
+    found = ps.certify(ps.Network.single(ids, server, 2))
+    assert found.rho > 4
+    assert found.verdict == "unknown"
+    plain = dataclasses.replace(server, memory=ps.Memory(5_000))
+    assert ps.certify(ps.Network.single(ids, plain, 2)).verdict == "unstable"
+
+
+# Pools of several kinds
+
+FAST = ps.Server(ps.Affine(c=0.01, a=1e-4), 512)
+SLOW = ps.Server(ps.Affine(c=0.01, a=6e-4), 256)
+FAST_RATE, SLOW_RATE = 512 / 0.0612, 256 / 0.1636
+
+
+def mixed(load: float, router: str, servers: list[tuple[ps.Server, int]]) -> ps.Network:
+    """A pool at this load, by what all of its full batches carry."""
+    capacity = sum(n * s.token_budget / float(s.batch_time(s.token_budget)) for s, n in servers)
+    workload = ps.Workload.poisson(load * capacity / 149, ps.Uniform(50, 150), ps.Uniform(1, 99), seed=3)
+    return ps.Network({"pool": ps.Pool(servers, router=router)}, [ps.Workflow.single(workload, "pool")])
+
+
+KINDS = [(FAST, 2), (SLOW, 1)]
+TOTAL = 2 * FAST_RATE + SLOW_RATE
+AT_RANDOM = 3 * SLOW_RATE / TOTAL
+"""Load at which the slow one of three gets as much as it carries."""
+
+
+@pytest.mark.parametrize(
+    ("router", "load", "expected"),
+    [
+        ("jsq", 0.9, "stable"), ("fastest", 0.9, "stable"), ("jsq", 1.1, "unstable"),
+        ("random", 0.9 * AT_RANDOM, "stable"), ("random", 1.15 * AT_RANDOM, "unstable"),
+        ("power-of-two-tokens", 0.9, "stable"),
+    ],
+)  # fmt: skip
+def test_kinds_of_servers_carry_what_their_router_lets_them(router: str, load: float, expected: str) -> None:
+    network = mixed(load, router, KINDS)
+    found = ps.certify(network)
+    assert found.rho == pytest.approx(load)
+    assert found.verdict == expected, found.reason
+    assert "servers that differ" in str(found.theorem) or found.theorem == "Theorem 1(a)"
+    assert ps.verdict(network, resolution=0.05, seed=1).verdict == expected
+
+
+@pytest.mark.parametrize("router", ["memory", "session", "prefix", "scored"])
+def test_of_other_routers_nothing_is_known_below_what_all_carry(router: str) -> None:
+    found = ps.certify(mixed(0.5, router, KINDS))
+    assert (found.verdict, found.certified_load) == ("unknown", None)
+    assert f"nothing is known of what {router} sends to each replica" in found.reason
+    assert ps.certify(mixed(1.1, router, KINDS)).verdict == "unstable"
+
+
+def test_a_router_of_ones_own_is_not_taken_for_its_namesake() -> None:
+    @ps.system.routing.router(name="jsq")
+    def always_the_last(replicas, request, params):  # type: ignore[no-untyped-def]
+        return replicas.shape[0] - 1
+
+    pool = ps.Pool(KINDS, router=always_the_last)
+    workflow = ps.Workflow.single(ps.Workload.poisson(1.0, 100, 50), "pool")
+    assert ps.certify(ps.Network({"pool": pool}, [workflow])).verdict == "unknown"
+
+
+@pytest.mark.parametrize("policy", ["vllm", "sarathi", "tensorrt-llm"])
+def test_limits_of_two_kinds_that_are_the_same_are_those_of_one_kind(policy: str) -> None:
+    pairs = Composition(ps.Affine(0.01, 1e-5), self_attention=1e-7, cross_attention=1e-7, decode_attention=1e-7)
+    for time in (TP1, pairs):
+        server = ps.Server(time, 512, 64, policy=policy, kv_tokens=20_000)
+        one = two_calls(server, 2.0, 3)
+        two = ps.Network({"pool": ps.Pool([(server, 1), (server, 2)])}, one.workflows)
+        expected, found = limits_of(one), limits_of(two)
+        assert list(found) == list(expected)
+        for name, limit in found.items():
+            if name == "max batch size" and time is pairs:  # of kinds it is counted without attention
+                assert limit.load < expected[name].load * (1 + 1e-9)
+            else:
+                assert limit.load == pytest.approx(expected[name].load, rel=1e-6), name
+
+
+def test_a_kind_without_a_limit_lifts_it_and_another_adds_what_it_has() -> None:
+    small = ps.Server(TP1, 512, 16, policy="vllm", kv_tokens=20_000)
+    large = ps.Server(TP1, 512, 16, policy="vllm", kv_tokens=60_000)
+    free = ps.Server(TP1, 512, policy="vllm")
+    workflows = two_calls(small, 1.0).workflows
+
+    def limits(*servers: ps.Server) -> dict[str, PoolLimit]:
+        pairs = [(server, 1) for server in servers]
+        return limits_of(ps.Network({"pool": ps.Pool(pairs)}, workflows))
+
+    alone, both = limits(small)["KV memory"].load, limits(small, large)["KV memory"].load
+    usable = [server.usable_blocks or 0 for server in (small, large)]
+    assert both == pytest.approx(alone * usable[0] / sum(usable))
+    assert list(limits(small, free)) == ["token budget", "max batch size"]
+    slots = [limits(*servers)["max batch size"].load for servers in ((small,), (small, large), (small, free))]
+    assert slots[1] == pytest.approx(slots[0] / 2)
+    assert limits(free)["token budget"].load / 2 <= slots[2] * (1 + 1e-9) < slots[1]
+
+
+# Transfers of KV memory
+
+
+def apart(
+    rate: float, per_token: float, *, kv_tokens: int | None = 40_000, prompt: int = 200, output: int = 51
+) -> ps.Network:
+    server = ps.Server(ps.Affine(c=0.01, a=1e-4), 512, 64, policy="vllm", kv_tokens=kv_tokens)
+    workflow = ps.Workflow.disaggregated(
+        ps.Workload.poisson(rate, prompt, output, seed=4), prefill="p", decode="d", transfer_ms=2,
+        transfer_ms_per_token=per_token,
+    )  # fmt: skip
+    return ps.Network({"p": ps.Pool(server, 3, "tokens"), "d": ps.Pool(server, 2)}, [workflow])
+
+
+def test_links_carry_a_transfer_at_a_time_on_both_sides() -> None:
+    """10 transfers a second, of 200 tokens at 0.5 ms: a second of links, of three that send and two that get."""
+    network = apart(10, 0.5)
+    senders, receivers = limits_of(network, "p")["transfers"], limits_of(network, "d")["transfers"]
+    assert (senders.load, senders.standard_error) == (pytest.approx(1 / 3), 0)
+    assert receivers.load == pytest.approx(1 / 2)
+    moved = transfer_loads(10, 200, 1.0, [2_000.0] * 3, [2_000.0] * 2)
+    assert (senders.load, receivers.load) == (pytest.approx(moved.sending), pytest.approx(moved.receiving))
+
+
+@pytest.mark.parametrize(("load", "expected"), [(0.5, "stable"), (1.1, "unstable")])
+def test_links_that_cannot_carry_the_load_are_called_so_and_the_flood_agrees(load: float, expected: str) -> None:
+    network = apart(10 * load, 1.0)
+    found = ps.certify(network)
+    assert found.margin == pytest.approx(1 - load)
+    assert found.bottleneck.binding == ("transfers",)
+    assert ps.verdict(network, resolution=0.05, seed=1).verdict == expected
+    if expected == "unstable":
+        assert (found.verdict, found.theorem) == ("unstable", "conservation of link time")
+        assert "the time that transfers take its links lets pool d carry at most 0.909" in found.reason
+    else:
+        assert found.verdict == "unknown"
+        assert f"{LINKS_FREE} (p: a link carries one transfer at a time" in found.reason
+        assert f"{AMPLE} (p: requests hold memory while theirs is sent to another pool" in found.reason
+
+
+def test_a_transfer_that_waits_for_nothing_is_a_delay_to_the_theorems() -> None:
+    """No memory, no time on the links, and slots for all: nothing can bind."""
+    server = ps.Server(ps.Affine(c=0.01, a=1e-4), 64, 128, policy="vllm")
+    workflow = ps.Workflow.disaggregated(
+        ps.Workload.poisson(2.0, 100, ps.Uniform(2, 30)), prefill="p", decode="d", transfer_ms=20
+    )
+    found = ps.certify(ps.Network({"p": ps.Pool(server), "d": ps.Pool(server, 2)}, [workflow]))
+    assert found.verdict == "stable", found.reason
+    assert LINKS_FREE not in [h.name for h in found.hypotheses]
+
+
+def test_memory_counts_what_came_with_requests() -> None:
+    """At the pool that decodes a request holds its prompt and each output, and its prompt while that comes."""
+    found = limits_of(apart(1.0, 0.5), "d")["KV memory"]
+    held = sum(math.ceil((200 + j) / 16) for j in range(1, 51)) * 0.0101 + math.ceil(200 / 16) * 0.102
+    assert found.load == pytest.approx(held / (2 * (40_000 // 16 - 1)), rel=1e-6)
+
+
+@pytest.mark.parametrize(("load", "expected"), [(0.8, "stable"), (1.3, "unstable")])
+def test_a_pool_that_decodes_is_flooded_by_way_of_the_one_that_prefills(load: float, expected: str) -> None:
+    """Prompts of 40 tokens are no work for the first pool; 50 decodes each are for the second."""
+    decode = ps.Server(ps.Affine(c=0.1, a=1e-4), 32, 32, policy="vllm", kv_tokens=20_000)
+    prefill = ps.Server(ps.Affine(c=0.01, a=1e-4), 512, 64, policy="vllm", kv_tokens=20_000)
+    rate = load * 32 / 0.1032 / 50
+    workflow = ps.Workflow.disaggregated(
+        ps.Workload.poisson(rate, 40, 51, seed=4), prefill="p", decode="d", transfer_ms_per_token=0.01
+    )
+    network = ps.Network({"p": ps.Pool(prefill), "d": ps.Pool(decode)}, [workflow])
+    assert ps.certify(network).bottleneck.name == "d"
+    found = ps.verdict(network, resolution=0.05, seed=1)
+    assert found.verdict == expected

@@ -2,8 +2,8 @@
 hold.
 
 *Unstable*: more is asked of a limit of a pool than it carries under any policy: of its token
-budget, its max batch size or its KV memory (`penstock.theory.network.pool_limits`); or a static
-priority order has a virtual
+budget, its max batch size, its KV memory or its links (`penstock.theory.network.pool_limits`); or
+the router sends some of its replicas more than they carry; or a static priority order has a virtual
 station with a load above 1, or fluid paths that spiral out. From a large backlog of that kind every
 cycle multiplies it, but for deviations that become ever less likely; so it returns to nothing with
 a probability below 1. Replicas are as one server there if their router is random, since all get the
@@ -153,10 +153,7 @@ def of_network(network: Network) -> NetworkCertificate:
     model = network.model()
     limits = pool_limits(network, model)
     model = with_limits(model, limits)
-    at_most = not network.reuse_is_certain
-    certificate = network_certificate(
-        model, pool_rules(network), workflow_hypotheses(network), at_most=at_most
-    )
+    certificate = network_certificate(model, pool_rules(network), workflow_hypotheses(network))
     pools = tuple(pool.within(own) for pool, own in zip(certificate.pools, limits, strict=True))
     certificate = dataclasses.replace(certificate, pools=pools)
 
@@ -174,17 +171,12 @@ def of_network(network: Network) -> NetworkCertificate:
             hypotheses=alone.hypotheses,
             certified_load=certified,
         )
-    return _within_limits(certificate, network, at_most)
+    return _within_limits(certificate, network)
 
 
-def _within_limits(
-    certificate: NetworkCertificate, network: Network, at_most: bool
-) -> NetworkCertificate:
+def _within_limits(certificate: NetworkCertificate, network: Network) -> NetworkCertificate:
     """Return the certificate with what the limits of each pool say, of which the means know the
     token budget only.
-
-    Where loads may be lower than counted, KV memory alone speaks, since it leaves out all that
-    might be reused.
     """
     if certificate.verdict == "unstable":
         return certificate
@@ -192,14 +184,17 @@ def _within_limits(
         (limit.load, pool, limit)
         for pool in certificate.pools
         for limit in pool.limits
-        if limit.exceeded and (limit.name == "KV memory" or not at_most)
+        if limit.exceeded
     ]
     if not exceeded:
         return certificate
     load, pool, limit = max(exceeded, key=lambda each: each[0])
+    servers = network.pools[pool.name].servers
     what = f"the {limit.name}"
-    if limit.name == "max batch size":
-        what += f" of {network.pools[pool.name].server.max_batch_size:,}"
+    if limit.name == "max batch size" and len(servers) == 1:
+        what += f" of {servers[0][0].max_batch_size:,}"
+    if limit.name == "transfers":
+        what = "the time that transfers take its links"
     sampled = f", a load of {limit.in_words} by sampled jobs" if limit.standard_error else ""
     reason = (
         f"under any policy {what} lets pool {pool.name} carry at most {1 / load:.3f} times what "
@@ -239,8 +234,6 @@ def network_certificate(
     model: NetworkModel,
     rules: Sequence[PoolRules],
     of_arrivals: Sequence[Hypothesis] = (),
-    *,
-    at_most: bool = False,
 ) -> NetworkCertificate:
     """Say by theorem whether a network is stable, where a theorem can: see the head of this module.
 
@@ -252,8 +245,6 @@ def network_certificate(
         Shape (pools,).
     of_arrivals
         Hypotheses that the caller has looked at: arrivals, lengths.
-    at_most
-        Whether loads may be lower than in the model, since it counts what replicas might reuse.
 
     Raises
     ------
@@ -270,13 +261,11 @@ def network_certificate(
 
     # Where the fluid model is not known to hold, an order that fails in it proves nothing.
     failed = {h.name for h in tried if not h.held} - {CARRIED, CERTIFIED}
-    if not failed <= {BOUNDED, ROUTED} or at_most:
+    if not failed <= {BOUNDED, ROUTED} or model.least_prefill is not None:
         cycles.virtual = cycles.spiral = None
     fails = _why_the_order_fails(cycles.virtual, cycles.spiral)
-    verdict, reason = _verdict(model, rules, tuple(tried), fails, at_most)
-    overfed = (
-        None if verdict == "unstable" or at_most else _overfed(model, rules, ROUTED not in failed)
-    )
+    verdict, reason = _verdict(model, rules, tuple(tried), fails)
+    overfed = None if verdict == "unstable" else _overfed(model, rules, ROUTED not in failed)
     if overfed is not None:
         verdict, reason = "unstable", overfed
     theorem = None
@@ -344,7 +333,7 @@ def _overfed(model: NetworkModel, rules: Sequence[PoolRules], in_turns: bool) ->
 
     ``in_turns``: whether round robin gives each replica its share of the work.
     """
-    least_offered = model.offered - STANDARD_ERRORS * model.standard_error
+    least_offered = model.least_offered - STANDARD_ERRORS * model.standard_error
     for s, rule in enumerate(rules):
         rates = model.replica_rates(s)
         if rates is None or (rule.router == "round-robin" and not in_turns):
@@ -377,28 +366,26 @@ def _verdict(
     rules: Sequence[PoolRules],
     tried: tuple[Hypothesis, ...],
     fails: str | None,
-    at_most: bool,
 ) -> tuple[Verdict, str]:
     # Loads first: sampled means are doubted by their error, on the side that makes the verdict
     # harder.
     rho, error = model.rho, STANDARD_ERRORS * model.standard_error / model.capacity
     highest = int(np.argmax(rho))
-    worst = int(np.argmax(rho - error))
-    name = model.pools[worst]
-    if at_most and rho.max() >= 1 - CRITICAL_BAND:
-        return "unknown", (
-            f"if replicas reuse nothing, the load of pool {model.pools[highest]} is "
-            f"{rho.max():.3f}; how much they "
-            "reuse depends on the run, so no theorem says anything"
-        )
-    if rho[worst] - error[worst] > 1 + CRITICAL_BAND:
+    least = model.least_offered / model.capacity
+    worst = int(np.argmax(least - error))
+    if least[worst] - error[worst] > 1 + CRITICAL_BAND:
         return "unstable", (
-            f"tokens arrive at pool {name} {rho[worst]:.3f} times as fast as any policy can "
-            "process them, so its "
-            "backlog grows for ever"
+            f"tokens arrive at pool {model.pools[worst]} {least[worst]:.3f} times as fast as any "
+            "policy can process them, so its backlog grows for ever"
         )
     worst = int(np.argmax(rho + error))
     name = model.pools[worst]
+    if rho[worst] + error[worst] >= 1 - CRITICAL_BAND and least[worst] < rho[worst]:
+        return "unknown", (
+            f"if replicas reuse nothing, the load of pool {name} is {rho[worst]:.3f}, and if they "
+            f"reuse all that they may {least[worst]:.3f}; how much they reuse depends on the run, "
+            "so no theorem says anything"
+        )
     if rho[worst] + error[worst] >= 1 - CRITICAL_BAND:
         if error[worst] > 0:
             return "unknown", (

@@ -1,17 +1,19 @@
 """Hypotheses of the theorems on networks: how each pool chooses, and what was looked at."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
 from penstock.system.orders import ORDERS
+from penstock.system.routing import ROUTERS, Router
+from penstock.system.server import Server
 from penstock.theory import hypotheses as conditions
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
 from penstock.theory.network.fluid_classes import FluidClasses
-from penstock.theory.network.unequal_replicas import SHORTEST, of_rates
+from penstock.theory.network.unequal_replicas import OF_TWO, SHORTEST, of_rates
 from penstock.workload.lengths import Length
 from penstock.workload.sessions import Sessions
 from penstock.workload.stage import Stage
@@ -22,7 +24,7 @@ BOUNDED = "bounded lengths"
 CARRIED = "full batches carry the load of every pool"
 ROUTED = "replicas drain as one server would"
 BY_TOKENS = "batch times go by the token load"
-FROM_OUTSIDE = "no call goes on with a context at an engine"
+LINKS_FREE = "no transfer of KV memory waits for a link"
 UNEQUAL = "what replicas that differ get is known"
 _BY_PHASE = ("global-age", "back-pressure-phase")
 
@@ -62,8 +64,8 @@ class PoolRules:
         Whether all requests that may run at once fit its KV memory, and why; None: it has none.
     by_tokens
         Whether the token load alone decides how long a batch takes.
-    context_unknown
-        Whether calls that go on with a context come to it, and it is not known what they find.
+    links_bind
+        Whether transfers of KV memory to it or from it may wait for a link.
     """
 
     policy: str = "sarathi"
@@ -79,7 +81,7 @@ class PoolRules:
     checked: bool = True
     ample_memory: Hypothesis | None = None
     by_tokens: bool = True
-    context_unknown: bool = False
+    links_bind: bool = False
 
     @property
     def phases(self) -> bool:
@@ -106,7 +108,7 @@ def pool_rules(network: Network) -> tuple[PoolRules, ...]:
     """Return how each pool of a network chooses."""
     rules = []
     for (name, pool), priorities in zip(network.pools.items(), network.priorities, strict=True):
-        limit = pool.server.max_batch_size
+        servers = [server for server, _ in pool.servers]
         stages = [
             (f"{w.name}.{n}", s)
             for w in network.workflows
@@ -115,37 +117,59 @@ def pool_rules(network: Network) -> tuple[PoolRules, ...]:
         ]
         namesake = ORDERS.get(pool.order.name)
         named = namesake is not None and namesake.function is pool.order.function
+        by_arrival = all(server.order == "fcfs" for server in servers)
+        conserves = [conditions.work_conserving(server) for server in servers]
+        known = {server.work_conserving for server in servers}
         rules.append(
             PoolRules(
-                policy=pool.policy.name,
+                policy=" and ".join(dict.fromkeys(server.policy.name for server in servers)),
                 # What memory may prevent is a hypothesis of its own.
-                work_conserving=True if pool.order.fills else pool.server.work_conserving,
-                decode_first=pool.policy.decode_first,
-                slots_bind=limit is not None and limit < pool.server.filling_requests,
-                order=pool.order.name if named else f"order {name}",
+                work_conserving=True if pool.order.fills else _of_each(known),
+                decode_first=all(server.policy.decode_first for server in servers),
+                slots_bind=any(_slots_bind(server) for server in servers),
+                order=pool.order.name if named and by_arrival else f"order {name}",
                 ranking=None
                 if priorities is None
                 else tuple(network.stages[stage] for stage in priorities),
-                router=pool.router.name,
+                router=_router(pool.router),
                 affinity=pool.affinity,
                 of_job=tuple(full for full, stage in stages if _of_job(stage)),
                 delays_vary=any(
                     isinstance(s.delay_ms, Length) or s.transfer_ms_per_token > 0 for _, s in stages
                 ),
-                checked=pool.order.fills or conditions.work_conserving(pool.server).checked,
+                checked=pool.order.fills or all(each.checked for each in conserves),
                 ample_memory=_ample_memory(network, name),
-                by_tokens=pool.server.batch_time.by_load,
-                context_unknown=not pool.server.by_lines and _goes_on(network, name),
+                by_tokens=all(server.batch_time.by_load for server in servers),
+                links_bind=_handed_over(network, name)[2],
             )
         )
     return tuple(rules)
 
 
+def _of_each(known: Set[bool | None]) -> bool | None:
+    """Return whether something holds of all kinds of servers; None: not known of some."""
+    if False in known:
+        return False
+    return None if None in known else True
+
+
+def _slots_bind(server: Server) -> bool:
+    limit = server.max_batch_size
+    return limit is not None and limit < server.filling_requests
+
+
+def _router(router: Router) -> str:
+    """Return the name by which theorems know a router; another one where it is the user's own."""
+    namesake = ROUTERS.get(router.name)
+    if router.function is None or (namesake and namesake.function is router.function):
+        return router.name
+    return f"of the user's own, {router.name}"
+
+
 def _ample_memory(network: Network, name: str) -> Hypothesis | None:
-    """Return whether the longest requests of all stages of a pool fit its memory at once."""
-    server = network.pools[name].server
-    if server.memory is None:
-        return None
+    """Return whether the longest requests of all stages of a pool fit its memory at once, at the
+    kind of server where they do not, if there is one.
+    """
     most = [
         (means.max_prompt[place], means.max_output[place])
         for workflow in network.workflows
@@ -157,20 +181,35 @@ def _ample_memory(network: Network, name: str) -> Hypothesis | None:
     longest = None
     if np.isfinite(prompt).all() and np.isfinite(output).all():
         longest = prompt.astype(np.int64), np.maximum(output, 1).astype(np.int64)
-    return conditions.kv_memory(server, server.memory, longest, reused=server.memory.prefix_caching)
-
-
-def _goes_on(network: Network, name: str) -> bool:
-    """Whether calls come to a pool that reuse the context of another."""
-    return any(
-        any(stage.pool == name for stage in workflow.stages.values())
-        and (
-            bool(workflow.recorded.reuse.any())
-            if isinstance(workflow, Sessions)
-            else workflow.context == "reuse"
+    gets, sends, _ = _handed_over(network, name)
+    why = "requests hold memory while theirs is sent to another pool" if sends else ""
+    why = "requests hold memory while theirs comes from another pool" if gets else why
+    reused = bool(network.reuse_depends[list(network.pools).index(name)])
+    looked_at = [
+        Hypothesis(conditions.AMPLE, False, why)
+        if why
+        else conditions.kv_memory(
+            server, server.memory, longest, reused=reused and server.memory.prefix_caching
         )
-        for workflow in network.workflows
-    )
+        for server, _ in network.pools[name].servers
+        if server.memory is not None
+    ]
+    return min(looked_at, key=lambda hypothesis: hypothesis.held, default=None)
+
+
+def _handed_over(network: Network, name: str) -> tuple[bool, bool, bool]:
+    """Return whether requests get their KV memory from elsewhere at a pool, whether it sends them
+    theirs, and whether either takes the links some time.
+    """
+    pool = list(network.pools).index(name)
+    stages = [stage for workflow in network.workflows for stage in workflow.stages.values()]
+    gets = sends = takes_time = False
+    for stage, here, senders in zip(stages, network.stage_pool, network.senders, strict=True):
+        gets_here = bool(senders) and here == pool
+        sends_here = pool in network.stage_pool[list(senders)]
+        gets, sends = gets or gets_here, sends or sends_here
+        takes_time |= (gets_here or sends_here) and stage.transfer_ms_per_token > 0
+    return gets, sends, takes_time
 
 
 def workflow_hypotheses(network: Network) -> tuple[Hypothesis, ...]:
@@ -286,15 +325,10 @@ def pool_hypotheses(
         hypotheses.append(
             _everywhere(model, BY_TOKENS, lambda s: None if rules[s].by_tokens else why, "")
         )
-    if any(rule.context_unknown for rule in rules):
-        why = "what {} finds of it is not known; take context 'grow'"
+    if any(rule.links_bind for rule in rules):
+        why = "a link carries one transfer at a time, which the theorems on networks do not know"
         hypotheses.append(
-            _everywhere(
-                model,
-                FROM_OUTSIDE,
-                lambda s: why.format(rules[s].policy) if rules[s].context_unknown else None,
-                "",
-            )
+            _everywhere(model, LINKS_FREE, lambda s: why if rules[s].links_bind else None, "")
         )
     if any(rule.work_conserving and not rule.checked for rule in rules):
         reason = hypotheses[0].why + ", as the author of one claims"
@@ -391,8 +425,8 @@ def _not_routed(
                 "depend; take jsq"
             )
         return None
-    if rules.router == "power-of-two":
+    if rules.router in OF_TWO:
         if comes_back or rules.affinity:
-            return "power-of-two may send requests that come back to busy replicas; take jsq"
+            return f"{rules.router} may send requests that come back to busy replicas; take jsq"
         return None
     return f"nothing is known of the router {rules.router}; take jsq"

@@ -32,11 +32,11 @@ class PoolLoad:
         left (thm:dag). Fluid of a pool is spread evenly over its replicas. None: beside or behind a
         cycle or replicas that differ, or overloaded.
     max_load
-        Factor on all rates above which no policy is stable at this pool, under its token budget,
-        max batch size and KV memory.
+        Factor on all rates above which no policy is stable at this pool, under all of its limits,
+        even if requests find all of their prompts that they may.
     binding
-        The limits that set it: ``token budget``, ``max batch size``, ``KV memory``, or ``batch
-        time`` where none does.
+        The limits that set it: ``token budget``, ``max batch size``, ``KV memory``, ``transfers``,
+        or ``batch time`` where none does.
     limits
         How much of each limit is asked for, the token budget first; none where only the means of
         the pool are known, or nothing arrives.
@@ -125,6 +125,7 @@ def pool_loads(
     np.fill_diagonal(leads, False)
     seconds = np.zeros(len(model.pools))
     full = model.offered / model.full_batch
+    least = model.least_offered
     for stations in sets:
         for s in stations:
             before = seconds[leads[:, s]].max(initial=0.0)
@@ -138,7 +139,7 @@ def pool_loads(
             float(model.capacity[s]),
             float(model.standard_error[s]),
             float(seconds[s]) if np.isfinite(seconds[s]) else None,
-            float(model.capacity[s] / model.offered[s]) if model.offered[s] > 0 else np.inf,
+            float(model.capacity[s] / least[s]) if least[s] > 0 else np.inf,
         )
         for s, name in enumerate(model.pools)
     )

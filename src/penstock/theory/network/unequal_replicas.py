@@ -18,13 +18,14 @@ The proof, in `docs/theory/servers-that-differ.md`, is the paper's for one Lyapu
 tokens in all replicas: at each time they fall by what the busy ones process, less what goes there.
 
 * To the least of a measure that vanishes only at an empty replica and rises with its work (``jsq``,
-  ``tokens``, ``work``, measures): phi is 0 but for all replicas together. The total decides.
+  ``tokens``, ``work``, ``fastest``, measures): phi is 0 but for all replicas together. The total
+  decides.
 * ``random`` and ``round-robin``: phi = psi, the sum of the shares. Each replica's own load decides:
   with equal shares R times the slowest replica is what a pool of R carries, and with shares in
   proportion to C_k the total.
-* ``power-of-two``: of j replicas, a request goes there exactly if both that are drawn are among
-  them (while the others are empty): phi = psi = j (j - 1) / (R (R - 1)). The j slowest decide, for
-  the worst j.
+* ``power-of-two``, ``power-of-two-tokens``: of j replicas, a request goes there exactly if both
+  that are drawn are among them (while the others are empty): phi = psi = j (j - 1) / (R (R - 1)).
+  The j slowest decide, for the worst j.
 """
 
 import dataclasses
@@ -40,9 +41,12 @@ from penstock.system.network_model import ReplicaRates
 from penstock.theory.certificate import Verdict
 from penstock.theory.hypotheses import CRITICAL_BAND
 
-SHORTEST = ("jsq", "tokens", "work", "measure")
-"""Routers to the least of a measure that vanishes only at an empty replica (rem:jsq+)."""
+SHORTEST = ("jsq", "tokens", "work", "measure", "fastest")
+"""Routers to the least of a measure that vanishes only at an empty replica (rem:jsq+), up to the
+tokens of the request that is sent.
+"""
 BY_SHARES = ("random", "round-robin")
+OF_TWO = ("power-of-two", "power-of-two-tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +135,7 @@ def replica_loads(
         return ReplicaLoads(*in_all, everyone, "all replicas together")
     if router in BY_SHARES:
         return _by_shares(offered, full, best, weights)
-    if router == "power-of-two":
+    if router in OF_TWO:
         return _of_slowest(offered, full, best)
     return ReplicaLoads(
         None, in_all[1], everyone, f"nothing is known of what {router} sends to each replica"
