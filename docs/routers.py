@@ -160,7 +160,7 @@ def drawn(rows: list[dict[str, object]]) -> alt.HConcatChart:
     table = pl.DataFrame(rows)
     names = [*NAMED, jsq_counting.name]
     table = table.filter(pl.col("router").is_in(names))
-    colour = alt.Scale(domain=names, range=[*charts.COLOURS, charts.COLOURS[0]])
+    colour = alt.Scale(domain=names, range=[*charts.COLOURS, "#999999"])
     dashes = alt.Scale(domain=names, range=[list(dash) for dash in (*charts.DASHES, (1, 3))])
     panels = [
         alt.Chart(table.filter(pl.col("case") == title), title=title)
