@@ -25,7 +25,7 @@ from pathlib import Path
 import altair as alt
 import numpy as np
 import polars as pl
-from routers_counting import jsq_counting, memory_counting, new_tokens
+from routers_counting import jsq_counting, memory_counting, new_tokens, session_spread
 
 import penstock as ps
 from penstock.checking.intervals import student
@@ -127,14 +127,15 @@ def measured(run: ps.NetworkRun, second_half: bool) -> dict[str, float]:
         "found": float(rows.cached[counted].sum() / rows.jobs.prompt[counted].sum()),
         "preemptions": float(rows.preemptions.sum()),
         "same": float((np.diff(rows.replica[order]) == 0).mean()),
+        "first": float((rows.replica[routed] == 0).mean()),
     }
 
 
 def study(case: Case, rate: float, routers: Iterable[str | Router]) -> list[dict[str, object]]:
     """Simulate and print a table; return its rows."""
     print(f"\n{case.title}, {rate:.3g}/s\n")
-    print("| router | report, ms | p50 TTFT, s | p99 TTFT, s | found | preempted | same replica |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    print("| router | report, ms | p50 TTFT, s | p99, s | found | preempted | as before | first |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
     rows: list[dict[str, object]] = []
     for choice in routers:
         name = choice.name if isinstance(choice, Router) else choice
@@ -148,7 +149,8 @@ def study(case: Case, rate: float, routers: Iterable[str | Router]) -> list[dict
             half = student(0.95, len(runs)) * table["p99"].std() / len(runs) ** 0.5  # type: ignore[operator]
             print(
                 f"| `{name}` | {report_ms} | {mean['p50']:.2f} | {mean['p99']:.1f} ± {half:.1f} "
-                f"| {mean['found']:.1%} | {mean['preemptions']:.0f} | {mean['same']:.0%} |",
+                f"| {mean['found']:.1%} | {mean['preemptions']:.0f} | {mean['same']:.0%} "
+                f"| {mean['first']:.0%} |",
                 flush=True,
             )
             rows.append({"case": case.title, "router": name, "report": str(report_ms), **mean})
@@ -184,7 +186,7 @@ def main(folder: Path) -> None:
     rows = study(azure, LOAD * azure.most(), (*NAMED, *counting))
     rows += study(mooncake, LOAD * mooncake.most(), (*NAMED, *counting, new_tokens))
     rate = LOAD * agents.most()
-    rows += study(agents, rate, (*NAMED, "session", jsq_counting, new_tokens))
+    rows += study(agents, rate, (*NAMED, "session", session_spread, new_tokens))
     ample = dataclasses.replace(
         agents, title="Agents' sessions, ten times the memory", reports_ms=(0,),
         server=engine("llama-2-70b-h100-tp8", 512, memory=10),

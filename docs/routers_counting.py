@@ -1,8 +1,10 @@
 """Routers of one's own for `docs/routers.py`: with what was sent since the last report, with what
-waits, and by the tokens that are left to do.
+waits, by the tokens that are left to do, and with sessions spread over equal replicas.
 """
 
 from penstock.kernel.signatures import (
+    ASKED_COIN,
+    ASKED_HOME,
     ASKED_PROMPT,
     SEEN_CACHED,
     SEEN_MEMORY,
@@ -54,4 +56,23 @@ def new_tokens(replicas, request, params):  # type: ignore[no-untyped-def]
         tokens = replicas[place, SEEN_TOKENS] + missing + sent
         if place == 0 or tokens < least:
             best, least = place, tokens
+    return best
+
+
+@router
+def session_spread(replicas, request, params):  # type: ignore[no-untyped-def]
+    """Where the session began; a session begins at a replica with the fewest requests, of equal
+    ones at the next from one drawn at random.
+    """
+    home = int(request[ASKED_HOME])
+    if home >= 0:
+        return home
+    count = replicas.shape[0]
+    drawn = int(request[ASKED_COIN] * count)
+    best = drawn
+    for step in range(1, count):
+        place = (drawn + step) % count
+        load = replicas[place, SEEN_REQUESTS] + replicas[place, SEEN_SENT]
+        if load < replicas[best, SEEN_REQUESTS] + replicas[best, SEEN_SENT]:
+            best = place
     return best
