@@ -153,8 +153,9 @@ def drawn(rows: list[dict[str, object]]) -> alt.VConcatChart:
                 .properties(width=230, height=140)
             )
         lines.append(alt.hconcat(*panels))
-    chart: alt.VConcatChart = alt.vconcat(*lines)
-    return chart.configure_axis(gridColor=charts.GRID).configure_legend(orient="top")
+    chart: alt.VConcatChart = alt.vconcat(*lines).configure_axis(gridColor=charts.GRID)
+    legend: alt.VConcatChart = chart.configure_legend(orient="top")
+    return legend
 
 
 def main() -> None:

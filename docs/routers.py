@@ -159,9 +159,8 @@ def study(case: Case, rate: float, routers: Iterable[str | Router]) -> list[dict
 
 def drawn(rows: list[dict[str, object]]) -> alt.HConcatChart:
     """Draw the p99 by the time between reports, a panel a case."""
-    table = pl.DataFrame(rows)
     names = [*NAMED, jsq_counting.name]
-    table = table.filter(pl.col("router").is_in(names))
+    table = pl.DataFrame(rows).filter(pl.col("router").is_in(names))
     colour = alt.Scale(domain=names, range=[*charts.COLOURS, "#999999"])
     dashes = alt.Scale(domain=names, range=[list(dash) for dash in (*charts.DASHES, (1, 3))])
     panels = [
@@ -176,7 +175,8 @@ def drawn(rows: list[dict[str, object]]) -> alt.HConcatChart:
         .properties(width=210, height=260)
         for title in table["case"].unique(maintain_order=True)
     ]
-    return charts.side_by_side(panels, "").configure_legend(orient="right")
+    chart: alt.HConcatChart = charts.side_by_side(panels, "").configure_legend(orient="right")
+    return chart
 
 
 def main(folder: Path) -> None:
