@@ -196,6 +196,7 @@ class _Unfolding:
             rows["delay_s"] = delay
         if wave.released_by is not None:
             rows["transfer_s"] = np.array(plan.transfer_s)[wave.stage] * wave.released_by
+        self._stay_where_they_are(rows, output)
         if wave.context is not None:
             prefills = self.prefills[wave.stage]
             prompt += np.where(prefills, wave.context.tokens, 0)
@@ -220,6 +221,14 @@ class _Unfolding:
                 "lower the probabilities of loops, or limit them with most_visits"
             )
         return prompt, output
+
+    def _stay_where_they_are(self, rows: dict[str, npt.NDArray[Any]], output: Ints) -> None:
+        """Take the way to another pool from those for whom nothing of an output is left there."""
+        goes_on = np.array([tokens == "rest" for tokens in self.plan.output])
+        done = np.flatnonzero(goes_on[rows["stage"]] & (output == 0))
+        for name in ("delay_s", "transfer_s"):
+            if name in rows:
+                rows[name][done] = 0
 
     def _places(self, job: Ints) -> Ints:
         """Return how many requests of the same job stand before each of a wave."""
