@@ -438,13 +438,13 @@ def test_sorted_keys_do_not_change_where_jobs_begin() -> None:
     """A program that dumps YAML may sort the keys; what the graph does not say has to be said by `first`."""
     stages = {"plan": CALL | {"then": "act"}, "act": CALL | {"then": {"act": 0.3, "end": 0.7}}}
     for order in (list(stages), sorted(stages)):
-        assert workflow(made(workflow=POISSON | {"stages": {name: stages[name] for name in order}})).begins == "plan"
+        assert workflow(made(workflow=POISSON | {"stages": {name: stages[name] for name in order}})).begins == ("plan",)
     loop = {"plan": CALL | {"then": "act"}, "act": CALL | {"then": {"plan": 0.3, "end": 0.7}}}
     for order in (list(loop), sorted(loop)):
         flow = POISSON | {"stages": {name: loop[name] for name in order}}
         with pytest.raises(ps.InputError, match=r"may begin at (plan or act|act or plan).*`first: "):
             made(workflow=flow)
-        assert workflow(made(workflow=flow | {"first": "plan"})).begins == "plan"
+        assert workflow(made(workflow=flow | {"first": "plan"})).begins == ("plan",)
 
 
 @pytest.mark.parametrize(
