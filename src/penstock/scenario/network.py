@@ -30,6 +30,8 @@ from penstock.scenario.network_faults import refuse_in_vain
 from penstock.scenario.scenario import RunSection
 from penstock.scenario.server import ENGINE_NAMES, ServerSection, alias
 from penstock.scenario.workload import WorkloadSection, length
+from penstock.system.gpu import Gpu
+from penstock.system.kv_transfer import checked_link, link_ms_per_token
 from penstock.system.network import Network, Pool
 from penstock.system.orders import Order, resolve_order
 from penstock.system.routing import Router, resolve_router
@@ -186,6 +188,12 @@ class PoolSection(KindSection):
                 order = resolve_order("fcfs" if by_priority else self.order, folder=folder)
             return Pool(servers, 1, router, order, self.affinity, self.report_ms)
 
+    def known_gpu(self, folder: Path) -> Gpu | None:
+        """Return the model on its GPUs that the batch times of the first kind are those of."""
+        kind = self.servers[0] if self.servers else self
+        measured = kind.measured(folder)
+        return measured.gpu if measured else None
+
     def _servers(self, where: str, folder: Path, order: str) -> list[tuple[Server, int]]:
         """Return each kind of server, which serves requests in that order, and how many."""
         if self.servers is None:
@@ -276,6 +284,16 @@ class DisaggregatedSection(Section):
     decode: str
     transfer_ms: Delay = 0.0
     transfer_ms_per_token: float = 0.0
+    transfer_gb_per_s: float | None = None
+    kv_bytes_per_token: float | None = None
+
+    def ms_per_token(self, gpus: Mapping[str, Gpu | None]) -> float:
+        """Return how long the KV memory of a token takes a link, by the model of the pools."""
+        per_token, link = self.transfer_ms_per_token, self.transfer_gb_per_s
+        checked_link(per_token, link, self.kv_bytes_per_token)
+        if link is None:
+            return per_token
+        return link_ms_per_token(link, self.kv_bytes_per_token, gpus.get(self.prefill))
 
 
 class ByLengthSection(Section):
@@ -301,17 +319,23 @@ class WorkflowSection(Section):
     by_length: ByLengthSection | None = None
     pool: str | None = None
 
-    def build(self, name: str, folder: Path, seed: int) -> Workflow | Sessions:
-        """Return the workflow of that name; relative paths are looked for in ``folder``."""
+    def build(
+        self, name: str, folder: Path, seed: int, gpus: Mapping[str, Gpu | None]
+    ) -> Workflow | Sessions:
+        """Return the workflow of that name; relative paths are looked for in ``folder``, and the
+        models of pools are those of ``gpus``.
+        """
         where = f"network.workflows.{short(name)}"
         with within(where):
-            made = self._build(name, where, folder, seed)
+            made = self._build(name, where, folder, seed, gpus)
             if self.priority is None:
                 return made
             assert isinstance(made, Workflow)  # sessions refuse the key
             return dataclasses.replace(made, priority=self.priority)
 
-    def _build(self, name: str, where: str, folder: Path, seed: int) -> Workflow | Sessions:
+    def _build(
+        self, name: str, where: str, folder: Path, seed: int, gpus: Mapping[str, Gpu | None]
+    ) -> Workflow | Sessions:
         kinds = {
             "stages": self.stages,
             "sessions": self.sessions,
@@ -330,9 +354,11 @@ class WorkflowSection(Section):
             pair = self.disaggregated
             with within(f"{where}.disaggregated.workload", "workload"):
                 workload = pair.workload.build(folder, seed)
+            with within(f"{where}.disaggregated"):
+                per_token = pair.ms_per_token(gpus)
             return Workflow.disaggregated(
                 workload, prefill=pair.prefill, decode=pair.decode, transfer_ms=pair.transfer_ms,
-                transfer_ms_per_token=pair.transfer_ms_per_token, name=name,
+                transfer_ms_per_token=per_token, name=name,
             )  # fmt: skip
         if self.by_length is not None:
             with within(f"{where}.by_length.workload", "workload"):
@@ -437,8 +463,9 @@ class NetworkSection(Section):
             name: pool.build_pool(f"network.pools.{short(name)}", folder)
             for name, pool in self.pools.items()
         }
+        gpus = {name: pool.known_gpu(folder) for name, pool in self.pools.items()}
         workflows = [
-            workflow.build(name, folder, seed) for name, workflow in self.workflows.items()
+            workflow.build(name, folder, seed, gpus) for name, workflow in self.workflows.items()
         ]
         with within("network"):
             network = Network(pools, workflows, self.retention_s)

@@ -33,9 +33,8 @@ def _check_router(network: Network, name: str, pool: Pool) -> None:
             f"{where}, which looks for prompts that replicas have computed, but they never have "
             f"any: {_why_nothing(pool)}; or {remedy}"
         )
-    if router.function is router_functions.memory and all(
-        server.memory is None for server, _ in pool.servers
-    ):
+    unlimited = all(server.memory is None for server, _ in pool.servers)
+    if router.function is router_functions.memory and unlimited:
         raise InputError(
             f"{where}, but the KV memory of its servers has no limit, so it sees all of them "
             "equally empty; give them `memory`, or take jsq"
@@ -111,7 +110,8 @@ def _check_decodes(network: Network, workflow: Workflow) -> None:
         feeds = [each for each in before if each.prompt != 0 and each.pool != stage.pool]
         if name in workflow.begins or stage.join or len(feeds) < len(before):
             raise InputError(
-                f"network.workflows.{workflow.name}.stages.{name} only decodes (its prompt is 0) at pool "
-                f"{stage.pool}, but goes on with KV memory that no prefill of another pool sends "
-                "it; give it a prompt, or let stages with a prompt at another pool go before it"
+                f"network.workflows.{workflow.name}.stages.{name} only decodes (its prompt is 0) "
+                f"at pool {stage.pool}, but goes on with KV memory that no prefill of another "
+                "pool sends it; give it a prompt, or let stages with a prompt at another pool go "
+                "before it"
             )

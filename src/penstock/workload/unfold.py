@@ -101,8 +101,8 @@ def unfold(
     prompt, output
         Shape (jobs,), the lengths that come with each job.
     begin
-        Place of the stage at which all begin, or each does; forks around it count as done, so that a join waits
-        for nobody there.
+        Place of the stage at which all begin, or each does; forks around it count as done, so that
+        a join waits for nobody there.
 
     Raises
     ------
