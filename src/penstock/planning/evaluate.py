@@ -347,7 +347,7 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
         options = RunOptions(drain=True, progress=part)
         run = run_network(network, size, workload.seed, options, gap_sections=GAP_SECTIONS)
         steady = network_steady_state(
-            _with_transfers(run),
+            _with_transfers(run) if deployment.server.by_lines else run,
             loads=[pool.rho for pool in certificate.pools],
             confidence=level,
             targets=aim.targets,
@@ -364,7 +364,9 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
 
 
 def _with_transfers(run: NetworkRun) -> NetworkRun:
-    """Count the time from the first token to the second, where another replica makes that."""
+    """Count the time from the first token to the second, where another replica makes that, which
+    runs of engines count themselves.
+    """
     assert run.rows is not None
     jobs = run.rows.jobs
     if jobs.requests == jobs.count:  # no job goes from one replica to another
