@@ -141,6 +141,7 @@ __all__ = [
     "read_trace",
     "recommend",
     "region",
+    "router",
     "search_space",
     "simulate",
     "steady_state",

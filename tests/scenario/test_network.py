@@ -241,6 +241,21 @@ def test_the_order_priority_is_that_of_the_queue_under_either_name() -> None:
         assert pool.order.name == "fcfs"
 
 
+@pytest.mark.parametrize(
+    ("pool", "context"),
+    [
+        (SERVER | {"router": "prefix"}, "reuse"),
+        (VLLM | {"router": "prefix", "memory": {"tokens": 20_000, "prefix_caching": True}}, "reuse"),
+        (SERVER | {"router": {"scored": {"cached": 0}}}, "new"), (VLLM | {"router": "memory"}, "new"),
+        (SERVER | {"router": "session"}, "new"), (SERVER | {"router": "prefix", "replicas": 1}, "new"),
+    ],
+)  # fmt: skip
+def test_a_router_that_may_see_what_it_looks_for_is_taken(pool: dict[str, object], context: str) -> None:
+    stages = {"a": CALL | {"then": "b"}, "b": CALL}
+    flow = POISSON | {"stages": stages, "context": context}
+    assert ps.simulate(made(pool={"replicas": 2} | pool, workflow=flow).network, jobs=20).finished == 20
+
+
 def test_a_router_of_ones_own_may_lie_beside_the_file(tmp_path: Path) -> None:
     lines = "def last(replicas, request, params):\n    return replicas.shape[0] - 1\n"
     (tmp_path / "own.py").write_text(lines, encoding="utf-8")

@@ -26,9 +26,9 @@ def refuse_in_vain(network: Network) -> None:
 def _check_router(network: Network, name: str, pool: Pool) -> None:
     """Refuse a named router that would decide by what is the same at all replicas, always."""
     router, where = pool.router, f"network.pools.{name}.router is {pool.router.name}"
-    cached = dict(router.settings).get("cached", 1.0)
-    if router.looks_up and cached > 0 and not _finds(network, name, pool):
-        remedy = "set its `cached` to 0" if _scores(router) else "take jsq"
+    if _looks_for_prompts(router) and not _finds(network, name, pool):
+        scores = router.function is router_functions.scored
+        remedy = "set its `cached` to 0" if scores else "take jsq"
         raise InputError(
             f"{where}, which looks for prompts that replicas have computed, but they never have "
             f"any: {_why_nothing(pool)}; or {remedy}"
@@ -46,9 +46,11 @@ def _check_router(network: Network, name: str, pool: Pool) -> None:
         )
 
 
-def _scores(router: Router) -> bool:
-    """Whether a router weighs what is cached against other things."""
-    return "cached" in dict(router.settings)
+def _looks_for_prompts(router: Router) -> bool:
+    """Whether a named router goes by what replicas have computed of a prompt."""
+    if router.function is router_functions.scored:
+        return dict(router.settings)["cached"] > 0
+    return router.function is router_functions.prefix
 
 
 def _finds(network: Network, name: str, pool: Pool) -> bool:
