@@ -233,6 +233,17 @@ def test_engines_with_kv_memory_are_planned_behind_any_router(policy: str) -> No
     assert not any(each.by == "impossible" for each in found.discarded)
 
 
+def test_a_router_that_can_never_see_what_it_looks_for_is_named_and_left_out() -> None:
+    workload = ps.Workload.poisson(20.0, ps.Geometric(400, max=2_000), ps.Geometric(50, max=300))
+    space = search_space(SMALL, router=["prefix", "session", "memory", "jsq"], replicas=[2, 3])
+    found = plan(workload, space, ["ttft_p95<1s"], requests=500)
+    assert found.best is not None
+    assert found.best.deployment.router == "jsq"
+    reasons = [each.why for each in found.discarded if each.by == "impossible"]
+    assert [reason.split(" of pool")[0] for reason in reasons] == ["router prefix", "router session", "router memory"]
+    assert_accounted(found, space)
+
+
 def test_where_kv_memory_is_too_small_for_any_policy_theory_discards() -> None:
     """A request holds its blocks for so many iterations, so fewer replicas have no room for all (Little's law)."""
     workload = ps.Workload.poisson(20.0, ps.Geometric(400, max=2_000), ps.Geometric(200, max=1_000))

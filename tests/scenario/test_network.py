@@ -203,7 +203,7 @@ def test_a_stage_that_only_decodes_needs_a_prefill_of_another_pool(before: str) 
     workflows = {"w": POISSON | {"stages": flow}}
     with pytest.raises(ps.InputError) as caught:
         build_network({"network": {"pools": {"p": VLLM, "d": VLLM}, "workflows": workflows}}, Path())
-    assert str(caught.value).startswith("network.workflows.w.stages.decode only decodes (its prompt is 0) at pool d")
+    assert str(caught.value).startswith("network: stage 'w.decode' only decodes (its prompt is 0) at pool 'd'")
     by_lines = {"p": SERVER, "d": SERVER}  # where no KV memory is sent
     assert build_network({"network": {"pools": by_lines, "workflows": workflows}}, Path()).network.stages
 
@@ -451,7 +451,7 @@ BAD = {
     ),
     "prefixes at a pool that caches none": (
         pool("token_budget: 512, policy: vllm, replicas: 2, router: prefix"),
-        "network.pools.p.router is prefix, which looks for prompts that replicas have computed, but they never have "
+        "network: router prefix of pool 'p' looks for prompts that replicas have computed, but they never have "
         "any: no server caches prefixes; give them `memory: {prefix_caching: true}`; or take jsq",
     ),
     "prefixes of prompts with nothing in common": (
@@ -460,11 +460,11 @@ BAD = {
     ),
     "memory that has no limit": (
         pool("token_budget: 512, replicas: 2, router: memory"),
-        "network.pools.p.router is memory, but the KV memory of its servers has no limit",
+        "network: router memory of pool 'p' looks at KV memory, but that of its servers has no limit",
     ),
     "sessions of one request": (
         pool("token_budget: 512, replicas: 2, router: session"),
-        "network.pools.p.router is session, which sends later requests of a job where its first one went, but no job",
+        "network: router session of pool 'p' sends later requests of a job where its first one went, but no job",
     ),
     "an unknown order": (pool("token_budget: 512, order: hlps"), "network.pools.p.order: unknown order 'hlps'"),
     "an order that is a number": (pool("token_budget: 512, order: 3"), "network.pools.p.order: an order is 3"),

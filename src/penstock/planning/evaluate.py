@@ -35,6 +35,7 @@ from penstock.simulation.run import Distribution, Run
 from penstock.simulation.servable import never_served
 from penstock.simulation.simulate import RunOptions
 from penstock.system.network import Network
+from penstock.system.network_faults import refuse_in_vain
 from penstock.system.pool import Pool
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
@@ -292,12 +293,15 @@ def network_of(workload: Workload, deployment: Deployment) -> Network:
     Raises
     ------
     InputError
-        If the replicas have something that a pool cannot have, or a request never fits.
+        If the replicas have something that a pool cannot have, a request never fits, or a router
+        can never see what it looks for.
     """
     workload, server = _in_a_pool(workload, deployment.server)
     router, prefill = deployment.router, deployment.prefill_replicas
     if not prefill:
-        return Network.single(workload, server, deployment.replicas, router)
+        network = Network.single(workload, server, deployment.replicas, router)
+        refuse_in_vain(network)
+        return network
     pools = {
         "prefill": Pool(server, prefill, router),
         "decode": Pool(server, deployment.replicas - prefill, router),
@@ -306,7 +310,9 @@ def network_of(workload: Workload, deployment: Deployment) -> Network:
         workload, prefill="prefill", decode="decode",
         transfer_ms=deployment.transfer_ms, transfer_ms_per_token=deployment.transfer_ms_per_token,
     )  # fmt: skip
-    return Network(pools, [apart])
+    network = Network(pools, [apart])
+    refuse_in_vain(network)
+    return network
 
 
 def _in_a_pool(workload: Workload, server: Server) -> tuple[Workload, Server]:

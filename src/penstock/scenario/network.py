@@ -26,13 +26,13 @@ from pydantic import BeforeValidator, Field
 from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document, short
 from penstock.errors import InputError
-from penstock.scenario.network_faults import refuse_in_vain
 from penstock.scenario.scenario import RunSection
 from penstock.scenario.server import ENGINE_NAMES, ServerSection, alias
 from penstock.scenario.workload import WorkloadSection, length
 from penstock.system.gpu import Gpu
 from penstock.system.kv_transfer import checked_link, link_ms_per_token
 from penstock.system.network import Network, Pool
+from penstock.system.network_faults import refuse_in_vain
 from penstock.system.orders import Order, resolve_order
 from penstock.system.routing import Router, resolve_router
 from penstock.system.server import Server

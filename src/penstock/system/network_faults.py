@@ -1,4 +1,4 @@
-"""What a scenario of a network asks for in vain: routers that look for what their pool never has,
+"""What is asked of a network in vain: routers that look for what their pool never has,
 and stages that only decode where nothing was prefilled.
 """
 
@@ -25,23 +25,23 @@ def refuse_in_vain(network: Network) -> None:
 
 def _check_router(network: Network, name: str, pool: Pool) -> None:
     """Refuse a named router that would decide by what is the same at all replicas, always."""
-    router, where = pool.router, f"network.pools.{name}.router is {pool.router.name}"
+    router, what = pool.router, f"router {pool.router.name} of pool {name!r}"
     if _looks_for_prompts(router) and not _finds(network, name, pool):
         scores = router.function is router_functions.scored
         remedy = "set its `cached` to 0" if scores else "take jsq"
         raise InputError(
-            f"{where}, which looks for prompts that replicas have computed, but they never have "
+            f"{what} looks for prompts that replicas have computed, but they never have "
             f"any: {_why_nothing(pool)}; or {remedy}"
         )
     unlimited = all(server.memory is None for server, _ in pool.servers)
     if router.function is router_functions.memory and unlimited:
         raise InputError(
-            f"{where}, but the KV memory of its servers has no limit, so it sees all of them "
+            f"{what} looks at KV memory, but that of its servers has no limit, so all seem "
             "equally empty; give them `memory`, or take jsq"
         )
     if router.function is router_functions.session and _most_of_a_job(network, name) <= 1:
         raise InputError(
-            f"{where}, which sends later requests of a job where its first one went, but no job "
+            f"{what} sends later requests of a job where its first one went, but no job "
             "has more than one here; take jsq"
         )
 
@@ -112,8 +112,8 @@ def _check_decodes(network: Network, workflow: Workflow) -> None:
         feeds = [each for each in before if each.prompt != 0 and each.pool != stage.pool]
         if name in workflow.begins or stage.join or len(feeds) < len(before):
             raise InputError(
-                f"network.workflows.{workflow.name}.stages.{name} only decodes (its prompt is 0) "
-                f"at pool {stage.pool}, but goes on with KV memory that no prefill of another "
+                f"stage '{workflow.name}.{name}' only decodes (its prompt is 0) "
+                f"at pool {stage.pool!r}, but goes on with KV memory that no prefill of another "
                 "pool sends it; give it a prompt, or let stages with a prompt at another pool go "
                 "before it"
             )
