@@ -38,7 +38,7 @@ from .system.orders import ORDERS, Order, order
 from .system.policies import POLICIES, Policy, policy
 from .system.pool import Pool
 from .system.presets import HARDWARE, hardware
-from .system.routing import ROUTERS, Router
+from .system.routing import ROUTERS, Router, router
 from .system.server import Server
 from .theory.certificate import Certificate, certify
 from .theory.fluid import FluidPath, fluid
@@ -141,6 +141,7 @@ __all__ = [
     "read_trace",
     "recommend",
     "region",
+    "router",
     "search_space",
     "simulate",
     "steady_state",

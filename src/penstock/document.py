@@ -314,14 +314,16 @@ def _section_at(model: type[Section], places: Sequence[int | str]) -> type[Secti
     """Return the section of a document at some place, or None where it has none there."""
     found: Any = model
     for place in places:
-        if typing.get_origin(found) is dict:
-            found = typing.get_args(found)[1]
+        if typing.get_origin(found) in (dict, list):
+            found = typing.get_args(found)[-1]
         elif place in found.model_fields:
             found = found.model_fields[place].annotation
         else:
             return None
         choices = (found, *typing.get_args(found))  # a section, or one or None
-        found = next((c for c in choices if typing.get_origin(c) is dict or _is_section(c)), None)
+        found = next(
+            (c for c in choices if typing.get_origin(c) in (dict, list) or _is_section(c)), None
+        )
         if found is None:
             return None
     return found if _is_section(found) else None

@@ -105,7 +105,19 @@ def example(name: str) -> Network:
     return read_network(EXAMPLES / f"{name}.yaml").network
 
 
+def by_length() -> Network:
+    """Return two stages at which jobs begin by their prompts, and one that both lead to."""
+    workload = ps.Workload.poisson(1.0, ps.Uniform(1, 1_000), 50)
+    stages = {
+        "long": Stage("large", "job", "job", then="sum_up"), "short": Stage("small", "job", "job", then="sum_up"),
+        "sum_up": Stage("small", 50, 20),
+    }  # fmt: skip
+    first = {"long": None, "short": 400}
+    return Network({"small": Pool(SERVER), "large": Pool(SERVER)}, [Workflow("w", workload, stages, first=first)])
+
+
 NETWORKS = {
+    "by_length": by_length,
     "single": lambda: Network.single(ARRIVALS, SERVER, 3),
     "chain": chain,
     "nested": nested,

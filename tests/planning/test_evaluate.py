@@ -136,16 +136,31 @@ def test_replicas_behind_chance_are_judged_alike_alone_and_together(kind: str) -
         assert all_of_them.low <= one.high  # type: ignore[operator]
 
 
-def test_the_time_that_a_transfer_takes_is_one_between_tokens() -> None:
+@pytest.mark.parametrize("kind", ["lines", "sarathi", "vllm"])
+def test_the_time_that_a_transfer_takes_is_one_between_tokens(kind: str) -> None:
     """Of 11 output tokens the first comes from the one replica, ten from the other."""
     workload = ps.Workload.poisson(10.0, ps.Geometric(300, max=2_000), 11)
-    apart = Deployment(SERVER, 2, prefill_replicas=1, router="jsq", transfer_ms=1_000.0)
+    policy = "sarathi" if kind == "lines" else kind
+    server = ps.Server(SERVER.batch_time, 256, policy=policy, kv_tokens=None if kind == "lines" else 20_000)
+    apart = Deployment(server, 2, prefill_replicas=1, router="jsq", transfer_ms=1_000.0)
     aim = Aim.of(["ttft_mean<9s", "tbt_mean<9s", "e2e_mean<9s", "tbt_p95<900ms"], requests=4_000, most_requests=4_000)
     found = evaluate(workload, apart, aim)
     ttft, tbt, e2e, longest = (estimate.value for estimate in found.estimates)
     assert 10 * tbt == pytest.approx(e2e - ttft, rel=0.01)  # type: ignore[operator]
     assert longest > 1.0  # type: ignore[operator]
     assert found.judgements == ("met", "met", "met", "missed")
+
+
+@pytest.mark.parametrize("policy", ["sarathi", "vllm"])
+def test_decodes_whose_kv_memory_is_too_small_for_what_prefills_send_are_unstable(policy: str) -> None:
+    """One replica decodes alone: with 700 tokens of memory one or two requests at a time, of 200 iterations each."""
+    workload = ps.Workload.poisson(4.0, 300, 200)
+    aim = Aim.of(["e2e_p90<60s"], requests=1_000, most_requests=1_000)
+    verdicts = []
+    for tokens in (704, 40_000):
+        server = ps.Server(SERVER.batch_time, 256, 64, policy=policy, kv_tokens=tokens)
+        verdicts.append(evaluate(workload, Deployment(server, 2, prefill_replicas=1, router="jsq"), aim).verdict)
+    assert verdicts == ["unstable", "stable"]
 
 
 def test_a_longest_context_cuts_outputs_behind_any_router() -> None:

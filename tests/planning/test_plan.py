@@ -200,6 +200,25 @@ def test_replicas_for_prompts_alone_keep_their_ratio() -> None:
     assert_accounted(found, space)
 
 
+@pytest.mark.parametrize("policy", ["sarathi", "vllm"])
+def test_prefill_and_decode_apart_are_planned_beside_both_together_with_kv_memory(policy: str) -> None:
+    """The answer is that of simulating every split; short times between tokens ask for one."""
+    workload = ps.Workload.poisson(20.0, ps.Geometric(400, max=2_000), ps.Geometric(50, max=300))
+    server = ps.Server(SMALL.batch_time, 256, 64, policy=policy, kv_tokens=8_000)
+    splits = [None, "1:1", "2:1", "1:2"]
+    space = search_space(server, router=["jsq"], disaggregation=splits, replicas=6, transfer_ms_per_token=0.001)
+    ratios = []
+    for target in ("tbt_p99<100ms", "tbt_p99<30ms"):
+        aim = Aim.of(["ttft_p95<1s", target], requests=500, most_requests=2_000)
+        found = plan(workload, space, aim=aim)
+        assert_same(found, exhaustive(workload, space, aim))
+        assert_accounted(found, space)
+        assert not any(each.by == "impossible" for each in found.discarded)
+        ratios.append(found.best and found.best.deployment.ratio)
+    assert ratios[0] is None
+    assert ratios[1] is not None
+
+
 @pytest.mark.parametrize("policy", ["sarathi", "vllm", "sglang"])
 def test_engines_with_kv_memory_are_planned_behind_any_router(policy: str) -> None:
     """Every deployment is judged, by times between tokens and by any percentile, and the answer is that of all."""
@@ -212,6 +231,17 @@ def test_engines_with_kv_memory_are_planned_behind_any_router(policy: str) -> No
     assert_same(found, exhaustive(workload, space, aim))
     assert_accounted(found, space)
     assert not any(each.by == "impossible" for each in found.discarded)
+
+
+def test_a_router_that_can_never_see_what_it_looks_for_is_named_and_left_out() -> None:
+    workload = ps.Workload.poisson(20.0, ps.Geometric(400, max=2_000), ps.Geometric(50, max=300))
+    space = search_space(SMALL, router=["prefix", "session", "memory", "jsq"], replicas=[2, 3])
+    found = plan(workload, space, ["ttft_p95<1s"], requests=500)
+    assert found.best is not None
+    assert found.best.deployment.router == "jsq"
+    reasons = [each.why for each in found.discarded if each.by == "impossible"]
+    assert [reason.split(" of pool")[0] for reason in reasons] == ["router prefix", "router session", "router memory"]
+    assert_accounted(found, space)
 
 
 def test_where_kv_memory_is_too_small_for_any_policy_theory_discards() -> None:

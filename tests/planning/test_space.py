@@ -58,14 +58,26 @@ def test_a_ratio_divides_all_replicas_into_prompts_and_decodes() -> None:
 
 
 def test_what_cannot_exist_is_refused_with_its_reason() -> None:
-    """Nothing is known of engines that go on with what another replica has prefilled."""
-    space = search_space(SERVER, policy=["sarathi", "vllm"], disaggregation=["1:1"], replicas=4)
-    assert len(space.families) == 1
-    assert space.families[0].name.startswith("server, sarathi")
+    """Of sglang it is not known how it goes on with what another replica has prefilled."""
+    space = search_space(SERVER, policy=["sarathi", "vllm", "sglang"], disaggregation=["1:1"], replicas=4)
+    assert [family.name.partition(", budget")[0] for family in space.families] == ["server, sarathi", "server, vllm"]
     assert [each.by for each in space.refused] == ["impossible"]
-    assert space.refused[0].why.startswith("prefill and decode apart are not judged for vllm: how")
+    assert space.refused[0].why.startswith("prefill and decode apart are not judged for sglang as its")
     with pytest.raises(InputError, match="no deployment of the search space can exist"):
-        search_space(SERVER, policy=["vllm"], disaggregation=["1:1"])
+        search_space(SERVER, policy=["sglang"], disaggregation=["1:1"])
+
+
+def test_a_transfer_takes_the_bytes_of_a_token_over_the_bandwidth() -> None:
+    tp1, tp2 = "codellama-34b-a100-tp1", "codellama-34b-a100-tp2"
+    wanted = {"hardware": [tp1, tp2], "disaggregation": [None, "1:1"], "replicas": 2, "transfer_gb_per_s": 25.0}
+    times = {d.transfer_ms_per_token for d in search_space(SERVER, **wanted) if d.prefill_replicas}  # type: ignore[arg-type]
+    assert times == {196_608 / 25e6}
+    given = search_space(SERVER, disaggregation=["1:1"], transfer_gb_per_s=25.0, kv_bytes_per_token=1e6)
+    assert {d.transfer_ms_per_token for d in given} == {0.04}
+    with pytest.raises(InputError, match="give kv_bytes_per_token"):
+        search_space(SERVER, disaggregation=["1:1"], transfer_gb_per_s=25.0)
+    with pytest.raises(InputError, match="transfer_gb_per_s is 0, but must be a number from"):
+        search_space(SERVER, disaggregation=["1:1"], transfer_gb_per_s=0)
 
 
 def test_engines_serve_behind_any_router() -> None:

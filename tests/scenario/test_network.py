@@ -1,5 +1,6 @@
 """A scenario of a network means what it says, or is refused in one line that names the key."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import yaml
 
 import penstock as ps
 from penstock.scenario.network import NetworkScenario, build_network, read_network
-from penstock.scenario.scenario import describes_network
+from penstock.scenario.scenario import build, describes_network
 from penstock.system.orders import ORDERS
 from penstock.workload.sessions import Sessions
 from penstock.workload.workflow import Workflow
@@ -140,10 +141,163 @@ def test_stages_may_take_the_lengths_of_a_trace(tmp_path: Path) -> None:
 def test_requests_may_go_to_one_pool_or_to_a_disaggregated_pair() -> None:
     requests = {"poisson": {"rate": 2, "prompt": 100, "output": 50}}
     assert workflow(made(workflow={"workload": requests, "pool": "p"})).stages["call"].prompt == "job"
-    pair = {"workload": requests, "prefill": "p", "decode": "p", "transfer_ms": 5, "transfer_ms_per_token": 0.01}
-    jobs = made(workflow={"disaggregated": pair}).network.jobs(1)
-    assert (jobs.prompt.tolist(), jobs.output.tolist()) == ([100, 0], [1, 49])
-    assert jobs.delay_s.tolist() == pytest.approx([0, 0.005 + 100 * 0.00001])
+    pair = {"workload": requests, "prefill": "p", "decode": "d", "transfer_ms": 5}
+    for how, seconds in (
+        ({"transfer_ms_per_token": 0.01}, 1e-5),
+        ({"transfer_gb_per_s": 25}, 196_608 / 25e9),  # CodeLlama-34B: 2 x 48 layers x 8 heads x 128 x 2 bytes
+        ({"transfer_gb_per_s": 25, "kv_bytes_per_token": 1e6}, 4e-5),
+    ):
+        document = {"pools": {"p": SERVER, "d": SERVER}, "workflows": {"w": {"disaggregated": pair | how}}}
+        jobs = build_network({"network": document}, Path()).network.jobs(1)
+        assert (jobs.prompt.tolist(), jobs.output.tolist()) == ([100, 0], [1, 49])
+        assert jobs.delay_s.tolist() == pytest.approx([0, 0.005])
+        assert jobs.column("transfer_s").tolist() == pytest.approx([0, 100 * seconds])
+
+
+VLLM = SERVER | {"policy": "vllm", "memory": {"tokens": 20_000}}
+
+
+@pytest.mark.parametrize(
+    ("pair", "complaint"),
+    [
+        (
+            {"transfer_gb_per_s": 0},
+            "transfer_gb_per_s is 0.0, but must be a number from 0.001 to 1,000,000 GB/s: what a",
+        ),
+        ({"transfer_gb_per_s": 25, "transfer_ms_per_token": 1}, "but both say how long a token takes a link; give one"),
+        (
+            {"kv_bytes_per_token": 9},
+            "says how long a transfer takes only beside the bandwidth of a link; add transfer_",
+        ),
+        ({"transfer_gb_per_s": 25, "kv_bytes_per_token": 0}, "kv_bytes_per_token is 0.0, but must be a number from 1"),
+        ({"decode": "p"}, "prefill and decode are both at pool 'p', so nothing is apart; name two pools"),
+    ],
+)
+def test_a_transfer_that_cannot_be_is_one_clear_line(pair: dict[str, object], complaint: str) -> None:
+    requests = {"poisson": {"rate": 2, "prompt": 100, "output": 50}}
+    flow = {"disaggregated": {"workload": requests, "prefill": "p", "decode": "d"} | pair}
+    with pytest.raises(ps.InputError) as caught:
+        build_network({"network": {"pools": {"p": VLLM, "d": VLLM}, "workflows": {"w": flow}}}, Path())
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_how_much_a_token_takes_has_to_be_known() -> None:
+    server = {"batch_time": {"c_ms": 11, "a_ms": 35, "b0": 128}, "token_budget": 512}
+    requests = {"poisson": {"rate": 2, "prompt": 100, "output": 50}}
+    flow = {"disaggregated": {"workload": requests, "prefill": "p", "decode": "d", "transfer_gb_per_s": 25}}
+    with pytest.raises(ps.InputError, match="is not known without the model; give kv_bytes_per_token"):
+        build_network({"network": {"pools": {"p": server, "d": server}, "workflows": {"w": flow}}}, Path())
+
+
+@pytest.mark.parametrize("before", ["nothing", "the same pool", "a decode"])
+def test_a_stage_that_only_decodes_needs_a_prefill_of_another_pool(before: str) -> None:
+    prefill = {"pool": "p", "prompt": 100, "output": 1, "then": "decode"}
+    decode = {"pool": "d", "prompt": 0, "output": 49}
+    flow = {
+        "nothing": {"decode": decode | {"then": "after"}, "after": {"pool": "p", "prompt": 9, "output": 1}},
+        "the same pool": {"prefill": prefill | {"pool": "d", "then": ["decode", "other"]}, "decode": decode,
+                          "other": {"pool": "p", "prompt": 9, "output": 1}},
+        "a decode": {"prefill": prefill | {"then": "first"}, "first": decode | {"then": "decode"}, "decode": decode},
+    }[before]  # fmt: skip
+    workflows = {"w": POISSON | {"stages": flow}}
+    with pytest.raises(ps.InputError) as caught:
+        build_network({"network": {"pools": {"p": VLLM, "d": VLLM}, "workflows": workflows}}, Path())
+    assert str(caught.value).startswith("network: stage 'w.decode' only decodes (its prompt is 0) at pool 'd'")
+    by_lines = {"p": SERVER, "d": SERVER}  # where no KV memory is sent
+    assert build_network({"network": {"pools": by_lines, "workflows": workflows}}, Path()).network.stages
+
+
+def test_memory_smaller_than_a_request_is_said_with_its_pool() -> None:
+    small = VLLM | {"memory": {"tokens": 64}}
+    with pytest.raises(ps.InputError) as caught:
+        ps.simulate(made(pool=small).network, jobs=5)
+    assert "a request of 100 prompt and 50 output tokens comes to pool 'p': it needs 10 blocks of 16" in str(
+        caught.value
+    )
+
+
+def test_a_pool_has_several_kinds_of_server_behind_a_router_with_settings() -> None:
+    pool = {
+        "router": {"session": {"spill": 8, "times": 2}}, "report_ms": 50, "order": "priority",
+        "servers": [VLLM | {"replicas": 2}, VLLM | {"hardware": "codellama-34b-a100-tp2"}],
+    }  # fmt: skip
+    stages = {"a": CALL | {"then": "b"}, "b": CALL}
+    flow = POISSON | {"priority": -3, "stages": stages}
+    network = build_network({"network": {"pools": {"p": pool}, "workflows": {"w": flow}}}, Path()).network
+    (made,) = network.pools.values()
+    assert [count for _, count in made.servers] == [2, 1]
+    assert {server.order for server, _ in made.servers} == {"priority"}
+    assert made.servers[0][0].batch_time != made.servers[1][0].batch_time
+    assert (made.router.name, dict(made.router.settings)) == ("session", {"spill": 8, "times": 2})
+    assert (made.order.name, made.report_ms) == ("fcfs", 50)
+    assert set(network.jobs(9).column("priority").tolist()) == {-3}
+
+
+def test_the_order_priority_is_that_of_the_queue_under_either_name() -> None:
+    for name in ("order", "scheduling_policy", "scheduling-policy"):
+        (pool,) = made(pool=VLLM | {name: "priority"}).network.pools.values()
+        assert pool.server.order == "priority"
+        assert pool.order.name == "fcfs"
+
+
+@pytest.mark.parametrize(
+    ("pool", "context"),
+    [
+        (SERVER | {"router": "prefix"}, "reuse"),
+        (VLLM | {"router": "prefix", "memory": {"tokens": 20_000, "prefix_caching": True}}, "reuse"),
+        (SERVER | {"router": {"scored": {"cached": 0}}}, "new"), (VLLM | {"router": "memory"}, "new"),
+        (SERVER | {"router": "session"}, "new"), (SERVER | {"router": "prefix", "replicas": 1}, "new"),
+    ],
+)  # fmt: skip
+def test_a_router_that_may_see_what_it_looks_for_is_taken(pool: dict[str, object], context: str) -> None:
+    stages = {"a": CALL | {"then": "b"}, "b": CALL}
+    flow = POISSON | {"stages": stages, "context": context}
+    assert ps.simulate(made(pool={"replicas": 2} | pool, workflow=flow).network, jobs=20).finished == 20
+
+
+def test_a_router_of_ones_own_may_lie_beside_the_file(tmp_path: Path) -> None:
+    lines = "def last(replicas, request, params):\n    return replicas.shape[0] - 1\n"
+    (tmp_path / "own.py").write_text(lines, encoding="utf-8")
+    network = made(pool={"replicas": 3, "router": "own.py:last"}, folder=tmp_path).network
+    run = ps.simulate(network, jobs=20)
+    assert set(run.requests["replica"]) == {2}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_engines_of_a_pool_choose_their_limits_by_the_gpu_as_one_server_does(engine: str) -> None:
+    keys = {"hardware": "codellama-34b-a100-tp1", "policy": engine, "gpu": {"memory_gib": 80}}
+    document = {"network": {"pools": {"p": keys}, "workflows": {"w": POISSON | {"stages": {"call": CALL}}}}}
+    (pool,) = build_network(document, Path()).network.pools.values()
+    workload = {"poisson": {"rate": 1, "prompt": 9, "output": 5}}
+    alone = build({"workload": workload, "server": keys}, Path(), "one").server
+    assert pool.server == alone
+
+
+def test_prompts_of_a_length_go_to_a_pool_of_their_own() -> None:
+    requests = {"poisson": {"rate": 2, "prompt": {"uniform": [1, 4000]}, "output": 50}}
+    flow = {"by_length": {"workload": requests, "pools": {"long": None, "short": 1000}}, "priority": 2}
+    document = {"network": {"pools": {"short": SERVER, "long": SERVER}, "workflows": {"w": flow}}}
+    network = build_network(document, Path()).network
+    jobs = network.jobs(2_000)
+    by_stage = np.array([network.stages.index("w.long"), network.stages.index("w.short")])
+    assert (jobs.stage == by_stage[(jobs.prompt <= 1000).astype(int)]).all()
+    assert set(jobs.column("priority").tolist()) == {2}
+
+
+def test_hash_ids_of_a_trace_are_found_in_a_pool_and_have_to_fit_its_blocks(tmp_path: Path) -> None:
+    rows = [{"timestamp": 9_000 * i, "input_length": 1024, "output_length": 5, "hash_ids": [1, 2]} for i in range(4)]
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    flow = {"workload": {"trace": "trace.jsonl", "format": "mooncake"}, "pool": "p"}
+    memory = {"tokens": 40_960, "prefix_caching": True, "block_size": 512}
+    pool = SERVER | {"policy": "vllm", "memory": memory, "replicas": 2, "router": "prefix"}
+    network = made(pool=pool, workflow=flow, folder=tmp_path).network
+    run = ps.simulate(network)
+    assert run.requests["cached_tokens"].to_list() == [0, 512, 512, 512]  # the last block makes the first token
+    assert run.requests["replica"].n_unique() == 1
+    other = made(pool=pool | {"memory": memory | {"block_size": 16}}, workflow=flow, folder=tmp_path).network
+    with pytest.raises(ps.InputError, match="hash ids name blocks of 512 tokens, but block_size is 16"):
+        ps.simulate(other)
 
 
 SESSIONS = (
@@ -235,11 +389,35 @@ BAD = {
     ),
     "a missing budget": (
         pool("replicas: 2"),
-        "network.pools.p.token_budget is missing; add it, in tokens (vLLM's max_num_batched_tokens)",
+        "network.pools.p.token_budget is missing; add it (vLLM's max_num_batched_tokens), or for vllm and sglang",
     ),
-    "limits by the GPU": (
-        pool("gpu: {memory_gib: 80}"),
-        "network.pools.p.gpu is for vllm and sglang, which choose their limits by it, but no pool has an engine's",
+    "limits by the GPU for a policy of the paper": (
+        pool("token_budget: 512, gpu: {memory_gib: 80}"),
+        "network.pools.p.gpu is for the schedulers of engines (",
+    ),
+    "no kinds of servers": (
+        said(pools="{p: {servers: []}}"),
+        "network.pools.p: servers is an empty list, so the pool serves nothing; give one",
+    ),
+    "a server beside the kinds": (
+        pool("servers: [{hardware: codellama-34b-a100-tp1, token_budget: 512}]"),
+        "network.pools.p: hardware stands beside `servers`, which each have keys of their own",
+    ),
+    "an unknown key of a kind": (
+        said(pools="{p: {servers: [{hardware: codellama-34b-a100-tp1, token_budget: 512, replica: 2}]}}"),
+        "network.pools.p.servers.0.replica is not a key of a scenario; did you mean 'replicas'",
+    ),
+    "a kind without a budget": (
+        said(pools="{p: {servers: [{hardware: codellama-34b-a100-tp1}]}}"),
+        "network.pools.p.servers.0.token_budget is missing",
+    ),
+    "a kind with an order of its own": (
+        said(pools="{p: {servers: [{hardware: codellama-34b-a100-tp1, token_budget: 9, order: fcfs}]}}"),
+        "network.pools.p.servers.0: order is fcfs, but all servers of a pool have one; give it beside `servers`",
+    ),
+    "reports before now": (
+        pool("token_budget: 512, report_ms: -5"),
+        "network.pools.p: report_ms is -5.0, but must be a number from 0",
     ),
     "no replicas": (pool("token_budget: 512, replicas: 0"), "network.pools.p: replicas is 0"),
     "replicas in words": (pool("token_budget: 512, replicas: many"), "network.pools.p.replicas must be a whole number"),
@@ -255,7 +433,39 @@ BAD = {
         pool("token_budget: 512, router: {measure: {prefill: 1}}"),
         "network.pools.p.router.measure.decode is missing",
     ),
-    "an unknown key of a router": (pool("token_budget: 512, router: {mesure: {}}"), "network.pools.p.router.mesure"),
+    "settings of an unknown router": (
+        pool("token_budget: 512, router: {mesure: {}}"),
+        "network.pools.p.router: unknown router 'mesure'",
+    ),
+    "an unknown setting of a router": (
+        pool("token_budget: 512, router: {prefix: {mach: 1}}"),
+        "network.pools.p.router: router prefix has no setting 'mach'; it has match, spill, times",
+    ),
+    "a setting in words": (
+        pool("token_budget: 512, router: {session: {spill: few}}"),
+        "network.pools.p.router: spill of router session is 'few', but must be a number from 0",
+    ),
+    "a router that is a number": (
+        pool("token_budget: 512, router: {prefix: 3}"),
+        "network.pools.p.router: a router is {'prefix': 3}, but must be a name such as jsq, or one name with",
+    ),
+    "prefixes at a pool that caches none": (
+        pool("token_budget: 512, policy: vllm, replicas: 2, router: prefix"),
+        "network: router prefix of pool 'p' looks for prompts that replicas have computed, but they never have "
+        "any: no server caches prefixes; give them `memory: {prefix_caching: true}`; or take jsq",
+    ),
+    "prefixes of prompts with nothing in common": (
+        pool("token_budget: 512, replicas: 2, router: scored"),
+        "no workflow has prompts in common; give one `context: reuse`, sessions, or a trace with hash ids; or set its",
+    ),
+    "memory that has no limit": (
+        pool("token_budget: 512, replicas: 2, router: memory"),
+        "network: router memory of pool 'p' looks at KV memory, but that of its servers has no limit",
+    ),
+    "sessions of one request": (
+        pool("token_budget: 512, replicas: 2, router: session"),
+        "network: router session of pool 'p' sends later requests of a job where its first one went, but no job",
+    ),
     "an unknown order": (pool("token_budget: 512, order: hlps"), "network.pools.p.order: unknown order 'hlps'"),
     "an order that is a number": (pool("token_budget: 512, order: 3"), "network.pools.p.order: an order is 3"),
     "a priority that is a name": (
@@ -274,14 +484,6 @@ BAD = {
         ),
         "network: the priority order of pool 'q' names 'a', which pool 'p' serves; leave it out",
     ),
-    "an order of an engine": (
-        pool("token_budget: 512, scheduling_policy: priority"),
-        "network.pools.p.scheduling_policy ranks requests",
-    ),
-    "a prefix cache": (
-        pool("token_budget: 512, memory: {blocks: 9, prefix_caching: true}"),
-        "network.pools.p: the server of a pool caches prefixes",
-    ),
     "an order of stages at an engine": (
         pool("token_budget: 512, policy: vllm, order: hlpps"),
         "network.pools.p: the order of the pool is hlpps, but vllm",
@@ -291,10 +493,13 @@ BAD = {
         said(workflows="{w: fast}"),
         "network.workflows.w must be a mapping of keys (arrivals, workload, context, first, ",
     ),
-    "an empty workflow": (flow(""), "network.workflows.w: give one of stages, sessions, disaggregated, pool, not none"),
+    "an empty workflow": (
+        flow(""),
+        "network.workflows.w: give one of stages, sessions, disaggregated, by_length, pool, not none",
+    ),
     "two kinds of workflow": (
         flow(f"pool: p, workload: {REQUESTS}, stages: {{}}"),
-        "network.workflows.w: give one of stages, sessions, disaggregated, pool, not stages and pool",
+        "network.workflows.w: give one of stages, sessions, disaggregated, by_length, pool, not stages and pool",
     ),
     "no arrivals": (
         flow("stages: {call: {pool: p, prompt: 9, output: 5}}"),
@@ -438,20 +643,20 @@ def test_sorted_keys_do_not_change_where_jobs_begin() -> None:
     """A program that dumps YAML may sort the keys; what the graph does not say has to be said by `first`."""
     stages = {"plan": CALL | {"then": "act"}, "act": CALL | {"then": {"act": 0.3, "end": 0.7}}}
     for order in (list(stages), sorted(stages)):
-        assert workflow(made(workflow=POISSON | {"stages": {name: stages[name] for name in order}})).begins == "plan"
+        assert workflow(made(workflow=POISSON | {"stages": {name: stages[name] for name in order}})).begins == ("plan",)
     loop = {"plan": CALL | {"then": "act"}, "act": CALL | {"then": {"plan": 0.3, "end": 0.7}}}
     for order in (list(loop), sorted(loop)):
         flow = POISSON | {"stages": {name: loop[name] for name in order}}
         with pytest.raises(ps.InputError, match=r"may begin at (plan or act|act or plan).*`first: "):
             made(workflow=flow)
-        assert workflow(made(workflow=flow | {"first": "plan"})).begins == "plan"
+        assert workflow(made(workflow=flow | {"first": "plan"})).begins == ("plan",)
 
 
 @pytest.mark.parametrize(
     ("pool", "words"),
     [
         ({"affinity": 1}, "affinity must be true or false, not 1"),
-        ({"order": "priority"}, "give `order: {priority: [w.call]}`, most urgent first"),
+        ({"order": {"priority": []}}, "give `order: {priority: [w.call]}`, most urgent first"),
         ({"max_batch_size": 0}, "leave it out for no limit"),
     ],
 )

@@ -370,14 +370,11 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Pool(ps.Server(SLOT, 768, 64, policy="vllm"), order="hlpps"),
         "the order of the pool is hlpps, but vllm",
     ),
-    "a prefix cache": (
-        lambda: Pool(ps.Server(SLOT, 768, memory=ps.Memory(900, prefix_caching=True))),
-        "caches prefixes",
+    "late reports from the future": (
+        lambda: Pool(ENGINE, report_ms=-1),
+        "report_ms is -1, but must be a number from 0",
     ),
-    "requests by priority": (
-        lambda: Pool(ps.Server(SLOT, 768, order="priority")),
-        "order the pool's stages instead: `order: {priority: ",
-    ),
+    "no kinds of servers": (lambda: Pool([]), "the servers of a pool are []; give pairs (Server, how many)"),
     "no server": (lambda: Pool("tp1"), "the server of a pool is 'tp1'; give a Server"),  # type: ignore[arg-type]
     "an unknown router": (lambda: Pool(ENGINE, 2, "jsk"), "unknown router 'jsk'; did you mean 'jsq'"),
     "an unknown order": (lambda: Pool(ENGINE, order="fcsf"), "unknown order 'fcsf'; did you mean 'fcfs'"),

@@ -74,8 +74,10 @@ def test_a_table_cut_anywhere_and_joined_is_the_same_table(lengths, cut):
     assert rows(Jobs.joined([jobs.span(0, cut), jobs.span(cut, jobs.count)])) == rows(jobs)
 
 
-def test_numbered_jobs_have_the_workflow_and_the_stages_of_the_network():
-    jobs = chains([0.0], [3]).numbered(2, 10)
+def test_numbered_jobs_have_the_workflow_the_stages_and_the_recorded_prompts_of_the_network():
+    recorded = dataclasses.replace(chains([0.0], [3]), prefix=np.array([0, -1, 4], np.int32))
+    jobs = recorded.numbered(2, 10, 7)
+    assert jobs.prefix.tolist() == [7, -1, 11]
     assert jobs.workflow.tolist() == [2]
     assert jobs.stage.tolist() == [10, 11, 12]
     assert (jobs.workflow.dtype, jobs.stage.dtype) == (np.int32, np.int32)

@@ -193,7 +193,7 @@ def test_delays_are_drawn_in_milliseconds_and_a_transfer_takes_time_for_each_tok
         "b": Stage("p", 40, 1, then="c", delay_ms=ps.Uniform(10, 20)),
         "c": Stage("p", 1, 1, delay_ms=2.5, transfer_ms_per_token=0.5),
     }
-    a, b, c = unfolded(stages, count=1_000).delay_s.reshape(-1, 3).T
+    a, b, c = unfolded(stages, count=1_000).wait_s.reshape(-1, 3).T
     assert set(a.tolist()) == {0.005}
     assert set((b * 1e3).round(9).tolist()) == set(range(10, 21))
     assert c == pytest.approx(0.0225), "2.5 ms and 40 tokens of half a millisecond"
@@ -206,7 +206,9 @@ def test_a_disaggregated_call_prefills_at_one_pool_and_decodes_the_rest_at_anoth
     assert {name: stage.pool for name, stage in workflow.stages.items()} == {"prefill": "p", "decode": "d"}
     jobs = workflow.jobs(2)
     assert columns(jobs, *SHARED) == [[0, 1] * 2, [100, 0] * 2, [1, 19] * 2, [0, 1] * 2, [1, 0] * 2, [0] * 4]
-    assert jobs.delay_s.tolist() == pytest.approx([0, 0.028] * 2)
+    assert jobs.delay_s.tolist() == pytest.approx([0, 0.003] * 2)
+    assert jobs.column("transfer_s").tolist() == pytest.approx([0, 0.025] * 2)
+    assert jobs.column("sender").tolist() == [0, -1] * 2
 
 
 def test_a_stage_without_a_prompt_hands_the_context_on_from_where_it_was_computed():

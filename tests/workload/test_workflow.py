@@ -114,11 +114,79 @@ def test_a_factor_on_the_load_is_one_on_the_rate():
     assert Workflow.single(RECORDED, "pool").with_load(2).jobs(4).arrival_s.tolist() == pytest.approx([0, 0.25, 1, 5])
 
 
-def test_hash_ids_are_left_out_and_that_is_said():
-    traced = ps.Workload.from_arrays([0.0, 1.0], [64, 64], [1, 1], hash_ids=[[1], [1]], hash_block=64, name="trace")
-    assert Workflow.single(traced, "p").notices == (
-        "hash ids are left out: trace knows shared prompts by its context alone",
-    )
+def test_requests_have_the_priorities_declared_outputs_and_hash_ids_of_their_job():
+    traced = ps.Workload.from_arrays([0.0, 1.0], [64, 64], [3, 1], [5, 6], [9, 2], hash_ids=[[1], [1]], hash_block=64)
+    jobs = Workflow.single(traced, "p").jobs(2)
+    assert jobs.priority.tolist() == [5, 6]
+    assert jobs.declared.tolist() == [9, 2]
+    assert jobs.prefix.tolist() == [0, 1]
+    own = Workflow("w", POISSON, {"a": call("b"), "b": call()}, priority=-2).jobs(3)
+    assert own.priority.tolist() == [-2] * 6
+
+
+# Pools by the length of prompts
+
+
+BY_LENGTH = {"long": None, "short": 30, "middle": 60}
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        POISSON, ps.Workload.gamma(3.0, 2.5, ps.Geometric(40), 5),
+        ps.Workload.from_arrays([0.0, 0.5, 0.5, 9.0], [30, 31, 61, 60], [1, 2, 3, 4]),
+    ],
+    ids=["poisson", "gamma", "recorded"],
+)  # fmt: skip
+def test_jobs_by_length_are_the_requests_of_the_one_stream(workload):
+    """Arrivals and lengths are those of the workload, to the last bit, and prompts alone say who goes where."""
+    count = workload.rows or 5_000
+    jobs, requests = Workflow.by_length(workload, BY_LENGTH).jobs(count), workload.requests(count)
+    assert jobs.arrival_s.tolist() == requests.arrival_s.tolist()
+    assert jobs.prompt.tolist() == requests.prompt_tokens.tolist()
+    assert jobs.output.tolist() == requests.output_tokens.tolist()
+    stages = np.array(["short", "middle", "long"])[np.searchsorted([30, 60], jobs.prompt)]
+    assert [list(BY_LENGTH)[stage] for stage in jobs.stage] == stages.tolist()
+
+
+def test_means_by_length_are_those_of_the_prompts_that_begin_there():
+    """Uniform prompts on 1..100 and constant outputs, in closed form."""
+    workload = ps.Workload.poisson(3.0, ps.Uniform(1, 100), 7)
+    means = Workflow.by_length(workload, {"short": 25, "long": None}).means()
+    expected = {"external": [0.25, 0.75], "visits": [0.25, 0.75], "prompt": [13, 63], "output": [7, 7]}
+    for name, values in expected.items():
+        np.testing.assert_allclose(getattr(means, name), values, rtol=0.03)
+    assert means.max_prompt.tolist() == [25, 100]
+    assert means.sampled is not None
+    wrong = abs(means.tokens - np.array([0.25 * 20, 0.75 * 70]))
+    assert (wrong <= 4 * means.standard_error).all()
+
+
+def test_a_flood_by_length_has_prompts_that_begin_there():
+    flow = Workflow.by_length(POISSON, BY_LENGTH)
+    assert flow.flooded("short", 500, 1).prompt.max() <= 30
+    assert flow.flooded("long", 500, 1).prompt.min() > 60
+    nobody = Workflow.by_length(RECORDED, {"short": 9, "long": None})
+    with pytest.raises(InputError, match="none of 4 prompts of arrays begins at 'long'"):
+        nobody.flooded("long", 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("pools", "message"),
+    [
+        ({"a": 10, "b": 20}, "the longest prompts of workload are"),
+        ({"a": None, "b": None}, "the longest prompts of workload are"),
+        ({"a": 10, "b": 10, "c": None}, "the longest prompts of workload are"),
+        ({"a": 0, "b": None}, "the longest prompt of a is 0, but must be a whole number from 1"),
+        ({"a": "few", "b": None}, "the longest prompt of a is 'few'"),
+        ("short", "pools by length are 'short'; give the longest prompt of each"),
+        ({}, "the stages of workload are {}"),
+    ],
+)
+def test_pools_by_length_that_leave_it_unclear_are_refused(pools, message):
+    with pytest.raises(InputError) as caught:
+        Workflow.by_length(POISSON, pools)
+    assert str(caught.value).startswith(message)
 
 
 def test_a_workflow_says_what_it_is():
@@ -421,7 +489,7 @@ def test_a_workflow_that_cannot_be_is_one_clear_line(stages, message):
         ({"name": ""}, "the name of a workflow is '', but must be a text"),
         ({"arrivals": 3}, "the arrivals of agent are 3; give a Workload"),
         ({"arrivals": ps.Workload.from_arrays(None, [1], [1], name="lengths")}, "lengths has lengths but no arrival"),
-        ({"arrivals": ps.Workload.from_arrays([0], [1], [1], [3])}, "the arrivals of agent have priorities, which"),
+        ({"priority": 0.5}, "the priority of agent is 0.5"),
         ({"context": "reused"}, "unknown context 'reused' of agent; did you mean 'reuse'?"),
         ({"first": "b"}, "agent begins at the unknown stage 'b'; known: a"),
     ],

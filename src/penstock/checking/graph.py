@@ -323,10 +323,12 @@ def _arrivals(canvas: _Canvas, network: Network, layout: Layout) -> list[alt.Cha
     arrivals = [route for route in layout.routes if route.kind == "arrival"]
     layers: list[alt.Chart] = []
     words = []
-    for workflow, route in zip(network.workflows, arrivals, strict=True):
+    begin = dict(zip(network.stages, network.model().external.tolist(), strict=True))
+    for route in arrivals:
         x, y = route.path[0]
-        rate = f"{_short(workflow.rate)} jobs/s" if np.isfinite(workflow.rate) else "recorded jobs"
-        words += [(x, y - 21, workflow.name, "bold"), (x, y - 7, rate, "normal")]
+        stage = str(route.target)
+        rate = f"{_short(begin[stage])} jobs/s" if np.isfinite(begin[stage]) else "recorded jobs"
+        words += [(x, y - 21, stage.partition(".")[0], "bold"), (x, y - 7, rate, "normal")]
     for weight in ("bold", "normal"):
         rows = [{"x": x, "y": y, "text": text} for x, y, text, how in words if how == weight]
         layers += canvas.words(rows, fontWeight=weight, limit=layout.stage_width)

@@ -181,8 +181,12 @@ def _stages(network: Network) -> dict[str, Stage]:
 
 
 def _firsts(network: Network) -> list[str]:
-    """Return where each workflow begins."""
-    return [f"{w.name}.{getattr(w, 'begins', next(iter(w.stages)))}" for w in network.workflows]
+    """Return where the jobs of each workflow begin."""
+    return [
+        f"{workflow.name}.{stage}"
+        for workflow in network.workflows
+        for stage in getattr(workflow, "begins", (next(iter(workflow.stages)),))
+    ]
 
 
 def _rows(network: Network, ways: Ways) -> tuple[dict[str, int], set[tuple[str, str]]]:

@@ -180,17 +180,13 @@ class Deployment:
 
 
 def _refuse_apart(server: Server) -> None:
-    """Refuse replicas for prompts alone where those that decode could not go on.
-
-    The one place that says so: without it such a deployment is searched as any other.
-    """
-    if server.by_lines:
+    """Refuse replicas for prompts alone where those that decode could not go on."""
+    if server.by_lines or server.policy.receives:
         return
-    memory = " with KV memory" if server.memory is not None else ""
     raise InputError(
-        f"prefill and decode apart are not judged for {server.policy.name}{memory}: how replicas "
-        "go on with what others have prefilled is known of the paper's policies without KV memory "
-        "alone; leave disaggregation out, or take one of them without kv_tokens"
+        f"prefill and decode apart are not judged for {server.policy.name} as its server has it: "
+        "that it goes on with KV memory from elsewhere is not modelled; take vllm without drafts, "
+        "or a policy of the paper, or leave disaggregation out"
     )
 
 

@@ -35,6 +35,7 @@ from penstock.simulation.run import Distribution, Run
 from penstock.simulation.servable import never_served
 from penstock.simulation.simulate import RunOptions
 from penstock.system.network import Network
+from penstock.system.network_faults import refuse_in_vain
 from penstock.system.pool import Pool
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
@@ -292,12 +293,15 @@ def network_of(workload: Workload, deployment: Deployment) -> Network:
     Raises
     ------
     InputError
-        If the replicas have something that a pool cannot have, or a request never fits.
+        If the replicas have something that a pool cannot have, a request never fits, or a router
+        can never see what it looks for.
     """
     workload, server = _in_a_pool(workload, deployment.server)
     router, prefill = deployment.router, deployment.prefill_replicas
     if not prefill:
-        return Network.single(workload, server, deployment.replicas, router)
+        network = Network.single(workload, server, deployment.replicas, router)
+        refuse_in_vain(network)
+        return network
     pools = {
         "prefill": Pool(server, prefill, router),
         "decode": Pool(server, deployment.replicas - prefill, router),
@@ -306,7 +310,9 @@ def network_of(workload: Workload, deployment: Deployment) -> Network:
         workload, prefill="prefill", decode="decode",
         transfer_ms=deployment.transfer_ms, transfer_ms_per_token=deployment.transfer_ms_per_token,
     )  # fmt: skip
-    return Network(pools, [apart])
+    network = Network(pools, [apart])
+    refuse_in_vain(network)
+    return network
 
 
 def _in_a_pool(workload: Workload, server: Server) -> tuple[Workload, Server]:
@@ -347,7 +353,7 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
         options = RunOptions(drain=True, progress=part)
         run = run_network(network, size, workload.seed, options, gap_sections=GAP_SECTIONS)
         steady = network_steady_state(
-            _with_transfers(run),
+            _with_transfers(run) if deployment.server.by_lines else run,
             loads=[pool.rho for pool in certificate.pools],
             confidence=level,
             targets=aim.targets,
@@ -364,7 +370,9 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
 
 
 def _with_transfers(run: NetworkRun) -> NetworkRun:
-    """Count the time from the first token to the second, where another replica makes that."""
+    """Count the time from the first token to the second, where another replica makes that, which
+    runs of engines count themselves.
+    """
     assert run.rows is not None
     jobs = run.rows.jobs
     if jobs.requests == jobs.count:  # no job goes from one replica to another

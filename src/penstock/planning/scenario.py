@@ -88,6 +88,8 @@ class PlanSection(Section):
     accelerators: Whole = 1
     transfer_ms: float = 0.0
     transfer_ms_per_token: float = 0.0
+    transfer_gb_per_s: float | None = None
+    kv_bytes_per_token: float | None = None
     day: Any = None
     job: Any = None
 
@@ -219,6 +221,7 @@ def _space(sections: _Planned, scenario: Scenario) -> Space:
         replicas=DEFAULT_MOST_REPLICAS if search.replicas is None else search.replicas,
         price=wanted.price, accelerators=wanted.accelerators, max_cost=wanted.max_cost,
         transfer_ms=wanted.transfer_ms, transfer_ms_per_token=wanted.transfer_ms_per_token,
+        transfer_gb_per_s=wanted.transfer_gb_per_s, kv_bytes_per_token=wanted.kv_bytes_per_token,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.planning.deployment import Deployment, lowest
 from penstock.planning.per_hardware import accelerators_and_price, with_memory
+from penstock.system.kv_transfer import checked_link, link_ms_per_token
 from penstock.system.pool import MOST_REPLICAS
 from penstock.system.presets import hardware as preset
 from penstock.system.scheduler import Scheduler
@@ -126,6 +127,8 @@ def search_space(
     accelerators: int = 1,
     transfer_ms: float = 0.0,
     transfer_ms_per_token: float = 0.0,
+    transfer_gb_per_s: float | None = None,
+    kv_bytes_per_token: float | None = None,
     max_cost: float | None = None,
 ) -> Space:
     """Return every combination of what may vary; all else is as ``server`` has it.
@@ -152,6 +155,9 @@ def search_space(
         are left out.
     accelerators, transfer_ms, transfer_ms_per_token
         As in `Deployment`, where ``hardware`` is None; presets know their accelerators.
+    transfer_gb_per_s, kv_bytes_per_token
+        Instead of ``transfer_ms_per_token``: bandwidth of the link of a replica, 10^9 bytes/s, and
+        what a token takes; None: that of the model of the hardware.
 
     Raises
     ------
@@ -159,8 +165,9 @@ def search_space(
         If a value cannot be used, or no deployment can exist.
     """
     choices = _Choices(
-        _counts(replicas), price, accelerators, transfer_ms, transfer_ms_per_token, max_cost
-    )
+        _counts(replicas), price, accelerators, transfer_ms, transfer_ms_per_token,
+        transfer_gb_per_s, kv_bytes_per_token, max_cost,
+    )  # fmt: skip
     axes: dict[str, Sequence[Any]] = {
         "hardware": hardware, "token_budget": token_budget or (server.token_budget,),
         "max_batch_size": max_batch_size or (server.max_batch_size,),
@@ -190,11 +197,23 @@ class _Choices:
     accelerators: int
     transfer_ms: float
     transfer_ms_per_token: float
+    transfer_gb_per_s: float | None
+    kv_bytes_per_token: float | None
     max_cost: float | None
 
     def __post_init__(self) -> None:
         checks.seconds("transfer_ms", self.transfer_ms)
         checks.seconds("transfer_ms_per_token", self.transfer_ms_per_token)
+        checked_link(self.transfer_ms_per_token, self.transfer_gb_per_s, self.kv_bytes_per_token)
+        if self.transfer_gb_per_s is not None:  # whatever the model
+            link_ms_per_token(self.transfer_gb_per_s, self.kv_bytes_per_token or 1)
+
+    def _ms_per_token(self, server: Server, hardware: str | None) -> float:
+        """Return how long the KV memory of a token takes a link between such replicas."""
+        if self.transfer_gb_per_s is None:
+            return self.transfer_ms_per_token
+        gpu = server.gpu if hardware is None else preset(hardware).gpu
+        return link_ms_per_token(self.transfer_gb_per_s, self.kv_bytes_per_token, gpu)
 
     def family(
         self, server: Server, hardware: str | None, budget: int, slots: int | None,
@@ -219,8 +238,8 @@ class _Choices:
             prefill = allowed[0] * ratio[0] // sum(ratio) if ratio else 0
             smallest = Deployment(
                 _replica(server, hardware, budget, slots, policy), allowed[0], hardware, router,
-                prefill,
-                accelerators, price, self.transfer_ms, self.transfer_ms_per_token,
+                prefill, accelerators, price, self.transfer_ms,
+                self._ms_per_token(server, hardware) if ratio else 0.0,
             )  # fmt: skip
         except InputError as error:
             by: Reason = "unsuited" if isinstance(error, _UnsuitedError) else "impossible"

@@ -21,18 +21,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document, short
 from penstock.errors import InputError
 from penstock.scenario.scenario import RunSection
-from penstock.scenario.server import ENGINE_NAMES, ServerSection
+from penstock.scenario.server import ENGINE_NAMES, ServerSection, alias
 from penstock.scenario.workload import WorkloadSection, length
-from penstock.system.batch_time_file import BatchTimeFile
+from penstock.system.gpu import Gpu
+from penstock.system.kv_transfer import checked_link, link_ms_per_token
 from penstock.system.network import Network, Pool
+from penstock.system.network_faults import refuse_in_vain
 from penstock.system.orders import Order, resolve_order
 from penstock.system.routing import Router, resolve_router
+from penstock.system.server import Server
 from penstock.workload.sessions import Sessions, read_sessions
 from penstock.workload.stage import Stage, check_stage, released
 from penstock.workload.workflow import Workflow
@@ -111,12 +114,30 @@ class _Measure(Section):
     measure: _Weights
 
 
-def _router(value: Any) -> Router:
-    """Turn ``jsq`` or ``{measure: {prefill: 1, decode: 2}}`` into a router."""
+def _router(value: Any) -> Any:
+    """Turn ``{measure: {prefill: 1, decode: 2}}`` into a router; what a name stands for may lie
+    beside the file.
+    """
     if not isinstance(value, Mapping):
-        return resolve_router(value)
-    weights = _Measure.model_validate(value).measure
-    return Router.measure(prefill=weights.prefill, decode=weights.decode)
+        return value
+    if list(value) == ["measure"]:
+        weights = _Measure.model_validate(value).measure
+        return Router.measure(prefill=weights.prefill, decode=weights.decode)
+    if len(value) == 1 and all(isinstance(settings, Mapping) for settings in value.values()):
+        return value
+    raise InputError(
+        f"a router is {checks.shown(value)}, but must be a name such as jsq, or one name with its "
+        "settings, such as {prefix: {match: 0.5}}"
+    )
+
+
+def _resolved_router(choice: Any, folder: Path) -> Router:
+    """Return the router that a name stands for, or ``{prefix: {match: 0.5}}``."""
+    if not isinstance(choice, Mapping):
+        return resolve_router(choice, folder=folder)
+    ((name, settings),) = choice.items()
+    named = {str(setting): value for setting, value in settings.items()}
+    return resolve_router(name, folder=folder).with_settings(**named)
 
 
 def _order(value: Any) -> str | Order:
@@ -128,53 +149,75 @@ def _order(value: Any) -> str | Order:
     if isinstance(value, Mapping) and list(value) == ["priority"]:
         return Order.priority(value["priority"])
     raise InputError(
-        f"an order is {checks.shown(value)}, but must be a name such as hlpps, or {{priority: "
-        "[stages]}, most urgent "
-        "first"
+        f"an order is {checks.shown(value)}, but must be a name such as hlpps, `priority` (of the "
+        "requests), or {priority: [stages]}, most urgent first"
     )
 
 
-class PoolSection(ServerSection):
-    """A pool: the keys of a server, and how many of them there are behind which router."""
+class KindSection(ServerSection):
+    """One kind of server of a pool, and how many there are."""
 
     replicas: Whole = 1
+
+
+_OF_POOL = ("servers", "router", "order", "affinity", "report_ms")
+
+
+class PoolSection(KindSection):
+    """A pool: the keys of a server, or several kinds of ``servers``, and the router before them.
+
+    ``order`` is between stages; ``priority`` alone is that of each server, between requests.
+    """
+
+    servers: list[KindSection] | None = None
     router: Annotated[Any, BeforeValidator(_router)] = "jsq"
-    order: Annotated[Any, BeforeValidator(_order)] = (
-        "fcfs"  # between stages; that of a server is between requests
+    order: Annotated[Any, BeforeValidator(_order)] = Field(
+        "fcfs", validation_alias=alias(*ENGINE_NAMES["order"])
     )
     affinity: bool = False
-
-    @classmethod
-    def unknown(cls, section: str, key: str) -> str:
-        """Say where a key belongs that a pool does not have."""
-        if key.replace("-", "_") in ENGINE_NAMES["order"]:
-            return (
-                f"{section}.{short(key)} ranks requests, but a pool ranks stages; give `order: "
-                "{priority: [...]}`"
-            )
-        return super().unknown(section, key)
-
-    def _limits(self, measured: BatchTimeFile | None) -> tuple[int, int | None]:
-        """Return token budget and max batch size, which no engine chooses here."""
-        if self.gpu is not None:
-            raise InputError(
-                "server.gpu is for vllm and sglang, which choose their limits by it, but no pool "
-                "has an engine's "
-                "scheduler; leave it out, and give token_budget"
-            )
-        if self.token_budget is None:
-            raise InputError(
-                "server.token_budget is missing; add it, in tokens (vLLM's max_num_batched_tokens)"
-            )
-        return self.token_budget, self.max_batch_size
+    report_ms: float = 0.0
 
     def build_pool(self, where: str, folder: Path) -> Pool:
         """Return the pool that stands there in the file; paths are looked for in ``folder``."""
         with within(where, "server"):
-            server = self.model_copy(update={"order": "fcfs"}).build(folder)
+            by_priority = self.order == "priority"
+            servers = self._servers(where, folder, "priority" if by_priority else "fcfs")
+            with within(f"{where}.router"):
+                router = _resolved_router(self.router, folder)
             with within(f"{where}.order"):
-                order = resolve_order(self.order, folder=folder)
-            return Pool(server, self.replicas, self.router, order, self.affinity)
+                order = resolve_order("fcfs" if by_priority else self.order, folder=folder)
+            return Pool(servers, 1, router, order, self.affinity, self.report_ms)
+
+    def known_gpu(self, folder: Path) -> Gpu | None:
+        """Return the model on its GPUs that the batch times of the first kind are those of."""
+        kind = self.servers[0] if self.servers else self
+        measured = kind.measured(folder)
+        return measured.gpu if measured else None
+
+    def _servers(self, where: str, folder: Path, order: str) -> list[tuple[Server, int]]:
+        """Return each kind of server, which serves requests in that order, and how many."""
+        if self.servers is None:
+            return [(self.model_copy(update={"order": order}).build(folder), self.replicas)]
+        beside = sorted(self.model_fields_set.difference(_OF_POOL))
+        if beside:
+            raise InputError(
+                f"{beside[0]} stands beside `servers`, which each have keys of their own, so it "
+                "would say nothing; put it into them"
+            )
+        if not self.servers:
+            raise InputError("servers is an empty list, so the pool serves nothing; give one")
+        kinds = []
+        for index, kind in enumerate(self.servers):
+            with within(f"{where}.servers.{index}", "server"):
+                if "order" in kind.model_fields_set:
+                    raise InputError(
+                        f"order is {kind.order}, but all servers of a pool have one; give it "
+                        "beside `servers`"
+                    )
+                kinds.append(
+                    (kind.model_copy(update={"order": order}).build(folder), kind.replicas)
+                )
+        return kinds
 
 
 class _GammaRate(Section):
@@ -241,33 +284,63 @@ class DisaggregatedSection(Section):
     decode: str
     transfer_ms: Delay = 0.0
     transfer_ms_per_token: float = 0.0
+    transfer_gb_per_s: float | None = None
+    kv_bytes_per_token: float | None = None
+
+    def ms_per_token(self, gpus: Mapping[str, Gpu | None]) -> float:
+        """Return how long the KV memory of a token takes a link, by the model of the pools."""
+        per_token, link = self.transfer_ms_per_token, self.transfer_gb_per_s
+        checked_link(per_token, link, self.kv_bytes_per_token)
+        if link is None:
+            return per_token
+        return link_ms_per_token(link, self.kv_bytes_per_token, gpus.get(self.prefill))
+
+
+class ByLengthSection(Section):
+    """Pools, and the longest prompt of each, see `Workflow.by_length`."""
+
+    workload: WorkloadSection
+    pools: dict[str, Whole | None]
 
 
 class WorkflowSection(Section):
-    """A workflow: ``stages``, ``sessions``, a ``disaggregated`` pair, or requests that all go to
-    one ``pool``.
+    """A workflow: ``stages``, ``sessions``, a ``disaggregated`` pair, pools ``by_length`` of the
+    prompts, or requests that all go to one ``pool``.
     """
 
     arrivals: Annotated[ArrivalsSection | None, BeforeValidator(_process)] = None
     workload: WorkloadSection | None = None
     context: Literal["new", "grow", "reuse"] | None = None
     first: str | None = None
+    priority: Whole | None = None
     stages: dict[str, StageSection] | None = None
     sessions: SessionsSection | None = None
     disaggregated: DisaggregatedSection | None = None
+    by_length: ByLengthSection | None = None
     pool: str | None = None
 
-    def build(self, name: str, folder: Path, seed: int) -> Workflow | Sessions:
-        """Return the workflow of that name; relative paths are looked for in ``folder``."""
+    def build(
+        self, name: str, folder: Path, seed: int, gpus: Mapping[str, Gpu | None]
+    ) -> Workflow | Sessions:
+        """Return the workflow of that name; relative paths are looked for in ``folder``, and the
+        models of pools are those of ``gpus``.
+        """
         where = f"network.workflows.{short(name)}"
         with within(where):
-            return self._build(name, where, folder, seed)
+            made = self._build(name, where, folder, seed, gpus)
+            if self.priority is None:
+                return made
+            assert isinstance(made, Workflow)  # sessions refuse the key
+            return dataclasses.replace(made, priority=self.priority)
 
-    def _build(self, name: str, where: str, folder: Path, seed: int) -> Workflow | Sessions:
+    def _build(
+        self, name: str, where: str, folder: Path, seed: int, gpus: Mapping[str, Gpu | None]
+    ) -> Workflow | Sessions:
         kinds = {
             "stages": self.stages,
             "sessions": self.sessions,
             "disaggregated": self.disaggregated,
+            "by_length": self.by_length,
             "pool": self.pool if self.sessions is None else None,
         }
         given = [kind for kind, value in kinds.items() if value is not None]
@@ -281,10 +354,16 @@ class WorkflowSection(Section):
             pair = self.disaggregated
             with within(f"{where}.disaggregated.workload", "workload"):
                 workload = pair.workload.build(folder, seed)
+            with within(f"{where}.disaggregated"):
+                per_token = pair.ms_per_token(gpus)
             return Workflow.disaggregated(
                 workload, prefill=pair.prefill, decode=pair.decode, transfer_ms=pair.transfer_ms,
-                transfer_ms_per_token=pair.transfer_ms_per_token, name=name,
+                transfer_ms_per_token=per_token, name=name,
             )  # fmt: skip
+        if self.by_length is not None:
+            with within(f"{where}.by_length.workload", "workload"):
+                workload = self.by_length.workload.build(folder, seed)
+            return Workflow.by_length(workload, self.by_length.pools, name=name)
         if self.stages is None:
             return Workflow.single(self._arrivals(where, folder, seed), str(self.pool), name=name)
         stages = {each: stage.build() for each, stage in self.stages.items()}
@@ -306,12 +385,13 @@ class WorkflowSection(Section):
     def _refuse_idle_keys(self, kind: str) -> None:
         """Refuse keys that a workflow of this kind makes no use of."""
         used = {
-            "stages": ("arrivals", "workload", "context", "first"),
+            "stages": ("arrivals", "workload", "context", "first", "priority"),
             "sessions": ("pool",),
-            "disaggregated": (),
-            "pool": ("workload",),
+            "disaggregated": ("priority",),
+            "by_length": ("priority",),
+            "pool": ("workload", "priority"),
         }[kind]
-        for key in ("arrivals", "workload", "context", "first"):
+        for key in ("arrivals", "workload", "context", "first", "priority"):
             if getattr(self, key) is not None and key not in used:
                 raise InputError(f"`{key}` says nothing beside `{kind}`; leave it out")
         if kind == "pool" and self.workload is None:
@@ -383,11 +463,14 @@ class NetworkSection(Section):
             name: pool.build_pool(f"network.pools.{short(name)}", folder)
             for name, pool in self.pools.items()
         }
+        gpus = {name: pool.known_gpu(folder) for name, pool in self.pools.items()}
         workflows = [
-            workflow.build(name, folder, seed) for name, workflow in self.workflows.items()
+            workflow.build(name, folder, seed, gpus) for name, workflow in self.workflows.items()
         ]
         with within("network"):
-            return Network(pools, workflows, self.retention_s)
+            network = Network(pools, workflows, self.retention_s)
+            refuse_in_vain(network)
+            return network
 
 
 class SimulateSection(RunSection):

@@ -40,7 +40,7 @@ ENGINE_NAMES = {
 """What vLLM, SGLang and TensorRT-LLM call the limits."""
 
 
-def _alias(*names: str) -> AliasChoices:
+def alias(*names: str) -> AliasChoices:
     """Accept an engine's own name for a limit, with dashes or underscores."""
     return AliasChoices(*names, *(name.replace("_", "-") for name in names))
 
@@ -73,11 +73,11 @@ class GpuSection(Section):
     offline: bool = False
     model: str | None = None
     tensor_parallel: Whole | None = Field(
-        None, validation_alias=_alias("tensor_parallel", "tensor_parallel_size")
+        None, validation_alias=alias("tensor_parallel", "tensor_parallel_size")
     )
     gpu_memory_utilization: float | None = Field(
         None,
-        validation_alias=_alias(
+        validation_alias=alias(
             "gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction"
         ),
     )
@@ -88,9 +88,9 @@ class ServerSection(Section):
 
     hardware: str | None = None
     batch_time: BatchTimeSection | None = None
-    token_budget: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["token_budget"]))
+    token_budget: Whole | None = Field(None, validation_alias=alias(*ENGINE_NAMES["token_budget"]))
     max_batch_size: Whole | None = Field(
-        None, validation_alias=_alias(*ENGINE_NAMES["max_batch_size"])
+        None, validation_alias=alias(*ENGINE_NAMES["max_batch_size"])
     )
     gpu: GpuSection | None = None
     policy: str = "sarathi"
@@ -98,11 +98,11 @@ class ServerSection(Section):
     scope: Literal["batch", "running"] = "running"
     convention: Literal["paper", "engine"] = "engine"
     order: Literal["fcfs", "priority"] = Field(
-        "fcfs", validation_alias=_alias(*ENGINE_NAMES["order"])
+        "fcfs", validation_alias=alias(*ENGINE_NAMES["order"])
     )
-    kv_blocks: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["kv_blocks"]))
-    kv_tokens: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["kv_tokens"]))
-    block_size: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["block_size"]))
+    kv_blocks: Whole | None = Field(None, validation_alias=alias(*ENGINE_NAMES["kv_blocks"]))
+    kv_tokens: Whole | None = Field(None, validation_alias=alias(*ENGINE_NAMES["kv_tokens"]))
+    block_size: Whole | None = Field(None, validation_alias=alias(*ENGINE_NAMES["block_size"]))
     memory: MemorySection | Literal["unlimited"] | None = None
 
     @classmethod

@@ -79,8 +79,10 @@ class Means:
 class Sample:
     """Means of a sample of jobs; as in `Means`."""
 
+    external: Floats
     onward: Floats
     prompt: Floats
+    output: Floats
     both: Floats
     covariance: Floats
 
@@ -88,14 +90,16 @@ class Sample:
     def of(cls, blocks: Iterable[Jobs], stages: int) -> "Sample":
         """Take the means of these jobs; a stage that none of them visits has zeros."""
         jobs = 0
-        per_stage = np.zeros((3, stages))  # requests, prompt, both
+        per_stage = np.zeros((4, stages))  # requests, prompt, output, both
+        external = np.zeros(stages)
         edges = np.zeros((stages, stages))
         total = np.zeros(stages)
         squares = np.zeros((stages, stages))
         for block in blocks:
             jobs += block.count
             both = (block.prompt > 0) & (block.output > 0)
-            for row, weights in enumerate((None, block.prompt, both)):
+            external += np.bincount(block.stage[block.first_request[:-1]], minlength=stages)
+            for row, weights in enumerate((None, block.prompt, block.output, both)):
                 per_stage[row] += np.bincount(block.stage, weights, stages)
             parent, child = released(block)
             which = block.stage[parent].astype(np.int64) * stages + block.stage[child]
@@ -110,10 +114,10 @@ class Sample:
             total += tokens.sum(axis=0)
             squares += tokens.T @ tokens
         requests = np.maximum(per_stage[0], 1)
-        _, prompt, both = per_stage / requests
+        _, prompt, output, both = per_stage / requests
         mean = total / jobs
         covariance = (squares / jobs - np.outer(mean, mean)) / jobs
-        return cls(edges / requests[:, None], prompt, both, covariance)
+        return cls(external / jobs, edges / requests[:, None], prompt, output, both, covariance)
 
 
 def released(jobs: Jobs) -> tuple[Ints, Ints]:

@@ -30,8 +30,10 @@ class Routes:
     ----------
     workflow, names
         Of the workflow and its stages, for messages.
-    first
-        The stage at which jobs begin.
+    firsts
+        The stages at which jobs begin.
+    shares
+        Of the jobs, that begin at each of those; all 1 where nobody asks for `visits`.
     targets
         Of each stage, the stages that its end may release.
     chances
@@ -45,7 +47,8 @@ class Routes:
 
     workflow: str
     names: tuple[str, ...]
-    first: int
+    firsts: tuple[int, ...]
+    shares: tuple[float, ...]
     targets: tuple[tuple[int, ...], ...]
     chances: tuple[tuple[float, ...], ...]
     forks: tuple[bool, ...]
@@ -132,11 +135,16 @@ class Routes:
             paths = steps @ steps > 0
         return paths
 
+    @property
+    def _beginning(self) -> str:
+        """The stages at which jobs begin, for messages."""
+        return " or ".join(repr(self.names[first]) for first in self.firsts)
+
     def _fault(self, stage: int, message: str) -> InputError:
         return InputError(f"stage {self.names[stage]!r} of {self.workflow} {message}")
 
     def _check_reached(self) -> None:
-        reached = self._paths()[self.first]
+        reached = self._paths()[list(self.firsts)].any(axis=0)
         for stage in np.flatnonzero(~reached).tolist():
             if self.joins[stage]:
                 raise self._fault(
@@ -146,8 +154,7 @@ class Routes:
             self._check_copies(stage)
             raise self._fault(
                 stage,
-                f"is reached by no path from {self.names[self.first]!r}; name it in `then`, or "
-                "leave it out",
+                f"is reached by no path from {self._beginning}; name it in `then`, or leave it out",
             )
 
     def _check_copies(self, left_out: int) -> None:
@@ -193,9 +200,9 @@ class Routes:
                     stage,
                     f"is a join with most_visits, and past it branches would never join; {remedy}",
                 )
-        if self.joins[self.first]:
+        for first in (each for each in self.firsts if self.joins[each]):
             raise self._fault(
-                self.first,
+                first,
                 "is a join, and jobs begin there, where no fork is open; begin elsewhere",
             )
 
@@ -317,7 +324,8 @@ class Routes:
     def _inside(self) -> tuple[frozenset[int | None], ...]:
         """Of each stage, the forks that may be the innermost open one there; None: none is open."""
         inside: list[frozenset[int | None]] = [frozenset()] * len(self.names)
-        inside[self.first] = frozenset({None})
+        for first in self.firsts:
+            inside[first] = frozenset({None})
         while True:
             before = list(inside)
             for stage, targets in enumerate(self.targets):
@@ -360,7 +368,8 @@ class Routes:
     def _visits(self) -> dict[tuple[int, int | None], float]:
         """Mean requests of a job at each state, limits apart."""
         states, matrix = self._releases()
-        begin = np.array([state == (self.first, None) for state in states], np.float64)
+        share = dict(zip(self.firsts, self.shares, strict=True))
+        begin = np.array([0.0 if fork is not None else share.get(s, 0.0) for s, fork in states])
         return dict(
             zip(
                 states, np.linalg.solve(np.eye(len(states)) - matrix.T, begin).tolist(), strict=True
@@ -415,7 +424,7 @@ class Routes:
         for stage, targets in enumerate(self.targets):
             np.add.at(ways[stage], list(targets), 1)
         ways[:, limited] = 0
-        begin = np.where(limited, self.limits, np.eye(size)[self.first])
+        begin = np.where(limited, self.limits, np.eye(size)[list(self.firsts)].sum(axis=0))
         if (
             csgraph.connected_components(ways > 0, connection="strong")[0] < size
             or ways.diagonal().any()

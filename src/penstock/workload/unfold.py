@@ -88,9 +88,9 @@ class _Frames:
 
 
 def unfold(
-    plan: Plan, streams: Streams, arrival_s: Seconds, prompt: Ints, output: Ints, begin: int
+    plan: Plan, streams: Streams, arrival_s: Seconds, prompt: Ints, output: Ints, begin: int | Ints
 ) -> Jobs:
-    """Return the jobs that arrive at these times and begin at a stage.
+    """Return the jobs that arrive at these times and begin at a stage, or each at one of its own.
 
     Parameters
     ----------
@@ -101,8 +101,8 @@ def unfold(
     prompt, output
         Shape (jobs,), the lengths that come with each job.
     begin
-        Place of the stage at which all begin; forks around it count as done, so that a join waits
-        for nobody there.
+        Place of the stage at which all begin, or each does; forks around it count as done, so that
+        a join waits for nobody there.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def unfold(
 
 
 def requests_of(
-    plan: Plan, streams: Streams, prompt: Ints, output: Ints, begin: int, most: int
+    plan: Plan, streams: Streams, prompt: Ints, output: Ints, begin: int | Ints, most: int
 ) -> int:
     """Return how many requests `unfold` makes of such jobs; once they are above ``most``, as many
     as there are then.
@@ -158,10 +158,10 @@ class _Unfolding:
         ] = []  # parent, frame of the fork that its branch belongs to
         self.more: list[Ints] = []  # requests after which a sibling comes
 
-    def roots(self, jobs: int, begin: int) -> _Wave:
+    def roots(self, jobs: int, begin: int | Ints) -> _Wave:
         zero, none = np.zeros(jobs, np.int64), np.full(jobs, -1)
         if self.routes.limited:
-            self.visits[:, begin] = 1
+            self.visits[np.arange(jobs), begin] = 1
         frame = none if self.forks else None
         released_by = zero if self.transfers else None
         context = _Context(zero, none, zero) if self.plan.context != "new" else None

@@ -9,15 +9,15 @@ import numpy as np
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.inputs.arrays import Ints
+from penstock.inputs.arrays import Floats, Ints
 from penstock.words import counted
 from penstock.workload.arrivals import BLOCK
 from penstock.workload.draws import Plan, Streams
 from penstock.workload.forgotten_joins import forgotten_joins
 from penstock.workload.inherited import inherited
 from penstock.workload.jobs import MOST_JOBS, Jobs, checked_seed, first_jobs
-from penstock.workload.lengths import Length
-from penstock.workload.means import Means, Sample, sampled_jobs
+from penstock.workload.lengths import LONGEST, Length
+from penstock.workload.means import MOST_SAMPLED, Means, Sample, sampled_jobs
 from penstock.workload.pairs import Empirical, Lengths, Recorded
 from penstock.workload.routes import END, Routes
 from penstock.workload.stage import Stage, check_name, check_stage, is_fork, released
@@ -50,7 +50,9 @@ class Workflow:
     stages
         By name, in the order in which tables show them.
     first
-        Where jobs begin; None: at the first of the stages.
+        Where jobs begin; None: at the first of the stages. Or several stages, and the longest
+        prompt of the jobs that begin at each: a job begins at the stage with the least that its
+        prompt does not exceed; None: whatever its prompt.
     context
         ``new``: every call has the prompt of its stage and nothing else. ``grow``: before it, all
         prompts and outputs of the calls on its path so far; after a join, of all branches.
@@ -65,7 +67,7 @@ class Workflow:
     name: str
     arrivals: Workload
     stages: Mapping[str, Stage]
-    first: str | None = dataclasses.field(default=None, kw_only=True)
+    first: str | Mapping[str, int | None] | None = dataclasses.field(default=None, kw_only=True)
     context: str = dataclasses.field(default="new", kw_only=True)
     priority: int = dataclasses.field(default=0, kw_only=True)
 
@@ -93,11 +95,12 @@ class Workflow:
             )
         for name, stage in self.stages.items():
             check_stage(self.name, name, stage, self.stages)
-        if self.first is not None and self.first not in self.stages:
-            raise InputError(
-                f"{self.name} begins at the unknown stage {checks.shown(self.first)}"
-                f"{nearest(str(self.first), self.stages)}"
-            )
+        for first in self._begins:
+            if first not in self.stages:
+                raise InputError(
+                    f"{self.name} begins at the unknown stage {checks.shown(first)}"
+                    f"{nearest(str(first), self.stages)}"
+                )
         self._plan.routes.check()
 
     @classmethod
@@ -133,6 +136,32 @@ class Workflow:
         )
 
     @classmethod
+    def by_length(
+        cls, workload: Workload, pools: Mapping[str, int | None], *, name: str | None = None
+    ) -> Self:
+        """Return the requests of a workload, each at the pool for prompts of its length.
+
+        All are of one stream, so the law of arrivals and lengths together is that of the workload.
+
+        Parameters
+        ----------
+        workload
+            Arrivals and lengths.
+        pools
+            The longest prompt that each pool gets, such as ``{"short": 2_000, "long": None}``; one
+            has None, and gets all longer ones. Their names are those of the stages, too.
+        name
+            For tables; None: the workload's.
+        """
+        if not isinstance(pools, Mapping):
+            raise InputError(
+                f"pools by length are {checks.shown(pools)}; give the longest prompt of each, "
+                "such as {'short': 2000, 'long': None}"
+            )
+        stages = {pool: Stage(pool, "job", "job") for pool in pools}
+        return cls(workload.name if name is None else name, workload, stages, first=pools)
+
+    @classmethod
     def disaggregated(
         cls,
         workload: Workload,
@@ -156,6 +185,11 @@ class Workflow:
         name
             For tables; None: the workload's.
         """
+        if prefill == decode:
+            raise InputError(
+                f"prefill and decode are both at pool {checks.shown(prefill)}, so nothing is "
+                "apart; name two pools, or send the requests to one as they are"
+            )
         decoding = Stage(
             decode, 0, "rest", delay_ms=transfer_ms, transfer_ms_per_token=transfer_ms_per_token
         )
@@ -168,9 +202,35 @@ class Workflow:
         return self.arrivals.rate
 
     @property
-    def begins(self) -> str:
-        """The stage at which jobs begin."""
-        return next(iter(self.stages)) if self.first is None else self.first
+    def begins(self) -> tuple[str, ...]:
+        """The stages at which jobs begin."""
+        return tuple(self._begins)
+
+    @functools.cached_property
+    def _begins(self) -> dict[str, float]:
+        """The stages at which jobs begin, and the longest prompt of those at each, rising."""
+        if not isinstance(self.first, Mapping):
+            return {next(iter(self.stages)) if self.first is None else self.first: np.inf}
+        reason = "it is a prompt; give each stage another, and one of them null, for all longer"
+        limits = {
+            stage: np.inf
+            if longest is None
+            else checks.whole(f"the longest prompt of {stage}", longest, 1, LONGEST, "", reason)
+            for stage, longest in self.first.items()
+        }
+        if sorted(limits.values())[-1:] != [np.inf] or len(set(limits.values())) < len(limits):
+            raise InputError(
+                f"the longest prompts of {self.name} are {checks.shown(dict(self.first))}, so "
+                f"where each job begins is unclear; {reason.partition('; ')[2]}"
+            )
+        return dict(sorted(limits.items(), key=lambda pair: pair[1]))
+
+    def _begin(self, prompt: Ints) -> Ints:
+        """Return the place of the stage at which each job begins, by the prompt it comes with."""
+        limits = np.array(list(self._begins.values()))
+        places = np.array([list(self.stages).index(stage) for stage in self._begins])
+        begins: Ints = places[np.searchsorted(limits, prompt, "left")]
+        return begins
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -183,6 +243,13 @@ class Workflow:
     def ends(self) -> bool:
         """Whether jobs are recorded, so that they come to an end."""
         return self.arrivals.rows is not None
+
+    @property
+    def most_requests(self) -> Floats:
+        """Shape (stages,), requests of each stage that one job can have at most, or a little more;
+        infinite for loops without limit.
+        """
+        return self._plan.routes.most_requests()
 
     @property
     def branches(self) -> Ints:
@@ -216,14 +283,15 @@ class Workflow:
         """
         arrivals = self.arrivals if seed is None else self.arrivals.with_seed(seed)
         streams = Streams((arrivals.seed, 2), len(self.stages))
-        begin = list(self.stages).index(self.begins)
         plan, recorded = self._plan, arrivals.prefixes is not None
         done = 0
         for block in arrivals.blocks():
             for start in range(0, block.arrival_s.size, self._at_a_time):
                 some = block.where(slice(start, start + self._at_a_time))
                 lengths = some.prompt_tokens, some.output_tokens
-                jobs = unfold(plan, streams, some.arrival_s, *lengths, begin)
+                jobs = unfold(
+                    plan, streams, some.arrival_s, *lengths, self._begin(some.prompt_tokens)
+                )
                 first = done if recorded else None
                 yield inherited(jobs, some, plan.prompt, plan.output, self.priority, first)
                 done += jobs.count
@@ -236,7 +304,8 @@ class Workflow:
         """Return jobs that are all there at time 0 and begin at a stage.
 
         Forks around it count as done, so a join that is reached so waits for nobody. Lengths that
-        come with a job are drawn at random, from the recording if they are recorded.
+        come with a job are drawn at random, from the recording if they are recorded; those that
+        begin there by their prompts where prompts say so.
         """
         if stage not in self.stages:
             raise InputError(
@@ -245,8 +314,7 @@ class Workflow:
             )
         count = checks.whole("the number of jobs", count, 1, MOST_JOBS, "", "that many are made")
         seed = checked_seed(seed)
-        begin = list(self.stages).index(stage)
-        jobs = Jobs.joined(list(self._resampled(count, self._at_a_time, (seed, 3), begin)))
+        jobs = Jobs.joined(list(self._resampled(count, self._at_a_time, (seed, 3), stage)))
         begins = jobs.first_request[:-1]
         jobs.delay_s[begins] = 0
         if jobs.transfer_s is not None:
@@ -278,10 +346,16 @@ class Workflow:
     def _routes(self) -> Routes:
         index = {name: number for number, name in enumerate(self.stages)}
         edges = [released(stage) for stage in self.stages.values()]
+        shares = (1.0,)
+        if len(self._begins) > 1:
+            prompts, _ = self._own_lengths.sample(np.random.default_rng((0, 5)), MOST_SAMPLED)
+            counts = np.bincount(self._begin(prompts), minlength=len(self.stages))
+            shares = tuple(counts[[index[each] for each in self._begins]] / prompts.size)
         return Routes(
             workflow=self.name,
             names=tuple(self.stages),
-            first=index[self.begins],
+            firsts=tuple(index[stage] for stage in self._begins),
+            shares=shares,
             targets=tuple(tuple(index[target] for target, _ in edge) for edge in edges),
             chances=tuple(tuple(chance for _, chance in edge) for edge in edges),
             forks=tuple(is_fork(stage) for stage in self.stages.values()),
@@ -324,7 +398,8 @@ class Workflow:
         """Return the mean requests of so many jobs, or a number above ``most`` if that is more."""
         drawn = self._own_lengths.sample(np.random.default_rng((0, 1)), jobs)
         streams = Streams((0,), len(self.stages))
-        return requests_of(self._plan, streams, *drawn, self._plan.routes.first, most * jobs) / jobs
+        begin = self._begin(drawn[0])
+        return requests_of(self._plan, streams, *drawn, begin, most * jobs) / jobs
 
     @property
     def _own_lengths(self) -> Lengths:
@@ -337,17 +412,38 @@ class Workflow:
         )
 
     def _resampled(
-        self, count: int, at_a_time: int, seed: tuple[int, ...], begin: int
+        self, count: int, at_a_time: int, seed: tuple[int, ...], stage: str | None = None
     ) -> Iterator[Jobs]:
-        """Yield jobs at time 0 whose own lengths are drawn at random, recorded or not."""
+        """Yield jobs at time 0 whose own lengths are drawn at random, recorded or not; all begin at
+        a stage, or each where it would.
+        """
         streams, rng = Streams(seed, len(self.stages)), np.random.default_rng((*seed, 1))
+        lengths = self._own_lengths
+        if stage in self._begins and len(self._begins) > 1:
+            lengths = self._beginning_at(stage)
         for done in range(
             0, count, at_a_time
         ):  # in full, so that the first jobs do not depend on how many there are
-            drawn = self._own_lengths.sample(rng, at_a_time)
+            drawn = lengths.sample(rng, at_a_time)
+            begin = self._begin(drawn[0]) if stage is None else list(self.stages).index(stage)
             yield unfold(self._plan, streams, np.zeros(at_a_time), *drawn, begin).first(
                 count - done
             )
+
+    def _beginning_at(self, stage: str) -> Empirical:
+        """Return lengths of jobs that begin at a stage by their prompts: those of many drawn."""
+        lengths = self._own_lengths
+        if isinstance(lengths, Empirical):
+            prompt, output = lengths.prompt_tokens, lengths.output_tokens
+        else:
+            prompt, output = lengths.sample(np.random.default_rng((0, 5)), MOST_SAMPLED)
+        here = self._begin(prompt) == list(self.stages).index(stage)
+        if not here.any():
+            raise InputError(
+                f"none of {prompt.size:,} prompts of {self.name} begins at {stage!r}, so what it "
+                "carries is not known; change the longest prompts of its stages"
+            )
+        return Empirical(prompt[here], output[here])
 
     @functools.cached_property
     def _means(self) -> Means:
@@ -356,18 +452,22 @@ class Workflow:
         prompt, output, both, max_prompt, max_output = np.array(
             [self._lengths_of(stage) for stage in stages]
         ).T
-        external = np.eye(len(stages))[routes.first]
+        external = np.zeros(len(stages))
+        external[list(routes.firsts)] = routes.shares
         onward, sampled, covariance = np.empty(0), None, np.zeros((len(stages), len(stages)))
 
         # From a sample: contexts that grow, visits where they are limited, and who has both phases.
-        if self.context != "new" or routes.limited or np.isnan(both).any():
+        by_length = len(self._begins) > 1
+        if self.context != "new" or routes.limited or np.isnan(both).any() or by_length:
             sampled = sampled_jobs(self._requests_of_job)
-            blocks = self._resampled(
-                sampled, self._at_a_time, (self.arrivals.seed, 4), routes.first
-            )
+            blocks = self._resampled(sampled, self._at_a_time, (self.arrivals.seed, 4))
             sample = Sample.of(blocks, len(stages))
             covariance, both = sample.covariance, np.where(np.isnan(both), sample.both, both)
             onward = sample.onward
+            if by_length:
+                external, prompt, output = sample.external, sample.prompt, sample.output
+                both = sample.both
+                max_prompt = self._most_that_begins(max_prompt)
             if self.context != "new":
                 prompt = sample.prompt
                 most = float(
@@ -389,6 +489,15 @@ class Workflow:
             sampled,
             covariance,
         )
+
+    def _most_that_begins(self, max_prompt: Floats) -> Floats:
+        """Return upper limits of prompts, where those of jobs that begin at a stage limit them."""
+        most = max_prompt.copy()
+        targets = {target for stage in self.stages.values() for target, _ in released(stage)}
+        for place, (name, stage) in enumerate(self.stages.items()):
+            if stage.prompt == "job" and name in self._begins and name not in targets:
+                most[place] = min(most[place], self._begins[name])
+        return most
 
     def _lengths_of(self, stage: Stage) -> tuple[float, float, float, float, float]:
         """Return mean prompt and output, share of requests with both (NaN: unknown), and upper
