@@ -15,6 +15,7 @@ from network_systems import ORDER_NAMES, POLICIES, draw_system
 from test_network import A100, kernel
 
 from penstock.auditing.audit import audit
+from penstock.errors import InputError
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Composition
 from penstock.system.engines import ENGINES
@@ -41,12 +42,18 @@ def assert_records_agree(system):
     engines = [dict(spec.system.settings) for spec in system.pools if hasattr(spec, "system")]
     if not any(settings.get("drafts") for settings in engines):  # they may stand beside the last token of a prompt
         assert (np.minimum(prefill, decode) == 0).all()
-    gaps = [after - before for r in history.requests for before, after in pairwise(r.token_times)]
+    gaps = [after - before for r in history.requests for before, after in pairwise(tokens_of(system, history, r))]
     assert (run.gaps.size, run.gaps.total) == (len(gaps), sum(gaps)), system
     if not any(isinstance(spec.server.batch_time, Composition) for spec in system.pools):  # else they are rounded
         assert run.gaps.values.tolist() == sorted(set(gaps)), system
     assert (run.gaps.size, run.gaps.total) == of_equal_batches(system)
     return run
+
+
+def tokens_of(system, history, request):
+    """Return the ticks of a request's tokens; the last of the request whose KV memory it goes on with comes first."""
+    sender = [history.requests[request.index + system.columns["sender"][request.index]]] if request.receives else []
+    return [*(r.finish for r in sender if request.token_times), *request.token_times]
 
 
 def of_equal_batches(system):
@@ -55,11 +62,25 @@ def of_equal_batches(system):
     return gaps.size, gaps.total
 
 
+def receives(run, name, replica):
+    """Whether a replica of engines goes on with KV memory from elsewhere."""
+    pools, jobs = run.network.pools, run.rows.jobs
+    here = (run.network.stage_pool[jobs.stage] == list(pools).index(name)) & (run.rows.replica == replica)
+    alone = (jobs.prompt == 0) & (jobs.output > 0) & (run.rows.ready >= 0)
+    return not pools[name].server.by_lines and bool((here & alone).any())
+
+
 def assert_audits_hold(system, run):
     """Audit every replica, but for those whose allocations do not tell what became of them."""
     for name, pool in run.network.pools.items():
-        policy = pool.server.policy
+        policy, memory = pool.server.policy, pool.server.memory
+        if memory is not None and memory.prefix_caching:  # of which audits know nothing
+            continue
         for replica in range(pool.replicas):
+            if receives(run, name, replica):
+                with pytest.raises(InputError, match="from elsewhere"):
+                    run.at(name, replica)
+                continue
             alone = run.at(name, replica)
             if policy.drafted_tokens or (policy.loses_in_flight and alone.preemptions):
                 continue

@@ -356,5 +356,6 @@ def _first_token(world: World, replica: Any, pool: Any, slot: Any) -> None:
     """
     if world.first_token[slot.request] < 0:
         world.first_token[slot.request] = _end_of(world, replica, pool)
+        _gap_from_elsewhere(world, replica, pool, slot.request)
     else:
         note_gaps(world, replica, pool, slot.last, 1)

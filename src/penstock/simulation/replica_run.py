@@ -36,7 +36,7 @@ def run_of_replica(run: "NetworkRun", pool: str, replica: int) -> Run:
         allocations[:, 1] = row_of[allocations[:, 1]]
     mixes, mix_ticks = _compositions(batches[batches[:, 0] + batches[:, 1] <= run.end])
     return Run(
-        server=pools[pool].server,
+        server=pools[pool].server_of(replica),
         tick_s=run.tick_s,
         arrived=requests.size,
         finished=int((rows.finish >= 0).sum()),
@@ -66,12 +66,19 @@ def _rows(run: "NetworkRun", pool: int, replica: int) -> tuple[Ints, Rows]:
     """
     rows = recorded(run.rows, "requests")
     jobs, stage_pool = rows.jobs, run.network.stage_pool
-    convention = list(run.network.pools.values())[pool].server.convention
-    engine = int(convention == "engine")
-    prompt = jobs.prompt.astype(np.int64) - rows.cached
+    server = list(run.network.pools.values())[pool].server
+    engine = int(server.convention == "engine")
+    prompt = jobs.prompt.astype(np.int64)
+    if server.by_lines:  # engines may have to compute it after all
+        prompt -= rows.cached
     decodes = jobs.output - engine * ((jobs.prompt > 0) & (jobs.output > 0))
     here = (stage_pool[jobs.stage] == pool) & (rows.replica == replica) & (rows.ready >= 0)
     requests = np.flatnonzero(here & (prompt + decodes > 0))
+    if not server.by_lines and (jobs.prompt[requests] == 0).any():
+        raise InputError(
+            f"replica {replica} goes on with KV memory from elsewhere, of which the run of a server "
+            "alone says nothing; look at a pool that has prompts, or at the whole network"
+        )
     requests = requests[np.argsort(rows.ready[requests], kind="stable")]
     output = (decodes + engine)[requests]
     return requests, Rows(

@@ -1,6 +1,7 @@
 """A pool: replicas of a server, or of several, behind a router."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,6 +93,12 @@ class Pool:
     def replicas(self) -> int:
         """How many there are of all kinds."""
         return sum(count for _, count in self.servers)
+
+    def server_of(self, replica: int) -> Server:
+        """Return the kind of server that a replica is, which are counted kind by kind from 0."""
+        ends = itertools.accumulate(count for _, count in self.servers)
+        kind = next(index for index, end in enumerate(ends) if replica < end)
+        return self.servers[kind][0]
 
     @property
     def policy(self) -> Scheduler:
