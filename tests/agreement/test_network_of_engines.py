@@ -27,6 +27,12 @@ def alone(system, spec, requests):
     ), start
 
 
+def with_transfers(history):
+    """Return the replicas that send KV memory, or get some."""
+    received = [request for request in history.requests if request.receives and request.source is not None]
+    return [request.source for request in received] + [history.replicas[request.replica] for request in received]
+
+
 def assert_replicas_serve_as_alone(system):
     """Each replica of engines, with what came to it, serves it as one server of the kernel; return the preemptions."""
     preemptions = 0
@@ -37,6 +43,10 @@ def assert_replicas_serve_as_alone(system):
         requests = replica.arrived
         # A workload has no requests without an output, which the convention of the paper tells from those of one.
         if not isinstance(spec, EngineSpec) or not requests or min(r.output for r in requests) < 1:
+            continue
+        if spec.system.hash_ids is not None or replica in with_transfers(history):
+            continue  # what comes to it depends on others
+        if system.until is not None and system.until <= requests[0].ready:
             continue
         server, start = alone(system, spec, requests)
         run = server.kernel("batches")
@@ -64,8 +74,10 @@ def test_kernel_and_reference_agree_on_networks_of_engines(engine, systems):
 @pytest.mark.parametrize("engine", FAMILY)
 def test_a_replica_serves_what_comes_to_it_as_one_server_of_the_kernel(engine, systems):
     """Pools of one engine, paper pools before and behind them, priorities, delays, forks and joins."""
-    preemptions = 0
-    for seed in range(systems):
+    preemptions, most = 0, 4 * systems
+    for seed in range(most):
+        if seed >= systems and preemptions:
+            break
         preemptions += assert_replicas_serve_as_alone(draw_system(Random(f"{engine} {seed}"), engines=(engine,)))
     assert preemptions or engine in ("vidur-orca", "vidur-fastertransformer", "tensorrt-llm")
 
@@ -95,9 +107,10 @@ def test_random_networks_of_engines_serve_all_tokens_and_those_lost_again(system
                 served[index] += tokens
         for request in history.requests:
             assert request.finish is not None
-            assert served[request.index] >= request.total - request.cached
+            own = request.total - (request.prompt if request.receives else request.cached)
+            assert served[request.index] >= own
             again = request.preemptions or drafts(system.pools[system.stage_pool[request.stage]])
-            assert again or served[request.index] == request.total - request.cached
+            assert again or served[request.index] == own
         assert all(replica.unprocessed_tokens == 0 for replica in history.replicas)
         preempted += sum(len(batch.preempted) for batch in history.batches)
     assert preempted > systems

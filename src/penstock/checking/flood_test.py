@@ -215,12 +215,8 @@ def flood_test(
         network = network.with_load(_MOST_LOAD / most)
         model = network.model()
     visited = np.flatnonzero((model.visits > 0) & (model.prefill + model.decode > 0))
-    # Where it fails first; what goes on with KV memory from elsewhere comes by the stage before.
-    pools = list(network.pools.values())
-    begun = [
-        s for s in visited.tolist() if model.prefill[s] or pools[model.pool[s]].server.by_lines
-    ]
-    stages = sorted(begun, key=lambda stage: -model.rho[model.pool[stage]])
+    # Where it fails first.
+    stages = sorted(visited.tolist(), key=lambda stage: -model.rho[model.pool[stage]])
     test = _Test(network, model, resolution, seed, most_jobs, tries)
     floods = [functools.partial(test.flood, stage, False) for stage in stages]
     floods += [
