@@ -26,9 +26,7 @@ class Ranked(ps.Network):
 
 def ranked(kind: type[ps.Network] = Ranked) -> ps.Network:
     """An engine that serves by priority, and one that does not."""
-    first = ps.Pool(SERVER)
-    # Servers of pools are not told yet to go by priorities; the kernel knows how to.
-    vars(first)["server"] = dataclasses.replace(SERVER, order="priority")
+    first = ps.Pool(dataclasses.replace(SERVER, order="priority"))
     stages = {"plan": ps.Stage("urgent", 200, 60, then="write"), "write": ps.Stage("plain", 100, 20)}
     workflow = ps.Workflow("agent", ps.Workload.poisson(4.2, 1, 1), stages)
     return kind({"urgent": first, "plain": ps.Pool(SERVER)}, [workflow])
