@@ -43,7 +43,7 @@ def memory_counting(replicas, request, params):  # type: ignore[no-untyped-def]
     return best
 
 
-@router(looks_up=True, mean_new=10_000.0)
+@router(mean_new=10_000.0)
 def new_tokens(replicas, request, params):  # type: ignore[no-untyped-def]
     """Fewest tokens to do: those there, those of this prompt that are not computed yet, and
     ``mean_new`` for each request sent since the report.

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from numba import njit
 
 import penstock as ps
-from penstock.kernel.signatures import ROUTE_REQUESTS, ROUTE_WORK, SEEN_REQUESTS, SEEN_SENT
+from penstock.kernel.signatures import ROUTE_REQUESTS, ROUTE_WORK, SEEN_CACHED, SEEN_REQUESTS, SEEN_SENT
 from penstock.reference import routers as reference
 from penstock.reference.routers import Asked, Seen
 from penstock.simulation.new_world import frozen
@@ -86,6 +87,24 @@ def test_a_router_works_out_only_what_its_function_names() -> None:
         return int(replicas[0, 5] > 0)
 
     assert router(by_number).looks_up
+    assert router(by_another).looks_up
+
+
+@njit
+def first_cached(replicas):  # type: ignore[no-untyped-def]
+    return replicas[0, SEEN_CACHED] > 0
+
+
+def by_another(replicas, request, params):  # type: ignore[no-untyped-def]
+    return int(first_cached(replicas) and replicas[0, SEEN_REQUESTS] > 0)
+
+
+def test_settings_of_a_router_of_ones_own_are_numbers() -> None:
+    def any_place(replicas, request, params):  # type: ignore[no-untyped-def]
+        return 0
+
+    with pytest.raises(ps.InputError, match="looks_up of router any-place is True"):
+        router(looks_up=True)(any_place)
 
 
 def test_a_router_of_ones_own_is_asked_and_what_it_names_must_be_there() -> None:

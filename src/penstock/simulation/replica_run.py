@@ -76,8 +76,8 @@ def _rows(run: "NetworkRun", pool: int, replica: int) -> tuple[Ints, Rows]:
     requests = np.flatnonzero(here & (prompt + decodes > 0))
     if not server.by_lines and (jobs.prompt[requests] == 0).any():
         raise InputError(
-            f"replica {replica} goes on with KV memory from elsewhere, of which the run of a server "
-            "alone says nothing; look at a pool that has prompts, or at the whole network"
+            f"replica {replica} goes on with KV memory from elsewhere, of which the run of a "
+            "server alone says nothing; look at a pool that has prompts, or at the whole network"
         )
     requests = requests[np.argsort(rows.ready[requests], kind="stable")]
     output = (decodes + engine)[requests]

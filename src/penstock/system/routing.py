@@ -104,9 +104,7 @@ class Router:
             if name not in known:
                 has = f"has {', '.join(known)}" if known else "has none"
                 raise InputError(f"router {self.name} has no setting {name!r}; it {has}")
-            known[name] = checks.number(
-                f"{name} of router {self.name}", value, 0, _LARGEST, "", "it weighs or limits"
-            )
+            known[name] = _setting(self.name, name, value)
         return dataclasses.replace(self, settings=tuple(known.items()))
 
     @property
@@ -120,13 +118,16 @@ class Router:
         return self._reads("SEEN_MEMORY")
 
     def _reads(self, column: str) -> bool:
-        """Return whether its function may look at a column: at those that it names, or, where it
-        names none, at any.
+        """Return whether its function may look at a column: at those that it names, or at any,
+        where it names none or calls another function that may.
         """
         if self.function is None:
             return False
         names = self.function.__code__.co_names
-        return column in names or not any(name.startswith("SEEN_") for name in names)
+        known = self.function.__globals__
+        calls = any(hasattr(known.get(name), "__code__") for name in names)
+        calls = calls or any(hasattr(known.get(name), "py_func") for name in names)
+        return column in names or calls or not any(name.startswith("SEEN_") for name in names)
 
     @property
     def params(self) -> Floats:
@@ -195,7 +196,8 @@ def _made(function: RouterFunction, name: str | None, settings: dict[str, float]
     """Make a router and compile it at once, so that a mistake is told where it was made."""
     function = plain_function("router", function, name, _TAKES)
     called = name or function.__name__.replace("_", "-")
-    made = Router(called, function=function, settings=tuple(settings.items()))
+    numbers = tuple((key, _setting(called, key, value)) for key, value in settings.items())
+    made = Router(called, function=function, settings=numbers)
     _ = made.compiled
     place = returns(function, ROUTER_SIGNATURE)
     if not isinstance(place, types.Integer):  # a float would be cut to a whole number
@@ -203,6 +205,13 @@ def _made(function: RouterFunction, name: str | None, settings: dict[str, float]
             f"router {called!r} cannot be used: it returns {place}, no whole number; {_RULE}"
         )
     return made
+
+
+def _setting(router: str, name: str, value: Any) -> float:
+    """Return a number that a router is told."""
+    return checks.number(
+        f"{name} of router {router}", value, 0, _LARGEST, "", "it weighs or limits"
+    )
 
 
 _SPILL = (("spill", 64.0), ("times", 1.5))
