@@ -346,3 +346,15 @@ def test_one_replica_of_an_engine_is_that_engine_alone(policy: str) -> None:
     for ours, theirs in (columns | {"preemptions": "preemptions"}).items():
         assert network[ours].to_list() == alone[theirs].to_list()
     assert alone["preemptions"].sum() > 0
+
+
+def test_pools_that_wait_for_each_others_memory_for_ever_are_said_to() -> None:
+    """KV memory goes both ways, each side keeps what it sends until the other has room, and neither has."""
+    server = ps.Server(ps.Affine(c=0.1, a=1e-3), 64, 8, policy="vllm", memory=ps.Memory(12, 16))
+    calls = ps.Workload.from_arrays([0.0] * 8, [150] * 8, [20] * 8)
+    there = ps.Workflow.disaggregated(calls, prefill="x", decode="y", transfer_ms_per_token=0.1, name="there")
+    back = ps.Workflow.disaggregated(calls, prefill="y", decode="x", transfer_ms_per_token=0.1, name="back")
+    pools = {"x": ps.Pool(server), "y": ps.Pool(server)}
+    with pytest.raises(ps.InputError, match="14 requests wait for ever from 2.8.* pools send each other KV memory"):
+        ps.simulate(ps.Network(pools, [there, back]))
+    assert ps.simulate(ps.Network(pools, [there])).finished == 8

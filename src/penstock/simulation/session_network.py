@@ -391,7 +391,19 @@ class NetworkSession(WorldSession):
         status = self.call()
         if status not in (records.DONE, records.MORE, records.PAUSED):
             self._refuse(status)
+        if status == records.DONE and final and self.clock.until == NEVER:
+            self._check_all_ended()
         return status != records.PAUSED
+
+    def _check_all_ended(self) -> None:
+        """Refuse to go on where nothing will ever happen again, though requests are there."""
+        left = int(((self.world.finish < 0) & (self.world.ready >= 0)).sum())
+        if left:
+            raise InputError(
+                f"{left:,} requests wait for ever from {self.now * self.tick_s:g} s on: pools send "
+                "each other KV memory, and each keeps what it sends until the other has room; "
+                "raise their KV memory, or let it go one way only"
+            )
 
     def _refuse(self, status: int) -> None:
         """Say which policy, order or engine cannot go on."""
