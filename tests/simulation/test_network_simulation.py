@@ -355,6 +355,6 @@ def test_pools_that_wait_for_each_others_memory_for_ever_are_said_to() -> None:
     there = ps.Workflow.disaggregated(calls, prefill="x", decode="y", transfer_ms_per_token=0.1, name="there")
     back = ps.Workflow.disaggregated(calls, prefill="y", decode="x", transfer_ms_per_token=0.1, name="back")
     pools = {"x": ps.Pool(server), "y": ps.Pool(server)}
-    with pytest.raises(ps.InputError, match="14 requests wait for ever from 2.8.* pools send each other KV memory"):
+    with pytest.raises(ps.InputError, match=r"14 requests wait for ever from 2.8.* pools send each other KV memory"):
         ps.simulate(ps.Network(pools, [there, back]))
     assert ps.simulate(ps.Network(pools, [there])).finished == 8
