@@ -334,7 +334,7 @@ class NetworkRun:
         seconds = max(self.seconds, self.tick_s)
         kinds = [kind for pool in network.pools.values() for kind in pool.servers]
         capacity = np.repeat(
-            [server.batch_time.capacity(server.token_budget) for server, _ in kinds],
+            [server.capacity for server, _ in kinds],
             [count for _, count in kinds],
         )
         return self._replicas(np.arange(self.replica_pool.size)).with_columns(

@@ -159,7 +159,7 @@ class NetworkSession(WorldSession):
                 row.order = address_of(pool.order.compiled, ORDER_SIGNATURE)
             if pool.router.function is not None:
                 row.routes = address_of(pool.router.compiled, ROUTER_SIGNATURE)
-        speeds = [s.token_budget / float(s.batch_time(s.token_budget)) for _, s, _ in self.kinds]
+        speeds = [server.full_batch_rate for _, server, _ in self.kinds]
         # What a router does not look at is not worked out.
         world.seen[~world.pools.looks_at_memory.astype(bool)[world.servers.pool], SEEN_MEMORY] = (
             np.nan

@@ -453,14 +453,8 @@ class Network:
         rates = np.repeat([workflow.rate for workflow in self.workflows], np.diff(self.first_stage))
         sampled = [means.sampled for means in self._means if means.sampled is not None]
         pools = self.pools.values()
-        full = [
-            sum(n * s.token_budget / float(s.batch_time(s.token_budget)) for s, n in pool.servers)
-            for pool in pools
-        ]
-        capacity = [
-            sum(n * s.batch_time.capacity(s.token_budget) for s, n in pool.servers)
-            for pool in pools
-        ]
+        full = [sum(n * s.full_batch_rate for s, n in pool.servers) for pool in pools]
+        capacity = [sum(n * s.capacity for s, n in pool.servers) for pool in pools]
         return NetworkModel(
             stages=self.stages,
             pools=tuple(self.pools),
@@ -537,11 +531,8 @@ def _unequal(pool: Pool) -> ReplicaRates | None:
     if len(pool.servers) == 1:
         return None
     counts = [count for _, count in pool.servers]
-    capacity = [server.batch_time.capacity(server.most_tokens) for server, _ in pool.servers]
-    full = [
-        server.token_budget / float(server.batch_time(server.token_budget))
-        for server, _ in pool.servers
-    ]
+    capacity = [server.capacity for server, _ in pool.servers]
+    full = [server.full_batch_rate for server, _ in pool.servers]
     return ReplicaRates(np.repeat(capacity, counts), np.repeat(full, counts))
 
 

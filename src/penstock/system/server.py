@@ -174,6 +174,16 @@ class Server:
         return self.policy.most_tokens(self.token_budget, self.most_requests)
 
     @property
+    def capacity(self) -> float:
+        """The most tokens/s that batches of any size carry."""
+        return self.batch_time.capacity(self.most_tokens)
+
+    @property
+    def full_batch_rate(self) -> float:
+        """Tokens/s of batches filled to the token budget."""
+        return self.token_budget / float(self.batch_time(self.token_budget))
+
+    @property
     def most_requests(self) -> int | None:
         """The max batch size; engines that are given none run as many requests as can fill a
         batch.

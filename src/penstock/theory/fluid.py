@@ -274,7 +274,7 @@ def full_batch_rate(server: Server) -> float:
             )
         raise InputError(f"the max batch size of {limit:,} {reason}; leave it out, or ask `region`")
     refuse_composition(server, "the fluid limit", "ask `certify` or `verdict`")
-    return server.token_budget / float(server.batch_time(server.token_budget))
+    return server.full_batch_rate
 
 
 class _Network(NamedTuple):

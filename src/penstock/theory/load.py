@@ -240,9 +240,7 @@ def multiclass_load(
         server.tokens_per_request(p, o)
         for p, o in zip(prompts.tolist(), outputs.tolist(), strict=True)
     ]
-    return MulticlassLoad(
-        effective, np.array(tokens), server.batch_time.capacity(server.most_tokens)
-    )
+    return MulticlassLoad(effective, np.array(tokens), server.capacity)
 
 
 def traffic(

@@ -248,7 +248,7 @@ def linear_program(
     # Rates in units of the fastest, so that all numbers of the program are about 1.
     tokens, wanted = _prompt(prompt), _direction(direction)
     columns = _corners(_columns(server, tokens.longest), tokens.mean)
-    fastest = server.batch_time.capacity(server.most_tokens)
+    fastest = server.capacity
     rates = (
         np.vstack([columns.prefill, columns.decode, columns.requests * tokens.mean])
         / columns.seconds
