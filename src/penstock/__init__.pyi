@@ -35,6 +35,7 @@ from .system.measured_times import Measured
 from .system.memory import Memory
 from .system.network import Network
 from .system.orders import ORDERS, Order, order
+from .system.outages import Outage
 from .system.policies import POLICIES, Policy, policy
 from .system.pool import Pool
 from .system.presets import HARDWARE, hardware
@@ -99,6 +100,7 @@ __all__ = [
     "NetworkRun",
     "NetworkStability",
     "Order",
+    "Outage",
     "PiecewiseConstant",
     "Plan",
     "Policy",

@@ -19,6 +19,7 @@ from penstock.reference import orders as reference_orders
 from penstock.reference import seam_policies, simulation
 from penstock.system.network import Network
 from penstock.system.orders import Order, order
+from penstock.system.outages import Outage
 from penstock.system.policies import policy
 from penstock.system.pool import Pool
 from penstock.system.routing import ROUTERS as ROUTERS_BY_NAME
@@ -233,6 +234,7 @@ class System:
     jobs: tuple[tuple[int, tuple[Request, ...]], ...]  # (arrival, requests)
     until: int | None
     hash_block: int | None = None  # tokens that each of the hash ids names
+    outages: tuple[simulation.Outage, ...] = ()
 
     @property
     def names(self):
@@ -304,7 +306,15 @@ class System:
         """Run the reference."""
         pools = [spec.reference_pool(self.weights(place)) for place, spec in enumerate(self.pools)]
         network = reference.Network(pools, self.stage_pool, self.prefill, self.decode, self.onward, self.retention)
-        return simulation.simulate(reference.Jobs(**self.columns), network, until=self.until, instants=instants)
+        jobs = reference.Jobs(**self.columns)
+        return simulation.simulate(jobs, network, until=self.until, instants=instants, outages=self.outages)
+
+    def kernel_outages(self):
+        """Return the kernel's outages, whose replicas are counted pool by pool."""
+        counts = [sum(each.replicas for each in (spec, *spec.others)) for spec in self.pools]
+        places = [(f"p{pool}", replica) for pool, count in enumerate(counts) for replica in range(count)]
+        fates = {True: "lost", False: "sent-again"}
+        return [Outage(*places[each.replica], each.start, each.end, fates[each.loses]) for each in self.outages]
 
     def weights(self, place):
         """Return what requests count for a router that weighs them."""
@@ -318,10 +328,11 @@ class System:
 # ---------------------------------------------------------------- drawing
 
 
-def draw_system(random, *, policies=POLICIES, orders=ORDER_NAMES, most_jobs=12, engines=()):
+def draw_system(random, *, policies=POLICIES, orders=ORDER_NAMES, most_jobs=12, engines=(), dying=False):
     """Draw a system: ties, idle times, cut prompts, tight limits, empty phases and early stops are all likely.
 
     With names of engines or of policies of the paper as ``engines``, most pools are of one of them, with KV memory.
+    ``dying``: replicas die and come back; no KV memory is then sent from pool to pool.
     """
     n_pools = random.randint(1, 2 if engines else 4)
     stage_pool = tuple(range(n_pools)) + tuple(random.randrange(n_pools) for _ in range(random.randint(0, 4)))
@@ -338,14 +349,16 @@ def draw_system(random, *, policies=POLICIES, orders=ORDER_NAMES, most_jobs=12, 
         arrival.append(at)
         at += random.randint(0, longest)
     serving = [pools[pool] for pool in stage_pool]
-    jobs = tuple((tick, with_transfers(random, draw_job(random, stages), serving)) for tick in arrival)
+    jobs = tuple((tick, draw_job(random, stages)) for tick in arrival)
+    if not dying:
+        jobs = tuple((tick, with_transfers(random, requests, serving)) for tick, requests in jobs)
     if engines:
         jobs = tuple((tick, with_priorities(random, requests)) for tick, requests in jobs)
     hash_block = draw_hash_block(random, pools)
     if hash_block:
         told = random.randint(1, 3)
         jobs = tuple((tick, with_hash_ids(random, requests, hash_block, told)) for tick, requests in jobs)
-    return System(
+    system = System(
         pools,
         stage_pool,
         hash_block=hash_block,
@@ -356,6 +369,21 @@ def draw_system(random, *, policies=POLICIES, orders=ORDER_NAMES, most_jobs=12, 
         jobs=jobs,
         until=random.choice([None, None, None, random.randint(1, arrival[-1] + 150)]),
     )
+    return with_outages(random, system) if dying else system
+
+
+def with_outages(random, system):
+    """Let some replicas die, some of them twice, and come back."""
+    replicas = sum(each.replicas for spec in system.pools for each in (spec, *spec.others))
+    last = system.jobs[-1][0] + random.choice([5, 60])
+    outages = []
+    for replica in range(replicas):
+        at = random.randint(0, last)
+        for _ in range(random.choice([0, 1, 1, 2])):
+            end = at + random.choice([1, random.randint(1, 10), random.randint(1, 100)])
+            outages.append(simulation.Outage(replica, at, end, random.choice([False, False, True])))
+            at = end + random.randint(1, 30)
+    return dataclasses.replace(system, outages=tuple(outages))
 
 
 def draw_pool(random, stages, policies, orders):

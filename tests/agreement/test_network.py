@@ -44,7 +44,8 @@ RANDOMS = st.randoms(use_true_random=False)
 
 def kernel(system, compress, record="requests"):
     network, jobs = system.network(), system.kernel_jobs()
-    return simulate_jobs(network, jobs, tick_s=1.0, until=system.until, compress=compress, record=record)
+    options = {"until": system.until, "compress": compress, "record": record, "outages": system.kernel_outages()}
+    return simulate_jobs(network, jobs, tick_s=1.0, **options)
 
 
 def differences(system):
@@ -68,22 +69,29 @@ def compared(system, history, run):
         *accumulate(sum(each.replicas for each in (spec, *spec.others)) for spec in system.pools),
     ]  # replicas of all pools are counted through
     places = [r.replica if r.replica is None else r.replica - first[system.stage_pool[r.stage]] for r in came]
-    known = ("ready", "first_token", "finish")
+    known = ("first_token", "finish")
+    none = np.zeros(len(came), np.int64)
     preemptions = run.rows.preemptions
     if preemptions is None:
-        preemptions = np.zeros(len(came), np.int64)
+        preemptions = none
     return {
         "preemptions": ([r.preemptions for r in came], preemptions),
         **{what: ([number(getattr(r, what), end) for r in came], getattr(run.rows, what)) for what in known},
+        "ready": ([number(r.came, end) for r in came], run.rows.ready),
+        "tries": ([r.tries for r in came], run.rows.tries if system.outages else none),
+        "lost": ([r.lost for r in came], run.rows.lost if system.outages else none.astype(bool)),
         "cached": ([r.cached for r in came], run.rows.cached),
         "replica": (
             [number(place, len(history.replicas)) for place in places],
-            np.where(run.rows.ready >= 0, run.rows.replica, -1),
+            np.where(run.rows.ready >= 0, np.maximum(run.rows.replica, -1), -1),
         ),
         "arrival": ([tick for tick in arrival if tick <= end], run.arrival),
         "n_batches": ([sum(b.end <= end for b in replica.batches) for replica in history.replicas], run.n_batches),
         "busy": ([sum(min(b.end, end) - b.start for b in r.batches) for r in history.replicas], run.busy),
-        "tokens": ([sum(b.token_load for b in r.batches if b.end <= end) for r in history.replicas], run.tokens),
+        "tokens": (
+            [sum(b.token_load for b in r.batches if b.end <= end and not b.died) for r in history.replicas],
+            run.tokens,
+        ),
         "series": ([counted(instant) for instant in history.instants], without_progress(run)),
         "end": (end, np.array(run.end)),
     }
@@ -149,11 +157,22 @@ def test_kernel_and_reference_agree_under_policies_and_orders_of_a_users_own(ran
     assert_agree(draw_system(random, policies=own, orders=("whirled", "round-robin", "back-pressure", "hlpps", "fcfs")))
 
 
+def test_kernel_and_reference_agree_where_replicas_die_and_come_back():
+    """Their requests are sent again or lost, wait where nobody serves, and find no context that died with a replica."""
+    systems = [draw_system(Random(seed), dying=True) for seed in range(40)]
+    runs = [kernel(system, compress=True) for system in systems if system.outages]
+    assert min(sum(run.rows.tries.sum() for run in runs), sum(run.rows.lost.sum() for run in runs)) > 20
+    for system in systems:
+        assert_agree(system)
+
+
 @given(RANDOMS)
 @settings(max_examples=30)
 def test_jobs_that_come_in_blocks_give_what_they_give_at_once(random):
     """Blocks of a few jobs, the rows of finished ones dropped after each; many jobs arrive at the edge of a block."""
-    system = draw_system(random)
+    system = draw_system(random, dying=random.choice([False, True]))
+    last = system.jobs[-1][0] if system.until is None else min(system.jobs[-1][0], system.until)
+    system = dataclasses.replace(system, outages=tuple(each for each in system.outages if each.start < last))
     sizes = [random.randint(1, 3) for _ in system.jobs]
     whole, streamed = kernel(system, compress=True), in_blocks(system, sizes)
     for what in ("arrival", "finish", "n_batches", "busy", "tokens", "series_rows"):
@@ -177,13 +196,14 @@ def in_blocks(system, sizes):
     length = {"jobs": jobs.count} if system.until is None else {"until": float(system.until)}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys.modules[simulate_jobs.__module__], "_WINDOW", 0)
-        return simulate(network, **length, drain=True, record="summary", tick_s=1.0)
+        options = {"drain": True, "record": "summary", "tick_s": 1.0, "outages": system.kernel_outages()}
+        return simulate(network, **length, **options)
 
 
 @pytest.mark.slow
 def test_kernel_and_reference_agree_on_thousands_of_random_networks():
     for seed in range(50, 20_050):
-        assert_agree(draw_system(Random(seed)))
+        assert_agree(draw_system(Random(seed), dying=seed % 4 == 0))
 
 
 # ---------------------------------------------------------------- networks as users make them

@@ -65,9 +65,9 @@ def assert_replicas_serve_as_alone(system):
 @pytest.mark.parametrize("systems", [12, pytest.param(170, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("engine", FAMILY)
 def test_kernel_and_reference_agree_on_networks_of_engines(engine, systems):
-    """Times, replicas, batches, preemptions, series, with compression and without, memory tight."""
+    """Times, replicas, batches, preemptions, series, with compression and without, memory tight, outages."""
     for seed in range(systems):
-        assert_agree(draw_system(Random(f"{engine} {seed} together"), engines=(engine,)))
+        assert_agree(draw_system(Random(f"{engine} {seed} together"), engines=(engine,), dying=seed % 4 == 3))
 
 
 @pytest.mark.parametrize("systems", [25, pytest.param(100, marks=pytest.mark.slow)])
@@ -86,7 +86,7 @@ def test_a_replica_serves_what_comes_to_it_as_one_server_of_the_kernel(engine, s
 def test_kernel_and_reference_agree_on_thousands_of_networks_of_many_engines():
     """Every pool may be of another engine."""
     for seed in range(2_000):
-        assert_agree(draw_system(Random(f"{seed} of all"), engines=FAMILY))
+        assert_agree(draw_system(Random(f"{seed} of all"), engines=FAMILY, dying=seed % 4 == 3))
 
 
 def drafts(spec):

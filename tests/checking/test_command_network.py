@@ -34,7 +34,7 @@ def test_the_keys_of_the_json_are_as_agreed(penstock: Callable[..., Said]) -> No
     found: dict[str, Any] = json.loads(out)
     assert list(found) == [
         "verdict", "load", "certificate", "stability", "stability_skipped", "simulation", "pools", "workflows",
-        "stages", "priorities", "steady_state", "latency_refused", "disagreement", "warnings",
+        "stages", "priorities", "outages", "steady_state", "latency_refused", "disagreement", "warnings",
     ]  # fmt: skip
     assert found["verdict"] == found["certificate"]["verdict"] == found["stability"]["verdict"] == "unstable"
     assert found["certificate"]["virtual_station"]["stages"] == [["complaint.look_into"], ["search.reply"]]

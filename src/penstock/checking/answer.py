@@ -23,6 +23,7 @@ from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.run import TICK_S, Record, Run, stop_tick
 from penstock.simulation.simulate import RunOptions, length_of_run, run_server, simulate
 from penstock.system.kinds import as_network, refuse
+from penstock.system.outages import Outage
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.memory import MemoryEstimate, memory_is_full
@@ -205,6 +206,7 @@ def check(
     seed: int | None = None,
     resolution: float | None = None,
     progress: Progress | None = None,
+    outages: Sequence[Outage] = (),
 ) -> "NetworkAnswer": ...
 def check(
     workload: "Workload | Network",
@@ -220,6 +222,7 @@ def check(
     resolution: float | None = None,
     estimate_memory: bool = True,
     progress: Progress | None = None,
+    outages: Sequence[Outage] = (),
 ) -> "Answer | NetworkAnswer":
     """Certify a system, test it, simulate it, and refuse the latency of a steady state that it has
     not.
@@ -243,6 +246,10 @@ def check(
         (it may take seconds).
     progress
         Called now and then with the share that is done.
+    outages
+        Of a network: replicas that die and come back, in a further run of the same jobs, which says
+        what they do to latency. Verdicts and the steady state are without them: what ends does not
+        change whether a backlog grows for ever.
 
     Raises
     ------
@@ -250,7 +257,7 @@ def check(
         If a value cannot be used.
     """
     if isinstance(workload, Workload) and isinstance(server, Server):
-        refuse(jobs=jobs, seed=seed)
+        refuse(jobs=jobs, seed=seed, outages=tuple(outages) or None)
         limits = _parsed(targets)
         question = _Question(
             workload, server, requests, until, limits, precision, estimate_memory, progress
@@ -267,7 +274,7 @@ def check(
     )
     from penstock.checking.network_answer import of_network
 
-    return of_network(network, jobs, until, seed, resolution, progress)
+    return of_network(network, jobs, until, seed, resolution, progress, outages)
 
 
 def _parsed(targets: Sequence[Target | str]) -> list[Target]:

@@ -91,6 +91,7 @@ def answer_network(
             seed=seed,
             resolution=resolution,
             progress=show,
+            outages=chosen.outages,
         )
     if figures is not None:
         _draw(figures, answer, as_json)
@@ -111,6 +112,11 @@ def _compare(
     from penstock.checking.orders import compare_orders, own_order
     from penstock.checking.view_network import orders_page
 
+    if chosen.outages:
+        raise InputError(
+            "--orders compares steady states, in which nothing dies, so it would pass over "
+            "`simulate.outages`; leave out one of the two"
+        )
     named = chosen_orders(chosen, orders)
     own = own_order(chosen.network)
     orders_by_name: dict[str, Order | dict[str, Order]] = {own: {}}

@@ -12,6 +12,7 @@ from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_
 from penstock.checking.batches import Statistics
 from penstock.checking.flood_test import NetworkStability
 from penstock.checking.latency_network import NetworkSteadyState, network_steady_state
+from penstock.checking.outages import OutageWindow, outage_windows
 from penstock.checking.pools import PoolAnswer, pool_answers, pool_warnings
 from penstock.checking.verdict import verdict
 from penstock.show.page import Page
@@ -22,6 +23,7 @@ from penstock.simulation.run import TICK_S, stop_tick
 from penstock.simulation.simulate import RunOptions
 from penstock.system.network import Network, own_seed
 from penstock.system.network_model import NetworkModel
+from penstock.system.outages import Outage
 from penstock.theory.certificate import certify
 from penstock.theory.network.certificate import SPIRAL, VIRTUAL, NetworkCertificate
 from penstock.theory.network.cyclic_pools import CERTIFIED
@@ -39,7 +41,7 @@ RECORDED = (
     "test stability"
 )
 
-_TEST_SHARE = 0.5  # of the work, for the progress bar
+_TEST_SHARE, _RUN_SHARE = 0.5, 0.75  # of the work that is then done, for the progress bar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +132,8 @@ class NetworkAnswer(AnyAnswer):
         The tables.
     priorities
         Latency by priority; none where requests have no priorities, or latency is refused.
+    outages
+        What replicas that die and come back do to latency.
     """
 
     network: Network
@@ -142,6 +146,7 @@ class NetworkAnswer(AnyAnswer):
     latency: NetworkSteadyState | None
     warnings: tuple[str, ...]
     priorities: tuple[PriorityAnswer, ...] = ()
+    outages: tuple[OutageWindow, ...] = ()
 
     @property
     def stability_skipped(self) -> str | None:
@@ -251,6 +256,7 @@ class NetworkAnswer(AnyAnswer):
                 | _latency_as_dict(of.latency)
                 for of in self.priorities
             ],
+            "outages": [window.as_dict() for window in self.outages],
             "steady_state": steady
             and {
                 "jobs": steady.jobs,
@@ -289,6 +295,7 @@ def of_network(
     seed: int | None,
     resolution: float | None,
     progress: Progress | None,
+    outages: Sequence[Outage] = (),
 ) -> NetworkAnswer:
     """Answer for a network: see `penstock.check`."""
     jobs = _length_of_run(network, jobs, until)  # refuse it before the test, not after
@@ -298,8 +305,14 @@ def of_network(
         of_floods = own_seed(network.workflows[0]) if seed is None else seed
         tested = part_of(progress, 0.0, _TEST_SHARE)
         stability = verdict(network, resolution=resolution, seed=of_floods, progress=tested)
-    options = RunOptions(stop_tick(until, TICK_S), progress=part_of(progress, _TEST_SHARE, 1.0))
+    alone = _RUN_SHARE if outages else 1.0
+    options = RunOptions(stop_tick(until, TICK_S), progress=part_of(progress, _TEST_SHARE, alone))
     run = run_network(network, jobs, seed, options)
+    windows: tuple[OutageWindow, ...] = ()
+    if outages:
+        shown = part_of(progress, _RUN_SHARE, 1.0)
+        options = dataclasses.replace(options, progress=shown, outages=tuple(outages))
+        windows = outage_windows(run_network(network, jobs, seed, options), run)
     model = network.model()
     pools = pool_answers(network, certificate, run)
     latency = None
@@ -327,6 +340,7 @@ def of_network(
         latency=latency,
         warnings=tuple(dict.fromkeys(warnings)),
         priorities=_priorities(latency),
+        outages=windows,
     )
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from penstock.checking.outages import outages_section
 from penstock.checking.view import growth, share, with_interval
 from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
 from penstock.words import counted, digits, gathered, seconds, sentence
@@ -71,6 +72,7 @@ def network_page(answer: "NetworkAnswer", scenario: "NetworkScenario | None" = N
             ),
             Section("Simulated", [_run_in_words(answer.run)], notes=answer.warnings),
             _latency_section(answer),
+            *outages_section(answer.outages),
             Section("Floods and queues", figures=lambda: _floods_and_queues(answer)),
         ],
     )

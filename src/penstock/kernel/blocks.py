@@ -153,6 +153,26 @@ def found_in_cache(world: World, engine: Any, pool: Any, request: int) -> Any:
     return hits, unused
 
 
+@uncounted()
+def forget_all(world: World, engine: Any) -> None:
+    """Let blocks be free that have no names, as at first."""
+    first, count = engine.first_block, engine.blocks + 1
+    for index in range(count):
+        block = world.blocks[first + index]
+        block.name = NAMELESS
+        block.users = 0
+        block.next_free = first + (index + 1) % count
+        block.previous_free = first + (index + count - 1) % count
+    forget_buckets(world, engine)
+
+
+@uncounted()
+def forget_buckets(world: World, engine: Any) -> None:
+    """Let no name be found."""
+    for bucket in range(engine.first_bucket, engine.first_bucket + engine.buckets):
+        world.buckets[bucket, FIRST_NAMED] = world.buckets[bucket, LAST_NAMED] = -1
+
+
 # -- who uses what
 
 

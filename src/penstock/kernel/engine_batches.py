@@ -17,7 +17,7 @@ from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.composition import Terms, cost_of, rise_of, ticks_of
 from penstock.kernel.due_epochs import chain, next_due_epoch, unchain
 from penstock.kernel.engine_ends import advance_engine
-from penstock.kernel.in_progress import start, touch, within_the_run
+from penstock.kernel.in_progress import before_it_dies, start, touch, within_the_run
 from penstock.kernel.recording import note_allocation
 from penstock.kernel.records import (
     ALLOCATION_ROWS,
@@ -396,7 +396,7 @@ def _equal_batches(world: World, replica: Any, batch: Any, engine: Any, pool: An
     most = next_due_epoch(world.bits[engine.line], engine.epoch) - engine.epoch
     if most > 1 and pool.grows != 0:
         most = _within_memory(world, engine, pool, most)
-    return within_the_run(world, replica, most)
+    return before_it_dies(replica, within_the_run(world, replica, most))
 
 
 @uncounted(inline=True)

@@ -39,6 +39,7 @@ from penstock.kernel.in_progress import (
 from penstock.kernel.line_batches import form_from_lines
 from penstock.kernel.line_ends import end_of_lines
 from penstock.kernel.lines import append_fresh, append_prompt, insert_by_age
+from penstock.kernel.outages import happen, hold, next_outage
 from penstock.kernel.recording import count_composition, has_room, note_run, thin_series
 from penstock.kernel.records import (
     BAD_ROUTER,
@@ -96,6 +97,8 @@ def _advance(world: World) -> int:
             now = min(now, world.job_arrival[clock.next_job])
         if clock.waiting_room > 0:
             now = min(now, world.heap[0, 0])
+        if now < NEVER or clock.held > 0:
+            now = min(now, next_outage(world))
         if clock.final == 0 and (jobs == 0 or now >= world.job_arrival[jobs - 1]):
             return MORE  # a job to come may arrive then, too
         if now == NEVER and clock.until == NEVER:
@@ -111,6 +114,10 @@ def _advance(world: World) -> int:
         # -- batches end
         while world.ends[1] == now:
             _end(world, first_ending(world))
+
+        # -- replicas die and come back
+        if next_outage(world) == now:
+            happen(world)
 
         # -- requests arrive
         release_delayed(world)
@@ -215,6 +222,9 @@ def _arrive(world: World, request: int) -> None:
         return
     stage = world.stages[row.stage]
     pool = world.pools[stage.pool]
+    if pool.up == 0:
+        hold(world, request)
+        return
     server = route(world, request, pool)
     pool = world.pools[world.servers[server].pool]
     if pool.affinity != 0:

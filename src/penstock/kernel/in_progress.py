@@ -108,6 +108,16 @@ def touch(world: World, server: int) -> None:
 
 
 @uncounted(inline=True)
+def before_it_dies(replica: Any, repeat: int) -> Any:
+    """Return how many of so many equal batches are one step: those that end before the replica
+    dies.
+    """
+    if replica.dies < NEVER:
+        repeat = max(ended_by(replica, replica.dies, repeat), 1)
+    return repeat
+
+
+@uncounted(inline=True)
 def within_the_run(world: World, replica: Any, repeat: int) -> Any:
     """Return how many of so many equal batches are one step: those that end before the
     simulation is to stop, and for whose rows there is room.

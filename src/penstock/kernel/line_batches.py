@@ -7,7 +7,7 @@ import numpy as np
 from penstock.kernel import signatures
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import NEVER
-from penstock.kernel.in_progress import start, within_the_run
+from penstock.kernel.in_progress import before_it_dies, start, within_the_run
 from penstock.kernel.lines import (
     link,
     take_prompts,
@@ -346,6 +346,6 @@ def form_from_lines(world: World, server: int, pool: Any) -> Any:
         # No prompt may start before a request finishes.
         held = pool.running_scope != 0 and room.starts <= 0 and running == decoding
         if prompts == 0 or (pool.order == 0 and pool.by_age == 0) or held:
-            repeat = within_the_run(world, replica, fewest)
+            repeat = before_it_dies(replica, within_the_run(world, replica, fewest))
     start(world, server, repeat)
     return 0

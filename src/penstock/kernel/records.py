@@ -90,6 +90,7 @@ CLOCK = record(
     clients pause next_sent
     next_job waiting_room ready ready_done touched formed failed
     future finished requests_before next_report bad_router
+    outages_done held
     free_slot used_slots engine_slots
     series_rows series_step
     stall_sum stall_carry stalls_used mixes_used
@@ -108,12 +109,13 @@ be formed), ``merges`` (whether equal batches are one step). ``record``: what ro
 policy or order did. ``future``: unprocessed tokens of the jobs that have arrived, requests to come
 included. ``requests_before``: those dropped before the first row. ``next_report``: tick at which a
 router learns next how its replicas are; ``bad_router``: 1 + a replica of the pool whose router
-failed. The others count what is used of arrays, and `gaps`.
+failed. ``outages_done``: rows of `World.outages` that have happened; ``held``: requests that wait
+until a replica of their pool is back. The others count what is used of arrays, and `gaps`.
 """
 
 POOL = record(
     i8="""
-    first_server replicas router turn affinity retention
+    first_server replicas up router turn affinity retention
     routes routes_params routes_params_end looks_up looks_at_memory report reported
     budget batch_size running_scope convention policy params params_end sees
     duration composed
@@ -127,7 +129,8 @@ POOL = record(
 )
 """One per pool.
 
-Where a pool has servers of several kinds, one per kind, each with the replicas of all. ``router``
+Where a pool has servers of several kinds, one per kind, each with the replicas of all. ``up``: how
+many of them serve, the first places of `World.serving` from ``first_server`` on. ``router``
 and its ``turn``; ``routes``: its address, where it is a function, and where its parameters begin
 and end; ``looks_up``, ``looks_at_memory``: whether it looks for prompts in caches, and at the
 memory in use; ``report``: ticks between two times that it learns how replicas are (0: it always
@@ -154,6 +157,7 @@ REPLICA = record(
     is_touched served
     batches busy processed
     count unprocessed work link_free
+    is_down died dies
     """
 )
 """One per replica.
@@ -164,6 +168,8 @@ that they make useless. ``plain``: ticks of any batch of that load, -1 where eac
 ``cost`` and ``rise`` where they are composed. ``served``: requests in it, by age. What it did:
 batches and tokens that ended, ticks. What routers measure: unfinished requests, tokens that have
 not gone into a batch, work. ``link_free``: the tick from which on its link can carry KV memory.
+``is_down``: whether it has died and is not back; ``died``, ``dies``: when it died last (-1: never),
+and when it will next (or NEVER).
 """
 
 LINE = record(
@@ -268,6 +274,21 @@ from elsewhere: ticks on the links, and more until all is there; from which requ
 how many tokens, and the blocks taken for that at either end.
 """
 
+TRY = record(i8="came", i4="left decodes times")
+"""One per request where replicas die.
+
+When it came to its pool first (-1: it has not been sent again), what it asked for, and how often it
+was sent again.
+"""
+
+LOST = -2
+"""In place of the tick at which a request finished: it was lost with its replica, or comes after
+one that was.
+"""
+
+DIES, DIES_WITH_REQUESTS, RETURNS = range(3)
+"""What happens to a replica; whoever is there is sent again, or lost."""
+
 SLOT = record(
     i8="due last before request",
     i4="""
@@ -319,6 +340,7 @@ World = namedtuple(
     "World",
     """
     clock pools servers planned engines lines stages onward means listed duration linear per params
+    serving outages idle_engines idle_lines tries
     slots heads bits growth budget lives nodes blocks buckets table hits pile ids bounds ends
     job_arrival job_root job_tokens rows again delay coin context reuse home cached ready
     first_token finish heap ready_now touched seen asked lookout weights gaps full cells stalls
@@ -337,6 +359,12 @@ onward, means
     each phase.
 listed
     The stages of each pool, in order of its lines.
+serving
+    Of each pool those of its replicas that serve, in order.
+outages
+    Tick, replica, and what happens to it (`DIES` ...), in order.
+idle_engines, idle_lines, tries
+    Where replicas die: engines and lines as they were at first, and records as above.
 duration, linear, per
     By tokens, pool after pool: ticks of a batch, or what it costs; shape (pools, 6) what is
     added (`composition`).
@@ -390,6 +418,10 @@ _TYPES: dict[str, Any] = {
     "engines": from_dtype(ENGINE)[::1],
     "lines": from_dtype(LINE)[::1],
     "stages": from_dtype(STAGE)[::1],
+    "outages": _TABLE,
+    "idle_engines": from_dtype(ENGINE)[::1],
+    "idle_lines": from_dtype(LINE)[::1],
+    "tries": from_dtype(TRY)[::1],
     "onward": _REALS,
     "means": _REALS,
     "per": _TABLE,

@@ -48,7 +48,7 @@ def _pop(world: World) -> Any:
 
 
 @uncounted(inline=True)
-def _arrive_now(world: World, request: int) -> None:
+def arrive_now(world: World, request: int) -> None:
     """Let a request arrive at this tick, among the others in order of rows."""
     clock = world.clock[0]
     place = clock.ready
@@ -64,7 +64,7 @@ def release_delayed(world: World) -> None:
     """Let those arrive whose delay is over."""
     clock = world.clock[0]
     while clock.waiting_room > 0 and world.heap[0, 0] == clock.now:
-        _arrive_now(world, _pop(world))
+        arrive_now(world, _pop(world))
 
 
 @uncounted(inline=True)
@@ -74,7 +74,7 @@ def release(world: World, request: int) -> None:
     if delay > 0:
         push_delayed(world, world.clock[0].now + delay, request)
     else:
-        _arrive_now(world, request)
+        arrive_now(world, request)
 
 
 @uncounted(inline=True)

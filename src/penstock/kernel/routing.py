@@ -60,7 +60,7 @@ def _memory_in_use(world: World, replica: Any, pool: Any, tick: int) -> Any:
 
 
 @uncounted()
-def _look(world: World, server: int, tick: int) -> None:
+def look(world: World, server: int, tick: int) -> None:
     """Let a router see how a replica is before a tick."""
     replica = world.servers[server]
     pool = world.pools[replica.pool]
@@ -90,7 +90,7 @@ def report(world: World, now: int) -> None:
         if tick > pool.reported:
             pool.reported = tick
             for server in range(pool.first_server, pool.first_server + pool.replicas):
-                _look(world, server, tick)
+                look(world, server, tick)
                 world.seen[server, SEEN_SENT] = 0
         clock.next_report = min(clock.next_report, pool.reported + pool.report)
 
@@ -115,8 +115,10 @@ def _measure(world: World, server: int, router: int, stale: bool) -> Any:
 def _emptiest(world: World, pool: Any) -> Any:
     """Return the replica that is least full; of equal ones the first."""
     first, stale = pool.first_server, pool.report > 0
-    best, least = first, _measure(world, first, pool.router, stale)
-    for server in range(first + 1, first + pool.replicas):
+    best = world.serving[first]
+    least = _measure(world, best, pool.router, stale)
+    for place in range(first + 1, first + pool.up):
+        server = world.serving[place]
         measure = _measure(world, server, pool.router, stale)
         if measure < least:
             best, least = server, measure
@@ -142,58 +144,85 @@ def _look_up(world: World, request: int, pool: Any) -> None:
 
 
 @uncounted()
+def _look_at_serving(world: World, pool: Any) -> None:
+    """Put what a router sees of those that serve next to each other."""
+    for place in range(pool.up):
+        server = world.serving[pool.first_server + place]
+        for column in range(world.seen.shape[1]):
+            world.seen[world.servers.size + place, column] = world.seen[server, column]
+
+
+@uncounted()
+def _place_of_home(world: World, request: int, pool: Any) -> Any:
+    """Return where among those that serve the replica is that the first request of a job went to,
+    or -1.
+    """
+    home = world.rows[request + world.home[request]].server
+    first = pool.first_server
+    if home < 0 or pool.up == pool.replicas:
+        return home - first if home >= 0 else -1
+    for place in range(pool.up):
+        if world.serving[first + place] == home:
+            return place
+    return -1
+
+
+@uncounted()
 def _by_function(world: World, request: int, pool: Any) -> Any:
     """Ask a router that is a function."""
     clock = world.clock[0]
     first, end = pool.first_server, pool.first_server + pool.replicas
     if pool.report == 0:
         for server in range(first, end):
-            _look(world, server, clock.now)
+            look(world, server, clock.now)
     if pool.looks_up != 0:
         _look_up(world, request, pool)
-    home = world.rows[request + world.home[request]].server
+    rows = first
+    if pool.up < pool.replicas:
+        rows = world.servers.size
+        _look_at_serving(world, pool)
     world.asked[ASKED_PROMPT] = world.rows[request].left
-    world.asked[ASKED_HOME] = home - first if home >= 0 else -1
+    world.asked[ASKED_HOME] = _place_of_home(world, request, pool)
     world.asked[ASKED_COIN] = world.coin[request] / 4294967296.0
     world.asked[ASKED_TURN] = pool.turn
     pool.turn += 1
     params = world.params[pool.routes_params : pool.routes_params_end]
-    place = router_at(pool.routes)(world.seen[first:end], world.asked, params)
-    if place < 0 or place >= pool.replicas:
+    place = router_at(pool.routes)(world.seen[rows : rows + pool.up], world.asked, params)
+    if place < 0 or place >= pool.up:
         clock.bad_router = first + 1
         place = 0
+    server = world.serving[first + place]
     if pool.report > 0:
-        world.seen[first + place, SEEN_SENT] += 1
-    return first + place
+        world.seen[server, SEEN_SENT] += 1
+    return server
 
 
 @uncounted(inline=True)
 def route(world: World, request: int, pool: Any) -> Any:
-    """Choose the replica of a request."""
-    first, count, router = pool.first_server, pool.replicas, pool.router
+    """Choose the replica of a request, among those that serve."""
+    first, count, router = pool.first_server, pool.up, pool.router
     if count == 1:
-        return first
-    home = request + world.home[request]
-    if pool.affinity != 0 and world.rows[home].server >= 0:
-        return np.int64(world.rows[home].server)
+        return world.serving[first]
+    if pool.affinity != 0:
+        home = np.int64(world.rows[request + world.home[request]].server)
+        if home >= 0 and world.servers[home].is_down == 0:
+            return home
     if router == ROUTE_BY_FUNCTION:
         return _by_function(world, request, pool)
     coin = np.int64(world.coin[request])
     if router == ROUTE_RANDOM:
-        return first + ((coin * count) >> 32)
+        return world.serving[first + ((coin * count) >> 32)]
     if router == ROUTE_ROUND_ROBIN:
-        turn = pool.turn
-        pool.turn = (turn + 1) % count
-        return first + turn
+        pool.turn += 1
+        return world.serving[first + (pool.turn - 1) % count]
     if router == ROUTE_POWER_OF_TWO:
         one = ((coin & 0xFFFF) * count) >> 16
         other = ((coin >> 16) * (count - 1)) >> 16
         other += 1 if other >= one else 0
+        one, other = world.serving[first + one], world.serving[first + other]
         stale = pool.report > 0
-        left = _measure(world, first + other, ROUTE_REQUESTS, stale)
-        return first + (
-            other if left < _measure(world, first + one, ROUTE_REQUESTS, stale) else one
-        )
+        left = _measure(world, other, ROUTE_REQUESTS, stale)
+        return other if left < _measure(world, one, ROUTE_REQUESTS, stale) else one
     return _emptiest(world, pool)
 
 
@@ -230,7 +259,7 @@ def cached(world: World, request: int, server: int, retention: int) -> Any:
     while shared > 0 and world.context[earlier] != 0:
         earlier += world.context[earlier]
         finish = world.finish[earlier]
-        done = world.rows[earlier].server == server and finish >= 0
+        done = world.rows[earlier].server == server and finish > world.servers[server].died
         if done and world.clock[0].now - finish <= retention:
             return min(shared, world.rows[request].left - 1)
         shared = min(shared, world.reuse[earlier])

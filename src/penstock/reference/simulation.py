@@ -3,9 +3,13 @@
 1. *Finish.* Batches that end now end, in the order of replicas. A request enters decode when the
    batch with its last prompt token ends, and finishes with its last token; that releases the
    requests that waited for nothing else, which are ready after their delay.
+   Then replicas die and come back. One that dies loses its batch, its memory and its caches; the
+   requests that were there arrive again at this tick and begin anew, or are lost, with all that
+   would have followed them in their jobs. It comes back empty.
 2. *Arrive.* Requests that are ready now arrive in the order of their rows; so do those that are
    released meanwhile without a delay, because a request without any tokens finishes on arrival.
-   Each is routed by what its pool looks like just then, and joins its replica: a line of a server
+   Each is routed by what its pool looks like just then, among the replicas that serve, or waits
+   until one does, and joins its replica: a line of a server
    of the paper, which may hold some of its prompt still, or the end of the queue of an engine.
 3. *Schedule.* Every replica that has requests and no batch in progress forms one, in the order of
    replicas; one that has neither takes note that it is idle.
@@ -51,6 +55,16 @@ class Instant:
 
 
 @dataclasses.dataclass(frozen=True)
+class Outage:
+    """A replica, counted over all pools, that dies at a tick and comes back at another."""
+
+    replica: int
+    start: int
+    end: int
+    loses: bool  # its requests; else they are sent again
+
+
+@dataclasses.dataclass(frozen=True)
 class History:
     """What happened up to tick ``end``; what had not happened by then is None."""
 
@@ -62,7 +76,12 @@ class History:
 
 
 def simulate(
-    jobs: Jobs, network: Network, *, until: int | None = None, instants: Iterable[int] = ()
+    jobs: Jobs,
+    network: Network,
+    *,
+    until: int | None = None,
+    instants: Iterable[int] = (),
+    outages: Sequence[Outage] = (),
 ) -> History:
     """Run jobs through a network, from empty at tick 0.
 
@@ -74,6 +93,8 @@ def simulate(
         Stop at this tick, after its finishes and arrivals; None: when every job is done.
     instants
         Ticks at which to count; those after the end are left out.
+    outages
+        Replicas that die and come back.
 
     Raises
     ------
@@ -96,6 +117,11 @@ def simulate(
         running.now = now
         running.report(now)
         running.finish(now)
+        for outage in outages:
+            if outage.end == now:
+                running.come_back(outage.replica)
+            elif outage.start == now:
+                running.die(outage)
         running.arrive(now)
         if wanted and wanted[0] == now:
             series.append(running.count(wanted.pop(0)))
@@ -107,6 +133,9 @@ def simulate(
                 running.note_transfers(replica)
         events = [replica.batches[-1].end for replica in running.replicas if replica.batch]
         events += [tick for tick, _ in running.due[:1]]
+        if events or running.held:
+            edges = [tick for outage in outages for tick in (outage.start, outage.end)]
+            events += [tick for tick in edges if tick > now]
         if not events and until is None:
             break
         now = min([*events, *wanted[:1], *([] if until is None else [until])])
@@ -185,8 +214,12 @@ class _Running:
             first = len(self.replicas)
             for kind in (pool, *pool.others):
                 for _ in range(kind.replicas):
-                    self.replicas.append(self.new_replica(kind, stages))
+                    self.replicas.append(self.new_replica(kind, stages, len(self.replicas)))
             self.pools.append(self.replicas[first:])
+        self.down: set[int] = set()  # replicas that do not serve
+        self.died = [-1] * len(self.replicas)  # when each did so last
+        self.held: list[Request] = []  # those that wait until a replica of their pool serves
+        self.homes: dict[tuple[int, int], int] = {}  # by job and pool, where all requests go
         self.turns = [0] * len(network.pools)  # requests that routers have placed
         self.reported = [0] * len(network.pools)  # when they last learned how replicas are
         self.seen = {r: Seen(0, 0, 0, 0, 0.0, 0, r.pool.speed, 0) for r in self.replicas}
@@ -203,9 +236,8 @@ class _Running:
                 if jobs.pending[row] == 0:
                     self.release(self.requests[row], tick)
 
-    def new_replica(self, pool: Pool, stages: list[int]) -> Replica:
+    def new_replica(self, pool: Pool, stages: list[int], index: int) -> Replica:
         """Return a replica of a pool, or of one of its kinds, that serves these stages."""
-        index = len(self.replicas)
         if isinstance(pool, EnginePool):
             return make_server(pool, index)
         assert isinstance(pool, PaperPool)
@@ -278,6 +310,71 @@ class _Running:
                 self.release(child, now)
             offset = self.jobs.sibling[index]
 
+    def die(self, outage: Outage) -> None:
+        """Put an empty replica in the place of another; send its requests again, or lose them."""
+        index = outage.replica
+        old = self.replicas[index]
+        pool = next(place for place, replicas in enumerate(self.pools) if old in replicas)
+        stages = [stage for stage, other in enumerate(self.network.stage_pool) if other == pool]
+        new = self.replicas[index] = self.new_replica(old.pool, stages, index)
+        self.pools[pool][self.pools[pool].index(old)] = new
+        self.seen[new] = self.seen.pop(old)
+        new.batches = old.batches
+        if old.batch:
+            last = new.batches[-1]
+            new.batches[-1] = dataclasses.replace(last, duration=self.now - last.start, died=True)
+        self.down.add(index)
+        self.died[index] = self.now
+        for request in old.requests:
+            if outage.loses:
+                self.lose(request)
+            else:
+                self.send_again(request)
+
+    def send_again(self, request: Request) -> None:
+        """Let a request be as it was before it came, and arrive."""
+        kept = {"came": request.came, "tries": request.tries + 1}
+        vars(request).update(vars(self.new_request(request.job, request.index)), **kept, pending=0)
+        self.drop_home(request)
+        heapq.heappush(self.due, (self.now, request.index))
+
+    def drop_home(self, request: Request) -> None:
+        """Let its job be at home elsewhere, if that was where its first request went."""
+        pool = self.network.stage_pool[request.stage]
+        if request.index == self.first_there(request):
+            self.homes.pop((request.job, pool), None)
+
+    def first_there(self, request: Request) -> int:
+        """Return the first request of a job that goes to the same pool."""
+        jobs, stage_pool = self.jobs, self.network.stage_pool
+        rows = range(jobs.first_request[request.job], jobs.first_request[request.job + 1])
+        pool = stage_pool[request.stage]
+        return next(row for row in rows if stage_pool[jobs.stage[row]] == pool)
+
+    def lose(self, request: Request) -> None:
+        """Lose a request, and all that would come after it."""
+        request.lost = True
+        request.token_times = []
+        request.cached = 0
+        request.preemptions = request.total = request.computed = request.taken = 0
+        index, offset = request.index, self.jobs.child[request.index]
+        while offset > 0:
+            index += offset
+            if not self.requests[index].lost:
+                self.lose(self.requests[index])
+            offset = self.jobs.sibling[index]
+
+    def come_back(self, index: int) -> None:
+        """Let a replica serve again, and whoever waits for that arrive."""
+        self.down.discard(index)
+        replica = self.replicas[index]
+        pool = next(place for place, replicas in enumerate(self.pools) if replica in replicas)
+        self.seen[replica] = self.look(replica, self.network.pools[pool])
+        here = [r for r in self.held if self.network.stage_pool[r.stage] == pool]
+        for request in here:
+            self.held.remove(request)
+            heapq.heappush(self.due, (self.now, request.index))
+
     # ---------------------------------------------------------------- 2. arrive
 
     def arrive(self, now: int) -> None:
@@ -286,6 +383,11 @@ class _Running:
             request = self.requests[heapq.heappop(self.due)[1]]
             if request.ready is not None:  # what comes is its KV memory
                 self.land(request)
+                continue
+            if request.came is None:
+                request.came = now
+            if not self.serving(request):
+                self.held.append(request)
                 continue
             request.ready = request.decodes_from = now
             replica = self.route(request)
@@ -322,25 +424,40 @@ class _Running:
         assert isinstance(replica, Server)
         replica.land(request)
 
+    def serving(self, request: Request) -> list[Replica]:
+        """Return the replicas of its pool that serve."""
+        replicas = self.pools[self.network.stage_pool[request.stage]]
+        return [replica for replica in replicas if replica.index not in self.down]
+
     def route(self, request: Request) -> Replica:
+        """Return the replica that a request goes to, and remember where its job is at home."""
+        replica = self.chosen(request)
+        place = request.job, self.network.stage_pool[request.stage]
+        if request.index == self.first_there(request):
+            self.homes[place] = replica.index
+        if self.network.pools[place[1]].affinity:
+            self.homes.setdefault(place, replica.index)
+        return replica
+
+    def chosen(self, request: Request) -> Replica:
         """Return the replica of its pool that a request goes to."""
         pool_index = self.network.stage_pool[request.stage]
-        pool, replicas = self.network.pools[pool_index], self.pools[pool_index]
-        if pool.affinity:
-            for other in self.requests:
-                for replica in replicas:
-                    if other.job == request.job and other.replica == replica.index:
-                        return replica
-        coin = self.jobs.coin[request.index]
+        pool, replicas = self.network.pools[pool_index], self.serving(request)
         R = len(replicas)
-        if pool.router in ROUTERS and R > 1:
+        if R == 1:
+            return replicas[0]
+        home = self.homes.get((request.job, pool_index))
+        if pool.affinity and home is not None and home not in self.down:
+            return self.replicas[home]
+        coin = self.jobs.coin[request.index]
+        if pool.router in ROUTERS:
             return self.by_function(request, pool_index)
         if pool.router == "random":
             return replicas[(coin * R) >> 32]
         if pool.router == "round-robin":
             self.turns[pool_index] += 1
             return replicas[(self.turns[pool_index] - 1) % R]
-        if pool.router == "power-of-two" and R > 1:
+        if pool.router == "power-of-two":
             first, second = ((coin & 0xFFFF) * R) >> 16, ((coin >> 16) * (R - 1)) >> 16
             second += second >= first
             replicas = [replicas[first], replicas[second]]
@@ -353,14 +470,12 @@ class _Running:
 
     def by_function(self, request: Request, pool_index: int) -> Replica:
         """Return the replica that a router names which is a function."""
-        pool, replicas = self.network.pools[pool_index], self.pools[pool_index]
-        jobs, stage_pool = self.jobs, self.network.stage_pool
-        rows = range(jobs.first_request[request.job], jobs.first_request[request.job + 1])
-        first = next(row for row in rows if stage_pool[jobs.stage[row]] == pool_index)
-        home = self.requests[first].replica
+        pool, replicas = self.network.pools[pool_index], self.serving(request)
+        jobs, home = self.jobs, self.homes.get((request.job, pool_index))
+        places = {replica.index: place for place, replica in enumerate(replicas)}
         asked = Asked(
             jobs.prompt[request.index],
-            None if home is None else home - replicas[0].index,
+            None if home is None else places.get(home),
             jobs.coin[request.index],
             self.turns[pool_index],
         )
@@ -416,6 +531,8 @@ class _Running:
             index += jobs.context[index]
             earlier = self.requests[index]
             finished = earlier.finish if earlier.replica == replica.index else None
+            if finished is not None and finished <= self.died[replica.index]:
+                finished = None
             if finished is not None and (retention is None or now - finished <= retention):
                 return max(min(tokens, request.prompt - 1), 0)
             tokens = min(tokens, jobs.reuse[index])

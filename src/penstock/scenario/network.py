@@ -34,6 +34,7 @@ from penstock.system.kv_transfer import checked_link, link_ms_per_token
 from penstock.system.network import Network, Pool
 from penstock.system.network_faults import refuse_in_vain
 from penstock.system.orders import Order, resolve_order
+from penstock.system.outages import SENT_AGAIN, Outage, checked_outages
 from penstock.system.routing import Router, resolve_router
 from penstock.system.server import Server
 from penstock.workload.sessions import Sessions, read_sessions
@@ -473,10 +474,27 @@ class NetworkSection(Section):
             return network
 
 
+class OutageSection(Section):
+    """A replica that dies and comes back; see `Outage`."""
+
+    pool: str
+    replica: Whole = 0
+    start: float = Field(validation_alias="from")
+    end: float = Field(validation_alias="to")
+    requests: str = SENT_AGAIN
+
+    def build(self) -> Outage:
+        """Return the outage."""
+        return Outage(self.pool, self.replica, self.start, self.end, self.requests)
+
+
 class SimulateSection(RunSection):
-    """How much to simulate: so many ``jobs``, or ``until`` so many simulated seconds."""
+    """How much to simulate: so many ``jobs``, or ``until`` so many simulated seconds; and which
+    replicas die meanwhile and come back.
+    """
 
     jobs: Whole | None = None
+    outages: list[OutageSection] = Field(default_factory=list)
 
 
 class _Document(Section):
@@ -499,6 +517,8 @@ class NetworkScenario:
         recordings.
     folder
         Where the file's own paths are looked for.
+    outages
+        Replicas that die and come back while it is simulated.
     """
 
     name: str
@@ -506,6 +526,7 @@ class NetworkScenario:
     jobs: int | None
     until: float | None
     folder: Path
+    outages: tuple[Outage, ...] = ()
 
 
 def read_network(path: str | Path) -> NetworkScenario:
@@ -529,4 +550,6 @@ def build_network(document: Any, folder: Path, name: str = "scenario") -> Networ
     network = sections.network.build(folder, simulate.seed)
     if jobs is None and simulate.until is None and not network.ends:
         jobs = DEFAULT_JOBS
-    return NetworkScenario(Path(name).stem, network, jobs, simulate.until, folder)
+    with within("simulate.outages"):
+        outages = checked_outages([each.build() for each in simulate.outages], network.pools)
+    return NetworkScenario(Path(name).stem, network, jobs, simulate.until, folder, outages)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from penstock.errors import InputError
-from penstock.inputs.arrays import Floats, Ints, Ints32
+from penstock.inputs.arrays import Bools, Floats, Ints, Ints32
 from penstock.simulation.replica_run import first_replicas, run_of_replica
 from penstock.simulation.run import (
     COLUMN_TYPES,
@@ -23,6 +23,7 @@ from penstock.simulation.run import (
     recorded,
 )
 from penstock.system.network import Network
+from penstock.system.outages import Outage
 from penstock.words import QUANTILES, STATISTICS
 from penstock.workload.jobs import Jobs
 
@@ -40,11 +41,14 @@ class RequestRows:
     replica
         At its pool, from 0.
     ready, first_token, finish
-        When it arrived at its replica, had its first token, and its last.
+        When it arrived at its pool, had its first token, and its last.
     cached
         Prompt tokens that the replica had from an earlier request.
     preemptions
         How often it was preempted; None where nothing can be.
+    tries, lost
+        How often it was sent again, and whether it was lost, with a replica that died; of one that
+        was sent again all else is of its last try. None where no replica dies.
     """
 
     jobs: Jobs
@@ -54,6 +58,8 @@ class RequestRows:
     finish: Ints
     cached: Ints32
     preemptions: Ints | None = None
+    tries: Ints | None = None
+    lost: Bools | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,6 +96,8 @@ class NetworkRun:
     gap_sections
         Times between tokens in parts of the run with as many arrivals each, if they were asked for;
         rounded to 0.05%.
+    outages
+        Replicas that died and came back.
     """
 
     network: Network
@@ -112,6 +120,7 @@ class NetworkRun:
     batch_rows: Ints | None
     allocation_rows: Ints | None
     gap_sections: tuple[Distribution, ...] = ()
+    outages: tuple[Outage, ...] = ()
 
     @property
     def arrived(self) -> int:
@@ -146,7 +155,8 @@ class NetworkRun:
 
         Columns: request, job, stage, pool, replica, ready_ns (arrival at the replica),
         first_token_ns, finish_ns, prompt_tokens, cached_tokens, output_tokens; priority, where
-        requests have one; and preemptions, where a pool can preempt.
+        requests have one; preemptions, where a pool can preempt; and tries and lost, where
+        replicas die.
         """
         rows = recorded(self.rows, "requests")
         network = self.network
@@ -157,7 +167,9 @@ class NetworkRun:
                 "job": rows.jobs.job,
                 "stage": self._named(network.stages, stage),
                 "pool": self._named(tuple(network.pools), network.stage_pool[stage]),
-                "replica": pl.Series(rows.replica).set(pl.Series(rows.ready < 0), None),
+                "replica": pl.Series(rows.replica).set(
+                    pl.Series((rows.ready < 0) | (rows.replica < 0)), None
+                ),
                 "ready_ns": in_ns(rows.ready, self.tick_s),
                 "first_token_ns": in_ns(rows.first_token, self.tick_s),
                 "finish_ns": in_ns(rows.finish, self.tick_s),
@@ -172,6 +184,8 @@ class NetworkRun:
             table = table.with_columns(priority=pl.Series(rows.jobs.priority))
         if rows.preemptions is not None:
             table = table.with_columns(preemptions=pl.Series(rows.preemptions))
+        if rows.tries is not None and rows.lost is not None:
+            table = table.with_columns(tries=pl.Series(rows.tries), lost=pl.Series(rows.lost))
         return table
 
     @functools.cached_property

@@ -4,7 +4,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from penstock.simulation.run import TICK_S, Distribution, Fold
 from penstock.simulation.session_network import NetworkSession, Passed
 from penstock.simulation.simulate import RunOptions, checked_record, cut, refuse_both
 from penstock.system.network import Network
+from penstock.system.outages import Outage, checked_outages
 from penstock.workload.jobs import Jobs
 
 _RECORDS: tuple[NetworkRecord, ...] = ("jobs", "summary", "requests", "batches", "allocations")
@@ -51,9 +52,25 @@ def run_network(
         # with prompts found in caches the load is at most what the model says
         drain = network.ends or not network.reuse_is_certain or not (network.model().rho > 1).any()
     counted = "summary" if gap_sections else level
-    session = NetworkSession(network, options.tick_s, options.compress, options.stop, counted)
-    run = _Running(session, level, drain, jobs, options.progress, gap_sections)
-    return run.through(_blocks(network.blocks(seed), jobs, options))
+    outages = checked_outages(options.outages, network.pools)
+    session = NetworkSession(
+        network, options.tick_s, options.compress, options.stop, counted, outages
+    )
+    running = _Running(session, level, drain, jobs, options.progress, gap_sections)
+    run = running.through(_blocks(network.blocks(seed), jobs, options))
+    _check_outages(run, outages)
+    return dataclasses.replace(run, outages=outages)
+
+
+def _check_outages(run: NetworkRun, outages: Sequence[Outage]) -> None:
+    """Refuse outages that begin when nobody arrives any more."""
+    last_s = run.last_arrival * run.tick_s
+    for outage in outages:
+        if outage.start_s >= last_s:
+            raise InputError(
+                f"an outage of {outage.name} begins at {outage.start_s:g} s, but the last job of "
+                f"the run arrives at {last_s:.6g} s; simulate more, or let it begin earlier"
+            )
 
 
 def jobs_of_run(
@@ -82,9 +99,11 @@ def simulate_jobs(
     until: int | None = None,
     compress: bool = True,
     record: NetworkRecord = "requests",
+    outages: Sequence[Outage] = (),
 ) -> NetworkRun:
     """Run given jobs through a network, up to a tick if one is given."""
-    session = NetworkSession(network, tick_s, compress, NEVER if until is None else until, record)
+    stop = NEVER if until is None else until
+    session = NetworkSession(network, tick_s, compress, stop, record, outages)
     return _Running(session, record, True, None, silent).through(iter([jobs]))
 
 
@@ -191,7 +210,11 @@ class _Running:
                 return np.concatenate([getattr(part, name) for part in passed])[: jobs.requests]
 
             replica = column("server") - first_replicas(network)[network.stage_pool[jobs.stage]]
-            names = (*_COLUMNS, "preemptions") if session.has_engines else _COLUMNS
+            names: tuple[str, ...] = _COLUMNS
+            if session.has_engines:
+                names += ("preemptions",)
+            if session.has_outages:
+                names += ("tries", "lost")
             rows = RequestRows(jobs, replica, **{name: column(name) for name in names})
         batch_rows, allocation_rows = session.recorded()
         return NetworkRun(

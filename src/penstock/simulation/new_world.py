@@ -81,6 +81,7 @@ def new_world(
     own = pools[table.pool]
     table.first_line = np.cumsum(own.lines) - own.lines
     table.engine = np.cumsum(own.rule != records.BY_LINES) - 1
+    table.died, table.dies = -1, NEVER
     engines = _engines(servers, pools, table)
     planned = records.table(records.REPLICA, engines.size)
     planned.pool = engines.pool
@@ -113,6 +114,7 @@ def new_world(
         onward=np.zeros((len(stages), len(stages))),
         means=np.zeros((len(stages), 2)),
         listed=np.argsort(stage_table.pool, kind="stable"),
+        **_no_outages(table.size),
         **times,
         params=frozen(np.concatenate(params)),
         slots=_free_slots(0, room),
@@ -148,12 +150,36 @@ def _pools(
     for index, (pool, server) in enumerate(zip(pools, servers, strict=True)):
         _describe(pool, server, tick_s)
         alike = pools_of == pools_of[index]
-        pool.replicas = counts[alike].sum()
+        pool.replicas = pool.up = counts[alike].sum()
         pool.first_server = first_server[alike][0]
         pool.lines = lines[stage_pool == pools_of[index]].max() + 1
         pool.first_stage = (stage_pool < pools_of[index]).sum()
     pools.retention = NEVER
     return pools, stage_table
+
+
+def _no_outages(replicas: int) -> dict[str, Any]:
+    """Return what says that all replicas serve, always."""
+    return {
+        "serving": np.arange(replicas),
+        "outages": np.zeros((0, 3), np.int64),
+        "idle_engines": records.table(records.ENGINE, 0),
+        "idle_lines": records.table(records.LINE, 0),
+        "tries": records.table(records.TRY, 0),
+    }
+
+
+def with_outages(world: World, outages: Ints) -> World:
+    """Let replicas of an idle world die and come back: tick, replica, what happens, by ticks."""
+    for tick, server, what in outages[::-1]:
+        if what != records.RETURNS:
+            world.servers[server].dies = tick
+    return world._replace(
+        outages=np.ascontiguousarray(outages),
+        idle_engines=world.engines.copy(),
+        idle_lines=world.lines.copy(),
+        seen=np.concatenate([world.seen, world.seen]),
+    )
 
 
 def _batch_times(servers: Sequence[Server], pools: Any, tick_s: float) -> dict[str, Ints]:

@@ -27,6 +27,11 @@ def run_of_replica(run: "NetworkRun", pool: str, replica: int) -> Run:
 
     batches = recorded(run.batch_rows, "batches")
     batches = batches[batches[:, 0] == number, 1:]
+    if any(outage.name == f"{pool}/{replica}" for outage in run.outages):
+        raise InputError(
+            f"replica {replica} of pool {pool!r} died in this run, so that its rows do not tell "
+            "all that it did; look at another, or at `batches` of the whole run"
+        )
     requests, rows = _rows(run, place, replica)
     allocations = run.allocation_rows
     if allocations is not None:

@@ -4,6 +4,7 @@ with.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,20 @@ from penstock.kernel.signatures import (
     address_of,
 )
 from penstock.simulation.network_run import NetworkRecord
-from penstock.simulation.new_world import declared_of, frozen, gap_bits, new_world, wider_table
+from penstock.simulation.new_world import (
+    declared_of,
+    frozen,
+    gap_bits,
+    new_world,
+    wider_table,
+    with_outages,
+)
+from penstock.simulation.replica_run import first_replicas
 from penstock.simulation.servable import check_cache, never_served
 from penstock.simulation.session_world import WorldSession
 from penstock.simulation.ticks import check_costs, terms_of
 from penstock.system.network import Network
+from penstock.system.outages import SENT_AGAIN, Outage
 from penstock.workload.jobs import Jobs
 
 _PER_REQUEST = (
@@ -41,6 +51,7 @@ _PER_REQUEST = (
     "ready",
     "first_token",
     "finish",
+    "tries",
 )
 _PER_JOB = ("job_arrival", "job_root", "job_tokens")
 _WITHOUT_GAPS: tuple[NetworkRecord, ...] = ("jobs", "requests")
@@ -62,9 +73,13 @@ class Passed:
     arrival
         Shape (jobs,).
     server, ready, first_token, finish, cached
-        Shape (requests,): replica over all pools, when it arrived there, and what became of it.
+        Shape (requests,): replica over all pools, when it first arrived at its pool, and what
+        became of it.
     preemptions
         Shape (requests,), or None where nothing can be preempted.
+    tries, lost
+        Shape (requests,): how often it was sent again, and whether it was lost, with a replica that
+        died; None where none does.
     """
 
     jobs: Jobs
@@ -75,6 +90,8 @@ class Passed:
     finish: Ints
     cached: Ints32
     preemptions: Ints | None = None
+    tries: Ints | None = None
+    lost: Bools | None = None
 
 
 class NetworkSession(WorldSession):
@@ -86,6 +103,8 @@ class NetworkSession(WorldSession):
         What serves.
     record
         What is kept, as in `penstock.simulation.simulate`.
+    outages
+        Replicas that die and come back.
     """
 
     def __init__(
@@ -95,6 +114,7 @@ class NetworkSession(WorldSession):
         compress: bool,
         stop: int,
         record: NetworkRecord = "jobs",
+        outages: Sequence[Outage] = (),
     ) -> None:
         self.network = network
         self.pools = list(network.pools.values())
@@ -123,7 +143,21 @@ class NetworkSession(WorldSession):
         self.jobs = _no_jobs()
         self.world = self._with_orders(world)
         self._name_recorded_prompts()
+        self.has_outages = bool(outages)
+        if outages:
+            self.world = with_outages(self.world, self._ticks_of(outages))
         self.world = self.world._replace(**self._arrays(self.jobs))
+
+    def _ticks_of(self, outages: Sequence[Outage]) -> Ints:
+        """Return tick, replica over all pools, and what happens to it, in order."""
+        first = dict(zip(self.network.pools, first_replicas(self.network), strict=True))
+        rows = []
+        for outage in outages:
+            server = int(first[outage.pool]) + outage.replica
+            dies = records.DIES if outage.requests == SENT_AGAIN else records.DIES_WITH_REQUESTS
+            rows.append((round(outage.start_s / self.tick_s), server, dies))
+            rows.append((round(outage.end_s / self.tick_s), server, records.RETURNS))
+        return np.array(sorted(rows), np.int64)
 
     def _name_recorded_prompts(self) -> None:
         """Write down the hash ids of recorded prompts, for replicas that cache prefixes."""
@@ -204,7 +238,7 @@ class NetworkSession(WorldSession):
         if before:
             for name in (*_PER_REQUEST, *_PER_JOB):
                 arrays[name] = np.concatenate([getattr(self.world, name), arrays[name]])
-            for name in ("rows", "again"):
+            for name in ("rows", "again", "tries"):
                 arrays[name] = arrays[name].view(np.recarray)
             arrays["job_root"][before:] += self.jobs.requests
         waiting = int(self.clock.waiting_room)
@@ -290,6 +324,14 @@ class NetworkSession(WorldSession):
             again.sender = jobs.column("sender")
             again.link = self._counted("a transfer", jobs.column("transfer_s"))
             again.latency = self._counted("a delay", jobs.delay_s)
+        tries = records.table(records.TRY, jobs.requests if self.has_outages else 0)
+        if self.has_outages:
+            tries.came, tries.left, tries.decodes = -1, rows.left, rows.decodes
+            if received.any():
+                raise InputError(
+                    "outages of a network that sends KV memory from pool to pool are not modelled; "
+                    "leave out the outages, or let one pool do both phases"
+                )
         never = np.full(jobs.requests, -1, np.int64)
         job_tokens = np.zeros(0, np.int64)
         if jobs.count:
@@ -297,6 +339,7 @@ class NetworkSession(WorldSession):
         return {
             "rows": rows,
             "again": again,
+            "tries": tries,
             "delay": np.where(received > 0, 0, self._counted("a delay", jobs.wait_s)),
             "coin": np.asarray(jobs.coin, np.uint32),
             "context": np.asarray(jobs.context, np.int32),
@@ -397,7 +440,7 @@ class NetworkSession(WorldSession):
 
     def _check_all_ended(self) -> None:
         """Refuse to go on where nothing will ever happen again, though requests are there."""
-        left = int(((self.world.finish < 0) & (self.world.ready >= 0)).sum())
+        left = int(((self.world.finish == -1) & (self.world.ready >= 0)).sum())
         if left:
             raise InputError(
                 f"{left:,} requests wait for ever from {self.now * self.tick_s:g} s on: pools send "
@@ -438,7 +481,7 @@ class NetworkSession(WorldSession):
         world = self.world
         if everything:
             world.first_token[world.first_token > self.now] = -1  # of batches still in progress
-        open_requests = np.flatnonzero(world.finish < 0)
+        open_requests = np.flatnonzero(world.finish == -1)
         jobs = self.jobs.count
         if open_requests.size and not everything:
             jobs = int(np.searchsorted(self.jobs.first_request, open_requests[0], side="right")) - 1
@@ -449,10 +492,18 @@ class NetworkSession(WorldSession):
             world.rows.server[:count].copy(),
             world.ready[:count],
             world.first_token[:count],
-            world.finish[:count],
+            np.maximum(world.finish[:count], -1),
             world.cached[:count],
             world.again.times[:count].astype(np.int64) if self.has_engines else None,
         )
+        if self.has_outages:
+            came = world.tries.came[:count]
+            passed = dataclasses.replace(
+                passed,
+                ready=np.where(came >= 0, came, passed.ready),
+                tries=world.tries.times[:count].astype(np.int64),
+                lost=world.finish[:count] == records.LOST,
+            )
         if everything:
             return passed
         self.drop(count)

@@ -21,6 +21,7 @@ from penstock.simulation.session_server import RECORDS
 from penstock.simulation.window import Window
 from penstock.system.batch_time import Composition
 from penstock.system.kinds import as_network, refuse
+from penstock.system.outages import Outage
 from penstock.system.server import Server
 from penstock.workload.pairs import Independent
 from penstock.workload.workload import Requests, Workload
@@ -45,6 +46,7 @@ class RunOptions:
     tick_s: float = TICK_S
     compress: bool = True
     progress: Progress = silent
+    outages: Sequence[Outage] = ()
 
 
 @overload
@@ -73,6 +75,7 @@ def simulate(
     tick_s: float = TICK_S,
     compress: bool = True,
     progress: Progress | None = None,
+    outages: Sequence[Outage] = (),
 ) -> "NetworkRun": ...
 def simulate(
     workload: "Workload | Network",
@@ -87,6 +90,7 @@ def simulate(
     tick_s: float = TICK_S,
     compress: bool = True,
     progress: Progress | None = None,
+    outages: Sequence[Outage] = (),
 ) -> "Run | NetworkRun":
     """Run a workload through a server, or the workflows of a network through its pools.
 
@@ -118,6 +122,10 @@ def simulate(
         Take equal batches in one step. The result is the same to the bit.
     progress
         Called now and then with the share that is done.
+    outages
+        Of a network: replicas that die and come back. Latencies go by the first arrival at a pool
+        and the last try; tokens that a client had before its server died count as never sent, but
+        for times between tokens.
 
     Raises
     ------
@@ -126,11 +134,11 @@ def simulate(
         possible.
     """
     tick_s = checked_tick(tick_s)
-    options = RunOptions(
-        stop_tick(until, tick_s), drain, tick_s, compress, part_of(progress, 0.0, 1.0)
-    )
+    shown = part_of(progress, 0.0, 1.0)
+    stop = stop_tick(until, tick_s)
+    options = RunOptions(stop, drain, tick_s, compress, shown, tuple(outages))
     if isinstance(workload, Workload) and isinstance(server, Server):
-        refuse(jobs=jobs, seed=seed)
+        refuse(jobs=jobs, seed=seed, outages=tuple(outages) or None)
         return run_server(
             workload, server, length_of_run(workload, requests, until), options, record
         )

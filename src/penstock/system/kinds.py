@@ -21,6 +21,7 @@ _REFUSED = {
     "targets": "a network has no targets, since each stage has a latency of its own; read them in "
     "the answer",
     "precision": "a run of a network has no precision to reach; give more jobs=...",
+    "outages": "a server has no others that go on without it; ask about a network of one pool",
     "estimate_memory": "a network has no estimate of its KV memory; leave estimate_memory out",
 }
 

@@ -129,11 +129,14 @@ class PrefixCache(Server):
         self.hold(request, blocks)
 
     def enter_with_memory(self, request: Request) -> None:
-        """Put it at the end of the running list, with blocks whose contents nobody else has."""
+        """Put it at the end of the running list, with blocks whose contents nobody else has; they
+        have its names at once.
+        """
         self.held[request] = []
         self.waiting.insert(0, request)
         super().admit(request, request.reserved)
         self.hold(request, request.reserved)
+        self.give_names(request, request.computed)
 
     def hold(self, request: Request, blocks: int) -> None:
         """Let it have so many KV blocks in all."""

@@ -30,7 +30,10 @@ class Request:
     target: int
     computed: int = 0  # tokens in memory, those found there included
     taken: int = 0  # tokens in the batch that is formed or in progress
-    ready: int | None = None  # tick of its arrival at the pool
+    ready: int | None = None  # tick of its arrival at its replica
+    came: int | None = None  # tick of its first arrival at the pool
+    tries: int = 0  # how often it was sent again
+    lost: bool = False  # with its replica, or with a request before it
     replica: int | None = None  # among those of all pools
     cached: int = 0  # prompt tokens found at its replica when it was first served
     decodes_from: int = 0  # tick at which it entered decode
@@ -108,6 +111,7 @@ class Batch:
     allocation: dict[int, int]  # tokens of each request
     preempted: list[int]  # requests preempted to form it, in that order
     replica: int
+    died: bool = False  # before its end: nothing of it was computed
 
     @property
     def end(self) -> int:

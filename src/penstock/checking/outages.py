@@ -1,0 +1,154 @@
+"""What an outage does: the same jobs with it and without, before it, while a replica is away, and
+after.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from penstock.inputs.arrays import Ints
+from penstock.show.page import Section, Table
+from penstock.simulation.network_run import NetworkRun
+from penstock.simulation.run import recorded
+from penstock.system.outages import LOST, Outage
+from penstock.words import seconds
+
+LEVELS = {"p50": 0.5, "p99": 0.99}
+
+
+@dataclasses.dataclass(frozen=True)
+class OutageWindow:
+    """Requests that came to a pool in a span of time around an outage.
+
+    Attributes
+    ----------
+    outage
+        Around which.
+    when
+        ``before`` it, ``away``: while it lasts, or ``after`` it: each as long as it lasts.
+    from_s, to_s
+        Seconds of the run.
+    requests, sent_again, lost
+        How many came, and what became of them.
+    ttft_s, e2e_s
+        Seconds from the first arrival at the pool, by statistic; None where nobody has finished.
+    ttft_without_s, e2e_without_s
+        The same in the run of the same jobs without any outage.
+    """
+
+    outage: Outage
+    when: str
+    from_s: float
+    to_s: float
+    requests: int
+    sent_again: int
+    lost: int
+    ttft_s: dict[str, float | None]
+    e2e_s: dict[str, float | None]
+    ttft_without_s: dict[str, float | None]
+    e2e_without_s: dict[str, float | None]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return dataclasses.asdict(self)
+
+
+def outage_windows(run: NetworkRun, undisturbed: NetworkRun) -> tuple[OutageWindow, ...]:
+    """Return what outages do, by the run that has them and one of the same jobs without."""
+    windows = []
+    for outage in run.outages:
+        length = outage.end_s - outage.start_s
+        spans = {
+            "before": (max(outage.start_s - length, 0.0), outage.start_s),
+            "away": (outage.start_s, outage.end_s),
+            "after": (outage.end_s, outage.end_s + length),
+        }
+        windows += [_window(run, undisturbed, outage, when, *spans[when]) for when in spans]
+    return tuple(windows)
+
+
+def _window(
+    run: NetworkRun,
+    undisturbed: NetworkRun,
+    outage: Outage,
+    when: str,
+    from_s: float,
+    to_s: float,
+) -> OutageWindow:
+    here = _came(run, outage.pool, from_s, to_s)
+    as_planned = _came(undisturbed, outage.pool, from_s, to_s)
+    rows = recorded(run.rows, "requests")
+    assert rows.tries is not None
+    assert rows.lost is not None
+    return OutageWindow(
+        outage=outage,
+        when=when,
+        from_s=from_s,
+        to_s=to_s,
+        requests=here.size,
+        sent_again=int((rows.tries[here] > 0).sum()),
+        lost=int(rows.lost[here].sum()),
+        ttft_s=_quantiles(run, "first_token", here),
+        e2e_s=_quantiles(run, "finish", here),
+        ttft_without_s=_quantiles(undisturbed, "first_token", as_planned),
+        e2e_without_s=_quantiles(undisturbed, "finish", as_planned),
+    )
+
+
+def _came(run: NetworkRun, pool: str, from_s: float, to_s: float) -> Ints:
+    """Return the requests that came to a pool in a span of time."""
+    rows = recorded(run.rows, "requests")
+    place = tuple(run.network.pools).index(pool)
+    at_pool = run.network.stage_pool[rows.jobs.stage] == place
+    came = (rows.ready >= from_s / run.tick_s) & (rows.ready < to_s / run.tick_s)
+    return np.flatnonzero(at_pool & came & (rows.ready >= 0))
+
+
+def _quantiles(run: NetworkRun, event: str, requests: Ints) -> dict[str, float | None]:
+    """Return quantiles of the seconds up to an event, over the requests that have it."""
+    rows = recorded(run.rows, "requests")
+    tick: Ints = getattr(rows, event)[requests]
+    passed = (tick - rows.ready[requests])[tick >= 0]
+    if not passed.size:
+        return dict.fromkeys(LEVELS)
+    values = np.quantile(passed, list(LEVELS.values()), method="inverted_cdf") * run.tick_s
+    return {name: float(value) for name, value in zip(LEVELS, values, strict=True)}
+
+
+_CAPTION = (
+    "In seconds, from the first arrival to the last try; requests by when they came to the pool, "
+    "in spans as long as the outage; in brackets the same jobs without outages. Hit: they were at "
+    "the replica when it died."
+)
+
+
+def outages_section(windows: tuple[OutageWindow, ...]) -> list[Section]:
+    """Lay out what outages do; nothing where there are none."""
+    if not windows:
+        return []
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    for window in windows:
+        rows.setdefault(_title(window.outage), []).append(
+            (
+                window.when,
+                f"{window.requests:,}",
+                f"{window.sent_again + window.lost:,}",
+                _beside(window.ttft_s["p50"], window.ttft_without_s["p50"]),
+                _beside(window.ttft_s["p99"], window.ttft_without_s["p99"]),
+                _beside(window.e2e_s["p50"], window.e2e_without_s["p50"]),
+                _beside(window.e2e_s["p99"], window.e2e_without_s["p99"]),
+            )
+        )
+    columns = ("", "Came", "Hit", "TTFT p50", "TTFT p99", "E2E p50", "E2E p99")
+    tables = [Table(columns, those, title=title) for title, those in rows.items()]
+    return [Section("Outages", [_CAPTION], tables=tables)]
+
+
+def _title(outage: Outage) -> str:
+    fate = "lost" if outage.requests == LOST else "sent again"
+    return f"{outage.name} from {outage.start_s:g} to {outage.end_s:g} s, its requests {fate}"
+
+
+def _beside(value: float | None, without: float | None) -> str:
+    return f"{seconds(value)} ({seconds(without)})"

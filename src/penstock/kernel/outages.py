@@ -1,0 +1,262 @@
+"""Replicas that die and come back.
+
+A replica that dies loses its batch in progress, its KV memory and its caches. The requests that
+were there are routed anew at the same tick, among those that serve, and begin again; or they are
+lost, and with them all that would have come after them in their jobs. Where nobody serves, requests
+wait until a replica is back, which begins empty. Routers know at once who serves.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from penstock.kernel.blocks import forget_all, forget_buckets
+from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.due_epochs import NEVER
+from penstock.kernel.in_progress import set_end
+from penstock.kernel.recording import note_run
+from penstock.kernel.records import (
+    BY_LINES,
+    DECODES_NOW,
+    DIES_WITH_REQUESTS,
+    EVICTED,
+    IN_DECODE,
+    LOST,
+    NO_ROWS,
+    NONE_YET,
+    RETURNS,
+    WAITING,
+    World,
+)
+from penstock.kernel.releases import arrive_now
+from penstock.kernel.routing import look
+from penstock.kernel.running import change_phase
+from penstock.kernel.signatures import SEEN_SENT
+
+TICK, SERVER, WHAT = range(3)
+"""Columns of `World.outages`."""
+
+
+@uncounted(inline=True)
+def next_outage(world: World) -> Any:
+    """Return the tick at which a replica dies or comes back next."""
+    done = world.clock[0].outages_done
+    if done == world.outages.shape[0]:
+        return NEVER
+    return world.outages[done, TICK]
+
+
+@uncounted()
+def happen(world: World) -> None:
+    """Let replicas die and come back at this tick."""
+    clock = world.clock[0]
+    while next_outage(world) == clock.now:
+        row = world.outages[clock.outages_done]
+        clock.outages_done += 1
+        if row[WHAT] == RETURNS:
+            _return(world, row[SERVER])
+        else:
+            _die(world, row[SERVER], row[WHAT] == DIES_WITH_REQUESTS)
+
+
+@uncounted()
+def hold(world: World, request: int) -> None:
+    """Let a request wait until a replica of its pool is back."""
+    trial, clock = world.tries[request], world.clock[0]
+    if trial.came < 0:
+        trial.came = clock.now
+    clock.held += 1
+
+
+# -- it comes back
+
+
+@uncounted()
+def _return(world: World, server: int) -> None:
+    """Let a replica serve again, and whoever waits for that arrive."""
+    replica = world.servers[server]
+    replica.is_down = 0
+    pool = world.pools[replica.pool]
+    _list_serving(world, pool.first_server, pool.replicas)
+    look(world, server, world.clock[0].now)
+    world.seen[server, SEEN_SENT] = 0
+    if pool.up > 1 or world.clock[0].held == 0:
+        return
+    for request in range(world.rows.size):
+        held = world.tries[request].came >= 0 and world.ready[request] < 0
+        stage = world.stages[world.rows[request].stage]
+        if held and world.pools[stage.pool].first_server == pool.first_server:
+            world.clock[0].held -= 1
+            arrive_now(world, request)
+
+
+@uncounted()
+def _list_serving(world: World, first: int, replicas: int) -> None:
+    """List those replicas of a pool that serve."""
+    up = 0
+    for server in range(first, first + replicas):
+        if world.servers[server].is_down == 0:
+            world.serving[first + up] = server
+            up += 1
+    for index in range(world.pools.size):
+        if world.pools[index].first_server == first:
+            world.pools[index].up = up
+
+
+# -- it dies
+
+
+@uncounted()
+def _die(world: World, server: int, loses: bool) -> None:
+    """Let a replica die, and send its requests again, or lose them."""
+    clock, replica = world.clock[0], world.servers[server]
+    pool = world.pools[replica.pool]
+    if replica.equal > 0:  # one batch: runs end before this
+        replica.ticks = replica.plain = clock.now - replica.start
+        if clock.record > NO_ROWS:
+            note_run(world, server, replica)
+        replica.busy += replica.ticks
+        replica.batches += 1
+        replica.equal = 0
+        set_end(world, server, NEVER)
+    if pool.rule == BY_LINES:
+        _empty_lines(world, replica.first_line, pool.lines)
+    else:
+        _empty_engine(world, replica.engine, pool)
+    replica.is_down = 1
+    replica.died = clock.now
+    replica.dies = _next_death(world, server)
+    _list_serving(world, pool.first_server, pool.replicas)
+    clock.future -= replica.unprocessed
+    replica.count = replica.unprocessed = replica.work = 0
+    by_lines = pool.rule == BY_LINES
+    for request in range(world.rows.size):
+        row = world.rows[request]
+        if row.server != server or world.ready[request] < 0 or world.finish[request] != -1:
+            continue
+        stage = world.stages[row.stage]
+        if by_lines and (row.pending == IN_DECODE or row.pending == DECODES_NOW):
+            stage.in_decode -= 1
+        else:
+            stage.in_prefill -= 1
+        _begin_anew(world, request, pool)
+        if loses:
+            _lose(world, request)
+        else:
+            _send_again(world, request)
+
+
+@uncounted()
+def _next_death(world: World, server: int) -> Any:
+    """Return when a replica dies after the outages that have happened."""
+    for place in range(world.clock[0].outages_done, world.outages.shape[0]):
+        row = world.outages[place]
+        if row[SERVER] == server and row[WHAT] != RETURNS:
+            return row[TICK]
+    return NEVER
+
+
+@uncounted()
+def _empty_lines(world: World, first: int, count: int) -> None:
+    """Let lines be as they were at first."""
+    clock = world.clock[0]
+    for index in range(first, first + count):
+        place = world.lines[index].first_linked
+        while place >= 0:
+            following = world.slots[place].next
+            world.slots[place].chain = clock.free_slot
+            clock.free_slot = place
+            place = following
+        world.heads[index, :] = -1
+        world.bits[index, :] = 0
+        world.lines[index] = world.idle_lines[index]
+
+
+@uncounted()
+def _empty_engine(world: World, index: int, pool: Any) -> None:
+    """Let an engine be as it was at first; all its requests are in prefill again."""
+    engine = world.engines[index]
+    place = engine.first_leaving  # of these some have left the list
+    while place >= 0:
+        following = world.slots[place].chain
+        if world.slots[place].left == EVICTED:
+            _give_up_slot(world, engine, place)
+        place = following
+    place = engine.first_slot
+    while place >= 0:
+        following = world.slots[place].next
+        _give_up_slot(world, engine, place)
+        place = following
+    world.heads[engine.line, :] = -1
+    world.bits[engine.line, :] = 0
+    world.growth[index, :] = 0
+    world.planned[index].tokens = 0
+    preemptions, lost = engine.preemptions, engine.lost
+    reused, rejections = engine.reused, engine.rejections
+    world.engines[index] = world.idle_engines[index]
+    engine.preemptions, engine.lost = preemptions, lost
+    engine.reused, engine.rejections = reused, rejections
+    if pool.caching != 0:
+        forget_all(world, engine)
+    if pool.radix != 0:
+        forget_buckets(world, engine)
+        world.nodes[engine.root].children = 0
+
+
+@uncounted()
+def _give_up_slot(world: World, engine: Any, place: int) -> None:
+    """Let a slot be free."""
+    clock, slot = world.clock[0], world.slots[place]
+    if slot.left <= 0:
+        change_phase(world, engine, slot.request, -1)
+    slot.chain = clock.free_slot
+    clock.free_slot = place
+    clock.used_slots -= 1
+
+
+@uncounted()
+def _begin_anew(world: World, request: int, pool: Any) -> None:
+    """Let a request be as it was before it came."""
+    row, trial = world.rows[request], world.tries[request]
+    row.left, row.decodes = trial.left, trial.decodes
+    row.pending = WAITING
+    world.cached[request] = 0
+    world.first_token[request] = -1
+    if world.again.size > 0:
+        again = world.again[request]
+        again.last = NONE_YET
+        again.target = row.left
+        again.outputs = row.decodes + pool.convention
+        again.times = again.done = 0
+    if trial.came < 0:
+        trial.came = world.ready[request]
+
+
+@uncounted()
+def _send_again(world: World, request: int) -> None:
+    """Let a request arrive at this tick."""
+    row = world.rows[request]
+    row.server = -1
+    world.ready[request] = -1
+    world.tries[request].times += 1
+    world.clock[0].future += row.left + row.decodes
+    arrive_now(world, request)
+
+
+@uncounted()
+def _lose(world: World, request: int) -> None:
+    """Lose a request, and all that would come after it in its job, whose rows stand behind it."""
+    clock = world.clock[0]
+    world.finish[request] = LOST
+    job = np.searchsorted(world.job_root, request, side="right")
+    end = world.rows.size if job == world.job_root.size else world.job_root[job]
+    for earlier in range(request, end):
+        offset = world.rows[earlier].child
+        following = earlier
+        while world.finish[earlier] == LOST and offset != 0:
+            following += offset
+            row = world.rows[following]
+            if world.finish[following] != LOST:
+                world.finish[following] = LOST
+                clock.future -= row.left + row.decodes
+            offset = row.sibling

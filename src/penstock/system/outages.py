@@ -1,0 +1,98 @@
+"""Outages: a replica dies and comes back, and what becomes of the requests that were there."""
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+from penstock.system.pool import Pool
+
+SENT_AGAIN, LOST = "sent-again", "lost"
+_FATES = (SENT_AGAIN, LOST)
+_LATEST_S = 1e9
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A replica that dies and comes back.
+
+    It loses its batch in progress, its KV memory and its caches, and comes back empty. Its pool's
+    router knows at once who serves. Where nobody does, requests wait at the router.
+
+    Attributes
+    ----------
+    pool, replica
+        Which: the name of its pool, and its place there, from 0.
+    start_s, end_s
+        From when to when, seconds from the beginning of the run. Batches that end at its start
+        have ended.
+    requests
+        What becomes of those that were there: they are ``sent-again``, at once, and begin anew; or
+        they are ``lost``, and with them all that would have come after them in their jobs.
+
+    Raises
+    ------
+    InputError
+        If it does not end after its start, or a value is out of range.
+    """
+
+    pool: str
+    replica: int
+    start_s: float
+    end_s: float
+    requests: str = SENT_AGAIN
+
+    def __post_init__(self) -> None:
+        tells = "it is the second of the run at which the replica"
+        checks.whole("replica", self.replica, 0, 10**6, "", "it is its place in its pool, from 0")
+        checks.number("start_s", self.start_s, 0, _LATEST_S, "s", f"{tells} dies")
+        checks.number("end_s", self.end_s, 0, _LATEST_S, "s", f"{tells} comes back")
+        if self.end_s <= self.start_s:
+            raise InputError(
+                f"an outage ends at {self.end_s:g} s, but begins at {self.start_s:g} s; let it end "
+                "later"
+            )
+        if self.requests not in _FATES:
+            raise InputError(
+                f"requests of an outage are {checks.shown(self.requests)}"
+                f"{nearest(str(self.requests), _FATES)}"
+            )
+
+    @property
+    def name(self) -> str:
+        """The replica, as tables call it."""
+        return f"{self.pool}/{self.replica}"
+
+
+def checked_outages(outages: Iterable[Any], pools: Mapping[str, Pool]) -> tuple[Outage, ...]:
+    """Return outages in order of their starts, if the pools of a network can have them.
+
+    Raises
+    ------
+    InputError
+        If something is no outage, a pool or replica is unknown, or one dies while it is away.
+    """
+    given = tuple(outages)
+    for outage in given:
+        if not isinstance(outage, Outage):
+            raise InputError(f"{checks.shown(outage)} is no outage; give penstock.Outage(...)")
+        if outage.pool not in pools:
+            raise InputError(
+                f"an outage is of pool {checks.shown(outage.pool)}{nearest(outage.pool, pools)}"
+            )
+        replicas = pools[outage.pool].replicas
+        if outage.replica >= replicas:
+            raise InputError(
+                f"an outage is of replica {outage.replica:,} of pool {outage.pool!r}, which has "
+                f"{replicas:,}, counted from 0; give at most {replicas - 1:,}"
+            )
+    ordered = sorted(given, key=lambda outage: (outage.pool, outage.replica, outage.start_s))
+    for earlier, later in itertools.pairwise(ordered):
+        if earlier.name == later.name and later.start_s <= earlier.end_s:
+            raise InputError(
+                f"{later.name} dies at {later.start_s:g} s, but is away until "
+                f"{earlier.end_s:g} s; let it die after that"
+            )
+    return tuple(sorted(given, key=lambda outage: outage.start_s))
