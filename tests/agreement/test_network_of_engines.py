@@ -82,6 +82,11 @@ def test_a_replica_serves_what_comes_to_it_as_one_server_of_the_kernel(engine, s
     assert preemptions or engine in ("vidur-orca", "vidur-fastertransformer", "tensorrt-llm")
 
 
+def test_a_router_finds_what_another_request_with_the_same_context_has_computed_elsewhere():
+    """The replica of the first one has died, and a second one has computed its context at another."""
+    assert_agree(draw_system(Random(6082), engines=("vllm", "sarathi", "orca"), dying=True))
+
+
 @pytest.mark.slow
 def test_kernel_and_reference_agree_on_thousands_of_networks_of_many_engines():
     """Every pool may be of another engine."""

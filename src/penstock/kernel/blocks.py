@@ -5,13 +5,14 @@ that stands for all tokens up to its end. Who is admitted shares the blocks whos
 begins with. Blocks that nobody uses stand in a queue, nameless ones in front, and keep their
 contents until they are taken from there (vLLM's ``BlockPool``).
 
-A prompt's blocks are listed in the row of ``table`` of its slot. Blocks taken by decodes have no
-name before their request leaves, so they are all alike until then: they lie on one pile, from which
-a request that leaves takes what it holds.
+Which block it is matters only where it has a name that somebody may look for. Such a block has a
+record in ``blocks``, and stands in the row of ``table`` of those who hold it: the first blocks of a
+prompt. All others are counted: those that a request holds, nameless ones in front of the queue
+(`ENGINE.nameless`), and runs of full ones that nobody will look for, which keep a place in it.
 
 Recorded prompts have the names ``ids[bounds[row] : bounds[row + 1]]``. A request that goes on with
 the context of an earlier one of its job has that one's names as far as the context reaches. The
-blocks of an engine are ``blocks[first_block : first_block + blocks + 1]``; the last one is both
+records of an engine are ``blocks[first_block : first_block + blocks + 1]``; the last one is both
 ends of its queue.
 """
 
@@ -22,10 +23,8 @@ import numpy as np
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.records import World
 
-NAMELESS = -1
-
 UNSOUGHT = -(2**62)
-"""In place of a name that nobody will look for: it is not listed by names."""
+"""In place of the name of a run of blocks that nobody will look for."""
 
 FIRST_NAMED, LAST_NAMED = range(2)
 """Columns of `World.buckets`: ends of the list of blocks whose names fall there, oldest first."""
@@ -55,7 +54,7 @@ def _shared_blocks(world: World, pool: Any, request: int) -> Any:
 @uncounted(inline=True)
 def _name_of(world: World, pool: Any, request: int, index: int) -> Any:
     """Return the name of a full block of a request: recorded, or of the request that it comes from
-    (below `NAMELESS`).
+    (below 0).
     """
     end = (index + 1) * pool.block_size
     again = world.again[request]
@@ -65,7 +64,7 @@ def _name_of(world: World, pool: Any, request: int, index: int) -> Any:
     while end <= world.reuse[owner]:
         owner += world.context[owner]
     number = world.clock[0].requests_before + owner
-    return NAMELESS - 1 - ((number << OWN_BITS) | index)
+    return -1 - ((number << OWN_BITS) | index)
 
 
 @uncounted(inline=True)
@@ -100,10 +99,7 @@ def _give_name(world: World, engine: Any, place: int, name: int) -> None:
 
 @uncounted()
 def _forget(world: World, engine: Any, block: Any) -> None:
-    """Take a block's name."""
-    if block.name == UNSOUGHT:
-        block.name = NAMELESS
-        return
+    """Take a block from the list of those whose names fall where its own does."""
     bucket = _bucket(engine, block.name)
     before = block.previous_named
     after = block.next_named
@@ -115,20 +111,29 @@ def _forget(world: World, engine: Any, block: Any) -> None:
         world.buckets[bucket, LAST_NAMED] = before
     else:
         world.blocks[after].previous_named = before
-    block.name = NAMELESS
 
 
 @uncounted()
-def name_prompt(world: World, engine: Any, pool: Any, place: int, first: int, end: int) -> None:
-    """Name the blocks of a prompt from ``first`` on and before ``end``, which a batch fills.
+def _name_next(world: World, engine: Any, pool: Any, place: int) -> None:
+    """Name the first block of a request that has no name."""
+    slot = world.slots[place]
+    block = _new_record(world, engine)
+    world.blocks[block].users = 1
+    world.table[place, slot.named] = block
+    _give_name(world, engine, block, _name_of(world, pool, slot.request, slot.named))
+    slot.named += 1
+
+
+@uncounted()
+def name_prompt(world: World, engine: Any, pool: Any, place: int, end: int) -> None:
+    """Name the blocks of a prompt before ``end``, which are full when the batch is computed.
 
     Those that nobody else looks for before the request leaves get their names then.
     """
-    request = world.slots[place].request
-    for index in range(first, min(end, _shared_blocks(world, pool, request))):
-        block = world.table[place, index]
-        if world.blocks[block].name == NAMELESS:
-            _give_name(world, engine, block, _name_of(world, pool, request, index))
+    slot = world.slots[place]
+    end = min(end, _shared_blocks(world, pool, slot.request))
+    while slot.named < end:
+        _name_next(world, engine, pool, place)
 
 
 @uncounted()
@@ -153,16 +158,30 @@ def found_in_cache(world: World, engine: Any, pool: Any, request: int) -> Any:
     return hits, unused
 
 
+@uncounted(inline=True)
+def _new_record(world: World, engine: Any) -> Any:
+    """Return a record that stands for nothing yet."""
+    place = engine.free_record
+    engine.free_record = world.blocks[place].next_named
+    return place
+
+
+@uncounted(inline=True)
+def _drop_record(world: World, engine: Any, place: int) -> None:
+    """Let a record stand for nothing."""
+    world.blocks[place].next_named = engine.free_record
+    engine.free_record = place
+
+
 @uncounted()
 def forget_all(world: World, engine: Any) -> None:
-    """Let blocks be free that have no names, as at first."""
-    first, count = engine.first_block, engine.blocks + 1
-    for index in range(count):
-        block = world.blocks[first + index]
-        block.name = NAMELESS
-        block.users = 0
-        block.next_free = first + (index + 1) % count
-        block.previous_free = first + (index + count - 1) % count
+    """Let all blocks be free and nameless, as at first."""
+    end = engine.first_block + engine.blocks
+    for place in range(engine.first_block, end):
+        world.blocks[place].next_named = place + 1
+    engine.free_record = engine.first_block
+    engine.nameless = engine.blocks
+    world.blocks[end].next_free = world.blocks[end].previous_free = end
     forget_buckets(world, engine)
 
 
@@ -176,37 +195,58 @@ def forget_buckets(world: World, engine: Any) -> None:
 # -- who uses what
 
 
-@uncounted()
-def _leave_queue(world: World, engine: Any, block: Any) -> None:
+@uncounted(inline=True)
+def _leave_queue(world: World, block: Any) -> None:
     world.blocks[block.previous_free].next_free = block.next_free
     world.blocks[block.next_free].previous_free = block.previous_free
-    engine.free -= 1
 
 
-@uncounted()
+@uncounted(inline=True)
 def _join_queue(world: World, engine: Any, place: int) -> None:
-    """Put a block without a name to the front of the queue, one with a name to its end."""
+    """Put a record to the end of the queue."""
     end = engine.first_block + engine.blocks
-    nameless = world.blocks[place].name == NAMELESS
-    before = end if nameless else world.blocks[end].previous_free
-    after = world.blocks[before].next_free
+    before = world.blocks[end].previous_free
     world.blocks[place].previous_free = before
-    world.blocks[place].next_free = after
+    world.blocks[place].next_free = end
     world.blocks[before].next_free = place
-    world.blocks[after].previous_free = place
-    engine.free += 1
+    world.blocks[end].previous_free = place
 
 
 @uncounted()
-def _first_free(world: World, engine: Any) -> Any:
-    """Take the first block of the queue; what it held is forgotten."""
-    place = world.blocks[engine.first_block + engine.blocks].next_free
-    block = world.blocks[place]
-    _leave_queue(world, engine, block)
-    if block.name != NAMELESS:
-        _forget(world, engine, block)
-    block.users = 1
-    return place
+def _join_unsought(world: World, engine: Any, count: int) -> None:
+    """Put so many full blocks that nobody will look for to the end of the queue."""
+    end = engine.first_block + engine.blocks
+    last = world.blocks[end].previous_free
+    if last != end and world.blocks[last].name == UNSOUGHT:
+        world.blocks[last].count += count
+        return
+    place = _new_record(world, engine)
+    world.blocks[place].name = UNSOUGHT
+    world.blocks[place].count = count
+    _join_queue(world, engine, place)
+
+
+@uncounted()
+def _take(world: World, engine: Any, count: int) -> None:
+    """Take so many blocks from the front of the queue; what they held is forgotten."""
+    engine.free -= count
+    nameless = min(count, engine.nameless)
+    engine.nameless -= nameless
+    left = count - nameless
+    while left > 0:
+        place = world.blocks[engine.first_block + engine.blocks].next_free
+        block = world.blocks[place]
+        if block.name == UNSOUGHT:
+            part = min(left, np.int64(block.count))
+            block.count -= part
+            left -= part
+            if block.count > 0:
+                return
+        else:
+            _forget(world, engine, block)
+            left -= 1
+        _leave_queue(world, block)
+        _drop_record(world, engine, place)
 
 
 @uncounted(inline=True)
@@ -214,10 +254,8 @@ def take_blocks(world: World, engine: Any, pool: Any, count: int) -> None:
     """Take so many blocks for decodes."""
     if pool.caching == 0:
         engine.free -= count
-        return
-    for _ in range(count):
-        world.pile[engine.first_block + engine.piled] = _first_free(world, engine)
-        engine.piled += 1
+    elif count > 0:
+        _take(world, engine, count)
 
 
 @uncounted(inline=True)
@@ -226,9 +264,8 @@ def hold(world: World, engine: Any, pool: Any, place: int, after: int) -> None:
     slot = world.slots[place]
     if pool.caching == 0:
         engine.free -= after - slot.held
-    else:
-        for index in range(slot.held, after):
-            world.table[place, index] = _first_free(world, engine)
+    elif after > slot.held:
+        _take(world, engine, after - slot.held)
     slot.held = after
 
 
@@ -238,13 +275,14 @@ def occupy(world: World, engine: Any, place: int, hits: int, held: int) -> None:
     in the cache, have its prefix already.
     """
     for index in range(hits):
-        block = world.hits[index]
-        if world.blocks[block].users == 0:
-            _leave_queue(world, engine, world.blocks[block])
-        world.blocks[block].users += 1
-        world.table[place, index] = block
-    for index in range(hits, held):
-        world.table[place, index] = _first_free(world, engine)
+        block = world.blocks[world.hits[index]]
+        if block.users == 0:
+            _leave_queue(world, block)
+            engine.free -= 1
+        block.users += 1
+        world.table[place, index] = world.hits[index]
+    world.slots[place].named = hits
+    _take(world, engine, held - hits)
 
 
 @uncounted()
@@ -257,17 +295,17 @@ def give_back(
     ``sought``: whether anybody will look for what is its own.
     """
     slot = world.slots[place]
-    for index in range(slot.held, held):
-        engine.piled -= 1
-        world.table[place, index] = world.pile[engine.first_block + engine.piled]
-    for index in range(full):
-        block = world.table[place, index]
-        if world.blocks[block].name == NAMELESS and sought:
-            _give_name(world, engine, block, _name_of(world, pool, slot.request, index))
-        elif world.blocks[block].name == NAMELESS:
-            world.blocks[block].name = UNSOUGHT
-    for index in range(held - 1, -1, -1):
+    while sought and slot.named < full:
+        _name_next(world, engine, pool, place)
+    unsought = max(full - slot.named, 0)
+    nameless = held - slot.named - unsought
+    engine.nameless += nameless
+    engine.free += nameless + unsought
+    if unsought > 0:
+        _join_unsought(world, engine, unsought)
+    for index in range(slot.named - 1, -1, -1):
         block = world.table[place, index]
         world.blocks[block].users -= 1
         if world.blocks[block].users == 0:
             _join_queue(world, engine, block)
+            engine.free += 1

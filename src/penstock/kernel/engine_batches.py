@@ -103,7 +103,7 @@ def _begin_decoding(world: World, server: int, count: int, most: int) -> None:
             held = blocks_of(prompt, pool.block_size)
         place = admit(world, engine, pool, request, held, 0)
         if pool.caching != 0:
-            name_prompt(world, engine, pool, place, 0, prompt // pool.block_size)
+            name_prompt(world, engine, pool, place, prompt // pool.block_size)
         engine.prefilling -= 1
         if pool.convention != 0:
             world.slots[place].last = IN_STEP
@@ -389,10 +389,10 @@ def _equal_batches(world: World, replica: Any, batch: Any, engine: Any, pool: An
         return 1
     if clock.merges == 0 or engine.preempted > 0 or engine.wasted > 0:
         return 1
-    if pool.caching != 0 and engine.waiting > 0:
-        return 1  # a block that a decode takes may have been one's prefix
     if pool.rule == SEAM and pool.sees == SEES_DECODES:
         return 1
+    if pool.rule == SEAM and pool.caching != 0 and engine.waiting > 0:
+        return 1  # a policy sees what is cached of a prompt, which a decode may take
     most = next_due_epoch(world.bits[engine.line], engine.epoch) - engine.epoch
     if most > 1 and pool.grows != 0:
         most = _within_memory(world, engine, pool, most)

@@ -196,7 +196,7 @@ ENGINE = record(
     server pool line index
     running prefilling decoding first_slot last_slot
     waiting head tail
-    free piled first_block blocks first_bucket buckets
+    free nameless free_record first_block blocks first_bucket buckets
     epoch last_step own context_base
     waiting_tokens decode_tokens arrived arrived_tokens finished finished_decodes
     served served_decodes served_head served_tail preempted moved
@@ -215,8 +215,9 @@ ENGINE = record(
 """One per replica that is an engine.
 
 Which replica, of which pool; its rows of ``heads`` and of ``growth``. The running list; the waiting
-queue, or with priorities the root of a heap. KV blocks: free ones, those in use on the pile, and
-where its own begin in `World.blocks` and `World.buckets`. ``epoch``: decode batches; ``last_step``:
+queue, or with priorities the root of a heap. KV blocks: free ones, those of
+them in front of the queue without a name, the first record that stands for nothing, and where its
+own begin in `World.blocks` and `World.buckets`. ``epoch``: decode batches; ``last_step``:
 tick at which those who decode had their last token, all but ``own``, which know theirs;
 ``context_base``: tokens before the next decodes of all, less decoding * epoch. What policies see.
 The batch being formed or in progress: slots in prefill that it serves, decodes, who was preempted
@@ -268,7 +269,7 @@ has to do when it is admitted, once preempted.
 first, and its number among those that have come to the queue; tokens of its prefill, outputs still
 to come, most outputs that it may make, its tokens when it was last looked at; tokens done;
 ``times`` that it was preempted; ``prefix``: its row of recorded prefixes, and how many of its
-tokens those ids name; whether others go on with its context; ``less``, ``more``: its children in
+tokens those ids name; how many others go on with its context; ``less``, ``more``: its children in
 the heap. Of one whose KV memory comes
 from elsewhere: ticks on the links, and more until all is there; from which request, as an offset,
 how many tokens, and the blocks taken for that at either end.
@@ -294,7 +295,7 @@ SLOT = record(
     i4="""
     previous next chain left target total outputs held taken served_next
     drafted stay rejected grown
-    shared end_node joined next_joined
+    shared named end_node joined next_joined
     """,
 )
 """One per request that runs at an engine, or has decoded in a line.
@@ -305,8 +306,9 @@ last token, and of the last that came apart from all others'; prefill tokens lef
 prefill began; blocks, while it does not grow by decodes; tokens in the batch being formed; the next
 one in prefill that is served. With drafts: how many are in that batch; its tokens that stay; those
 of the batch in progress that do not, where the next one is composed before that is known; blocks.
-With SGLang's cache, the pages held that the tree has, the node that they end with, and whether, and
-before whom, its prefill is complete when the batch in progress ends.
+With a prefix cache, the blocks held that have names. With SGLang's, the pages held that the tree
+has, the node that they end with, and whether, and before whom, its prefill is complete when the
+batch in progress ends.
 """
 
 BUDGET = record(
@@ -332,8 +334,10 @@ users, children; its neighbours in the list of leaves that may be given up, and 
 first page has a name of the same bucket.
 """
 
-BLOCK = record(i8="name", i4="users next_free previous_free next_named previous_named")
-"""One per KV block where prefixes are reused, and one per engine that is both ends of its queue."""
+BLOCK = record(i8="name", i4="users count next_free previous_free next_named previous_named")
+"""Where prefixes are reused: a block that has a name, or a run of so many that nobody will look
+for; one per engine is both ends of its queue. There are as many as KV blocks.
+"""
 
 
 World = namedtuple(
@@ -341,7 +345,7 @@ World = namedtuple(
     """
     clock pools servers planned engines lines stages onward means listed duration linear per params
     serving outages idle_engines idle_lines tries
-    slots heads bits growth budget lives nodes blocks buckets table hits pile ids bounds ends
+    slots heads bits growth budget lives nodes blocks buckets table hits ids bounds ends
     job_arrival job_root job_tokens rows again delay coin context reuse home cached ready
     first_token finish heap ready_now touched seen asked lookout weights gaps full cells stalls
     mixes series batch_rows allocation_rows
@@ -378,7 +382,7 @@ budget, lives
     that: outputs left, tokens held.
 nodes
     Of caches that are trees, see `radix`.
-blocks, buckets, table, hits, pile, ids, bounds
+blocks, buckets, table, hits, ids, bounds
     KV blocks, see `blocks`; ``hits``: those just found for a prompt.
 ends
     Tournament tree over the replicas: when the batch in progress ends.

@@ -129,18 +129,33 @@ def _emptiest(world: World, pool: Any) -> Any:
 def _look_up(world: World, request: int, pool: Any) -> None:
     """Let a router see what each replica has computed of a prompt."""
     first, end = pool.first_server, pool.first_server + pool.replicas
-    if pool.rule != BY_LINES and world.again[request].named > 0:
+    if pool.rule != BY_LINES and _others_may_have(world, request):
         for each in range(first, end):
             world.seen[each, SEEN_CACHED] = _cached_at(world, request, each)
         return
     world.seen[first:end, SEEN_CACHED] = 0
-    # Nobody else has what only its job has told.
     earlier: Any = request
     while world.reuse[earlier] > 0:
         earlier += world.context[earlier]
         server: Any = np.int64(world.rows[earlier].server)
         if first <= server < end and world.seen[server, SEEN_CACHED] == 0:
             world.seen[server, SEEN_CACHED] = _cached_at(world, request, server)
+
+
+@uncounted()
+def _others_may_have(world: World, request: int) -> Any:
+    """Return whether other replicas than those of the requests that it goes on with may have
+    computed the beginning of a prompt: for what a trace names, or for another one that goes on with
+    the same.
+    """
+    if world.again[request].named > 0:
+        return True
+    earlier: Any = request
+    while world.reuse[earlier] > 0:
+        earlier += world.context[earlier]
+        if world.again[earlier].followed > 1:
+            return True
+    return False
 
 
 @uncounted()

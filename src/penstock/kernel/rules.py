@@ -183,8 +183,7 @@ def _hold_for(world: World, engine: Any, pool: Any, place: int, take: int) -> No
 def name_blocks(world: World, engine: Any, pool: Any, place: int, take: int) -> None:
     """Name the blocks that so many tokens of a prompt fill."""
     done = done_by(engine, world.slots[place])
-    first, end = done // pool.block_size, (done + take) // pool.block_size
-    name_prompt(world, engine, pool, place, first, end)
+    name_prompt(world, engine, pool, place, (done + take) // pool.block_size)
 
 
 @uncounted()

@@ -162,7 +162,7 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
     slot.held = blocks
     slot.last = again.last
     slot.before = NONE_YET
-    slot.shared = slot.joined = 0
+    slot.shared = slot.named = slot.joined = 0
     slot.taken = slot.drafted = slot.stay = slot.rejected = 0
     append(world, engine, place)
     engine.running += 1

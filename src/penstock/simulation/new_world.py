@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.inputs.arrays import Floats, Ints, Ints32
-from penstock.kernel import blocks, counting, records
+from penstock.kernel import counting, records
 from penstock.kernel.composition import N_TERMS
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.recording import MOST_CELLS
@@ -224,7 +224,6 @@ def _memory(engines: Any, pools: Any, room: int) -> dict[str, Any]:
         "buckets": np.full((int(engines.buckets.sum()), 2), -1, np.int64),
         "table": np.zeros((room if caching else 0, 0), np.int32),
         "hits": np.zeros(0, np.int64),
-        "pile": np.zeros(int(sum(engine.blocks + 1 for engine in caching)), np.int64),
         "ids": none,
         "bounds": none,
     }
@@ -363,6 +362,7 @@ def _engines(servers: Sequence[Server], pools: Any, table: Any) -> Any:
         if pools[engine.pool].caching and usable is not None:
             engine.first_block, engine.blocks = first_block, usable
             engine.first_bucket, engine.buckets = first_bucket, 1 << usable.bit_length()
+            engine.free_record, engine.nameless = first_block, usable
             first_block += usable + 1
             first_bucket += 1 << usable.bit_length()
         if pools[engine.pool].radix and usable is not None:
@@ -374,16 +374,13 @@ def _engines(servers: Sequence[Server], pools: Any, table: Any) -> Any:
 
 
 def _free_blocks(engines: Sequence[Any]) -> Any:
-    """Return the blocks of some engines, none in use and none with a name; those of each in a
-    ring.
-    """
+    """Return the records of blocks of some engines, which stand for nothing yet."""
     parts = [records.table(records.BLOCK, 0)]
     for engine in engines:
         count, first = int(engine.blocks) + 1, int(engine.first_block)
         part = records.table(records.BLOCK, count)
-        part.name = blocks.NAMELESS
-        part.next_free = first + np.roll(np.arange(count), -1)
-        part.previous_free = first + np.roll(np.arange(count), 1)
+        part.next_named = np.arange(first + 1, first + count + 1)
+        part.next_free[-1] = part.previous_free[-1] = first + count - 1
         parts.append(part)
     return records.joined(*parts)
 

@@ -318,7 +318,7 @@ class NetworkSession(WorldSession):
             self._rank(jobs, pool_of, again)
             again.prefix, again.named = self._prefixes(jobs)
             later = np.flatnonzero(jobs.context)
-            again.followed[later + jobs.context[later]] = 1
+            np.add.at(again.followed, later + jobs.context[later], 1)
             here = np.flatnonzero(received)
             again.received, again.target[here] = received, received[here]
             again.sender = jobs.column("sender")
