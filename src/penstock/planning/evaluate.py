@@ -296,15 +296,19 @@ def network_of(workload: Workload, deployment: Deployment) -> Network:
         If the replicas have something that a pool cannot have, a request never fits, or a router
         can never see what it looks for.
     """
-    workload, server = _in_a_pool(workload, deployment.server)
     router, prefill = deployment.router, deployment.prefill_replicas
+    kinds = [(*_in_a_pool(workload, kind.server), count) for kind, count in deployment.kinds]
+    workload = kinds[0][0]  # lengths are the same at all: limits of context are those of a policy
+    servers = [(server, count) for _, server, count in kinds]
     if not prefill:
-        network = Network.single(workload, server, deployment.replicas, router)
+        pool = Pool(servers, router=router)
+        network = Network({"pool": pool}, [Workflow.single(workload, "pool")])
         refuse_in_vain(network)
         return network
+    decode = servers[-1][0]
     pools = {
-        "prefill": Pool(server, prefill, router),
-        "decode": Pool(server, deployment.replicas - prefill, router),
+        "prefill": Pool(servers[0][0], prefill, router),
+        "decode": Pool(decode, deployment.replicas - prefill, router),
     }
     apart = Workflow.disaggregated(
         workload, prefill="prefill", decode="decode",
@@ -347,7 +351,7 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
     # as many at each replica as where one is simulated alone
     sizes_of_one = aim.looks if workload.rows is None else (aim.most_requests,)
     most = min(workload.rows or _MOST_TOGETHER, _MOST_TOGETHER)
-    sizes = list(dict.fromkeys(min(deployment.replicas * size, most) for size in sizes_of_one))
+    sizes = list(dict.fromkeys(min(deployment.total_replicas * size, most) for size in sizes_of_one))
 
     def look(size: int, level: float, part: Progress) -> _Look:
         options = RunOptions(drain=True, progress=part)
