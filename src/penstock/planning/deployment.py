@@ -141,6 +141,27 @@ class Deployment:
         return ((self.kind, self.replicas), (self.other, self.others))
 
     @property
+    def parts(self) -> tuple["Deployment", ...]:
+        """The replicas of each kind in one pool, as a deployment of their own behind the router."""
+        if not self.others or self.other is None:
+            return (self,)
+        other = self.other
+        alone = dataclasses.replace(self, other=None, others=0)
+        beside = dataclasses.replace(
+            alone, server=other.server, replicas=self.others, hardware=other.hardware,
+            accelerators=other.accelerators, price=other.price,
+        )  # fmt: skip
+        return alone, beside
+
+    @property
+    def limits(self) -> str:
+        """The limits of a replica in words; of a second kind its KV memory, if that differs."""
+        if self.other is None or self.other.server.limits == self.server.limits:
+            return self.server.limits
+        memory = self.other.server.limits.split(", ")[-1]
+        return f"{self.server.limits}; {self.other.title}: {memory}"
+
+    @property
     def total_replicas(self) -> int:
         """Replicas of all kinds."""
         return self.replicas + self.others
@@ -243,6 +264,12 @@ class Deployment:
                     f"multiple of {sum(ratio)}"
                 )
         return dataclasses.replace(self, replicas=replicas, prefill_replicas=prefill)
+
+    def with_fewer_others(self) -> "Deployment":
+        """Return the same with one replica less of the second kind in the pool."""
+        if self.others == 1:
+            return self.parts[0]
+        return dataclasses.replace(self, others=self.others - 1)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""

@@ -351,7 +351,8 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
     # as many at each replica as where one is simulated alone
     sizes_of_one = aim.looks if workload.rows is None else (aim.most_requests,)
     most = min(workload.rows or _MOST_TOGETHER, _MOST_TOGETHER)
-    sizes = list(dict.fromkeys(min(deployment.total_replicas * size, most) for size in sizes_of_one))
+    replicas = deployment.total_replicas
+    sizes = list(dict.fromkeys(min(replicas * size, most) for size in sizes_of_one))
 
     def look(size: int, level: float, part: Progress) -> _Look:
         options = RunOptions(drain=True, progress=part)

@@ -1,4 +1,4 @@
-"""Fleets of two kinds of replica: which kinds may stand together, and how many there are of each."""
+"""Fleets of two kinds of replica: which may stand together, and how many there are of each."""
 
 import bisect
 import dataclasses
@@ -85,8 +85,8 @@ class Stock:
         return all(count <= self.at_hand[key] for key, count in needed.items())
 
     def __str__(self) -> str:
-        """Return what there is, in brackets."""
-        return f" ({', '.join(f'{key}: {count:,}' for key, count in self.at_hand.items())})"
+        """Return what there is."""
+        return ", ".join(f"{count:,} of {key}" for key, count in self.at_hand.items())
 
     def _key(self, kind: Kind) -> str | None:
         if kind.hardware is None or not self.at_hand:
@@ -111,15 +111,27 @@ def refuse_mixing(hardware: Sequence[str | None]) -> None:
         )
 
 
-def no_worse(server: Server, other: Server) -> bool:
-    """Return whether a server is at least as good as another in every respect: no batch takes
-    longer there, and its KV memory is no smaller.
+def no_worse(server: Server, other: Server, longest: int) -> bool:
+    """Return whether a server is at least as good as another in every respect: no batch of requests
+    of at most ``longest`` tokens takes longer there, and its KV memory is no smaller.
     """
-    tokens = max(server.most_tokens, other.most_tokens)
-    costs, others = (_costs(each.batch_time, tokens) for each in (server, other))
-    if costs is None or others is None or (costs > others).any():
+    budget = max(server.most_tokens, other.most_tokens)
+    costs, others = (_costs(each.batch_time, budget) for each in (server, other))
+    if costs is None or others is None or not _holds_no_less(server, other):
         return False
-    return _holds_no_less(server, other)
+    later, beside = np.split(costs - others, [budget])
+    own, before, alone, mixed, of_request, with_prefill = beside.tolist()
+    # What a token costs more, at most: of a prompt with new tokens and those before them, and of a
+    # decode.
+    dearest = max(
+        own,
+        own * min(budget, longest),
+        own + before * longest,
+        own + max(alone, mixed) * longest,
+    )
+    of_token = max(dearest, 0.0) + max(of_request, 0.0)
+    worst = later + np.arange(1, budget + 1) * of_token + max(with_prefill, 0.0)
+    return bool((worst <= 0).all())
 
 
 def _holds_no_less(server: Server, other: Server) -> bool:
@@ -156,7 +168,7 @@ def _costs(batch_time: BatchTime, tokens: int) -> Floats | None:
     """
     by_tokens = batch_time.by_tokens.table(tokens)[1:]
     if batch_time.by_load:
-        return np.r_[by_tokens, np.zeros(_BESIDE)]
+        return np.concatenate([by_tokens, np.zeros(_BESIDE)])
     if not isinstance(batch_time, Composition):
         return None
     beside = (
@@ -166,7 +178,7 @@ def _costs(batch_time: BatchTime, tokens: int) -> Floats | None:
         batch_time.per_request,
         batch_time.with_prefill,
     )
-    return np.r_[by_tokens, beside]
+    return np.concatenate([by_tokens, beside])
 
 
 def _of_costs(costs: Floats) -> BatchTime:
@@ -184,7 +196,7 @@ class MixedLoad:
     the router sends to each is left out, because the load of the slow ones may rise then.
     """
 
-    def __init__(self, network: Network, family: "Family") -> None:
+    def __init__(self, network: Network, family: "Family", more_helps: bool) -> None:
         model = network.model()
         rates = model.replica_rates(0)
         assert rates is not None  # of kinds that differ
@@ -192,7 +204,9 @@ class MixedLoad:
         self._offered = max(float(model.least_offered[0]) - error, 0.0)
         self._rates = [(rates.full_batch[n], rates.capacity[n]) for n in (0, -1)]
         self._family = family
-        self._router = family.smallest.router if family.more_helps else "jsq"
+        # in turns one replica may get all the long requests, where lengths depend on one another
+        by_total = not more_helps or family.smallest.router == "round-robin"
+        self._router = "jsq" if by_total else family.smallest.router
 
     def first_below(self, most: float) -> int:
         """Return the index of the fewest replicas whose load is below a limit; the number of

@@ -4,22 +4,29 @@ More replicas never harm: so of each family (all else equal) the fewest that do 
 are found by steps and bisection. Families are searched in order of what they may cost; once one is
 found to do, another is asked first with as many replicas as cost no more, and discarded if it does
 not do even then.
+
+In a pool of two kinds that is taken for granted of the better kind alone, beside so many of the
+other: more machines that are slow may get requests that fast ones would have served in time. Where
+neither kind is better in all respects, every number is tried.
 """
 
 import bisect
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 
 from penstock.checking.targets import Target, share
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
+from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import Evaluation, evaluate, network_of, not_simulated
-from penstock.planning.mixing import MixedLoad, best_of
+from penstock.planning.mixing import MixedLoad, best_of, no_worse
 from penstock.planning.share import share_of
 from penstock.planning.space import Family, Reason, Space
 from penstock.system.server import Server
 from penstock.theory.bounds import bounds
+from penstock.theory.kv_blocks import drawn
 from penstock.theory.latency import estimate_latency
 from penstock.theory.latency_bounds import lower_bounds
 from penstock.theory.load import load
@@ -155,6 +162,7 @@ class Search:
         self.hopeless: list[Hopeless] = []
         self.best: tuple[Evaluation, Prospect] | None = None
         self._evaluated: dict[tuple[str, int], Evaluation] = {}
+        self._ordered: dict[tuple[Server, Server], bool] = {}
         self._unloaded: dict[Server, Mapping[str, Mapping[str, float]]] = {}
         self._report = report or (lambda share, what: None)
         self._done = 0
@@ -195,7 +203,7 @@ class Search:
         nothing of others, so the fewest that do not miss are found first, and from there on each is
         tried. Where more replicas may harm, all are tried, fewest first.
         """
-        if not prospect.family.more_helps:
+        if not self._more_helps(prospect.family.smallest):
             every = range(prospect.least, prospect.most + 1)
             prospect.answer = next((i for i in every if self.at(prospect, i).answer == "met"), None)
             return
@@ -314,7 +322,7 @@ class Search:
         deployment, counts = family.smallest, family.counts
         network = None if deployment.splits else network_of(self.workload, deployment)
         if network is not None and deployment.others:
-            mixed = MixedLoad(network, family)
+            mixed = MixedLoad(network, family, self._more_helps(deployment))
             least = mixed.first_below(1.0)
             return least, mixed.first_below(USUAL_RHO), mixed.why_not(least - 1)
         if network is not None and deployment.prefill_replicas:
@@ -361,6 +369,23 @@ class Search:
                 )
                 slow.append((bound / target.limit_s, reason))
         return slow
+
+    def _more_helps(self, deployment: Deployment) -> bool:
+        """Return whether more replicas of the first kind are taken to do no harm: not beside some
+        of another that are better in one respect and worse in another.
+        """
+        if not deployment.others or deployment.other is None:
+            return True
+        two = deployment.server, deployment.other.server
+        if two not in self._ordered:
+            self._ordered[two] = no_worse(*two, self._longest)
+        return self._ordered[two]
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        """The tokens of the longest request, as far as a sample tells."""
+        prompt, output = drawn(self.workload.lengths)
+        return int((prompt + output).max())
 
     def _without_load(self, server: Server) -> Mapping[str, Mapping[str, float]]:
         """Return the latencies that no policy of a server undercuts, whatever the rate."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from penstock import checks
 from penstock.errors import InputError
 from penstock.planning.deployment import Deployment, Kind, lowest
-from penstock.planning.mixing import Stock, no_worse, refuse_mixing
+from penstock.planning.mixing import Stock, refuse_mixing
 from penstock.planning.per_hardware import accelerators_and_price, with_memory
 from penstock.system.kv_transfer import checked_link, link_ms_per_token
 from penstock.system.pool import MOST_REPLICAS
@@ -42,14 +42,10 @@ class Family:
         The one with the fewest.
     counts
         Numbers of replicas that are allowed, rising.
-    more_helps
-        Whether more of these replicas are taken to do no harm. Not where they stand beside some of
-        another kind that are better in one respect and worse in another.
     """
 
     smallest: Deployment
     counts: tuple[int, ...]
-    more_helps: bool = True
 
     def at(self, replicas: int) -> Deployment:
         """Return the deployment with so many replicas."""
@@ -306,7 +302,7 @@ class _Choices:
         if not allowed:
             split = f", in the ratio {ratio[0]}:{ratio[1]}" if ratio else ""
             cap = "" if self.max_cost is None else f", costs at most {self.max_cost:g}"
-            cap += f", is at hand{self.stock}" if self.stock.limits(kind) else ""
+            cap += f", with {self.stock} at hand" if self.stock.limits(kind) else ""
             raise InputError(f"no number of replicas is allowed{split}{cap}; allow others")
         prefill = allowed[0] // whole * for_prompts if ratio else 0
         smallest = Deployment(
@@ -337,15 +333,12 @@ class _Choices:
             return [self._refused(f"{one.title} and {two.title}", policy, budget, error)]
 
     def _side_by_side(self, one: Kind, two: Kind, router: str) -> list[Family]:
-        """Return the families of two kinds in one pool, one for each number of the worse kind.
-
-        Where neither is worse, the one that carries more tokens in full batches is counted up.
+        """Return the families of two kinds in one pool, one for each number of the slower kind in
+        full batches; those of the faster are counted up, which comes first at the router.
         """
-        two_helps = no_worse(two.server, one.server)
-        more_helps = two_helps or no_worse(one.server, two.server)
-        if not more_helps:
-            two_helps = two.server.full_batch_rate > one.server.full_batch_rate
-        better, other = (two, one) if two_helps else (one, two)
+        better, other = one, two
+        if two.server.full_batch_rate > one.server.full_batch_rate:
+            better, other = two, one
         families = []
         for others in range(1, self.counts[-1]):
             allowed = tuple(
@@ -358,7 +351,7 @@ class _Choices:
                     better.server, allowed[0], better.hardware, router, 0, better.accelerators,
                     better.price, other=other, others=others,
                 )  # fmt: skip
-                families.append(Family(smallest, allowed, more_helps))
+                families.append(Family(smallest, allowed))
         return families
 
 
