@@ -239,6 +239,11 @@ def _plan_of(search: Search) -> Plan:
         servers = [kind.server for kind, _ in best.deployment.kinds]
         notes = [note for server in servers for note in (server.kv_note, server.scope_warning)]
         notices = list(dict.fromkeys(filter(None, notes)))
+    if search.workload.rows is not None:
+        notices.append(
+            "requests are recorded: latency is that of the recording, and its intervals are for it "
+            "gone on with"
+        )
     return Plan(
         search.workload, search.aim, best, _frontier(search.evaluated, best), search.evaluated,
         (*search.space.refused, *_discarded(search)),
