@@ -154,6 +154,17 @@ def test_a_mixed_space_holds_every_fleet_once_with_what_it_costs() -> None:
     }
 
 
+def test_each_kind_has_its_own_memory() -> None:
+    memory = {"tp1": 16_000, "tp2": 64_000}
+    space = search_space(SERVER, hardware=[OLD, NEW], replicas=[2], mix=True, kv_tokens=memory)
+    (both,) = (each for each in space if each.others)
+    assert both.limits.endswith(f"KV memory of 4,000 blocks of 16, 1,000 of these blocks on {OLD}")
+    assert both.as_dict()["kv_tokens"] == 64_000
+    assert both.as_dict()["other"]["kv_tokens"] == 16_000
+    pool = network_of(ps.Workload.poisson(1.0, 100, 10), both).pools["pool"]
+    assert [server.memory.tokens for server, _ in pool.servers if server.memory] == [64_000, 16_000]
+
+
 def test_no_fleet_has_more_accelerators_than_are_at_hand() -> None:
     """Both kinds stand on A100s here, so they share what there is."""
     space = search_space(SERVER, hardware=[OLD, NEW], replicas=9, mix=True, at_hand={"a100": 5})

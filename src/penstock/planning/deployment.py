@@ -158,8 +158,9 @@ class Deployment:
         """The limits of a replica in words; of a second kind its KV memory, if that differs."""
         if self.other is None or self.other.server.limits == self.server.limits:
             return self.server.limits
-        memory = self.other.server.limits.split(", ")[-1]
-        return f"{self.server.limits}; {self.other.title}: {memory}"
+        memory = self.other.server.memory
+        words = "no limit on KV memory" if memory is None else f"{memory.blocks:,} of these blocks"
+        return f"{self.server.limits}, {words} on {self.other.title}"
 
     @property
     def total_replicas(self) -> int:
