@@ -165,6 +165,8 @@ def _day(chosen: "PlanScenario", plan: "Plan | None") -> "DayPlan | None":
     """Plan the day of the deployment that the plan found, if one is asked for."""
     if chosen.day is None or plan is None or plan.best is None:
         return None
+    if plan.best.deployment.other is not None:
+        return None
     from penstock.planning.sections import day_of
 
     best = plan.best.deployment
@@ -182,6 +184,11 @@ def _why_no_day(chosen: "PlanScenario", plan: "Plan | None") -> str:
         return ""
     if plan is None:
         return "no day is planned: it takes targets; give plan.targets, or --target"
+    if plan.best is not None:
+        return (
+            "no day is planned: the answer has two kinds of replica, and which of them to stop at "
+            "night is not searched; leave plan.search.mix out"
+        )
     rate = amount(chosen.workload.rate)
     return (
         "no day is planned: no deployment is known to meet the targets at its highest rate, "
@@ -196,7 +203,11 @@ def _job(chosen: "PlanScenario") -> "JobPlan | None":
         return None
     from penstock.planning.sections import job_of
 
-    families = [family for family in chosen.space.families if not family.smallest.prefill_replicas]
+    families = [
+        family
+        for family in chosen.space.families
+        if not family.smallest.prefill_replicas and family.smallest.other is None
+    ]
     with progress.bar("Planning the job") as show:
         return job_of(
             chosen.job, chosen.scenario.workload, families or chosen.space.families, chosen.aim,
@@ -206,14 +217,16 @@ def _job(chosen: "PlanScenario") -> "JobPlan | None":
 
 
 def _launches(deployment: "Deployment", *notes: str) -> "list[Launch]":
-    """Return how to start it, with more notes; nothing where no engine can run it."""
-    from penstock.planning.launch import launch
+    """Return how to start each kind of replica, with more notes; nothing where no engine can run
+    them.
+    """
+    from penstock.planning.launch import launches
 
     try:
-        start = launch(deployment)
+        starts = launches(deployment)
     except InputError:
         return []
-    return [dataclasses.replace(start, notes=(*notes, *start.notes))]
+    return [dataclasses.replace(start, notes=(*notes, *start.notes)) for start in starts]
 
 
 def _write_manifest(path: Path, launches: "list[Launch]", as_json: bool) -> None:
@@ -221,7 +234,9 @@ def _write_manifest(path: Path, launches: "list[Launch]", as_json: bool) -> None
         raise InputError(
             f"--manifest {path}: there is no deployment that an engine can run; leave it out"
         )
-    path.write_text(launches[0].manifest, encoding="utf-8")
+    # of a fleet of two kinds both
+    manifests = [each.manifest for each in launches[: 2 if launches[0].kind else 1]]
+    path.write_text("---\n".join(manifests), encoding="utf-8")
     say_written("Manifest", [path], as_json)
 
 

@@ -214,6 +214,11 @@ def plan_day(
     InputError
         If a value cannot be used.
     """
+    if deployment.other is not None:
+        raise InputError(
+            f"the fleet is {deployment.fleet}, but a day is planned for one kind of replica, for "
+            "which of two to stop at night is not searched; give a fleet of one kind"
+        )
     counts = _counts(deployment, replicas, least_replicas, most_replicas)
     startup_s = 60 * checks.number(
         "startup_minutes", startup_minutes, 0, profile.span_s / 60, "minutes", "of the day"

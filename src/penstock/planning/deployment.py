@@ -18,15 +18,48 @@ the others.
 
 
 @dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of replica.
+
+    Attributes
+    ----------
+    server
+        Batch times, token budget, max batch size, policy, KV memory.
+    hardware
+        Name of the preset, None where batch times were given.
+    accelerators
+        Of one replica.
+    price
+        Of an accelerator for an hour, in whatever money; 1 counts accelerators.
+    """
+
+    server: Server
+    hardware: str | None = None
+    accelerators: int = 1
+    price: float = 1.0
+
+    def __post_init__(self) -> None:
+        reason = "a replica runs on at least one"
+        checks.whole("accelerators", self.accelerators, 1, 100_000, "", reason)
+        reason = "it is money for an accelerator for an hour; 1 counts them"
+        checks.number("price", self.price, 1e-9, 1e9, "", reason)
+
+    @property
+    def title(self) -> str:
+        """What its hardware is called."""
+        return self.hardware or "the server"
+
+
+@dataclasses.dataclass(frozen=True)
 class Deployment:
-    """Replicas of a server behind a router.
+    """Replicas of a server behind a router, and maybe some of another kind.
 
     Attributes
     ----------
     server
         Each replica: batch times, token budget, max batch size, policy, KV memory.
     replicas
-        How many there are in all.
+        How many there are, but for ``others``.
     hardware
         Name of the preset, None where batch times were given.
     router
@@ -39,6 +72,11 @@ class Deployment:
         Of an accelerator for an hour, in whatever money; 1 counts accelerators.
     transfer_ms, transfer_ms_per_token
         From a replica for prompts to one that decodes, and what each prompt token adds.
+    other
+        A second kind of replica; None: all are alike. With replicas for prompts alone it is the
+        kind of those that decode, which ``replicas`` counts.
+    others
+        Of the second kind, how many stand beside the first in one pool, where each does both.
     """
 
     server: Server
@@ -50,35 +88,93 @@ class Deployment:
     price: float = 1.0
     transfer_ms: float = 0.0
     transfer_ms_per_token: float = 0.0
+    other: Kind | None = None
+    others: int = 0
 
     def __post_init__(self) -> None:
         checks.whole(
             "replicas", self.replicas, 1, MOST_REPLICAS, "", "none serve nothing, more are no fleet"
         )
-        checks.whole(
-            "accelerators", self.accelerators, 1, 100_000, "", "a replica runs on at least one"
-        )
-        checks.number(
-            "price",
-            self.price,
-            1e-9,
-            1e9,
-            "",
-            "it is money for an accelerator for an hour; 1 counts them",
-        )
+        _ = self.kind  # which checks what it costs
         most = self.replicas - 1
         reason = "at least one replica must decode; 0 lets each do both"
         checks.whole("prefill_replicas", self.prefill_replicas, 0, most, "", reason)
         resolve_router(self.router)
         if self.prefill_replicas:
-            _refuse_apart(self.server)
+            for kind, _ in self.kinds:
+                _refuse_apart(kind.server)
+        self._check_other()
+
+    def _check_other(self) -> None:
+        """Refuse a second kind that cannot stand with the first, or of which there are none."""
+        beside = self.other is not None and not self.prefill_replicas
+        most = MOST_REPLICAS - self.replicas if beside else 0
+        reason = "they are the replicas of a second kind, `other`, in the pool of the first"
+        checks.whole("others", self.others, int(beside), most, "", reason)
+        if self.other is None:
+            return
+        if self.server.by_lines != self.other.server.by_lines:
+            raise InputError(
+                f"batches of {self.title} and of {self.other.title} do not count the same "
+                "(one by the token load alone, the other by what is in a batch), so they cannot "
+                "serve the same requests; take two that are measured alike"
+            )
+
+    @property
+    def kind(self) -> Kind:
+        """The first kind of replica."""
+        return Kind(self.server, self.hardware, self.accelerators, self.price)
+
+    @property
+    def title(self) -> str:
+        """What the hardware of the first kind is called."""
+        return self.kind.title
+
+    @property
+    def kinds(self) -> tuple[tuple[Kind, int], ...]:
+        """Each kind of replica, and how many there are."""
+        if self.other is None:
+            return ((self.kind, self.replicas),)
+        if self.prefill_replicas:
+            decode = self.replicas - self.prefill_replicas
+            return ((self.kind, self.prefill_replicas), (self.other, decode))
+        return ((self.kind, self.replicas), (self.other, self.others))
+
+    @property
+    def parts(self) -> tuple["Deployment", ...]:
+        """The replicas of each kind in one pool, as a deployment of their own behind the router."""
+        if not self.others or self.other is None:
+            return (self,)
+        other = self.other
+        alone = dataclasses.replace(self, other=None, others=0)
+        beside = dataclasses.replace(
+            alone, server=other.server, replicas=self.others, hardware=other.hardware,
+            accelerators=other.accelerators, price=other.price,
+        )  # fmt: skip
+        return alone, beside
+
+    @property
+    def limits(self) -> str:
+        """The limits of a replica in words; of a second kind its KV memory, if that differs."""
+        if self.other is None or self.other.server.limits == self.server.limits:
+            return self.server.limits
+        memory = self.other.server.memory
+        words = "no limit on KV memory" if memory is None else f"{memory.blocks:,} of these blocks"
+        return f"{self.server.limits}, {words} on {self.other.title}"
+
+    @property
+    def total_replicas(self) -> int:
+        """Replicas of all kinds."""
+        return self.replicas + self.others
 
     @property
     def splits(self) -> bool:
         """Whether each replica has its share of the stream and nothing else, so that one of them
         tells everything.
         """
-        return not self.prefill_replicas and (self.router in SPLITTING or self.replicas == 1)
+        if self.prefill_replicas or self.others:
+            return False
+        return self.router in SPLITTING or self.replicas == 1
 
     @property
     def ratio(self) -> tuple[int, int] | None:
@@ -92,12 +188,12 @@ class Deployment:
     @property
     def total_accelerators(self) -> int:
         """Accelerators of all replicas."""
-        return self.accelerators * self.replicas
+        return sum(kind.accelerators * count for kind, count in self.kinds)
 
     @property
     def cost(self) -> float:
         """Price of all accelerators for an hour."""
-        return self.price * self.total_accelerators
+        return sum(kind.price * (kind.accelerators * count) for kind, count in self.kinds)
 
     @property
     def family(self) -> str:
@@ -110,6 +206,9 @@ class Deployment:
         ]
         parts += [self.router] if self.router != "random" else []
         parts += [f"prefill:decode {self.ratio[0]}:{self.ratio[1]}"] if self.ratio else []
+        if self.other is not None:
+            beside = f"beside {self.others} x" if self.others else "decode on"
+            parts.append(f"{beside} {self.other.title}")
         return ", ".join(parts)
 
     @property
@@ -123,25 +222,32 @@ class Deployment:
         server = self.server
         slots = "" if server.max_batch_size is None else f"/{server.max_batch_size:,}"
         ratio = f" {self.ratio[0]}:{self.ratio[1]}" if self.ratio else ""
-        hardware = self.hardware or "server"
-        return (
-            f"{self.replicas} x {hardware} {server.policy.name} "
-            f"{server.token_budget:,}{slots}{ratio}"
-        )
+        hardware = f"{self.replicas} x {self.hardware or 'server'}"
+        if self.other is not None:
+            beside = f" + {self.others} x" if self.others else ", decode on"
+            hardware += f"{beside} {self.other.title}"
+        return f"{hardware} {server.policy.name} {server.token_budget:,}{slots}{ratio}"
 
     @property
     def fleet(self) -> str:
         """How many replicas of what, and behind which router where there are several: the beginning
         of a sentence.
         """
-        fleet = f"{counted(self.replicas, 'replica')} of {self.hardware or 'the server'}"
-        if self.prefill_replicas:
+        fleet = f"{counted(self.replicas, 'replica')} of {self.title}"
+        if self.other is not None:
+            ((_, first), (other, second)) = self.kinds
+            verb = "decodes" if second == 1 else "decode"
+            roles = (" for prompts", f" that {verb}") if self.prefill_replicas else ("", "")
+            fleet = f"{counted(first, 'replica')} of {self.title}{roles[0]}"
+            fleet += f" and {second:,} of {other.title}{roles[1]}"
+        elif self.prefill_replicas:
             decode = self.replicas - self.prefill_replicas
             fleet += f", {self.prefill_replicas:,} for prompts and {decode:,} that decode"
-        return f"{fleet} behind {self.router}" if self.replicas > 1 else fleet
+        return f"{fleet} behind {self.router}" if self.total_replicas > 1 else fleet
 
     def with_replicas(self, replicas: int) -> "Deployment":
-        """Return the same with another number of replicas, in the same ratio of prefill to decode.
+        """Return the same with another number of replicas, in the same ratio of prefill to decode,
+        beside as many of a second kind.
 
         Raises
         ------
@@ -160,6 +266,12 @@ class Deployment:
                 )
         return dataclasses.replace(self, replicas=replicas, prefill_replicas=prefill)
 
+    def with_fewer_others(self) -> "Deployment":
+        """Return the same with one replica less of the second kind in the pool."""
+        if self.others == 1:
+            return self.parts[0]
+        return dataclasses.replace(self, others=self.others - 1)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         server = self.server
@@ -173,9 +285,23 @@ class Deployment:
             "router": self.router,
             "replicas": self.replicas,
             "prefill_replicas": self.prefill_replicas,
+            "other": self._other_as_dict(),
             "accelerators": self.total_accelerators,
             "price": self.price,
             "cost": self.cost,
+        }
+
+    def _other_as_dict(self) -> dict[str, Any] | None:
+        """Return the JSON form of the second kind, if there is one."""
+        if self.other is None:
+            return None
+        memory = self.other.server.memory
+        return {
+            "hardware": self.other.hardware,
+            "kv_tokens": None if memory is None else memory.tokens,
+            "replicas": self.kinds[1][1],
+            "accelerators": self.other.accelerators * self.kinds[1][1],
+            "price": self.other.price,
         }
 
 

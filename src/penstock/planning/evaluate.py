@@ -37,6 +37,7 @@ from penstock.simulation.simulate import RunOptions
 from penstock.system.network import Network
 from penstock.system.network_faults import refuse_in_vain
 from penstock.system.pool import Pool
+from penstock.system.routing import resolve_router
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.kv_blocks import drawn, served
@@ -50,6 +51,8 @@ _MOST_TOGETHER = (
 
 _MOST_DRIFT = 0.999
 _RESOLUTION = 0.02  # of the test from floods
+_RECORDING_ALONE = "the recording alone: it is got through, and what would follow is not known"
+_RECORDING_SHORT = "the recording alone: it is too short, or latency rises all through it"
 
 
 def as_interval(estimate: Estimate) -> dict[str, Any]:
@@ -151,12 +154,15 @@ def evaluate(
         Called now and then with the share of the longest run that is done.
     """
     report = progress or (lambda share: None)
-    stability, looks = (_alone if deployment.splits else _together)(
-        workload, deployment, aim, report
-    )
+    # what one replica finds of its prompts depends on which requests the others get
+    alone = deployment.splits and (workload.prefixes is None or deployment.replicas == 1)
+    simulated = _alone if alone else _together
+    stability, looks = simulated(workload, deployment, aim, report)
     if stability.outcome == "unstable":
         return _without_run(workload, deployment, aim, stability, "missed", Estimate(0.0, 0.0, 0.0))
     for look in looks:
+        if look.too_short and stability.known_by == _RECORDING_ALONE:
+            stability = _Stability("undecided", _RECORDING_SHORT, stability.rho)
         estimates = tuple(look.latency[t.metric][t.statistic] for t in aim.targets)
         judgements = tuple(
             target.judge(estimate) for target, estimate in zip(aim.targets, estimates, strict=True)
@@ -214,6 +220,7 @@ class _Look:
     goodput: Estimate
     requests: int
     notices: tuple[str, ...]
+    too_short: bool
 
 
 _Simulated = tuple[_Stability, Iterator[_Look]]
@@ -248,6 +255,7 @@ def _alone(workload: Workload, deployment: Deployment, aim: Aim, report: Progres
             goodput_share(good, level, steady.too_short),
             run.arrived,
             steady.notices,
+            steady.too_short,
         )
 
     return stability, _looks(look, sizes, aim, report)
@@ -296,23 +304,30 @@ def network_of(workload: Workload, deployment: Deployment) -> Network:
         If the replicas have something that a pool cannot have, a request never fits, or a router
         can never see what it looks for.
     """
-    workload, server = _in_a_pool(workload, deployment.server)
+    network = _network_of(workload, deployment)
+    refuse_in_vain(network)
+    return network
+
+
+def _network_of(workload: Workload, deployment: Deployment) -> Network:
+    """Return the network, whether or not its router can see what it looks for."""
     router, prefill = deployment.router, deployment.prefill_replicas
+    kinds = [(*_in_a_pool(workload, kind.server), count) for kind, count in deployment.kinds]
+    workload = kinds[0][0]  # lengths are the same at all: limits of context are those of a policy
+    servers = [(server, count) for _, server, count in kinds]
     if not prefill:
-        network = Network.single(workload, server, deployment.replicas, router)
-        refuse_in_vain(network)
-        return network
+        pool = Pool(servers, router=router)
+        return Network({"pool": pool}, [Workflow.single(workload, "pool")])
+    decode = servers[-1][0]
     pools = {
-        "prefill": Pool(server, prefill, router),
-        "decode": Pool(server, deployment.replicas - prefill, router),
+        "prefill": Pool(servers[0][0], prefill, router),
+        "decode": Pool(decode, deployment.replicas - prefill, router),
     }
     apart = Workflow.disaggregated(
         workload, prefill="prefill", decode="decode",
         transfer_ms=deployment.transfer_ms, transfer_ms_per_token=deployment.transfer_ms_per_token,
     )  # fmt: skip
-    network = Network(pools, [apart])
-    refuse_in_vain(network)
-    return network
+    return Network(pools, [apart])
 
 
 def _in_a_pool(workload: Workload, server: Server) -> tuple[Workload, Server]:
@@ -340,6 +355,8 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
     certificate = certify(network)
 
     def tested() -> _Stability:
+        if network.ends:
+            return _Stability(*_of_recording(workload, deployment), certificate.rho)
         # so near the limit that it takes larger floods to tell, latency meets no target
         test = flood_test(network, _RESOLUTION, workload.seed, None, silent, tries=1)
         return _Stability(test.verdict, "the test from floods", certificate.rho)
@@ -347,14 +364,17 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
     # as many at each replica as where one is simulated alone
     sizes_of_one = aim.looks if workload.rows is None else (aim.most_requests,)
     most = min(workload.rows or _MOST_TOGETHER, _MOST_TOGETHER)
-    sizes = list(dict.fromkeys(min(deployment.replicas * size, most) for size in sizes_of_one))
+    # loads that prompts found in a cache may lessen do not say how long a run must be
+    loads = [pool.rho for pool in certificate.pools] if network.reuse_is_certain else None
+    replicas = deployment.total_replicas
+    sizes = list(dict.fromkeys(min(replicas * size, most) for size in sizes_of_one))
 
     def look(size: int, level: float, part: Progress) -> _Look:
         options = RunOptions(drain=True, progress=part)
         run = run_network(network, size, workload.seed, options, gap_sections=GAP_SECTIONS)
         steady = network_steady_state(
             _with_transfers(run) if deployment.server.by_lines else run,
-            loads=[pool.rho for pool in certificate.pools],
+            loads=loads,
             confidence=level,
             targets=aim.targets,
         )
@@ -364,9 +384,31 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
             "e2e_s": steady.workflows[network.workflows[0].name],
         }
         good = within(aim.targets, *_of_network_run(run, steady.warmup_jobs))
-        return _Look(latency, goodput_share(good, level, steady.too_short), size, steady.notices)
+        share = goodput_share(good, level, steady.too_short)
+        return _Look(latency, share, size, steady.notices, steady.too_short)
 
     return _stability(certificate, certificate.rho, tested), _looks(look, sizes, aim, report)
+
+
+def _of_recording(workload: Workload, deployment: Deployment) -> tuple[Outcome, str]:
+    """Return whether replicas keep up with recorded requests, and by what that is known.
+
+    Recorded requests end, so nothing grows for ever. Drawn from them at random they do not, and
+    stability goes by rates and lengths. What prompts have in common is lost then, which leaves more
+    to do: what is stable without it is so with it, unless the router goes by it. Elsewhere the
+    recording is judged alone, by its latency.
+    """
+    try:
+        drawn_anew = _network_of(workload.with_rate(workload.rate, "poisson"), deployment)
+    except InputError:  # such as requests that have priorities of their own
+        return "stable", _RECORDING_ALONE
+    reuses = workload.prefixes is not None
+    if reuses and resolve_router(deployment.router).looks_up:
+        return "stable", _RECORDING_ALONE
+    test = flood_test(drawn_anew, _RESOLUTION, workload.seed, None, silent, tries=1)
+    if reuses and test.verdict != "stable":
+        return "stable", _RECORDING_ALONE
+    return test.verdict, "the test from floods, of its requests drawn at random"
 
 
 def _with_transfers(run: NetworkRun) -> NetworkRun:

@@ -59,6 +59,9 @@ def candidates_of(
                 (deployment.family, "replicas for prompts alone are not simulated for jobs")
             )
             continue
+        if deployment.others:
+            refused.append((deployment.family, "two kinds in one pool are not simulated for jobs"))
+            continue
         for budget in dict.fromkeys(budgets or (deployment.server.token_budget, *TOKEN_BUDGETS)):
             try:
                 server = dataclasses.replace(deployment.server, token_budget=budget)

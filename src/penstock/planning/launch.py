@@ -22,6 +22,7 @@ from penstock.system.policies import POLICIES
 from penstock.system.presets import HARDWARE
 from penstock.system.scheduler import Program
 from penstock.system.server import Server
+from penstock.words import counted
 
 MODEL = "MODEL"
 """What stands for the weights where neither a preset nor the user says which."""
@@ -58,6 +59,8 @@ class Launch:
         Whether the engine then schedules as the plan was simulated.
     notes
         What to know before it is started, a sentence each.
+    kind
+        The hardware, where a fleet has two kinds and this starts one of them; else empty.
     """
 
     engine: str
@@ -68,6 +71,7 @@ class Launch:
     model: str
     exact: bool
     notes: tuple[str, ...]
+    kind: str = ""
 
     @property
     def _program(self) -> Program:
@@ -92,7 +96,8 @@ class Launch:
         """A Deployment and a Service of Kubernetes as YAML; the notes are its first lines. It holds
         no secrets.
         """
-        name = _label(f"{self.engine}-{self.model.rsplit('/', 1)[-1]}")
+        kind = f"-{self.kind}" if self.kind else ""
+        name = _label(f"{self.engine}-{self.model.rsplit('/', 1)[-1]}{kind}")
         labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "penstock"}
         port = self._program.port
         documents = (
@@ -163,6 +168,25 @@ class Launch:
         }
 
 
+def launches(deployment: Deployment) -> list[Launch]:
+    """Return how to start each kind of replica of a deployment; parameters and errors as for
+    `launch`.
+    """
+    if not deployment.others:
+        return [launch(deployment)]
+    starts = []
+    for part in deployment.parts:
+        start = launch(part)
+        notes = (
+            f"this starts {counted(part.replicas, 'replica')} of {part.title}; one router, "
+            f"{deployment.router}, stands before all {deployment.total_replicas:,} of the plan",
+            *start.notes,
+            f"a manifest does not say which nodes have {part.title}: give it a nodeSelector",
+        )
+        starts.append(dataclasses.replace(start, notes=notes, kind=part.title))
+    return starts
+
+
 def launch(
     deployment: Deployment, engine: str | None = None, *, model: str | None = None
 ) -> Launch:
@@ -200,6 +224,11 @@ def launch(
             f"the plan runs the scheduler {policy.name!r}, for which no command line is known; "
             "plan with one of "
             f"{', '.join([*programs, *POLICIES])}"
+        )
+    if deployment.others:
+        raise InputError(
+            f"the plan has two kinds of replica, {deployment.fleet}, each with a command of its "
+            "own; start each of deployment.parts"
         )
     if deployment.prefill_replicas:
         raise InputError(
@@ -335,7 +364,7 @@ def _memory_notes(server: Server) -> list[str]:
 
 
 def _router_notes(deployment: Deployment) -> list[str]:
-    if deployment.replicas == 1:
+    if deployment.total_replicas == 1:
         return []
     spread = (
         "a Service of Kubernetes spreads connections at random, and requests of one connection "

@@ -54,15 +54,26 @@ def _with_memory(
 
 def _matching(what: str, values: Mapping[str, Any], kind: str) -> str:
     """Return the key that is the longest part of a name."""
-    plain = _plain(kind)
-    parts = [key for key in values if _plain(str(key)) and _plain(str(key)) in plain]
-    if not parts:
+    key = matching_key(values, kind)
+    if key is None:
         raise InputError(
             f"no {what} matches {kind.strip() or 'a server without a preset'}: "
             f"{', '.join(map(str, values)) or 'none'} "
             "given; add one, or give one number for all"
         )
-    return sorted(parts, key=len)[-1]
+    return key
+
+
+def matching_key(values: Mapping[str, Any], kind: str) -> str | None:
+    """Return the key that is the longest part of a name, None where none is."""
+    plain = _plain(kind)
+    parts = [key for key in values if _plain(str(key)) and _plain(str(key)) in plain]
+    return sorted(parts, key=lambda part: len(str(part)))[-1] if parts else None
+
+
+def named_as(hardware: str) -> str:
+    """Return the names of hardware that a part may be of: its accelerator's, and its own."""
+    return f"{preset(hardware).accelerator or ''} {hardware}"
 
 
 def accelerators_and_price(
@@ -72,7 +83,7 @@ def accelerators_and_price(
     kind = ""
     if hardware is not None:
         chosen = preset(hardware)
-        kind = f"{chosen.accelerator or ''} {hardware}"
+        kind = named_as(hardware)
         accelerators = chosen.tensor_parallel or accelerators
     if price is None:
         return accelerators, 1.0

@@ -236,8 +236,14 @@ def _plan_of(search: Search) -> Plan:
     else:
         _frontier_beyond(search, prospect)
         next_best = _next_best(search, best)
-        server = best.deployment.server
-        notices = [note for note in (server.kv_note, server.scope_warning) if note]
+        servers = [kind.server for kind, _ in best.deployment.kinds]
+        notes = [note for server in servers for note in (server.kv_note, server.scope_warning)]
+        notices = list(dict.fromkeys(filter(None, notes)))
+    if search.workload.rows is not None:
+        notices.append(
+            "requests are recorded: latency is that of the recording, and its intervals are for it "
+            "gone on with"
+        )
     return Plan(
         search.workload, search.aim, best, _frontier(search.evaluated, best), search.evaluated,
         (*search.space.refused, *_discarded(search)),
@@ -328,10 +334,11 @@ def _frontier(evaluated: Sequence[Evaluation], best: Evaluation | None) -> tuple
 
 def _with_replicas(evaluation: Evaluation, aim: Aim) -> str:
     """Say what so many replicas do not do."""
-    return (
-        f"with {counted(evaluation.deployment.replicas, 'replica')} "
-        f"{'; '.join(shortfalls(evaluation, aim))}"
-    )
+    deployment = evaluation.deployment
+    replicas = counted(deployment.replicas, "replica")
+    if deployment.other is not None and deployment.others:
+        replicas += f" of {deployment.title} and {deployment.others:,} of {deployment.other.title}"
+    return f"with {replicas} {'; '.join(shortfalls(evaluation, aim))}"
 
 
 def _binding(search: Search, prospect: Prospect) -> str:
@@ -340,14 +347,33 @@ def _binding(search: Search, prospect: Prospect) -> str:
     assert index is not None
     if fewer := search.peek(prospect, index - 1):
         return _with_replicas(fewer, search.aim)
+    best = search.at(prospect, index)
+    if not index and best.deployment.others and (reason := _with_fewer_others(search, best)):
+        return reason
     if index and index == prospect.least:
         return f"stability: {prospect.why_not_fewer}"
-    margins = zip(_margins(search.at(prospect, index), targets), map(str, targets), strict=True)
+    margins = zip(_margins(best, targets), map(str, targets), strict=True)
     nearest = min((margin for margin in margins if not math.isnan(margin[0])), default=None)
     return (
         "none: no smaller fleet is in the search "
         f"space{f'; {nearest[1]} is nearest its limit' if nearest else ''}"
     )
+
+
+def _with_fewer_others(search: Search, best: Evaluation) -> str:
+    """Say what keeps one less of the second kind in the pool from doing; nothing if that is not
+    known.
+    """
+    fewer = best.deployment.with_fewer_others()
+    for evaluation in search.evaluated:
+        if evaluation.deployment == fewer and evaluation.answer != "met":
+            return _with_replicas(evaluation, search.aim)
+    for prospect in search.prospects:
+        below = prospect.family.counts[: prospect.least]
+        if prospect.family.name == fewer.family and fewer.replicas in below:
+            return f"stability: {prospect.why_not_fewer}"
+    reasons = (one.why for one in search.hopeless if one.family.name == fewer.family)
+    return next(reasons, "")
 
 
 def _discarded(search: Search) -> list[Discarded]:

@@ -72,6 +72,8 @@ class SearchSection(Section):
     disaggregation: Annotated[list[str | None], BeforeValidator(_listed)] | None = None
     replicas: Annotated[list[Whole], BeforeValidator(_replicas)] | None = None
     kv_tokens: Any = None
+    mix: bool = False
+    at_hand: dict[str, Any] | None = None
 
 
 class PlanSection(Section):
@@ -217,7 +219,8 @@ def _space(sections: _Planned, scenario: Scenario) -> Space:
     if isinstance(sections.server, Mapping) and sections.server.get("hardware") is not None:
         varied.setdefault("hardware", [sections.server["hardware"]])
     return search_space(
-        scenario.server, **varied, kv_tokens=search.kv_tokens,
+        scenario.server, **varied, kv_tokens=search.kv_tokens, mix=search.mix,
+        at_hand=search.at_hand,
         replicas=DEFAULT_MOST_REPLICAS if search.replicas is None else search.replicas,
         price=wanted.price, accelerators=wanted.accelerators, max_cost=wanted.max_cost,
         transfer_ms=wanted.transfer_ms, transfer_ms_per_token=wanted.transfer_ms_per_token,

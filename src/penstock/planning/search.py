@@ -4,21 +4,29 @@ More replicas never harm: so of each family (all else equal) the fewest that do 
 are found by steps and bisection. Families are searched in order of what they may cost; once one is
 found to do, another is asked first with as many replicas as cost no more, and discarded if it does
 not do even then.
+
+In a pool of two kinds that is taken for granted of the better kind alone, beside so many of the
+other: more machines that are slow may get requests that fast ones would have served in time. Where
+neither kind is better in all respects, every number is tried.
 """
 
 import bisect
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from penstock.checking.targets import Target, share
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
+from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import Evaluation, evaluate, network_of, not_simulated
+from penstock.planning.mixing import MixedLoad, best_of, no_worse
 from penstock.planning.share import share_of
 from penstock.planning.space import Family, Reason, Space
 from penstock.system.server import Server
 from penstock.theory.bounds import bounds
+from penstock.theory.kv_blocks import drawn
 from penstock.theory.latency import estimate_latency
 from penstock.theory.latency_bounds import lower_bounds
 from penstock.theory.load import load
@@ -78,7 +86,7 @@ class Prospect:
 
     def cost(self, index: int) -> float:
         """Return what the deployment at an index costs."""
-        return self.family.smallest.cost / self.family.counts[0] * self.family.counts[index]
+        return self.family.at(self.family.counts[index]).cost
 
     def last_within(self, cost: float) -> int:
         """Return the index of the most replicas that cost no more; -1 if none do."""
@@ -154,6 +162,8 @@ class Search:
         self.hopeless: list[Hopeless] = []
         self.best: tuple[Evaluation, Prospect] | None = None
         self._evaluated: dict[tuple[str, int], Evaluation] = {}
+        self._ordered: dict[tuple[Server, Server], bool] = {}
+        self._unloaded: dict[Server, Mapping[str, Mapping[str, float]]] = {}
         self._report = report or (lambda share, what: None)
         self._done = 0
         for family in space.families:
@@ -191,8 +201,12 @@ class Search:
 
         A target that is missed is missed with fewer replicas too. One that is undecided says
         nothing of others, so the fewest that do not miss are found first, and from there on each is
-        tried.
+        tried. Where more replicas may harm, all are tried, fewest first.
         """
+        if not self._more_helps(prospect.family.smallest):
+            every = range(prospect.least, prospect.most + 1)
+            prospect.answer = next((i for i in every if self.at(prospect, i).answer == "met"), None)
+            return
 
         def missed(index: int) -> bool:
             return self.at(prospect, index).answer == "missed"
@@ -283,23 +297,7 @@ class Search:
     def _judge_by_theory(self, family: Family) -> None:
         """Put a family among the prospects, or among the hopeless."""
         deployment, counts = family.smallest, family.counts
-        network = None if deployment.splits else network_of(self.workload, deployment)
-        if network is not None and deployment.prefill_replicas:
-            load_of_one = float(network.model().rho.max()) * deployment.replicas
-            limit = "Theorem 1(a)", "token budget"
-        else:
-            limits = bounds(
-                self.workload, deployment.server, load(self.workload, deployment.server)
-            )
-            tightest = min(limits, key=lambda bound: bound.max_rate)
-            load_of_one = self.workload.rate / tightest.max_rate
-            limit = tightest.theorem, tightest.name
-        least = bisect.bisect_right(counts, load_of_one)
-        reason = (
-            f"{limit[0]}: {digits(load_of_one)} replicas' worth of work arrives, so no policy "
-            "keeps fewer stable "
-            f"({limit[1]})"
-        )
+        least, usual, reason = self._least_stable(family)
         if least == len(counts):
             self.hopeless.append(Hopeless(family, "theory", reason))
             return
@@ -314,9 +312,36 @@ class Search:
             if fewest:
                 least += fewest
                 reason = max(self._too_slow(family, least - 1))[1]
-        self.prospects.append(
-            Prospect(family, least, self._guess(family, least, load_of_one), reason)
+        guess = self._guess(family, least, min(max(usual, least), len(counts) - 1))
+        self.prospects.append(Prospect(family, least, guess, reason))
+
+    def _least_stable(self, family: Family) -> tuple[int, int, str]:
+        """Return the index of the fewest replicas that may be stable, of the fewest at a usual
+        load, and why there are no fewer of the first.
+        """
+        deployment, counts = family.smallest, family.counts
+        network = None if deployment.splits else network_of(self.workload, deployment)
+        if network is not None and deployment.others:
+            mixed = MixedLoad(network, family, self._more_helps(deployment))
+            least = mixed.first_below(1.0)
+            return least, mixed.first_below(USUAL_RHO), mixed.why_not(least - 1)
+        if network is not None and deployment.prefill_replicas:
+            load_of_one = float(network.model().rho.max()) * deployment.replicas
+            limit = "Theorem 1(a)", "token budget"
+        else:
+            limits = bounds(
+                self.workload, deployment.server, load(self.workload, deployment.server)
+            )
+            tightest = min(limits, key=lambda bound: bound.max_rate)
+            load_of_one = self.workload.rate / tightest.max_rate
+            limit = tightest.theorem, tightest.name
+        reason = (
+            f"{limit[0]}: {digits(load_of_one)} replicas' worth of work arrives, so no policy "
+            "keeps fewer stable "
+            f"({limit[1]})"
         )
+        usual = bisect.bisect_left(counts, load_of_one / USUAL_RHO)
+        return bisect.bisect_right(counts, load_of_one), usual, reason
 
     def _too_slow(self, family: Family, index: int) -> list[tuple[float, str]]:
         """Return the targets that no policy can meet: how many times the limit its latency is at
@@ -326,12 +351,13 @@ class Search:
         queues is not known, so there they are asked without load.
         """
         count, deployment = family.counts[index], family.smallest
-        alone = self.workload.with_rate(_NO_LOAD * self.workload.rate)
         condition = "without load"
         if deployment.splits:
-            alone = self._share(deployment.router, count)
+            bounds_of = lower_bounds(self._share(deployment.router, count), deployment.server)
             condition = f"with {counted(count, 'replica')}"
-        bounds_of = lower_bounds(alone, deployment.server)
+        else:
+            # all requests may go to the kind of replica that is faster for them
+            bounds_of = self._without_load(best_of([kind.server for kind, _ in deployment.kinds]))
         slow = []
         for target in self.aim.targets:
             bound = bounds_of[target.metric].get(target.statistic, 0.0)
@@ -344,14 +370,35 @@ class Search:
                 slow.append((bound / target.limit_s, reason))
         return slow
 
-    def _guess(self, family: Family, least: int, load_of_one: float) -> int:
+    def _more_helps(self, deployment: Deployment) -> bool:
+        """Return whether more replicas of the first kind are taken to do no harm: not beside some
+        of another that are better in one respect and worse in another.
+        """
+        if not deployment.others or deployment.other is None:
+            return True
+        two = deployment.server, deployment.other.server
+        if two not in self._ordered:
+            self._ordered[two] = no_worse(*two, self._longest)
+        return self._ordered[two]
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        """The tokens of the longest request, as far as a sample tells."""
+        prompt, output = drawn(self.workload.lengths)
+        return int((prompt + output).max())
+
+    def _without_load(self, server: Server) -> Mapping[str, Mapping[str, float]]:
+        """Return the latencies that no policy of a server undercuts, whatever the rate."""
+        if server not in self._unloaded:
+            rare = self.workload.with_rate(_NO_LOAD * self.workload.rate)
+            self._unloaded[server] = lower_bounds(rare, server)
+        return self._unloaded[server]
+
+    def _guess(self, family: Family, least: int, usual: int) -> int:
         """Return the index of the fewest replicas that would do if the instant estimates were
-        right.
+        right; ``usual`` where there are none.
         """
         counts, deployment = family.counts, family.smallest
-        usual = min(
-            max(bisect.bisect_left(counts, load_of_one / USUAL_RHO), least), len(counts) - 1
-        )
         if not deployment.splits:
             return usual
         low, high = least, len(counts)  # the first that is promising, or none

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.planning.deployment import Deployment, lowest
+from penstock.planning.deployment import Deployment, Kind, lowest
+from penstock.planning.mixing import Stock, refuse_mixing
 from penstock.planning.per_hardware import accelerators_and_price, with_memory
 from penstock.system.kv_transfer import checked_link, link_ms_per_token
 from penstock.system.pool import MOST_REPLICAS
@@ -130,6 +131,8 @@ def search_space(
     transfer_gb_per_s: float | None = None,
     kv_bytes_per_token: float | None = None,
     max_cost: float | None = None,
+    mix: bool = False,
+    at_hand: Mapping[str, int] | None = None,
 ) -> Space:
     """Return every combination of what may vary; all else is as ``server`` has it.
 
@@ -159,6 +162,13 @@ def search_space(
         Instead of ``transfer_ms_per_token``: bandwidth of the link of a replica, 10^9 bytes/s, and
         what a token takes; None: that of the model of the hardware.
 
+    mix
+        Whether there are also deployments of two of the hardware: both in one pool, any number of
+        each, or where prefill and decode are apart one for prompts and one for decodes.
+    at_hand
+        Accelerators that there are, found by a part of the name of the hardware as prices are
+        (``{"a100": 4}``); of others there are as many as needed.
+
     Raises
     ------
     InputError
@@ -166,7 +176,7 @@ def search_space(
     """
     choices = _Choices(
         _counts(replicas), price, accelerators, transfer_ms, transfer_ms_per_token,
-        transfer_gb_per_s, kv_bytes_per_token, max_cost,
+        transfer_gb_per_s, kv_bytes_per_token, max_cost, Stock.of(at_hand, hardware),
     )  # fmt: skip
     axes: dict[str, Sequence[Any]] = {
         "hardware": hardware, "token_budget": token_budget or (server.token_budget,),
@@ -174,11 +184,18 @@ def search_space(
         "policy": policy or (server.policy,),
         "router": router, "disaggregation": [_ratio(text) for text in disaggregation],
     }  # fmt: skip
-    _refuse_sizes(axes)
+    if mix:
+        refuse_mixing(hardware)
+    _refuse_sizes(axes, len(choices.counts) if mix else 0)
     servers = with_memory(server, hardware, kv_tokens)
-    tried = [
-        choices.family(servers[values[0]], *values) for values in itertools.product(*axes.values())
-    ]
+    tried: list[Family | Discarded] = []
+    for values in itertools.product(*axes.values()):
+        tried.append(choices.family(servers[values[0]], *values))
+    if mix:
+        for two in itertools.combinations(dict.fromkeys(hardware), 2):
+            both = [(servers[name], name) for name in two]
+            for values in itertools.product(*list(axes.values())[1:]):
+                tried += choices.mixed(both, *values)
     refused = [family for family in tried if isinstance(family, Discarded)]
     families: dict[str, Family] = {}
     for family in tried:
@@ -200,6 +217,7 @@ class _Choices:
     transfer_gb_per_s: float | None
     kv_bytes_per_token: float | None
     max_cost: float | None
+    stock: Stock
 
     def __post_init__(self) -> None:
         checks.seconds("transfer_ms", self.transfer_ms)
@@ -215,6 +233,29 @@ class _Choices:
         gpu = server.gpu if hardware is None else preset(hardware).gpu
         return link_ms_per_token(self.transfer_gb_per_s, self.kv_bytes_per_token, gpu)
 
+    def kind(
+        self, server: Server, hardware: str | None, budget: int, slots: int | None,
+        policy: str | Scheduler,
+    ) -> Kind:  # fmt: skip
+        """Return a kind of replica.
+
+        Raises
+        ------
+        InputError
+            If there can be none.
+        """
+        accelerators, price = accelerators_and_price(hardware, self.price, self.accelerators)
+        replica = _replica(server, hardware, budget, slots, policy)
+        return Kind(replica, hardware, accelerators, price)
+
+    def affordable(self, *kinds: tuple[Kind, int]) -> bool:
+        """Return whether so many replicas of each kind are at hand and cost no more than they
+        may.
+        """
+        cost = sum(kind.price * kind.accelerators * count for kind, count in kinds)
+        most = math.inf if self.max_cost is None else self.max_cost
+        return cost <= most and self.stock.has(kinds)
+
     def family(
         self, server: Server, hardware: str | None, budget: int, slots: int | None,
         policy: str | Scheduler,
@@ -223,41 +264,108 @@ class _Choices:
         """Return the deployments that differ in the number of replicas alone, or why there are
         none.
         """
-        accelerators, price = accelerators_and_price(hardware, self.price, self.accelerators)
-        most = math.inf if self.max_cost is None else self.max_cost
+        try:
+            kind = self.kind(server, hardware, budget, slots, policy)
+            return self._of_kind(kind, router, ratio)
+        except InputError as error:
+            return self._refused(hardware or "server", policy, budget, error)
+
+    def _refused(
+        self, hardware: str, policy: str | Scheduler, budget: int, error: InputError
+    ) -> Discarded:
+        """Account for deployments that there cannot be."""
+        by: Reason = "unsuited" if isinstance(error, _UnsuitedError) else "impossible"
+        name = f"{hardware}, {getattr(policy, 'name', policy)}, budget {budget}"
+        return Discarded(name, (self.counts[0], self.counts[-1]), len(self.counts), by, str(error))
+
+    def _of_kind(
+        self, kind: Kind, router: str, ratio: tuple[int, int] | None, decode: Kind | None = None
+    ) -> Family:
+        """Return the family of a kind of replica; ``decode`` is that of those which decode, if it
+        is another.
+
+        Raises
+        ------
+        InputError
+            If it has no deployment.
+        """
+        for_prompts, apart = ratio or (1, 0)
+        whole = for_prompts + apart
         allowed = tuple(
             count
             for count in self.counts
-            if (not ratio or count % sum(ratio) == 0) and price * accelerators * count <= most
-        )
-        try:
-            if not allowed:
-                split = f", in the ratio {ratio[0]}:{ratio[1]}" if ratio else ""
-                cap = "" if self.max_cost is None else f", costs at most {self.max_cost:g}"
-                raise InputError(f"no number of replicas is allowed{split}{cap}; allow others")
-            prefill = allowed[0] * ratio[0] // sum(ratio) if ratio else 0
-            smallest = Deployment(
-                _replica(server, hardware, budget, slots, policy), allowed[0], hardware, router,
-                prefill, accelerators, price, self.transfer_ms,
-                self._ms_per_token(server, hardware) if ratio else 0.0,
-            )  # fmt: skip
-        except InputError as error:
-            by: Reason = "unsuited" if isinstance(error, _UnsuitedError) else "impossible"
-            name = f"{hardware or 'server'}, {getattr(policy, 'name', policy)}, budget {budget}"
-            return Discarded(
-                name, (self.counts[0], self.counts[-1]), len(self.counts), by, str(error)
+            if count % whole == 0
+            and self.affordable(
+                (kind, count // whole * for_prompts), (decode or kind, count // whole * apart)
             )
+        )
+        if not allowed:
+            split = f", in the ratio {ratio[0]}:{ratio[1]}" if ratio else ""
+            cap = "" if self.max_cost is None else f", costs at most {self.max_cost:g}"
+            cap += f", with {self.stock} at hand" if self.stock.limits(kind) else ""
+            raise InputError(f"no number of replicas is allowed{split}{cap}; allow others")
+        prefill = allowed[0] // whole * for_prompts if ratio else 0
+        smallest = Deployment(
+            kind.server, allowed[0], kind.hardware, router, prefill, kind.accelerators, kind.price,
+            self.transfer_ms, self._ms_per_token(kind.server, kind.hardware) if ratio else 0.0,
+            decode,
+        )  # fmt: skip
         return Family(smallest, allowed)
 
+    def mixed(
+        self, both: Sequence[tuple[Server, str | None]], budget: int, slots: int | None,
+        policy: str | Scheduler,
+        router: str, ratio: tuple[int, int] | None,
+    ) -> Sequence[Family | Discarded]:  # fmt: skip
+        """Return the families of two kinds of replica, or why there are none; nothing where one
+        kind cannot exist, which its own family says.
+        """
+        try:
+            one, two = (self.kind(*each, budget, slots, policy) for each in both)
+        except InputError:
+            return []
+        try:
+            if not ratio:
+                return self._side_by_side(one, two, router)
+            sides = ((one, two), (two, one))
+            return [self._of_kind(prompts, router, ratio, decode) for prompts, decode in sides]
+        except InputError as error:
+            return [self._refused(f"{one.title} and {two.title}", policy, budget, error)]
 
-def _refuse_sizes(axes: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse a search space that is empty or too large to go through."""
+    def _side_by_side(self, one: Kind, two: Kind, router: str) -> list[Family]:
+        """Return the families of two kinds in one pool, one for each number of the slower kind in
+        full batches; those of the faster are counted up, which comes first at the router.
+        """
+        better, other = one, two
+        if two.server.full_batch_rate > one.server.full_batch_rate:
+            better, other = two, one
+        families = []
+        for others in range(1, self.counts[-1]):
+            allowed = tuple(
+                count - others
+                for count in self.counts
+                if count > others and self.affordable((better, count - others), (other, others))
+            )
+            if allowed:
+                smallest = Deployment(
+                    better.server, allowed[0], better.hardware, router, 0, better.accelerators,
+                    better.price, other=other, others=others,
+                )  # fmt: skip
+                families.append(Family(smallest, allowed))
+        return families
+
+
+def _refuse_sizes(axes: Mapping[str, Sequence[Any]], mixed: int) -> None:
+    """Refuse a search space that is empty or too large to go through: so many of a second kind
+    may stand beside the first.
+    """
     for name, values in axes.items():
         if not values:
             raise InputError(
                 f"search.{name} is empty, so there is nothing to deploy; give at least one value"
             )
     size = math.prod(len(values) for values in axes.values())
+    size += size * (len(axes["hardware"]) - 1) * mixed // 2
     if size > MOST_FAMILIES:
         raise InputError(
             f"the search space has {size:,} deployments beside the number of replicas, above "

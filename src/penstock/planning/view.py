@@ -100,7 +100,7 @@ def _verdicts(plan: "Plan") -> list[Verdict]:
     deployment = best.deployment
     server = deployment.server
     answer = (
-        f"{deployment.fleet}, {server.policy.name}, {server.limits}; {_cost(plan, deployment)}."
+        f"{deployment.fleet}, {server.policy.name}, {deployment.limits}; {_cost(plan, deployment)}."
     )
     verdicts = [Verdict("met", answer, "at the least cost")]
     if (

@@ -431,6 +431,16 @@ def test_sampled_means_too_near_load_1_are_not_judged() -> None:
     assert "is 0.9700 +- 0.0400 by 65,536 sampled jobs, too near 1 to tell" in sampled(0.97).reason
 
 
+def test_attention_sampled_too_near_load_1_is_not_judged() -> None:
+    """The error comes from what attention takes; the means themselves are exact."""
+    server = ps.Server(ps.Composition(ps.Affine(c=0.01, a=1e-4), decode_attention=1e-7), 512, policy="vllm")
+    lengths = ps.Geometric(600, max=2_400), ps.Geometric(100, max=400)
+    load = ps.certify(ps.Network.single(ps.Workload.poisson(1.0, *lengths), server, 2)).pools[0].rho
+    certificate = ps.certify(ps.Network.single(ps.Workload.poisson(1.0 / load, *lengths), server, 2))
+    assert certificate.verdict == "unknown"
+    assert "by sampled jobs, too near 1 to tell" in certificate.reason
+
+
 def test_loops_whose_later_visits_differ_are_not_certified_by_their_means() -> None:
     model = dataclasses.replace(loop(2, 0.4, [10, 10], [5, 5], 0.5), sampled=65_536)
     found = network_certificate(model, rules(model))

@@ -388,9 +388,9 @@ def _verdict(
         )
     if rho[worst] + error[worst] >= 1 - CRITICAL_BAND:
         if error[worst] > 0:
+            jobs = f"{model.sampled:,} sampled jobs" if model.sampled else "sampled jobs"
             return "unknown", (
-                f"the load of pool {name} is {rho[worst]:.4f} +- {error[worst]:.4f} by "
-                f"{model.sampled:,} sampled jobs, "
+                f"the load of pool {name} is {rho[worst]:.4f} +- {error[worst]:.4f} by {jobs}, "
                 "too near 1 to tell"
             )
         return "critical", (

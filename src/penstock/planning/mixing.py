@@ -1,0 +1,230 @@
+"""Fleets of two kinds of replica: which may stand together, and how many there are of each."""
+
+import bisect
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from penstock import checks
+from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
+from penstock.planning.deployment import Kind
+from penstock.planning.per_hardware import matching_key, named_as
+from penstock.system.batch_time import BatchTime, Composition
+from penstock.system.measured_times import Measured
+from penstock.system.network import Network
+from penstock.system.presets import hardware as preset
+from penstock.system.server import Server
+from penstock.theory.network.certificate import DIFFER
+from penstock.theory.network.hypotheses import STANDARD_ERRORS
+from penstock.theory.network.unequal_replicas import ReplicaLoads, replica_loads
+from penstock.words import counted, digits
+
+if TYPE_CHECKING:
+    from penstock.planning.space import Family
+
+_MOST_AT_HAND = 10_000_000
+_BESIDE = 6
+"""Costs of a batch beside its token load."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stock:
+    """How many accelerators there are.
+
+    Attributes
+    ----------
+    at_hand
+        By a part of the name of the hardware; of what none names there is no end.
+    """
+
+    at_hand: Mapping[str, int]
+
+    @classmethod
+    def of(cls, at_hand: Mapping[str, int] | None, hardware: Sequence[str | None]) -> Self:
+        """Check and return what is at hand for a search over some hardware.
+
+        Raises
+        ------
+        InputError
+            If a number cannot be used, or names no hardware of the search.
+        """
+        if at_hand is None:
+            return cls({})
+        if not isinstance(at_hand, Mapping):
+            raise InputError(
+                f"at_hand is {checks.shown(at_hand)}, but must be accelerators by a part of the "
+                "hardware's name, such as {a100: 4}; what it leaves out has no end"
+            )
+        reason = "it is a number of accelerators; 0 leaves that hardware out"
+        counts = {
+            key: checks.whole(f"at_hand.{key}", count, 0, _MOST_AT_HAND, "", reason)
+            for key, count in at_hand.items()
+        }
+        used = {matching_key(counts, named_as(name)) for name in hardware if name is not None}
+        if idle := [key for key in counts if key not in used]:
+            raise InputError(
+                f"at_hand names {checks.shown(idle[0])}, which no hardware of the search takes "
+                "(the longest part of its name counts); mend it, or leave it out"
+            )
+        return cls(counts)
+
+    def limits(self, kind: Kind) -> bool:
+        """Return whether it says how many there are of a kind."""
+        return self._key(kind) is not None
+
+    def has(self, kinds: Sequence[tuple[Kind, int]]) -> bool:
+        """Return whether there are accelerators for so many replicas of each kind."""
+        needed = dict.fromkeys(self.at_hand, 0)
+        for kind, count in kinds:
+            key = self._key(kind)
+            if key is not None:
+                needed[key] += kind.accelerators * count
+        return all(count <= self.at_hand[key] for key, count in needed.items())
+
+    def __str__(self) -> str:
+        """Return what there is."""
+        return ", ".join(f"{count:,} of {key}" for key, count in self.at_hand.items())
+
+    def _key(self, kind: Kind) -> str | None:
+        if kind.hardware is None or not self.at_hand:
+            return None
+        return matching_key(self.at_hand, named_as(kind.hardware))
+
+
+def refuse_mixing(hardware: Sequence[str | None]) -> None:
+    """Refuse to mix where there are no two kinds of hardware that run one model."""
+    kinds = list(dict.fromkeys(hardware))
+    if len(kinds) < 2:
+        raise InputError(
+            f"search.mix is true, but search.hardware has {len(kinds)} name, so no two kinds can "
+            "stand together; name two, or leave mix out"
+        )
+    models = {preset(name).model: name for name in kinds if name is not None}
+    if len(models) > 1:
+        first, second, *_ = models.values()
+        raise InputError(
+            f"search.mix is true, but {first} and {second} run different models, and all replicas "
+            "behind a router serve the same; name hardware of one model, or leave mix out"
+        )
+
+
+def no_worse(server: Server, other: Server, longest: int) -> bool:
+    """Return whether a server is at least as good as another in every respect: no batch of requests
+    of at most ``longest`` tokens takes longer there, and its KV memory is no smaller.
+    """
+    budget = max(server.most_tokens, other.most_tokens)
+    costs, others = (_costs(each.batch_time, budget) for each in (server, other))
+    if costs is None or others is None or not _holds_no_less(server, other):
+        return False
+    later, beside = np.split(costs - others, [budget])
+    own, before, alone, mixed, of_request, with_prefill = beside.tolist()
+    # What a token costs more, at most: of a prompt with new tokens and those before them, and of a
+    # decode.
+    dearest = max(
+        own,
+        own * min(budget, longest),
+        own + before * longest,
+        own + max(alone, mixed) * longest,
+    )
+    of_token = max(dearest, 0.0) + max(of_request, 0.0)
+    worst = later + np.arange(1, budget + 1) * of_token + max(with_prefill, 0.0)
+    return bool((worst <= 0).all())
+
+
+def _holds_no_less(server: Server, other: Server) -> bool:
+    """Return whether the KV memory of a server holds all that another's does."""
+    if server.memory is None:
+        return True
+    if other.memory is None or server.memory.block_size != other.memory.block_size:
+        return False
+    return (server.usable_blocks or 0) >= (other.usable_blocks or 0)
+
+
+def best_of(servers: Sequence[Server]) -> Server:
+    """Return a server on which no batch takes longer than on any of these, alike but for that."""
+    best = servers[0]
+    for other in servers[1:]:
+        tokens = max(best.most_tokens, other.most_tokens)
+        costs, others = (_costs(each.batch_time, tokens) for each in (best, other))
+        if costs is None or others is None:
+            raise InputError(
+                f"batch times of {type(best.batch_time).__name__} and "
+                f"{type(other.batch_time).__name__} cannot be compared, so a fleet of both cannot "
+                "be planned; take times by token load, or Composition"
+            )
+        if (costs > others).any():
+            best = dataclasses.replace(best, batch_time=_of_costs(np.minimum(costs, others)))
+        if not _holds_no_less(best, other):
+            best = dataclasses.replace(best, memory=other.memory, gpu=None)
+    return best
+
+
+def _costs(batch_time: BatchTime, tokens: int) -> Floats | None:
+    """Return the seconds of batches of 1 .. ``tokens`` tokens, then what a batch costs beside its
+    token load, as a `Composition` counts it; None: it counts otherwise.
+    """
+    by_tokens = batch_time.by_tokens.table(tokens)[1:]
+    if batch_time.by_load:
+        return np.concatenate([by_tokens, np.zeros(_BESIDE)])
+    if not isinstance(batch_time, Composition):
+        return None
+    beside = (
+        batch_time.self_attention,
+        batch_time.cross_attention,
+        *batch_time.of_decodes,
+        batch_time.per_request,
+        batch_time.with_prefill,
+    )
+    return np.concatenate([by_tokens, beside])
+
+
+def _of_costs(costs: Floats) -> BatchTime:
+    """Return batch times of such costs."""
+    by_tokens, beside = costs[:-_BESIDE], costs[-_BESIDE:]
+    linear = Measured(range(1, by_tokens.size + 1), by_tokens.tolist())
+    return Composition(linear, *beside.tolist()) if beside.any() else linear
+
+
+class MixedLoad:
+    """What all replicas of a family of two kinds in one pool are asked for, by their number.
+
+    A load above 1 is unstable under any policy: the necessary half of the certificate for servers
+    that differ (`penstock.theory.network.unequal_replicas`). Where more replicas may harm, what
+    the router sends to each is left out, because the load of the slow ones may rise then.
+    """
+
+    def __init__(self, network: Network, family: "Family", more_helps: bool) -> None:
+        model = network.model()
+        rates = model.replica_rates(0)
+        assert rates is not None  # of kinds that differ
+        error = STANDARD_ERRORS * float(model.standard_error[0])
+        self._offered = max(float(model.least_offered[0]) - error, 0.0)
+        self._rates = [(rates.full_batch[n], rates.capacity[n]) for n in (0, -1)]
+        self._family = family
+        # in turns one replica may get all the long requests, where lengths depend on one another
+        by_total = not more_helps or family.smallest.router == "round-robin"
+        self._router = "jsq" if by_total else family.smallest.router
+
+    def first_below(self, most: float) -> int:
+        """Return the index of the fewest replicas whose load is below a limit; the number of
+        counts where there is none.
+        """
+        counts = self._family.counts
+        return bisect.bisect_left(counts, True, key=lambda n: self._at(n).necessary < most)
+
+    def why_not(self, index: int) -> str:
+        """Say why so many replicas are not stable; nothing below the first."""
+        if index < 0:
+            return ""
+        few = self._at(self._family.counts[index])
+        asked = f"a load of {digits(few.necessary)}, whatever the policy ({few.why})"
+        return f"{DIFFER}: {counted(self._family.counts[index], 'replica')} have {asked}"
+
+    def _at(self, replicas: int) -> ReplicaLoads:
+        """Return what is asked of so many."""
+        numbers = [replicas, self._family.smallest.others]
+        full, capacity = np.repeat(self._rates, numbers, axis=0).T
+        return replica_loads(self._offered, full, self._router, capacity=capacity)
