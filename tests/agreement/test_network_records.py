@@ -70,6 +70,14 @@ def receives(run, name, replica):
     return not pools[name].server.by_lines and bool((here & alone).any())
 
 
+def sends(run, name, replica):
+    """Whether a replica keeps KV memory for others: it may then be idle although a request waits for room."""
+    jobs = run.rows.jobs
+    senders = (np.arange(jobs.requests) + jobs.column("sender"))[jobs.column("sender") < 0]
+    here = run.network.stage_pool[jobs.stage[senders]] == list(run.network.pools).index(name)
+    return bool((here & (run.rows.replica[senders] == replica)).any())
+
+
 def assert_audits_hold(system, run):
     """Audit every replica, but for those whose allocations do not tell what became of them."""
     for name, pool in run.network.pools.items():
@@ -86,7 +94,7 @@ def assert_audits_hold(system, run):
                 continue
             report = audit(alone)
             assert report.feasible, (report.violations, name, replica, system)
-            assert report.idle_periods == 0
+            assert report.idle_periods == 0 or sends(run, name, replica)
 
 
 @pytest.mark.parametrize("systems", [12, pytest.param(100, marks=pytest.mark.slow)])
