@@ -106,7 +106,7 @@ def cases(folder: Path) -> tuple[Case, ...]:
     return (
         Case("Azure conversations", small, conversation, 40.0, 20_000),
         Case("Mooncake conversations", middle, replayed, 8.0, None),
-        Case("Agents' sessions", large, agents, 0.04, 400, (0, 1, 2, 3), (0, 500), sessions=True),
+        Case("Agents' sessions", large, agents, 0.04, 400, (0, 1, 2, 3), sessions=True),
     )
 
 

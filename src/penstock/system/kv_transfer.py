@@ -1,8 +1,12 @@
-"""Transfers of KV memory from one replica to another: how long a token takes a link."""
+"""Transfers of KV memory between replicas: who gets how much, and how long a token takes a link."""
+
+import numpy as np
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs.arrays import Bools, Ints
 from penstock.system.gpu import MODELS, Gpu
+from penstock.workload.jobs import Jobs
 
 _LEAST_GB_PER_S, _MOST_GB_PER_S = 1e-3, 1e6
 _MOST_BYTES = 1e9
@@ -59,3 +63,32 @@ def checked_link(
             f"kv_bytes_per_token is {kv_bytes_per_token:g}, but says how long a transfer takes "
             "only beside the bandwidth of a link; add transfer_gb_per_s, or leave it out"
         )
+
+
+def received_tokens(jobs: Jobs, pool: Ints, by_engines: Bools, engine_convention: Bools) -> Ints:
+    """Return the tokens of KV memory that requests get which only decode at an engine, 0 for all
+    others; shape (requests,).
+
+    Parameters
+    ----------
+    jobs
+        Requests.
+    pool
+        Shape (stages,), the pool of each stage.
+    by_engines, engine_convention
+        Shape (pools,), whether its servers are engines, and whether the end of a prefill yields the
+        first output.
+    """
+    received = np.zeros(jobs.requests, np.int64)
+    if jobs.sender is None or not by_engines.any():
+        return received
+    here = pool[jobs.stage]
+    later = np.flatnonzero((jobs.sender < 0) & (jobs.prompt == 0) & (jobs.output > 0))
+    earlier = later + jobs.sender[later]
+    first = engine_convention[here] & (jobs.prompt > 0) & (jobs.output > 0)
+    processed = jobs.prompt.astype(np.int64) + jobs.output - first
+    before = None
+    while before is None or (before != received).any():  # some pass on what they got
+        before = received.copy()
+        received[later] = (received + processed)[earlier]
+    return np.where(by_engines[here], received, 0)

@@ -12,13 +12,13 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Bools, Floats, Ints
 from penstock.kernel.signatures import ROUTE_BY_FUNCTION, ROUTE_WORK
+from penstock.system.kv_transfer import received_tokens
 from penstock.system.network_model import NetworkModel, ReplicaRates
 from penstock.system.pool import Pool as Pool
 from penstock.system.reuse import mean_per_request, reused, shared_at_most
 from penstock.system.routing import Router
 from penstock.system.server import Server
 from penstock.system.stage_priorities import place, ranking
-from penstock.system.transfers import received_tokens
 from penstock.workload.jobs import Jobs, checked_seed, first_jobs, merged
 from penstock.workload.means import MOST_SAMPLED, Means
 from penstock.workload.prefixes import Prefixes

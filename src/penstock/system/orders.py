@@ -21,7 +21,6 @@ from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
-from numba import types
 
 from penstock import checks
 from penstock.errors import InputError, nearest
@@ -40,7 +39,7 @@ from penstock.kernel.signatures import (
     ORDER_SIGNATURE,
     SPLIT,
 )
-from penstock.system.own_functions import compiled, find, plain_function, returns
+from penstock.system.own_functions import check_whole, compiled, find, plain_function
 
 OrderFunction = Callable[[Floats, Floats, Floats], int]
 
@@ -182,11 +181,7 @@ def _made(function: OrderFunction, name: str | None, params: Sequence[float]) ->
     )
     made = Order(name or function.__name__.replace("_", "-"), function, numbers)
     _ = made.compiled
-    mode = returns(function, ORDER_SIGNATURE)
-    if not isinstance(mode, types.Integer):  # a float would be cut to a whole number
-        raise InputError(
-            f"order {made.name!r} cannot be used: it returns {mode}, no whole number; {_RULE}"
-        )
+    check_whole(function, ORDER_SIGNATURE, f"order {made.name!r}", _RULE)
     return made
 
 

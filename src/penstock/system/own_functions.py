@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from numba import config, njit
+from numba import config, njit, types
 from numba.core.errors import NumbaError
 
 from penstock import checks
@@ -51,14 +51,16 @@ def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str)
     return made
 
 
-def returns(function: Callable[..., Any], signature: Any) -> Any:
-    """Return the Numba type that a function which `compiled` takes returns by itself, before it is
-    converted.
+def check_whole(function: Callable[..., Any], signature: Any, what: str, rule: str) -> None:
+    """Refuse a function that `compiled` takes if it does not return a whole number by itself: a
+    float would be cut to one.
     """
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
-        return signature.return_type
+        return
     # not kept on disk, where it would take the place of the converting one
-    return njit(signature.args)(function).nopython_signatures[0].return_type
+    value = njit(signature.args)(function).nopython_signatures[0].return_type
+    if not isinstance(value, types.Integer):
+        raise InputError(f"{what} cannot be used: it returns {value}, no whole number; {rule}")
 
 
 def _reason(error: Exception) -> str:

@@ -22,7 +22,6 @@ from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
-from numba import types
 
 from penstock import checks
 from penstock.errors import InputError, nearest
@@ -39,7 +38,7 @@ from penstock.kernel.signatures import (
     SEEN_FIELDS,
 )
 from penstock.system import router_functions
-from penstock.system.own_functions import compiled, find, plain_function, returns
+from penstock.system.own_functions import check_whole, compiled, find, plain_function
 
 RouterFunction = Callable[[Floats, Floats, Floats], int]
 
@@ -199,11 +198,7 @@ def _made(function: RouterFunction, name: str | None, settings: dict[str, float]
     numbers = tuple((key, _setting(called, key, value)) for key, value in settings.items())
     made = Router(called, function=function, settings=numbers)
     _ = made.compiled
-    place = returns(function, ROUTER_SIGNATURE)
-    if not isinstance(place, types.Integer):  # a float would be cut to a whole number
-        raise InputError(
-            f"router {called!r} cannot be used: it returns {place}, no whole number; {_RULE}"
-        )
+    check_whole(function, ROUTER_SIGNATURE, f"router {called!r}", _RULE)
     return made
 
 
