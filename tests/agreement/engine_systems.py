@@ -193,11 +193,10 @@ def draw_settings(rng, policy, longest, longest_prompt):
     return {}
 
 
-def draw(rng, policy, any_context=False):
+def draw(rng, policy, of_network=False):
     """Draw a system in which every request fits: by as little as may be, often.
 
-    ``any_context``: contexts may be as long as they are, so no outputs are cut, and whether a draft is accepted does
-    not hang on the row of its request: so for networks.
+    ``of_network``: whether a draft is accepted does not hang on the row of its request.
     """
     engine = policy in ENGINES
     n = int(rng.integers(1, 14))
@@ -208,10 +207,8 @@ def draw(rng, policy, any_context=False):
     output = rng.integers(1, rng.choice([1, 2, 5, 40]) + 1, n)
     longest = int((prompt + output).max())
     settings = draw_settings(rng, policy, longest, int(prompt.max()))
-    if any_context:
-        settings.pop("max_model_len", None)
-        if "acceptance" in settings:
-            settings["acceptance"] = np.rint(settings["acceptance"]).tolist()
+    if of_network and "acceptance" in settings:
+        settings["acceptance"] = np.rint(settings["acceptance"]).tolist()
     scheduler, _ = resolve(policy).configured(settings if engine else [])
     budget = int(rng.choice([rng.integers(1, 9), rng.integers(8, 40)]))
     if scheduler.has_token_budget and not scheduler.cuts_prompts:

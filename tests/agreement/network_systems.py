@@ -437,11 +437,11 @@ def draw_kinds(random, spec):
 def draw_tight(rng, name):
     """Draw a server that preempts under its own requests, if one of a few does; a policy's has KV memory."""
     for _ in range(8):
-        system = engine_systems.draw(rng, name, any_context=True)
+        system = engine_systems.draw(rng, name, of_network=True)
         if system.blocks and any(batch.preempted for batch in system.reference().batches):
             return system
     while system.blocks is None and name in POLICIES:  # without memory it is a server of the paper
-        system = engine_systems.draw(rng, name, any_context=True)
+        system = engine_systems.draw(rng, name, of_network=True)
     return system
 
 
@@ -511,6 +511,7 @@ def with_transfers(random, requests, serving):
         spec, parents = serving[request.stage], request.parents
         if receives(serving, requests, place) and random.randrange(4):
             most = max(p + o for p, o in zip(spec.system.prompt, spec.system.output, strict=True))
+            most = min(most, dict(spec.system.settings).get("max_model_len") or most)
             output, received = random.randint(1, 30), tokens[parents[0]]
             if received and received + output < most:
                 link = random.choice([0, 0, 2, 15])

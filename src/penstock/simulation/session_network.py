@@ -233,6 +233,7 @@ class NetworkSession(WorldSession):
     def add(self, jobs: Jobs) -> None:
         """Let these jobs arrive after those known so far."""
         before = self.jobs.count
+        jobs = self.network.within_context(jobs)
         self._check_engines(jobs)
         arrays = self._arrays(jobs)
         if before:

@@ -372,7 +372,38 @@ class Network:
         engine = np.array(
             [self.pools[name].server.convention == "engine" for name in self._pool_names]
         )
-        return self._stacked("output") - np.where(engine, self._stacked("both"), 0.0)
+        mean = self._stacked("output") - np.where(engine, self._stacked("both"), 0.0)
+        for workflow in range(len(self.workflows) if self.cuts_outputs.any() else 0):
+            mean -= self._sampled_means(workflow, lambda jobs: jobs.output - self._left(jobs))
+        return mean
+
+    @functools.cached_property
+    def cuts_outputs(self) -> Bools:
+        """Shape (pools,), whether its engines cut outputs to a longest context."""
+        return np.array([p.server.policy.longest_context > 0 for p in self.pools.values()])
+
+    def within_context(self, jobs: Jobs) -> Jobs:
+        """Return jobs whose outputs are what the longest contexts of engines leave of them."""
+        if not self.cuts_outputs.any():
+            return jobs
+        output = self._left(jobs).astype(jobs.output.dtype)
+        declared = jobs.declared
+        if declared is not None:
+            declared = np.where(output < jobs.output, output, declared)
+        return dataclasses.replace(jobs, output=output, declared=declared)
+
+    def _left(self, jobs: Jobs) -> Ints:
+        """Return the outputs that longest contexts leave of those of requests, shape
+        (requests,).
+        """
+        output = jobs.output.astype(np.int64)
+        context = self.received(jobs) + jobs.prompt
+        pool = self.stage_pool[jobs.stage]
+        for index, each in enumerate(self.pools.values()):
+            if self.cuts_outputs[index]:
+                here = np.flatnonzero((pool == index) & (output > 0))
+                output[here] = each.server.policy.outputs_of(context[here], output[here])
+        return output
 
     @property
     def reuse_is_certain(self) -> bool:
@@ -437,16 +468,22 @@ class Network:
         shape (stages,).
         """
         found = np.zeros(len(self.stages))
-        for index, (workflow, means) in enumerate(zip(self.workflows, self._means, strict=True)):
+        for index, workflow in enumerate(self.workflows):
             shares = _reuses(workflow) or _recorded_prompts(workflow) is not None
             first, last = self.first_stage[index : index + 2].tolist()
-            if not shares or not pools[self.stage_pool[first:last]].any():
-                continue
-            blocks = workflow.blocks() if isinstance(workflow, Workflow) else [workflow.recorded]
-            most = means.sampled or MOST_SAMPLED
-            jobs = self._numbered(index, iter(blocks))
-            found += mean_per_request(jobs, tokens, len(self.stages), most)
+            if shares and pools[self.stage_pool[first:last]].any():
+                found += self._sampled_means(index, tokens)
         return found
+
+    def _sampled_means(self, index: int, tokens: Callable[[Jobs], Ints]) -> Floats:
+        """Return the mean over the requests of a workflow, in a sample of its jobs, by stage;
+        shape (stages,).
+        """
+        workflow = self.workflows[index]
+        blocks = workflow.blocks() if isinstance(workflow, Workflow) else [workflow.recorded]
+        most = self._means[index].sampled or MOST_SAMPLED
+        jobs = self._numbered(index, iter(blocks))
+        return mean_per_request(jobs, tokens, len(self.stages), most)
 
     def model(self) -> NetworkModel:
         """Return what the theory sees: mean tokens, routes, rates and capacities."""

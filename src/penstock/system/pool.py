@@ -180,6 +180,7 @@ def _refuse_what_differs(servers: Sequence[Server]) -> None:
         for what, one, two in (
             ("convention", first.convention, other.convention),
             ("serve in lines", first.by_lines, other.by_lines),
+            ("max_model_len", first.policy.longest_context, other.policy.longest_context),
         ):
             if one != two:
                 raise InputError(
@@ -190,11 +191,6 @@ def _refuse_what_differs(servers: Sequence[Server]) -> None:
 
 def _refuse_what_pools_lack(server: Server, order: Order) -> None:
     """Refuse servers that a pool cannot consist of."""
-    if server.policy.longest_context:
-        raise InputError(
-            f"max_model_len is {server.policy.longest_context:,}, but a network does not cut "
-            "outputs; leave it out, and shorten the outputs of the stages"
-        )
     if server.by_lines:
         return
     if order.name != "fcfs":

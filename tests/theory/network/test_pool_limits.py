@@ -460,3 +460,22 @@ def test_a_pool_that_decodes_is_flooded_by_way_of_the_one_that_prefills(load: fl
     assert ps.certify(network).bottleneck.name == "d"
     found = ps.verdict(network, resolution=0.05, seed=1)
     assert found.verdict == expected
+
+
+def test_outputs_that_a_longest_context_cuts_count_as_they_are_made():
+    """Cut outputs are less load, and what a run serves."""
+    workload = ps.Workload.poisson(2.0, ps.Uniform(50, 300), ps.Geometric(200, max=2000), seed=2)
+    times = ps.Affine(0.02, 1e-4)
+
+    def network(**settings):
+        server = ps.Server(times, 512, 64, policy="vllm", policy_params=settings, memory=ps.Memory(4096))
+        return ps.Network.single(workload, server, 2)
+
+    cut, whole = network(max_model_len=400), network()
+    run = ps.simulate(cut, jobs=20_000)
+    made = run.requests["output_tokens"] - 1
+    assert (run.requests["prompt_tokens"] + run.requests["output_tokens"]).max() == 400
+    error = made.std() / run.arrived**0.5
+    assert abs(cut.model().decode[0] - made.mean()) < 5 * error
+    assert cut.model().decode[0] < 0.8 * whole.model().decode[0]
+    assert ps.certify(cut).pools[0].rho < 0.95 * ps.certify(whole).pools[0].rho

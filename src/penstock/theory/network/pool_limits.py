@@ -525,6 +525,7 @@ def _per_job(
 
 def _visits(network: Network, jobs: Jobs) -> _Visits:
     """Return what some jobs of a network bring."""
+    jobs = network.within_context(jobs)
     pool = network.stage_pool[jobs.stage]
     surely = network.surely_found(jobs)
     received = network.received(jobs)
