@@ -1,5 +1,6 @@
 """Tests draw the same examples on every machine, and share the command line."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,17 +9,21 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Workers that share the cores gain nothing from threads of BLAS, which wait for each other in loops.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported, here and in the workers
+
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("repeatable")
 
 COMPILED = (
-    "from penstock.kernel import events, server\n"
-    "events.compiled_advance(), server.compiled_advance(False), server.compiled_advance(True)",
+    "from penstock.kernel import events\nevents.compiled_advance()",
     "import penstock as ps\n"
+    "from penstock.kernel import server\n"
     "from penstock.theory.latency import estimate_latency\n"
+    "server.compiled_advance(False), server.compiled_advance(True)\n"
     "estimate_latency(ps.Workload.poisson(1e-7, 9, 9), ps.Server(ps.Affine(c=0.01, a=1e-5), 64))",
 )
-"""What takes longest to compile, in two parts that take about as long."""
+"""What takes longest to compile: the event loop, and beside it the rest, which takes half as long."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,7 +22,7 @@ from penstock.system.engines import ENGINES
 FAMILY = (*ENGINES, *OF_THE_PAPER)
 
 
-@pytest.mark.parametrize("systems", [70, pytest.param(1_700, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("systems", [35, pytest.param(1_700, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", FAMILY)
 def test_the_kernel_equals_the_plain_python_event_for_event(policy: str, systems: int) -> None:
     """With memory that binds, preemption by recompute and swap, priorities, cut prompts and early stops."""
@@ -35,7 +35,7 @@ def test_the_kernel_equals_the_plain_python_event_for_event(policy: str, systems
     assert preemptions or policy in ("vidur-orca", "vidur-fastertransformer")
 
 
-@pytest.mark.parametrize("systems", [60, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("systems", [30, pytest.param(1_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", ["vllm", "sglang", *OF_THE_PAPER])
 def test_tokens_found_in_the_prefix_cache_count_as_processed_before(policy: str, systems: int) -> None:
     rng = np.random.default_rng([7, FAMILY.index(policy)])

@@ -42,7 +42,7 @@ def assert_same(system, record="requests", compress=True) -> Run:
     return run
 
 
-@pytest.mark.parametrize("systems", [100, pytest.param(1_700, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("systems", [50, pytest.param(1_700, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", [*ENGINES, *OF_THE_PAPER])
 def test_the_kernel_equals_the_plain_python_event_for_event(policy: str, systems: int) -> None:
     """First tokens, finishes, preemptions, times between tokens and batches, with compression and without."""
@@ -55,7 +55,7 @@ def test_the_kernel_equals_the_plain_python_event_for_event(policy: str, systems
     assert preemptions or resolve(policy).reserved_tokens  # these reserve what they will need
 
 
-@pytest.mark.parametrize("systems", [120, pytest.param(4_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("systems", [60, pytest.param(4_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", ["vllm", "sglang", *OF_THE_PAPER])
 def test_with_prefix_caching_the_kernel_equals_the_plain_python_event_for_event(policy: str, systems: int) -> None:
     """Shared blocks, evicted ones, and a preempted request that finds its own again."""

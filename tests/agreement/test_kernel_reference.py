@@ -255,7 +255,7 @@ def plain(value):
     if isinstance(value, np.ndarray):
         return value.tolist()
     if dataclasses.is_dataclass(value):
-        return plain(dataclasses.astuple(value))
+        return [plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
     return [plain(part) for part in value] if isinstance(value, tuple) else value
 
 
@@ -298,7 +298,7 @@ def check(system, rule, choose, rng):
 
 @pytest.mark.parametrize("scope", markov_chain.SCOPES)
 @pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("systems", [40, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("systems", [25, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_the_kernel_equals_the_reference_event_for_event(name, scope, systems):
     """On so many systems each: tokens, finishes, batches, allocations, series, gaps, totals; in every record mode."""
     rule = POLICIES[name]
@@ -320,7 +320,7 @@ def test_the_kernel_equals_the_reference_event_for_event(name, scope, systems):
 
 @pytest.mark.parametrize("scope", markov_chain.SCOPES)
 @pytest.mark.parametrize("rule", ODD, ids=lambda rule: rule.name)
-@pytest.mark.parametrize("systems", [25, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("systems", [15, pytest.param(400, marks=pytest.mark.slow)])
 def test_the_kernel_serves_any_rule_as_its_translation_per_request_does(rule, scope, systems):
     rng = np.random.default_rng([7, *rule.name.encode(), *scope.encode()])
     for _ in range(systems):

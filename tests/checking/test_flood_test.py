@@ -168,7 +168,13 @@ TIGHT = {
 """Rates of `SHORT` on either side of what each carries with KV memory for 7,000 tokens, by the test of one server."""
 
 
-@pytest.mark.parametrize("policy", TIGHT)
+ALIKE = ("vidur-vllm", "vidur-sarathi", "vidur-orca", "orca", "vllm-vanilla")
+"""Of those, what others are near."""
+
+
+@pytest.mark.parametrize(
+    "policy", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in TIGHT]
+)
 def test_floods_of_engines_with_tight_memory_end_as_their_servers_do(policy: str) -> None:
     """In a pool alone, and in one before a pool of the paper: preempted work counts again, in its own pool."""
     server = ps.Server(TP1, 2048, 128, policy=policy, kv_tokens=7_000)

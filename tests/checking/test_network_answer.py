@@ -284,7 +284,7 @@ def test_theorem_and_test_in_contradiction_put_what_was_taken_on_trust_in_doubt(
 
 
 @pytest.mark.parametrize("make", [fork_join, dag, self_reflection])
-@pytest.mark.parametrize("rho", [0.3, 0.9, 1.1])
+@pytest.mark.parametrize("rho", [pytest.param(0.3, marks=pytest.mark.slow), 0.9, 1.1])
 def test_theorem_and_test_never_contradict_each_other(make, rho: float) -> None:  # type: ignore[no-untyped-def]
     found = check(make(rho), jobs=300)
     assert found.disagreement is None

@@ -200,7 +200,7 @@ def test_replicas_for_prompts_alone_keep_their_ratio() -> None:
     assert_accounted(found, space)
 
 
-@pytest.mark.parametrize("policy", ["sarathi", "vllm"])
+@pytest.mark.parametrize("policy", [pytest.param("sarathi", marks=pytest.mark.slow), "vllm"])
 def test_prefill_and_decode_apart_are_planned_beside_both_together_with_kv_memory(policy: str) -> None:
     """The answer is that of simulating every split; short times between tokens ask for one."""
     workload = ps.Workload.poisson(20.0, ps.Geometric(400, max=2_000), ps.Geometric(50, max=300))
@@ -219,7 +219,7 @@ def test_prefill_and_decode_apart_are_planned_beside_both_together_with_kv_memor
     assert ratios[1] is not None
 
 
-@pytest.mark.parametrize("policy", ["sarathi", "vllm", "sglang"])
+@pytest.mark.parametrize("policy", [pytest.param("sarathi", marks=pytest.mark.slow), "vllm", "sglang"])
 def test_engines_with_kv_memory_are_planned_behind_any_router(policy: str) -> None:
     """Every deployment is judged, by times between tokens and by any percentile, and the answer is that of all."""
     workload = ps.Workload.poisson(20.0, ps.Geometric(400, max=2_000), ps.Geometric(50, max=300))

@@ -45,8 +45,8 @@ def test_an_own_policy_is_judged_by_its_batches_and_not_by_a_name(tmp_path) -> N
         "    return min(queue.prompt_tokens, limits.token_budget - decode, 3), decode, ps.DECODE_FIRST\n"
     )
     (tmp_path / "mine.py").write_text(code)
-    few = {"systems": 40}
-    found = reproduce(changed(tmp_path, "table1", policies=["mine.py:cautious", "orca"], random=few))
+    few = {"small": {"tokens": 4}, "random": {"systems": 40}}
+    found = reproduce(changed(tmp_path, "table1", policies=["mine.py:cautious", "orca"], **few))
     row = found.rows.to_dicts()[0]
     assert (row["paper"], row["strong"]) == ("No", "No")
     assert row["mixed"] > 0

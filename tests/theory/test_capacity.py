@@ -82,7 +82,7 @@ def test_so_it_does_for_other_lengths_budgets_and_batch_times(
 
 
 @pytest.mark.parametrize("convention", ["paper", "engine"])
-@pytest.mark.parametrize("budget", [100, 129, 512])
+@pytest.mark.parametrize("budget", [100, pytest.param(129, marks=pytest.mark.slow), 512])
 @pytest.mark.parametrize(("prompt", "output"), [(1, 30), (129, 112), (129, 1), (900, 2), (33.3, 44.4)])
 def test_no_policy_carries_more_than_the_best_batch_allows(
     prompt: float, output: float, budget: int, convention: str

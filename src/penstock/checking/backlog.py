@@ -142,13 +142,12 @@ class Backlog:
             self.look()
             dropped = self.session.dropped
             left = max(left, dropped)
-            staying = np.flatnonzero(
-                self.window.finish[left - dropped : max(here - dropped, 0)] < 0
-            )
+            is_here = self.window.finish[left - dropped : max(here - dropped, 0)] < 0
+            staying = int(np.count_nonzero(is_here))
             if not earlier or self.arrived - here < patience // 2:
-                earlier = staying.size
-            left = left + int(staying[0]) if staying.size else here
-        return self.emptied or left >= here or staying.size == earlier
+                earlier = staying
+            left = left + int(is_here.argmax()) if staying else here
+        return self.emptied or left >= here or staying == earlier
 
     def step(self, steps: int) -> None:
         """Run so many batches; see whether nothing is left that would not fit into one."""

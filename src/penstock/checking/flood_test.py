@@ -311,17 +311,20 @@ class _Flooded:
         self.pool = int(network.stage_pool[stage])
         self.capacity = model.capacity
         self.jobs_rate = float(model.external.sum())
+        self.source: Iterator[Jobs] = network.blocks(seed)
+        first = next(self.source)
+        count = min(_SAMPLE, model.sampled or _SAMPLE)
+        sample = first.first(count) if count <= first.count else network.jobs(count, seed)
         self.initial, self.normal = _initial(
-            network, model, self.stage, self.pool, resolution, seed, times, decodes
+            network, model, self.stage, self.pool, resolution, seed, times, decodes, sample
         )
         flood = _flood_of(network, self.stage, self.initial, seed, decodes)
-        self.source: Iterator[Jobs] = network.blocks(seed)
         self.session = NetworkSession(network, TICK_S, True, NEVER)
         # Seconds that the jobs known bring to each pool, summed up.
         self.known = np.zeros((1, len(network.pools)))
         self.done = self.requests = 0
         self.level = False
-        self._add(Jobs.joined([flood, next(self.source)]))
+        self._add(Jobs.joined([flood, first]))
         brought = self.known[self.initial]
         self.work, self.work_here = float(brought.sum()), float(brought[self.pool])
         self.fallen_here = FALLEN / _fewest_alike(network, self.pool)
@@ -430,6 +433,7 @@ def _initial(
     seed: int,
     times: int,
     decodes: bool,
+    sample: Jobs,
 ) -> tuple[int, float]:
     """Return how many jobs flood a stage, and the seconds of work that the network may hold anyway.
 
@@ -439,7 +443,7 @@ def _initial(
     """
     trial = _flood_of(network, stage, _FEWEST_JOBS, seed, decodes)
     brought = _tokens(network, trial).mean(axis=0)
-    arriving = _tokens(network, network.jobs(min(_SAMPLE, model.sampled or _SAMPLE), seed))[:, pool]
+    arriving = _tokens(network, sample)[:, pool]
     delay_s = float(trial.wait_s.sum()) / trial.count  # of tools, while jobs wait in no batch
     pipeline = _pipeline(network)
     held = np.minimum(model.rho, 1.0) * (pipeline + model.offered * delay_s) / model.capacity

@@ -153,14 +153,19 @@ def quantile_interval(
         are.
     """
     counts = np.array([batch.size for batch in batches], np.float64)
-    cumulative = [np.append(0, np.cumsum(batch.counts)) for batch in batches]
     t = student(confidence, len(batches))
 
     def share_at(q: float, side: Literal["left", "right"]) -> tuple[float, float]:
         """Return the share of samples below q (left) or up to q (right), and its standard error."""
-        indices = [np.searchsorted(batch.values, q, side=side) for batch in batches]
+        # Whole numbers like the samples: else those would be copied as floats each time
+        tick = math.ceil(q) if side == "left" else math.floor(q)
+        before = [int(batch.values.searchsorted(tick, side)) for batch in batches]
         sums = np.array(
-            [c[index] for c, index in zip(cumulative, indices, strict=True)], np.float64
+            [
+                batch.up_to[index - 1] if index else 0
+                for batch, index in zip(batches, before, strict=True)
+            ],
+            np.float64,
         )
         ratio = float(sums.sum() / counts.sum())
         return ratio, standard_error((sums - ratio * counts) / counts.mean())

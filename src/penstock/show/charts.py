@@ -1,5 +1,6 @@
 """Figures: one declarative chart each, written as SVG and PNG without a browser."""
 
+import copy
 import os
 import tempfile
 import textwrap
@@ -52,7 +53,8 @@ def stacked(chart: Any) -> Any:
     as a Gantt chart, or whose width is not in pixels. Panels that need theirs are marked by
     ``usermeta: {wide: true}``.
     """
-    before, after = chart.to_dict(), chart.to_dict()
+    before = chart.to_dict()
+    after = copy.deepcopy(before)
     if _sized_otherwise(before) or "usermeta" in before:
         return chart
     narrower = _widest(before) < GANTT_WIDTH
@@ -76,11 +78,17 @@ def stacked(chart: Any) -> Any:
         config[part] = config.get(part, {}) | values
     if not narrower:
         after["usermeta"] = {"wide": True}
-    return alt.Chart.from_dict(after)
+    kind = next((kind for part, kind in _KINDS.items() if part in after), alt.Chart)
+    return kind.from_dict(after, validate=False)  # which is long: it is done when it is drawn
 
 
 _PHONE_WIDTH, _PHONE_PAGE, _TITLE_LETTERS = 280, 350, 42
 _ROWS = ("hconcat", "vconcat", "concat")
+_KINDS: dict[str, Any] = {
+    "vconcat": alt.VConcatChart,
+    "concat": alt.ConcatChart,
+    "layer": alt.LayerChart,
+}
 
 
 def _sized_otherwise(part: dict[str, Any]) -> bool:

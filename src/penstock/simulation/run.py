@@ -87,10 +87,15 @@ class Distribution:
         counts[np.searchsorted(self.values, earlier.values)] -= earlier.counts
         return Distribution(self.values[counts > 0], counts[counts > 0], self.total - earlier.total)
 
+    @functools.cached_property
+    def up_to(self) -> Ints:
+        """Shape (distinct,), how many samples are at most each value."""
+        return np.cumsum(self.counts)
+
     @property
     def size(self) -> int:
         """Number of samples."""
-        return int(self.counts.sum())
+        return int(self.up_to[-1]) if self.up_to.size else 0
 
     @property
     def mean(self) -> float:
@@ -104,9 +109,7 @@ class Distribution:
         rank = share * (self.size - 1)
         low = int(rank)
         neighbours = [low, min(low + 1, self.size - 1)]
-        below, above = self.values[
-            np.searchsorted(np.cumsum(self.counts), neighbours, side="right")
-        ]
+        below, above = self.values[self.up_to.searchsorted(neighbours, side="right")]
         return float(below + (above - below) * (rank - low))
 
 
@@ -117,8 +120,11 @@ class Fold:
 
     def __init__(self) -> None:
         self._total = 0
-        # By shift, then by leading digits.
-        self._counts = np.zeros((64 - LEADING_BITS) << LEADING_BITS, np.int64)
+
+    @functools.cached_property
+    def _counts(self) -> Ints:
+        """By shift, then by leading digits; made when needed, for it is large."""
+        return np.zeros((64 - LEADING_BITS) << LEADING_BITS, np.int64)
 
     def add(self, begin: Ints, end: Ints) -> None:
         """Add the times from each begin to its end, where that is not negative: it has not come."""

@@ -13,8 +13,8 @@ from penstock.kernel.records import World
 from penstock.simulation.new_world import declared_of, wider_table
 from penstock.simulation.run import Record, Rows, Run
 from penstock.simulation.servable import check_cache, never_served
-from penstock.simulation.session_server import OneServer, Session
-from penstock.simulation.session_world import WorldSession
+from penstock.simulation.session_server import OF_A_LINE, OneServer, Session
+from penstock.simulation.session_world import WorldSession, views
 from penstock.simulation.ticks import check_costs
 from penstock.simulation.window import Window
 from penstock.system.server import Server
@@ -62,6 +62,9 @@ class EngineSession(OneServer, WorldSession):
             self.world = self.world._replace(ids=prefixes.ids, bounds=prefixes.bounds)
             self.pool.hash_block = prefixes.block_size
         self.line = self.engine = self.world.engines[0]
+        self._line = views(
+            self.world.engines, *OF_A_LINE, "waiting", "prefilling", "lost", "reused"
+        )
         self.left_out: list[tuple[Ints, Window]] = []
         self.offered = 0
         self.prefix_rows = np.empty(0, np.int64)
@@ -72,25 +75,26 @@ class EngineSession(OneServer, WorldSession):
     @property
     def arrived(self) -> int:
         """Requests that have arrived."""
-        return int(self.engine.arrived)
+        return int(self._line.arrived.item())
 
     @property
     def waiting(self) -> tuple[int, int]:
         """Requests in prefill, and their unprocessed tokens."""
-        engine = self.engine
-        return int(engine.waiting + engine.prefilling), int(engine.waiting_tokens)
+        line = self._line
+        return line.waiting.item() + line.prefilling.item(), line.waiting_tokens.item()
 
     @property
     def started(self) -> int:
         """Tokens in batches that started."""
-        return int(self.replica.processed) + self.begun * int(self.replica.tokens)
+        replica = self._replica
+        return int(replica.processed.item() + self.begun * replica.tokens.item())
 
     @property
     def useful(self) -> int:
         """Tokens in batches, without those that had to be done again, and with those found
         computed.
         """
-        return self.started - int(self.engine.lost) + int(self.engine.reused)
+        return int(self.started - self._line.lost.item() + self._line.reused.item())
 
     # -- what it is given
 

@@ -18,7 +18,7 @@ from penstock.kernel.server_arrays import new_arrays
 from penstock.simulation.compositions import compositions
 from penstock.simulation.new_world import NO_LIMIT, gap_bits, new_world
 from penstock.simulation.run import Fold, Record, Rows, Run
-from penstock.simulation.session_world import WorldSession
+from penstock.simulation.session_world import WorldSession, views
 from penstock.simulation.ticks import check_costs, terms_of
 from penstock.simulation.window import Window
 from penstock.system.server import Server
@@ -26,6 +26,9 @@ from penstock.system.server import Server
 RECORDS: tuple[Record, ...] = ("summary", "requests", "batches", "allocations")
 STEPS = 500_000
 """Policy decisions between two looks at a session: a blink."""
+
+OF_A_LINE = ("arrived", "waiting_tokens", "decoding", "arrived_tokens")
+"""What is read of a line after every few batches."""
 
 
 class OneServer(WorldSession, abc.ABC):
@@ -49,6 +52,7 @@ class OneServer(WorldSession, abc.ABC):
     """
 
     line: Any
+    _line: Any
     last_arrival = 0
     _reported = 0.0
 
@@ -64,6 +68,7 @@ class OneServer(WorldSession, abc.ABC):
         self.terms = terms_of(server, tick_s)
         self.pool = world.pools[0]
         self.replica = world.servers[0]
+        self._replica = views(world.servers, "equal", "processed", "busy", "start", "tokens")
         self.ttft = Fold()
         self.e2e = Fold()
 
@@ -92,17 +97,17 @@ class OneServer(WorldSession, abc.ABC):
     @property
     def dropped(self) -> int:
         """Requests that have been folded away."""
-        return int(self.clock.requests_before)
+        return int(self._clock.requests_before.item())
 
     @property
     def decoding(self) -> int:
         """Requests in decode."""
-        return int(self.line.decoding)
+        return int(self._line.decoding.item())
 
     @property
     def begun(self) -> int:
         """How many of the equal batches in progress have begun: they count as done."""
-        if not self.replica.equal:
+        if not self._replica.equal.item():
             return 0
         return 1 + int(begun_again(self.replica, self.now))
 
@@ -114,12 +119,16 @@ class OneServer(WorldSession, abc.ABC):
     @property
     def arrived_tokens(self) -> int:
         """Prompt tokens that have arrived."""
-        return int(self.line.arrived_tokens)
+        return int(self._line.arrived_tokens.item())
 
     @property
     def was_idle(self) -> bool:
         """Whether there was a time at which nothing was left to serve."""
-        return bool(self.busy()[0] < self.now)
+        replica, now = self._replica, self.now
+        busy = replica.busy.item()
+        if replica.equal.item() > 0:
+            busy += max(now - replica.start.item(), 0)
+        return bool(busy < now)
 
     # -- what it is given
 
@@ -155,7 +164,7 @@ class OneServer(WorldSession, abc.ABC):
         Unless told otherwise the window is not the last, and the kernel stops when it knows no
         further arrival.
         """
-        self.clock.steps = steps
+        self._clock.steps[0] = steps
         self.show(window)
         status = self.call()
         if status not in (records.DONE, records.MORE, records.PAUSED):
@@ -274,26 +283,28 @@ class Session(OneServer):
         self.clock.engine_slots = room
         self.world = new_arrays(self.world, room)
         self.line = self.world.state[0]
+        self._line = views(self.world.state, *OF_A_LINE, "head", "started")
 
     @property
     def arrived(self) -> int:
         """Requests that have arrived."""
-        return int(self.line.arrived + self.clock.requests_before)
+        return int(self._line.arrived.item()) + self.dropped
 
     @property
     def waiting(self) -> tuple[int, int]:
         """Requests in prefill, and their unprocessed tokens."""
-        return int(self.line.arrived - self.line.head), int(self.line.waiting_tokens)
+        line = self._line
+        return line.arrived.item() - line.head.item(), line.waiting_tokens.item()
 
     @property
     def started(self) -> int:
         """Tokens in batches that started."""
-        return int(self.line.started)
+        return int(self._line.started.item())
 
     @property
     def useful(self) -> int:
         """Tokens in batches that ended, without those that had to be done again."""
-        return int(self.replica.processed)
+        return int(self._replica.processed.item())
 
     def fit(self, window: Window) -> None:
         """Make room for the requests of a window: a ring of due epochs larger than the longest
