@@ -396,7 +396,7 @@ def _equal_batches(world: World, replica: Any, batch: Any, engine: Any, pool: An
     most = next_due_epoch(world.bits[engine.line], engine.epoch) - engine.epoch
     if most > 1 and pool.grows != 0:
         most = _within_memory(world, engine, pool, most)
-    return before_it_dies(replica, within_the_run(world, replica, most))
+    return before_it_dies(world, engine.server, within_the_run(world, replica, most))
 
 
 @uncounted(inline=True)

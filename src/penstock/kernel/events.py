@@ -39,7 +39,7 @@ from penstock.kernel.in_progress import (
 from penstock.kernel.line_batches import form_from_lines
 from penstock.kernel.line_ends import end_of_lines
 from penstock.kernel.lines import append_fresh, append_prompt, insert_by_age
-from penstock.kernel.outages import happen, hold, next_outage
+from penstock.kernel.outages import happen, hold
 from penstock.kernel.recording import count_composition, has_room, note_run, thin_series
 from penstock.kernel.records import (
     BAD_ROUTER,
@@ -97,8 +97,8 @@ def _advance(world: World) -> int:
             now = min(now, world.job_arrival[clock.next_job])
         if clock.waiting_room > 0:
             now = min(now, world.heap[0, 0])
-        if now < NEVER or clock.held > 0:
-            now = min(now, next_outage(world))
+        if clock.next_outage < now and (now < NEVER or clock.held > 0):
+            now = clock.next_outage
         if clock.final == 0 and (jobs == 0 or now >= world.job_arrival[jobs - 1]):
             return MORE  # a job to come may arrive then, too
         if now == NEVER and clock.until == NEVER:
@@ -116,7 +116,7 @@ def _advance(world: World) -> int:
             _end(world, first_ending(world))
 
         # -- replicas die and come back
-        if next_outage(world) == now:
+        if clock.next_outage == now:
             happen(world)
 
         # -- requests arrive

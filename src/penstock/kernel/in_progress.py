@@ -99,21 +99,25 @@ def cut(world: World, server: int) -> None:
 
 @uncounted(inline=True)
 def touch(world: World, server: int) -> None:
-    """Let a replica form a batch at this tick."""
+    """Let a replica form a batch at this tick, in the order of replicas."""
     clock = world.clock[0]
     if world.servers[server].is_touched == 0:
         world.servers[server].is_touched = 1
-        world.touched[clock.touched] = server
+        place = clock.touched
         clock.touched += 1
+        while place > clock.formed and world.touched[place - 1] > server:
+            world.touched[place] = world.touched[place - 1]
+            place -= 1
+        world.touched[place] = server
 
 
 @uncounted(inline=True)
-def before_it_dies(replica: Any, repeat: int) -> Any:
+def before_it_dies(world: World, server: int, repeat: int) -> Any:
     """Return how many of so many equal batches are one step: those that end before the replica
     dies.
     """
-    if replica.dies < NEVER:
-        repeat = max(ended_by(replica, replica.dies, repeat), 1)
+    if world.clock[0].next_outage < NEVER and world.health[server].dies < NEVER:
+        repeat = max(ended_by(world.servers[server], world.health[server].dies, repeat), 1)
     return repeat
 
 

@@ -346,6 +346,7 @@ def form_from_lines(world: World, server: int, pool: Any) -> Any:
         # No prompt may start before a request finishes.
         held = pool.running_scope != 0 and room.starts <= 0 and running == decoding
         if prompts == 0 or (pool.order == 0 and pool.by_age == 0) or held:
-            repeat = before_it_dies(replica, within_the_run(world, replica, fewest))
+            repeat = within_the_run(world, replica, fewest)
+            repeat = before_it_dies(world, server, repeat)
     start(world, server, repeat)
     return 0

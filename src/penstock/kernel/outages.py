@@ -37,22 +37,16 @@ TICK, SERVER, WHAT = range(3)
 """Columns of `World.outages`."""
 
 
-@uncounted(inline=True)
-def next_outage(world: World) -> Any:
-    """Return the tick at which a replica dies or comes back next."""
-    done = world.clock[0].outages_done
-    if done == world.outages.shape[0]:
-        return NEVER
-    return world.outages[done, TICK]
-
-
 @uncounted()
 def happen(world: World) -> None:
     """Let replicas die and come back at this tick."""
     clock = world.clock[0]
-    while next_outage(world) == clock.now:
+    while clock.next_outage == clock.now:
         row = world.outages[clock.outages_done]
         clock.outages_done += 1
+        clock.next_outage = NEVER
+        if clock.outages_done < world.outages.shape[0]:
+            clock.next_outage = world.outages[clock.outages_done, TICK]
         if row[WHAT] == RETURNS:
             _return(world, row[SERVER])
         else:
@@ -75,7 +69,7 @@ def hold(world: World, request: int) -> None:
 def _return(world: World, server: int) -> None:
     """Let a replica serve again, and whoever waits for that arrive."""
     replica = world.servers[server]
-    replica.is_down = 0
+    world.health[server].is_down = 0
     pool = world.pools[replica.pool]
     _list_serving(world, pool.first_server, pool.replicas)
     look(world, server, world.clock[0].now)
@@ -95,7 +89,7 @@ def _list_serving(world: World, first: int, replicas: int) -> None:
     """List those replicas of a pool that serve."""
     up = 0
     for server in range(first, first + replicas):
-        if world.servers[server].is_down == 0:
+        if world.health[server].is_down == 0:
             world.serving[first + up] = server
             up += 1
     for index in range(world.pools.size):
@@ -123,9 +117,10 @@ def _die(world: World, server: int, loses: bool) -> None:
         _empty_lines(world, replica.first_line, pool.lines)
     else:
         _empty_engine(world, replica.engine, pool)
-    replica.is_down = 1
-    replica.died = clock.now
-    replica.dies = _next_death(world, server)
+    health = world.health[server]
+    health.is_down = 1
+    health.died = clock.now
+    health.dies = _next_death(world, server)
     _list_serving(world, pool.first_server, pool.replicas)
     clock.future -= replica.unprocessed
     replica.count = replica.unprocessed = replica.work = 0

@@ -90,7 +90,7 @@ CLOCK = record(
     clients pause next_sent
     next_job waiting_room ready ready_done touched formed failed
     future finished requests_before next_report bad_router
-    outages_done held
+    next_outage outages_done held
     free_slot used_slots engine_slots
     series_rows series_step
     stall_sum stall_carry stalls_used mixes_used
@@ -109,7 +109,9 @@ be formed), ``merges`` (whether equal batches are one step). ``record``: what ro
 policy or order did. ``future``: unprocessed tokens of the jobs that have arrived, requests to come
 included. ``requests_before``: those dropped before the first row. ``next_report``: tick at which a
 router learns next how its replicas are; ``bad_router``: 1 + a replica of the pool whose router
-failed. ``outages_done``: rows of `World.outages` that have happened; ``held``: requests that wait
+failed. ``next_outage``:
+tick at which a replica dies or comes back next; ``outages_done``: rows of `World.outages` that have
+happened; ``held``: requests that wait
 until a replica of their pool is back. The others count what is used of arrays, and `gaps`.
 """
 
@@ -157,7 +159,6 @@ REPLICA = record(
     is_touched served
     batches busy processed
     count unprocessed work link_free
-    is_down died dies
     """
 )
 """One per replica.
@@ -168,8 +169,11 @@ that they make useless. ``plain``: ticks of any batch of that load, -1 where eac
 ``cost`` and ``rise`` where they are composed. ``served``: requests in it, by age. What it did:
 batches and tokens that ended, ticks. What routers measure: unfinished requests, tokens that have
 not gone into a batch, work. ``link_free``: the tick from which on its link can carry KV memory.
-``is_down``: whether it has died and is not back; ``died``, ``dies``: when it died last (-1: never),
-and when it will next (or NEVER).
+"""
+
+HEALTH = record(i8="is_down died dies")
+"""One per replica: whether it has died and is not back, when it died last (-1: never), and when it
+will next (or NEVER). Apart, for `REPLICA` fills three lines of a cache.
 """
 
 LINE = record(
@@ -344,7 +348,7 @@ World = namedtuple(
     "World",
     """
     clock pools servers planned engines lines stages onward means listed duration linear per params
-    serving outages idle_engines idle_lines tries
+    serving health outages idle_engines idle_lines tries
     slots heads bits growth budget lives nodes blocks buckets table hits ids bounds ends
     job_arrival job_root job_tokens rows again delay coin context reuse home cached ready
     first_token finish heap ready_now touched seen asked lookout weights gaps full cells stalls
@@ -365,6 +369,8 @@ listed
     The stages of each pool, in order of its lines.
 serving
     Of each pool those of its replicas that serve, in order.
+health
+    Records as above.
 outages
     Tick, replica, and what happens to it (`DIES` ...), in order.
 idle_engines, idle_lines, tries
@@ -422,6 +428,7 @@ _TYPES: dict[str, Any] = {
     "engines": from_dtype(ENGINE)[::1],
     "lines": from_dtype(LINE)[::1],
     "stages": from_dtype(STAGE)[::1],
+    "health": from_dtype(HEALTH)[::1],
     "outages": _TABLE,
     "idle_engines": from_dtype(ENGINE)[::1],
     "idle_lines": from_dtype(LINE)[::1],

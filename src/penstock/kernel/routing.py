@@ -112,17 +112,38 @@ def _measure(world: World, server: int, router: int, stale: bool) -> Any:
 
 
 @uncounted(inline=True)
+def _server_at(world: World, pool: Any, place: int) -> Any:
+    """Return the replica at a place among those that serve."""
+    if pool.up == pool.replicas:
+        return pool.first_server + place
+    return world.serving[pool.first_server + place]
+
+
+@uncounted(inline=True)
 def _emptiest(world: World, pool: Any) -> Any:
-    """Return the replica that is least full; of equal ones the first."""
-    first, stale = pool.first_server, pool.report > 0
-    best = world.serving[first]
-    least = _measure(world, best, pool.router, stale)
-    for place in range(first + 1, first + pool.up):
-        server = world.serving[place]
-        measure = _measure(world, server, pool.router, stale)
+    """Return which of those that serve is least full; of equal ones the first."""
+    stale = pool.report > 0
+    best = 0
+    least = _measure(world, _server_at(world, pool, 0), pool.router, stale)
+    for place in range(1, pool.up):
+        measure = _measure(world, _server_at(world, pool, place), pool.router, stale)
         if measure < least:
-            best, least = server, measure
+            best, least = place, measure
     return best
+
+
+@uncounted(inline=True)
+def _of_two(world: World, coin: int, pool: Any) -> Any:
+    """Return which of two that a coin names has fewer requests; of equal ones the first named."""
+    count, stale = pool.up, pool.report > 0
+    one = ((coin & 0xFFFF) * count) >> 16
+    other = ((coin >> 16) * (count - 1)) >> 16
+    if other >= one:
+        other += 1
+    left = _measure(world, _server_at(world, pool, other), ROUTE_REQUESTS, stale)
+    if left < _measure(world, _server_at(world, pool, one), ROUTE_REQUESTS, stale):
+        return other
+    return one
 
 
 @uncounted()
@@ -177,7 +198,7 @@ def _place_of_home(world: World, request: int, pool: Any) -> Any:
     if home < 0 or pool.up == pool.replicas:
         return home - first if home >= 0 else -1
     for place in range(pool.up):
-        if world.serving[first + place] == home:
+        if _server_at(world, pool, place) == home:
             return place
     return -1
 
@@ -206,39 +227,34 @@ def _by_function(world: World, request: int, pool: Any) -> Any:
     if place < 0 or place >= pool.up:
         clock.bad_router = first + 1
         place = 0
-    server = world.serving[first + place]
     if pool.report > 0:
-        world.seen[server, SEEN_SENT] += 1
-    return server
+        world.seen[_server_at(world, pool, place), SEEN_SENT] += 1
+    return place
 
 
 @uncounted(inline=True)
 def route(world: World, request: int, pool: Any) -> Any:
     """Choose the replica of a request, among those that serve."""
-    first, count, router = pool.first_server, pool.up, pool.router
-    if count == 1:
-        return world.serving[first]
-    if pool.affinity != 0:
-        home = np.int64(world.rows[request + world.home[request]].server)
-        if home >= 0 and world.servers[home].is_down == 0:
-            return home
-    if router == ROUTE_BY_FUNCTION:
-        return _by_function(world, request, pool)
+    count, router = pool.up, pool.router
     coin = np.int64(world.coin[request])
-    if router == ROUTE_RANDOM:
-        return world.serving[first + ((coin * count) >> 32)]
-    if router == ROUTE_ROUND_ROBIN:
+    if pool.affinity != 0 and count > 1:
+        home = np.int64(world.rows[request + world.home[request]].server)
+        if home >= 0 and world.health[home].is_down == 0:
+            return home
+    if count == 1:
+        place = 0
+    elif router == ROUTE_BY_FUNCTION:
+        place = _by_function(world, request, pool)
+    elif router == ROUTE_RANDOM:
+        place = (coin * count) >> 32
+    elif router == ROUTE_ROUND_ROBIN:
+        place = pool.turn % count
         pool.turn += 1
-        return world.serving[first + (pool.turn - 1) % count]
-    if router == ROUTE_POWER_OF_TWO:
-        one = ((coin & 0xFFFF) * count) >> 16
-        other = ((coin >> 16) * (count - 1)) >> 16
-        other += 1 if other >= one else 0
-        one, other = world.serving[first + one], world.serving[first + other]
-        stale = pool.report > 0
-        left = _measure(world, other, ROUTE_REQUESTS, stale)
-        return other if left < _measure(world, one, ROUTE_REQUESTS, stale) else one
-    return _emptiest(world, pool)
+    elif router == ROUTE_POWER_OF_TWO:
+        place = _of_two(world, coin, pool)
+    else:
+        place = _emptiest(world, pool)
+    return _server_at(world, pool, place)
 
 
 # -- what it finds there
@@ -274,7 +290,7 @@ def cached(world: World, request: int, server: int, retention: int) -> Any:
     while shared > 0 and world.context[earlier] != 0:
         earlier += world.context[earlier]
         finish = world.finish[earlier]
-        done = world.rows[earlier].server == server and finish > world.servers[server].died
+        done = world.rows[earlier].server == server and finish > world.health[server].died
         if done and world.clock[0].now - finish <= retention:
             return min(shared, world.rows[request].left - 1)
         shared = min(shared, world.reuse[earlier])

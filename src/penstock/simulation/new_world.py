@@ -81,7 +81,6 @@ def new_world(
     own = pools[table.pool]
     table.first_line = np.cumsum(own.lines) - own.lines
     table.engine = np.cumsum(own.rule != records.BY_LINES) - 1
-    table.died, table.dies = -1, NEVER
     engines = _engines(servers, pools, table)
     planned = records.table(records.REPLICA, engines.size)
     planned.pool = engines.pool
@@ -92,6 +91,7 @@ def new_world(
     slots = np.array([_slots(server) for server in servers]) * counts * pools.lines
     clock = records.table(records.CLOCK, 1)
     clock.series_step = 1
+    clock.next_outage = NEVER
     clock.record = level
     clock.engine_slots = slots[pools.rule != records.BY_LINES].sum()
 
@@ -160,8 +160,11 @@ def _pools(
 
 def _no_outages(replicas: int) -> dict[str, Any]:
     """Return what says that all replicas serve, always."""
+    health = records.table(records.HEALTH, replicas)
+    health.died, health.dies = -1, NEVER
     return {
         "serving": np.arange(replicas),
+        "health": health,
         "outages": np.zeros((0, 3), np.int64),
         "idle_engines": records.table(records.ENGINE, 0),
         "idle_lines": records.table(records.LINE, 0),
@@ -173,7 +176,8 @@ def with_outages(world: World, outages: Ints) -> World:
     """Let replicas of an idle world die and come back: tick, replica, what happens, by ticks."""
     for tick, server, what in outages[::-1]:
         if what != records.RETURNS:
-            world.servers[server].dies = tick
+            world.health[server].dies = tick
+    world.clock.next_outage = outages[0, 0]
     return world._replace(
         outages=np.ascontiguousarray(outages),
         idle_engines=world.engines.copy(),

@@ -493,7 +493,7 @@ class NetworkSession(WorldSession):
             world.rows.server[:count].copy(),
             world.ready[:count],
             world.first_token[:count],
-            np.maximum(world.finish[:count], -1),
+            world.finish[:count],
             world.cached[:count],
             world.again.times[:count].astype(np.int64) if self.has_engines else None,
         )
@@ -502,6 +502,7 @@ class NetworkSession(WorldSession):
             passed = dataclasses.replace(
                 passed,
                 ready=np.where(came >= 0, came, passed.ready),
+                finish=np.maximum(passed.finish, -1),
                 tries=world.tries.times[:count].astype(np.int64),
                 lost=world.finish[:count] == records.LOST,
             )
