@@ -550,6 +550,10 @@ def build_network(document: Any, folder: Path, name: str = "scenario") -> Networ
     network = sections.network.build(folder, simulate.seed)
     if jobs is None and simulate.until is None and not network.ends:
         jobs = DEFAULT_JOBS
+    outages = []
+    for index, section in enumerate(simulate.outages):
+        with within(f"simulate.outages.{index}"):
+            outages.append(section.build())
     with within("simulate.outages"):
-        outages = checked_outages([each.build() for each in simulate.outages], network.pools)
-    return NetworkScenario(Path(name).stem, network, jobs, simulate.until, folder, outages)
+        checked = checked_outages(outages, network.pools)
+    return NetworkScenario(Path(name).stem, network, jobs, simulate.until, folder, checked)
