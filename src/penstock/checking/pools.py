@@ -11,6 +11,7 @@ from penstock.system.pool import Pool
 from penstock.theory.hypotheses import CRITICAL_BAND
 from penstock.theory.network.certificate import NetworkCertificate
 from penstock.theory.network.pool_limits import PoolLimit
+from penstock.workload.workflow import Workflow
 
 _LOSS_WORTH_A_WARNING = 0.01
 
@@ -80,7 +81,7 @@ def pool_answers(
                 replicas=pool.replicas,
                 router=pool.router.name + (" with affinity" if pool.affinity else ""),
                 policy=" and ".join(dict.fromkeys(s.policy.name for s, _ in pool.servers)),
-                order=pool.order.name,
+                order=pool.order_name,
                 rho=loaded.rho,
                 margin=loaded.margin,
                 binding=loaded.binding,
@@ -98,7 +99,7 @@ def pool_warnings(network: Network, pools: Sequence[PoolAnswer], run: NetworkRun
     """Say what limits waste, where they hold a pool back although tokens would fit, and what loads
     leave out.
     """
-    warnings = []
+    warnings = _idle_priorities(network)
     if not network.reuse_is_certain and run.rows is not None:
         prompts = max(int(run.rows.jobs.prompt.sum(dtype=np.int64)), 1)
         share = int(run.rows.cached.sum(dtype=np.int64)) / prompts
@@ -119,6 +120,19 @@ def pool_warnings(network: Network, pools: Sequence[PoolAnswer], run: NetworkRun
                 "what arrives; raise it"
             )
     return warnings
+
+
+def _idle_priorities(network: Network) -> list[str]:
+    """Say which workflows have a priority that no pool of theirs goes by."""
+    ranks = {name for name, pool in network.pools.items() if pool.server.order == "priority"}
+    return [
+        f"workflow {workflow.name} has priority {workflow.priority}, but its pools serve in other "
+        "orders, so it changes nothing; give a pool `order: priority`, or leave it out"
+        for workflow in network.workflows
+        if isinstance(workflow, Workflow)
+        and workflow.priority != 0
+        and ranks.isdisjoint(stage.pool for stage in workflow.stages.values())
+    ]
 
 
 def _server_warnings(name: str, pool: Pool) -> list[str]:
