@@ -9,6 +9,7 @@ from penstock.simulation.network_run import NetworkRun
 from penstock.system.network import Network
 from penstock.system.pool import Pool
 from penstock.theory.hypotheses import CRITICAL_BAND
+from penstock.theory.kv_blocks import fits
 from penstock.theory.network.certificate import NetworkCertificate
 from penstock.theory.network.pool_limits import PoolLimit
 from penstock.workload.workflow import Workflow
@@ -109,6 +110,7 @@ def pool_warnings(network: Network, pools: Sequence[PoolAnswer], run: NetworkRun
         )
     for answer, pool in zip(pools, network.pools.values(), strict=True):
         warnings += _server_warnings(answer.name, pool)
+        warnings += _too_long(network, answer.name)
         if answer.margin < -CRITICAL_BAND and answer.rho < 1:
             tightest = max(answer.limits, key=lambda limit: limit.load).name
             slots = ""
@@ -120,6 +122,29 @@ def pool_warnings(network: Network, pools: Sequence[PoolAnswer], run: NetworkRun
                 "what arrives; raise it"
             )
     return warnings
+
+
+def _too_long(network: Network, name: str) -> list[str]:
+    """Say which requests that never fit may come to a pool, though none has, or the run would have
+    ended there.
+    """
+    warnings = []
+    kinds = [server for server, _ in network.pools[name].servers if server.memory is not None]
+    for workflow in network.workflows if not network.ends else ():
+        means = workflow.means()
+        stages = workflow.stages.values()
+        for stage, prompt, output in zip(stages, means.max_prompt, means.max_output, strict=True):
+            if stage.pool != name or prompt == 0 or not np.isfinite(prompt + output):
+                continue
+            longest = np.array([prompt], np.int64), np.array([max(output, 1)], np.int64)
+            if not all(fits(*longest, server).all() for server in kinds):
+                warnings.append(
+                    f"prompts of up to {prompt:,.0f} tokens and outputs of up to {output:,.0f} "
+                    f"come to pool {name}: a request that has both never fits into its KV memory "
+                    "and blocks a replica for ever, though none came here; raise the limit, or cut "
+                    "the lengths"
+                )
+    return list(dict.fromkeys(warnings))
 
 
 def _idle_priorities(network: Network) -> list[str]:
