@@ -43,8 +43,9 @@ class Section(BaseModel):
 
     @classmethod
     def known_keys(cls) -> list[str]:
-        """Return the keys that it may have."""
-        return list(cls.model_fields)
+        """Return the keys that it may have, as a file calls them."""
+        aliases = {name: field.validation_alias for name, field in cls.model_fields.items()}
+        return [alias if isinstance(alias, str) else name for name, alias in aliases.items()]
 
 
 Sections = TypeVar("Sections", bound=Section)

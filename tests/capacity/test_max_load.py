@@ -130,6 +130,17 @@ def test_routers_and_policies_stand_side_by_side(penstock: Callable[..., Said], 
     assert "random" in table
 
 
+def test_a_router_of_ones_own_is_looked_for_beside_the_scenario_and_outages_are_said_to_be_left_out(
+    penstock: Callable[..., Said], scenario: Path
+) -> None:
+    (scenario.parent / "mine.py").write_text("def last(replicas, request, params):\n    return replicas.shape[0] - 1\n")
+    scenario.write_text(scenario.read_text().replace("seed: 0", "outages: [{pool: small, from: 5, to: 9}], seed: 0"))
+    _, said, _ = penstock("max-rate", scenario, "--routers", "mine.py:last", "--precision", "0.3", "--json")
+    found = json.loads(said)
+    assert list(found["networks"]) == ["last"]
+    assert [note for note in found["warnings"] if note.startswith("outages are left out: they end")]
+
+
 def test_orders_stand_side_by_side_for_pools_of_lines(penstock: Callable[..., Said], scenario: Path) -> None:
     scenario.write_text(POOL.replace("POLICY", ""))
     _, said, _ = penstock("max-rate", scenario, "--orders", "fcfs,decode-first", "--json")
@@ -144,6 +155,7 @@ def test_orders_stand_side_by_side_for_pools_of_lines(penstock: Callable[..., Sa
         (["--alpha", "0.1"], "describes a network, which knows no --alpha"),
         (["--routers", ","], "--routers names none"),
         (["--routers", "jqs"], "did you mean 'jsq'"),
+        (["--routers", "jsq,prefix"], "router prefix of pool 'small' looks for prompts that replicas have computed"),
         (["--orders", "hlpps"], "the order of the pool is hlpps, but vllm"),
         (["--policies", "vlm"], "vllm"),
     ],

@@ -434,3 +434,15 @@ def test_jobs_that_all_begin_at_one_instant_have_no_rate() -> None:
     recorded = ps.Workload.from_arrays(np.zeros(10), np.full(10, 100), np.full(10, 20))
     with pytest.raises(InputError, match="rate"):
         check(ps.Network.single(recorded, ps.Server(TP1, 512)))
+
+
+@pytest.mark.parametrize(("blocks", "said"), [(30, 1), (200, 0)])
+def test_a_request_that_never_fits_is_said_though_none_came(blocks: int, said: int) -> None:
+    rare = ps.Geometric(20, max=2_000)
+    server = ps.Server(TP1, 512, 64, policy="vllm", memory=ps.Memory(blocks, 16))
+    network = ps.Network.single(ps.Workload.poisson(0.5, rare, 10), server, 2)
+    answer = check(network, jobs=30, resolution=0.5)
+    notes = [
+        text for text in answer.warnings if text.startswith("prompts of up to 2,000 tokens and outputs of up to 10")
+    ]
+    assert len(notes) == said

@@ -3,6 +3,7 @@
 import pytest
 
 import penstock as ps
+from penstock.checking.outages import outages_section
 from penstock.scenario.network import build_network
 
 RATE = 20.0
@@ -25,6 +26,16 @@ def test_everybody_waits_longer_while_a_replica_is_away_and_nobody_long_before_i
     assert away.requests == pytest.approx(RATE * 100, rel=0.15)
     assert away.e2e_s["p50"] > away.e2e_without_s["p50"]
     assert answer.as_dict()["outages"][0]["outage"]["pool"] == "pool"
+
+
+def test_the_table_of_an_outage_says_that_requests_may_be_hit_by_another_one():
+    outages = [ps.Outage("pool", 1, 20, 40), ps.Outage("pool", 2, 50, 60)]
+    answer = ps.check(network(), jobs=2_000, outages=outages, resolution=0.2)
+    after = answer.outages[2]
+    assert (after.outage, after.when) == (outages[0], "after")
+    assert after.sent_again > 0  # at the other replica
+    (section,) = outages_section(answer.outages)
+    assert "Hit: they were at a replica when it died, in this outage or another." in section.paragraphs[0]
 
 
 def test_lost_requests_never_end_and_are_counted():
@@ -78,5 +89,10 @@ def test_a_scenario_names_its_outages():
     }
     assert build_network(document, None).outages == (ps.Outage("chat", 1, 5, 8, "lost"),)
     document["simulate"]["outages"][0]["to"] = 4
-    with pytest.raises(ps.InputError, match=r"simulate\.outages: an outage ends at 4 s, but begins at 5 s"):
+    with pytest.raises(ps.InputError, match=r"simulate\.outages\.0: an outage ends at 4 s, but begins at 5 s"):
+        build_network(document, None)
+    document["simulate"]["outages"] = [{"pool": "chat", "start": 5, "end": 8}]
+    with pytest.raises(
+        ps.InputError, match=r"outages\.0\.start is not a key .* known: pool, replica, from, to, requests"
+    ):
         build_network(document, None)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -10,6 +11,7 @@ import pytest
 import penstock as ps
 from penstock.checking.answer import check
 from penstock.checking.network_answer import NetworkAnswer
+from penstock.checking.orders import own_order, with_order
 from penstock.workload.jobs import Jobs
 
 SERVER = ps.Server(ps.Affine(c=0.05, a=1e-4), 512, 16, policy="vllm", kv_tokens=40_000)
@@ -93,3 +95,29 @@ def test_nothing_is_said_of_priorities_where_there_are_none_or_one_for_each_requ
                 yield dataclasses.replace(block, priority=block.job.astype(np.int32))
 
     assert check(ranked(Numbered), jobs=300, seed=1, resolution=0.2).priorities == ()
+
+
+@pytest.mark.parametrize("own", ["fcfs", "priority"])
+def test_engines_take_another_order_of_requests_and_none_of_stages(own: Literal["fcfs", "priority"]) -> None:
+    pool = ps.Pool(dataclasses.replace(SERVER, order=own), 2)
+    network = ps.Network({"p": pool}, [ps.Workflow.single(ps.Workload.poisson(1, 100, 20), "p")])
+    assert own_order(network) == own
+    for name in ("fcfs", "priority"):
+        changed = with_order(network, name).pools["p"]
+        assert (changed.server.order, changed.order.name, changed.order_name) == (name, "fcfs", name)
+        assert changed.describe().endswith(f", {name}")
+    with pytest.raises(
+        ps.InputError, match=r"the order of the pool is hlpps, but vllm, .* give the Server order='priority'"
+    ):
+        with_order(network, "hlpps")
+
+
+@pytest.mark.parametrize("order", ["fcfs", "priority"])
+def test_a_priority_by_which_no_pool_goes_is_said_to_change_nothing(order: Literal["fcfs", "priority"]) -> None:
+    workflow = ps.Workflow.single(ps.Workload.poisson(1, 100, 20), "p", name="late")
+    pool = ps.Pool(dataclasses.replace(SERVER, order=order))
+    network = ps.Network({"p": pool}, [dataclasses.replace(workflow, priority=3)])
+    answer = check(network, jobs=200, resolution=0.2)
+    said = [text for text in answer.warnings if text.startswith("workflow late has priority 3, but its pools serve in")]
+    assert len(said) == (order == "fcfs")
+    assert answer.pools[0].order == order

@@ -242,6 +242,10 @@ def test_a_router_that_can_never_see_what_it_looks_for_is_named_and_left_out() -
     reasons = [each.why for each in found.discarded if each.by == "impossible"]
     assert [reason.split(" of pool")[0] for reason in reasons] == ["router prefix", "router session", "router memory"]
     assert_accounted(found, space)
+    # with one replica no router is asked; a family of which that is the smallest is refused as well
+    space = search_space(SMALL, router=["prefix"], replicas=[1, 2])
+    with pytest.raises(ps.InputError, match="no deployment can be judged: router prefix of pool"):
+        plan(workload, space, ["ttft_p95<1s"], requests=500)
 
 
 def test_where_kv_memory_is_too_small_for_any_policy_theory_discards() -> None:

@@ -61,7 +61,8 @@ def test_the_example_of_rybko_and_stolyar_is_that_of_the_paper() -> None:
 
 def test_a_pool_has_the_keys_of_a_server_and_its_own() -> None:
     keys = {"max_num_seqs": 64, "policy": "orca", "replicas": 4, "router": "tokens", "order": "hlpps", "affinity": True}
-    pool = made(keys).network.pools["p"]
+    twice = POISSON | {"stages": {"call": CALL | {"then": "again"}, "again": CALL}}
+    pool = made(keys, twice).network.pools["p"]
     assert (pool.server.max_batch_size, pool.policy.name) == (64, "orca")
     assert (pool.replicas, pool.router.name, pool.order.name, pool.affinity) == (4, "tokens", "hlpps", True)
     usual = made().network.pools["p"]
@@ -170,6 +171,8 @@ VLLM = SERVER | {"policy": "vllm", "memory": {"tokens": 20_000}}
             "says how long a transfer takes only beside the bandwidth of a link; add transfer_",
         ),
         ({"transfer_gb_per_s": 25, "kv_bytes_per_token": 0}, "kv_bytes_per_token is 0.0, but must be a number from 1"),
+        ({"prefill": "q", "transfer_gb_per_s": 25}, "prefill is at pool 'q', which there is not; known: p, d"),
+        ({"transfer_ms": -1}, "network.workflows.w: transfer_ms is -1, but must be a number from 0"),
         ({"decode": "p"}, "prefill and decode are both at pool 'p', so nothing is apart; name two pools"),
     ],
 )
@@ -371,6 +374,8 @@ def stages(keys: str) -> str:
 
 
 REQUESTS = "{poisson: {rate: 1, prompt: 9, output: 5}}"
+CALLED = "pool: p, prompt: 9, output: 5"
+REUSING = f"{{w: {{arrivals: {{poisson: 2}}, context: reuse, stages: {{a: {{{CALLED}, then: b}}, b: {{{CALLED}}}}}}}}}"
 BAD = {
     "nothing": ("", "holds nothing, but a scenario is a mapping with `network`"),
     "a misspelt network": ("netwrk: {}", "netwrk is not a key of a scenario; did you mean 'network'"),
@@ -465,6 +470,21 @@ BAD = {
     "sessions of one request": (
         pool("token_budget: 512, replicas: 2, router: session"),
         "network: router session of pool 'p' sends later requests of a job where its first one went, but no job",
+    ),
+    "affinity of one request": (
+        pool("token_budget: 512, replicas: 2, affinity: true"),
+        "network: affinity of pool 'p' sends later requests of a job where its first one went, but no job has",
+    ),
+    "a match of more than a prompt": (
+        said(
+            pools="{p: {hardware: codellama-34b-a100-tp1, token_budget: 9, replicas: 2, router: {prefix: {match: 1}}}}",
+            workflows=REUSING,
+        ),
+        "network: router prefix of pool 'p' looks for replicas that have computed a share of 1 of a prompt, but none",
+    ),
+    "scores of no weight": (
+        pool("token_budget: 512, replicas: 2, router: {scored: {cached: 0, queue: 0, memory: 0}}"),
+        "network: router scored of pool 'p' weighs nothing (cached, queue, memory are 0), so all requests would go to",
     ),
     "an unknown order": (pool("token_budget: 512, order: hlps"), "network.pools.p.order: unknown order 'hlps'"),
     "an order that is a number": (pool("token_budget: 512, order: 3"), "network.pools.p.order: an order is 3"),
@@ -620,6 +640,14 @@ BAD = {
     ),
     "an unknown context": (flow("context: gro, stages: {}"), "network.workflows.w.context must be 'new', 'grow' or"),
     "retention without reuse": (said(more=", retention_s: 5"), "network: retention_s is 5, but no workflow reuses"),
+    "retention at engines": (
+        said(
+            pools="{p: {hardware: codellama-34b-a100-tp1, token_budget: 512, policy: vllm}}",
+            workflows=REUSING,
+            more=", retention_s: 5",
+        ),
+        "network: retention_s is 5, but contexts are reused at engines only, which keep them for as long as their KV",
+    ),
     "no jobs": (said(simulate="{jobs: 0}"), "simulate.jobs is 0"),
     "jobs and until": (said(simulate="{jobs: 5, until: 5}"), "simulate: `jobs` and `until` both say when to stop"),
     "no time": (said(simulate="{until: 0}"), "simulate.until is 0"),

@@ -13,7 +13,10 @@ POOLS = {"chat": ps.Pool(ps.Server(ps.Affine(0.01, 1e-4), 512), 3)}
     [
         (("chat", 0, 5.0, 5.0), "an outage ends at 5 s, but begins at 5 s; let it end later"),
         (("chat", -1, 1.0, 2.0), "replica is -1"),
-        (("chat", 0, -1.0, 2.0), "start_s is -1"),
+        (("chat", 0, -1.0, 2.0), "the start of an outage is -1"),
+        (("chat", 0, 1.0, float("inf")), "the end of an outage is inf"),
+        ((None, 0, 1.0, 2.0), "the pool of an outage is None; give the name of one"),
+        ((["chat"], 0, 1.0, 2.0), "the pool of an outage is"),
         (("chat", 0, 1.0, 2.0, "forgotten"), "requests of an outage are 'forgotten'"),
     ],
 )
@@ -34,6 +37,16 @@ def test_an_outage_ends_after_it_began_and_says_what_becomes_of_requests(values,
 def test_an_outage_is_of_a_replica_that_there_is_and_that_is_not_away(outages, said):
     with pytest.raises(ps.InputError, match=said):
         checked_outages(outages, POOLS)
+
+
+@pytest.mark.parametrize("outages", [None, 3, "chat/0", Outage("chat", 0, 1, 2)])
+def test_outages_are_a_list(outages):
+    with pytest.raises(ps.InputError, match=r"outages are .*; give a list of penstock\.Outage"):
+        checked_outages(outages, POOLS)
+    network = ps.Network.single(ps.Workload.poisson(1, 10, 10), POOLS["chat"].server, 3)
+    for answer in (ps.simulate, ps.check):
+        with pytest.raises(ps.InputError, match="outages are"):
+            answer(network, jobs=10, outages=outages)
 
 
 def test_outages_come_in_order_of_their_starts():

@@ -78,6 +78,22 @@ def test_settings_of_a_router_have_names_and_others_are_refused() -> None:
         ROUTERS["jsq"].with_settings(spill=1)
 
 
+def test_a_router_that_numba_cannot_read_is_said_in_one_line_without_colours() -> None:
+    def imports(replicas, request, params):  # type: ignore[no-untyped-def]
+        import math
+
+        return math.floor(replicas[0, 0])
+
+    def misnamed(replicas, request, params):  # type: ignore[no-untyped-def]
+        return replicas.requests
+
+    for function, reason in ((imports, "IMPORT_NAME"), (misnamed, "Unknown attribute 'requests'")):
+        with pytest.raises(ps.InputError, match=f"cannot be compiled: .*{reason}") as caught:
+            router(function)
+        assert "\n" not in str(caught.value)
+        assert "\x1b" not in str(caught.value)
+
+
 def test_a_router_works_out_only_what_its_function_names() -> None:
     reads = {name for name, each in FUNCTIONS.items() if each.looks_up}
     assert reads == {"prefix", "scored"}

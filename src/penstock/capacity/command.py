@@ -171,6 +171,11 @@ def _max_load(
         for name, network in networks.items()
     }
     notes = gathered(pools)
+    if chosen.outages:
+        notes.append(
+            "outages are left out: they end, so they do not change up to which load queues stay "
+            "finite"
+        )
     notices = list(dict.fromkeys(notice for flow in workflows for notice in flow.notices))
     document = {
         "networks": {name: load.as_dict() for name, load in found.items()},
@@ -186,7 +191,8 @@ def _variants(chosen: "NetworkScenario", axes: "Mapping[str, str | None]") -> "d
     nothing is.
     """
     from penstock.checking.orders import with_order, with_policy, with_router
-    from penstock.system.routing import ROUTERS
+    from penstock.system.network_faults import refuse_in_vain
+    from penstock.system.routing import ROUTERS, resolve_router
 
     if all(given is None for given in axes.values()):
         return {"as it is": chosen.network}
@@ -199,10 +205,12 @@ def _variants(chosen: "NetworkScenario", axes: "Mapping[str, str | None]") -> "d
         if not routers:
             raise InputError(f"--routers names none; give some of {', '.join(ROUTERS)}")
         networks = {
-            ", ".join(filter(None, (name, router))): with_router(network, router)
+            ", ".join(filter(None, (name, router.name))): with_router(network, router)
             for name, network in networks.items()
-            for router in routers
+            for router in (resolve_router(choice, folder=chosen.folder) for choice in routers)
         }
+        for network in networks.values():
+            refuse_in_vain(network)  # as where the scenario names the router
     if axes["orders"] is not None:
         networks = {
             ", ".join(filter(None, (name, order.name))): with_order(network, order)

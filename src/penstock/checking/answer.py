@@ -23,7 +23,7 @@ from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.run import TICK_S, Record, Run, stop_tick
 from penstock.simulation.simulate import RunOptions, length_of_run, run_server, simulate
 from penstock.system.kinds import as_network, refuse
-from penstock.system.outages import Outage
+from penstock.system.outages import Outage, listed
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.memory import MemoryEstimate, memory_is_full
@@ -257,7 +257,7 @@ def check(
         If a value cannot be used.
     """
     if isinstance(workload, Workload) and isinstance(server, Server):
-        refuse(jobs=jobs, seed=seed, outages=tuple(outages) or None)
+        refuse(jobs=jobs, seed=seed, outages=listed(outages) or None)
         limits = _parsed(targets)
         question = _Question(
             workload, server, requests, until, limits, precision, estimate_memory, progress

@@ -23,7 +23,7 @@ from penstock.simulation.run import TICK_S, stop_tick
 from penstock.simulation.simulate import RunOptions
 from penstock.system.network import Network, own_seed
 from penstock.system.network_model import NetworkModel
-from penstock.system.outages import Outage
+from penstock.system.outages import Outage, checked_outages
 from penstock.theory.certificate import certify
 from penstock.theory.network.certificate import SPIRAL, VIRTUAL, NetworkCertificate
 from penstock.theory.network.cyclic_pools import CERTIFIED
@@ -299,6 +299,7 @@ def of_network(
 ) -> NetworkAnswer:
     """Answer for a network: see `penstock.check`."""
     jobs = _length_of_run(network, jobs, until)  # refuse it before the test, not after
+    outages = checked_outages(outages, network.pools)
     certificate = certify(network)
     stability = None
     if not network.ends:
@@ -311,7 +312,7 @@ def of_network(
     windows: tuple[OutageWindow, ...] = ()
     if outages:
         shown = part_of(progress, _RUN_SHARE, 1.0)
-        options = dataclasses.replace(options, progress=shown, outages=tuple(outages))
+        options = dataclasses.replace(options, progress=shown, outages=outages)
         windows = outage_windows(run_network(network, jobs, seed, options), run)
     model = network.model()
     pools = pool_answers(network, certificate, run)

@@ -9,7 +9,8 @@ from penstock.checking.network_answer import NetworkAnswer
 from penstock.errors import InputError, nearest
 from penstock.simulation.progress import Progress, part_of
 from penstock.system.network import Network
-from penstock.system.orders import Order, OrderFunction, resolve_order
+from penstock.system.orders import ORDERS, Order, OrderFunction, resolve_order
+from penstock.system.pool import Pool
 from penstock.system.routing import Router, resolve_router
 from penstock.system.scheduler import Scheduler
 
@@ -59,11 +60,13 @@ def compare_orders(
 
 def own_order(network: Network) -> str:
     """Name the orders that the pools of a network have."""
-    return ", ".join(dict.fromkeys(pool.order.name for pool in network.pools.values()))
+    return ", ".join(dict.fromkeys(pool.order_name for pool in network.pools.values()))
 
 
 def with_order(network: Network, order: OrderChoice | Mapping[str, OrderChoice]) -> Network:
     """Return a network with another order at all pools, or at those that a mapping names.
+
+    ``priority`` without stages is that of the requests, by which each engine of a pool goes then.
 
     Raises
     ------
@@ -81,10 +84,19 @@ def with_order(network: Network, order: OrderChoice | Mapping[str, OrderChoice])
     else:
         chosen = dict.fromkeys(network.pools, resolve_order(order))
     pools = {
-        name: dataclasses.replace(pool, order=chosen.get(name, pool.order))
+        name: _with_order(pool, chosen[name]) if name in chosen else pool
         for name, pool in network.pools.items()
     }
     return dataclasses.replace(network, pools=pools)
+
+
+def _with_order(pool: Pool, order: Order) -> Pool:
+    """Return a pool with another order between stages, or of the requests at each engine."""
+    kinds = tuple((dataclasses.replace(each, order="fcfs"), n) for each, n in pool.servers)
+    if order.ranks_stages and not order.stages and not kinds[0][0].by_lines:
+        kinds = tuple((dataclasses.replace(each, order="priority"), n) for each, n in kinds)
+        order = ORDERS["fcfs"]
+    return dataclasses.replace(pool, servers=kinds, order=order)
 
 
 def with_router(network: Network, router: str | Router) -> Network:

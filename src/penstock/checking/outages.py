@@ -30,7 +30,7 @@ class OutageWindow:
     from_s, to_s
         Seconds of the run.
     requests, sent_again, lost
-        How many came, and what became of them.
+        How many came, and what became of them, by this outage or another.
     ttft_s, e2e_s
         Seconds from the first arrival at the pool, by statistic; None where nobody has finished.
     ttft_without_s, e2e_without_s
@@ -119,7 +119,7 @@ def _quantiles(run: NetworkRun, event: str, requests: Ints) -> dict[str, float |
 _CAPTION = (
     "In seconds, from the first arrival to the last try; requests by when they came to the pool, "
     "in spans as long as the outage; in brackets the same jobs without outages. Hit: they were at "
-    "the replica when it died."
+    "a replica when it died, in this outage or another."
 )
 
 

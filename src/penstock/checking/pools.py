@@ -9,8 +9,10 @@ from penstock.simulation.network_run import NetworkRun
 from penstock.system.network import Network
 from penstock.system.pool import Pool
 from penstock.theory.hypotheses import CRITICAL_BAND
+from penstock.theory.kv_blocks import fits
 from penstock.theory.network.certificate import NetworkCertificate
 from penstock.theory.network.pool_limits import PoolLimit
+from penstock.workload.workflow import Workflow
 
 _LOSS_WORTH_A_WARNING = 0.01
 
@@ -80,7 +82,7 @@ def pool_answers(
                 replicas=pool.replicas,
                 router=pool.router.name + (" with affinity" if pool.affinity else ""),
                 policy=" and ".join(dict.fromkeys(s.policy.name for s, _ in pool.servers)),
-                order=pool.order.name,
+                order=pool.order_name,
                 rho=loaded.rho,
                 margin=loaded.margin,
                 binding=loaded.binding,
@@ -98,7 +100,7 @@ def pool_warnings(network: Network, pools: Sequence[PoolAnswer], run: NetworkRun
     """Say what limits waste, where they hold a pool back although tokens would fit, and what loads
     leave out.
     """
-    warnings = []
+    warnings = _idle_priorities(network)
     if not network.reuse_is_certain and run.rows is not None:
         prompts = max(int(run.rows.jobs.prompt.sum(dtype=np.int64)), 1)
         share = int(run.rows.cached.sum(dtype=np.int64)) / prompts
@@ -108,6 +110,7 @@ def pool_warnings(network: Network, pools: Sequence[PoolAnswer], run: NetworkRun
         )
     for answer, pool in zip(pools, network.pools.values(), strict=True):
         warnings += _server_warnings(answer.name, pool)
+        warnings += _too_long(network, answer.name)
         if answer.margin < -CRITICAL_BAND and answer.rho < 1:
             tightest = max(answer.limits, key=lambda limit: limit.load).name
             slots = ""
@@ -119,6 +122,42 @@ def pool_warnings(network: Network, pools: Sequence[PoolAnswer], run: NetworkRun
                 "what arrives; raise it"
             )
     return warnings
+
+
+def _too_long(network: Network, name: str) -> list[str]:
+    """Say which requests that never fit may come to a pool, though none has, or the run would have
+    ended there.
+    """
+    warnings = []
+    kinds = [server for server, _ in network.pools[name].servers if server.memory is not None]
+    for workflow in network.workflows if not network.ends else ():
+        means = workflow.means()
+        stages = workflow.stages.values()
+        for stage, prompt, output in zip(stages, means.max_prompt, means.max_output, strict=True):
+            if stage.pool != name or prompt == 0 or not np.isfinite(prompt + output):
+                continue
+            longest = np.array([prompt], np.int64), np.array([max(output, 1)], np.int64)
+            if not all(fits(*longest, server).all() for server in kinds):
+                warnings.append(
+                    f"prompts of up to {prompt:,.0f} tokens and outputs of up to {output:,.0f} "
+                    f"come to pool {name}: a request that has both never fits into its KV memory "
+                    "and blocks a replica for ever, though none came here; raise the limit, or cut "
+                    "the lengths"
+                )
+    return list(dict.fromkeys(warnings))
+
+
+def _idle_priorities(network: Network) -> list[str]:
+    """Say which workflows have a priority that no pool of theirs goes by."""
+    ranks = {name for name, pool in network.pools.items() if pool.server.order == "priority"}
+    return [
+        f"workflow {workflow.name} has priority {workflow.priority}, but its pools serve in other "
+        "orders, so it changes nothing; give a pool `order: priority`, or leave it out"
+        for workflow in network.workflows
+        if isinstance(workflow, Workflow)
+        and workflow.priority != 0
+        and ranks.isdisjoint(stage.pool for stage in workflow.stages.values())
+    ]
 
 
 def _server_warnings(name: str, pool: Pool) -> list[str]:

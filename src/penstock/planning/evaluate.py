@@ -309,6 +309,19 @@ def network_of(workload: Workload, deployment: Deployment) -> Network:
     return network
 
 
+def refuse_idle_router(workload: Workload, deployment: Deployment) -> None:
+    """Raise an `InputError` if a router can never see what it looks for; what else may be wrong
+    with replicas together is found when they are simulated.
+    """
+    if deployment.splits:
+        return
+    try:
+        network = _network_of(workload, deployment)
+    except InputError:
+        return
+    refuse_in_vain(network)
+
+
 def _network_of(workload: Workload, deployment: Deployment) -> Network:
     """Return the network, whether or not its router can see what it looks for."""
     router, prefill = deployment.router, deployment.prefill_replicas

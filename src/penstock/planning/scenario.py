@@ -85,7 +85,7 @@ class PlanSection(Section):
     confidence: float = 0.95
     most_requests: Whole | None = None
     search: SearchSection = SearchSection()
-    price: float | dict[str, float] | None = None
+    price: Any = None
     max_cost: float | None = None
     accelerators: Whole = 1
     transfer_ms: float = 0.0
@@ -171,6 +171,7 @@ def read_plan(
     if seed is not None:
         scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
     # where to look, and what a deployment has to do there
+    _refuse_idle_keys(wanted, wanted.objective if objective is None else objective)
     space = _space(sections, scenario)
     aim = None
     if targets or wanted.targets:
@@ -207,6 +208,24 @@ def _with_day_and_job(scenario: PlanScenario, wanted: PlanSection) -> PlanScenar
             scenario, job=read_job(job, read, scenario.aim, scenario.workload)
         )
     return scenario
+
+
+def _refuse_idle_keys(wanted: PlanSection, objective: str) -> None:
+    """Refuse keys of a plan that would change nothing."""
+    apart = wanted.search.disaggregation or []
+    transfer = ("transfer_ms", "transfer_ms_per_token", "transfer_gb_per_s")
+    sent = [key for key in transfer if getattr(wanted, key)]
+    if sent and not any(apart):
+        raise InputError(
+            f"plan.{sent[0]} is {getattr(wanted, sent[0]):g}, but no replicas for prompts alone "
+            "are searched, so nothing is sent; give search.disaggregation, such as "
+            '[null, "1:1"], or leave it out'
+        )
+    if "goodput" in wanted.model_fields_set and objective == "cost":
+        raise InputError(
+            f"plan.goodput is {wanted.goodput:g}, but the objective is cost, by which only targets "
+            "count; give `objective: goodput`, or leave it out"
+        )
 
 
 def _space(sections: _Planned, scenario: Scenario) -> Space:

@@ -20,7 +20,13 @@ from penstock.checking.targets import Target, share
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
-from penstock.planning.evaluate import Evaluation, evaluate, network_of, not_simulated
+from penstock.planning.evaluate import (
+    Evaluation,
+    evaluate,
+    network_of,
+    not_simulated,
+    refuse_idle_router,
+)
 from penstock.planning.mixing import MixedLoad, best_of, no_worse
 from penstock.planning.share import share_of
 from penstock.planning.space import Family, Reason, Space
@@ -297,6 +303,8 @@ class Search:
     def _judge_by_theory(self, family: Family) -> None:
         """Put a family among the prospects, or among the hopeless."""
         deployment, counts = family.smallest, family.counts
+        # The smallest may have one replica, before which no router is asked.
+        refuse_idle_router(self.workload, family.at(counts[-1]))
         least, usual, reason = self._least_stable(family)
         if least == len(counts):
             self.hopeless.append(Hopeless(family, "theory", reason))

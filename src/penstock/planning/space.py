@@ -223,6 +223,8 @@ class _Choices:
         checks.seconds("transfer_ms", self.transfer_ms)
         checks.seconds("transfer_ms_per_token", self.transfer_ms_per_token)
         checked_link(self.transfer_ms_per_token, self.transfer_gb_per_s, self.kv_bytes_per_token)
+        if self.max_cost is not None:
+            checks.number("max_cost", self.max_cost, 0, 1e15, "", "it is the most a fleet may cost")
         if self.transfer_gb_per_s is not None:  # whatever the model
             link_ms_per_token(self.transfer_gb_per_s, self.kv_bytes_per_token or 1)
 

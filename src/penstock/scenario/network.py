@@ -25,7 +25,7 @@ from pydantic import BeforeValidator, Field
 
 from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document, short
-from penstock.errors import InputError
+from penstock.errors import InputError, nearest
 from penstock.scenario.scenario import RunSection
 from penstock.scenario.server import ENGINE_NAMES, ServerSection, alias
 from penstock.scenario.workload import WorkloadSection, length
@@ -294,6 +294,11 @@ class DisaggregatedSection(Section):
         checked_link(per_token, link, self.kv_bytes_per_token)
         if link is None:
             return per_token
+        if self.prefill not in gpus:
+            raise InputError(
+                f"prefill is at pool {checks.shown(self.prefill)}, which there is not"
+                f"{nearest(self.prefill, gpus)}"
+            )
         return link_ms_per_token(link, self.kv_bytes_per_token, gpus.get(self.prefill))
 
 
@@ -550,6 +555,10 @@ def build_network(document: Any, folder: Path, name: str = "scenario") -> Networ
     network = sections.network.build(folder, simulate.seed)
     if jobs is None and simulate.until is None and not network.ends:
         jobs = DEFAULT_JOBS
+    outages = []
+    for index, section in enumerate(simulate.outages):
+        with within(f"simulate.outages.{index}"):
+            outages.append(section.build())
     with within("simulate.outages"):
-        outages = checked_outages([each.build() for each in simulate.outages], network.pools)
-    return NetworkScenario(Path(name).stem, network, jobs, simulate.until, folder, outages)
+        checked = checked_outages(outages, network.pools)
+    return NetworkScenario(Path(name).stem, network, jobs, simulate.until, folder, checked)

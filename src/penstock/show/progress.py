@@ -173,8 +173,8 @@ def announce_compilation() -> None:
         def _begin(self) -> None:
             if not (self.done or sys.stderr.isatty()):
                 words = (
-                    "Compiling, once for the simulator and once for each policy, which takes up to "
-                    "a minute ..."
+                    "Compiling, once for the simulator and once for each policy, which takes a "
+                    "minute or more ..."
                 )
                 print(words, file=sys.stderr, flush=True)
             if not _open:

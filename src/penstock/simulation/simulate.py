@@ -21,7 +21,7 @@ from penstock.simulation.session_server import RECORDS
 from penstock.simulation.window import Window
 from penstock.system.batch_time import Composition
 from penstock.system.kinds import as_network, refuse
-from penstock.system.outages import Outage
+from penstock.system.outages import Outage, listed
 from penstock.system.server import Server
 from penstock.workload.pairs import Independent
 from penstock.workload.workload import Requests, Workload
@@ -136,9 +136,9 @@ def simulate(
     tick_s = checked_tick(tick_s)
     shown = part_of(progress, 0.0, 1.0)
     stop = stop_tick(until, tick_s)
-    options = RunOptions(stop, drain, tick_s, compress, shown, tuple(outages))
+    options = RunOptions(stop, drain, tick_s, compress, shown, listed(outages))
     if isinstance(workload, Workload) and isinstance(server, Server):
-        refuse(jobs=jobs, seed=seed, outages=tuple(outages) or None)
+        refuse(jobs=jobs, seed=seed, outages=options.outages or None)
         return run_server(
             workload, server, length_of_run(workload, requests, until), options, record
         )

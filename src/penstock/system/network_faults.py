@@ -1,5 +1,6 @@
-"""What is asked of a network in vain: routers that look for what their pool never has,
-and stages that only decode where nothing was prefilled.
+"""What is asked of a network in vain: routers and affinity that look for what their pool never
+has, contexts kept for a time where none are, and stages that only decode where nothing was
+prefilled.
 """
 
 from penstock.errors import InputError
@@ -18,6 +19,8 @@ def refuse_in_vain(network: Network) -> None:
     for name, pool in network.pools.items():
         if pool.replicas > 1:  # else no router is asked
             _check_router(network, name, pool)
+            _check_settings(name, pool.router)
+    _check_retention(network)
     for workflow in network.workflows:
         if isinstance(workflow, Workflow):
             _check_decodes(network, workflow)
@@ -39,11 +42,52 @@ def _check_router(network: Network, name: str, pool: Pool) -> None:
             f"{what} looks at KV memory, but that of its servers has no limit, so all seem "
             "equally empty; give them `memory`, or take jsq"
         )
-    if router.function is router_functions.session and _most_of_a_job(network, name) <= 1:
+    keeps = router.function is router_functions.session
+    if (keeps or pool.affinity) and _most_of_a_job(network, name) <= 1:
+        who = f"{what} sends" if keeps else f"affinity of pool {name!r} sends"
+        remedy = "take jsq" if keeps else "leave it out"
         raise InputError(
-            f"{what} sends later requests of a job where its first one went, but no job "
-            "has more than one here; take jsq"
+            f"{who} later requests of a job where its first one went, but no job "
+            f"has more than one here; {remedy}"
         )
+
+
+def _check_settings(name: str, router: Router) -> None:
+    """Refuse settings with which a named router never does what its name says."""
+    settings = dict(router.settings)
+    what = f"router {router.name} of pool {name!r}"
+    if router.function is router_functions.prefix and settings["match"] >= 1:
+        raise InputError(
+            f"{what} looks for replicas that have computed a share of {settings['match']:g} of a "
+            "prompt, but none has all of one (the last token is always computed), so it would "
+            "never find any; give a match below 1"
+        )
+    if router.function is router_functions.scored and not any(settings.values()):
+        raise InputError(
+            f"{what} weighs nothing ({', '.join(settings)} are 0), so all requests would go to the "
+            "first replica; give one of them above 0"
+        )
+
+
+def _check_retention(network: Network) -> None:
+    """Refuse to limit how long contexts are kept where only KV memory does."""
+    if network.retention_s is None:
+        return
+    reusing = [workflow for workflow in network.workflows if _goes_on(workflow)]
+    visited = {stage.pool for workflow in reusing for stage in workflow.stages.values()}
+    if not any(network.pools[pool].server.by_lines for pool in visited):
+        raise InputError(
+            f"retention_s is {network.retention_s:g}, but contexts are reused at engines only, "
+            "which keep them for as long as their KV memory has room, so it would change nothing; "
+            "leave it out"
+        )
+
+
+def _goes_on(workflow: Workflow | Sessions) -> bool:
+    """Whether calls of a workflow go on with the context of earlier ones."""
+    if isinstance(workflow, Sessions):
+        return bool(workflow.recorded.reuse.any())
+    return workflow.context == "reuse"
 
 
 def _looks_for_prompts(router: Router) -> bool:
@@ -69,9 +113,9 @@ def _caches(server: Server) -> bool:
 
 def _recurs(workflow: Workflow | Sessions) -> bool:
     """Whether prompts of a workflow begin as earlier ones do."""
-    if isinstance(workflow, Sessions):
-        return bool(workflow.recorded.reuse.any())
-    return workflow.context == "reuse" or workflow.arrivals.prefixes is not None
+    if isinstance(workflow, Workflow) and workflow.arrivals.prefixes is not None:
+        return True
+    return _goes_on(workflow)
 
 
 def _why_nothing(pool: Pool) -> str:

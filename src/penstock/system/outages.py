@@ -24,7 +24,7 @@ class Outage:
     Attributes
     ----------
     pool, replica
-        Which: the name of its pool, and its place there, from 0.
+        Which: the name of its pool, and its place there, from 0, kind by kind.
     start_s, end_s
         From when to when, seconds from the beginning of the run. Batches that end at its start
         have ended.
@@ -45,10 +45,17 @@ class Outage:
     requests: str = SENT_AGAIN
 
     def __post_init__(self) -> None:
-        tells = "it is the second of the run at which the replica"
+        if not isinstance(self.pool, str):
+            raise InputError(
+                f"the pool of an outage is {checks.shown(self.pool)}; give the name of one"
+            )
         checks.whole("replica", self.replica, 0, 10**6, "", "it is its place in its pool, from 0")
-        checks.number("start_s", self.start_s, 0, _LATEST_S, "s", f"{tells} dies")
-        checks.number("end_s", self.end_s, 0, _LATEST_S, "s", f"{tells} comes back")
+        for what, second, does in (
+            ("the start of an outage", self.start_s, "dies"),
+            ("the end of an outage", self.end_s, "comes back"),
+        ):
+            reason = f"it is the second of the run at which the replica {does}"
+            checks.number(what, second, 0, _LATEST_S, "s", reason)
         if self.end_s <= self.start_s:
             raise InputError(
                 f"an outage ends at {self.end_s:g} s, but begins at {self.start_s:g} s; let it end "
@@ -66,6 +73,21 @@ class Outage:
         return f"{self.pool}/{self.replica}"
 
 
+def listed(outages: Any) -> tuple[Any, ...]:
+    """Return what should be outages.
+
+    Raises
+    ------
+    InputError
+        If it is no list.
+    """
+    if isinstance(outages, str) or not isinstance(outages, Iterable):
+        raise InputError(
+            f"outages are {checks.shown(outages)}; give a list of penstock.Outage(...)"
+        )
+    return tuple(outages)
+
+
 def checked_outages(outages: Iterable[Any], pools: Mapping[str, Pool]) -> tuple[Outage, ...]:
     """Return outages in order of their starts, if the pools of a network can have them.
 
@@ -74,7 +96,7 @@ def checked_outages(outages: Iterable[Any], pools: Mapping[str, Pool]) -> tuple[
     InputError
         If something is no outage, a pool or replica is unknown, or one dies while it is away.
     """
-    given = tuple(outages)
+    given = listed(outages)
     for outage in given:
         if not isinstance(outage, Outage):
             raise InputError(f"{checks.shown(outage)} is no outage; give penstock.Outage(...)")

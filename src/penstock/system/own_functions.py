@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,13 @@ from types import ModuleType
 from typing import Any
 
 from numba import config, njit, types
-from numba.core.errors import NumbaError
+from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""What Numba puts into its messages for a terminal."""
 
 
 def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str) -> Any:
@@ -40,7 +44,7 @@ def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str)
             made = njit(signature, cache=True, boundscheck=True)(function)
         except RuntimeError:  # typed at a prompt: there is no file to keep the compiled code beside
             made = njit(signature, boundscheck=True)(function)
-    except (NumbaError, TypeError, NotImplementedError) as error:
+    except (NumbaError, UnsupportedBytecodeError, TypeError, NotImplementedError) as error:
         raise InputError(f"{what} cannot be compiled: {_reason(error)}; {rule}") from error
     if config.DISABLE_JIT:  # type: ignore[attr-defined]  # interpreted: nothing is known of what it returns
         return made
@@ -65,7 +69,8 @@ def check_whole(function: Callable[..., Any], signature: Any, what: str, rule: s
 
 def _reason(error: Exception) -> str:
     """Pick what is wrong, and where, out of Numba's many lines."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    plain = _COLOURS.sub("", str(error))
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
     what = next(
         (line for line in lines if not line.startswith("Failed in nopython mode")), "unknown reason"
     )

@@ -112,6 +112,13 @@ class Pool:
         return any(memory is not None and memory.prefix_caching for memory in memories)
 
     @property
+    def order_name(self) -> str:
+        """What tables call its order: that between stages, or ``priority`` where each server goes
+        by the priorities of requests.
+        """
+        return self.server.order if self.order.name == "fcfs" else self.order.name
+
+    @property
     def work_conserving(self) -> bool | None:
         """Whether each replica fills its batches whenever it can, under no max batch size: not
         where KV memory may leave no room; None: not known.
@@ -142,12 +149,12 @@ class Pool:
     def describe(self) -> str:
         """Say in a few words what serves."""
         if self.replicas == 1:
-            return f"1 replica, {self.order.name}"
+            return f"1 replica, {self.order_name}"
         bound = " with affinity" if self.affinity else ""
         kinds = f" of {len(self.servers)} kinds" if len(self.servers) > 1 else ""
         late = f" ({self.report_ms:g} ms late)" if self.report_ms else ""
         behind = f"{self.replicas:,} replicas{kinds} behind {self.router.name}{bound}{late}"
-        return f"{behind}, {self.order.name}"
+        return f"{behind}, {self.order_name}"
 
 
 def _kinds(servers: Any, replicas: Any) -> tuple[tuple[Server, int], ...]:
@@ -178,15 +185,22 @@ def _refuse_what_differs(servers: Sequence[Server]) -> None:
     first = servers[0]
     for other in servers[1:]:
         for what, one, two in (
-            ("convention", first.convention, other.convention),
-            ("serve in lines", first.by_lines, other.by_lines),
+            ("their convention", first.convention, other.convention),
+            ("what they are", _what(first), _what(other)),
             ("max_model_len", first.policy.longest_context, other.policy.longest_context),
         ):
             if one != two:
                 raise InputError(
-                    f"two kinds of servers of a pool differ in {what!r} ({one} and {two}), so a "
+                    f"two kinds of servers of a pool differ in {what} ({one} and {two}), so a "
                     "request would not be the same at both; make them alike, or two pools"
                 )
+
+
+def _what(server: Server) -> str:
+    """Say what decides which requests a server takes into a batch."""
+    if server.by_lines:
+        return "a policy of the paper alone"
+    return "an engine, or one with KV memory, priorities or attention"
 
 
 def _refuse_what_pools_lack(server: Server, order: Order) -> None:
@@ -196,5 +210,7 @@ def _refuse_what_pools_lack(server: Server, order: Order) -> None:
     if order.name != "fcfs":
         raise InputError(
             f"the order of the pool is {order.name}, but {server.policy.name}, as its server has "
-            "it, serves requests in order of arrival; leave the order out"
+            "it, serves requests by arrival or by priorities of their own, whatever their stages; "
+            "leave the order out, or give the Server order='priority' (in a scenario the pool "
+            "`order: priority`)"
         )

@@ -76,6 +76,13 @@ def check_name(what: str, name: object) -> None:
         )
 
 
+def check_delay(name: str, delay: float | Length) -> None:
+    """Raise an `InputError` for a delay that is no distribution and no number of milliseconds."""
+    if not isinstance(delay, Length):
+        remedy = "give a bare number, which counts ms, or for a random delay a distribution"
+        checks.number(name, delay, 0, LONGEST_DELAY_MS, "ms", remedy)
+
+
 def check_stage(workflow: str, name: str, stage: Stage, stages: Mapping[str, Stage]) -> None:
     """Raise an `InputError` that names the stage and what is wrong with it."""
     check_name(f"a stage of {workflow}", name)
@@ -94,9 +101,7 @@ def check_stage(workflow: str, name: str, stage: Stage, stages: Mapping[str, Sta
         )
     _check_tokens(f"the prompt of {what}", stage.prompt, ("job",))
     _check_tokens(f"the output of {what}", stage.output, ("job", "rest"))
-    if not isinstance(stage.delay_ms, Length):
-        remedy = "give a bare number, which counts ms, or for a random delay a distribution"
-        checks.number(f"delay_ms of {what}", stage.delay_ms, 0, LONGEST_DELAY_MS, "ms", remedy)
+    check_delay(f"delay_ms of {what}", stage.delay_ms)
     per_token = stage.transfer_ms_per_token
     checks.number(f"transfer_ms_per_token of {what}", per_token, 0, 1e6, "ms", "0 for no transfer")
     if per_token and stage.join:

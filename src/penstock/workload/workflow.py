@@ -20,7 +20,14 @@ from penstock.workload.lengths import LONGEST, Length
 from penstock.workload.means import MOST_SAMPLED, Means, Sample, sampled_jobs
 from penstock.workload.pairs import Empirical, Lengths, Recorded
 from penstock.workload.routes import END, Routes
-from penstock.workload.stage import Stage, check_name, check_stage, is_fork, released
+from penstock.workload.stage import (
+    Stage,
+    check_delay,
+    check_name,
+    check_stage,
+    is_fork,
+    released,
+)
 from penstock.workload.unfold import requests_of, unfold
 from penstock.workload.workload import Workload
 
@@ -190,6 +197,7 @@ class Workflow:
                 f"prefill and decode are both at pool {checks.shown(prefill)}, so nothing is "
                 "apart; name two pools, or send the requests to one as they are"
             )
+        check_delay("transfer_ms", transfer_ms)
         decoding = Stage(
             decode, 0, "rest", delay_ms=transfer_ms, transfer_ms_per_token=transfer_ms_per_token
         )
