@@ -41,7 +41,9 @@ def test_vllms_own_log_gives_every_iteration(shared_data: Path) -> None:
     assert found.left_out == 0
     assert (found.tokens[3], found.requests[3], found.seconds[3]) == (256, 4, pytest.approx(7.52e-3))
     assert (found.prefill_tokens[3], found.decode_tokens[3]) == (254, 2)
-    assert found.context is None
+    assert found.context is not None
+    assert (found.context[0], found.context[-1]) == (0, 263), "one request was followed to its end"
+    assert any("no KV cache size is there" in note for note in found.notes)
     assert "vllm" in found.source
 
 
@@ -197,10 +199,99 @@ def test_half_a_block_of_each_request_is_no_context_where_the_log_shows_blocks(t
     batches = read_batches(written(tmp_path, text, "server.log"))
     assert batches.context_block == pytest.approx(128)
     assert batches.context is not None
-    assert batches.context == pytest.approx(64.0 * np.arange(1, 9))
-    assert batches.blurred_context == pytest.approx(64)
+    # the first by what is in use after it, the others by what was in use before them
+    assert batches.context == pytest.approx([64.0, *(128 * i - 64 * (i + 1) for i in range(1, 8))])
     odd = text.replace("usage: 2.8%", "usage: 2.7%")
     assert read_batches(written(tmp_path, odd, "server.log")).context_block is None
+
+
+GAP_S = 0.005
+
+
+def simulated_log(engine: int = 0, block: int = 128) -> tuple[list[str], list[float]]:
+    """Return the log of an engine of known batch times and gaps, and the context of each iteration."""
+    rng = np.random.default_rng(engine)
+    lines, contexts = [], []
+    now, capacity, number = 0.0, 250 * block, 0
+    for _ in range(6):
+        now += 3.7  # idle
+        waiting = [(int(rng.integers(80, 300)), int(rng.integers(60, 120))) for _ in range(25)]
+        running: list[list[int]] = []  # tokens before, prompt, output
+        while waiting or running:
+            budget, new, prompts, context = 128, 0, 0, 0
+            decodes = [one for one in running if one[0] >= one[1]]
+            context = sum(one[0] for one in decodes)
+            budget -= len(decodes)
+            for one in running:
+                one[0] += one[0] >= one[1]
+            cut = [one for one in running if one[0] < one[1]]
+            while budget and (cut or (waiting and len(running) < 12)):
+                if cut:
+                    one = cut.pop()
+                else:
+                    one = [0, *waiting.pop(0)]
+                    running.append(one)
+                piece = min(budget, one[1] - one[0])
+                one[0] += piece
+                new, prompts, budget = new + piece, prompts + 1, budget - piece
+            running = [one for one in running if one[0] < one[1] + one[2] - 1]
+            tokens = len(decodes) + new
+            took = 0.04 + 0.5e-3 * tokens + 10e-6 * context
+            now += took + GAP_S
+            use = sum(-(-one[0] // block) for one in running) * block / capacity * 100
+            stamp = f"11-02 10:{int(now // 60):02}:{int(now % 60):02}"
+            line = LINE.format(
+                i=number, p=prompts, x=new, k=len(decodes), y=len(decodes), ms=f"{took * 1e3:.2f}", use=f"{use:.1f}"
+            )
+            lines.append(line.replace("11-02 10:00:00", stamp).replace("Engine 000", f"Engine {engine:03}"))
+            contexts.append(context)
+            number += 1
+    return lines, contexts
+
+
+def test_a_log_whose_blocks_are_long_tells_contexts_and_gaps_by_following_requests(tmp_path: Path) -> None:
+    lines, contexts = simulated_log()
+    text = "INFO CPU KV cache size: 32,000 tokens\n" + "\n".join(lines)
+    batches = read_batches(written(tmp_path, text, "server.log"))
+    assert batches.context is not None
+    assert batches.context_block is None, "nothing is blurred"
+    assert batches.context.sum() == pytest.approx(sum(contexts), rel=0.05)
+    assert batches.gap is not None
+    assert batches.gap.seconds == pytest.approx(GAP_S, rel=0.2)
+    assert batches.gap.low <= GAP_S <= batches.gap.high
+    found = fit(batches, "composition-affine")
+    c, a, attention = (found.parameters[name][0] for name in ("c", "a", "decode_attention"))
+    assert [c, a, attention] == pytest.approx([0.04, 0.5e-3, 10e-6], rel=0.15)
+    plain = fit(batches, "affine")
+    c, a, gap = (plain.parameters[name][0] for name in ("c", "a", "gap"))
+    assert plain.model(np.array([1.0]))[0] == pytest.approx(c + a + gap), "a batch takes its gap, too"
+    assert plain.predicted.min() < c + 3 * a, "what was measured is without it"
+
+
+def test_engines_in_one_log_are_told_apart(tmp_path: Path) -> None:
+    logs = [simulated_log(engine=engine) for engine in (0, 1)]
+    mixed = [line for both in zip(*(lines for lines, _ in logs), strict=False) for line in both]
+    count = len(mixed) // 2
+    batches = read_batches(written(tmp_path, "\n".join(mixed), "server.log"))
+    assert batches.context is not None
+    alone = sum(sum(contexts[:count]) for _, contexts in logs)
+    assert batches.context.sum() == pytest.approx(alone, rel=0.05)
+    assert batches.gap is not None
+    assert batches.gap.seconds == pytest.approx(GAP_S, rel=0.3)
+
+
+def test_contexts_are_not_followed_through_a_log_that_was_cut(tmp_path: Path) -> None:
+    lines, _ = simulated_log()
+    batches = read_batches(written(tmp_path, "\n".join(lines[3:]), "server.log"))
+    assert batches.context is None
+
+
+def test_a_log_without_timestamps_says_that_gaps_are_left_out(tmp_path: Path) -> None:
+    lines, _ = simulated_log()
+    bare = [line.partition("] ")[2] for line in lines]
+    batches = read_batches(written(tmp_path, "\n".join(bare), "server.log"))
+    assert batches.gap is None
+    assert any("leave out what lies between two iterations" in note for note in batches.notes)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

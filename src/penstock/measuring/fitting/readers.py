@@ -21,9 +21,10 @@ from penstock.measuring.fitting.batches import (
     limits_of,
 )
 from penstock.measuring.fitting.columns import ROW, as_numbers
-from penstock.measuring.fitting.engine_logs import find_iterations, find_passes, find_stats
+from penstock.measuring.fitting.engine_logs import find_passes, find_stats
 from penstock.measuring.fitting.layers.profiles import degree_of, read_llmservingsim, read_vidur
 from penstock.measuring.fitting.layers.times import LayerTimes
+from penstock.measuring.fitting.vllm_log import find_iterations
 
 FORMATS = ("table", "vllm", "sglang", "tensorrt-llm", "blis", "splitwise", "vidur", "llmservingsim")
 """What `read_batches` reads."""
