@@ -44,6 +44,8 @@ _CALLED = {
     "incomplete": ("incomplete", "n_incomplete"),
     "requests_per_s": ("requests_per_s", "throughput", "rps"),
     "concurrency": ("concurrency",),
+    "declared_tokens": ("declared_tokens", "declared", "max_tokens"),
+    "prefix_hits": ("prefix_hits",),
     "use": ("use", "consistent"),
     "prompt_tokens": ("prompt_tokens", "prompt", "input_tokens", "in_mean"),
     "output_tokens": ("output_tokens", "output", "out_mean"),
