@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from penstock.errors import InputError
 from penstock.measuring.calibration.benchmarks import read_benchmarks
+from penstock.measuring.calibration.calibrate import calibrate
 from penstock.measuring.fitting.fit import fit
 from penstock.measuring.fitting.readers import read_batches
 
@@ -156,3 +158,50 @@ def test_the_log_tells_the_true_batch_times_and_the_gap() -> None:
         _, low, high = found.parameters[name]
         assert low <= {**truths, "per_request": 0.0}[name] <= high, name
     assert found.parameters["gap"][0] == pytest.approx(5e-3, abs=3e-3)
+
+
+def test_what_belongs_to_another_command_is_refused_for_what_it_is() -> None:
+    for name, read, words in (
+        ("metrics/metrics_light_1.txt", read_benchmarks, "is a page of Prometheus metrics"),
+        ("log/vllm_0.32.0_iterations.log.gz", read_benchmarks, "Give it to `penstock fit`"),
+        ("aiperf/profile_export_aiperf.json", read_batches, "Give it to `penstock calibrate`"),
+        ("inference_perf/stage_0_lifecycle_metrics.json", read_batches, "Give it to `penstock calibrate`"),
+        ("guidellm/poisson.json", read_batches, "Give it to `penstock calibrate`"),
+        ("vllm_bench/vb_100_r1.json", read_batches, "Give it to `penstock calibrate`"),
+    ):
+        with pytest.raises(InputError, match=words):
+            read(real(name))
+
+
+def test_the_requests_of_vllm_bench_are_sent_as_its_seed_sent_them() -> None:
+    """Two files have start times. Those of one follow from the seed that the other shows."""
+    folder = real("vllm_bench")
+    table = read_benchmarks(folder)
+    times = {row["run"]: row["arrival_s"] for row in table.iter_rows(named=True)}
+    assert all(times[f"vb_{name}.json"] for name in ("100_r2.5", "100_r5", "250_r1", "250_r2.5"))
+    known, expected = np.array(times["vb_100_r1.json"]), np.array(times["vb_100_r4.json"])[:20]
+    gaps = np.corrcoef(np.diff(known)[2:], np.diff(expected)[2:])[0, 1]
+    assert gaps > 0.99, "one seed"
+    drawn = np.array(times["vb_100_r5.json"])[:20]
+    assert np.corrcoef(np.diff(drawn)[2:], np.diff(expected)[2:])[0, 1] > 0.9
+
+
+def test_calibrated_on_its_bench_files_a_real_server_is_what_it_was_made_to_be() -> None:
+    """Batches took 40 ms, 0.5 ms per token, 10 us per token of context, and the host 3 to 8 ms between them."""
+    table = read_benchmarks(real("vllm_bench"))
+    held_out = "vb_250_r2.5.json"
+    found = calibrate(
+        table,
+        fit_rows=[run != held_out for run in table["run"]],
+        token_budget=128,
+        max_batch_size=64,
+        policy_params={"async_scheduling": False},
+        kv_tokens=32_000,
+        per_run="nothing",
+    )
+    assert 0.043 < found.values["step"] < 0.048
+    assert found.values["per_token"] == pytest.approx(0.5e-3, rel=0.15)
+    assert found.values["decode_attention"] == pytest.approx(10e-6, rel=0.15)
+    judged = found.rows.filter(pl.col("run") == held_out).row(0, named=True)
+    for metric in ("ttft", "itl", "e2e"):
+        assert abs(judged[f"{metric}_error"]) < 0.05, metric

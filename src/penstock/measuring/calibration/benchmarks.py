@@ -171,6 +171,12 @@ def _rows_of(source: Source, format: str | None) -> tuple[list[Row], str]:
     """Return the rows of a file as its tool states them, and the format."""
     with source.open() as file:
         head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if head.startswith((b"# HELP", b"# TYPE")):
+        reason = (
+            "is a page of Prometheus metrics: totals since the engine started, under a load that "
+            "is not known. Give the results of a benchmark"
+        )
+        raise NoResult(str(source.fault(reason)))
     if format == "csv" or (format is None and head[:1] not in (b"{", b"[")):
         return benchmark_csv.rows(source), "csv"
     document = _parsed(source)
