@@ -280,3 +280,15 @@ def test_prefix_hits_and_declared_lengths_can_be_said(penstock: Callable[..., Sa
 
     assert per_token("--prefix-hits", "0.8") > 1.5 * per_token(), "fewer tokens are computed in the same time"
     assert per_token("--declared-tokens", "100") == pytest.approx(per_token(), rel=0.01), "vLLM takes no notice"
+
+
+def test_prefix_hits_that_a_file_states_need_a_memory_to_be_simulated(
+    penstock: Callable[..., Said], tmp_path: Path
+) -> None:
+    cached = tmp_path / "cached.csv"
+    lines = [line + ("prefix_hits" if "rate" in line else "0.8") for line in TABLE.replace("\n", ",\n").splitlines()]
+    cached.write_text("\n".join(lines))
+    assert "prefix hits that the file states are not simulated; give kv_tokens (3 rows)" in words(
+        penstock("calibrate", cached, *FEW)[1]
+    )
+    assert "not simulated" not in penstock("calibrate", cached, *FEW, "--kv-tokens", "100000")[1]

@@ -208,24 +208,30 @@ def test_half_a_block_of_each_request_is_no_context_where_the_log_shows_blocks(t
 GAP_S = 0.005
 
 
-def simulated_log(engine: int = 0, block: int = 128) -> tuple[list[str], list[float]]:
-    """Return the log of an engine of known batch times and gaps, and the context of each iteration."""
+def simulated_log(engine: int = 0, block: int = 128, ahead: bool = False) -> tuple[list[str], list[float]]:
+    """Return the log of an engine of known batch times and gaps, and the context of each iteration.
+
+    Composed a batch ahead, what is in use has the new blocks of the next batch, too.
+    """
     rng = np.random.default_rng(engine)
-    lines, contexts = [], []
-    now, capacity, number = 0.0, 250 * block, 0
+    lines: list[dict[str, Any]] = []
+    contexts, in_use, grown = [], [], []
+    now = 0.0
     for _ in range(6):
         now += 3.7  # idle
         waiting = [(int(rng.integers(80, 300)), int(rng.integers(60, 120))) for _ in range(25)]
         running: list[list[int]] = []  # tokens before, prompt, output
         while waiting or running:
-            budget, new, prompts, context = 128, 0, 0, 0
+            budget, new, prompts = 128, 0, 0
+            held = blocks_of(running, block)
             decodes = [one for one in running if one[0] >= one[1]]
             context = sum(one[0] for one in decodes)
             budget -= len(decodes)
-            for one in running:
-                one[0] += one[0] >= one[1]
+            for one in decodes:
+                one[0] += 1
             cut = [one for one in running if one[0] < one[1]]
-            while budget and (cut or (waiting and len(running) < 12)):
+            room = 12 if not running or rng.random() < 0.3 else 0  # they come now and then
+            while budget and (cut or (waiting and len(running) < room)):
                 if cut:
                     one = cut.pop()
                 else:
@@ -234,19 +240,37 @@ def simulated_log(engine: int = 0, block: int = 128) -> tuple[list[str], list[fl
                 piece = min(budget, one[1] - one[0])
                 one[0] += piece
                 new, prompts, budget = new + piece, prompts + 1, budget - piece
+            grown.append(blocks_of(running, block) - held)
             running = [one for one in running if one[0] < one[1] + one[2] - 1]
-            tokens = len(decodes) + new
-            took = 0.04 + 0.5e-3 * tokens + 10e-6 * context
-            now += took + GAP_S
-            use = sum(-(-one[0] // block) for one in running) * block / capacity * 100
+            in_use.append(blocks_of(running, block))
+            seconds = 0.04 + 0.5e-3 * (len(decodes) + new) + 10e-6 * context
+            now += seconds + GAP_S
             stamp = f"11-02 10:{int(now // 60):02}:{int(now % 60):02}"
-            line = LINE.format(
-                i=number, p=prompts, x=new, k=len(decodes), y=len(decodes), ms=f"{took * 1e3:.2f}", use=f"{use:.1f}"
-            )
-            lines.append(line.replace("11-02 10:00:00", stamp).replace("Engine 000", f"Engine {engine:03}"))
-            contexts.append(context)
-            number += 1
-    return lines, contexts
+            counts = {"p": prompts, "x": new, "k": len(decodes), "y": len(decodes)}
+            lines.append({"stamp": stamp, "ms": f"{seconds * 1e3:.2f}", "i": len(lines), **counts})
+            contexts.append(float(context))
+    shares = [(use + soon * ahead) / 2.5 for use, soon in zip(in_use, [*grown[1:], 0], strict=True)]
+    text = [
+        LINE.format(**line, use=f"{share * block / 128:.1f}").replace("11-02 10:00:00", line["stamp"])
+        for line, share in zip(lines, shares, strict=True)
+    ]
+    return [line.replace("Engine 000", f"Engine {engine:03}") for line in text], contexts
+
+
+def blocks_of(running: list[list[int]], block: int) -> int:
+    return sum(-(-one[0] // block) for one in running)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_short_blocks_tell_the_context_before_each_batch(ahead: bool, tmp_path: Path) -> None:
+    lines, contexts = simulated_log(block=16, ahead=ahead)
+    text = "INFO GPU KV cache size: 32,000 tokens\n" + "\n".join(lines)
+    batches = read_batches(written(tmp_path, text, "server.log"))
+    assert batches.context is not None
+    decodes = np.array(contexts) > 0
+    off = np.abs(batches.context - contexts)[decodes] / np.array(contexts)[decodes]
+    assert np.median(off) < 0.05
+    assert batches.context.sum() == pytest.approx(sum(contexts), rel=0.06), "prompts that are cut are held, too"
 
 
 def test_a_log_whose_blocks_are_long_tells_contexts_and_gaps_by_following_requests(tmp_path: Path) -> None:

@@ -391,8 +391,9 @@ def calibrate(
         raise InputError(f"per_run is {checks.shown(per_run)}{nearest(str(per_run), _PER_RUN)}")
     checks.whole("seed", seed, 0, 2**62, "", "take any")
     benchmarks = _said(benchmarks, prefix_hits, declared_tokens)
-    found = kv_tokens is not None and bool((benchmarks["prefix_hits"].fill_null(0.0) > 0).any())
-    caches = prefix_hits is not None or found
+    caches = prefix_hits is not None or bool((benchmarks["prefix_hits"] > 0).any())
+    if prefix_hits is None and kv_tokens is None:
+        benchmarks, caches = _without_hits(benchmarks), False
     settings = dict(policy_params or {})
     build = Build(token_budget, max_batch_size, policy, kv_tokens, settings, caches)
     names = list(UNITS) if parameters is None else [_parameter(name) for name in parameters]
@@ -453,6 +454,16 @@ def _said(
         checks.whole("declared_tokens", declared_tokens, 1, 10**7, "tokens", reason)
         said["declared_tokens"] = float(declared_tokens)
     return benchmarks.with_columns(pl.col(name).fill_null(value) for name, value in said.items())
+
+
+def _without_hits(benchmarks: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows without hits of prefixes, for which no memory is known; a note says so."""
+    note = pl.lit("prefix hits that the file states are not simulated; give kv_tokens")
+    noted = pl.concat_str("note", note, separator="; ", ignore_nulls=True)
+    hits = pl.col("prefix_hits") > 0
+    return benchmarks.with_columns(
+        note=pl.when(hits).then(noted).otherwise("note"), prefix_hits=pl.lit(None, pl.Float64)
+    )
 
 
 def _parameter(name: str) -> str:

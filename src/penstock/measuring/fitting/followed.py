@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from penstock.measuring.fitting.batches import Array
 
+_HELD = 0.5  # of the tokens of a prompt, from which on they are in memory already
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Iterations:
@@ -53,16 +55,23 @@ class Iterations:
         edges = np.flatnonzero(self.starts | ~self.joins).tolist()
         return list(zip(edges, [*edges[1:], self.seconds.size], strict=True))
 
-    @functools.cached_property
-    def ahead(self) -> bool:
-        """Whether what is in use holds the next batch's prompts: that is composed ahead."""
-        grows = np.diff(self.usage)
-        known = self.joins[1:] & np.isfinite(grows)
-        if not known.any():
+    def ahead(self, capacity: float) -> bool:
+        """Tell whether what is in use holds the next batch's prompts: that is composed ahead.
+
+        Looked at are iterations that begin and end no prompt and no decode, before one with
+        prompts: they need no more memory of their own.
+
+        Parameters
+        ----------
+        capacity
+            Tokens that the KV cache holds.
+        """
+        grows = np.diff(self.usage)[:-1] * capacity
+        steady = (self.new[1:-1] == 0) & (self.decodes[2:] == self.decodes[1:-1])
+        chosen = steady & (self.new[2:] > 0) & self.joins[1:-1] & self.joins[2:]
+        if not chosen.any():
             return False
-        own = self.new[1:][known] - self.new[1:][known].mean()
-        later = np.append(self.new[2:], 0.0)[known]
-        return bool(grows[known] @ (later - later.mean()) > grows[known] @ own)
+        return bool(np.median(grows[chosen] / self.new[2:][chosen]) > _HELD)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

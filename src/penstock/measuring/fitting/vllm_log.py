@@ -123,7 +123,7 @@ def _context(
     block = _block(told.usage, capacity)
     before = np.where(told.joins, np.roll(told.usage, 1), told.usage) * capacity
     # A step ahead, what is in use already holds the prompts of the next batch.
-    counted = ~told.joins | told.ahead
+    counted = ~told.joins | told.ahead(capacity)
     held = before - told.new * counted - (told.decodes + told.prompts * counted) * (block or 0) / 2
     context = np.where(told.decodes > 0, np.maximum(held, 0), 0.0)
     mean = float(context.sum() / max(told.decodes.sum(), 1.0))
