@@ -24,6 +24,7 @@ from penstock.system.kinds import as_network, refuse
 from penstock.system.outages import Outage, listed
 from penstock.system.server import Server
 from penstock.workload.pairs import Independent
+from penstock.workload.prefixes import Prefixes
 from penstock.workload.workload import Requests, Workload
 
 if TYPE_CHECKING:
@@ -203,6 +204,8 @@ def simulate_closed(
     clients: int,
     pause_s: float = 0.0,
     until: float | None = None,
+    declared: Ints | None = None,
+    prefixes: Prefixes | None = None,
 ) -> Run:
     """Run a closed loop: each client sends its next request, the first that is left, when its own
     one has ended.
@@ -221,12 +224,17 @@ def simulate_closed(
     until
         Simulated seconds at which to stop; None: when all have finished. Requests that were never
         sent are left out.
+    declared
+        Shape (requests,), output tokens that each says it may make; None: those that it makes.
+    prefixes
+        What the prompts have in common, for servers that cache it.
     """
     stop = NEVER if until is None else round(until / TICK_S)
-    session = open_session(server, "requests", TICK_S, True, stop)
+    session = open_session(server, "requests", TICK_S, True, stop, prefixes)
     session.close_loop(clients, max(round(pause_s / TICK_S), 1))
     arrival = np.where(np.arange(prompt_tokens.size) < clients, 0, NEVER)
-    window = Window.of(arrival, prompt_tokens.astype(np.int32), output_tokens.astype(np.int32))
+    lengths = prompt_tokens.astype(np.int32), output_tokens.astype(np.int32)
+    window = Window.of(arrival, *lengths, declared=declared)
     run = session.finish(_whole(session, iter([session.keep(window)]), True, lambda: None))
     assert run.rows is not None
     return dataclasses.replace(run, rows=run.rows.where(run.rows.arrival < NEVER))

@@ -56,6 +56,21 @@ class Prefixes:
         bounds = np.concatenate([[0], np.cumsum(full)]).astype(np.int64)
         return cls(numbered.astype(np.int64), bounds, block_size)
 
+    def taken(self, rows: Ints) -> "Prefixes":
+        """Return those of some requests, in any order and as often as asked for.
+
+        Parameters
+        ----------
+        rows
+            Shape (chosen,), places of the requests.
+        """
+        counts = np.diff(self.bounds)[rows]
+        bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        within = np.arange(bounds[-1]) - np.repeat(bounds[:-1], counts)
+        return Prefixes(
+            self.ids[np.repeat(self.bounds[rows], counts) + within], bounds, self.block_size
+        )
+
     @classmethod
     def joined(cls, parts: Sequence["Prefixes"]) -> "Prefixes":
         """Put recordings after one another; what one has in common with another is not known.

@@ -172,7 +172,7 @@ def test_inference_perf_json(tmp_path: Path) -> None:
         "failures": {"count": 1},
     }
     row = one(written(tmp_path / "stage_0_lifecycle_metrics.json", document))
-    assert (row["pattern"], row["rate"], row["completed"], row["duration_s"]) == ("poisson", 5.0, 99, 20.0)
+    assert (row["pattern"], row["rate"], row["completed"], row["duration_s"]) == ("poisson", 5.0, 99, 99 / 4.8)
     assert [row["ttft_p50_s"], row["itl_mean_s"], row["e2e_p99_s"]] == pytest.approx([0.02, (1.0 - 0.03) / 99, 2.0])
     assert row["prompt_std"] == pytest.approx(78, rel=0.01)
 
@@ -244,18 +244,15 @@ def test_rows_that_say_too_little_are_left_out_and_counted(tmp_path: Path) -> No
     assert table["note"].to_list() == ["2 rows of mine.csv left out: no load is stated", None]
 
 
-LIMIT = "the client sent no more than 16 requests at once, which is not simulated beside a rate"
-
-
-@pytest.mark.parametrize(("e2e_ms", "said"), [(100.0, None), (9000.0, LIMIT)])
-def test_a_limit_on_requests_at_once_beside_a_rate_is_said_where_it_may_bind(
-    e2e_ms: float, said: str | None, tmp_path: Path
-) -> None:
-    result = VLLM | {"max_concurrency": 16, "mean_e2el_ms": e2e_ms, "mean_ttft_ms": None}
-    row = one(written(tmp_path / "a.json", result))
-    assert (row["pattern"], row["in_flight"], row["note"]) == ("poisson", None, said)
-    table = f"rate,in_flight,requests_per_s,prompt,output,ttft_p50_ms,e2e_ms\n2,16,1.3,64,64,9,{e2e_ms}\n"
-    assert one(written(tmp_path / "mine.csv", table))["note"] == said
+def test_a_limit_on_requests_at_once_beside_a_rate_is_read_where_it_may_bind(tmp_path: Path) -> None:
+    many = {"completed": 40, "num_prompts": 40, "duration": 30.0, "request_throughput": 40 / 30, "failed": 2}
+    totals = {"total_input_tokens": 4000, "total_output_tokens": 120, "max_concurrency": 16}
+    row = one(written(tmp_path / "a.json", VLLM | many | totals))
+    assert (row["pattern"], row["in_flight"], row["client_limit"]) == ("poisson", None, 16)
+    few = one(written(tmp_path / "a.json", VLLM | {"max_concurrency": 16}))
+    assert few["client_limit"] is None, "four requests are never more than sixteen"
+    table = "rate,in_flight,requests_per_s,prompt,output,ttft_p50_ms,completed\n2,16,1.3,64,64,9,100\n"
+    assert one(written(tmp_path / "mine.csv", table))["client_limit"] == 16
 
 
 def test_several_files_are_one_table(tmp_path: Path) -> None:

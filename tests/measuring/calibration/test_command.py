@@ -111,7 +111,7 @@ def test_a_row_that_is_missed_is_named_and_strict_exits_with_one(
 ) -> None:
     assert penstock("calibrate", results, *FEW, "--strict")[0] == 0
     odd = tmp_path / "odd.csv"
-    odd.write_text(TABLE.replace("6,500,60,26,", "6,500,60,2600,"))
+    odd.write_text(TABLE.replace("6,500,60,26,10.7,657,", "6,500,60,2600,10.7,,"))
     status, out, _ = penstock("calibrate", odd, *FEW)
     assert status == 0
     assert "MISSED: the calibration missed 1 of 3 benchmark results by more than 25%" in out
@@ -126,7 +126,7 @@ def words(out: str) -> str:
 
 
 def test_rows_of_several_files_are_told_apart(penstock: Callable[..., Said], results: Path, tmp_path: Path) -> None:
-    (tmp_path / "other.csv").write_text(TABLE.replace("6,500,60,26,", "6,500,60,2600,"))
+    (tmp_path / "other.csv").write_text(TABLE.replace("6,500,60,26,10.7,657,", "6,500,60,2600,10.7,,"))
     out = penstock("calibrate", results, tmp_path / "other.csv", *FEW)[1]
     assert max(map(len, out.splitlines())) <= 80
     assert "row 4 (other.csv, 500+60, poisson@6): time to first token off by " in words(out)
@@ -169,7 +169,8 @@ def test_an_overhead_far_above_that_of_front_ends_is_said_to_be_a_queue(
     penstock: Callable[..., Said], tmp_path: Path
 ) -> None:
     slow = tmp_path / "slow.csv"
-    slow.write_text(TABLE.replace("60,21,", "60,1521,").replace("60,26,", "60,1526,").replace("60,31,", "60,1531,"))
+    late = TABLE.replace("60,21,9.4,576", "60,1521,9.4,").replace("60,26,10.7,657", "60,1526,10.7,")
+    slow.write_text(late.replace("60,31,13.5,828", "60,1531,13.5,"))
     assert "is more than front ends take: requests rather waited in a queue" in words(
         penstock("calibrate", slow, *FEW)[1]
     )
@@ -253,3 +254,41 @@ def test_outputs_of_one_token_have_no_panel_of_gaps(penstock: Callable[..., Said
     status, _, err = penstock("calibrate", table, "--figures", tmp_path / "d")
     assert status == 0, err
     assert (tmp_path / "d" / "predicted_over_measured.svg").exists()
+
+
+def test_settings_of_the_policy_are_simulated(penstock: Callable[..., Said], results: Path) -> None:
+    """A server that composes no batch ahead lets requests in sooner, so a first token costs more than it seems."""
+
+    def per_token(*settings: str) -> float:
+        document = json.loads(penstock("calibrate", results, *FEW, "--json", *settings)[1])
+        return float(document["parameters"]["per_token"]["value"])
+
+    assert per_token("--policy-param", "async_scheduling=false") != pytest.approx(per_token(), rel=0.05)
+    _, _, err = penstock("calibrate", results, *FEW, "--policy-param", "async_scheduling")
+    assert "--policy-param is 'async_scheduling'" in err
+    _, _, err = penstock("calibrate", results, *FEW, "--policy-param", "asink=1")
+    assert "asink" in err
+
+
+def test_prefix_hits_and_declared_lengths_can_be_said(penstock: Callable[..., Said], results: Path) -> None:
+    _, _, err = penstock("calibrate", results, *FEW, "--prefix-hits", "0.5")
+    assert "prefix hits are given, but no KV memory" in words(err)
+
+    def per_token(*options: str) -> float:
+        given = ("--kv-tokens", "100000", "--json", *options)
+        return float(json.loads(penstock("calibrate", results, *FEW, *given)[1])["parameters"]["per_token"]["value"])
+
+    assert per_token("--prefix-hits", "0.8") > 1.5 * per_token(), "fewer tokens are computed in the same time"
+    assert per_token("--declared-tokens", "100") == pytest.approx(per_token(), rel=0.01), "vLLM takes no notice"
+
+
+def test_prefix_hits_that_a_file_states_need_a_memory_to_be_simulated(
+    penstock: Callable[..., Said], tmp_path: Path
+) -> None:
+    cached = tmp_path / "cached.csv"
+    lines = [line + ("prefix_hits" if "rate" in line else "0.8") for line in TABLE.replace("\n", ",\n").splitlines()]
+    cached.write_text("\n".join(lines))
+    assert "prefix hits that the file states are not simulated; give kv_tokens (3 rows)" in words(
+        penstock("calibrate", cached, *FEW)[1]
+    )
+    assert "not simulated" not in penstock("calibrate", cached, *FEW, "--kv-tokens", "100000")[1]

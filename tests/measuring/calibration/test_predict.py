@@ -180,3 +180,44 @@ def test_memory_that_holds_requests_back_shows_as_time_to_first_token() -> None:
     ample, scarce = (predict(load, server, NOTHING) for server in (SERVER, short))
     assert scarce["ttft_p50_s"] > 5 * ample["ttft_p50_s"]
     assert scarce["itl_mean_s"] < ample["itl_mean_s"]
+
+
+def test_a_client_with_a_limit_sends_the_next_request_when_one_has_ended() -> None:
+    """At most four are under way, nobody waits while there is room, and all are sent in the end."""
+    load = requests_of(row(rate=20.0, duration_s=15.0, completed=300, incomplete=0, client_limit=4), SERVER)
+    assert load.most_under_way == 4
+    run = simulated(load, SERVER)
+    assert run.rows is not None
+    arrival, finish = run.rows.arrival * run.tick_s, run.rows.finish * run.tick_s
+    assert (np.diff(arrival) >= 0).all()
+    under_way = [(np.array(finish[:request]) > arrival[request] + 2e-3).sum() for request in range(arrival.size)]
+    assert max(under_way) <= 3, "of those before it"
+    late = arrival > load.arrival_s + 2e-3
+    assert late.mean() > 0.9
+    ended = np.sort(finish)
+    for request in np.flatnonzero(late):
+        assert np.abs(ended - arrival[request]).min() < 5e-3, "it is sent when another ends"
+    closed = simulated(dataclasses.replace(load, arrival_s=np.zeros(300), in_flight=4, most_under_way=None), SERVER)
+    assert closed.rows is not None
+    assert finish.max() == pytest.approx(closed.rows.finish.max() * run.tick_s, rel=0.05)
+
+
+def test_what_requests_declare_is_what_a_scheduler_reserves_for() -> None:
+    server = ps.Server(SERVER.batch_time, 8192, 256, policy="sglang", kv_tokens=4_000)
+    known = row(rate=20.0, duration_s=15.0, completed=300, incomplete=0)
+    few = predict(requests_of(known, server), server, NOTHING)
+    many = predict(requests_of(known | {"declared_tokens": 3_000.0}, server), server, NOTHING)
+    assert many["ttft_mean_s"] > 1.2 * few["ttft_mean_s"]
+
+
+@pytest.mark.parametrize("pattern", [{"pattern": "constant"}, {"pattern": "closed", "rate": None, "in_flight": 4}])
+def test_prefixes_that_a_cache_holds_are_not_computed_again(pattern: dict[str, Any]) -> None:
+    memory = ps.Memory.of_tokens(100_000, 16)
+    slow = ps.Composition(ps.Affine(0.007, 1e-4))
+    server = ps.Server(slow, 8192, 256, policy="vllm", memory=dataclasses.replace(memory, prefix_caching=True))
+    known = row(incomplete=0, prefix_hits=0.8, **pattern)
+    load = requests_of(known, server)
+    assert load.prefixes is not None
+    hit, missed = (predict(one, server, NOTHING) for one in (load, dataclasses.replace(load, prefixes=None)))
+    assert hit["ttft_mean_s"] < 0.6 * missed["ttft_mean_s"]
+    assert sustained_rate(load, server) > 1.5 * sustained_rate(dataclasses.replace(load, prefixes=None), server)

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.measuring.calibration.test_benchmarks import AIPERF, VLLM, one, spread, written
 
@@ -38,6 +39,7 @@ DETAILS = {  # the second failed, the third has one token
     "itls": [[0.01, 0.02], [], [], [0.01, 0.01]],
     "mean_itl_ms": 12.5,
     "mean_ttft_ms": 110 / 3,
+    "request_throughput": 1.0,
 }
 
 
@@ -56,8 +58,8 @@ def test_recorded_lengths_are_simulated_as_they_were_sent(tmp_path: Path) -> Non
 
 
 def test_latencies_without_details_are_the_times_from_end_to_end(tmp_path: Path) -> None:
-    row = one(written(tmp_path / "a.json", VLLM | {"latencies": [1.0, 2.0, 3.0, 6.0]}))
-    assert (row["e2e_mean_s"], row["e2e_p50_s"]) == (3.0, 2.5)
+    row = one(written(tmp_path / "a.json", VLLM | {"latencies": [0.04, 0.05, 0.06, 0.09]}))
+    assert (row["e2e_mean_s"], row["e2e_p50_s"]) == (pytest.approx(0.06), pytest.approx(0.055))
 
 
 def test_a_constant_rate_of_vllm_bench_is_an_infinite_burstiness(tmp_path: Path) -> None:
@@ -68,16 +70,63 @@ def test_a_constant_rate_of_vllm_bench_is_an_infinite_burstiness(tmp_path: Path)
 def test_chunks_of_several_tokens_are_no_inter_token_latency(tmp_path: Path) -> None:
     row = one(written(tmp_path / "a.json", VLLM | {"mean_e2el_ms": 50.0}))  # (50 - 30) / 2, stated 10
     assert (row["itl_mean_s"], row["note"]) == (0.01, None)
-    row = one(written(tmp_path / "a.json", VLLM | {"mean_e2el_ms": 38.0}))
+    row = one(written(tmp_path / "a.json", VLLM | {"mean_e2el_ms": 38.0, "mean_tpot_ms": 4.0}))
     assert row["itl_mean_s"] == pytest.approx(0.004)
     assert "ITL is stated as 10 ms" in row["note"]
 
 
-def test_loads_of_vllm_bench_that_are_not_simulated_are_refused(tmp_path: Path) -> None:
-    ramp = VLLM | {"request_rate": "inf", "ramp_up_strategy": "linear"}
-    assert "ramp_up_strategy is 'linear', so the rate changed" in refused(written(tmp_path / "a.json", ramp))
-    timed = VLLM | {"request_rate": "inf", "start_times": [0.0, 5.0, 9.0, 12.0]}
-    assert "start_times are spread over 12 s" in refused(written(tmp_path / "a.json", timed))
+def test_a_ramp_of_vllm_bench_is_sent_at_rates_that_rise(tmp_path: Path) -> None:
+    many = {"num_prompts": 400, "completed": 400, "duration": 900.0, "request_throughput": 400 / 900}
+    many |= {"total_input_tokens": 40_000, "total_output_tokens": 1_200}
+    bounds = {"request_rate": "inf", "ramp_up_start_rps": 1, "ramp_up_end_rps": 4}
+    ends = {}
+    for kind in ("linear", "exponential"):
+        row = one(written(tmp_path / "a.json", VLLM | many | bounds | {"ramp_up_strategy": kind, "burstiness": 1e3}))
+        gaps = np.diff(row["arrival_s"])
+        assert gaps[:20].mean() == pytest.approx(1.0, rel=0.15)
+        assert gaps[-20:].mean() == pytest.approx(0.25, rel=0.15)
+        assert (row["pattern"], row["load"]) == ("poisson", "ramp@1-4")
+        ends[kind] = row["arrival_s"][-1]
+    assert ends["exponential"] > ends["linear"], "it stays low for longer"
+
+
+def test_a_ramp_that_is_not_understood_is_refused(tmp_path: Path) -> None:
+    ramp = VLLM | {"request_rate": "inf", "ramp_up_strategy": "stairs", "ramp_up_start_rps": 1, "ramp_up_end_rps": 4}
+    assert "ramp_up_strategy is 'stairs' from 1.0 to 4.0" in refused(written(tmp_path / "a.json", ramp))
+
+
+def test_requests_that_a_trace_timed_are_sent_when_they_were_sent(tmp_path: Path) -> None:
+    lengths = {"input_lens": [100] * 4, "output_lens": [3] * 4}
+    timed = VLLM | lengths | {"request_rate": "inf", "start_times": [10.0, 15.0, 19.0, 22.0], "duration": 13.0}
+    row = one(written(tmp_path / "a.json", timed | {"request_throughput": 4 / 13}))
+    assert (row["pattern"], row["arrival_s"], row["load"]) == ("poisson", [0.0, 5.0, 9.0, 12.0], "trace@0.25")
+
+
+def sent_by_vllm_bench(seed: int, count: int, rate: float) -> list[float]:
+    """Return when vllm bench sends, as its documentation says: gamma gaps, stretched to count / rate."""
+    gaps = np.random.RandomState(seed).gamma(0.5, 1 / (0.5 * rate), count)
+    times = np.cumsum(gaps) * (count / rate) / gaps.sum()
+    return list(times - times[0])
+
+
+def test_files_without_start_times_are_sent_by_the_seed_that_another_shows(tmp_path: Path) -> None:
+    """Or else by the usual one; where requests were sent at other times than any small seed's, by none."""
+
+    def bench(name: str, count: int, rate: float, **more: Any) -> None:
+        lasted = {"num_prompts": count, "completed": count, "duration": count / rate + 1, "request_rate": rate}
+        totals = {"total_input_tokens": 100 * count, "total_output_tokens": 3 * count}
+        lasted |= totals | {"request_throughput": count / (count / rate + 1)}
+        written(tmp_path / name, VLLM | lasted | more)
+
+    bench("b.json", 30, 2.0)
+    alone = read_benchmarks(tmp_path / "b.json")["arrival_s"][0].to_list()
+    assert alone == pytest.approx(sent_by_vllm_bench(0, 30, 2.0))
+    details: dict[str, Any] = {"input_lens": [100] * 40, "output_lens": [3] * 40}
+    bench("a.json", 40, 1.0, start_times=sent_by_vllm_bench(7, 40, 1.0), **details)
+    table = read_benchmarks(tmp_path)
+    assert table["arrival_s"][1].to_list() == pytest.approx(sent_by_vllm_bench(7, 30, 2.0))
+    bench("a.json", 40, 1.0, start_times=[float(second) ** 1.1 for second in range(40)], **details)
+    assert read_benchmarks(tmp_path)["arrival_s"][1] is None
 
 
 # inference-perf
@@ -142,7 +191,8 @@ def test_a_phase_of_aiperf_is_a_load(
     settings: dict[str, Any], pattern: str, load: float, burstiness: float | None, tmp_path: Path
 ) -> None:
     warm = {"name": "warmup", "kind": "warmup", "type": "concurrency", "concurrency": 3}
-    row = one(written(tmp_path / "profile_export_aiperf.json", phases(warm, settings)))
+    slow = {"request_throughput": {"unit": "requests/sec", "avg": 1.0}}
+    row = one(written(tmp_path / "profile_export_aiperf.json", phases(warm, settings) | slow))
     assert (row["pattern"], row["burstiness"]) == (pattern, burstiness)
     assert row["in_flight" if pattern == "closed" else "rate"] == load
 
@@ -198,7 +248,7 @@ def groups(strategy: str, counts: tuple[int, int, int], streamed: tuple[str, ...
         (("Run Info", "Profile", ""), json.dumps(rates)),
         (("Run Info", "Requests", ""), json.dumps({"data": ["prompt_tokens=100,output_tokens=40"]})),
         (("Benchmark", "Strategy", ""), strategy),
-        (("Timings", "Duration", "Sec"), 18.0),
+        (("Timings", "Duration", "Sec"), counts[0] / 1.3),
         *zip([("Request Counts", name, "") for name in ("Successful", "Incomplete", "Errored")], counts, strict=True),
     ]
     middle = []
@@ -234,7 +284,7 @@ def test_the_csv_of_guidellm_is_read_below_its_three_lines_of_header(tmp_path: P
 
 
 def test_a_line_of_guidellms_csv_whose_columns_are_shifted_is_read_by_its_own_counts(tmp_path: Path) -> None:
-    first = groups("synchronous", (24, 1, 0), ("Incomplete",))
+    first = groups("concurrent@4", (24, 1, 0), ("Incomplete",))
     path = write_groups(tmp_path / "a.csv", first, groups("poisson@4.12", (63, 0, 0), scale=2.0))
     table = read_benchmarks(path)
     assert table["pattern"].to_list() == ["closed", "poisson"]
@@ -256,7 +306,7 @@ def test_the_csv_of_guidellm_03_is_its_table_of_statistics(tmp_path: Path) -> No
         "Requests per second": 1.3, "Request concurrency": 2.8, "Request latency": 2.15, "Prompt token count": 100.0,
         "Output token count": 40.0, "Time to first token ms": 200.0, "Inter token latency ms": 50.0,
     }  # fmt: skip
-    flat: dict[str, Any] = {"Name": "constant@2.50", "Duration": 60.0, "Successful Requests": 144}
+    flat: dict[str, Any] = {"Name": "constant@2.50", "Duration": 60.0, "Successful Requests": 78}
     flat |= {"Incomplete Requests": 3, "Errored Requests": 0}
     for name, mean in names.items():
         flat |= {f"Successful {name} mean": mean, f"Successful {name} median": mean}
@@ -272,7 +322,7 @@ def test_the_csv_of_guidellm_03_is_its_table_of_statistics(tmp_path: Path) -> No
 
 def benchmark(**changes: Any) -> dict[str, Any]:
     metrics = {
-        "requests_per_second": spread(2.4, 2.4),
+        "requests_per_second": spread(0.22, 0.22),
         "request_latency": spread(0.034, 0.03),
         "prompt_token_count": spread(256.0, 256),
         "output_token_count": spread(3.0, 3),
@@ -320,10 +370,84 @@ def test_rows_with_e2e_alone_are_read(tmp_path: Path) -> None:
     assert (row["e2e_mean_s"], row["itl_mean_s"]) == (pytest.approx(0.9), None)
 
 
-def test_an_inter_token_latency_that_contradicts_the_rest_of_a_table_is_noted(tmp_path: Path) -> None:
-    row = one(written(tmp_path / "a.csv", "rate,prompt,output,ttft_ms,itl_ms,e2e_ms\n2,500,11,100,9,300\n"))
-    assert row["itl_mean_s"] == pytest.approx(0.009)
+def test_an_inter_token_latency_that_is_a_little_off_in_a_table_is_noted(tmp_path: Path) -> None:
+    row = one(written(tmp_path / "a.csv", "rate,prompt,output,ttft_ms,itl_ms,e2e_ms\n2,500,11,100,15,300\n"))
+    assert row["itl_mean_s"] == pytest.approx(0.015)
     assert "(E2E - TTFT) / (output - 1) is 20 ms" in row["note"]
+
+
+# Metrics of one row against each other
+
+
+@pytest.mark.parametrize(
+    ("columns", "values", "words"),
+    [
+        ("ttft_ms,itl_ms,e2e_ms", "100,9,300", "ITL is stated as 9 ms, but (E2E - TTFT) / (output - 1) is 20 ms"),
+        ("ttft_ms,itl_ms,e2e_s", "100,20,300", "ITL is stated as 20 ms"),
+        ("ttft_ms,itl_ms,e2e_ms", "400,20,300", "TTFT is 400 ms on average, longer than E2E with 300 ms"),
+        ("ttft_p50_ms,ttft_p99_ms,itl_ms", "100,90,20", "TTFT p50 is 100 ms, above its p99 of 90 ms"),
+        ("e2e_s,duration_s,incomplete", "300,60,0", "E2E is 300 s on average, longer than the benchmark with 60 s"),
+        ("e2e_s,throughput,concurrency", "0.3,2,60", "0.6 under way, but a concurrency of 60 is stated"),
+        ("e2e_s,throughput,completed,duration_s", "0.3,2,60,3", "2 requests/s in 3 s are not the 60 requests"),
+    ],
+)
+def test_a_table_that_contradicts_itself_is_refused(columns: str, values: str, words: str, tmp_path: Path) -> None:
+    said = refused(written(tmp_path / "a.csv", f"rate,prompt,output,{columns}\n2,500,11,{values}\n"))
+    assert words in said
+    assert "one of them is wrong" in said
+
+
+def test_more_under_way_than_a_closed_loop_has_is_refused(tmp_path: Path) -> None:
+    document = phases({"type": "concurrency", "concurrency": 2}) | {"request_latency": {"unit": "sec", "avg": 9.0}}
+    document |= {"time_to_first_token": {"unit": "sec", "avg": 0.4}, "inter_token_latency": {"unit": "ms", "avg": 90.0}}
+    assert "36 under way, but the client had 2" in refused(written(tmp_path / "profile_export_aiperf.json", document))
+
+
+def test_lengths_that_a_tool_miscounts_are_found_by_its_own_metrics(tmp_path: Path) -> None:
+    """ITL and TPOT agree, and E2E is theirs for a tenth of the tokens that are stated."""
+    row = VLLM | {"mean_e2el_ms": 50.0, "total_output_tokens": 84}
+    assert "ITL is stated as 10 ms" in refused(written(tmp_path / "a.json", row))
+
+
+def test_answers_that_came_in_one_piece_have_no_first_token(tmp_path: Path) -> None:
+    plain = {"time_to_first_token": AIPERF["request_latency"]}
+    row = one(written(tmp_path / "profile_export_aiperf.json", phases({"type": "poisson", "rate": 4}) | plain))
+    assert (row["ttft_mean_s"], row["itl_mean_s"], row["tpot_mean_s"], row["e2e_mean_s"]) == (None, None, None, 0.9)
+    assert "answers were not streamed" in row["note"]
+
+
+def test_a_rate_that_is_far_from_what_was_counted_is_counted(tmp_path: Path) -> None:
+    row = one(written(tmp_path / "a.json", VLLM | {"request_throughput": 4.0}))
+    assert row["requests_per_s"] == pytest.approx(4 / 3)
+    assert "4 requests/s are stated, but 4 in 3 s are 1.333, which is used" in row["note"]
+
+
+# What was sent
+
+
+def test_lengths_have_the_quantiles_that_a_file_states(tmp_path: Path) -> None:
+    """Half of the prompts have 10 tokens, half 190: a gamma of this mean and spread has neither."""
+    two = {"mean": 100.0, "min": 10, "p10": 10, "p25": 10, "median": 100, "p75": 190, "p90": 190, "max": 190}
+    stage = STAGE | {"successes": STAGE["successes"] | {"prompt_tokens": two}}
+    row = one(written(tmp_path / "stage_0_lifecycle_metrics.json", stage))
+    prompts = requests_of(row, Server(Affine(0.01, 1e-5), 512)).prompt_tokens
+    assert (prompts <= 11).mean() > 0.2
+    assert (prompts >= 185).mean() > 0.2
+    assert prompts.max() <= 200
+    assert prompts.mean() == pytest.approx(100, rel=0.02)
+
+
+def test_requests_of_inference_perf_are_sent_within_its_sending_time(tmp_path: Path) -> None:
+    timed = STAGE | {"benchmark_time_seconds": 26.0}
+    row = one(written(tmp_path / "stage_0_lifecycle_metrics.json", timed))
+    assert (row["sending_s"], row["duration_s"]) == (17.2, 26.0)
+    assert requests_of(row, Server(Affine(0.01, 1e-5), 512)).arrival_s[-1] == pytest.approx(17.2)
+
+
+def test_prefix_hits_that_a_file_states_are_read(tmp_path: Path) -> None:
+    prompts = STAGE["successes"]["prompt_tokens"] | {"total": 4950.0, "cached": 1980.0}
+    stage = STAGE | {"successes": STAGE["successes"] | {"prompt_tokens": prompts}}
+    assert one(written(tmp_path / "stage_0_lifecycle_metrics.json", stage))["prefix_hits"] == pytest.approx(0.4)
 
 
 # Whatever is wrong in a file, it is said in one line

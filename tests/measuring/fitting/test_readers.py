@@ -41,7 +41,9 @@ def test_vllms_own_log_gives_every_iteration(shared_data: Path) -> None:
     assert found.left_out == 0
     assert (found.tokens[3], found.requests[3], found.seconds[3]) == (256, 4, pytest.approx(7.52e-3))
     assert (found.prefill_tokens[3], found.decode_tokens[3]) == (254, 2)
-    assert found.context is None
+    assert found.context is not None
+    assert (found.context[0], found.context[-1]) == (0, 263), "one request was followed to its end"
+    assert any("no KV cache size is there" in note for note in found.notes)
     assert "vllm" in found.source
 
 
@@ -197,10 +199,123 @@ def test_half_a_block_of_each_request_is_no_context_where_the_log_shows_blocks(t
     batches = read_batches(written(tmp_path, text, "server.log"))
     assert batches.context_block == pytest.approx(128)
     assert batches.context is not None
-    assert batches.context == pytest.approx(64.0 * np.arange(1, 9))
-    assert batches.blurred_context == pytest.approx(64)
+    # the first by what is in use after it, the others by what was in use before them
+    assert batches.context == pytest.approx([64.0, *(128 * i - 64 * (i + 1) for i in range(1, 8))])
     odd = text.replace("usage: 2.8%", "usage: 2.7%")
     assert read_batches(written(tmp_path, odd, "server.log")).context_block is None
+
+
+GAP_S = 0.005
+
+
+def simulated_log(engine: int = 0, block: int = 128, ahead: bool = False) -> tuple[list[str], list[float]]:
+    """Return the log of an engine of known batch times and gaps, and the context of each iteration.
+
+    Composed a batch ahead, what is in use has the new blocks of the next batch, too.
+    """
+    rng = np.random.default_rng(engine)
+    lines: list[dict[str, Any]] = []
+    contexts, in_use, grown = [], [], []
+    now = 0.0
+    for _ in range(6):
+        now += 3.7  # idle
+        waiting = [(int(rng.integers(80, 300)), int(rng.integers(60, 120))) for _ in range(25)]
+        running: list[list[int]] = []  # tokens before, prompt, output
+        while waiting or running:
+            budget, new, prompts = 128, 0, 0
+            held = blocks_of(running, block)
+            decodes = [one for one in running if one[0] >= one[1]]
+            context = sum(one[0] for one in decodes)
+            budget -= len(decodes)
+            for one in decodes:
+                one[0] += 1
+            cut = [one for one in running if one[0] < one[1]]
+            room = 12 if not running or rng.random() < 0.3 else 0  # they come now and then
+            while budget and (cut or (waiting and len(running) < room)):
+                if cut:
+                    one = cut.pop()
+                else:
+                    one = [0, *waiting.pop(0)]
+                    running.append(one)
+                piece = min(budget, one[1] - one[0])
+                one[0] += piece
+                new, prompts, budget = new + piece, prompts + 1, budget - piece
+            grown.append(blocks_of(running, block) - held)
+            running = [one for one in running if one[0] < one[1] + one[2] - 1]
+            in_use.append(blocks_of(running, block))
+            seconds = 0.04 + 0.5e-3 * (len(decodes) + new) + 10e-6 * context
+            now += seconds + GAP_S
+            stamp = f"11-02 10:{int(now // 60):02}:{int(now % 60):02}"
+            counts = {"p": prompts, "x": new, "k": len(decodes), "y": len(decodes)}
+            lines.append({"stamp": stamp, "ms": f"{seconds * 1e3:.2f}", "i": len(lines), **counts})
+            contexts.append(float(context))
+    shares = [(use + soon * ahead) / 2.5 for use, soon in zip(in_use, [*grown[1:], 0], strict=True)]
+    text = [
+        LINE.format(**line, use=f"{share * block / 128:.1f}").replace("11-02 10:00:00", line["stamp"])
+        for line, share in zip(lines, shares, strict=True)
+    ]
+    return [line.replace("Engine 000", f"Engine {engine:03}") for line in text], contexts
+
+
+def blocks_of(running: list[list[int]], block: int) -> int:
+    return sum(-(-one[0] // block) for one in running)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_short_blocks_tell_the_context_before_each_batch(ahead: bool, tmp_path: Path) -> None:
+    lines, contexts = simulated_log(block=16, ahead=ahead)
+    text = "INFO GPU KV cache size: 32,000 tokens\n" + "\n".join(lines)
+    batches = read_batches(written(tmp_path, text, "server.log"))
+    assert batches.context is not None
+    decodes = np.array(contexts) > 0
+    off = np.abs(batches.context - contexts)[decodes] / np.array(contexts)[decodes]
+    assert np.median(off) < 0.05
+    assert batches.context.sum() == pytest.approx(sum(contexts), rel=0.06), "prompts that are cut are held, too"
+
+
+def test_a_log_whose_blocks_are_long_tells_contexts_and_gaps_by_following_requests(tmp_path: Path) -> None:
+    lines, contexts = simulated_log()
+    text = "INFO CPU KV cache size: 32,000 tokens\n" + "\n".join(lines)
+    batches = read_batches(written(tmp_path, text, "server.log"))
+    assert batches.context is not None
+    assert batches.context_block is None, "nothing is blurred"
+    assert batches.context.sum() == pytest.approx(sum(contexts), rel=0.05)
+    assert batches.gap is not None
+    assert batches.gap.seconds == pytest.approx(GAP_S, rel=0.2)
+    assert batches.gap.low <= GAP_S <= batches.gap.high
+    found = fit(batches, "composition-affine")
+    c, a, attention = (found.parameters[name][0] for name in ("c", "a", "decode_attention"))
+    assert [c, a, attention] == pytest.approx([0.04, 0.5e-3, 10e-6], rel=0.15)
+    plain = fit(batches, "affine")
+    c, a, gap = (plain.parameters[name][0] for name in ("c", "a", "gap"))
+    assert plain.model(np.array([1.0]))[0] == pytest.approx(c + a + gap), "a batch takes its gap, too"
+    assert plain.predicted.min() < c + 3 * a, "what was measured is without it"
+
+
+def test_engines_in_one_log_are_told_apart(tmp_path: Path) -> None:
+    logs = [simulated_log(engine=engine) for engine in (0, 1)]
+    mixed = [line for both in zip(*(lines for lines, _ in logs), strict=False) for line in both]
+    count = len(mixed) // 2
+    batches = read_batches(written(tmp_path, "\n".join(mixed), "server.log"))
+    assert batches.context is not None
+    alone = sum(sum(contexts[:count]) for _, contexts in logs)
+    assert batches.context.sum() == pytest.approx(alone, rel=0.05)
+    assert batches.gap is not None
+    assert batches.gap.seconds == pytest.approx(GAP_S, rel=0.3)
+
+
+def test_contexts_are_not_followed_through_a_log_that_was_cut(tmp_path: Path) -> None:
+    lines, _ = simulated_log()
+    batches = read_batches(written(tmp_path, "\n".join(lines[3:]), "server.log"))
+    assert batches.context is None
+
+
+def test_a_log_without_timestamps_says_that_gaps_are_left_out(tmp_path: Path) -> None:
+    lines, _ = simulated_log()
+    bare = [line.partition("] ")[2] for line in lines]
+    batches = read_batches(written(tmp_path, "\n".join(bare), "server.log"))
+    assert batches.gap is None
+    assert any("leave out what lies between two iterations" in note for note in batches.notes)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

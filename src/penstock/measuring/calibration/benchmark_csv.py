@@ -44,6 +44,8 @@ _CALLED = {
     "incomplete": ("incomplete", "n_incomplete"),
     "requests_per_s": ("requests_per_s", "throughput", "rps"),
     "concurrency": ("concurrency",),
+    "declared_tokens": ("declared_tokens", "declared", "max_tokens"),
+    "prefix_hits": ("prefix_hits",),
     "use": ("use", "consistent"),
     "prompt_tokens": ("prompt_tokens", "prompt", "input_tokens", "in_mean"),
     "output_tokens": ("output_tokens", "output", "out_mean"),
@@ -82,6 +84,12 @@ def rows(source: Source) -> list[Row]:
     table = open_table(source)
     columns = _columns(source, table.header)
     if not {"prompt_tokens", "output_tokens"}.issubset(columns):
+        with source.open() as file:
+            if any(b"iteration elapsed time" in line for line in file):
+                raise source.fault(
+                    "is the log of an engine's iterations, which has batches and no requests. "
+                    "Give it to `penstock fit`, or give the results of a benchmark"
+                )
         raise source.fault(
             f"has the columns {checks.shown(', '.join(table.header))}, but a benchmark needs "
             "prompt and output (tokens), a load (rate, in_flight or strategy), and times with a "

@@ -11,7 +11,8 @@ import polars as pl
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.source import Source, first_line, refuse_twice
-from penstock.measuring.calibration import benchmark_csv, guidellm, load_tools
+from penstock.measuring.calibration import benchmark_csv, guidellm, load_tools, schedules
+from penstock.measuring.calibration.consistency import make_consistent
 from penstock.measuring.calibration.results import STATISTICS, NoResult, Row, add_note
 from penstock.words import counted
 
@@ -30,7 +31,9 @@ COLUMNS: dict[str, Any] = {
     "burstiness": pl.Float64,
     "burst": pl.Int64,
     "in_flight": pl.Int64,
+    "client_limit": pl.Int64,
     "duration_s": pl.Float64,
+    "sending_s": pl.Float64,
     "completed": pl.Int64,
     "incomplete": pl.Int64,
     **{
@@ -39,6 +42,9 @@ COLUMNS: dict[str, Any] = {
         for part in ("tokens", "low", "high", "std")
     },
     **{f"{length}_lengths": pl.List(pl.Int64) for length in ("prompt", "output")},
+    **{f"{length}_quantiles": pl.List(pl.List(pl.Float64)) for length in ("prompt", "output")},
+    "declared_tokens": pl.Float64,
+    "prefix_hits": pl.Float64,
     "arrival_s": pl.List(pl.Float64),
     **dict.fromkeys(_TIMES, pl.Float64),
     "requests_per_s": pl.Float64,
@@ -49,19 +55,23 @@ COLUMNS: dict[str, Any] = {
 
 ``pattern`` is ``constant``, ``poisson`` (gamma gaps where a ``burstiness`` is given) or ``closed``:
 ``in_flight`` requests under way, each followed by another when it ends. ``burst`` requests more
-came at the very start. ``incomplete`` is how many were cut off at the end; 0: the tool waited for
-all. Rows of one ``shape`` have lengths of one distribution. Rows of one ``run`` are of one
-deployment and client: a file, unless its table has such a column. ``itl`` is over all gaps between
-tokens (its percentiles as the tool takes them), ``tpot`` over requests, each the mean of its own
-gaps. ``prompt_lengths`` and ``output_lengths`` are of each request in the order in which they were
-sent, where the file has them all; ``arrival_s`` when each was sent, in seconds after the first.
+came at the very start. A client with a rate had no more than ``client_limit`` under way. The whole
+took ``duration_s``; the last request was sent after ``sending_s``. ``incomplete`` is how many were
+cut off at the end; 0: the tool waited for all. Rows of one ``shape`` have lengths of one
+distribution. Rows of one ``run`` are of one deployment and client: a file, unless its table has
+such a column. ``itl`` is over all gaps between tokens (its percentiles as the tool takes them),
+``tpot`` over requests, each the mean of its own gaps. ``prompt_lengths`` and ``output_lengths`` are
+of each request in the order in which they were sent, where the file has them all;
+``prompt_quantiles`` and ``output_quantiles`` are pairs of a share of requests and the length up to
+which they were. ``declared_tokens`` is how many output tokens each request said it may make,
+``prefix_hits`` the share of prompt tokens that a cache held. ``arrival_s``: when each was sent, in
+seconds after the first, as recorded, or as its tool sends where that is known.
 ``note``: what was left out, or cannot be simulated.
 """
 
 _PATTERNS = ("constant", "poisson", "closed")
 _ALIKE = 0.2  # rows whose mean lengths differ by less are of one shape, where no tool says so
 _NAMED = 3  # files that a note names
-_ODD = 0.1  # share by which an inter-token latency may differ from what E2E and TTFT say
 
 
 def read_benchmarks(
@@ -120,6 +130,7 @@ def read_benchmarks(
         )
     if left_out:
         add_note(rows[0], f"left out, as no benchmark results: {_listed(left_out)}")
+    schedules.settle(rows)
     for number, row in enumerate(rows):
         row["row"] = number
     _name_shapes(rows)
@@ -160,6 +171,12 @@ def _rows_of(source: Source, format: str | None) -> tuple[list[Row], str]:
     """Return the rows of a file as its tool states them, and the format."""
     with source.open() as file:
         head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if head.startswith((b"# HELP", b"# TYPE")):
+        reason = (
+            "is a page of Prometheus metrics: totals since the engine started, under a load that "
+            "is not known. Give the results of a benchmark"
+        )
+        raise NoResult(str(source.fault(reason)))
     if format == "csv" or (format is None and head[:1] not in (b"{", b"[")):
         return benchmark_csv.rows(source), "csv"
     document = _parsed(source)
@@ -212,7 +229,8 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
     "rate": (1e-6, 1e6, "requests/s"),
     "requests_per_s": (1e-6, 1e6, "requests/s"),
     "burstiness": (1e-3, 1e6, "(the shape of gamma-distributed gaps)"),
-    "duration_s": (1e-3, 1e7, "s"),
+    **dict.fromkeys(("duration_s", "sending_s"), (1e-3, 1e7, "s")),
+    "prefix_hits": (0, 1, "of the prompt tokens"),
     **dict.fromkeys(("in_flight", "client_limit", "completed"), (1, 1e6, "requests")),
     **dict.fromkeys(("concurrency", "burst", "incomplete"), (0, 1e6, "requests")),
     **{
@@ -220,6 +238,7 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
         for name in ("prompt", "output")
         for part in ("tokens", "low", "high")
     },
+    "declared_tokens": (1, 1e7, "tokens"),
     **{f"{name}_std": (0, 1e7, "tokens") for name in ("prompt", "output")},
     **dict.fromkeys(_TIMES, (1e-7, 1e6, "s")),
 }
@@ -278,16 +297,12 @@ def _checked(source: Source, number: int, row: Row, format: str) -> Row:
             f"{checks.shown(row.get('pattern'))}{nearest(str(row.get('pattern')), _PATTERNS)}"
         )
     _complete(place, row)
-    _settle_inter_token(row, format)
-    limit = row.pop("client_limit", None)
-    under_way = _under_way(row)
-    if limit and row["pattern"] != "closed" and (under_way is None or under_way > limit / 2):
-        add_note(
-            row,
-            f"the client sent no more than {limit:.0f} requests at once, which is not simulated "
-            "beside a rate",
-        )
-    for name in ("burst", "in_flight", "completed", "incomplete"):
+    make_consistent(place, row, format)
+    limit = row.get("client_limit")
+    sent = row["completed"] + (row.get("incomplete") or 0)
+    if row["pattern"] == "closed" or row.get("arrival_s") or not limit or limit >= sent:
+        row["client_limit"] = None  # it held nothing back, or not what is known of each request
+    for name in ("burst", "in_flight", "client_limit", "completed", "incomplete"):
         if row.get(name) is not None:
             row[name] = int(row[name])
     return row
@@ -314,37 +329,6 @@ def _complete(place: str, row: Row) -> None:
             f"{place}: in {row['duration_s']:,.4g} s there were {sent:,.0f} requests, more than a "
             "benchmark sends; correct rate, completed or duration_s"
         )
-
-
-def _settle_inter_token(row: Row, format: str) -> None:
-    """Hold the mean inter-token latency against (E2E - TTFT) / (output - 1), the mean of all gaps.
-
-    Tools that count chunks of several tokens as one, or one as several, are off: then that is taken
-    in its place. In a table of one's own either may be wrong, so a note says it.
-    """
-    ttft, e2e, output = row["ttft_mean_s"], row["e2e_mean_s"], row["output_tokens"]
-    if not ttft or not e2e or e2e <= ttft or output < 2:
-        return
-    per_token = (e2e - ttft) / (output - 1)
-    stated = row["itl_mean_s"]
-    if stated is None:
-        row["itl_mean_s"] = per_token
-    elif abs(stated / per_token - 1) > _ODD:
-        note = (
-            f"ITL is stated as {stated * 1e3:.4g} ms, but (E2E - TTFT) / (output - 1) is "
-            f"{per_token * 1e3:.4g} ms"
-        )
-        if format != "csv":
-            row |= dict.fromkeys(("itl_p50_s", "itl_p90_s", "itl_p99_s"), None)
-            row["itl_mean_s"] = per_token
-            note += ", which is used"
-        add_note(row, note)
-
-
-def _under_way(row: Row) -> float | None:
-    """Return the mean number of requests under way, by Little's law where it is not stated."""
-    rate, e2e = row.get("requests_per_s"), row.get("e2e_mean_s")
-    return row.get("concurrency") or (rate * e2e if rate and e2e else None)
 
 
 def _name_shapes(rows: list[Row]) -> None:

@@ -179,9 +179,9 @@ class Calibration(Shown):
         if self._memory_short:
             shapes = ", ".join(self._memory_short)
             words.append(
-                f"what these shapes carry takes more KV memory than the {self.tokens_held:,.0f} "
-                "tokens that the rows held, and nothing says that there is more "
-                f"({shapes} requests/s); give kv_tokens"
+                "KV memory cannot be seen in these rows: what these shapes carry takes more than "
+                f"the {self.tokens_held:,.0f} tokens that the rows held ({shapes} requests/s); "
+                "give kv_tokens, which the engine logs"
             )
         hinging = self.rows.filter(pl.col("hinges_on").is_not_null())
         if hinging.height:
@@ -333,7 +333,10 @@ def calibrate(
     token_budget: int | None = None,
     max_batch_size: int | None = None,
     policy: str = "vllm",
+    policy_params: Mapping[str, Any] | None = None,
     kv_tokens: int | None = None,
+    prefix_hits: float | None = None,
+    declared_tokens: int | None = None,
     per_run: str = "all",
     seed: int = 0,
     progress: Progress | None = None,
@@ -357,6 +360,15 @@ def calibrate(
     token_budget, max_batch_size, policy, kv_tokens
         Of the server, as it ran. None for ``kv_tokens``: found where rows identify it (`limit_of`),
         else no limit; for the others: 8,192 and 1,024, vLLM's defaults on a large GPU, are assumed.
+    policy_params
+        Settings of the policy, as `Server` takes them: ``{"async_scheduling": False}``, or drafts
+        of speculative decoding and the chances that they are accepted.
+    prefix_hits
+        Share of prompt tokens that the server's prefix cache held, where rows do not say it; then
+        ``kv_tokens`` are needed, too. All prompts are taken to begin alike.
+    declared_tokens
+        Output tokens that requests said they may make (``max_tokens``), where rows do not say it;
+        None: those that they made.
     per_run
         What to adjust to each run (the column: files are separate deployments or clients) that has
         two fitted rows or more: ``nothing``, the ``overhead``, or ``all``, where parameters stay
@@ -378,7 +390,12 @@ def calibrate(
     if per_run not in _PER_RUN:
         raise InputError(f"per_run is {checks.shown(per_run)}{nearest(str(per_run), _PER_RUN)}")
     checks.whole("seed", seed, 0, 2**62, "", "take any")
-    build = Build(token_budget, max_batch_size, policy, kv_tokens)
+    benchmarks = _said(benchmarks, prefix_hits, declared_tokens)
+    caches = prefix_hits is not None or bool((benchmarks["prefix_hits"] > 0).any())
+    if prefix_hits is None and kv_tokens is None:
+        benchmarks, caches = _without_hits(benchmarks), False
+    settings = dict(policy_params or {})
+    build = Build(token_budget, max_batch_size, policy, kv_tokens, settings, caches)
     names = list(UNITS) if parameters is None else [_parameter(name) for name in parameters]
     rows = list(benchmarks.iter_rows(named=True))
     fitted = chosen(rows, fit_rows)
@@ -421,6 +438,31 @@ def _calibration(
         tokens_held=most,
         rows=of_runs,
         common_rows=of_common,
+    )
+
+
+def _said(
+    benchmarks: pl.DataFrame, prefix_hits: float | None, declared_tokens: int | None
+) -> pl.DataFrame:
+    """Return the rows with what was said of all of them, where they do not say it themselves."""
+    said: dict[str, float] = {}
+    if prefix_hits is not None:
+        unit = "of the prompt tokens"
+        said["prefix_hits"] = checks.number("prefix_hits", prefix_hits, 0, 1, unit, "it is a share")
+    if declared_tokens is not None:
+        reason = "requests declare as many as they may make"
+        checks.whole("declared_tokens", declared_tokens, 1, 10**7, "tokens", reason)
+        said["declared_tokens"] = float(declared_tokens)
+    return benchmarks.with_columns(pl.col(name).fill_null(value) for name, value in said.items())
+
+
+def _without_hits(benchmarks: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows without hits of prefixes, for which no memory is known; a note says so."""
+    note = pl.lit("prefix hits that the file states are not simulated; give kv_tokens")
+    noted = pl.concat_str("note", note, separator="; ", ignore_nulls=True)
+    hits = pl.col("prefix_hits") > 0
+    return benchmarks.with_columns(
+        note=pl.when(hits).then(noted).otherwise("note"), prefix_hits=pl.lit(None, pl.Float64)
     )
 
 

@@ -1,10 +1,13 @@
 """The command ``penstock calibrate``: from benchmark results to a server that is judged."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from penstock import checks
+from penstock.errors import InputError
 from penstock.show import progress
 from penstock.show.options import (
     EXIT_ANSWER_IS_NO,
@@ -52,6 +55,32 @@ MaxBatchSize = Annotated[
     ),
 ]
 Policy = Annotated[str, typer.Option("--policy", help="A policy or an engine's scheduler.")]
+PolicyParams = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy-param",
+        metavar="NAME=VALUE",
+        help="A setting of the policy, such as async_scheduling=false or drafts=3; may be given "
+        "several times.",
+    ),
+]
+PrefixHits = Annotated[
+    float | None,
+    typer.Option(
+        "--prefix-hits",
+        help="Share of prompt tokens that the prefix cache held, where results do not say it; "
+        "needs --kv-tokens.",
+        show_default=False,
+    ),
+]
+Declared = Annotated[
+    int | None,
+    typer.Option(
+        "--declared-tokens",
+        help="Output tokens that requests said they may make (max_tokens); default: as they made.",
+        show_default=False,
+    ),
+]
 KvTokens = Annotated[
     int | None,
     typer.Option(
@@ -85,7 +114,10 @@ def calibrate(
     token_budget: TokenBudget = None,
     max_batch_size: MaxBatchSize = None,
     policy: Policy = "vllm",
+    policy_param: PolicyParams = None,
     kv_tokens: KvTokens = None,
+    prefix_hits: PrefixHits = None,
+    declared_tokens: Declared = None,
     fit_rows: FitRows = "spread:3",
     parameters: Parameters = None,
     per_run: PerRun = "all",
@@ -117,7 +149,10 @@ def calibrate(
             token_budget=token_budget,
             max_batch_size=max_batch_size,
             policy=policy,
+            policy_params=_settings(policy_param or []),
             kv_tokens=kv_tokens,
+            prefix_hits=prefix_hits,
+            declared_tokens=declared_tokens,
             per_run=per_run,
             seed=seed,
             progress=show,
@@ -139,3 +174,20 @@ def calibrate(
     show_page(found.page(names), found.as_dict(), report, as_json)
     if strict and found.missed:
         raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+def _settings(pairs: list[str]) -> dict[str, Any]:
+    """Return settings by name; what is no number, list, true or false is a word."""
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise InputError(
+                f"--policy-param is {checks.shown(pair)}, so which setting has which value is "
+                "unclear; give NAME=VALUE, such as async_scheduling=false"
+            )
+        try:
+            settings[name.strip()] = json.loads(value)
+        except ValueError:
+            settings[name.strip()] = value.strip()
+    return settings

@@ -5,10 +5,11 @@ In a row with rate lambda, inter-token latency T, n requests that decode and mea
 batch holds n decodes and lambda P T prompt tokens on average, so T is linear in the costs of a
 step, a token, a request, a token of context, a pair of prompt tokens, and of prompts in a batch at
 all. The first token comes after what is left of the batch under way (half of it, where arrivals do
-not follow departures), the next one where that is composed already, a batch with the prompt in it,
-and the overhead, and later where nobody else was there: what idles takes time to wake up. Up to a
-knee, tokens may cost less, as the weights must be read in any case; the knee is searched for.
-Prompts that wait for each other are left to the simulation.
+not follow departures), the next one where that is composed already, a batch with the prompt in it
+(as many as the token budget cuts it into), and the overhead, and later where nobody else was there:
+what idles takes time to wake up. Up to a knee, tokens may cost less, as the weights must be read in
+any case; the knee is searched for. Prompts that wait for each other are left to the
+simulation.
 
 The costs solve the equations together with their `priors`: each is positive, and one that the rows
 say nothing of stays where it was likely to be.
@@ -151,12 +152,14 @@ def first_guess(
         name for name in LINEAR if name in names and name not in ("with_prefill", "per_token_below")
     ]
     count = sum((ttft_of(row) is not None) + (itl_of(row) is not None) for row in rows)
-    values, misfit = _solved(rows, usual, likely, 0.0, loss, ahead)
+    values, misfit = _solved(rows, usual, likely, 0.0, loss, ahead, token_budget)
     chosen, knee = usual, 0.0
     if "knee" in names and "per_token" in names:
         below = [*usual, "per_token_below"]
         tried = {
-            at: _solved(rows, below, likely, at, loss, ahead) for at in _KNEES if at < token_budget
+            at: _solved(rows, below, likely, at, loss, ahead, token_budget)
+            for at in _KNEES
+            if at < token_budget
         }
         best = min(tried, key=lambda at: tried[at][1], default=0.0)
         # its place, too, is chosen among many, so it counts as three parameters
@@ -166,7 +169,9 @@ def first_guess(
         else:
             held |= dict.fromkeys(("knee", "per_token_below"), "no knee fits better")
     if "with_prefill" in names:
-        more, less = _solved(rows, [*chosen, "with_prefill"], likely, knee, loss, ahead)
+        more, less = _solved(
+            rows, [*chosen, "with_prefill"], likely, knee, loss, ahead, token_budget
+        )
         if count > len(chosen) + 1 and _worth(1, count, misfit, less):
             values = more
         else:
@@ -244,25 +249,29 @@ def _nobody_else(row: Row, streams: float) -> float:
     return float(np.exp(-under_way)) if row["pattern"] == "poisson" else max(1 - under_way, 0.0)
 
 
-def _equations(rows: Sequence[Row], knee: float, ahead: bool) -> tuple[Floats, Floats]:
+def _equations(
+    rows: Sequence[Row], knee: float, ahead: bool, token_budget: int
+) -> tuple[Floats, Floats]:
     """Return a matrix of shape (equations, parameters) and constants that add up to what was
     measured, both over it.
     """
     matrix, known = [], []
     for row in rows:
-        ttft, itl, prompt = ttft_of(row), itl_of(row), row["prompt_tokens"]
+        ttft, itl = ttft_of(row), itl_of(row)
+        prompt = row["prompt_tokens"] * (1 - (row["prefix_hits"] or 0.0))  # what is computed
         alone, (decodes, before) = row["in_flight"] == 1, _streams(row)
         gap, context = itl or 0.0, decodes * before
         squares = prompt * prompt * (1 + spread_of(row, "prompt"))
         prompts = 0.0 if alone else _rate(row) * gap
         if itl:
             # Share with a prompt.
-            mixed = 1 - np.exp(-prompts) if row["pattern"] == "poisson" else min(prompts, 1.0)
+            pieces = prompts * _pieces(prompt, decodes, token_budget)
+            mixed = 1 - np.exp(-pieces) if row["pattern"] == "poisson" else min(pieces, 1.0)
             load = decodes + prompts * prompt / max(mixed, 1e-12)
             below = mixed * min(load, knee) + (1 - mixed) * min(decodes, knee)
             beyond = mixed * max(load - knee, 0) + (1 - mixed) * max(decodes - knee, 0)
             matrix.append(
-                [1, beyond, 0, decodes + prompts, context, below, 0, prompts * squares, mixed, 0]
+                [1, beyond, 0, decodes + pieces, context, below, 0, prompts * squares, mixed, 0]
             )
             known.append((0.0, itl))
         if ttft and not held_back(row, None):
@@ -271,14 +280,20 @@ def _equations(rows: Sequence[Row], knee: float, ahead: bool) -> tuple[Floats, F
             batches = 1.0 if row["pattern"] == "closed" else 0.5
             wait = (beside - empty if beside else 0.0) * gap * (batches + ahead)
             others = beside * decodes
-            load = prompt + others
+            pieces = _pieces(prompt, others, token_budget)
+            load = prompt / pieces + others
             below, beyond = min(load, knee), max(load - knee, 0)
-            matrix.append(
-                [1, beyond, 1, 1 + others, beside * context, below, others, squares, 1, empty]
-            )
+            each = np.array([1, beyond, 0, 1 + others, beside * context, below, 0, 0, 1, 0])
+            once = np.array([0, 0, 1, 0, 0, 0, others, squares, 0, empty])
+            matrix.append((pieces * each + once).tolist())
             known.append((wait, ttft))
     left, right = np.array(matrix, np.float64), np.array(known, np.float64)
     return left / right[:, 1:], right[:, 0] / right[:, 1]
+
+
+def _pieces(prompt: float, decodes: float, token_budget: int) -> float:
+    """Return into how many batches a prompt is cut, where so many requests decode beside it."""
+    return float(np.ceil(prompt / max(token_budget - decodes, 1.0)))
 
 
 def _solved(
@@ -288,11 +303,12 @@ def _solved(
     knee: float,
     loss: str,
     ahead: bool,
+    token_budget: int,
 ) -> tuple[dict[str, float], float]:
     """Return the most probable values of the parameters, by their logarithms, and what is left of
     the equations.
     """
-    matrix, constant = _equations(rows, knee, ahead)
+    matrix, constant = _equations(rows, knee, ahead, token_budget)
     matrix = matrix[:, [LINEAR.index(name) for name in names]]
     centre = np.array([likely[name].centre for name in names])
     deviation = np.array([likely[name].deviation for name in names])

@@ -195,9 +195,11 @@ def _row(document: Any, report: Mapping[str, Any], source: Source, place: str) -
     lengths_there: Row = {}
     for name in ("prompt", "output"):
         part = lengths(name, getattr(benchmark, name))
-        if f"{name}_low" in stated:
+        if f"{name}_low" in stated:  # what was asked for; only what was completed was measured
             part.pop(f"{name}_std", None)
+            part.pop(f"{name}_quantiles", None)
         lengths_there |= part
+    recorded = _recorded(benchmark, completed)
     duration = benchmark.duration
     if duration is None and None not in (benchmark.start_time, benchmark.end_time):
         duration = benchmark.end_time - benchmark.start_time
@@ -205,14 +207,14 @@ def _row(document: Any, report: Mapping[str, Any], source: Source, place: str) -
         **load,
         **lengths_there,
         **stated,
-        **_recorded(benchmark, completed),
+        **recorded,
         **times(benchmark, _TIMES),
         "duration_s": duration,
         "completed": completed,
         "incomplete": totals.incomplete,
         "requests_per_s": mean(benchmark.requests_per_s),
         "concurrency": mean(benchmark.concurrency),
-        "note": "; ".join(_notes(benchmark, totals, completed)) or None,
+        "note": "; ".join(_notes(benchmark, totals, completed, recorded)) or None,
     }
 
 
@@ -246,14 +248,17 @@ def _load(benchmark: Any, totals: Any, source: Source, place: str) -> Row:
     return row | {"load": kind if value is None else f"{kind}@{value:.6g}"}
 
 
-def _notes(benchmark: Any, totals: Any, completed: float | None) -> Iterator[str]:
+def _notes(benchmark: Any, totals: Any, completed: float | None, recorded: Row) -> Iterator[str]:
     """Say what of the benchmark is not simulated."""
     if note := failed(totals.errored, completed or 0):
         yield note
+    ramp_up = getattr(benchmark.strategy, "rampup_duration", None)
+    if recorded.get("arrival_s"):
+        ramp_up = None  # requests are simulated as they were sent
     for what, seconds in (
         ("warm-up", benchmark.warmup_duration),
         ("cool-down", benchmark.cooldown_duration),
-        ("ramp-up", getattr(benchmark.strategy, "rampup_duration", None)),
+        ("ramp-up", ramp_up),
     ):
         if seconds:
             yield f"the {what} of {seconds:.3g} s is not simulated"

@@ -26,10 +26,12 @@ from penstock.measuring.calibration.results import (
     open_loop,
     times,
 )
+from penstock.measuring.calibration.schedules import Schedule, ramp
 
 # vllm bench
 
 _REGULAR = 1e6  # burstiness from which on gaps between requests are all alike
+_MOST_SCHEDULED = 1_000_000  # requests whose times are worked out from a seed
 _AT_ONCE_S = 1.0  # in which a client that is told no rate sends all its requests
 
 
@@ -56,6 +58,9 @@ _VLLM_BENCH = fields(
         ),
         "max_concurrency": "max_concurrency",
         "ramp_up_strategy": (str, "ramp_up_strategy"),
+        "ramp_up_start": "ramp_up_start_rps",
+        "ramp_up_end": "ramp_up_end_rps",
+        "sent": "num_prompts",
         "requests_per_s": "request_throughput",
         "prompt_tokens": (Number, "total_input_tokens", "total_input"),
         "output_tokens": (Number, "total_output_tokens", "total_output"),
@@ -92,11 +97,6 @@ def vllm_bench(document: Any, source: Source) -> list[Row]:
 
 def _vllm_bench(document: Any, source: Source, place: str) -> Row:
     result = entry(_VLLM_BENCH, document, source, place)
-    if result.ramp_up_strategy:
-        raise source.fault(
-            f"{place}ramp_up_strategy is {checks.shown(result.ramp_up_strategy)}, so the rate "
-            "changed all the time, which is not simulated. Benchmark at rates that stay"
-        )
     completed = result.completed
     if not completed:
         return NOTHING_COMPLETED
@@ -108,7 +108,7 @@ def _vllm_bench(document: Any, source: Source, place: str) -> Row:
         "output_tokens": result.output_tokens / completed,
         "requests_per_s": result.requests_per_s,
         "note": failed(result.failed, completed),
-        **_vllm_load(result, source, place),
+        **_vllm_load(result, source, place, "burstiness" in document),
         **_sent(result),
         **_from_end_to_end(result),
     }
@@ -120,22 +120,44 @@ def _vllm_bench(document: Any, source: Source, place: str) -> Row:
     return row
 
 
-def _vllm_load(result: Any, source: Source, place: str) -> Row:
-    """Return gamma gaps at a rate, a number of requests under way, or all at once."""
+def _vllm_load(result: Any, source: Source, place: str, states_gaps: bool) -> Row:
+    """Return gamma gaps at a rate, which may rise, a number of requests under way, or all at once.
+
+    SGLang's benchmark, whose files are alike, does not state the burstiness: its gaps are
+    exponential, and other random numbers come between them.
+    """
+    burstiness = result.burstiness or 1.0
+    starts = result.start_times or [0.0]
+    count = int(result.sent or result.completed + (result.failed or 0))
+    if result.ramp_up_strategy:
+        rates = ramp(result.ramp_up_strategy, result.ramp_up_start, result.ramp_up_end, count)
+        if rates is None:
+            raise source.fault(
+                f"{place}ramp_up_strategy is {checks.shown(result.ramp_up_strategy)} from "
+                f"{checks.shown(result.ramp_up_start)} to {checks.shown(result.ramp_up_end)} "
+                "requests/s, so when requests came is unknown. Benchmark at rates that stay"
+            )
+        row = open_loop("poisson", count / float((1 / rates).sum()), burstiness)
+        row |= {"load": f"ramp@{rates[0]:g}-{rates[-1]:g}", "client_limit": result.max_concurrency}
+        if count == result.completed:
+            row["schedule"] = Schedule(rates, burstiness, None)
+        return row
     if result.request_rate:
-        burstiness = result.burstiness or 1.0
         if burstiness >= _REGULAR:
             return open_loop("constant", result.request_rate, limit=result.max_concurrency)
-        return open_loop("poisson", result.request_rate, burstiness, result.max_concurrency)
+        row = open_loop("poisson", result.request_rate, burstiness, result.max_concurrency)
+        within = count / result.request_rate
+        whole = count == result.completed and 1 < count <= _MOST_SCHEDULED
+        if states_gaps and whole and within <= result.duration:
+            rates = np.full(count, float(result.request_rate))
+            row["schedule"] = Schedule(rates, burstiness, within)
+        return row
     if result.max_concurrency:
         return closed_loop(result.max_concurrency)
-    starts = result.start_times or [0.0]
-    if max(starts) - min(starts) > _AT_ONCE_S:
-        raise source.fault(
-            f"{place}no request rate is stated, but start_times are spread over "
-            f"{max(starts) - min(starts):,.3g} s, as where a trace says when to send, which "
-            "is not simulated. Benchmark with --request-rate or --max-concurrency"
-        )
+    spread = max(starts) - min(starts)
+    if spread > _AT_ONCE_S:  # a trace says when to send
+        rate = (len(starts) - 1) / spread
+        return open_loop("poisson", rate) | {"load": f"trace@{rate:.6g}"}
     return closed_loop(result.completed)
 
 
@@ -188,6 +210,9 @@ _INFERENCE_PERF = fields(
         "rate": "load_summary.requested_rate",
         "concurrency": "load_summary.concurrency",
         "send_duration": "load_summary.send_duration",
+        "duration": "benchmark_time_seconds",
+        "cached": "successes.prompt_tokens.cached",
+        "prompt_total": "successes.prompt_tokens.total",
         "completed": "successes.count",
         "e2e": (Statistics, "successes.latency.request_latency"),
         "ttft": (Statistics, "successes.latency.time_to_first_token"),
@@ -225,14 +250,14 @@ def inference_perf(document: Any, source: Source) -> list[Row]:
         raise NoResult(str(source.fault(reason)))
     if not result.completed:
         return [NOTHING_COMPLETED]
-    duration = result.send_duration or None
+    duration = result.duration or None
+    if duration is None and result.requests_per_s:
+        duration = result.completed / result.requests_per_s
     # In a closed loop requested_rate only says how fast requests were handed to the workers.
     if result.concurrency:
         load = closed_loop(result.concurrency)
-        if result.requests_per_s:
-            duration = result.completed / result.requests_per_s
     else:
-        load = open_loop("poisson", result.rate)
+        load = open_loop("poisson", result.rate) | {"sending_s": result.send_duration}
     row = {
         "completed": result.completed,
         "incomplete": 0,
@@ -244,6 +269,8 @@ def inference_perf(document: Any, source: Source) -> list[Row]:
         **lengths("prompt", result.prompt),
         **lengths("output", result.output or result.output_len),
     }
+    if result.cached and result.prompt_total:
+        row["prefix_hits"] = min(result.cached / result.prompt_total, 1.0)
     if result.output is None or result.fallback:
         add_note(row, "output tokens were counted by the client's tokenizer, not by the server")
     return [row]

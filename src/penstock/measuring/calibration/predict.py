@@ -1,6 +1,7 @@
 """What a benchmark would have measured on a server: its load, simulated, as clients see it."""
 
 import dataclasses
+import heapq
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +14,13 @@ from penstock.measuring.calibration.equations import MEASURES, spread_of
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate, simulate_closed
 from penstock.system.server import Server
+from penstock.workload.prefixes import Prefixes
 from penstock.workload.workload import Workload
 
 _MOST_AT_ONCE = 1_000_000  # requests of one row: a benchmark sends fewer
 _ERRORS = 3  # standard errors that a mean may be off
+_ROUNDS = 10  # in which a client's limit settles, beside those for each time that all are sent
+_SAME_S = 1e-3  # by which the times of requests may still move
 _IN_QUEUE = 8_000  # requests that wait at first: several times those that run
 
 
@@ -59,6 +63,13 @@ class Requests:
     until_s
         Seconds at which the benchmark stopped; what had not finished by then was left out. None: it
         waited for all.
+    most_under_way
+        Requests under way that the client does not exceed: it sends others later than they come.
+        None: no limit.
+    declared_tokens
+        Output tokens that each request says it may make; None: those that it makes.
+    prefixes
+        What prompts have in common, of a server that caches it; None: nothing.
     """
 
     arrival_s: Floats
@@ -66,6 +77,9 @@ class Requests:
     output_tokens: Ints
     in_flight: int | None
     until_s: float | None
+    most_under_way: int | None = None
+    declared_tokens: Ints | None = None
+    prefixes: Prefixes | None = None
 
 
 def requests_of(
@@ -74,9 +88,9 @@ def requests_of(
     """Return requests as the benchmark drew them.
 
     Lengths and arrivals are those that the row records. Where it does not, lengths are spread
-    evenly over their distribution, in random order, and then scaled so that those of the requests
-    that finish on ``server`` have the means that the row states, but by no more than those of so
-    few requests stray.
+    evenly over their quantiles, or else their distribution, in random order, and then scaled so
+    that those of the requests that finish on ``server`` have the means that the row states, but by
+    no more than those of so few requests stray.
 
     Parameters
     ----------
@@ -97,21 +111,25 @@ def requests_of(
     closed = row["in_flight"] if arrival is None else None
     count = _count(row, until) if arrival is None else arrival.size
     times = np.zeros(count) if arrival is None else arrival
+
+    def sent(prompt: Ints, output: Ints) -> Requests:
+        declared, prefixes = _declared(row, output), _prefixes(row, server, prompt)
+        limit = row["client_limit"] if closed is None else None
+        return Requests(times, prompt, output, closed, until, limit, declared, prefixes)
+
     if row.get("prompt_lengths"):
-        prompt, output = (
-            np.resize(np.array(row[f"{name}_lengths"]), count) for name in ("prompt", "output")
+        return sent(
+            *(np.resize(np.array(row[f"{name}_lengths"]), count) for name in ("prompt", "output"))
         )
-        return Requests(times, prompt, output, closed, until)
     quantiles = {
         name: rng.permutation((np.arange(count) + 0.5) / count) for name in ("prompt", "output")
     }
     scale = {"prompt": 1.0, "output": 1.0}
 
     def drawn() -> Requests:
-        prompt, output = (
-            _lengths(row, name, quantiles[name], scale[name]) for name in ("prompt", "output")
+        return sent(
+            *(_lengths(row, name, quantiles[name], scale[name]) for name in ("prompt", "output"))
         )
-        return Requests(times, prompt, output, closed, until)
 
     requests = drawn()
     finished = _rows_of(simulated(requests, server))
@@ -131,13 +149,79 @@ def simulated(sent: Requests, server: Server, overhead: Overhead = NOTHING) -> R
     the overhead is.
     """
     if sent.in_flight is not None:
-        lengths = sent.prompt_tokens, sent.output_tokens
-        pause = overhead.fixed + (overhead.idle if sent.in_flight == 1 else 0.0)
-        return simulate_closed(
-            *lengths, server, clients=sent.in_flight, pause_s=pause, until=sent.until_s
-        )
-    workload = Workload.from_arrays(sent.arrival_s, sent.prompt_tokens, sent.output_tokens)
+        return _closed(sent, sent.in_flight, server, overhead)
+    if sent.most_under_way is None:
+        return _replayed(sent, sent.arrival_s, server)
+    return _limited(sent, sent.most_under_way, server, overhead)
+
+
+def _closed(sent: Requests, clients: int, server: Server, overhead: Overhead) -> Run:
+    pause = overhead.fixed + (overhead.idle if clients == 1 else 0.0)
+    return simulate_closed(
+        sent.prompt_tokens,
+        sent.output_tokens,
+        server,
+        clients=clients,
+        pause_s=pause,
+        until=sent.until_s,
+        declared=sent.declared_tokens,
+        prefixes=sent.prefixes,
+    )
+
+
+def _limited(sent: Requests, limit: int, server: Server, overhead: Overhead) -> Run:
+    """Run requests of a client that has no more than ``limit`` under way.
+
+    When it sends follows from when others end, and that from when it sends: both are worked out in
+    turn until nothing moves. Each round settles about as many more requests as may be under way.
+    """
+    run = _closed(dataclasses.replace(sent, until_s=None), limit, server, overhead)
+    times = np.full(sent.arrival_s.size, -1.0)
+    for _ in range(_ROUNDS + 2 * sent.arrival_s.size // limit):
+        assert run.rows is not None
+        finish = np.where(run.rows.finish < 0, np.inf, run.rows.finish * run.tick_s)
+        later = held_back_by_client(sent.arrival_s, finish + overhead.fixed, limit)
+        if np.abs(later - times).max() < _SAME_S:
+            break
+        times = later
+        run = _replayed(sent, times, server)
+    return run
+
+
+def _replayed(sent: Requests, arrival_s: Floats, server: Server) -> Run:
+    workload = dataclasses.replace(
+        Workload.from_arrays(
+            arrival_s, sent.prompt_tokens, sent.output_tokens, declared=sent.declared_tokens
+        ),
+        prefixes=sent.prefixes,
+    )
     return simulate(workload, server, until=sent.until_s)
+
+
+def held_back_by_client(wanted_s: Floats, finish_s: Floats, limit: int) -> Floats:
+    """Return when a client sends that has no more than so many requests under way, in order.
+
+    Parameters
+    ----------
+    wanted_s
+        Shape (requests,), when it would send them, not falling.
+    finish_s
+        Shape (requests,), when they end; infinite: never.
+    limit
+        Requests under way at most.
+    """
+    under_way: list[float] = []
+    times = np.empty(wanted_s.size)
+    now = 0.0
+    for request, wanted in enumerate(wanted_s.tolist()):
+        now = max(now, wanted)
+        if len(under_way) == limit:
+            now = max(now, heapq.heappop(under_way))
+        if not math.isfinite(now):  # nobody makes room any more before the benchmark stops
+            now = float(finish_s[np.isfinite(finish_s)].max(initial=wanted)) + 1.0
+        times[request] = now
+        heapq.heappush(under_way, float(finish_s[request]))
+    return times
 
 
 def predict(sent: Requests, server: Server, overhead: Overhead) -> dict[str, float]:
@@ -193,10 +277,17 @@ def predict(sent: Requests, server: Server, overhead: Overhead) -> dict[str, flo
 def sustained_rate(sent: Requests, server: Server) -> float:
     """Return the requests per second that leave a server while many more of such lengths wait."""
     many = np.resize(np.arange(sent.prompt_tokens.size), _IN_QUEUE)
-    workload = Workload.from_arrays(
-        np.zeros(many.size), sent.prompt_tokens[many], sent.output_tokens[many]
+    declared = None if sent.declared_tokens is None else sent.declared_tokens[many]
+    many_sent = dataclasses.replace(
+        sent,
+        arrival_s=np.zeros(many.size),
+        prompt_tokens=sent.prompt_tokens[many],
+        output_tokens=sent.output_tokens[many],
+        until_s=None,
+        declared_tokens=declared,
+        prefixes=None if sent.prefixes is None else sent.prefixes.taken(many),
     )
-    run = simulate(workload, server, record="requests")
+    run = _replayed(many_sent, many_sent.arrival_s, server)
     assert run.rows is not None
     left = np.sort(run.rows.finish) * run.tick_s
     low, high = many.size // 4, 3 * many.size // 4
@@ -252,6 +343,8 @@ def _arrivals(
 
 def _sending_s(row: Mapping[str, Any], count: int) -> float:
     """Return how long requests were sent, for a run that waited for all."""
+    if row["sending_s"] is not None:
+        return float(row["sending_s"])
     latency = row["e2e_mean_s"]
     if latency is None and row["itl_mean_s"] is not None and row["ttft_p50_s"] is not None:
         latency = row["ttft_p50_s"] + row["itl_mean_s"] * row["output_tokens"]
@@ -269,10 +362,15 @@ def _sending_s(row: Mapping[str, Any], count: int) -> float:
 
 
 def _lengths(row: Mapping[str, Any], name: str, quantiles: Floats, scale: float) -> Ints:
-    """Return lengths at these quantiles: gamma with a spread, uniform between limits, or equal."""
+    """Return lengths at these quantiles: between those that the row states, or else gamma with a
+    spread, uniform between limits, or equal.
+    """
     mean = row[f"{name}_tokens"]
     low, high, deviation = row[f"{name}_low"], row[f"{name}_high"], row[f"{name}_std"]
-    if deviation:
+    if row[f"{name}_quantiles"]:
+        tokens = np.interp(quantiles, *np.array(row[f"{name}_quantiles"]).T)
+        tokens *= mean / tokens.mean()
+    elif deviation:
         shape = (mean / deviation) ** 2
         tokens = stats.gamma.ppf(quantiles, shape, scale=mean / shape)
         tokens = tokens if low is None else np.clip(tokens, low, high)
@@ -282,3 +380,20 @@ def _lengths(row: Mapping[str, Any], name: str, quantiles: Floats, scale: float)
         tokens = np.full(quantiles.size, float(mean))
     whole: Ints = np.maximum(np.rint(tokens * scale), 1).astype(np.int64)
     return whole
+
+
+def _declared(row: Mapping[str, Any], output: Ints) -> Ints | None:
+    if row["declared_tokens"] is None:
+        return None
+    declared: Ints = np.maximum(output, round(row["declared_tokens"]))
+    return declared
+
+
+def _prefixes(row: Mapping[str, Any], server: Server, prompt: Ints) -> Prefixes | None:
+    """Return one beginning that all prompts share, as long as their cache hits were on average."""
+    if not row["prefix_hits"] or server.memory is None or not server.memory.prefix_caching:
+        return None
+    size = server.memory.block_size
+    blocks = np.floor(row["prefix_hits"] * prompt / size).astype(np.int64)
+    ids = np.concatenate([np.arange(count) for count in blocks])
+    return Prefixes.of(ids, blocks, prompt, size)

@@ -23,8 +23,8 @@ STATISTICS = ("mean", "p50", "p90", "p99")
 Row = dict[str, Any]
 """One load that was measured, by the columns of `read_benchmarks`; what is not known is left out.
 
-Beside these: ``client_limit``, requests at once that a client with a rate did not exceed, and
-``unusable``, why the row says nothing.
+Beside these: ``unusable``, why the row says nothing, and ``schedule``, when its tool sends where
+only the seed of its random numbers is not known.
 """
 
 NOTHING_COMPLETED: Row = {"unusable": "no request was completed"}
@@ -81,12 +81,17 @@ def _alias(paths: list[str]) -> AliasChoices:
     return AliasChoices(*(AliasPath(*path.split(".")) for path in paths))
 
 
-_PERCENTILES = {p: (Number, p, f"percentiles.{p}") for p in ("p90", "p99")}
+_SHARES = {
+    "min": 0.0, "p001": 0.001, "p01": 0.01, "p1": 0.01, "p05": 0.05, "p5": 0.05, "p10": 0.1,
+    "p25": 0.25, "p50": 0.5, "median": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99,
+    "p999": 0.999, "max": 1.0,
+}  # fmt: skip
+"""Percentiles as the tools call them, and the shares that they are."""
+_PERCENTILES = {p: (Number, p, f"percentiles.{p}") for p in _SHARES if p not in ("p50", "median")}
 Statistics: Any = fields(
     {
         "unit": (str, "unit"),
         "mean": (Number, "mean", "avg"),
-        "p10": "p10",
         "p50": (Number, "median", "p50", "percentiles.p50"),
         **_PERCENTILES,
         "std": (Number, "std", "std_dev"),
@@ -145,15 +150,20 @@ def times(result: Any, units: Mapping[str, float]) -> Row:
 
 
 def lengths(name: str, part: Any) -> Row:
-    """Return the mean of a length and its spread, if need be that of a normal one."""
+    """Return a length's mean, quantiles and spread, if need be that of a normal one."""
     if part is None:
         return {}
+    row: Row = {f"{name}_tokens": part.mean}
+    stated = ((share, getattr(part, key, None)) for key, share in _SHARES.items())
+    quantiles = {share: value for share, value in stated if value is not None}
+    if {0.0, 0.5, 1.0} <= quantiles.keys():
+        row[f"{name}_quantiles"] = [list(pair) for pair in sorted(quantiles.items())]
     spread = part.std
-    if spread is None and part.p10 is not None and part.p90 is not None:
-        spread = (part.p90 - part.p10) / 2.563
-    if not spread or spread < 0:
-        return {f"{name}_tokens": part.mean}
-    return {f"{name}_tokens": part.mean, f"{name}_std": spread}
+    if spread is None and {0.1, 0.9} <= quantiles.keys():
+        spread = (quantiles[0.9] - quantiles[0.1]) / 2.563
+    if spread and spread > 0:
+        row[f"{name}_std"] = spread
+    return row
 
 
 def mean(part: Any) -> float | None:

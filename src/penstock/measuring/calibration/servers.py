@@ -2,8 +2,10 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from penstock import checks
+from penstock.errors import InputError
 from penstock.measuring.calibration.equations import UNITS
 from penstock.measuring.calibration.predict import Overhead, Requests
 from penstock.system.batch_time import MOST_TOKENS, Affine, BatchTime, Composition
@@ -26,14 +28,25 @@ class Build:
         As they were stated; None: `USUAL`.
     policy, kv_tokens
         The same; None: no limit, unless the values have one.
+    policy_params
+        Settings of the policy.
+    prefix_caching
+        Whether the server caches prefixes.
     """
 
     token_budget: int | None
     max_batch_size: int | None
     policy: str
     kv_tokens: int | None
+    policy_params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    prefix_caching: bool = False
 
     def __post_init__(self) -> None:
+        if self.prefix_caching and self.kv_tokens is None:
+            raise InputError(
+                "prefix hits are given, but no KV memory that could hold prefixes, so what is "
+                "found there cannot be simulated; give kv_tokens, which the engine logs"
+            )
         if self.max_batch_size is not None:
             reason = "a batch serves at least one request; leave it out where it is not known"
             checks.whole("max_batch_size", self.max_batch_size, 1, MOST_TOKENS, "requests", reason)
@@ -55,17 +68,19 @@ class Build:
         if "max_batch_size" in values:
             places = max(round(values["max_batch_size"]), 1)
         memory = None
-        if "kv_tokens" in values:  # one that is tried may be too short for some requests
-            size = resolve(self.policy).block_size
-            memory = Memory.of_tokens(round(values["kv_tokens"]), size)
+        tokens = values.get("kv_tokens", self.kv_tokens)
+        if tokens is not None:
+            memory = Memory.of_tokens(round(tokens), resolve(self.policy).block_size)
+            memory = dataclasses.replace(memory, prefix_caching=self.prefix_caching)
+        if memory is not None and "kv_tokens" in values:  # one that is tried may be too short
             memory = dataclasses.replace(memory, too_long="drop")
         server = Server(
             batch_time(costs),
             self.limit("token_budget"),
             places,
             self.policy,
+            policy_params=self.policy_params or (),
             memory=memory,
-            kv_tokens=self.kv_tokens,
         )
         return server, Overhead(costs["overhead"], costs["overhead_per_stream"], costs["idle"])
 

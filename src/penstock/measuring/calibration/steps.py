@@ -14,7 +14,6 @@ from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.refine import Fit, Sent, misfits, refine
 from penstock.measuring.calibration.servers import Build
 from penstock.simulation.progress import Progress
-from penstock.system.policies import resolve
 from penstock.system.server import Server
 
 _MOST_REQUESTS = 10_000  # of a row, while it is fitted: the rest tells little more
@@ -47,7 +46,7 @@ def common_fit(
             "steps cannot be told from prompts; choose rows with both, or benchmark with streaming"
         )
     budget = build.limit("token_budget")
-    ahead = resolve(build.policy).ahead
+    ahead = build({"step": 1.0})[0].policy.ahead
     guesses = [
         first_guess(to_fit, names, budget, loss, ahead=ahead) for loss in ("soft_l1", "linear")
     ]

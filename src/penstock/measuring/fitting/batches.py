@@ -1,7 +1,7 @@
 """Measured batches: what was in each, and how long it took."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,22 @@ _SORTED = 0.9
 engine loads go both ways, in no order."""
 _LOOKED_AT = 2_048
 """Rows in which a sweep is sought that begins again for each value of something else."""
+
+
+class Gap(NamedTuple):
+    """Seconds from the end of a batch to the start of the next one, of an engine that is busy.
+
+    Attributes
+    ----------
+    seconds
+        A usual one: the median.
+    low, high
+        Ends of its 95% interval.
+    """
+
+    seconds: float
+    low: float
+    high: float
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,6 +66,8 @@ class MeasuredBatches:
     context_block
         Tokens of a KV block, where the context was counted in blocks; None: it was counted in
         tokens, or blocks are short.
+    gap
+        What lies between two batches and is not in ``seconds``; None: nothing, or it is not known.
     """
 
     seconds: Array
@@ -66,6 +84,7 @@ class MeasuredBatches:
     sweep: bool | None = None
     averaged: bool = False
     context_block: float | None = None
+    gap: Gap | None = None
 
     def __post_init__(self) -> None:
         for name in COLUMNS:
@@ -247,5 +266,15 @@ def joined(parts: list[MeasuredBatches]) -> MeasuredBatches:
         context_block=max(
             (part.context_block for part in parts if part.context_block), default=None
         ),
+        gap=_joined_gap([part.gap for part in parts]),
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )
+
+
+def _joined_gap(gaps: list[Gap | None]) -> Gap | None:
+    """Return the middle one of the gaps that are known, and an interval that holds all of them."""
+    known = sorted(gap for gap in gaps if gap is not None)
+    if not known:
+        return None
+    middle = known[len(known) // 2].seconds
+    return Gap(middle, min(gap.low for gap in known), max(gap.high for gap in known))

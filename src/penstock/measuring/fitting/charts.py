@@ -133,7 +133,9 @@ def _model(fit: Fit, points: pl.DataFrame) -> alt.Chart:
         )
     )
     loads = loads[(loads >= low) & (loads <= high)]
-    line = pl.DataFrame({"tokens": loads, "predicted_ms": fit.model(loads) * 1e3, "model": _OF_ALL})
+    gap = fit.parameters.get("gap", (0.0,))[0]  # no measured point has it
+    milliseconds = (fit.model(loads) - gap) * 1e3
+    line = pl.DataFrame({"tokens": loads, "predicted_ms": milliseconds, "model": _OF_ALL})
     drawn = alt.Chart(line).mark_line(
         strokeWidth=2, interpolate="step-before" if _steps(fit) else "linear"
     )

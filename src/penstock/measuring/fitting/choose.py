@@ -99,7 +99,7 @@ def _possible(batches: MeasuredBatches, name: str) -> Estimate | None:
     """Fit a family to all batches; None where they give it no parameters that a model may have."""
     try:
         fitted = estimate(batches, name)
-        _ = fitted.model
+        fitted.model()
     except InputError:
         return None
     return fitted

@@ -1,14 +1,12 @@
-"""Logs and metrics in which engines say what was in each batch, line by line.
+"""Metrics in which engines say what was in each batch, record by record.
 
 A line that cannot be read is left out and counted: logs are cut at both ends, and written by
 several processes. A number that no engine can have written is refused: nothing tells which others
 are wrong, too.
 """
 
-import dataclasses
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,71 +16,7 @@ from penstock import checks
 from penstock.inputs.source import Source
 from penstock.measuring.fitting.batches import SHORTEST_S, Array, MeasuredBatches, limits_of
 
-_ITERATION = re.compile(
-    r"(\d+) context requests, (\d+) context tokens, "
-    r"(\d+) generation requests, (\d+) generation tokens, "
-    r"iteration elapsed time: (\d+(?:\.\d+)?) ms(?:.*?KV cache usage: (\d+(?:\.\d+)?)%)?"
-)
-_KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
-_ROUNDED = 0.00051  # share of the KV cache by which the log may be off
-_SHOWN = 3 * _ROUNDED  # from one more block, where rounding does not hide it
-_DISTINCT = 8  # shares that must be whole numbers of a block, or it is by chance
 _EQUAL = "prompts of one batch are taken as equally long: the file gives their sum"
-_ROUNDED_SHARE = (
-    "context is taken from the share of the KV cache in use, which the log rounds to 0.1%"
-)
-
-
-def find_iterations(source: Source) -> MeasuredBatches:
-    """Read the lines that vLLM writes with ``--enable-logging-iteration-details``.
-
-    The context is known where the log also says how many tokens the KV cache holds
-    (``GPU KV cache size``): the share in use, less the prompts of this batch and half a block for
-    each request, where the log shows how long a block is; prompts that share a prefix share memory.
-    """
-    rows: list[tuple[float, ...]] = []
-    bad = 0
-    capacity = None
-    with source.open() as file:
-        for number, raw in enumerate(file, 1):
-            line = raw.decode("utf-8", "replace")
-            if size := _KV_TOKENS.search(line):
-                capacity = float(size[1].replace(",", ""))
-            if "iteration elapsed time" not in line:
-                continue
-            iteration = _ITERATION.search(line)
-            if iteration is None:
-                bad += 1
-                continue
-            *counts, ms = map(float, iteration.groups()[:5])
-            share = float(iteration[6] or "nan") / 100
-            values = [ms / 1e3, *counts]
-            _possible(source, f"line {number:,}", _LOGGED, values)
-            rows.append((*values, share))
-    seconds, prompts, new, decodes, out, usage = np.array(rows, float).reshape(-1, 6).T
-    columns = {
-        "seconds": seconds, "prompts": prompts, "new": new, "decodes": decodes, "out": out,
-    }  # fmt: skip
-    if capacity is None or not np.isfinite(usage).all():
-        return _batches(source, "vllm", bad, columns)
-    block = _block(usage, capacity)
-    held = usage * capacity - (prompts + decodes) * (block or 0.0) / 2
-    columns["context"] = np.where(decodes > 0, np.maximum(held - new, 0), 0.0)
-    batches = _batches(source, "vllm", bad, columns, _ROUNDED_SHARE)
-    return dataclasses.replace(batches, context_block=block)
-
-
-def _block(usage: Array, capacity: float) -> float | None:
-    """Return how many tokens a KV block holds; None where a block is less than rounding shows."""
-    shares = np.unique(usage)
-    steps = np.diff(shares)
-    if shares.size < _DISTINCT or steps.min() < _SHOWN:
-        return None
-    # each step is rounded by itself, so a block is the slope over all of them
-    blocks = np.rint(shares / steps[steps < 1.5 * steps.min()].mean())
-    block = float(blocks @ shares / (blocks @ blocks))
-    whole = np.abs(blocks * block - shares).max() <= _ROUNDED
-    return block * capacity if whole else None
 
 
 def find_passes(source: Source) -> MeasuredBatches:
@@ -92,7 +26,7 @@ def find_passes(source: Source) -> MeasuredBatches:
     Dynamo. Idle heartbeats take no time and are no batches.
     """
     columns, bad = _columns_of(source, "scheduled_requests", _PASS, 1.0)
-    return _batches(source, "sglang", bad, columns)
+    return batches_of(source, "sglang", bad, columns)
 
 
 _PASS = (
@@ -113,7 +47,7 @@ def find_stats(source: Source) -> MeasuredBatches:
     columns, bad = _columns_of(source, "inflightBatchingStats", _STATS, 1e3)
     if not columns["context"].any():
         del columns["before"], columns["context"]
-    return _batches(source, "tensorrt-llm", bad, columns)
+    return batches_of(source, "tensorrt-llm", bad, columns)
 
 
 _STATS = (
@@ -124,10 +58,6 @@ _STATS = (
     "numGenRequests",
     "numGenKvTokens",
 )
-_LOGGED = (
-    "elapsed time", "context requests", "context tokens",
-    "generation requests", "generation tokens",
-)  # fmt: skip
 
 
 def _columns_of(
@@ -157,7 +87,7 @@ def _columns_of(
         except (AttributeError, KeyError, TypeError, ValueError):
             bad += 1
             continue
-        _possible(source, f"record {number:,}", names, row)
+        check_possible(source, f"record {number:,}", names, row)
         if took > 0 and row[2] + row[4] > 0:
             rows.append(row)
     keys = ("seconds", "prompts", "new", "before", "decodes", "context")
@@ -175,7 +105,7 @@ def _number(value: Any) -> float:
         return math.inf
 
 
-def _possible(source: Source, place: str, names: Sequence[str], values: list[float]) -> None:
+def check_possible(source: Source, place: str, names: Sequence[str], values: list[float]) -> None:
     """Refuse seconds, which may be 0, and counts that cannot be."""
     for name, value in zip(names, values, strict=True):
         least, most = (
@@ -211,7 +141,7 @@ def _listed(document: Any) -> list[Any]:
     return document if isinstance(document, list) else [document]
 
 
-def _batches(
+def batches_of(
     source: Source, format: str, bad: int, columns: Mapping[str, Array], *notes: str
 ) -> MeasuredBatches:
     """Put together what a format tells: prompts and their sums, decodes and their sums.

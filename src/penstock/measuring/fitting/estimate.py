@@ -70,11 +70,12 @@ class Estimate:
         """Return seconds; beyond the last load of a table as long as there."""
         return apply(self.columns(batches), self.solution.coefficients)
 
-    @property
-    def model(self) -> BatchTime:
-        """The batch-time model."""
+    def model(self, gap_s: float = 0.0) -> BatchTime:
+        """Return the batch-time model, each batch longer by the gap to the next one."""
         count = len(self.linear.names)
-        linear = self.linear.model(self.solution.coefficients[:count])
+        coefficients = self.solution.coefficients[:count].copy()
+        coefficients[0] += gap_s  # of a table the first load, from which the others rise
+        linear = self.linear.model(coefficients)
         if self.terms is None:
             return linear
         costs = dict(

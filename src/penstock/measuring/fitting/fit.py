@@ -38,7 +38,7 @@ class Fit(Judged, Shown):
     name
         Family: ``affine``, ``hinge``, ``steps``, ``table``, or ``composition-`` and one of them.
     model
-        The model.
+        The model; each batch takes the ``gap`` to the next one, too, where that was measured.
     parameters
         By name: value, and the ends of its interval. Seconds, per token, per step of ``b0`` tokens,
         per request, or per pair of tokens. A step width or bend stands with the widths that fit as
@@ -46,7 +46,7 @@ class Fit(Judged, Shown):
     batches
         What was fitted.
     predicted
-        Shape (n,), seconds.
+        Shape (n,), seconds, without the gap, as they were measured.
     outliers
         Shape (n,), batches far from similar ones, which the fit leaves out.
     candidates
@@ -192,9 +192,13 @@ def _candidates(batches: MeasuredBatches, model: str, folds: int, seed: int) -> 
     return choose(batches, families, folds=folds, seed=seed) if families else []
 
 
+def _gap_s(batches: MeasuredBatches) -> float:
+    return 0.0 if batches.gap is None else batches.gap.seconds
+
+
 def _model(fitted: Estimate, batches: MeasuredBatches) -> BatchTime:
     try:
-        return fitted.model
+        return fitted.model(_gap_s(batches))
     except InputError:
         raise InputError(
             f"{batches.source}: fitted to these batches, {fitted.name} leaves no time for a batch "
@@ -229,6 +233,8 @@ def _parameters(
         intervals["b0"] = (fitted.linear.shape[0], fitted.likely[0], fitted.likely[-1])
     elif fitted.linear.family in ("hinge", "steps"):
         intervals["b0"] = (fitted.linear.shape[0],) * 3  # given, not searched
+    if batches.gap is not None:
+        intervals["gap"] = (*batches.gap,)
     return _widened(intervals, batches.blurred_context)
 
 

@@ -21,9 +21,10 @@ from penstock.measuring.fitting.batches import (
     limits_of,
 )
 from penstock.measuring.fitting.columns import ROW, as_numbers
-from penstock.measuring.fitting.engine_logs import find_iterations, find_passes, find_stats
+from penstock.measuring.fitting.engine_logs import find_passes, find_stats
 from penstock.measuring.fitting.layers.profiles import degree_of, read_llmservingsim, read_vidur
 from penstock.measuring.fitting.layers.times import LayerTimes
+from penstock.measuring.fitting.vllm_log import find_iterations
 
 FORMATS = ("table", "vllm", "sglang", "tensorrt-llm", "blis", "splitwise", "vidur", "llmservingsim")
 """What `read_batches` reads."""
@@ -113,6 +114,11 @@ def _told(source: Source) -> str:
             "is a page of Prometheus metrics: totals since the engine started, and no batch. Give "
             "the engine's iteration log or forward-pass metrics"
         )
+    if head.lstrip()[:1] in (b"{", b"[") and any(mark in head for mark in _BENCHMARKS):
+        raise source.fault(
+            "is the result of a load generator, which times requests and no batches. Give it to "
+            "`penstock calibrate`, or give the engine's iteration log"
+        )
     if not head.startswith(b"PAR1"):
         for mark, name in _MARKS:
             if mark in head:
@@ -135,6 +141,8 @@ _MARKS = (
     (b'"scheduled_requests"', "sglang"),
     (b'"inflightBatchingStats"', "tensorrt-llm"),
 )
+_BENCHMARKS = (b'"load_summary"', b'"request_throughput"', b'"request_latency"', b'"mean_ttft_ms"')
+"""Keys of results of inference-perf, vLLM and AIPerf, and of GuideLLM's."""
 
 
 def _has_iterations(source: Source) -> bool:

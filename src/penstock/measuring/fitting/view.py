@@ -25,6 +25,7 @@ _COSTS = {
     "decode_attention": ("ns", 1e9, "each token before a decode"),
     "mixed_attention": ("ns", 1e9, "the same in a batch with prefill"),
     "with_prefill": ("ms", 1e3, "each batch with prefill"),
+    "gap": ("ms", 1e3, "each batch, until the next one begins"),
 }
 
 _HELD_OUT = (
@@ -84,8 +85,10 @@ def fit_page(fit: Fit) -> Page:
 
 def _formula(fit: Fit) -> str:
     """Return the formula of a fit, its linear part first."""
-    linear = _FORMULAS[fit.name.removeprefix(COMPOSED)]
-    return f"{linear} + attention and requests" if fit.name.startswith(COMPOSED) else linear
+    formula = _FORMULAS[fit.name.removeprefix(COMPOSED)]
+    if fit.name.startswith(COMPOSED):
+        formula += " + attention and requests"
+    return formula if fit.batches.gap is None else f"{formula} + gap"
 
 
 def _parameters(fit: Fit) -> list[_Parameter]:
