@@ -3,8 +3,9 @@
     python docs/kernel_fits.py ../shared/data/profiling/aiconfigurator [GPU ...]
 
 Four rows of five are fitted, the fifth is held out, and errors are those of the fifth. Rows that
-no model serves are left out (matrices with fewer than 512 columns or rows, 16,384 tokens and more),
-and rows of the H200 whose window was mixed up: prefill without one is as fast as with one, 2.3 times
+no model serves are left out: matrices with fewer than 512 columns or rows, 16,384 tokens and more.
+
+The H200 has rows whose window was mixed up: prefill without one is as fast as with one, 2.3 times
 as fast as its units can compute, and decodes with one are as slow as without. H100 and H200 share
 their units, so prefill attention is taken from the H100, and decodes are fitted without a window.
 """
@@ -34,6 +35,12 @@ GEMMs of vLLM 0.22 on the B200 all take 150 us, which is the host and not the ke
 NAMES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "fp4"}
 WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "fp4": 0.5625}
 DEEPSEEK = {"hidden": 7168, "query_rank": 1536, "kv_rank": 512, "rope": 64, "plain": 128}
+
+HEAD = """\
+# Parameters of kernel times, fitted by docs/kernel_fits.py to measurements that
+# ai-dynamo/aiconfigurator publishes (commit 095f58a, Apache-2.0), made with the kernels of vLLM 0.14
+# to 0.22; errors are those of rows that were held out.
+"""
 
 LIMITS = {
     "memory": (0.05, 1.3),  # small matrices stay in the L2 cache, which is faster
@@ -277,7 +284,7 @@ def main() -> None:
             for precision, (p, errors) in answers.items():
                 print(f"{gpu:9} {operation:18} {precision:9} {errors}  {p}", flush=True)
     text = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=100)
-    OUT.write_text(text, encoding="utf-8")
+    OUT.write_text(HEAD + text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ both count: t = floor + (memory^p + compute^p)^(1/p), a maximum with a rounded c
 
 Each operation has a few parameters for each GPU, fitted to measured kernel times
 (`docs/kernel_fits.py`): the shares of the sheet values that it reaches, the time of the smallest
-call, and how sharp the corner is. A GPU whose kernels nobody measured gets the roofline of its sheet
-with usual shares.
+call, and how sharp the corner is. A GPU whose kernels nobody measured gets the roofline of its
+sheet with usual shares.
 """
 
 import dataclasses

@@ -217,7 +217,7 @@ class ModelShape:
                 "leave precision out"
             )
         else:
-            numbers = Numbers(precision, precision, precision, stored.kv)
+            numbers = Numbers(str(precision), str(precision), str(precision), stored.kv)
         return numbers if kv is None else dataclasses.replace(numbers, kv=kv)
 
     def weights_bytes(self, numbers: Numbers, tensor_parallel: int = 1) -> float:
