@@ -38,8 +38,8 @@ DEEPSEEK = {"hidden": 7168, "query_rank": 1536, "kv_rank": 512, "rope": 64, "pla
 
 HEAD = """\
 # Parameters of kernel times, fitted by docs/kernel_fits.py to measurements that
-# ai-dynamo/aiconfigurator publishes (commit 095f58a, Apache-2.0), made with the kernels of vLLM 0.14
-# to 0.22; errors are those of rows that were held out.
+# ai-dynamo/aiconfigurator publishes (commit 095f58a, Apache-2.0), made with the kernels of vLLM
+# 0.14 to 0.22; errors are those of rows that were held out.
 """
 
 LIMITS = {

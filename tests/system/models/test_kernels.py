@@ -102,6 +102,6 @@ def test_gpus_go_by_the_names_that_people_use(name: str, known: str) -> None:
     assert known_gpu(name).name == known
 
 
-def test_a_gpu_that_is_not_known_is_refused_with_those_that_are() -> None:
-    with pytest.raises(InputError, match=r"gpu is 'h300-sxm'.*known: a100-sxm"):
+def test_a_gpu_that_is_not_known_is_refused_with_the_nearest_that_is() -> None:
+    with pytest.raises(InputError, match=r"gpu is 'h300-sxm'.*did you mean 'h200-sxm'.*batch_time"):
         known_gpu("h300-sxm")

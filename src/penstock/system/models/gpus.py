@@ -109,6 +109,6 @@ def known_gpu(name: str) -> KnownGpu:
         if known in SHEETS:
             return KnownGpu(known, SHEETS[known], _fits().get(known, {}))
     raise InputError(
-        f"gpu is {shown(name)}, whose times are not known{nearest(plain, SHEETS)}; "
-        f"known: {', '.join(SHEETS)}"
+        f"gpu is {shown(name)}, whose times are not known{nearest(plain, SHEETS)}; give batch "
+        "times that were measured there (`batch_time`)"
     )

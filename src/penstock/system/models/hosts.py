@@ -43,31 +43,41 @@ class EngineFit:
 
     Attributes
     ----------
+    title
+        How it spells its name.
     host
         Fitted on the runs below.
     source
         Which runs.
     off
-        By measure (``tpot``, ``ttft``): a factor that nine of ten predictions were within, on the
-        rows of these runs and on those of a model that was left out.
+        By measure (``tpot``, ``ttft``): a factor that nine of ten predictions were within.
+    points
+        How many these were (`docs/how_far_off.py`): the rows of these runs, and those of a model
+        that was left out, Qwen3-32B.
     """
 
+    title: str
     host: Host
     source: str
     off: Mapping[str, float]
+    points: int
 
 
 ENGINE_FITS = {
     "vllm": EngineFit(
+        "vLLM",
         Host(batch_s=5e-5, layer_s=10e-6, reduce_s=4e-6, launch_experts_s=1e-3, front_s=4e-3),
         "InferenceX, vLLM 0.16 to 0.18: Llama-3.1-70B on H100 and H200, gpt-oss-120b on H100, "
         "MiniMax-M2.5 on H200",
-        {"tpot": 1.3, "ttft": 1.6},
+        {"tpot": 1.25, "ttft": 1.75},
+        299,
     ),
     "sglang": EngineFit(
+        "SGLang",
         Host(layer_s=1e-6, reduce_s=1e-6, front_s=0.15),
         "InferenceX, SGLang 0.5.6 to 0.5.9: DeepSeek-R1, Qwen3-235B-A22B and Llama-3.1-8B on H200",
-        {"tpot": 1.3, "ttft": 2.0},
+        {"tpot": 1.6, "ttft": 6.0},
+        169,
     ),
 }
 """Known engines; others are taken for vLLM, and said to be."""
