@@ -1,26 +1,48 @@
-"""The command ``penstock hardware``: batch times that have been measured."""
+"""The command ``penstock hardware``: batch times that were measured, or follow from a shape."""
 
 import json
 from typing import Annotated, Any
 
 import typer
 
+from penstock.errors import InputError
 from penstock.show.options import Json, show_page
 
 
 def hardware(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="Show this one in full, or list those that match."),
+        typer.Argument(
+            metavar="[NAME]",
+            help="Show this one in full, or list those that match; with --gpu: a model, by name or "
+            "by the path of its config.json.",
+        ),
     ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Work out the batch times of a model on this GPU, such as h100-sxm."),
+    ] = None,
+    tensor_parallel: Annotated[int, typer.Option("--tp", help="GPUs that share each layer.")] = 1,
+    precision: Annotated[
+        str | None, typer.Option(help="bf16, fp8 or fp4, in place of the published precision.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Whose host and limits: vllm, sglang.")] = "vllm",
     as_json: Json = False,
 ) -> None:
     """List the hardware whose batch times are known, or show one: its model, its source, how well
-    it fits.
+    it fits. With --gpu, work out those of any model from its shape.
     """
     from penstock.measuring.view import catalogue_page, hardware_page
     from penstock.system import presets
 
+    if gpu is not None:
+        _from_shape(name, gpu, tensor_parallel, precision, engine, as_json)
+        return
+    if tensor_parallel != 1 or precision is not None:
+        raise InputError(
+            "--tp and --precision are for a model on a GPU, but no GPU is given; add --gpu, such "
+            "as --gpu h100-sxm"
+        )
     names = list(presets.HARDWARE)
     if name is not None and name not in names:
         names = presets.matching(name)
@@ -39,3 +61,24 @@ def _as_dict(entry: Any) -> dict[str, Any]:
     # A fit may hold what YAML knows and JSON not.
     document: dict[str, Any] = json.loads(json.dumps(said, default=str))
     return document
+
+
+def _from_shape(
+    model: str | None,
+    gpu: str,
+    tensor_parallel: int,
+    precision: str | None,
+    engine: str,
+    as_json: bool,
+) -> None:
+    """Show what follows from the shape of a model on a GPU."""
+    from penstock.measuring.shaped import facts_of, shaped_page
+    from penstock.system.models.served import served_model
+
+    if model is None:
+        raise InputError(
+            f"--gpu is {gpu}, but no model is named; give one, such as `penstock hardware "
+            f"Llama-3.1-70B --gpu {gpu}`, or the path of its config.json"
+        )
+    served = served_model(model, gpu, tensor_parallel, precision=precision, engine=engine)
+    show_page(shaped_page(served), facts_of(served), None, as_json)

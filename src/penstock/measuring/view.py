@@ -45,14 +45,6 @@ def catalogue_page(entries: Sequence[Hardware]) -> Page:
 def hardware_page(entry: Hardware) -> Page:
     """Show one entry with its parameters, some batch times, and where it comes from."""
     model = entry.batch_time
-    rows = []
-    for decodes, prompt in _IN_FULL:
-        if decodes + prompt <= _most_tokens(model):
-            ms = _milliseconds(model, decodes, prompt)
-            rows.append(
-                (_words(decodes, prompt), f"{ms:,.2f}", f"{(decodes + prompt) / ms * 1e3:,.0f}")
-            )
-    caption = "" if model.by_load else f"Decodes have {_CONTEXT:,} tokens before them."
     origin = [f"Source: {entry.source}"]
     if entry.licence:
         origin.append(f"Licence: {entry.licence}")
@@ -61,7 +53,7 @@ def hardware_page(entry: Hardware) -> Page:
         heading=entry.description,
         sections=[
             Section("Parameters", facts=_parameters(section_of(model))),
-            Section("Batch times", tables=[Table(("Batch", "ms", "Tokens/s"), rows, caption)]),
+            Section("Batch times", tables=[batch_times(model)]),
             Section("", origin),
             Section(
                 "Fit",
@@ -74,6 +66,19 @@ def hardware_page(entry: Hardware) -> Page:
             ),
         ],
     )
+
+
+def batch_times(model: BatchTime) -> Table:
+    """Return the times of some batches, a row each."""
+    rows = []
+    for decodes, prompt in _IN_FULL:
+        if decodes + prompt <= _most_tokens(model):
+            ms = _milliseconds(model, decodes, prompt)
+            rows.append(
+                (_words(decodes, prompt), f"{ms:,.2f}", f"{(decodes + prompt) / ms * 1e3:,.0f}")
+            )
+    caption = "" if model.by_load else f"Decodes have {_CONTEXT:,} tokens before them."
+    return Table(("Batch", "ms", "Tokens/s"), rows, caption)
 
 
 def _milliseconds(model: BatchTime, decodes: int, prompt: int) -> float:

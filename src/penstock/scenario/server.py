@@ -12,8 +12,9 @@ from penstock.errors import InputError
 from penstock.system.batch_time_file import BatchTimeFile, BatchTimeSection
 from penstock.system.engine_flags import EXPLAINED
 from penstock.system.engines import ENGINES, choosing, engine_defaults
-from penstock.system.gpu import GPU_MEMORY_GIB, Gpu
+from penstock.system.gpu import Gpu
 from penstock.system.memory import Memory
+from penstock.system.models.served import ShapedHardware, served_model, shaped_hardware
 from penstock.system.policies import resolve
 from penstock.system.presets import hardware
 from penstock.system.scheduler import Scheduler
@@ -23,6 +24,8 @@ _ROUNDED = (
     0.05  # by which the memory that a GPU is sold with may differ from what its driver reports
 )
 
+
+_TENSOR_PARALLEL = ("tensor_parallel", "tensor_parallel_size", "tp_size")
 
 ENGINE_NAMES = {
     "token_budget": (
@@ -72,9 +75,7 @@ class GpuSection(Section):
     a100: bool | None = None
     offline: bool = False
     model: str | None = None
-    tensor_parallel: Whole | None = Field(
-        None, validation_alias=alias("tensor_parallel", "tensor_parallel_size")
-    )
+    tensor_parallel: Whole | None = Field(None, validation_alias=alias(*_TENSOR_PARALLEL))
     gpu_memory_utilization: float | None = Field(
         None,
         validation_alias=alias(
@@ -83,10 +84,37 @@ class GpuSection(Section):
     )
 
 
+class HardwareSection(Section):
+    """A model on GPUs, known by its shape; see `served_model`.
+
+    ``model`` is the path of a `config.json` or a known name.
+    """
+
+    model: str
+    gpu: str
+    tensor_parallel: Whole = Field(1, validation_alias=alias(*_TENSOR_PARALLEL))
+    expert_parallel: Whole = 1
+    precision: str | None = None
+    kv_precision: str | None = None
+    engine: str = "vllm"
+
+    @classmethod
+    def known_keys(cls) -> list[str]:
+        """Return its keys, engine names among them."""
+        return [*super().known_keys(), *_TENSOR_PARALLEL[1:]]
+
+    def build(self, folder: Path) -> ShapedHardware:
+        """Return its batch times and its memory."""
+        split = (self.tensor_parallel, self.expert_parallel)
+        stored = (self.precision, self.kv_precision)
+        served = served_model(self.model, self.gpu, *split, *stored, self.engine, folder)
+        return shaped_hardware(served)
+
+
 class ServerSection(Section):
     """What serves; engine names are accepted for the limits."""
 
-    hardware: str | None = None
+    hardware: HardwareSection | str | None = None
     batch_time: BatchTimeSection | None = None
     token_budget: Whole | None = Field(None, validation_alias=alias(*ENGINE_NAMES["token_budget"]))
     max_batch_size: Whole | None = Field(
@@ -129,13 +157,13 @@ class ServerSection(Section):
                 "server: give either `hardware` (a preset) or `batch_time`, and not both"
             )
         measured = self.measured(folder)
-        batch_time = (
-            self.batch_time.build(folder)
-            if self.batch_time
-            else hardware(str(self.hardware)).batch_time
-        )
+        if self.batch_time is not None:
+            batch_time = self.batch_time.build(folder)
+        else:
+            assert measured is not None
+            batch_time = measured.batch_time
         token_budget, max_batch_size = self._limits(measured)
-        policy = resolve(self.policy, folder=folder)
+        policy = resolve(self.scheduler, folder=folder)
         if self.gpu is not None and policy.gpu_rule is None:
             engines = ", ".join(
                 name for name, engine in ENGINES.items() if engine.gpu_rule is not None
@@ -173,6 +201,13 @@ class ServerSection(Section):
             block_size=self.block_size if memory is None else None,
         )
 
+    @property
+    def scheduler(self) -> str:
+        """The policy: that of the hardware's engine, where none is given beside a shape."""
+        if isinstance(self.hardware, HardwareSection) and "policy" not in self.model_fields_set:
+            return self.hardware.engine
+        return self.policy
+
     def notes(self, folder: Path, server: Server) -> tuple[str, ...]:
         """Return what is known of the batch times, and should be told."""
         known = self.measured(folder)
@@ -189,10 +224,10 @@ class ServerSection(Section):
         rule = policy.limit_rule
         if server.max_batch_size is not None or rule is None or not rule.usual_slots:
             return []
-        memory_gib = GPU_MEMORY_GIB.get((measured and measured.accelerator) or "")
+        memory_gib = measured.memory_gib if measured else None
         usual = rule.usual_slots
         if memory_gib is not None:
-            a100 = "a100" in (self.hardware or "")
+            a100 = "a100" in self._hardware_name
             usual = f"{rule.limits(memory_gib, a100, False)[1]:,} on this GPU"
         return [
             "no max batch size is given, so none limits this server; vLLM always has one, by "
@@ -204,6 +239,8 @@ class ServerSection(Section):
         """Return the preset or the file whose batch times these are, None where they stand in the
         scenario.
         """
+        if isinstance(self.hardware, HardwareSection):
+            return self.hardware.build(folder)
         if self.batch_time is None:
             return hardware(str(self.hardware))
         return None if self.batch_time.file is None else self.batch_time.read_file(folder)
@@ -213,12 +250,13 @@ class ServerSection(Section):
         GPU.
         """
         budget, slots = self.token_budget, self.max_batch_size
-        engine = self.policy.lower()
-        if self.gpu is not None and engine in choosing():
-            a100 = "a100" in (self.hardware or "") if self.gpu.a100 is None else self.gpu.a100
-            chosen = engine_defaults(
-                engine, self._memory_gib(measured), a100=a100, offline=self.gpu.offline
-            )
+        engine = self.scheduler.lower()
+        shaped = isinstance(self.hardware, HardwareSection)
+        if (self.gpu is not None or shaped) and engine in choosing():
+            asked = self.gpu or GpuSection.model_validate({})
+            a100 = "a100" in self._hardware_name if asked.a100 is None else asked.a100
+            gib = self._memory_gib(measured, asked.memory_gib)
+            chosen = engine_defaults(engine, gib, a100=a100, offline=asked.offline)
             budget = chosen.token_budget if budget is None else budget
             slots = chosen.max_batch_size if slots is None else slots
         if budget is None:
@@ -243,7 +281,7 @@ class ServerSection(Section):
         known = measured.gpu if measured else None
         if asked is None:
             return known
-        memory_gib = self._memory_gib(measured)
+        memory_gib = self._memory_gib(measured, asked.memory_gib)
         model = asked.model
         if model is None and known is not None:
             model = known.model
@@ -260,26 +298,35 @@ class ServerSection(Section):
         if asked.tensor_parallel is not None:
             parallel = asked.tensor_parallel
         if known is not None and parallel != known.tensor_parallel:
-            name = self.hardware or self.batch_time.file  # type: ignore[union-attr]
             raise InputError(
-                f"server.gpu.tensor_parallel is {parallel}, but the batch times of {name} are "
+                f"server.gpu.tensor_parallel is {parallel}, but the batch times of "
+                f"{self._hardware_name} are "
                 "those of a tensor "
                 f"parallelism of {known.tensor_parallel}; leave it out, or take hardware that was "
                 "measured with "
                 f"{parallel}"
             )
-        return Gpu(model, memory_gib, parallel, asked.gpu_memory_utilization)
+        of_shape = known.known if known is not None and model == known.model else None
+        utilization = asked.gpu_memory_utilization
+        return Gpu(model, memory_gib, parallel, utilization, known=of_shape)
 
-    def _memory_gib(self, measured: BatchTimeFile | None) -> float:
+    @property
+    def _hardware_name(self) -> str:
+        """How messages call the hardware whose batch times these are; empty where it has none."""
+        if isinstance(self.hardware, HardwareSection):
+            return f"{self.hardware.model} on {self.hardware.gpu}".lower()
+        if self.hardware is not None:
+            return self.hardware
+        return "" if self.batch_time is None else self.batch_time.file or ""
+
+    def _memory_gib(self, measured: BatchTimeFile | None, given: float | None) -> float:
         """Return the memory of the GPU, GiB: 80 GB are 79.2 to the driver of a GPU that is
         known.
         """
-        assert self.gpu is not None
-        given = self.gpu.memory_gib
         if given is not None:
             what = "it is the memory of one GPU"
             checks.number("server.gpu.memory_gib", given, 1, 4096, "GiB", what)
-        known = GPU_MEMORY_GIB.get((measured and measured.accelerator) or "")
+        known = measured.memory_gib if measured else None
         if known is None:
             if given is None:
                 raise InputError(
@@ -287,10 +334,9 @@ class ServerSection(Section):
                 )
             return given
         if given is not None and abs(given - known) > _ROUNDED * known:
-            name = self.hardware or self.batch_time.file  # type: ignore[union-attr]
             raise InputError(
-                f"server.gpu.memory_gib is {given:g}, but the batch times of {name} are those of "
-                "a GPU with "
+                f"server.gpu.memory_gib is {given:g}, but the batch times of "
+                f"{self._hardware_name} are those of a GPU with "
                 f"{known:g} GiB; leave it out, or give batch times of your own"
             )
         return known

@@ -185,6 +185,11 @@ class BatchTimeFile:
         return Gpu(self.model, GPU_MEMORY_GIB[self.accelerator], self.tensor_parallel or 1)
 
     @property
+    def memory_gib(self) -> float | None:
+        """Memory of the GPU, GiB; None where it is not known."""
+        return GPU_MEMORY_GIB.get(self.accelerator or "")
+
+    @property
     def origin(self) -> str:
         """What was measured, by whom, and a warning of its age."""
         return f"{self.description}; {self.source}; newer engines may be faster"

@@ -21,10 +21,12 @@ publishes: 1 GiB and 100 KiB per token of the token budget. Of eleven start-up l
 take more too. So this is an estimate, and the engine's log decides.
 
 Models are left out whose KV memory is not of that form: latent attention (DeepSeek), sliding
-windows (gpt-oss), linear attention (Qwen3.5).
+windows (gpt-oss), linear attention (Qwen3.5). A shape (`penstock.system.models`) knows the first
+two.
 """
 
 import dataclasses
+from typing import Protocol
 
 from penstock import checks
 from penstock.errors import InputError, nearest
@@ -39,6 +41,20 @@ _OVERHEAD_GIB = 1.0
 _OVERHEAD_BYTES_PER_TOKEN = 100 * 2**10
 _VARIANTS = ("-hf", "-chat", "-instruct")  # of a model, whose weights are as many
 _KV_BYTES = 2  # of a number, in 16 bits
+
+
+class ModelMemory(Protocol):
+    """The memory that a model takes: the weights, and what each token leaves."""
+
+    @property
+    def weights_gb(self) -> float:
+        """10^9 bytes of all its weights."""
+
+    def weights_bytes(self, tensor_parallel: int) -> float:
+        """Return the bytes of weights on one of so many GPUs."""
+
+    def kv_bytes(self, tensor_parallel: int) -> float:
+        """Return the bytes that a token takes on one of so many GPUs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +73,10 @@ class Model:
     layers: int
     kv_heads: int
     head_dim: int
+
+    def weights_bytes(self, tensor_parallel: int) -> float:
+        """Return the bytes of weights on one of so many GPUs."""
+        return self.weights_gb * 1e9 / tensor_parallel
 
     def kv_bytes(self, tensor_parallel: int) -> int:
         """Return the bytes that a token takes on one of so many GPUs."""
@@ -126,6 +146,8 @@ class Gpu:
         by itself.
     engine
         Whose KV memory a policy has that stands in the place of an engine; a server keeps it here.
+    known
+        The memory of a model that is not in `MODELS`, such as one known by its shape.
     """
 
     model: str
@@ -133,10 +155,13 @@ class Gpu:
     tensor_parallel: int = 1
     utilization: float | None = None
     engine: Scheduler | None = dataclasses.field(default=None, compare=False, repr=False)
+    known: ModelMemory | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         names = {name.lower(): name for name in MODELS}
         name = names.get(_plain(self.model)) if isinstance(self.model, str) else None
+        if self.known is not None:
+            name = self.model
         if name is None:
             raise InputError(
                 f"the memory of the model {checks.shown(self.model)} is not "
@@ -163,7 +188,7 @@ class Gpu:
             If the weights leave no room.
         """
         left = self._left_bytes(engine, token_budget)
-        model = MODELS[self.model]
+        model = self._memory
         bytes_per_token = model.kv_bytes(self.tensor_parallel)
         uncertain = UNCERTAIN_GIB * GIB
         tokens = int(left / bytes_per_token)
@@ -179,6 +204,11 @@ class Gpu:
             max(int((left - uncertain) / bytes_per_token), 0),
             int((left + uncertain) / bytes_per_token),
         )
+
+    @property
+    def _memory(self) -> ModelMemory:
+        """The memory that the model takes."""
+        return MODELS[self.model] if self.known is None else self.known
 
     @property
     def words(self) -> str:
@@ -205,7 +235,7 @@ class Gpu:
     def _left_bytes(self, engine: Scheduler, token_budget: int) -> float:
         """Return the bytes that an engine has for keys and values on each GPU."""
         assert engine.gpu_rule is not None
-        weights = MODELS[self.model].weights_gb * 1e9 / self.tensor_parallel
+        weights = self._memory.weights_bytes(self.tensor_parallel)
         overhead = _OVERHEAD_GIB * GIB + _OVERHEAD_BYTES_PER_TOKEN * token_budget
         gpu = GpuBytes(self.memory_gib * GIB, weights, overhead, token_budget, self.tensor_parallel)
         return engine.gpu_rule.left(gpu, self._share(engine))

@@ -1,0 +1,200 @@
+"""How far off batch times from shapes and kernels are, on InferenceX points.
+
+    python docs/how_far_off.py ../shared/data
+
+Each point is a closed loop of `batch_size` requests, simulated: ten requests for each in flight,
+all of the first at once, lengths evenly between 80% and 100% of those named. The same point occurs
+up to three times in the file, under several names; it counts once.
+
+Constants of the host, the floor of latent attention and what 4-bit experts reach were fitted to
+every second row with fewer than 8,000 output tokens of the models that `ENGINE_FITS` names. Nothing
+was fitted to Qwen3-32B, to the B200, to TensorRT-LLM, to rows that state no precision, or to vLLM
+before 0.16.
+"""
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from penstock.errors import InputError
+from penstock.simulation.simulate import simulate_closed
+from penstock.system.engines import ENGINES
+from penstock.system.gpu import GIB
+from penstock.system.models.batch_times import LayerTimes
+from penstock.system.models.config import read_shape
+from penstock.system.models.gpus import known_gpu
+from penstock.system.models.hosts import Host, engine_fit
+from penstock.system.scheduler import GpuBytes
+from penstock.system.server import Server
+
+CONFIGS = {
+    "meta-llama/Llama-3.1-70B": "meta-llama--Meta-Llama-3.1-70B",
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama--Meta-Llama-3.1-8B",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama--Meta-Llama-3.1-8B",
+}
+"""Models whose config has another name; others have their own."""
+
+ENGINES_HERE = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
+TOKEN_BUDGET = 8192
+SLOTS = 1024
+TOO_FAST = 0.75
+"""Share of the FLOP/s of the sheet that no server reaches end to end: a row that says so was not
+measured as it says (cached prefixes, fewer tokens)."""
+
+SAME = ("backend", "system", "precision", "tp_size", "isl", "osl", "batch_size", "ttft_2", "tpot_3")
+
+
+def points(data: Path) -> pl.DataFrame:
+    """Return the aggregated points, each once."""
+    path = data / "real_runs/inferencex_points/points.csv"
+    table = pl.read_csv(path, infer_schema_length=None).filter(pl.col("mode") == "agg")
+    table = table.with_columns(
+        ttft_2=pl.col("silicon_ttft_ms").round_sig_figs(2),
+        tpot_3=pl.col("silicon_tpot_ms").round_sig_figs(3),
+    )
+    return table.unique(SAME, keep="first", maintain_order=True)
+
+
+@functools.cache
+def times_of(
+    data: Path, model: str, system: str, precision: str | None, tp: int, host: Host
+) -> LayerTimes:
+    """Return the layers' times of a model on its GPUs."""
+    name = CONFIGS.get(model, model.replace("/", "--"))
+    shape = read_shape(data / f"models/{name}_config.json")
+    if shape.stored.experts != shape.stored.dense:
+        precision = None  # published in 4 bits, whatever the row calls it
+    shape.check_split(tp)
+    kv = "fp8" if model.startswith("nvidia/") else None  # their checkpoints ask for it
+    return LayerTimes(shape, known_gpu(system), shape.numbers(precision, kv), tp, 1, host)
+
+
+def served(times: LayerTimes, engine_name: str) -> Server:
+    """Return the server, with the KV memory that its engine would have."""
+    engine, gpu, tp = ENGINES[engine_name], times.gpu, times.tensor_parallel
+    weights = times.shape.weights_bytes(times.numbers, tp)
+    overhead = GIB + 100 * 2**10 * TOKEN_BUDGET
+    room = GpuBytes(gpu.sheet.memory_gib * GIB, weights, overhead, TOKEN_BUDGET, tp)
+    rule = engine.gpu_rule
+    assert rule is not None
+    left = rule.left(room, rule.share)
+    tokens = int(left / times.shape.kv_bytes_per_token(times.numbers, tp))
+    if tokens < TOKEN_BUDGET:
+        raise InputError("does not fit on so many GPUs")
+    batch_time = times.composition(TOKEN_BUDGET + SLOTS)
+    return Server(batch_time, TOKEN_BUDGET, SLOTS, engine, kv_tokens=tokens)
+
+
+def predicted(row: dict[str, Any], data: Path, host: Host | None = None) -> dict[str, float]:
+    """Return TTFT and TPOT in ms of a point, by a simulated closed loop."""
+    engine = ENGINES_HERE[row["backend"]]
+    host = host or engine_fit(engine).host
+    if row["attention_dp_size"] not in (None, 1):
+        raise InputError("attention is not split but copied (data parallel), which is not modelled")
+    key = (row["model_path"], row["system"], row["precision"], row["tp_size"])
+    times = times_of(data, *key, host)
+    server = served(times, engine)
+    flying = row["batch_size"]
+    rng = np.random.default_rng(0)
+    count = max(10 * flying, 20)
+    prompt = rng.integers(int(0.8 * row["isl"]), row["isl"] + 1, count)
+    output = rng.integers(int(0.8 * row["osl"]), row["osl"] + 1, count)
+    run = simulate_closed(prompt, output, server, clients=flying)
+    rows = run.rows
+    assert rows is not None
+    ttft = (rows.first_token - rows.arrival) * run.tick_s
+    tpot = (rows.finish - rows.first_token) * run.tick_s / (output - 1)
+    return {"ttft": 1e3 * (ttft.mean() + host.front_s), "tpot": 1e3 * tpot.mean()}
+
+
+def busy_share(row: dict[str, Any], data: Path) -> float:
+    """Return the share of the sheet's FLOP/s that the measured throughput needs."""
+    key = (row["model_path"], row["system"], row["precision"], row["tp_size"])
+    times = times_of(data, *key, Host())
+    seconds = (row["silicon_ttft_ms"] + row["silicon_tpot_ms"] * (row["osl"] - 1)) / 1e3
+    tokens = row["batch_size"] / seconds * 0.9 * (row["isl"] + row["osl"])
+    flops = tokens * times.shape.flops_per_token(row["isl"] / 2)
+    return flops / (row["tp_size"] * times._flops(times.numbers.dense))
+
+
+def compared(data: Path) -> pl.DataFrame:
+    """Return every point with its prediction, or why there is none."""
+    answers = []
+    for row in points(data).iter_rows(named=True):
+        answer: dict[str, Any] = {"ttft": None, "tpot": None, "why": None, "busy": None}
+        try:
+            answer |= predicted(row, data)
+            answer["busy"] = busy_share(row, data)
+        except InputError as error:
+            answer["why"] = str(error)
+        answers.append(row | answer)
+    table = pl.DataFrame(answers, infer_schema_length=None)
+
+    def seconds(ttft: str, tpot: str) -> pl.Expr:
+        return pl.col(ttft) + pl.col(tpot) * (pl.col("osl") - 1)
+
+    series = ("backend", "backend_version", "model_path", "system", "precision", "tp_size")
+    most = pl.col("batch_size") == pl.col("batch_size").max().over(*series, "isl", "osl")
+    slower = seconds("ttft", "tpot") / seconds("silicon_ttft_ms", "silicon_tpot_ms")
+    return table.with_columns(
+        off_ttft=pl.col("ttft") / pl.col("silicon_ttft_ms"),
+        off_tpot=pl.col("tpot") / pl.col("silicon_tpot_ms"),
+        off_rate=pl.when(most).then(1 / slower),
+    )
+
+
+def errors(table: pl.DataFrame) -> dict[str, Any]:
+    """Return medians of errors, and the factor that nine of ten are within."""
+    answer: dict[str, Any] = {"rows": table.height}
+    for what in ("tpot", "ttft", "rate"):
+        off = table[f"off_{what}"].drop_nulls()
+        answer[what] = f"{(off - 1).abs().median():.1%}" if off.len() else "-"
+        answer[f"{what} bias"] = f"{off.median() - 1:+.0%}" if off.len() else "-"
+        answer[f"{what} x"] = f"{float(np.exp(off.log().abs().quantile(0.9))):.2f}"
+    return answer
+
+
+def show(title: str, table: pl.DataFrame, by: tuple[str, ...] = ()) -> None:
+    """Print errors of a part of the points, in all and by what tells them apart."""
+    print(f"\n## {title}")
+    rows: list[dict[str, Any]] = [dict.fromkeys(by, "all") | errors(table)]
+    if by:
+        for key, part in table.group_by(*by, maintain_order=True):
+            rows.append(dict(zip(by, map(str, key), strict=True)) | errors(part))
+    with pl.Config(tbl_rows=100, tbl_cols=30, tbl_width_chars=200, fmt_str_lengths=34) as config:
+        config.set_tbl_hide_column_data_types(True).set_tbl_formatting("ASCII_MARKDOWN")
+        config.set_tbl_hide_dataframe_shape(True)
+        print(pl.DataFrame(rows))
+
+
+def main() -> None:
+    """Print what was predicted, how well, and what was not."""
+    table = compared(Path(sys.argv[1]))
+    refused = table.filter(pl.col("why").is_not_null())
+    print(f"{table.height} points, {refused.height} without an answer:")
+    for key, part in refused.group_by("backend", "model_path", "why", maintain_order=True):
+        print(f"  {part.height:3} {key[0]} {key[1]}: {key[2]}")
+    table = table.filter(pl.col("why").is_null())
+    told = pl.col("precision").is_not_null()
+    left_out = pl.col("model_path").str.contains("Qwen3-32B") | (pl.col("system") == "b200_sxm")
+    main_rows = table.filter(told & ~left_out & (pl.col("backend") != "trtllm"))
+    by = ("backend", "backend_version", "system", "model_path", "precision")
+    show("vLLM and SGLang on H100 and H200, precision stated", main_rows, by)
+    possible = pl.col("busy") < TOO_FAST
+    show("the same, without rows faster than the units", main_rows.filter(possible))
+    for engine in ("vllm", "sglang"):
+        fitted = pl.col("backend_version").is_null() | (pl.col("backend_version") != "0.12.0")
+        rows = main_rows.filter(possible & fitted & (pl.col("backend") == engine))
+        show(f"{engine}, the versions that constants were fitted to", rows)
+    show("TensorRT-LLM", table.filter(told & ~left_out & (pl.col("backend") == "trtllm")), by)
+    show("precision not stated, taken as published", table.filter(~told & ~left_out), by)
+    show("left out: Qwen3-32B", table.filter(pl.col("model_path").str.contains("Qwen3-32B")), by)
+    show("left out: B200", table.filter(pl.col("system") == "b200_sxm"), by)
+
+
+if __name__ == "__main__":
+    main()

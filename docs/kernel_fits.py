@@ -1,0 +1,291 @@
+"""Fit the kernel model to measured kernel times: what `system/models/kernel_times.yaml` ships.
+
+    python docs/kernel_fits.py ../shared/data/profiling/aiconfigurator [GPU ...]
+
+Four rows of five are fitted, the fifth is held out, and errors are those of the fifth. Rows that
+no model serves are left out: matrices with fewer than 512 columns or rows, 16,384 tokens and more.
+
+The H200 has rows whose window was mixed up: prefill without one is as fast as with one, 2.3 times
+as fast as its units can compute, and decodes with one are as slow as without. H100 and H200 share
+their units, so prefill attention is taken from the H100, and decodes are fitted without a window.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import yaml
+from scipy.optimize import least_squares
+
+from penstock.system.models import kernels
+from penstock.system.models.gpus import OUT, SHEETS, TYPICAL
+
+FOLDERS = {
+    "a100-sxm": ("a100_sxm/vllm_0.14.0", "a100_sxm/vllm_0.14.0"),
+    "h100-sxm": ("h100_sxm/vllm_0.19.0", "h100_sxm/vllm_0.19.0"),
+    "h200-sxm": ("h200_sxm/vllm_0.19.0", "h200_sxm/vllm_0.19.0"),
+    "b200-sxm": ("b200_sxm/vllm_0.19.0", "b200_sxm/vllm_0.22.0"),
+}
+"""Where the times of GEMMs, experts and collectives lie, and where those of attention do: the fp8
+GEMMs of vLLM 0.22 on the B200 all take 150 us, which is the host and not the kernel."""
+
+NAMES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "fp4"}
+WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "fp4": 0.5625}
+DEEPSEEK = {"hidden": 7168, "query_rank": 1536, "kv_rank": 512, "rope": 64, "plain": 128}
+
+HEAD = """\
+# Parameters of kernel times, fitted by docs/kernel_fits.py to measurements that
+# ai-dynamo/aiconfigurator publishes (commit 095f58a, Apache-2.0), made with the kernels of vLLM
+# 0.14 to 0.22; errors are those of rows that were held out.
+"""
+
+LIMITS = {
+    "memory": (0.05, 1.3),  # small matrices stay in the L2 cache, which is faster
+    "compute": (0.02, 1.2),
+    "attention": (0.02, 1.2),
+    "sharpness": (1.0, 8.0),
+    "growth": (0.5, 1.0),
+    "floor_us": (0.5, 500.0),
+}
+LIKELY = (1e-3, 100.0)
+
+
+def fitted(
+    predict: Callable[[dict[str, float], np.ndarray], np.ndarray],
+    names: tuple[str, ...],
+    seconds: np.ndarray,
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return parameters, and errors on the rows that were held out."""
+    rng = np.random.default_rng(0)
+    held = rng.random(seconds.size) < 0.2
+    rows = np.flatnonzero(~held)
+    if rows.size > 12_000:
+        rows = rng.choice(rows, 12_000, replace=False)
+    start = np.log([TYPICAL[name] for name in names])
+
+    def off(logs: np.ndarray, at: np.ndarray) -> np.ndarray:
+        return np.log(predict(dict(zip(names, np.exp(logs), strict=True)), at) / seconds[at])
+
+    low = np.log([LIMITS.get(name, LIKELY)[0] for name in names])
+    high = np.log([LIMITS.get(name, LIKELY)[1] for name in names])
+    best = least_squares(off, start, args=(rows,), bounds=(low, high), loss="soft_l1", f_scale=0.1)
+    error = np.abs(np.expm1(off(best.x, np.flatnonzero(held))))
+    errors = {
+        "rows": int(seconds.size),
+        "median": round(float(np.median(error)), 3),
+        "p90": round(float(np.quantile(error, 0.9)), 3),
+    }
+    return {n: float(f"{v:.3g}") for n, v in zip(names, np.exp(best.x), strict=True)}, errors
+
+
+def columns(table: pl.DataFrame, *names: str) -> list[np.ndarray]:
+    """Return columns as numbers."""
+    return [table[name].to_numpy().astype(float) for name in names]
+
+
+def fit_gemm(gpu: str, root: Path) -> dict[str, Any]:
+    """GEMMs, by precision."""
+    sheet = SHEETS[gpu]
+    rows = pl.read_parquet(root / FOLDERS[gpu][0] / "gemm_perf.parquet").filter(
+        (pl.col("n") >= 512)
+        & (pl.col("k") >= 512)
+        & (pl.col("m") <= 16384)
+        & (pl.col("n") * pl.col("k") < 2**30)
+    )
+    answer = {}
+    for dtype, precision in NAMES.items():
+        table = rows.filter(pl.col("gemm_dtype") == dtype)
+        if table.is_empty():
+            continue
+        m, n, k, ms = columns(table, "m", "n", "k", "latency")
+        names: tuple[str, ...] = ("floor_us", "memory", "compute", "sharpness", "tile_ns")
+        if precision != "bf16":
+            names += ("activation",)
+        flops, each = sheet.flops[precision.split("-")[0]], WEIGHT_BYTES[precision]
+
+        def predict(p, at, m=m, n=n, k=k, flops=flops, each=each):
+            return kernels.gemm(sheet, p, flops, each, m[at], n[at], k[at])
+
+        answer[precision] = fitted(predict, names, ms * 1e-3)
+    return answer
+
+
+def fit_experts(gpu: str, root: Path) -> dict[str, Any]:
+    """Experts, by precision; tokens go to some experts more often than to others."""
+    sheet = SHEETS[gpu]
+    rows = pl.read_parquet(root / FOLDERS[gpu][0] / "moe_perf.parquet").filter(
+        (pl.col("distribution") == "power_law_1.01")
+        & (pl.col("inter_size") / pl.col("moe_tp_size") >= 128)
+        & (pl.col("moe_ep_size") <= 8)
+        & (pl.col("num_tokens") <= 16384)
+        & (pl.col("kernel_source") == "vllm_fused_moe")
+    )
+    answer = {}
+    for dtype, precision in NAMES.items():
+        table = rows.filter(pl.col("moe_dtype") == dtype)
+        if table.is_empty():
+            continue
+        columns_of = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts")
+        n, h, w, k, count = columns(table, *columns_of)
+        tp, ep, ms = columns(table, "moe_tp_size", "moe_ep_size", "latency")
+        names = ("floor_us", "memory", "compute", "sharpness", "activation", "spread")
+        flops, each = sheet.flops[precision.split("-")[0]], WEIGHT_BYTES[precision]
+
+        def predict(p, i, n=n, h=h, w=w / tp, k=k, count=count, ep=ep, flops=flops, each=each):
+            shape = (n[i], h[i], w[i], k[i], count[i], ep[i])
+            return kernels.experts(sheet, p, flops, each, *shape)
+
+        answer[precision] = fitted(predict, names, ms * 1e-3)
+    return answer
+
+
+def attention_rows(path: Path) -> pl.DataFrame:
+    """Return rows of attention as models have it; a missing window is none."""
+    rows = pl.read_parquet(path)
+    if "window_size" not in rows.columns:
+        rows = rows.with_columns(window_size=pl.lit(0))
+    return rows.filter(
+        pl.col("head_dim").is_in([64, 128])
+        & pl.col("window_size").is_in([0, 128])
+        & (pl.col("num_heads") <= 64)
+        & (pl.col("num_heads") >= pl.col("num_key_value_heads"))
+    )
+
+
+def fit_prefill(gpu: str, root: Path) -> dict[str, Any]:
+    """Attention of prompts."""
+    sheet = SHEETS[gpu]
+    measured = "h100-sxm" if gpu == "h200-sxm" else gpu
+    path = root / FOLDERS[measured][1] / "context_attention_perf.parquet"
+    rows = attention_rows(path).filter(
+        (pl.col("isl") >= 64)
+        & (pl.col("batch_size") * pl.col("isl") <= 65536)
+        & (pl.col("kv_cache_dtype") == "bfloat16")
+    )
+    heads = ("num_heads", "num_key_value_heads", "head_dim")
+    b, new, window, ms = columns(rows, "batch_size", "isl", "window_size", "latency")
+    h, kv, d = columns(rows, *heads)
+    pairs = b * new * np.where(window > 0, np.minimum(new / 2, window), new / 2)
+    names = ("floor_us", "memory", "compute", "sharpness", "block")
+
+    def predict(p, i):
+        return kernels.prefill_attention(sheet, p, (b * new)[i], pairs[i], h[i], kv[i], d[i])
+
+    return {"bf16": fitted(predict, names, ms * 1e-3)}
+
+
+def fit_decode(gpu: str, root: Path) -> dict[str, Any]:
+    """Attention of decodes, by the precision of the KV cache."""
+    sheet = SHEETS[gpu]
+    rows = attention_rows(root / FOLDERS[gpu][1] / "generation_attention_perf.parquet").filter(
+        (pl.col("step") <= 32768) & (pl.col("batch_size") <= 512)
+    )
+    if gpu == "h200-sxm":  # a window changes nothing there: it was not in force
+        rows = rows.filter(pl.col("window_size") == 0)
+    answer = {}
+    for dtype in ("bfloat16", "fp8"):
+        table = rows.filter(pl.col("kv_cache_dtype") == dtype)
+        if table.is_empty():
+            continue
+        b, step, window, ms = columns(table, "batch_size", "step", "window_size", "latency")
+        h, kv, d = columns(table, "num_heads", "num_key_value_heads", "head_dim")
+        seen = np.where(window > 0, np.minimum(step + 1, window), step + 1)
+        each = WEIGHT_BYTES[NAMES[dtype]]
+
+        def predict(p, i, b=b, seen=seen, h=h, kv=kv, d=d, each=each):
+            return kernels.decode_attention(sheet, p, each, b[i], seen[i], h[i], kv[i], d[i])
+
+        names = ("floor_us", "memory", "sharpness", "walk_ns", "head_ns")
+        answer[NAMES[dtype]] = fitted(predict, names, ms * 1e-3)
+    return answer
+
+
+def latent_weights(heads: np.ndarray) -> np.ndarray:
+    """Return the weights of DeepSeek's attention with so many heads on a GPU."""
+    d = DEEPSEEK
+    copied = d["hidden"] * (d["query_rank"] + d["kv_rank"] + d["rope"])
+    head = d["query_rank"] * 192 + d["kv_rank"] * 256 + 128 * d["hidden"]
+    return copied + heads * head
+
+
+def fit_latent(gpu: str, root: Path, phase: str) -> dict[str, Any]:
+    """Latent attention with its projections, by the precision of these."""
+    sheet = SHEETS[gpu]
+    path = root / FOLDERS[gpu][1] / f"mla_{phase}_module_perf.parquet"
+    if not path.exists():
+        return {}
+    rows = pl.read_parquet(path).filter(pl.col("kv_cache_dtype") == "bfloat16")
+    if phase == "context":
+        small = (pl.col("batch_size") * pl.col("isl") <= 65536) & (pl.col("isl") >= 64)
+        rows = rows.filter(small)
+    else:
+        rows = rows.filter((pl.col("step") <= 32768) & (pl.col("batch_size") <= 512))
+    answer = {}
+    for dtype, precision in NAMES.items():
+        table = rows.filter((pl.col("gemm_type") == dtype) & (pl.col("num_heads") >= 8))
+        if table.is_empty():
+            continue
+        h, b, isl, step, ms = columns(table, "num_heads", "batch_size", "isl", "step", "latency")
+        if phase == "context":
+            tokens, pairs, kept = b * isl, b * isl * isl / 2, b * isl * 576 * 2
+            each_pair = h * 2 * (192 + 128)
+        else:
+            tokens, pairs, kept = b, b * step, b * step * 576 * 2
+            each_pair = h * 2 * (576 + 512)
+        flops, each = sheet.flops[precision.split("-")[0]], WEIGHT_BYTES[precision]
+        weights = latent_weights(h)
+
+        def predict(p, i, w=weights, t=tokens, q=pairs, c=kept, e=each_pair, f=flops, by=each):
+            return kernels.latent_attention(sheet, p, f, w[i], by, t[i], q[i], c[i], e[i])
+
+        names = ("floor_us", "memory", "compute", "attention", "sharpness", "token_ns")
+        answer[precision] = fitted(predict, names, ms * 1e-3)
+    return answer
+
+
+def fit_all_reduce(gpu: str, root: Path) -> dict[str, Any]:
+    """All-reduce inside one machine, from a CUDA graph."""
+    sheet = SHEETS[gpu]
+    rows = pl.read_parquet(root / FOLDERS[gpu][0] / "custom_allreduce_perf.parquet").filter(
+        (pl.col("backend") == "vllm_graph") & (pl.col("message_size") <= 2**28)
+    )
+    size, gpus, ms = columns(rows, "message_size", "num_gpus", "latency")
+    names = ("floor_us", "per_gpu", "link", "growth", "partners")
+
+    def predict(p, i):
+        return kernels.all_reduce(sheet, p, size[i], gpus[i])
+
+    return {"bf16": fitted(predict, names, ms * 1e-3)}
+
+
+def main() -> None:
+    """Fit, print, and write the parameters."""
+    root, gpus = Path(sys.argv[1]), sys.argv[2:] or list(FOLDERS)
+    document = yaml.safe_load(OUT.read_text()) if OUT.exists() else {}
+    for gpu in gpus:
+        fits = {
+            "gemm": fit_gemm(gpu, root),
+            "experts": fit_experts(gpu, root),
+            "prefill_attention": fit_prefill(gpu, root),
+            "decode_attention": fit_decode(gpu, root),
+            "latent_prefill": fit_latent(gpu, root, "context"),
+            "latent_decode": fit_latent(gpu, root, "generation"),
+            "all_reduce": fit_all_reduce(gpu, root),
+        }
+        document[gpu] = {
+            operation: {precision: {**p, "errors": e} for precision, (p, e) in answers.items()}
+            for operation, answers in fits.items()
+            if answers
+        }
+        for operation, answers in fits.items():
+            for precision, (p, errors) in answers.items():
+                print(f"{gpu:9} {operation:18} {precision:9} {errors}  {p}", flush=True)
+    text = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=100)
+    OUT.write_text(HEAD + text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Hardware that follows from a model's shape, as a page and as JSON."""
+
+from typing import Any
+
+from penstock.measuring.view import batch_times
+from penstock.show.page import Fact, Page, Section
+from penstock.system.batch_time_file import section_of
+from penstock.system.engines import ENGINES, choosing, engine_defaults
+from penstock.system.models.served import ServedModel
+
+_CONTEXT = 8_192
+_USUAL_BUDGET = 8_192  # where an engine chooses none
+_SHOWN_TOKENS = 16_384  # up to which batch times are written out
+
+
+def facts_of(served: ServedModel) -> dict[str, Any]:
+    """Return what follows from a shape, as a JSON document says it."""
+    shape, numbers, tp = served.shape, served.numbers, served.tensor_parallel
+    budget, slots = limits_of(served)
+    kv = served.on_gpus.kv_tokens(ENGINES[served.engine], budget)
+    return {
+        "model": shape.name,
+        "gpu": served.gpu.name,
+        "tensor_parallel": tp,
+        "engine": served.engine,
+        "parameters": shape.parameters,
+        "active_parameters": shape.active_parameters,
+        "precision": {"weights": numbers.dense, "experts": numbers.experts, "kv": numbers.kv},
+        "weights_bytes_per_gpu": round(shape.weights_bytes(numbers, tp)),
+        "kv_bytes_per_token_per_gpu": round(shape.kv_bytes_per_token(numbers, tp)),
+        "window_bytes_per_request_per_gpu": round(shape.window_bytes(numbers, tp)),
+        "flops_per_token": round(shape.flops_per_token()),
+        "token_budget": budget,
+        "max_batch_size": slots,
+        "kv_tokens": {"estimate": kv.tokens, "low": kv.low, "high": kv.high},
+        "batch_time": section_of(served.times.composition(_SHOWN_TOKENS)),
+        "within_a_factor_of": dict(served.fit.off),
+        "kernels_measured": served.gpu.measured,
+        "source": served.fit.source,
+    }
+
+
+def shaped_page(served: ServedModel) -> Page:
+    """Show a model on GPUs: its shape, its memory, some batch times, how far off they may be."""
+    facts = facts_of(served)
+    numbers, kv = served.numbers, facts["kv_tokens"]
+    active = f"{facts['active_parameters'] / 1e9:,.2f} of them for each token"
+    experts = "" if served.shape.experts is None else f", experts in {numbers.experts}"
+    window = ""
+    if served.shape.windowed_layers:
+        window = f", and {facts['window_bytes_per_request_per_gpu'] / 1e6:,.1f} MB for each request"
+    flops = served.shape.flops_per_token(_CONTEXT) / 1e9
+    slots = facts["max_batch_size"]
+    shape = [
+        Fact("Parameters", f"{facts['parameters'] / 1e9:,.2f}", f"thousand million, {active}"),
+        Fact("FLOPs", f"{facts['flops_per_token'] / 1e9:,.1f}", f"10^9 a token; {flops:,.1f} "
+             f"after {_CONTEXT:,} others"),
+        Fact("Weights", f"{facts['weights_bytes_per_gpu'] / 1e9:,.1f}",
+             f"GB on each GPU, in {numbers.dense}{experts}"),
+        Fact("KV cache", f"{facts['kv_bytes_per_token_per_gpu'] / 1e3:,.1f}",
+             f"kB a token on each GPU, in {numbers.kv}{window}"),
+    ]  # fmt: skip
+    memory = [
+        Fact("KV memory", f"{kv['estimate']:,}", f"tokens ({kv['low']:,} to {kv['high']:,}), an "
+             "estimate; the engine logs the true number"),
+        Fact("Token budget", f"{facts['token_budget']:,}", f"as {served.engine} chooses"),
+        Fact("Max batch size", f"{slots:,}" if slots else "none", f"as {served.engine} chooses"),
+    ]  # fmt: skip
+    composition = served.times.composition(_SHOWN_TOKENS)
+    caution = f"Batch times {served.caution}."
+    return Page(
+        title=served.name,
+        heading=f"worked out for {served.fit.title}",
+        sections=[
+            Section("Shape", facts=shape),
+            Section("Memory", facts=memory),
+            Section("Batch times", [caution], tables=[batch_times(composition)]),
+        ],
+    )
+
+
+def limits_of(served: ServedModel) -> tuple[int, int | None]:
+    """Return token budget and max batch size as the engine chooses them."""
+    if served.engine not in choosing():
+        return _USUAL_BUDGET, None
+    gib = served.gpu.sheet.memory_gib
+    chosen = engine_defaults(served.engine, gib, a100="a100" in served.gpu.name, offline=False)
+    return chosen.token_budget, chosen.max_batch_size

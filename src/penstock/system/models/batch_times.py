@@ -1,0 +1,278 @@
+"""Batch times from a model's shape and a GPU's kernels: its layers, added up.
+
+A layer is what reads weights or caches (GEMMs, attention, experts), what adds up over GPUs, and
+small kernels between. A batch is its layers, the logits of the requests that need a token, and what
+the host adds. All of it is then written as a `Composition`: a table by token load, and costs of
+attention beside, so that kernel, reference and theory need to know nothing new.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from penstock.inputs.arrays import Floats
+from penstock.system.batch_time import Composition
+from penstock.system.measured_times import Measured
+from penstock.system.models import kernels
+from penstock.system.models.gpus import KnownGpu
+from penstock.system.models.hosts import Host
+from penstock.system.models.shape import BYTES, Experts, Latent, ModelShape, Numbers
+
+_MOST_TOKENS = 2**20
+_SMALL_KERNEL_SHARE = 0.7  # of the memory's bandwidth, where kernels only read and write
+_LONG = 8192.0  # tokens of context at which costs per token of context are taken
+_MANY = 32.0  # requests at which they are
+_LOGITS = 64.0  # requests that need a token, for the time of logits
+_START_SHARPNESS = 4.0
+_LATENT_FLOOR_US = 10.0
+"""Least time of latent attention from a CUDA graph. Kernels were measured without, where starting
+them takes 60 to 100 us; this is fitted to DeepSeek-R1 on H200 under SGLang."""
+_NO_HOST = Host()
+_WEIGHT_ONLY = {"mxfp4": 0.5}
+"""Share of the FLOPs of experts in 16 bits that experts reach whose weights alone have 4 bits:
+these are widened on the way. Fitted to gpt-oss-120b on H100 under vLLM."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerTimes:
+    """Times of a model's layers on GPUs that share them.
+
+    Attributes
+    ----------
+    shape, gpu, numbers
+        The model, the GPU, and how numbers are stored.
+    tensor_parallel, expert_parallel
+        GPUs that share each layer, and how many of them have whole experts.
+    host
+        What the engine adds.
+    """
+
+    shape: ModelShape
+    gpu: KnownGpu
+    numbers: Numbers
+    tensor_parallel: int = 1
+    expert_parallel: int = 1
+    host: Host = _NO_HOST
+
+    def composition(self, token_budget: int) -> Composition:
+        """Return the time of batches of up to so many tokens."""
+        loads = _loads(token_budget)
+        linear = Measured(loads.tolist(), self.by_tokens(loads).tolist())
+        decode = self.seconds_per_context()
+        pair = self.seconds_per_pair()
+        return Composition(
+            linear,
+            self_attention=pair / 2.0,
+            cross_attention=pair,
+            decode_attention=decode,
+            per_request=self.per_request(),
+        )
+
+    def by_tokens(self, tokens: Floats) -> Floats:
+        """Return the seconds of batches of so many tokens that look at nothing before them."""
+        shape = self.shape
+        seconds = shape.layers * (self._attention_layer(tokens) + self._between(tokens))
+        if shape.dense_layers:
+            seconds = seconds + shape.dense_layers * self._mlp(tokens, float(shape.width))
+        if shape.experts is not None:
+            seconds = seconds + shape.expert_layers * self._mixture(shape.experts, tokens)
+        share = shape.vocabulary / self.tensor_parallel
+        rows = np.minimum(tokens, _LOGITS)
+        logits = self._gemm("bf16", rows, share, float(shape.hidden))
+        return np.asarray(self._started(tokens, seconds + logits) + self.host.batch_s)
+
+    def _started(self, tokens: Floats, seconds: Floats) -> Floats:
+        """Return the seconds of batches whose kernels the host starts one by one if they are large.
+
+        It starts kernels while others run, so the slower of the two decides.
+        """
+        host, shape = self.host, self.shape
+        start = shape.dense_layers * host.launch_s + shape.expert_layers * host.launch_experts_s
+        if not start:
+            return seconds
+        both = kernels.smooth(_START_SHARPNESS, seconds, np.array(start))
+        return np.asarray(np.where(tokens > host.graph_tokens, both, seconds))
+
+    def seconds_per_pair(self) -> float:
+        """Return the seconds that each pair of a prompt's token and one before it takes."""
+        shape, tp = self.shape, self.tensor_parallel
+        few, many = np.array([_LONG]), np.array([2.0 * _LONG])
+        if shape.latent is not None:
+            each = self._latent_prefill(np.array([_LONG]), np.array([0.0]))
+            more = self._latent_prefill(np.array([_LONG]), np.array([_LONG**2]))
+            return float((more - each)[0] * shape.layers / _LONG**2)
+        p = self.gpu.shares("prefill_attention")
+        heads = (shape.heads / tp, max(shape.kv_heads / tp, 1.0), float(shape.head_dim))
+
+        def attention(pairs: Floats) -> Floats:
+            return kernels.prefill_attention(self.gpu.sheet, p, few, pairs, *_arrays(heads))
+
+        per_pair = (attention(few * many) - attention(few * few)) / (few * (many - few))
+        return float(per_pair[0]) * (shape.layers - shape.windowed_layers)
+
+    def seconds_per_context(self) -> float:
+        """Return the seconds of each token before a decode, in layers that look at all of them."""
+        shape = self.shape
+        full = shape.layers - shape.windowed_layers
+        near, far = self._decode(_LONG / 8), self._decode(_LONG)
+        return full * float(far - near) / (_MANY * _LONG * 7 / 8)
+
+    def per_request(self) -> float:
+        """Return the seconds of each request: host, units that start, and sliding windows."""
+        shape = self.shape
+        seconds = self.host.request_s
+        if shape.latent is None:
+            p = self.gpu.shares("decode_attention", self.numbers.kv)
+            heads = shape.heads / self.tensor_parallel
+            seconds += shape.layers * heads * p.get("head_ns", 0.0) * 1e-9
+        if shape.windowed_layers:
+            looked = self._decode(float(shape.window)) - self._decode(1.0)
+            seconds += shape.windowed_layers * float(looked) / _MANY
+        return seconds
+
+    # ------------------------------------------------------------------ parts of a layer
+
+    def _flops(self, precision: str) -> float:
+        """Return FLOP/s: those of 16 bits where weights alone are smaller."""
+        flops = self.gpu.sheet.flops
+        return flops.get(precision.partition("-")[0], flops["bf16"])
+
+    def _gemm(self, precision: str, tokens: Floats, n: float, k: float) -> Floats:
+        p = self.gpu.shares("gemm", precision)
+        flops, each = self._flops(precision), BYTES[precision]
+        return kernels.gemm(self.gpu.sheet, p, flops, each, tokens, *_arrays((n, k)))
+
+    def _mlp(self, tokens: Floats, width: float) -> Floats:
+        shape, part = self.shape, width / self.tensor_parallel
+        into = part * (shape.matrices - 1)
+        first = self._gemm(self.numbers.dense, tokens, into, float(shape.hidden))
+        second = self._gemm(self.numbers.dense, tokens, float(shape.hidden), part)
+        moved = tokens * part * shape.matrices * BYTES["bf16"]
+        return np.asarray(first + second + self._small(moved) + self._all_reduce(tokens))
+
+    def _mixture(self, experts: Experts, tokens: Floats) -> Floats:
+        shape, precision = self.shape, self.numbers.experts
+        tp, ep = self.tensor_parallel, self.expert_parallel
+        p = self.gpu.shares("experts", precision)
+        seconds = self._gemm("bf16", tokens, float(experts.count), float(shape.hidden))
+        width = experts.width * ep / tp
+        numbers = (shape.hidden, width, experts.per_token, experts.count, ep)
+        flops = self._flops(precision) * _WEIGHT_ONLY.get(precision, 1.0)
+        each = BYTES[precision]
+        seconds = seconds + kernels.experts(
+            self.gpu.sheet, p, flops, each, tokens, *_arrays(numbers)
+        )
+        if not experts.shared_width:
+            return np.asarray(seconds + self._all_reduce(tokens))
+        return np.asarray(seconds + self._mlp(tokens, float(experts.shared_width)))
+
+    def _all_reduce(self, tokens: Floats) -> Floats:
+        message = tokens * self.shape.hidden * BYTES["bf16"]
+        if self.tensor_parallel == 1:
+            return np.zeros_like(message)
+        p, gpus = self.gpu.shares("all_reduce"), np.array(float(self.tensor_parallel))
+        return np.asarray(kernels.all_reduce(self.gpu.sheet, p, message, gpus) + self.host.reduce_s)
+
+    def _small(self, moved: Floats) -> Floats:
+        """Return the seconds of kernels that read and write so many bytes."""
+        return np.asarray(moved / (self.gpu.sheet.bandwidth * _SMALL_KERNEL_SHARE))
+
+    def _between(self, tokens: Floats) -> Floats:
+        """Return the seconds of a layer's small kernels: each norm reads two and writes two."""
+        norms = tokens * self.shape.hidden * 8 * BYTES["bf16"]
+        return np.asarray(self.host.layer_s + self._small(norms))
+
+    def _attention_layer(self, tokens: Floats) -> Floats:
+        """Return the seconds of the attention of a layer without anything before its tokens."""
+        shape, tp = self.shape, self.tensor_parallel
+        if shape.latent is not None:
+            few = self._latent_decode(tokens, 1.0)
+            many = self._latent_prefill(tokens, tokens)
+            return np.asarray(np.minimum(few, many) + self._all_reduce(tokens))
+        heads = shape.heads / tp
+        kv_heads = max(shape.kv_heads / tp, 1.0)
+        into = (heads + 2 * kv_heads) * shape.head_dim
+        precision, hidden = self.numbers.attention, float(shape.hidden)
+        projected = self._gemm(precision, tokens, into, hidden)
+        out = self._gemm(precision, tokens, hidden, heads * shape.head_dim)
+        floor = self.gpu.shares("decode_attention", self.numbers.kv)["floor_us"] * 1e-6
+        p = self.gpu.shares("prefill_attention")
+        widths = _arrays((heads, kv_heads, float(shape.head_dim)))
+        near = kernels.prefill_attention(self.gpu.sheet, p, tokens, tokens, *widths)
+        near = near - p["floor_us"] * 1e-6
+        if shape.windowed_layers:
+            pairs = tokens * shape.window
+            looked = kernels.prefill_attention(self.gpu.sheet, p, tokens, pairs, *widths)
+            share = shape.windowed_layers / shape.layers
+            near = near * (1.0 - share) + (looked - p["floor_us"] * 1e-6) * share
+        return np.asarray(projected + out + floor + near + self._all_reduce(tokens))
+
+    def _decode(self, context: float) -> Floats:
+        """Return the seconds of the attention of one layer, for `_MANY` decodes."""
+        shape, tp = self.shape, self.tensor_parallel
+        if shape.latent is not None:
+            return self._latent_decode(np.array(_MANY), context)
+        p = self.gpu.shares("decode_attention", self.numbers.kv)
+        numbers = (_MANY, context, shape.heads / tp, max(shape.kv_heads / tp, 1.0), shape.head_dim)
+        each = BYTES[self.numbers.kv]
+        return kernels.decode_attention(self.gpu.sheet, p, each, *_arrays(numbers))
+
+    # ------------------------------------------------------------------ latent attention
+
+    def _latent_weights(self, latent: Latent) -> float:
+        """Return the weights of latent attention on one GPU: what compresses is copied."""
+        copied = self.shape.hidden * (latent.query_rank + latent.kv_rank + latent.rope_dim)
+        return copied + (self.shape.attention_parameters - copied) / self.tensor_parallel
+
+    def _latent_decode(self, tokens: Floats, context: float) -> Floats:
+        shape, latent = self.shape, self.shape.latent
+        assert latent is not None
+        kept = latent.kv_rank + latent.rope_dim
+        per_pair = shape.heads / self.tensor_parallel * 2.0 * (kept + latent.kv_rank)
+        return self._latent("latent_decode", tokens, tokens * context, kept, per_pair)
+
+    def _latent_prefill(self, tokens: Floats, pairs: Floats) -> Floats:
+        shape, latent = self.shape, self.shape.latent
+        assert latent is not None
+        kept = latent.kv_rank + latent.rope_dim
+        wide = latent.plain_dim + latent.rope_dim + latent.value_dim
+        per_pair = shape.heads / self.tensor_parallel * 2.0 * wide
+        return self._latent("latent_prefill", tokens, pairs, kept, per_pair, read=tokens)
+
+    def _latent(
+        self,
+        operation: str,
+        tokens: Floats,
+        pairs: Floats,
+        kept: int,
+        per_pair: float,
+        read: Floats | None = None,
+    ) -> Floats:
+        assert self.shape.latent is not None
+        precision = self.numbers.attention
+        weights = np.array(self._latent_weights(self.shape.latent))
+        cached = (pairs if read is None else read) * kept * BYTES[self.numbers.kv]
+        p = dict(self.gpu.shares(operation, precision))
+        p["floor_us"] = min(p["floor_us"], _LATENT_FLOOR_US)
+        return kernels.latent_attention(
+            self.gpu.sheet,
+            p,
+            self._flops(precision),
+            weights,
+            BYTES[precision],
+            tokens,
+            pairs,
+            cached,
+            np.array(per_pair),
+        )
+
+
+def _arrays(numbers: tuple[float, ...]) -> list[Floats]:
+    return [np.array(float(number)) for number in numbers]
+
+
+def _loads(token_budget: int) -> Floats:
+    """Return token loads at which batch times are worked out: eight to an octave."""
+    most = min(max(token_budget, 2), _MOST_TOKENS)
+    steps = np.unique(np.rint(2.0 ** np.arange(0, np.log2(most) + 0.125, 0.125)))
+    return np.unique(np.append(steps[steps < most], most))

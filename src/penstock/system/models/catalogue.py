@@ -1,0 +1,61 @@
+"""Shapes of known models, by name: facts from the `config.json` of their makers."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+from penstock.system.models.config import read_shape
+from penstock.system.models.shape import Experts, Latent, ModelShape, Numbers
+
+_FILE = Path(__file__).parent / "shapes.yaml"
+_VARIANTS = ("-hf", "-chat", "-instruct", "-it")  # of a model, whose shape is the same
+_PARTS = {"latent": Latent, "experts": Experts, "stored": Numbers}
+
+
+@functools.cache
+def catalogue() -> Mapping[str, ModelShape]:
+    """Return the known shapes by name."""
+    entries: dict[str, dict[str, Any]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    shapes = {}
+    for name, entry in entries.items():
+        parts = {key: kind(**entry[key]) for key, kind in _PARTS.items() if key in entry}
+        shapes[name] = ModelShape(name=name, **(entry | parts))
+    return shapes
+
+
+def model_shape(model: str, folder: Path = Path()) -> ModelShape:
+    """Return the shape of a model: a name in the catalogue, or the path of a `config.json`.
+
+    Parameters
+    ----------
+    model
+        With or without its organisation; ``-Instruct`` and the like are the same shape. A path ends
+        with ``.json``, or is a folder that holds a `config.json`.
+    folder
+        Where a path is looked for.
+
+    Raises
+    ------
+    InputError
+        If there is no such model, or its config cannot be used.
+    """
+    path = folder / checks.path("model", model)
+    if path.suffix == ".json":
+        return read_shape(path)
+    if (path / "config.json").is_file():
+        return read_shape(path / "config.json")
+    names = {name.lower(): name for name in catalogue()}
+    plain = model.lower().rpartition("/")[2].removeprefix("meta-")
+    for variant in _VARIANTS:
+        plain = plain.removesuffix(variant).replace(f"{variant}-", "-")
+    if plain in names:
+        return catalogue()[names[plain]]
+    raise InputError(
+        f"the shape of {checks.shown(model)} is not known{nearest(plain, names)}; give the path of "
+        "its config.json"
+    )

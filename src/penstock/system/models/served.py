@@ -1,0 +1,209 @@
+"""A model on GPUs, known by its shape: batch times and KV memory where nobody measured."""
+
+import dataclasses
+from pathlib import Path
+
+from penstock import checks
+from penstock.errors import InputError
+from penstock.system.batch_time import MOST_TOKENS
+from penstock.system.batch_time_file import BatchTimeFile
+from penstock.system.engines import ENGINES
+from penstock.system.gpu import GIB, Gpu
+from penstock.system.models.batch_times import LayerTimes
+from penstock.system.models.catalogue import model_shape
+from penstock.system.models.gpus import KnownGpu, known_gpu
+from penstock.system.models.hosts import ENGINE_FITS, EngineFit, engine_fit
+from penstock.system.models.shape import ModelShape, Numbers
+from penstock.words import counted
+
+_WEIGHTS_ALONE = ("mxfp4", "int4")  # widened before they are computed with, on any GPU
+_KEPT_GIB = 1.0  # of a GPU, that no engine fills with weights
+
+
+@dataclasses.dataclass(frozen=True)
+class ShapeMemory:
+    """The memory that a shape takes: what `Gpu` asks of a model."""
+
+    shape: ModelShape
+    numbers: Numbers
+
+    @property
+    def weights_gb(self) -> float:
+        """10^9 bytes of all weights."""
+        return self.shape.weights_bytes(self.numbers) / 1e9
+
+    def weights_bytes(self, tensor_parallel: int) -> float:
+        """Return the bytes of weights on one of so many GPUs."""
+        return self.shape.weights_bytes(self.numbers, tensor_parallel)
+
+    def kv_bytes(self, tensor_parallel: int) -> float:
+        """Return the bytes that a token takes on one of so many GPUs."""
+        return self.shape.kv_bytes_per_token(self.numbers, tensor_parallel)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedModel:
+    """A model on GPUs that share its layers, under an engine.
+
+    Attributes
+    ----------
+    shape, gpu, numbers
+        The model, the GPU, and how numbers are stored.
+    tensor_parallel, expert_parallel
+        GPUs that share each layer, and how many of them hold whole experts.
+    engine
+        Whose host adds to the kernels.
+    """
+
+    shape: ModelShape
+    gpu: KnownGpu
+    numbers: Numbers
+    tensor_parallel: int
+    expert_parallel: int
+    engine: str
+
+    @property
+    def times(self) -> LayerTimes:
+        """Times of its layers."""
+        host = engine_fit(self.engine).host
+        split = (self.tensor_parallel, self.expert_parallel)
+        return LayerTimes(self.shape, self.gpu, self.numbers, *split, host)
+
+    @property
+    def fit(self) -> EngineFit:
+        """What is known of its engine."""
+        return engine_fit(self.engine)
+
+    @property
+    def on_gpus(self) -> Gpu:
+        """The model on its GPUs, from which KV memory follows."""
+        memory = ShapeMemory(self.shape, self.numbers)
+        tp = self.tensor_parallel
+        return Gpu(self.shape.name, self.gpu.sheet.memory_gib, tp, known=memory)
+
+    @property
+    def name(self) -> str:
+        """The model on its GPUs, in words."""
+        many = f"{self.tensor_parallel} x " if self.tensor_parallel > 1 else ""
+        return f"{self.shape.name} on {many}{self.gpu.name}"
+
+    @property
+    def caution(self) -> str:
+        """How far off its batch times may be."""
+        off = self.fit.off
+        said = (
+            f"follow from the shape of {self.shape.name} and the kernels of {self.gpu.name}; "
+            f"nobody measured them. Of {self.fit.points} points of {self.fit.title} that were "
+            f"predicted so, nine of ten were within a factor of {off['tpot']:g} in time per "
+            f"output token and {off['ttft']:g} in TTFT"
+        )
+        if not self.gpu.measured:
+            said += "; but of this GPU only the sheet is known, not its kernels"
+        if self.engine not in ENGINE_FITS:
+            said += f"; the host of {self.engine} is taken for vLLM's"
+        return said
+
+
+def served_model(
+    model: str,
+    gpu: str,
+    tensor_parallel: int = 1,
+    expert_parallel: int = 1,
+    precision: str | None = None,
+    kv_precision: str | None = None,
+    engine: str = "vllm",
+    folder: Path = Path(),
+) -> ServedModel:
+    """Return a model on GPUs.
+
+    Parameters
+    ----------
+    model
+        A name in the catalogue of shapes, or the path of a `config.json`.
+    gpu
+        ``h100-sxm`` and the like; a name in `SHEETS`.
+    precision
+        Of the weights: bf16, fp8 or fp4; None: as the maker publishes them.
+    kv_precision
+        Of the KV cache: bf16 or fp8; None: as published.
+    engine
+        Whose host adds to the kernels.
+    folder
+        Where a path is looked for.
+
+    Raises
+    ------
+    InputError
+        If the GPU does not compute in that precision, the model cannot be split so, or its weights
+        do not fit.
+    """
+    checks.word("engine", engine, tuple(ENGINES))
+    shape, known = model_shape(model, folder), known_gpu(gpu)
+    shape.check_split(tensor_parallel, expert_parallel)
+    numbers = shape.numbers(precision, kv_precision)
+    _check_precision(known, numbers, shape)
+    weights = shape.weights_bytes(numbers, tensor_parallel) / GIB
+    if weights > known.sheet.memory_gib - _KEPT_GIB:
+        raise InputError(
+            f"the weights of {shape.name} take {weights:,.1f} GiB a GPU on "
+            f"{counted(tensor_parallel, 'GPU')}, but {known.name} has "
+            f"{known.sheet.memory_gib:g} GiB, so it would not start; take more GPUs "
+            "(tensor_parallel), or a precision of fewer bits"
+        )
+    return ServedModel(shape, known, numbers, tensor_parallel, expert_parallel, engine)
+
+
+def _check_precision(gpu: KnownGpu, numbers: Numbers, shape: ModelShape) -> None:
+    """Refuse numbers that a GPU does not compute with."""
+    for number in (numbers.dense, numbers.experts):
+        plain = number.partition("-")[0]
+        if plain not in _WEIGHTS_ALONE and plain not in gpu.sheet.flops:
+            raise InputError(
+                f"{shape.name} is to be served in {plain}, but {gpu.name} computes in "
+                f"{', '.join(gpu.sheet.flops)}; take another precision, or another GPU"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class ShapedHardware(BatchTimeFile):
+    """Batch times that follow from a shape, in the place of a preset or a file."""
+
+    served: ServedModel | None = None
+
+    @property
+    def gpu(self) -> Gpu:
+        """The model on its GPUs."""
+        assert self.served is not None
+        return self.served.on_gpus
+
+    @property
+    def memory_gib(self) -> float:
+        """Memory of one GPU, GiB."""
+        assert self.served is not None
+        return self.served.gpu.sheet.memory_gib
+
+    @property
+    def origin(self) -> str:
+        """Where the times come from."""
+        assert self.served is not None
+        return f"{self.description}; batch times {self.served.caution}"
+
+    def notes(self, token_budget: int, *, memory: bool) -> tuple[str, ...]:
+        """Return what one should know who uses it; see `BatchTimeFile.notes`."""
+        assert self.served is not None
+        notes = super().notes(token_budget, memory=memory)
+        return (f"batch times {self.served.caution}", *notes)
+
+
+def shaped_hardware(served: ServedModel) -> ShapedHardware:
+    """Return the batch times of a model on GPUs, as those of measured hardware."""
+    return ShapedHardware(
+        description=served.name,
+        batch_time=served.times.composition(MOST_TOKENS),
+        source=f"shape; kernel times of ai-dynamo/aiconfigurator; host: {served.fit.source}",
+        licence="parameters fitted to measurements under Apache-2.0",
+        model=served.shape.name,
+        accelerator=served.gpu.name,
+        tensor_parallel=served.tensor_parallel,
+        served=served,
+    )

@@ -1,0 +1,315 @@
+"""The shape of a language model: what decides its FLOPs, its weights and its KV cache.
+
+A shape is read from a `config.json` as Hugging Face has it (`penstock.system.models.config`), or
+taken from the catalogue. Weights are counted matrix by matrix; norms, biases and routers' biases,
+which are less than a thousandth, are left out.
+"""
+
+import dataclasses
+
+from penstock import checks
+from penstock.errors import InputError
+
+BYTES: dict[str, float] = {
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "fp8-block": 1.0 + 4 / 128**2,  # and 32 bits for each 128 x 128
+    "fp4": 0.5 + 1 / 16,  # a scale of 8 bits for each 16 numbers
+    "mxfp4": 0.5 + 1 / 32,  # and for each 32
+    "int4": 0.5 + 2 / 32,  # a scale of 16 bits for each 32
+}
+"""Bytes of a number in weights, its share of the scales included."""
+
+ASKED = ("bf16", "fp8", "fp4")
+"""Precisions that may be asked for; the others are those that a model is published in."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Latent:
+    """Latent attention (MLA): keys and values of all heads from one vector of each token.
+
+    Attributes
+    ----------
+    query_rank
+        Numbers through which queries are made; 0: straight from the hidden state.
+    kv_rank, rope_dim
+        Numbers that a token leaves in the KV cache: compressed, and with positions.
+    plain_dim, value_dim
+        Dimensions of a head, without positions, and of its values.
+    """
+
+    query_rank: int
+    kv_rank: int
+    rope_dim: int
+    plain_dim: int
+    value_dim: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """A mixture of experts.
+
+    Attributes
+    ----------
+    count, per_token
+        Experts in a layer, and how many of them each token visits.
+    width
+        Inner width of one expert.
+    shared_width
+        Inner width of what every token visits beside; 0: nothing.
+    layers
+        Layers that have experts; the others are dense.
+    """
+
+    count: int
+    per_token: int
+    width: int
+    shared_width: int
+    layers: int
+
+    def visited(self, tokens: float) -> float:
+        """Return the share of the experts that a batch of so many tokens visits, on average.
+
+        A token visits an expert with probability k / E, each on its own: 1 - (1 - k / E)^n.
+        """
+        missed = float((1.0 - self.per_token / self.count) ** tokens)
+        return 1.0 - missed
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """How numbers are stored: of dense layers, of experts, of attention, and of the KV cache."""
+
+    dense: str
+    experts: str
+    attention: str
+    kv: str = "bf16"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelShape:
+    """What decides the time and the memory of a language model.
+
+    Attributes
+    ----------
+    name
+        How it is called.
+    layers, hidden, vocabulary
+        Layers, width of the hidden state, tokens known.
+    heads, kv_heads, head_dim
+        Of attention; latent attention has its own dimensions.
+    width
+        Inner width of dense layers.
+    tied
+        Whether embeddings and logits share their weights.
+    matrices
+        Of one MLP: 3 where a gate stands beside (SwiGLU), else 2.
+    window, windowed_layers
+        Tokens that a sliding window looks back, and the layers that have one.
+    latent, experts
+        Latent attention, and a mixture of experts, where the model has them.
+    stored
+        How its maker publishes the numbers.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    vocabulary: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    width: int
+    tied: bool = False
+    matrices: int = 3
+    window: int = 0
+    windowed_layers: int = 0
+    latent: Latent | None = None
+    experts: Experts | None = None
+    stored: Numbers = Numbers("bf16", "bf16", "bf16")
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers with experts."""
+        return self.experts.layers if self.experts else 0
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers without experts."""
+        return self.layers - self.expert_layers
+
+    @property
+    def attention_parameters(self) -> int:
+        """Weights of the attention of one layer."""
+        if self.latent is None:
+            return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        latent = self.latent
+        query = self.heads * (latent.plain_dim + latent.rope_dim)
+        if latent.query_rank:
+            queries = latent.query_rank * (self.hidden + query)
+        else:
+            queries = self.hidden * query
+        compressed = self.hidden * (latent.kv_rank + latent.rope_dim)
+        expanded = latent.kv_rank * self.heads * (latent.plain_dim + latent.value_dim)
+        return queries + compressed + expanded + self.heads * latent.value_dim * self.hidden
+
+    @property
+    def dense_parameters(self) -> int:
+        """Weights of the MLP of one dense layer."""
+        return self.matrices * self.hidden * self.width
+
+    @property
+    def expert_parameters(self) -> int:
+        """Weights of one expert."""
+        return self.matrices * self.hidden * self.experts.width if self.experts else 0
+
+    @property
+    def shared_parameters(self) -> int:
+        """Weights of an expert layer that every token visits: shared experts, and the router."""
+        if self.experts is None:
+            return 0
+        shared = self.matrices * self.hidden * self.experts.shared_width
+        return shared + self.hidden * self.experts.count
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of embeddings and logits."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def parameters(self) -> int:
+        """All weights."""
+        experts = self.experts.count if self.experts else 0
+        return self._parameters(experts)
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that one token goes through, embeddings included."""
+        experts = self.experts.per_token if self.experts else 0
+        return self._parameters(experts)
+
+    def _parameters(self, experts: int) -> int:
+        mixture = self.expert_layers * (experts * self.expert_parameters + self.shared_parameters)
+        dense = self.dense_layers * self.dense_parameters
+        return self.embedding_parameters + self.layers * self.attention_parameters + dense + mixture
+
+    def numbers(self, precision: str | None = None, kv: str | None = None) -> Numbers:
+        """Return how the numbers of a server are stored that is told such a precision.
+
+        A model that is published with part of its weights in 4 bits keeps the others as they are.
+
+        Raises
+        ------
+        InputError
+            If there is no such precision, or the model cannot have it.
+        """
+        checks.word("precision", precision, (None, *ASKED))
+        checks.word("kv_precision", kv, (None, "bf16", "fp8"))
+        stored = self.stored
+        mixed = stored.experts != stored.dense
+        kept = precision is None or stored.dense.startswith(precision)
+        if kept or (mixed and precision == "fp4"):
+            numbers = stored
+        elif mixed and precision == "fp8":
+            raise InputError(
+                f"precision is fp8, but {self.name} is published with experts in "
+                f"{stored.experts} and the rest in {stored.dense}, and no engine converts that; "
+                "leave precision out"
+            )
+        else:
+            numbers = Numbers(str(precision), str(precision), str(precision), stored.kv)
+        return numbers if kv is None else dataclasses.replace(numbers, kv=kv)
+
+    def weights_bytes(self, numbers: Numbers, tensor_parallel: int = 1) -> float:
+        """Return the bytes of weights on one of the GPUs that share them.
+
+        Every layer is split; whole experts (expert parallelism) are as many bytes as slices of
+        each. Embeddings, logits and routers stay in 16 bits. What latent
+        attention compresses with is copied to each GPU.
+        """
+        share = 1.0 / tensor_parallel
+        copied = 0.0
+        if self.latent is not None:
+            latent = self.latent
+            copied = self.hidden * (latent.query_rank + latent.kv_rank + latent.rope_dim)
+        split = self.attention_parameters - copied
+        if self.latent is None and self.kv_heads < tensor_parallel:
+            own = 2 * self.hidden * self.head_dim  # one KV head each, copied
+            split += own * (tensor_parallel - self.kv_heads)
+        attention = self.layers * (split * share + copied) * BYTES[numbers.attention]
+        dense = self.dense_layers * self.dense_parameters * share * BYTES[numbers.dense]
+        embeddings = self.embedding_parameters * share * BYTES["bf16"]
+        if self.experts is None:
+            return attention + dense + embeddings
+        routed = self.experts.count * self.expert_parameters * BYTES[numbers.experts]
+        shared = self.matrices * self.hidden * self.experts.shared_width * BYTES[numbers.dense]
+        router = self.hidden * self.experts.count * BYTES["bf16"]
+        mixture = self.expert_layers * ((routed + shared) * share + router)
+        return attention + dense + embeddings + mixture
+
+    def kv_numbers(self, tensor_parallel: int = 1) -> int:
+        """Return the numbers that a token leaves in one layer, on one of so many GPUs.
+
+        KV heads are shared out, and copied where there are fewer than GPUs. What latent attention
+        keeps is copied to each.
+        """
+        if self.latent is not None:
+            return self.latent.kv_rank + self.latent.rope_dim
+        return 2 * -(-self.kv_heads // tensor_parallel) * self.head_dim
+
+    def kv_bytes_per_token(self, numbers: Numbers, tensor_parallel: int = 1) -> float:
+        """Return the bytes that a token takes on one GPU for as long as its request runs.
+
+        Layers with a sliding window do not count: they keep `window_bytes` of each request.
+        """
+        full = self.layers - self.windowed_layers
+        return full * self.kv_numbers(tensor_parallel) * BYTES[numbers.kv]
+
+    def window_bytes(self, numbers: Numbers, tensor_parallel: int = 1) -> float:
+        """Return the bytes that the sliding windows of one long request take on one GPU."""
+        kept = self.windowed_layers * self.window
+        return kept * self.kv_numbers(tensor_parallel) * BYTES[numbers.kv]
+
+    def flops_per_token(self, context: float = 0.0) -> float:
+        """Return the FLOPs of one token with so many before it, logits included."""
+        embedded = self.vocabulary * self.hidden  # a look-up costs none
+        weights = self.active_parameters - (0 if self.tied else embedded)
+        dims = 2 * self.head_dim
+        if self.latent is not None:
+            dims = 2 * self.latent.kv_rank + self.latent.rope_dim
+        seen = (self.layers - self.windowed_layers) * context
+        seen += self.windowed_layers * min(context, self.window)
+        return 2.0 * weights + 2.0 * self.heads * dims * seen
+
+    def check_split(self, tensor_parallel: int, expert_parallel: int = 1) -> None:
+        """Refuse numbers of GPUs over which the model cannot be split.
+
+        Raises
+        ------
+        InputError
+            In one line.
+        """
+        why = "it is a number of GPUs"
+        checks.whole("tensor_parallel", tensor_parallel, 1, 1024, "", why)
+        checks.whole("expert_parallel", expert_parallel, 1, 1024, "", why)
+        for what, count in (("attention heads", self.heads), ("KV heads", self.kv_heads)):
+            shared = count % tensor_parallel == 0
+            copied = what == "KV heads" and tensor_parallel % count == 0
+            if not shared and not copied and not (self.latent and what == "KV heads"):
+                raise InputError(
+                    f"tensor_parallel is {tensor_parallel}, but {self.name} has {count} {what}, "
+                    f"which so many GPUs cannot share; take a number that divides {self.heads}"
+                )
+        if expert_parallel == 1:
+            return
+        if self.experts is None:
+            raise InputError(
+                f"expert_parallel is {expert_parallel}, but {self.name} has no experts; leave it "
+                "out"
+            )
+        if tensor_parallel % expert_parallel or self.experts.count % expert_parallel:
+            raise InputError(
+                f"expert_parallel is {expert_parallel}, but must divide tensor_parallel, "
+                f"{tensor_parallel}, and the {self.experts.count} experts of {self.name}; change "
+                "one of them"
+            )

@@ -1,0 +1,107 @@
+"""Kernel times are smooth rooflines: never faster than the sheet by more than a cache explains, and rising."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import InputError
+from penstock.system.models import kernels
+from penstock.system.models.gpus import SHEETS, TYPICAL, KnownGpu, known_gpu
+from penstock.system.models.shape import BYTES
+
+GPUS = [known_gpu(name) for name in SHEETS]
+MEASURED = [gpu for gpu in GPUS if gpu.measured]
+CACHED = 1.3  # small matrices come from the L2 cache
+TOKENS = st.integers(1, 16_384)
+WIDTHS = st.sampled_from([512, 1024, 4096, 8192, 28672])
+OF_GPU = st.sampled_from(GPUS)
+
+
+def of(*numbers: float) -> list[np.ndarray]:
+    return [np.array(float(number)) for number in numbers]
+
+
+@given(st.floats(1, 8), st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=4))
+def test_a_smooth_maximum_lies_between_the_largest_and_the_sum(sharpness: float, times: list[float]) -> None:
+    seconds = float(kernels.smooth(sharpness, *of(*times)))
+    assert max(times) * (1 - 1e-12) <= seconds <= sum(times) * (1 + 1e-12)
+
+
+@given(OF_GPU, TOKENS, WIDTHS, WIDTHS)
+def test_a_gemm_takes_no_less_than_its_bytes_and_its_flops_and_more_for_more_tokens(
+    gpu: KnownGpu, tokens: int, n: int, k: int
+) -> None:
+    for precision, flops in gpu.sheet.flops.items():
+        p, each = gpu.shares("gemm", precision), BYTES[precision]
+        now, next_one = (float(kernels.gemm(gpu.sheet, p, flops, each, *of(m, n, k))) for m in (tokens, tokens + 1))
+        assert now >= n * k * each / (gpu.sheet.bandwidth * CACHED)
+        assert now >= 2 * tokens * n * k / (flops * 1.2)
+        assert next_one >= now * (1 - 1e-12)
+
+
+@given(OF_GPU, TOKENS)
+def test_experts_cost_more_the_more_are_visited_and_no_more_than_all_of_them(gpu: KnownGpu, tokens: int) -> None:
+    """128 experts of 4096 x 1536, eight for each token."""
+    p = gpu.shares("experts")
+    times = [
+        float(kernels.experts(gpu.sheet, p, gpu.sheet.flops["bf16"], 2.0, *of(n, 4096, 1536, 8, 128, 1)))
+        for n in (tokens, 2 * tokens)
+    ]
+    assert times[0] <= times[1] <= 2 * times[0]
+    one = 3 * 4096 * 1536 * 2.0 / (gpu.sheet.bandwidth * CACHED)
+    assert times[0] >= 8 * (1 - 7 / 128) ** 8 * one * 0.5
+
+
+@given(OF_GPU, st.integers(1, 256), st.integers(1, 100_000))
+def test_decodes_read_their_context(gpu: KnownGpu, requests: int, context: int) -> None:
+    p = gpu.shares("decode_attention")
+    seconds = float(kernels.decode_attention(gpu.sheet, p, 2.0, *of(requests, context, 32, 8, 128)))
+    assert seconds >= requests * context * 2 * 8 * 128 * 2 / (gpu.sheet.bandwidth * CACHED)
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_a_prompt_twice_as_long_takes_up_to_four_times_as_long(gpu: KnownGpu) -> None:
+    p = gpu.shares("prefill_attention")
+    lengths = 2.0 ** np.arange(8, 18)
+    seconds = kernels.prefill_attention(gpu.sheet, p, lengths, lengths**2 / 2, *of(32, 8, 128))
+    grows = seconds[1:] / seconds[:-1]
+    assert (grows >= 1).all()
+    assert (grows <= 4).all()
+    assert grows[-1] == pytest.approx(4, rel=0.02)
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_one_gpu_has_nothing_to_add_up(gpu: KnownGpu) -> None:
+    p = gpu.shares("all_reduce")
+    alone, pair, eight = kernels.all_reduce(gpu.sheet, p, np.array(2.0**20), np.array([1.0, 2.0, 8.0]))
+    assert alone == 0
+    assert 0 < pair < eight
+
+
+@pytest.mark.parametrize("gpu", MEASURED, ids=lambda gpu: gpu.name)
+def test_what_is_shipped_says_how_far_off_it_is(gpu: KnownGpu) -> None:
+    for operation, answers in gpu.fits.items():
+        for precision, answer in answers.items():
+            errors = gpu.error(operation, precision)
+            assert errors is not None
+            assert 0 < errors["median"] < 0.2, (operation, precision)
+            assert errors["median"] < errors["p90"] < 0.55, (operation, precision)
+            assert answer.keys() - {"errors"} <= TYPICAL.keys()
+
+
+def test_a_gpu_without_kernel_times_gets_its_sheet_with_usual_shares_and_says_so() -> None:
+    gpu = known_gpu("L40S")
+    assert not gpu.measured
+    assert gpu.shares("gemm", "fp8") is TYPICAL
+    assert gpu.error("gemm") is None
+
+
+@pytest.mark.parametrize(("name", "known"), [("H100", "h100-sxm"), ("h200_sxm", "h200-sxm"), ("B200 SXM", "b200-sxm")])
+def test_gpus_go_by_the_names_that_people_use(name: str, known: str) -> None:
+    assert known_gpu(name).name == known
+
+
+def test_a_gpu_that_is_not_known_is_refused_with_the_nearest_that_is() -> None:
+    with pytest.raises(InputError, match=r"gpu is 'h300-sxm'.*did you mean 'h200-sxm'.*batch_time"):
+        known_gpu("h300-sxm")
