@@ -19,7 +19,8 @@ def test_what_is_left_of_each_pool_is_what_it_was_given_less_what_it_did_for_goo
     again = 0
     for seed in range(20):
         system = dataclasses.replace(draw_system(Random(f"{engine} {seed}"), engines=(engine,)), until=None)
-        network, jobs = system.network(), system.kernel_jobs()
+        network = system.network()
+        jobs = network.within_context(system.kernel_jobs())
         jobs = dataclasses.replace(jobs, reuse=np.zeros_like(jobs.reuse))
         pool = network.stage_pool[jobs.stage]
         engines = np.array([each.server.convention == "engine" for each in network.pools.values()])[pool]

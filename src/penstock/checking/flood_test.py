@@ -464,6 +464,7 @@ def _tokens(network: Network, jobs: Jobs) -> Floats:
     """Return the forward tokens that each job brings to each pool, without what is sure to be found
     of its context.
     """
+    jobs = network.within_context(jobs)
     engine = np.array([pool.server.convention == "engine" for pool in network.pools.values()])
     pool = network.stage_pool[jobs.stage]
     tokens = (

@@ -236,14 +236,14 @@ def _by_function(world: World, request: int, pool: Any) -> Any:
 def route(world: World, request: int, pool: Any) -> Any:
     """Choose the replica of a request, among those that serve."""
     count, router = pool.up, pool.router
+    if count == 1:
+        return _server_at(world, pool, 0)
     coin = np.int64(world.coin[request])
-    if pool.affinity != 0 and count > 1:
+    if pool.affinity != 0:
         home = np.int64(world.rows[request + world.home[request]].server)
         if home >= 0 and world.health[home].is_down == 0:
             return home
-    if count == 1:
-        place = 0
-    elif router == ROUTE_BY_FUNCTION:
+    if router == ROUTE_BY_FUNCTION:
         place = _by_function(world, request, pool)
     elif router == ROUTE_RANDOM:
         place = (coin * count) >> 32
