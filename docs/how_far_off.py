@@ -61,16 +61,17 @@ def points(data: Path) -> pl.DataFrame:
 
 @functools.cache
 def times_of(
-    data: Path, model: str, system: str, precision: str | None, tp: int, host: Host
+    data: Path, model: str, system: str, precision: str | None, tp: int, ep: int, host: Host
 ) -> LayerTimes:
     """Return the layers' times of a model on its GPUs."""
     name = CONFIGS.get(model, model.replace("/", "--"))
     shape = read_shape(data / f"models/{name}_config.json")
     if shape.stored.experts != shape.stored.dense:
         precision = None  # published in 4 bits, whatever the row calls it
-    shape.check_split(tp)
+    ep = ep if shape.experts is not None else 1
+    shape.check_split(tp, ep)
     kv = "fp8" if model.startswith("nvidia/") else None  # their checkpoints ask for it
-    return LayerTimes(shape, known_gpu(system), shape.numbers(precision, kv), tp, 1, host)
+    return LayerTimes(shape, known_gpu(system), shape.numbers(precision, kv), tp, ep, host)
 
 
 def served(times: LayerTimes, engine_name: str) -> Server:
@@ -95,7 +96,8 @@ def predicted(row: dict[str, Any], data: Path, host: Host | None = None) -> dict
     host = host or engine_fit(engine).host
     if row["attention_dp_size"] not in (None, 1):
         raise InputError("attention is not split but copied (data parallel), which is not modelled")
-    key = (row["model_path"], row["system"], row["precision"], row["tp_size"])
+    split = (row["tp_size"], max(row["moe_ep_size"] or 1, 1))
+    key = (row["model_path"], row["system"], row["precision"], *split)
     times = times_of(data, *key, host)
     server = served(times, engine)
     flying = row["batch_size"]
@@ -113,7 +115,8 @@ def predicted(row: dict[str, Any], data: Path, host: Host | None = None) -> dict
 
 def busy_share(row: dict[str, Any], data: Path) -> float:
     """Return the share of the sheet's FLOP/s that the measured throughput needs."""
-    key = (row["model_path"], row["system"], row["precision"], row["tp_size"])
+    split = (row["tp_size"], max(row["moe_ep_size"] or 1, 1))
+    key = (row["model_path"], row["system"], row["precision"], *split)
     times = times_of(data, *key, Host())
     seconds = (row["silicon_ttft_ms"] + row["silicon_tpot_ms"] * (row["osl"] - 1)) / 1e3
     tokens = row["batch_size"] / seconds * 0.9 * (row["isl"] + row["osl"])

@@ -33,7 +33,8 @@ FOLDERS = {
 GEMMs of vLLM 0.22 on the B200 all take 150 us, which is the host and not the kernel."""
 
 NAMES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "fp4"}
-WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "fp4": 0.5625}
+WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "fp4": 0.5625, "int4": 0.5625}
+FEWEST_ROWS = 50
 DEEPSEEK = {"hidden": 7168, "query_rank": 1536, "kv_rank": 512, "rope": 64, "plain": 128}
 
 HEAD = """\
@@ -121,18 +122,19 @@ def fit_experts(gpu: str, root: Path) -> dict[str, Any]:
         & (pl.col("inter_size") / pl.col("moe_tp_size") >= 128)
         & (pl.col("moe_ep_size") <= 8)
         & (pl.col("num_tokens") <= 16384)
-        & (pl.col("kernel_source") == "vllm_fused_moe")
+        & pl.col("kernel_source").is_in(["vllm_fused_moe", "vllm_marlin_int4_moe"])
     )
     answer = {}
-    for dtype, precision in NAMES.items():
+    for dtype, precision in {**NAMES, "int4_wo": "int4"}.items():
         table = rows.filter(pl.col("moe_dtype") == dtype)
-        if table.is_empty():
+        if table.height < FEWEST_ROWS:
             continue
         columns_of = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts")
         n, h, w, k, count = columns(table, *columns_of)
         tp, ep, ms = columns(table, "moe_tp_size", "moe_ep_size", "latency")
         names = ("floor_us", "memory", "compute", "sharpness", "activation", "spread")
-        flops, each = sheet.flops[precision.split("-")[0]], WEIGHT_BYTES[precision]
+        units = "bf16" if precision == "int4" else precision.split("-")[0]
+        flops, each = sheet.flops[units], WEIGHT_BYTES[precision]
 
         def predict(p, i, n=n, h=h, w=w / tp, k=k, count=count, ep=ep, flops=flops, each=each):
             shape = (n[i], h[i], w[i], k[i], count[i], ep[i])

@@ -79,6 +79,14 @@ ENGINE_FITS = {
         {"tpot": 1.6, "ttft": 6.0},
         169,
     ),
+    "tensorrt-llm": EngineFit(
+        "TensorRT-LLM",
+        Host(layer_s=1e-6, front_s=0.1),
+        "InferenceX, TensorRT-LLM 1.0 to 1.1: Llama-3.1-70B and DeepSeek-R1 on H200, "
+        "Qwen3-235B-A22B on H100, whose TTFT contradict each other",
+        {"tpot": 1.4, "ttft": 3.1},
+        621,
+    ),
 }
 """Known engines; others are taken for vLLM, and said to be."""
 
