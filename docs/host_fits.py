@@ -1,9 +1,9 @@
-"""Fit what an engine adds to the kernels: the constants of `system/models/hosts.py`.
+"""Fit what an engine adds to the kernels: the constants of `system/models/hosts.yaml`.
 
     python docs/host_fits.py ../shared/data vllm
 
 A search along one constant after another, on every second InferenceX point with fewer than 8,000
-output tokens of the models that `ENGINE_FITS` names for the engine. It begins at what is shipped,
+output tokens of the models that the file names for the engine. It begins at what is shipped,
 which was found so and rounded, and prints what it finds; it writes nothing. Points of Qwen3-32B and
 of the B200, and of vLLM before 0.16, are left out.
 

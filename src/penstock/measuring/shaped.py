@@ -34,7 +34,7 @@ def facts_of(served: ServedModel) -> dict[str, Any]:
         "max_batch_size": slots,
         "kv_tokens": {"estimate": kv.tokens, "low": kv.low, "high": kv.high},
         "batch_time": section_of(served.times.composition(_SHOWN_TOKENS)),
-        "within_a_factor_of": dict(served.fit.off),
+        "within_a_factor_of": dict(served.fit.within),
         "kernels_measured": served.gpu.measured,
         "source": served.fit.source,
     }

@@ -1,7 +1,13 @@
 """What engines add to the kernels of a model, and how far off their predictions were."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+_FILE = Path(__file__).parent / "hosts.yaml"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +55,7 @@ class EngineFit:
         Fitted on the runs below.
     source
         Which runs.
-    off
+    within
         By measure (``tpot``, ``ttft``): a factor that nine of ten predictions were within.
     points
         How many these were (`docs/how_far_off.py`): the rows of these runs, and those of a model
@@ -59,38 +65,21 @@ class EngineFit:
     title: str
     host: Host
     source: str
-    off: Mapping[str, float]
+    within: Mapping[str, float]
     points: int
 
 
-ENGINE_FITS = {
-    "vllm": EngineFit(
-        "vLLM",
-        Host(batch_s=5e-5, layer_s=10e-6, reduce_s=4e-6, launch_experts_s=1e-3, front_s=4e-3),
-        "InferenceX, vLLM 0.16 to 0.18: Llama-3.1-70B on H100 and H200, gpt-oss-120b on H100, "
-        "MiniMax-M2.5 on H200",
-        {"tpot": 1.25, "ttft": 1.75},
-        299,
-    ),
-    "sglang": EngineFit(
-        "SGLang",
-        Host(layer_s=1e-6, reduce_s=1e-6, front_s=0.15),
-        "InferenceX, SGLang 0.5.6 to 0.5.9: DeepSeek-R1, Qwen3-235B-A22B and Llama-3.1-8B on H200",
-        {"tpot": 1.6, "ttft": 6.0},
-        169,
-    ),
-    "tensorrt-llm": EngineFit(
-        "TensorRT-LLM",
-        Host(layer_s=1e-6, front_s=0.1),
-        "InferenceX, TensorRT-LLM 1.0 to 1.1: Llama-3.1-70B and DeepSeek-R1 on H200, "
-        "Qwen3-235B-A22B on H100, whose TTFT contradict each other",
-        {"tpot": 1.4, "ttft": 3.1},
-        621,
-    ),
-}
-"""Known engines; others are taken for vLLM, and said to be."""
+@functools.cache
+def engine_fits() -> Mapping[str, EngineFit]:
+    """Return what is known of engines, by name; the first stands for those that are not known."""
+    entries = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    return {
+        name: EngineFit(**(entry | {"host": Host(**entry["host"])}))
+        for name, entry in entries.items()
+    }
 
 
 def engine_fit(engine: str) -> EngineFit:
-    """Return what is known of an engine, or of vLLM in its place."""
-    return ENGINE_FITS.get(engine, ENGINE_FITS["vllm"])
+    """Return what is known of an engine, or of the first in its place."""
+    fits = engine_fits()
+    return fits.get(engine) or next(iter(fits.values()))

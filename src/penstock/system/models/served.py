@@ -12,7 +12,7 @@ from penstock.system.gpu import GIB, Gpu
 from penstock.system.models.batch_times import LayerTimes
 from penstock.system.models.catalogue import model_shape
 from penstock.system.models.gpus import KnownGpu, known_gpu
-from penstock.system.models.hosts import ENGINE_FITS, EngineFit, engine_fit
+from penstock.system.models.hosts import EngineFit, engine_fit, engine_fits
 from penstock.system.models.shape import ModelShape, Numbers
 from penstock.words import counted
 
@@ -90,17 +90,17 @@ class ServedModel:
     @property
     def caution(self) -> str:
         """How far off its batch times may be."""
-        off = self.fit.off
+        within = self.fit.within
         said = (
             f"follow from the shape of {self.shape.name} and the kernels of {self.gpu.name}; "
             f"nobody measured them. Of {self.fit.points} points of {self.fit.title} that were "
-            f"predicted so, nine of ten were within a factor of {off['tpot']:g} in time per "
-            f"output token and {off['ttft']:g} in TTFT"
+            f"predicted so, nine of ten were within a factor of {within['tpot']:g} in time per "
+            f"output token and {within['ttft']:g} in TTFT"
         )
         if not self.gpu.measured:
             said += "; but of this GPU only the sheet is known, not its kernels"
-        if self.engine not in ENGINE_FITS:
-            said += f"; the host of {self.engine} is taken for vLLM's"
+        if self.engine not in engine_fits():
+            said += f"; the host of {self.engine} is taken for {self.fit.title}'s"
         return said
 
 
