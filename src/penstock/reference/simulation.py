@@ -209,13 +209,15 @@ class _Running:
         self.now = 0
         self.replicas: list[Replica] = []
         self.pools: list[list[Replica]] = []
+        self.pool_of: list[int] = []  # of each replica
         for number, pool in enumerate(network.pools):
-            stages = [stage for stage, other in enumerate(network.stage_pool) if other == number]
             first = len(self.replicas)
+            stages = self.stages_of(number)
             for kind in (pool, *pool.others):
                 for _ in range(kind.replicas):
                     self.replicas.append(self.new_replica(kind, stages, len(self.replicas)))
             self.pools.append(self.replicas[first:])
+            self.pool_of += [number] * (len(self.replicas) - first)
         self.down: set[int] = set()  # replicas that do not serve
         self.died = [-1] * len(self.replicas)  # when each did so last
         self.held: list[Request] = []  # those that wait until a replica of their pool serves
@@ -235,6 +237,10 @@ class _Running:
                 self.requests.append(self.new_request(job, row))
                 if jobs.pending[row] == 0:
                     self.release(self.requests[row], tick)
+
+    def stages_of(self, pool: int) -> list[int]:
+        """Return the stages that a pool serves."""
+        return [stage for stage, other in enumerate(self.network.stage_pool) if other == pool]
 
     def new_replica(self, pool: Pool, stages: list[int], index: int) -> Replica:
         """Return a replica of a pool, or of one of its kinds, that serves these stages."""
@@ -314,9 +320,8 @@ class _Running:
         """Put an empty replica in the place of another; send its requests again, or lose them."""
         index = outage.replica
         old = self.replicas[index]
-        pool = next(place for place, replicas in enumerate(self.pools) if old in replicas)
-        stages = [stage for stage, other in enumerate(self.network.stage_pool) if other == pool]
-        new = self.replicas[index] = self.new_replica(old.pool, stages, index)
+        pool = self.pool_of[index]
+        new = self.replicas[index] = self.new_replica(old.pool, self.stages_of(pool), index)
         self.pools[pool][self.pools[pool].index(old)] = new
         self.seen[new] = self.seen.pop(old)
         new.batches = old.batches
@@ -368,7 +373,7 @@ class _Running:
         """Let a replica serve again, and whoever waits for that arrive."""
         self.down.discard(index)
         replica = self.replicas[index]
-        pool = next(place for place, replicas in enumerate(self.pools) if replica in replicas)
+        pool = self.pool_of[index]
         self.seen[replica] = self.look(replica, self.network.pools[pool])
         here = [r for r in self.held if self.network.stage_pool[r.stage] == pool]
         for request in here:
