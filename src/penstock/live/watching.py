@@ -1,32 +1,12 @@
 """Scrapes in, an answer out: everything that watching knows of engines, folded scrape by scrape."""
 
-import dataclasses
-
+from penstock.errors import InputError
+from penstock.live.conclusions import conclude
 from penstock.live.reading import Answer
 from penstock.live.scrape import Scrape
+from penstock.live.settings import Settings
+from penstock.live.state import Engine
 from penstock.system.server import Server
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What is asked of a watch.
-
-    Attributes
-    ----------
-    alpha
-        Probability of a wrong verdict, over all looks.
-    queue_limit
-        Requests in the queue until which the time is wanted.
-    ttft_s
-        Seconds to the first token until which the time is wanted.
-    target_load
-        The load at which replicas needed are counted.
-    """
-
-    alpha: float = 0.05
-    queue_limit: float | None = None
-    ttft_s: float | None = None
-    target_load: float = 0.8
 
 
 class Watch:
@@ -36,25 +16,44 @@ class Watch:
     ----------
     server
         What each engine is: batch time, token budget, max batch size, KV memory. None: not known;
-        then load and capacity are known only from what a busy engine was seen to carry.
+        then there is no load, and nothing is said of the future.
     settings
         What is asked.
     """
 
     def __init__(self, server: Server | None, settings: Settings) -> None:
-        self._server = server
         self._settings = settings
+        self._server = server
+        self._engines: dict[str, Engine] = {}
 
     def take(self, scrape: Scrape) -> None:
         """Take one scrape; scrapes of one engine that come out of order are left out, with a
         note.
         """
-        raise NotImplementedError
+        self._engine(scrape.engine).take(scrape)
 
     def note(self, engine: str, text: str) -> None:
         """Keep a note on an engine: what its source met (a page torn, nobody answered)."""
-        raise NotImplementedError
+        self._engine(engine).history.note(text)
 
     def answer(self) -> Answer:
-        """Return what follows from all scrapes taken so far."""
-        raise NotImplementedError
+        """Return what follows from all scrapes taken so far.
+
+        Raises
+        ------
+        InputError
+            If nothing was ever watched.
+        """
+        if not self._engines:
+            raise InputError("no engine was watched yet, so there is nothing to say; take a scrape")
+        states = [engine.state() for engine in self._engines.values()]
+        readings = tuple(conclude([state], self._settings) for state in states)
+        together = readings[0]
+        if len(states) > 1:
+            together = conclude(states, self._settings)
+        return Answer(together.time_s, together, readings)
+
+    def _engine(self, name: str) -> "Engine":
+        if name not in self._engines:
+            self._engines[name] = Engine(name, self._server)
+        return self._engines[name]

@@ -1,4 +1,4 @@
-"""Batch times on a machine that is slower or faster."""
+"""Batch times on a machine that is slower or faster, or whose host takes longer."""
 
 import dataclasses
 
@@ -42,4 +42,27 @@ def scaled(model: BatchTime, factor: float) -> BatchTime:
             raise InputError(
                 f"{checks.shown(model)} is a model of your own, which is scaled by you alone; "
                 "give another"
+            )
+
+
+def with_host(model: BatchTime, seconds: float) -> BatchTime:
+    """Return batch times that are so many seconds longer each: what the host takes from one batch
+    to the next.
+
+    Raises
+    ------
+    InputError
+        If the model is one of the user's own.
+    """
+    match model:
+        case PiecewiseConstant() | Affine() | Hinge():
+            return dataclasses.replace(model, c=model.c + seconds)
+        case Measured():
+            return dataclasses.replace(model, seconds=[each + seconds for each in model.seconds])
+        case Composition():
+            return dataclasses.replace(model, linear=with_host(model.linear, seconds))
+        case _:
+            raise InputError(
+                f"{checks.shown(model)} is a model of your own, to which you alone can add the "
+                "host's time; give another"
             )

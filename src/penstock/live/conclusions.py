@@ -1,0 +1,371 @@
+"""What follows from what is known of one engine, or of several that share what arrives."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from penstock.live.drift import FEWEST, Drift, drift, requests_to_decide
+from penstock.live.horizon import Now, horizon
+from penstock.live.lengths import Lengths
+from penstock.live.limits import Carried
+from penstock.live.pace import tokens_in_flight
+from penstock.live.reading import Estimate, LimitLoad, Reading, TimeUntil, Verdict
+from penstock.live.settings import Settings
+from penstock.live.state import AS_SEEN, State
+
+TOGETHER = "all"
+_Z = 1.959964
+_ABORTED = 4.0  # times the mean output that a request in flight has: some have gone
+
+
+def conclude(states: list[State], settings: Settings) -> Reading:
+    """Return what follows for engines that share what arrives; one state of each."""
+    arrivals, lengths = _Arrivals.of(states), _lengths(states)
+    carried = _carried(states)
+    binding = min(carried, key=lambda name: carried[name].rate, default=None)
+    verdict: Verdict = "unknown"
+    answer = Reading(
+        engine=states[0].history.engine if len(states) == 1 else TOGETHER,
+        engines=len(states),
+        time_s=max(_last(states, "time_s"), default=0.0),
+        watched_s=max(_watched(state) for state in states),
+        scrapes=sum(state.history.scrapes for state in states),
+        since_s=max(state.arrivals.since_s for state in states),
+        verdict=verdict,
+        reason=_why_unknown(arrivals, lengths, states),
+        alpha=settings.alpha,
+        changes=tuple(sorted((c for s in states for c in s.changes), key=lambda c: c.time_s)),
+        running=_sum(_last(states, "running"), len(states)),
+        waiting=_sum(_last(states, "waiting"), len(states)),
+        kv_used=max(_last(states, "kv_used"), default=None),
+        preemptions_per_s=_sum(
+            [s.preemptions_per_s for s in states if s.preemptions_per_s is not None], len(states)
+        ),
+        notes=_notes(states, lengths, arrivals),
+    )
+    if arrivals is not None:
+        answer = dataclasses.replace(answer, arrival_rate=arrivals.rate)
+    if lengths is None:
+        return answer
+    answer = dataclasses.replace(
+        answer,
+        prompt=lengths.prompt,
+        output=lengths.output,
+        cached_share=lengths.cached_share,
+        backlog_tokens=_backlog(states, lengths),
+        batch_s=_of_one(states, "batch_s"),
+        host_s=_of_one(states, "host_s"),
+    )
+    if arrivals is None or binding is None:
+        return answer
+    return _judged(answer, _Case(states, settings, arrivals, lengths, carried, binding))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Arrivals:
+    """What came to all engines since the rate last changed.
+
+    Requests, requests/s with an interval, and the variance over mean of their number.
+    """
+
+    requests: float
+    rate: Estimate
+    dispersion: float
+
+    @classmethod
+    def of(cls, states: list[State]) -> "_Arrivals | None":
+        """Add up what came to each; None while nothing is known of one."""
+        parts = [state.arrivals for state in states]
+        if any(part.seconds <= 0 for part in parts):
+            return None
+        requests = sum(part.requests for part in parts)
+        dispersion = sum(part.dispersion * part.requests for part in parts) / max(requests, 1e-9)
+        dispersion = max(dispersion, 1.0)
+        rate = sum(part.requests / part.seconds for part in parts)
+        seconds = requests / rate if rate > 0 else parts[0].seconds
+        # Wilson's interval: for few requests too
+        middle = requests + dispersion * _Z**2 / 2
+        reach = _Z * math.sqrt(dispersion * (max(requests, 0.0) + dispersion * _Z**2 / 4))
+        interval = Estimate(rate, max(middle - reach, 0.0) / seconds, (middle + reach) / seconds)
+        return cls(requests, interval, dispersion)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """Everything that a verdict is reached from."""
+
+    states: list[State]
+    settings: Settings
+    arrivals: _Arrivals
+    lengths: Lengths
+    carried: dict[str, Carried]
+    binding: str
+
+    @property
+    def limit(self) -> Carried:
+        """What the limit that binds carries."""
+        return self.carried[self.binding]
+
+    @property
+    def variance(self) -> float:
+        """Variance of the work that arrives, per request, in units of the mean work squared;
+        lengths that fewer requests tell of count for more.
+        """
+        share = self.arrivals.requests / self.lengths.requests
+        prompt = self.limit.by_prompt * self.lengths.prompt_spread
+        output = self.limit.by_output * self.lengths.output_spread
+        return self.arrivals.dispersion + max(share, 1.0) * (prompt**2 + output**2)
+
+    @property
+    def error(self) -> float:
+        """Standard error of what is carried, as a share of it."""
+        errors = [state.pace.error for state in self.states if state.pace is not None]
+        return math.sqrt(sum(error**2 for error in errors)) / len(self.states)
+
+    @property
+    def alpha(self) -> float:
+        """What this stretch without a change may be wrong by: those before it had their part."""
+        stretch = 1 + max(len(state.changes) for state in self.states)
+        return self.settings.alpha * 6 / (math.pi * stretch) ** 2
+
+
+def _judged(answer: Reading, case: _Case) -> Reading:
+    """Return an answer with load, verdict, and what follows for the future."""
+    load = case.arrivals.rate.value / case.limit.rate
+    test = drift(load, case.arrivals.requests, case.variance, case.error, case.alpha)
+    engines = len(case.states)
+    loads = tuple(
+        LimitLoad(name, _times(test.load, case.limit.rate / limit.rate))
+        for name, limit in case.carried.items()
+    )
+    margin = Estimate(1 - test.load.value, 1 - test.load.high, 1 - test.load.low)
+    needed = [
+        max(math.ceil(engines * value / case.settings.target_load), 1)
+        for value in (test.load.value, test.load.low, test.load.high)
+    ]
+    wait = requests_to_decide(load, case.variance, case.error, case.alpha)
+    more = (wait - case.arrivals.requests) / max(case.arrivals.rate.value, 1e-9)
+    watch_s: float | None = max(more, 0.0)
+    if test.verdict in ("stable", "unstable"):
+        watch_s = 0.0
+    elif not math.isfinite(more):
+        watch_s = None
+    until, drain_s = _future(case)
+    return dataclasses.replace(
+        answer,
+        verdict=test.verdict,
+        reason=_reason(test, case, watch_s),
+        loads=loads,
+        load=test.load,
+        margin=margin,
+        binding=case.binding,
+        until=until,
+        drain_s=drain_s,
+        replicas=needed[0],
+        replicas_low=needed[1],
+        replicas_high=needed[2],
+        watch_s=watch_s,
+    )
+
+
+def _reason(test: Drift, case: _Case, watch_s: float | None) -> str:
+    """Return why the verdict is what it is."""
+    low, high = test.always
+    load = f"the load is {test.load.value:.3g}, between {low:.3g} and {high:.3g} at every look"
+    if test.verdict == "stable":
+        return f"{load}: below 1"
+    if test.verdict == "unstable":
+        growth = case.arrivals.rate.value - case.limit.rate
+        return f"{load}: above 1, so the queue grows by {growth:.3g} requests/s"
+    if case.arrivals.requests < FEWEST:
+        return f"{case.arrivals.requests:.0f} requests came, and nothing is said before {FEWEST}"
+    if watch_s is None:
+        return f"{load}: so near to 1 that no watching tells"
+    return f"{load}: 1 is among what chance explains"
+
+
+def _why_unknown(arrivals: _Arrivals | None, lengths: Lengths | None, states: list[State]) -> str:
+    """Return what is missing for a load."""
+    if arrivals is None:
+        return "two scrapes of each engine are needed to know what arrives"
+    if lengths is None:
+        return "too few requests have finished to know how long they are"
+    if any(state.server is None for state in states):
+        return (
+            "no batch time was given, and no queue was long enough to see what the engine "
+            "carries; give a batch time or hardware"
+        )
+    return "what the engine carries is not known; the notes say why"
+
+
+def _future(case: _Case) -> tuple[tuple[TimeUntil, ...], Estimate | None]:
+    """Return the time until limits are reached, and until the queue is gone."""
+    server, engines = case.states[0].server, len(case.states)
+    waiting = _last(case.states, "waiting")
+    running = _last(case.states, "running")
+    if server is None or not waiting or not running:
+        return (), None
+    share = Estimate(*(value / engines for value in dataclasses.astuple(case.arrivals.rate)))
+    computed = _times(case.lengths.prompt, case.lengths.computed / case.lengths.prompt.value)
+    now = Now(
+        waiting=sum(waiting) / engines,
+        running=sum(running) / engines,
+        rate=share,
+        prompt=computed,
+        output=case.lengths.output,
+        variance=case.variance / engines,
+        output_spread=case.lengths.output_spread,
+    )
+    ahead = horizon(server, now)
+    until = []
+    queue, ttft = case.settings.queue_limit, case.settings.ttft_s
+    if queue is not None:
+        name = f"queue of {queue:g}"
+        until.append(TimeUntil(name, ahead.until_queue(queue / engines)))
+    if ttft is not None:
+        until.append(TimeUntil(f"TTFT of {ttft:g} s", ahead.until_ttft(ttft)))
+    if server.memory is not None:
+        until.append(TimeUntil("KV memory full", ahead.until_kv_full()))
+    drain = ahead.until_empty() if sum(waiting) >= 1 else None
+    return tuple(until), drain
+
+
+def _carried(states: list[State]) -> dict[str, Carried]:
+    """Return what all engines carry together, by limits that are known of each."""
+    names = [name for name in states[0].carried if all(name in s.carried for s in states)]
+    together = {}
+    for name in names:
+        limits = [state.carried[name] for state in states]
+        together[name] = Carried(
+            sum(limit.rate for limit in limits),
+            float(np.mean([limit.by_prompt for limit in limits])),
+            float(np.mean([limit.by_output for limit in limits])),
+        )
+    return together
+
+
+def _lengths(states: list[State]) -> Lengths | None:
+    """Return the lengths of what comes to all engines: those of each, by how much comes to it."""
+    known = [(state.lengths, state.arrivals.requests) for state in states if state.lengths]
+    if not known:
+        return None
+    if len(known) == 1:
+        return known[0][0]
+    weights = np.array([max(requests, 1.0) for _, requests in known])
+    parts = [part for part, _ in known]
+    cached = [part.cached_share for part in parts if part.cached_share is not None]
+
+    def mean(values: Iterable[float]) -> float:
+        return float(np.average(list(values), weights=weights))
+
+    def pooled(estimates: list[Estimate]) -> Estimate:
+        value = mean(each.value for each in estimates)
+        reach = math.sqrt(mean((each.high - each.value) ** 2 for each in estimates) / len(parts))
+        return Estimate(value, max(value - reach, 0.0), value + reach)
+
+    return Lengths(
+        pooled([part.prompt for part in parts]),
+        pooled([part.output for part in parts]),
+        mean(part.prompt_spread for part in parts),
+        mean(part.output_spread for part in parts),
+        mean(cached) if len(cached) == len(parts) else None,
+        sum(part.requests for part in parts),
+    )
+
+
+def _of_one(states: list[State], name: str) -> Estimate | None:
+    """Return what the pace of the engine says, where there is one only."""
+    if len(states) > 1 or states[0].pace is None:
+        return None
+    estimate: Estimate | None = getattr(states[0].pace, name)
+    return estimate
+
+
+def _backlog(states: list[State], lengths: Lengths) -> float | None:
+    """Return the tokens still to be computed: of requests that wait, and as many of those that run
+    as have come out of them.
+    """
+    waiting = _sum(_last(states, "waiting"), len(states))
+    if waiting is None:
+        return None
+    tokens = waiting * (lengths.computed + lengths.output.value - 1)
+    known = [state.history.last for state in states if state.history.last is not None]
+    return tokens + sum(tokens_in_flight(scrape) or 0.0 for scrape in known)
+
+
+def _notes(
+    states: list[State], lengths: Lengths | None, arrivals: _Arrivals | None
+) -> tuple[str, ...]:
+    """Return what happened and what is not known."""
+    notes = []
+    for state in states:
+        about = "" if len(states) == 1 else f"{state.history.engine}: "
+        for text, count in state.history.notes.items():
+            times = "" if count == 1 else f" ({count} times)"
+            notes.append(f"{about}{text}{times}")
+        last = state.history.last
+        if last is None or lengths is None:
+            continue
+        if AS_SEEN in state.carried:
+            notes.append(
+                f"{about}the load is against what the engine carried while requests waited; "
+                "no batch time was given, or it could not be used"
+            )
+        flight = tokens_in_flight(last)
+        if flight is None:
+            notes.append(f"{about}tokens of requests in flight are not known, so outputs read low")
+        elif flight > _ABORTED * lengths.output.value * max(last.running or 0.0, 1.0):
+            notes.append(
+                f"{about}more tokens came out than requests in flight can account for: clients "
+                "have gone before the end, so arrivals and load may read low"
+            )
+        if state.server is not None and (state.pace is None or state.pace.host_s is None):
+            notes.append(
+                f"{about}the host's time between batches is not known: the engine counts no "
+                "batches, or was never busy; the load may read low"
+            )
+        elif state.pace is not None and state.pace.host_s is not None:
+            host = state.pace.host_s
+            if host.high < 0:
+                notes.append(
+                    f"{about}batches took {-host.value * 1e3:.3g} ms less than the batch time "
+                    "given; check it: the load may read high"
+                )
+            elif host.low > state.pace.batch_s.value / 3:
+                notes.append(
+                    f"{about}more than a third of a batch is not in the batch time given; check it"
+                )
+    if arrivals is not None and arrivals.requests > 0 and not any(_counted(s) for s in states):
+        notes.append(
+            "arrivals are those that the engine shows: requests that clients cancel are not among "
+            "them"
+        )
+    return tuple(notes)
+
+
+def _counted(state: State) -> bool:
+    last = state.history.last
+    return last is not None and last.arrived is not None
+
+
+def _last(states: list[State], name: str) -> list[float]:
+    """Return what the last scrapes say, where they say it."""
+    scrapes = [state.history.last for state in states if state.history.last is not None]
+    values = [getattr(scrape, name) for scrape in scrapes]
+    return [value for value in values if value is not None]
+
+
+def _sum(values: list[float], engines: int) -> float | None:
+    """Return a sum, if every engine has its part in it."""
+    return sum(values) if len(values) == engines else None
+
+
+def _watched(state: State) -> float:
+    first, last = state.history.first, state.history.last
+    return 0.0 if first is None or last is None else last.time_s - first.time_s
+
+
+def _times(estimate: Estimate, factor: float) -> Estimate:
+    return Estimate(estimate.value * factor, estimate.low * factor, estimate.high * factor)

@@ -1,0 +1,196 @@
+"""What happened between two scrapes, and what of it can be believed."""
+
+import dataclasses
+import itertools
+
+from penstock.live.scrape import Scrape
+
+_COUNTERS = (
+    "finished", "arrived", "refused", "first_tokens", "prompt_tokens", "cached_tokens",
+    "output_tokens", "finished_prompt_tokens", "finished_output_tokens", "batches",
+    "batch_tokens", "preemptions", "ttft_s",
+)  # fmt: skip
+_GAUGES = ("running", "waiting", "backlog_tokens", "context_tokens", "kv_used", "kv_tokens")
+_NEEDED = ("running", "waiting")
+_KEPT = 4_096
+"""Intervals that are looked back at; what comes from older ones stays in the sums."""
+_LOST = 2.5  # times the usual distance of scrapes: some between were lost
+_SLACK = 3.0  # requests by which gauges and counters may disagree, taken a moment apart
+_SHARE = 0.1  # of what was counted, the same
+_LARGEST = 2.0**53
+"""Counters are floats: beyond this they no longer count by ones."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """What an engine did from one scrape to the next, without a restart between.
+
+    Attributes
+    ----------
+    begin, end
+        The scrapes.
+    arrivals
+        Requests that came, those turned away included.
+    """
+
+    begin: Scrape
+    end: Scrape
+    arrivals: float
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return self.end.time_s - self.begin.time_s
+
+    def change(self, counter: str) -> float | None:
+        """Return by how much a counter grew, None if it is not known."""
+        before, after = getattr(self.begin, counter), getattr(self.end, counter)
+        if before is None or after is None:
+            return None
+        return float(after - before)
+
+    def mean(self, gauge: str) -> float | None:
+        """Return a gauge halfway between its values at both ends."""
+        before, after = getattr(self.begin, gauge), getattr(self.end, gauge)
+        if before is None or after is None:
+            return None
+        return float(before + after) / 2
+
+
+class History:
+    """The scrapes of one engine, as intervals.
+
+    Attributes
+    ----------
+    intervals
+        The last of them, oldest first.
+    first, last
+        The first scrape, and the last one that was believed.
+    scrapes
+        Scrapes taken.
+    notes
+        What happened, newest last, each with how often.
+    """
+
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
+        self.intervals: list[Interval] = []
+        self.first: Scrape | None = None
+        self.last: Scrape | None = None
+        self.scrapes = 0
+        self.notes: dict[str, int] = {}
+        self._gaps: list[float] = []
+
+    def note(self, text: str) -> None:
+        """Keep a note; the same text is counted."""
+        self.notes[text] = self.notes.get(text, 0) + 1
+
+    def take(self, scrape: Scrape) -> Interval | None:
+        """Take a scrape; return the interval that it ends, if there is one to believe."""
+        wrong = _impossible(scrape)
+        if wrong is not None:
+            self.note(f"a page was left out: {wrong}")
+            return None
+        if self.last is not None and scrape.time_s <= self.last.time_s:
+            self.note("a scrape was left out that was no later than the one before")
+            return None
+        self.scrapes += 1
+        before, self.last = self.last, scrape
+        if before is None:
+            self.first = scrape
+            return None
+        fallen = _fallen(before, scrape)
+        if fallen is not None:
+            self.note(
+                f"the engine started anew ({fallen} fell): requests in flight then are not counted"
+            )
+            return None
+        self._note_gap(scrape.time_s - before.time_s)
+        arrivals = _arrivals(before, scrape)
+        if arrivals is None:
+            self.note(
+                "arrivals between two scrapes are not known: the engine did not say how many "
+                "requests finished, or how many are running and waiting"
+            )
+            return None
+        interval = Interval(before, scrape, arrivals)
+        contradiction = _contradiction(interval)
+        if contradiction is not None:
+            self.note(f"what happened between two scrapes was left out: {contradiction}")
+            return None
+        self.intervals.append(interval)
+        del self.intervals[:-_KEPT]
+        return interval
+
+    def _note_gap(self, seconds: float) -> None:
+        """Say when scrapes are missing: what came and left between them is known all the same."""
+        if self._gaps and seconds > _LOST * sorted(self._gaps)[len(self._gaps) // 2]:
+            self.note("scrapes were late or lost; counters bridge the gap")
+        self._gaps.append(seconds)
+        del self._gaps[:-32]
+
+
+def _impossible(scrape: Scrape) -> str | None:
+    """Return what a page says that cannot be, if anything."""
+    for name in itertools.chain(_COUNTERS, _GAUGES):
+        value = getattr(scrape, name)
+        if value is None:
+            continue
+        if not 0 <= value < _LARGEST:
+            return f"{name} is {value}"
+    if scrape.kv_used is not None and scrape.kv_used > 1:
+        return f"kv_used is {scrape.kv_used}, more than all"
+    return None
+
+
+def _fallen(before: Scrape, after: Scrape) -> str | None:
+    """Return a counter that is smaller than before."""
+    for name in _COUNTERS:
+        old, new = getattr(before, name), getattr(after, name)
+        if old is not None and new is not None and new < old:
+            return name
+    return None
+
+
+def _arrivals(before: Scrape, after: Scrape) -> float | None:
+    """Return the requests that came: by a counter of arrivals, else those that left and those that
+    are in the engine more than before.
+    """
+    if before.arrived is not None and after.arrived is not None:
+        return after.arrived - before.arrived
+    ends = (before.finished, before.running, before.waiting)
+    if None in ends or None in (after.finished, after.running, after.waiting):
+        return None
+    refused = (after.refused or 0.0) - (before.refused or 0.0)
+    return _seen(after) - _seen(before) + max(refused, 0.0)
+
+
+def _seen(scrape: Scrape) -> float:
+    """Return the requests that have finished, run or wait."""
+    return (scrape.finished or 0.0) + (scrape.running or 0.0) + (scrape.waiting or 0.0)
+
+
+def _contradiction(interval: Interval) -> str | None:
+    """Return how what was counted contradicts itself, if it does.
+
+    A first token comes from a request that finishes or runs; a batch gives every request that it
+    serves one token, or several with drafts; so a counter that a torn page shows wrong stands out
+    against the others.
+    """
+    begin, end = interval.begin, interval.end
+    finished = interval.change("finished")
+    first = interval.change("first_tokens")
+    output = interval.change("output_tokens")
+    prompt = interval.change("prompt_tokens")
+    if interval.arrivals < -_SLACK - _SHARE * (finished or 0.0):
+        return f"{interval.arrivals:g} requests came"
+    in_flight = (begin.running or 0.0) + (end.running or 0.0)
+    if first is not None and finished is not None:
+        allowed = in_flight + _SLACK + _SHARE * max(first, finished)
+        if begin.running is not None and end.running is not None and first - finished > allowed:
+            return f"{first:,.0f} first tokens came out, {finished:,.0f} requests finished"
+    if first is not None and output is not None and output < first * (1 - _SHARE) - _SLACK:
+        return f"{output:,.0f} tokens came out for {first:,.0f} requests"
+    if first is not None and prompt is not None and prompt < first * (1 - _SHARE) - _SLACK:
+        return f"{prompt:,.0f} tokens of prompts for {first:,.0f} requests"
+    return None

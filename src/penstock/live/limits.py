@@ -1,0 +1,126 @@
+"""What each limit of an engine carries, for requests of the lengths that were seen."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from penstock.errors import InputError
+from penstock.system.memory import Memory
+from penstock.system.server import Server
+from penstock.theory.bounds import bounds
+from penstock.theory.load import load
+from penstock.theory.memory import memory_estimate
+from penstock.workload.lengths import Constant, Length, LogNormal
+from penstock.workload.workload import Workload
+
+_MOVED = 0.05  # share by which a mean may move before the limits are worked out anew
+_STEP = 0.02  # share by which it is moved to see what follows
+_AMPLE = 2**22  # blocks
+_BUDGET_BINDS = 0.95  # share of the token budget that batches fill: then it is the limit
+_SHORT = 1.5  # tokens
+_LEAST_SPREAD = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Carried:
+    """What one limit carries.
+
+    Attributes
+    ----------
+    rate
+        Requests/s.
+    by_prompt, by_output
+        By how many percent it falls where the mean prompt or output is 1% longer.
+    """
+
+    rate: float
+    by_prompt: float
+    by_output: float
+
+    def at(self, prompt_ratio: float, output_ratio: float) -> "Carried":
+        """Return it for means that are a little longer."""
+        factor = prompt_ratio**-self.by_prompt * output_ratio**-self.by_output
+        return dataclasses.replace(self, rate=self.rate * factor)
+
+
+class Limits:
+    """What the limits of a server carry, by mean lengths; worked out anew only where these move."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._at: tuple[float, float] | None = None
+        self._carried: dict[str, Carried] = {}
+
+    def carried(
+        self, prompt: float, output: float, spreads: tuple[float, float]
+    ) -> Mapping[str, Carried]:
+        """Return what each limit carries: token budget, max batch size, KV memory.
+
+        Parameters
+        ----------
+        prompt, output
+            Mean tokens, at least 1.
+        spreads
+            Standard deviation over mean of both.
+        """
+        at = self._at
+        if at is None or max(abs(prompt / at[0] - 1), abs(output / at[1] - 1)) > _MOVED:
+            at = self._at = (prompt, output)
+            rates = _rates(self.server, prompt, output, spreads)
+            longer = _rates(self.server, prompt * (1 + _STEP), output, spreads)
+            further = _rates(self.server, prompt, output * (1 + _STEP), spreads)
+            self._carried = {
+                name: Carried(
+                    rate,
+                    _slope(rate, longer.get(name, rate)),
+                    _slope(rate, further.get(name, rate)),
+                )
+                for name, rate in rates.items()
+            }
+        ratios = (prompt / at[0], output / at[1])
+        return {name: carried.at(*ratios) for name, carried in self._carried.items()}
+
+
+def _slope(rate: float, further: float) -> float:
+    return -math.log(further / rate) / math.log1p(_STEP)
+
+
+def _rates(
+    server: Server, prompt: float, output: float, spreads: tuple[float, float]
+) -> dict[str, float]:
+    """Return requests/s by limit: of full batches, and of memory and slots as estimated, or as
+    bounded where there is no estimate.
+    """
+    workload = Workload.poisson(1.0, _length(prompt, spreads[0]), _length(output, spreads[1]))
+    demand = load(workload, server)
+    rates: dict[str, float] = {
+        bound.name: bound.max_rate for bound in bounds(workload, server, demand)
+    }
+    full = demand.full_batch_tokens_per_s / demand.tokens_per_request
+    rates["token budget"] = min(rates["token budget"], full)
+    if server.memory is None and server.max_batch_size is None:
+        return rates
+    try:
+        estimate = memory_estimate(workload, _with_memory(server))
+    except InputError:
+        return rates
+    by_tokens = estimate.token_load > _BUDGET_BINDS * server.token_budget
+    if by_tokens or (estimate.limit == "KV memory" and server.memory is None):
+        return rates
+    rates[estimate.limit] = min(rates.get(estimate.limit, math.inf), estimate.rate)
+    return rates
+
+
+def _with_memory(server: Server) -> Server:
+    """Return a server whose memory is ample where it has none: then slots are what is full."""
+    if server.memory is not None:
+        return server
+    ample = Memory(_AMPLE, server.policy.block_size or 16, admission="input")
+    return dataclasses.replace(server.with_policy("sarathi"), memory=ample)
+
+
+def _length(mean: float, spread: float) -> Length:
+    """Return lengths of that mean and spread; a little of it, so that means need not be whole."""
+    if mean < _SHORT:
+        return Constant(1)
+    return LogNormal(mean, max(spread, _LEAST_SPREAD))

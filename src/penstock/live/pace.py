@@ -1,0 +1,126 @@
+"""How long batches really take: the batch time given, and the host's time that it leaves out.
+
+An engine that has requests at both ends of an interval hardly stopped between, and counts its
+batches: seconds over batches is the mean time from one batch to the next, host and gaps included.
+The batch time given says how long batches of so many tokens and contexts take; what is left is the
+host's. Contexts are known from counters: the prompts of those that run, and the tokens that have
+come out of requests not yet finished.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from penstock.inputs.arrays import Floats
+from penstock.live.history import Interval
+from penstock.live.reading import Estimate
+from penstock.live.scrape import Scrape
+from penstock.system.batch_time import BatchTime
+
+_BUSY = 3.0  # requests that run at both ends, for an engine not to have stopped between
+_FEWEST = 20.0  # batches of an interval
+_INTERVALS = 4  # before a standard error is believed
+_LOOK_BACK = 240  # intervals
+_Z = 1.959964
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """Seconds from one batch to the next while busy, and the host's part of it (below 0: batches
+    are faster than was said).
+    """
+
+    batch_s: Estimate
+    host_s: Estimate | None
+
+    @property
+    def error(self) -> float:
+        """Standard error of a batch, as a share of it."""
+        if self.host_s is None:
+            return 0.0
+        return (self.host_s.high - self.host_s.low) / (2 * _Z * self.batch_s.value)
+
+
+def pace(intervals: list[Interval], batch_time: BatchTime | None, prompt: float) -> Pace | None:
+    """Return how long batches took, None if the engine was never busy or counts no batches.
+
+    Parameters
+    ----------
+    intervals
+        What was seen.
+    batch_time
+        What was said of it.
+    prompt
+        Mean tokens of a prompt.
+    """
+    busy = [interval for interval in intervals[-_LOOK_BACK:] if _is_busy(interval)]
+    if not busy:
+        return None
+    seconds = np.array([interval.seconds for interval in busy])
+    batches = np.array([interval.change("batches") for interval in busy], np.float64)
+    per_batch = _interval(seconds / batches, batches)
+    if batch_time is None or not _knows_contents(busy[-1]):
+        return Pace(per_batch, None)
+    said = np.array([_said(interval, batch_time, prompt) for interval in busy])
+    return Pace(per_batch, _interval(seconds / batches - said, batches))
+
+
+def tokens_in_flight(scrape: Scrape) -> float | None:
+    """Return the tokens that have come out of requests that have not finished."""
+    if scrape.output_tokens is None or scrape.finished_output_tokens is None:
+        return None
+    return max(scrape.output_tokens - scrape.finished_output_tokens, 0.0)
+
+
+def _is_busy(interval: Interval) -> bool:
+    """Return whether the engine did not stop in an interval, as far as one can tell."""
+    running = (interval.begin.running or 0.0, interval.end.running or 0.0)
+    batches = interval.change("batches")
+    return min(running) >= _BUSY and batches is not None and batches >= _FEWEST
+
+
+def _knows_contents(interval: Interval) -> bool:
+    """Return whether the engine says what was in its batches."""
+    needed = ("output_tokens", "prompt_tokens", "first_tokens", "finished_output_tokens")
+    return all(interval.change(name) is not None for name in needed)
+
+
+def _context(interval: Interval, decodes: float, prompt: float) -> float:
+    """Return the tokens before the decodes of a batch: as the engine says, or their prompts and
+    what has come out of those that run.
+    """
+    said = interval.mean("context_tokens")
+    if said is not None:
+        return said
+    ages = [tokens_in_flight(scrape) or 0.0 for scrape in (interval.begin, interval.end)]
+    return decodes * prompt + sum(ages) / 2
+
+
+def _said(interval: Interval, batch_time: BatchTime, prompt: float) -> float:
+    """Return how long the mean batch of an interval takes by the batch time given."""
+    batches = interval.change("batches") or 1.0
+    output = interval.change("output_tokens") or 0.0
+    computed = (interval.change("prompt_tokens") or 0.0) - (interval.change("cached_tokens") or 0.0)
+    first = interval.change("first_tokens") or 0.0
+    decodes = max(output - first, 0.0) / batches
+    prefill = max(computed, 0.0) / batches
+    context = _context(interval, decodes, prompt)
+    pairs = prefill * prompt / 2
+    return float(
+        batch_time.of_batches(
+            prefill, decodes, decodes + first / batches, prefill**2, pairs, context
+        )
+    )
+
+
+def _interval(values: Floats, weights: Floats) -> Estimate:
+    """Return the weighted mean of intervals, and how far it may be off."""
+    mean = float(np.average(values, weights=weights))
+    if len(values) < _INTERVALS:
+        spread = abs(mean) / 4
+        return Estimate(mean, mean - spread, mean + spread)
+    scatter = np.average((values - mean) ** 2, weights=weights) * np.sum(
+        (weights / weights.sum()) ** 2
+    )
+    reach = _Z * float(np.sqrt(scatter * len(values) / (len(values) - 1)))
+    return Estimate(mean, mean - reach, mean + reach)

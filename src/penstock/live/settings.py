@@ -1,0 +1,38 @@
+"""What is asked of a watch."""
+
+import dataclasses
+import math
+
+from penstock import checks
+from penstock.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is asked of a watch.
+
+    Attributes
+    ----------
+    alpha
+        Probability of a wrong verdict, over all looks.
+    queue_limit
+        Requests in the queue until which the time is wanted.
+    ttft_s
+        Seconds to the first token until which the time is wanted.
+    target_load
+        The load at which replicas needed are counted.
+    """
+
+    alpha: float = 0.05
+    queue_limit: float | None = None
+    ttft_s: float | None = None
+    target_load: float = 0.8
+
+    def __post_init__(self) -> None:
+        checks.number("alpha", self.alpha, 1e-9, 0.5, "", "it is the chance of a wrong verdict")
+        above = "an engine needs some room"
+        checks.number("target_load", self.target_load, 0.01, 0.99, "", above)
+        for name in ("queue_limit", "ttft_s"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise InputError(f"{name} is {value}; give a number above 0, or leave it out")
