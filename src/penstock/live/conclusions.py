@@ -20,8 +20,11 @@ _Z = 1.959964
 _ABORTED = 4.0  # times the mean output that a request in flight has: some have gone
 
 
-def conclude(states: list[State], settings: Settings) -> Reading:
-    """Return what follows for engines that share what arrives; one state of each."""
+def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Reading:
+    """Return what follows for engines that share what arrives; one state of each.
+
+    Without ``ahead`` nothing is said of the time until limits are reached.
+    """
     arrivals, lengths = _Arrivals.of(states), _lengths(states)
     carried = _carried(states)
     binding = min(carried, key=lambda name: carried[name].rate, default=None)
@@ -60,7 +63,12 @@ def conclude(states: list[State], settings: Settings) -> Reading:
     )
     if arrivals is None or binding is None:
         return answer
-    return _judged(answer, _Case(states, settings, arrivals, lengths, carried, binding))
+    case = _Case(states, settings, arrivals, lengths, carried, binding)
+    answer = _judged(answer, case)
+    if not ahead:
+        return answer
+    until, drain_s = _future(case)
+    return dataclasses.replace(answer, until=until, drain_s=drain_s)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +140,7 @@ class _Case:
 
 
 def _judged(answer: Reading, case: _Case) -> Reading:
-    """Return an answer with load, verdict, and what follows for the future."""
+    """Return an answer with load, verdict and replicas."""
     load = case.arrivals.rate.value / case.limit.rate
     test = drift(load, case.arrivals.requests, case.variance, case.error, case.alpha)
     engines = len(case.states)
@@ -152,7 +160,6 @@ def _judged(answer: Reading, case: _Case) -> Reading:
         watch_s = 0.0
     elif not math.isfinite(more):
         watch_s = None
-    until, drain_s = _future(case)
     return dataclasses.replace(
         answer,
         verdict=test.verdict,
@@ -161,8 +168,6 @@ def _judged(answer: Reading, case: _Case) -> Reading:
         load=test.load,
         margin=margin,
         binding=case.binding,
-        until=until,
-        drain_s=drain_s,
         replicas=needed[0],
         replicas_low=needed[1],
         replicas_high=needed[2],

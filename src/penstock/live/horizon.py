@@ -20,10 +20,10 @@ from penstock.live.reading import Estimate
 from penstock.system.server import Server
 
 DRAWS = 400
-_STEPS = 420
+_STEPS = 280
 _FIRST_S = 0.5
-_GROWTH = 1.02  # of a step: within 2% of the time that has passed
-_PASSES = 2  # a batch takes longer for the prompts that come meanwhile
+_GROWTH = 1.03  # of a step: within 3% of the time that has passed
+_PASSES = 4  # before the first step: a batch takes longer for the prompts that come meanwhile
 _FULL = 0.98  # of KV memory: full, but for the last request that does not fit
 _EMPTY = 1.0  # requests in the queue
 _LEVELS = (0.05, 0.5, 0.95)
@@ -119,7 +119,7 @@ def horizon(server: Server, now: Now) -> Horizon:
         noise = rng.standard_normal(DRAWS) * np.sqrt(now.variance * rate * seconds)
         waiting = np.maximum(waiting + rate * seconds + noise, 0.0)
         room = np.maximum(server.token_budget - running, 0.0)
-        for _ in range(_PASSES):
+        for _ in range(_PASSES if index == 1 else 1):
             prefill = np.minimum(room, waiting * prompt / seconds * batch_s)
             batch_s = _batch_seconds(server, prefill, running, prompt, held)
         leaving = seconds / (decodes * batch_s)

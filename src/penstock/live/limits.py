@@ -17,6 +17,7 @@ _MOVED = 0.05  # share by which a mean may move before the limits are worked out
 _STEP = 0.02  # share by which it is moved to see what follows
 _AMPLE = 2**22  # blocks
 _BUDGET_BINDS = 0.95  # share of the token budget that batches fill: then it is the limit
+_ROOMY = 0.7  # share of slots and memory below which they are far from full
 _SHORT = 1.5  # tokens
 _LEAST_SPREAD = 0.02
 
@@ -66,19 +67,28 @@ class Limits:
         at = self._at
         if at is None or max(abs(prompt / at[0] - 1), abs(output / at[1] - 1)) > _MOVED:
             at = self._at = (prompt, output)
-            rates = _rates(self.server, prompt, output, spreads)
-            longer = _rates(self.server, prompt * (1 + _STEP), output, spreads)
-            further = _rates(self.server, prompt, output * (1 + _STEP), spreads)
-            self._carried = {
-                name: Carried(
-                    rate,
-                    _slope(rate, longer.get(name, rate)),
-                    _slope(rate, further.get(name, rate)),
-                )
-                for name, rate in rates.items()
-            }
+            self._carried = self._work_out(prompt, output, spreads)
         ratios = (prompt / at[0], output / at[1])
         return {name: carried.at(*ratios) for name, carried in self._carried.items()}
+
+    def _work_out(
+        self, prompt: float, output: float, spreads: tuple[float, float]
+    ) -> dict[str, Carried]:
+        """Work it out; how it changes with the means is wanted of what is near to binding."""
+        rates = _rates(self.server, prompt, output, spreads, estimated=True)
+        estimated = min(rates, key=rates.__getitem__) != "token budget"
+        before = rates
+        if not estimated:
+            before = _rates(self.server, prompt, output, spreads, estimated)
+        longer = _rates(self.server, prompt * (1 + _STEP), output, spreads, estimated)
+        further = _rates(self.server, prompt, output * (1 + _STEP), spreads, estimated)
+        return {
+            name: Carried(
+                rate, _slope(before[name], longer[name]), _slope(before[name], further[name])
+            )
+            for name, rate in rates.items()
+            if name in before and name in longer and name in further
+        }
 
 
 def _slope(rate: float, further: float) -> float:
@@ -86,10 +96,10 @@ def _slope(rate: float, further: float) -> float:
 
 
 def _rates(
-    server: Server, prompt: float, output: float, spreads: tuple[float, float]
+    server: Server, prompt: float, output: float, spreads: tuple[float, float], estimated: bool
 ) -> dict[str, float]:
     """Return requests/s by limit: of full batches, and of memory and slots as estimated, or as
-    bounded where there is no estimate.
+    bounded where there is no estimate or none is wanted.
     """
     workload = Workload.poisson(1.0, _length(prompt, spreads[0]), _length(output, spreads[1]))
     demand = load(workload, server)
@@ -98,7 +108,7 @@ def _rates(
     }
     full = demand.full_batch_tokens_per_s / demand.tokens_per_request
     rates["token budget"] = min(rates["token budget"], full)
-    if server.memory is None and server.max_batch_size is None:
+    if not estimated or _is_ample(server, prompt, output):
         return rates
     try:
         estimate = memory_estimate(workload, _with_memory(server))
@@ -109,6 +119,16 @@ def _rates(
         return rates
     rates[estimate.limit] = min(rates.get(estimate.limit, math.inf), estimate.rate)
     return rates
+
+
+def _is_ample(server: Server, prompt: float, output: float) -> bool:
+    """Return whether batches fill the token budget long before slots or memory are full, so that
+    nothing needs to be estimated.
+    """
+    decodes = server.token_budget * output / (prompt + output)
+    slots = server.max_batch_size or math.inf
+    memory = math.inf if server.memory is None else server.memory.tokens
+    return decodes + 1 <= _ROOMY * slots and (decodes + 1) * (prompt + output) <= _ROOMY * memory
 
 
 def _with_memory(server: Server) -> Server:

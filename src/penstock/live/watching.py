@@ -36,8 +36,13 @@ class Watch:
         """Keep a note on an engine: what its source met (a page torn, nobody answered)."""
         self._engine(engine).history.note(text)
 
-    def answer(self) -> Answer:
+    def answer(self, *, ahead: bool = True) -> Answer:
         """Return what follows from all scrapes taken so far.
+
+        Parameters
+        ----------
+        ahead
+            Whether the time until limits are reached is wanted: most of the work.
 
         Raises
         ------
@@ -47,10 +52,10 @@ class Watch:
         if not self._engines:
             raise InputError("no engine was watched yet, so there is nothing to say; take a scrape")
         states = [engine.state() for engine in self._engines.values()]
-        readings = tuple(conclude([state], self._settings) for state in states)
+        readings = tuple(conclude([state], self._settings, ahead) for state in states)
         together = readings[0]
         if len(states) > 1:
-            together = conclude(states, self._settings)
+            together = conclude(states, self._settings, ahead)
         return Answer(together.time_s, together, readings)
 
     def _engine(self, name: str) -> "Engine":
