@@ -20,6 +20,7 @@ _BUDGET_BINDS = 0.95  # share of the token budget that batches fill: then it is 
 _ROOMY = 0.7  # share of slots and memory below which they are far from full
 _SHORT = 1.5  # tokens
 _LEAST_SPREAD = 0.02
+_LONGEST = 40  # standard deviations above the mean: longer ones do not change it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,4 +144,5 @@ def _length(mean: float, spread: float) -> Length:
     """Return lengths of that mean and spread; a little of it, so that means need not be whole."""
     if mean < _SHORT:
         return Constant(1)
-    return LogNormal(mean, max(spread, _LEAST_SPREAD))
+    spread = max(spread, _LEAST_SPREAD)
+    return LogNormal(mean, spread, max=math.ceil(mean * (1 + _LONGEST * spread)))

@@ -8,6 +8,7 @@ come out of requests not yet finished.
 """
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -61,7 +62,7 @@ def pace(intervals: list[Interval], batch_time: BatchTime | None, prompt: float)
     per_batch = _interval(seconds / batches, batches)
     if batch_time is None or not _knows_contents(busy[-1]):
         return Pace(per_batch, None)
-    said = np.array([_said(interval, batch_time, prompt) for interval in busy])
+    said = _said(busy, batch_time, prompt)
     return Pace(per_batch, _interval(seconds / batches - said, batches))
 
 
@@ -85,32 +86,25 @@ def _knows_contents(interval: Interval) -> bool:
     return all(interval.change(name) is not None for name in needed)
 
 
-def _context(interval: Interval, decodes: float, prompt: float) -> float:
-    """Return the tokens before the decodes of a batch: as the engine says, or their prompts and
-    what has come out of those that run.
-    """
-    said = interval.mean("context_tokens")
-    if said is not None:
-        return said
-    ages = [tokens_in_flight(scrape) or 0.0 for scrape in (interval.begin, interval.end)]
-    return decodes * prompt + sum(ages) / 2
+def _said(intervals: list[Interval], batch_time: BatchTime, prompt: float) -> Floats:
+    """Return how long the mean batch of each interval takes by the batch time given."""
+
+    def grown(counter: str) -> Floats:
+        return np.array([interval.change(counter) or 0.0 for interval in intervals])
+
+    batches, first = grown("batches"), grown("first_tokens")
+    decodes = np.maximum(grown("output_tokens") - first, 0.0) / batches
+    prefill = np.maximum(grown("prompt_tokens") - grown("cached_tokens"), 0.0) / batches
+    said = np.array([interval.mean("context_tokens") or math.nan for interval in intervals])
+    ages = np.array([_age(interval) for interval in intervals])
+    context = np.where(np.isnan(said), decodes * prompt + ages, said)
+    requests, pairs = decodes + first / batches, prefill * prompt / 2
+    return batch_time.of_batches(prefill, decodes, requests, prefill**2, pairs, context)
 
 
-def _said(interval: Interval, batch_time: BatchTime, prompt: float) -> float:
-    """Return how long the mean batch of an interval takes by the batch time given."""
-    batches = interval.change("batches") or 1.0
-    output = interval.change("output_tokens") or 0.0
-    computed = (interval.change("prompt_tokens") or 0.0) - (interval.change("cached_tokens") or 0.0)
-    first = interval.change("first_tokens") or 0.0
-    decodes = max(output - first, 0.0) / batches
-    prefill = max(computed, 0.0) / batches
-    context = _context(interval, decodes, prompt)
-    pairs = prefill * prompt / 2
-    return float(
-        batch_time.of_batches(
-            prefill, decodes, decodes + first / batches, prefill**2, pairs, context
-        )
-    )
+def _age(interval: Interval) -> float:
+    """Return the tokens that have come out of those that run, halfway between both ends."""
+    return sum(tokens_in_flight(scrape) or 0.0 for scrape in (interval.begin, interval.end)) / 2
 
 
 def _interval(values: Floats, weights: Floats) -> Estimate:

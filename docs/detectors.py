@@ -1,0 +1,240 @@
+"""Detectors of overload compared: false alarms, misses and time to detection on the same runs.
+
+Each rule is written from its public description, with its defaults, and looks at every scrape:
+
+* ``out < .98 in``: what finished since the start is less than .98 of what arrived
+  (llm-d-planner's notion of a rate that is not kept up with).
+* ``line``: a line fitted to the requests in the queue climbs, its slope more than three standard
+  errors above 0 (BLIS' ``backlog-drift``, inference-sim pull request 1310).
+* ``GuideLLM``: concurrent requests and TTFT both climb over the last 120 s and 75% of the requests,
+  with 95% margins of error of at most twice the slope, half of the TTFT above 2.5 s, from 30 s on
+  (GuideLLM, guide "Over-saturation stopping").
+* ``BLIS composite``: the larger of the share of requests not finished and of the growth of mean
+  latency from the first to the second half (where the means of quarters climb) is above
+  1 / sqrt(arrivals) (inference-sim issues 1369, 1614).
+* ``WVA``: spare queue below 3 of 5, or spare KV memory below .10 of .80 (llm-d workload variant
+  autoscaler, saturation scaling configuration).
+* ``Penstock``: the drift test of `penstock watch` at alpha .05.
+
+    python docs/detectors.py [SEEDS]
+
+prints the tables of docs/detectors.md and writes docs/figures/detectors.svg.
+"""
+
+import collections
+import concurrent.futures
+import dataclasses
+import math
+import sys
+from collections.abc import Callable
+
+import numpy as np
+from scipy import stats
+
+import penstock as ps
+from penstock.live.scrape import Scrape
+from penstock.live.settings import Settings
+from penstock.live.simulated import simulated_scrapes
+from penstock.live.watching import Watch
+
+EVERY_S = 5.0
+SECONDS = 600.0
+LOADS = (0.8, 0.9, 0.95, 1.05, 1.1, 1.2)
+ALPHA = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A workload at rate 1, and the server that it is for."""
+
+    name: str
+    prompt: ps.LogNormal | ps.Constant
+    output: ps.LogNormal | ps.Constant
+    cv: float  # of the gaps between arrivals
+
+
+CASES = (
+    Case("constant lengths", ps.Constant(100), ps.Constant(42), 1.0),
+    Case("lognormal lengths", ps.LogNormal(100, 0.8, max=1_000), ps.LogNormal(42, 0.8, max=400), 1),
+    Case("bursts", ps.LogNormal(100, 0.8, max=1_000), ps.LogNormal(42, 0.8, max=400), 2.0),
+    Case("long outputs", ps.LogNormal(60, 1.0, max=1_000), ps.LogNormal(160, 0.5, max=800), 1.0),
+)
+
+
+def server() -> ps.Server:
+    """Return an engine with known batch times: 45 ms, .5 ms a token, 10 us a token of context."""
+    times = ps.Composition(ps.Affine(0.045, 0.0005), decode_attention=1e-5)
+    synchronous = {"async_scheduling": False}
+    memory = ps.Memory(400, 128)
+    return ps.Server(times, 128, 128, "vllm", policy_params=synchronous, memory=memory)
+
+
+def workload(case: Case, rate: float, seed: int) -> ps.Workload:
+    """Return what arrives."""
+    if case.cv == 1.0:
+        return ps.Workload.poisson(rate, case.prompt, case.output, seed=seed)
+    return ps.Workload.gamma(rate, case.cv, case.prompt, case.output, seed=seed)
+
+
+@dataclasses.dataclass
+class Seen:
+    """What a detector may look at: scrapes so far, and the requests as a client saw them."""
+
+    scrapes: list[Scrape]
+    arrival_s: np.ndarray
+    first_s: np.ndarray
+    finish_s: np.ndarray
+
+    @property
+    def now(self) -> float:
+        """The time of the last scrape."""
+        return self.scrapes[-1].time_s
+
+
+def out_below_in(seen: Seen) -> bool:
+    """Less than .98 of what arrived has finished."""
+    arrived = (seen.arrival_s <= seen.now).sum()
+    finished = (seen.finish_s <= seen.now).sum()
+    return bool(arrived > 0 and finished < 0.98 * arrived)
+
+
+def line(seen: Seen) -> bool:
+    """A line through the queue climbs by more than three standard errors."""
+    if len(seen.scrapes) < 6:
+        return False
+    times = [scrape.time_s for scrape in seen.scrapes]
+    queue = [(scrape.waiting or 0.0) + (scrape.running or 0.0) for scrape in seen.scrapes]
+    fit = stats.linregress(times, queue)
+    return bool(fit.slope > 3 * fit.stderr > 0)
+
+
+def guidellm(seen: Seen) -> bool:
+    """Concurrent requests and TTFT climb."""
+    if seen.now < 30:
+        return False
+    started = np.flatnonzero(seen.arrival_s <= seen.now)
+    answered = np.argsort(seen.first_s, kind="stable")
+    answered = answered[seen.first_s[answered] <= seen.now]
+    ttft = (seen.first_s - seen.arrival_s)[answered]
+    kept = _window(seen.first_s[answered], seen.now)
+    if np.sum(ttft[kept] > 2.5) * 2 < kept.sum():
+        return False
+    begun = seen.arrival_s[started]
+    concurrent = 1 + np.arange(len(begun)) - np.searchsorted(np.sort(seen.finish_s), begun)
+    recent = _window(begun, seen.now)
+    if not _climbs(begun[recent], concurrent[recent], seen.now):
+        return False
+    return _climbs(seen.first_s[answered][kept], ttft[kept], seen.now)
+
+
+def _window(times: np.ndarray, now: float) -> np.ndarray:
+    """Return which are in the window: the last 120 s, and three quarters of all."""
+    kept = times >= now - 120
+    kept[: len(times) - int(0.75 * len(times))] = False
+    return kept
+
+
+def _climbs(times: np.ndarray, values: np.ndarray, now: float) -> bool:
+    """Whether a slope is above 0 with a margin of error below twice itself; requests of one second
+    count once.
+    """
+    n = min(now, len(times))
+    if n < 5:
+        return False
+    fit = stats.linregress(times, values)
+    residual = np.sum((values - fit.intercept - fit.slope * times) ** 2) / (n - 2)
+    error = math.sqrt(residual / np.sum((times - times.mean()) ** 2))
+    return bool(fit.slope > 0 and stats.t.ppf(0.975, n - 2) * error < 2 * fit.slope)
+
+
+def composite(seen: Seen) -> bool:
+    """Requests do not finish, or latency climbs, by more than 1 / sqrt(arrivals)."""
+    arrived = int((seen.arrival_s <= seen.now).sum())
+    done = np.flatnonzero(seen.finish_s <= seen.now)
+    if arrived == 0 or len(done) < 8:
+        return False
+    latency = (seen.finish_s - seen.arrival_s)[done]
+    deficit = 1 - len(done) / arrived
+    first, second = (half.mean() for half in np.array_split(latency, 2))
+    quarters = [quarter.mean() for quarter in np.array_split(latency, 4)]
+    trend = 0.0
+    if np.all(np.diff(quarters) > 0):
+        trend = min((second - first) / first, 1.0)
+    return bool(max(deficit, trend) > 1 / math.sqrt(arrived))
+
+
+def wva(seen: Seen) -> bool:
+    """Little is left of queue or KV memory below their thresholds."""
+    last = seen.scrapes[-1]
+    return bool(5 - (last.waiting or 0.0) < 3 or 0.8 - (last.kv_used or 0.0) < 0.1)
+
+
+RULES: dict[str, Callable[[Seen], bool]] = {
+    "out < .98 in": out_below_in,
+    "line": line,
+    "GuideLLM": guidellm,
+    "BLIS composite": composite,
+    "WVA": wva,
+}
+OURS = "Penstock"
+
+
+def alarms(case: Case, load: float, seed: int) -> dict[str, tuple[float | None, bool]]:
+    """Return for each detector when it first cried, and whether it does at the end."""
+    machine = server()
+    most = min(b.max_rate for b in ps.certify(workload(case, 1.0, 0), machine).bounds)
+    run = ps.simulate(workload(case, most * load, seed), machine, until=SECONDS, record="batches")
+    scrapes = simulated_scrapes(run, np.arange(EVERY_S, SECONDS, EVERY_S))
+    columns = run.requests.select("arrival_ns", "first_token_ns", "finish_ns")
+    arrival, first, finish = (column.fill_null(2**62).to_numpy() * 1e-9 for column in columns)
+    first_alarm: dict[str, float | None] = dict.fromkeys((*RULES, OURS))
+    at_end = dict.fromkeys((*RULES, OURS), False)
+    watch = Watch(machine, Settings(alpha=ALPHA))
+    for count, scrape in enumerate(scrapes, start=1):
+        watch.take(scrape)
+        seen = Seen(scrapes[:count], arrival, first, finish)
+        cries = {name: rule(seen) for name, rule in RULES.items()}
+        cries[OURS] = watch.answer(ahead=False).together.verdict == "unstable"
+        for name, cry in cries.items():
+            at_end[name] = cry
+            if cry and first_alarm[name] is None:
+                first_alarm[name] = scrape.time_s
+    return {name: (first_alarm[name], at_end[name]) for name in first_alarm}
+
+
+def main() -> None:
+    """Run them all, and print the tables."""
+    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    results = collections.defaultdict(list)
+    with concurrent.futures.ProcessPoolExecutor() as pool:
+        futures = {
+            pool.submit(alarms, case, load, seed): (case.name, load)
+            for case in CASES
+            for load in LOADS
+            for seed in range(seeds)
+        }
+        for future in concurrent.futures.as_completed(futures):
+            results[futures[future]].append(future.result())
+    for case in CASES:
+        print(f"\n{case.name}, {seeds} seeds\n")
+        heads = [f"{load:g}" for load in LOADS]
+        print(f"| detector | {' | '.join(heads)} |")
+        print("|---" * (len(heads) + 1) + "|")
+        for name in (OURS, *RULES):
+            cells = [_cell([row[name] for row in results[case.name, load]], load) for load in LOADS]
+            print(f"| {name} | {' | '.join(cells)} |")
+
+
+def _cell(rows: list[tuple[float | None, bool]], load: float) -> str:
+    """Return below 1 the share of runs with a false alarm at any look, and at the last one; above
+    1 the share that is missed, and the median seconds to the first alarm.
+    """
+    cried = [time for time, _ in rows if time is not None]
+    if load < 1:
+        return f"{len(cried) / len(rows):.0%} ({sum(end for _, end in rows) / len(rows):.0%})"
+    missed = 1 - len(cried) / len(rows)
+    return f"{missed:.0%}, {np.median(cried):.0f} s" if cried else f"{missed:.0%}"
+
+
+if __name__ == "__main__":
+    main()
