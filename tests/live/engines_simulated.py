@@ -1,0 +1,36 @@
+"""A small engine with known batch times, and what it would have said of itself."""
+
+import numpy as np
+
+import penstock as ps
+from penstock.live.scrape import Scrape
+from penstock.live.simulated import simulated_scrapes
+
+HOST_S = 0.005
+FIXED = (ps.Constant(100), ps.Constant(42))
+SPREAD = (ps.LogNormal(100, 0.8, max=1_000), ps.LogNormal(42, 0.8, max=400))
+
+
+def engine(host_s: float = 0.0, blocks: int = 250) -> ps.Server:
+    """An engine of 40 ms a batch, .5 ms a token and 10 us a token of context, and its host's time."""
+    times = ps.Composition(ps.Affine(0.040 + host_s, 0.0005), decode_attention=1e-5)
+    memory = ps.Memory(blocks, 128)
+    return ps.Server(times, 128, 64, "vllm", policy_params={"async_scheduling": False}, memory=memory)
+
+
+def capacity(lengths: tuple[ps.LogNormal | ps.Constant, ...] = FIXED) -> float:
+    """Requests/s that the engine carries, its host's time included."""
+    return min(bound.max_rate for bound in ps.certify(ps.Workload.poisson(1.0, *lengths), engine(HOST_S)).bounds)
+
+
+def scrapes(
+    load: float,
+    seconds: float,
+    seed: int = 0,
+    every: float = 5.0,
+    lengths: tuple[ps.LogNormal | ps.Constant, ...] = FIXED,
+) -> list[Scrape]:
+    """What it says at a load, every so many seconds."""
+    workload = ps.Workload.poisson(load * capacity(lengths), *lengths, seed=seed)
+    run = ps.simulate(workload, engine(HOST_S), until=seconds, record="batches")
+    return simulated_scrapes(run, np.arange(every, seconds, every))

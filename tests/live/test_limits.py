@@ -1,0 +1,35 @@
+"""What each limit carries."""
+
+import pytest
+from tests.live.engines_simulated import engine
+
+import penstock as ps
+from penstock.live.limits import Limits
+
+
+def test_means_that_moved_a_little_carry_what_is_worked_out_for_them():
+    near, far = Limits(engine()), Limits(engine())
+    near.carried(100.0, 42.0, (0.5, 0.5))
+    moved = near.carried(104.0, 43.5, (0.5, 0.5))
+    for name, carried in far.carried(104.0, 43.5, (0.5, 0.5)).items():
+        assert moved[name].rate == pytest.approx(carried.rate, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("server", "binds"),
+    [
+        (engine(), "token budget"),
+        (engine(blocks=30), "KV memory"),
+        (ps.Server(ps.Affine(0.04, 1e-4), 2_048, 16), "max batch size"),
+    ],
+)
+def test_the_limit_that_binds_is_named(server, binds):
+    carried = Limits(server).carried(100.0, 42.0, (0.3, 0.3))
+    assert min(carried, key=lambda name: carried[name].rate) == binds
+
+
+def test_what_memory_carries_is_near_to_what_a_simulation_does():
+    server = engine(blocks=30)
+    rate = Limits(server).carried(100.0, 42.0, (0.05, 0.05))["KV memory"].rate
+    most = ps.max_rate(ps.Workload.poisson(1.0, 100, 42), server)
+    assert rate == pytest.approx(most.rate if hasattr(most, "rate") else float(most), rel=0.15)

@@ -1,0 +1,142 @@
+"""Scrapes in, an answer out."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from tests.live.engines_simulated import FIXED, HOST_S, SPREAD, capacity, engine, scrapes
+
+import penstock as ps
+from penstock.errors import InputError
+from penstock.live.settings import Settings
+from penstock.live.simulated import simulated_scrapes
+from penstock.live.watching import Watch
+
+
+def watch(taken, server="known", **settings):
+    """What is said after some scrapes."""
+    watching = Watch(engine() if server == "known" else server, Settings(**settings))
+    for scrape in taken:
+        watching.take(scrape)
+    return watching.answer()
+
+
+@pytest.mark.parametrize(("load", "verdict"), [(0.6, "stable"), (0.8, "stable"), (1.2, "unstable"), (1.5, "unstable")])
+@pytest.mark.parametrize("lengths", [FIXED, SPREAD])
+def test_the_load_is_found_with_the_hosts_time_and_judged(load, verdict, lengths):
+    together = watch(scrapes(load, 600.0, seed=2, lengths=lengths)).together
+    assert together.verdict == verdict
+    assert together.load.low <= load <= together.load.high
+    assert together.binding == "token budget"
+    assert together.replicas_low <= math.ceil(load / 0.8) <= together.replicas_high
+
+
+def test_a_step_is_noticed_and_the_load_is_that_after_it():
+    before = scrapes(0.6, 300.0, seed=4)
+    rate = capacity()
+    gaps = np.random.default_rng(4).exponential(1.0, 6_000)
+    at_s = np.cumsum(gaps / np.where(np.arange(6_000) < 0.6 * rate * 300, 0.6 * rate, 1.2 * rate))
+    workload = ps.Workload.from_arrays(
+        at_s[at_s < 600], np.full((at_s < 600).sum(), 100), np.full((at_s < 600).sum(), 42)
+    )
+    run = ps.simulate(workload, engine(HOST_S), until=600.0, record="batches")
+    together = watch(simulated_scrapes(run, np.arange(5.0, 600.0, 5.0))).together
+    (change,) = together.changes
+    assert abs(change.time_s - 300) < 30
+    assert change.before < 0.8 * rate < change.after
+    assert together.verdict == "unstable"
+    assert len(before) > 50
+
+
+def test_time_until_the_queue_limit_is_about_right():
+    taken = scrapes(1.3, 400.0, seed=5)
+    seen = [scrape for scrape in taken if scrape.time_s <= 60]
+    (until, _) = watch(seen, queue_limit=150).together.until
+    hit = next(scrape.time_s for scrape in taken if scrape.waiting >= 150) - seen[-1].time_s
+    assert until.seconds.low <= hit <= until.seconds.high
+    assert until.seconds.high < 8 * until.seconds.low
+
+
+def test_a_stable_engine_drains_and_reaches_no_limit():
+    together = watch(scrapes(0.6, 300.0), queue_limit=500, ttft_s=20.0).together
+    assert all(until.seconds.value == math.inf for until in together.until)
+
+
+def test_engines_behind_one_router_are_judged_together():
+    one, two = scrapes(0.6, 400.0, seed=6), scrapes(1.2, 400.0, seed=7)
+    other = [dataclasses.replace(scrape, engine="other") for scrape in two]
+    answer = watch([*one, *other])
+    assert [reading.verdict for reading in answer.engines] == ["stable", "unstable"]
+    assert answer.together.engine == "all"
+    assert answer.together.load.value == pytest.approx(0.9, abs=0.08)
+    assert answer.together.arrival_rate.value == pytest.approx(1.8 * capacity(), rel=0.1)
+
+
+def test_without_a_batch_time_a_queue_shows_what_is_carried():
+    together = watch(scrapes(1.3, 600.0, seed=8), server=None).together
+    assert together.binding == "as seen"
+    assert together.load.value == pytest.approx(1.3, rel=0.1)
+    assert any("while requests waited" in note for note in together.notes)
+
+
+def test_without_a_batch_time_or_a_queue_the_load_is_unknown():
+    together = watch(scrapes(0.6, 300.0), server=None).together
+    assert together.verdict == "unknown"
+    assert together.load is None
+    assert "no batch time" in together.reason
+
+
+def test_clients_that_go_away_are_noticed():
+    """Their tokens came out, but no request that finished has them."""
+    taken = [
+        dataclasses.replace(scrape, output_tokens=scrape.output_tokens + 60 * scrape.time_s)
+        for scrape in scrapes(0.6, 200.0)
+    ]
+    assert any("clients" in note for note in watch(taken).together.notes)
+
+
+def test_nothing_watched_is_refused():
+    with pytest.raises(InputError, match="no engine was watched"):
+        Watch(engine(), Settings()).answer()
+
+
+@pytest.mark.parametrize("wrong", [{"alpha": 0.0}, {"target_load": 1.5}, {"queue_limit": -1.0}, {"ttft_s": math.nan}])
+def test_settings_that_cannot_be_are_refused(wrong):
+    with pytest.raises(InputError):
+        Settings(**wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lengths", "every"), [(SPREAD, 5.0), (FIXED, 15.0)])
+def test_false_alarms_are_rarer_than_alpha_at_every_look(lengths, every):
+    """At a load of .95 with 1,000 seeds, looks at every scrape, a tenth of them lost, all of them late."""
+    alarms = 0
+    for seed in range(1_000):
+        rng = np.random.default_rng(seed)
+        watching = Watch(engine(), Settings(alpha=0.05))
+        for scrape in scrapes(0.95, 600.0, seed, every, lengths):
+            if rng.random() < 0.1:
+                continue
+            watching.take(scrape)
+            if watching.answer(ahead=False).together.verdict == "unstable":
+                alarms += 1
+                break
+    assert alarms < 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("load", "lengths"), [(1.2, FIXED), (1.3, SPREAD), (1.1, SPREAD)])
+def test_the_time_until_a_limit_is_in_its_interval_nine_times_of_ten(load, lengths):
+    inside = cases = 0
+    for seed in range(200):
+        taken = scrapes(load, 2_000.0, seed, lengths=lengths)
+        seen = [scrape for scrape in taken if scrape.time_s <= 100]
+        if any(scrape.waiting >= 150 for scrape in seen):
+            continue
+        hit = next((scrape.time_s for scrape in taken if scrape.waiting >= 150), math.inf) - seen[-1].time_s
+        until = watch(seen, queue_limit=150).together.until[0].seconds
+        cases += 1
+        inside += until.low - 5 <= hit <= until.high + 5
+    assert cases > 100
+    assert inside >= 0.87 * cases
