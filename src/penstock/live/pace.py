@@ -22,6 +22,7 @@ _BUSY = 3.0  # requests that run at both ends, for an engine not to have stopped
 _FEWEST = 20.0  # batches of an interval
 _INTERVALS = 4  # before a standard error is believed
 _LOOK_BACK = 240  # intervals
+_SAMPLED = 0.01  # of a batch: contexts are known at both ends of an interval only
 _Z = 1.959964
 
 
@@ -63,7 +64,9 @@ def pace(intervals: list[Interval], batch_time: BatchTime | None, prompt: float)
     if batch_time is None or not _knows_contents(busy[-1]):
         return Pace(per_batch, None)
     said = _said(busy, batch_time, prompt)
-    return Pace(per_batch, _interval(seconds / batches - said, batches))
+    host = _interval(seconds / batches - said, batches)
+    reach = math.hypot((host.high - host.low) / 2, _SAMPLED * per_batch.value)
+    return Pace(per_batch, Estimate(host.value, host.value - reach, host.value + reach))
 
 
 def tokens_in_flight(scrape: Scrape) -> float | None:
