@@ -121,7 +121,7 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 asked.append(self.path)
-                headers.append(dict(self.headers))
+                headers.append({name.lower(): value for name, value in self.headers.items()})
                 told = answer(self.path)
                 if told.wait is not None:
                     told.wait.wait(30)

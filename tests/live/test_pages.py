@@ -1,6 +1,7 @@
 """Pages of engines become scrapes: every number as the page has it, or not at all with a note."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -140,11 +141,18 @@ def test_a_series_that_is_gone_makes_its_sum_unknown_and_not_smaller() -> None:
 
 
 def test_an_engine_that_starts_again_may_lack_series_that_it_had() -> None:
-    first = SGLANG
-    again = without(b'sglang:num_requests_total{is_streaming="false"', SGLANG.replace(b"} 7.0", b"} 1.0"))
-    said = read(first, again)
+    young = re.sub(rb"(_total|_sum|_count)({.*}) .*", rb"\1\2 1.0", SGLANG)
+    said = read(SGLANG, without(b'sglang:num_requests_total{is_streaming="false"', young))
     assert said.scrapes[0].finished == 1
     assert said.notes == ()
+
+
+def test_a_counter_that_falls_while_the_others_grow_is_damaged() -> None:
+    damaged = re.sub(rb"(preemptions_total{.*}) 2.0", rb"\1 1.0", page(requests=110))
+    said = read(page(requests=100), damaged)
+    assert said.scrapes[0].preemptions is None
+    assert said.scrapes[0].finished == 110
+    assert "`preemptions` cannot be right" in texts(said)
 
 
 def test_what_the_page_says_twice_must_agree() -> None:
@@ -175,4 +183,4 @@ def test_a_series_with_the_label_of_another_engine_is_no_engine() -> None:
     said = read(page().replace(old, old.replace(b"0", b"7")))
     assert [scrape.engine for scrape in said.scrapes] == ["a:1"]
     assert said.scrapes[0].output_tokens is None
-    assert "without num_requests_running" in texts(said)
+    assert "an engine without num_requests_running" in texts(said)

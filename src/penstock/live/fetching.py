@@ -173,7 +173,7 @@ def _content(answer: "BaseHTTPResponse", deadline: float) -> bytes:
         raise FetchFault(f"answers with status {answer.status}{_said(answer)}")
     parts: list[bytes] = []
     size = 0
-    for part in answer.stream(_CHUNK, decode_content=True):
+    while part := answer.read1(_CHUNK, decode_content=True):  # what is there, without waiting
         parts.append(part)
         size += len(part)
         if size > MOST_BYTES:

@@ -1,8 +1,8 @@
 """Pages of one address, read one after another: which engine they are of, and what each says.
 
 A number that cannot be right is not given, and a note says so. What tells a broken page from a
-whole one: negative and infinite values, series that were there before, what a page says twice,
-histograms whose buckets do not add up.
+whole one: negative and infinite values, series that were there before, counters that fall alone,
+what a page says twice, histograms whose buckets do not add up.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ KINDS = (VLLM, SGLANG)
 _MOST_SHARE = 1.001  # of KV memory; beyond, the gauge is no share
 _MULTIPROCESS = 0.05  # by which two metrics may differ where several processes write them
 
-_COUNTS = ("_total", "_count", "_sum")
+_COUNTS = ("_total", "_count", "_sum", "_bucket")
 
 Key = tuple[str, ...]
 """The labels that tell one engine of a page from another."""
@@ -88,7 +88,7 @@ class Pages:
             text = "the page has no metrics of an engine that is known (vLLM, SGLang, TensorRT-LLM)"
             return Read(notes=(*notes, Note(self.address, text)))
         parts = _apart(kind, samples)
-        engines = {key: part for key, part in parts.items() if part.of(kind.mark)}
+        engines = {key: part for key, part in parts.items() if _is_engine(kind, part)}
         shared = Samples({})
         for key, part in parts.items():
             if key in engines:
@@ -96,7 +96,7 @@ class Pages:
             if _is_shared(key, engines):
                 shared = _joined(shared, part)
             else:
-                text = f"series of an engine without {kind.mark} are left out"
+                text = f"an engine without {kind.mark}, or with nothing else, is left out"
                 notes.append(Note(self.address, text))
         scrapes: list[Scrape] = []
         for key, part in sorted(engines.items()):
@@ -139,14 +139,14 @@ class _Engine:
     def read(self, own: Samples, shared: Samples, engines: int, time_s: float) -> Read:
         """Return what its part of a page says; what counts all engines together is divided."""
         both = _joined(own, shared)
-        lost = self._lost(both)
+        suspects = self._suspects(both)
         fields: dict[str, float | None] = {}
         notes = []
         for field, places in self._kind.fields.items():
             value = _first(places, own)
             if value is None:
                 value = self._divided(field, _first(places, shared), engines)
-            if any(name in lost for place in places for name in place.reads):
+            if any(name in suspects for place in places for name in place.reads):
                 value = math.nan
             if value is None and (field in self._kind.usual or field in self._last):
                 notes.append(f"the page lacks its metrics of `{field}`, which is not known now")
@@ -179,22 +179,28 @@ class _Engine:
         self._share[field] = whole / engines if began_anew else share + (whole - last) / engines
         return self._share[field]
 
-    def _lost(self, samples: Samples) -> set[str]:
-        """Return the metrics of which a series is gone that was there, unless it began anew: then
-        some counter that is still there has fallen.
+    def _suspects(self, samples: Samples) -> set[str]:
+        """Return the metrics of which a series is gone that was there, or a counter has fallen.
+
+        If most counters have fallen, the engine began anew, and nothing is suspect.
         """
         series = {
             (name, key): value
             for name, values in samples.by_name.items()
             for key, value in values.items()
         }
-        fell = any(
-            name.endswith(_COUNTS) and value < self._series.get((name, key), 0.0)
-            for (name, key), value in series.items()
-        )
-        before = {} if fell else self._series
-        self._series = before | series
-        return {name for name, _ in before.keys() - series.keys()}
+        counts = {
+            place: value
+            for place, value in self._series.items()
+            if place[0].endswith(_COUNTS) and place in series and value > 0
+        }
+        fallen = {place for place, value in counts.items() if series[place] < value}
+        if 2 * len(fallen) > len(counts):
+            self._series = series
+            return set()
+        gone = self._series.keys() - series.keys()
+        self._series |= series
+        return {name for name, _ in gone | fallen}
 
 
 def _apart(kind: Kind, samples: Samples) -> dict[Key, Samples]:
@@ -213,6 +219,14 @@ def _apart(kind: Kind, samples: Samples) -> dict[Key, Samples]:
             key = tuple(said.get(label, "") for label in kind.identity)
             parts.setdefault(key, {}).setdefault(name, {})[labels] = value
     return {key: Samples(names) for key, names in parts.items()}
+
+
+def _is_engine(kind: Kind, samples: Samples) -> bool:
+    """Return whether samples have the gauge of an engine, and more than a label that was damaged
+    leaves of one.
+    """
+    known = (_first(kind.fields[field], samples) is not None for field in kind.usual)
+    return bool(samples.of(kind.mark)) and sum(known) > 1
 
 
 def _is_shared(key: Key, engines: Mapping[Key, object]) -> bool:
