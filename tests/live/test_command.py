@@ -14,6 +14,7 @@ from tests.live.vllm_page import page
 
 from penstock.live import rounds
 from penstock.live.engine_limits import described_engine
+from penstock.live.scrape import Scrape
 
 Serve = Callable[..., Server]
 Penstock = Callable[..., tuple[int, str, str]]
@@ -132,6 +133,15 @@ def test_a_gateway_counts_the_arrivals_of_the_engine_behind_it(
     rows = lines(record.read_text())[1:]
     assert [[scrape["arrived"] for scrape in row["scrapes"]] for row in rows] == [[77], [77]]
     assert rows[0]["kinds"] == {growing.name: "vLLM"}
+
+
+def test_several_engines_behind_a_gateway_have_its_arrivals_together() -> None:
+    share = rounds._Arrivals().given
+    first = share([Scrape("a", 1.0, finished=10), Scrape("b", 1.0, finished=20), Scrape("arrivals", 1.0, arrived=100)])
+    second = share([Scrape("a", 2.0, finished=13), Scrape("b", 2.0, finished=21), Scrape("arrivals", 2.0, arrived=108)])
+    assert [scrape.engine for scrape in second] == ["a", "b"]
+    assert [(after.arrived or 0) - (before.arrived or 0) for before, after in zip(first, second, strict=True)] == [6, 2]
+    assert [scrape.arrived for scrape in share([Scrape("a", 3.0), Scrape("b", 3.0)])] == [None, None]
 
 
 def test_a_recording_replays_to_the_same_answer_and_is_a_workload(

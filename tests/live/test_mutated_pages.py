@@ -2,8 +2,8 @@
 
 Each example damages the second of three pages of one engine. A number is wrong if no undamaged page of that time
 could have held it: a counter below that of the page before or above that of the page after, another value of a
-gauge, a spread that is off by a tenth (its buckets are counters). Of three gauges the page has one line and nothing
-that contradicts it: what a changed digit makes of them, nobody can know.
+gauge, a spread that is off by a third (its buckets are counters of a hundred requests). Of three gauges the page has
+one line and nothing that contradicts it: what a changed digit makes of them, nobody can know.
 """
 
 import dataclasses
@@ -100,7 +100,7 @@ VALUES = (change_a_digit, swap_two_lines_values)
 def wrong(field: str, value: float) -> bool:
     before, true, after = (getattr(scrape, field) for scrape in AROUND)
     if field in SPREADS:
-        return abs(value - true) > 0.1 * true
+        return abs(value - true) > true / 3
     if field in GAUGES:
         return value != true
     return not before <= value <= after

@@ -68,11 +68,9 @@ def test_engines_come_together_or_one_by_name(tmp_path: Path) -> None:
         read_watched(path, "c:1")
 
 
-def test_the_counter_of_a_gateway_counts_what_came(tmp_path: Path) -> None:
-    gateway = [{"engine": "arrivals", "time_s": 50.0 * n, "arrived": 1000.0 + 120 * n} for n in range(4)]
-    path = write(tmp_path / "w.jsonl", watched("a:1"), watched("b:1"), gateway)
-    assert read_watched(path).rows == 360
-    assert read_watched(path, "a:1").rows == 500
+def test_where_arrivals_were_counted_that_count_is_taken(tmp_path: Path) -> None:
+    scrapes = [{**scrape, "arrived": 1000.0 + 120 * index} for index, scrape in enumerate(watched())]
+    assert read_watched(write(tmp_path / "w.jsonl", scrapes)).rows == 360
 
 
 def test_nothing_is_made_of_the_time_in_which_an_engine_began_anew(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ What is not known has no sample. If nothing was read for a while, only the time 
 is left, so that no autoscaler acts on figures that are old.
 """
 
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, get_args
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 LOOPBACK = "127.0.0.1"
+TOGETHER = "all"
 _OLD_S = 60.0
 _OLD_ROUNDS = 3
 _ENDS = ("value", "low", "high")
@@ -68,7 +70,8 @@ class Exporter:
         answer = self._answer
         if answer is None:
             return
-        readings = [answer.together, *answer.engines]
+        together = dataclasses.replace(answer.together, engine=TOGETHER)  # also if it is one alone
+        readings = [together, *answer.engines]
         yield _gauge(
             "last_scrape_timestamp_seconds",
             "Unix time of the last scrape of an engine.",

@@ -153,6 +153,8 @@ class _Engine:
             if value is not None and not _possible(field, value):
                 notes.append(f"`{field}` cannot be right on this page, and is left out")
                 value = None
+            if field == "kv_used" and value is not None:
+                value = min(value, 1.0)
             fields[field] = value
         exact = any(name.endswith("_created") for name in both.by_name)
         for same in self._kind.same:

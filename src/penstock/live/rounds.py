@@ -78,6 +78,7 @@ def asked(sources: Sequence[Source], every_s: float, limit_s: float) -> Iterator
     """
     answers: queue.Queue[tuple[_Poller, Read]] = queue.Queue()
     pollers = [_Poller(source, answers) for source in sources]
+    arrivals = _Arrivals()
     due = time.monotonic()
     while True:
         notes = [
@@ -89,7 +90,7 @@ def asked(sources: Sequence[Source], every_s: float, limit_s: float) -> Iterator
         reads = _collected(pollers, answers, time.monotonic() + limit_s + _GRACE_S)
         notes += [note for _, read in reads for note in read.notes]
         kinds = {poller.source.name: read.kind for poller, read in reads if read.kind}
-        scrapes = with_arrivals([scrape for _, read in reads for scrape in read.scrapes])
+        scrapes = arrivals.given([scrape for _, read in reads for scrape in read.scrapes])
         yield Round(time.time(), tuple(scrapes), tuple(notes), kinds)
         due = max(due + every_s, time.monotonic())  # rounds that are late are not made up for
         time.sleep(max(0.0, due - time.monotonic()))
@@ -110,16 +111,46 @@ def _collected(
     return reads
 
 
-def with_arrivals(scrapes: Sequence[Scrape]) -> list[Scrape]:
-    """Give the count of a gateway to the engine behind it, if it is one alone; else leave it as a
-    scrape of its own.
+class _Arrivals:
+    """What a gateway counts, given to the engines behind it.
+
+    What was added between two rounds is divided as the engines' own counts say that it was; so
+    each has a counter of its own, and all together are that of the gateway.
     """
-    counts = [scrape for scrape in scrapes if scrape.engine == GATEWAY]
-    others = [scrape for scrape in scrapes if scrape.engine != GATEWAY]
-    if not counts or len({scrape.engine for scrape in others}) != 1:
-        return list(scrapes)
-    *before, last = others
-    return [*before, dataclasses.replace(last, arrived=counts[-1].arrived)]
+
+    def __init__(self) -> None:
+        self._seen: dict[str, float] = {}
+        self._arrived: dict[str, float] = {}
+        self._count: float | None = None
+
+    def given(self, scrapes: Sequence[Scrape]) -> list[Scrape]:
+        """Return the scrapes of engines, the last of each with its arrivals."""
+        last = {scrape.engine: scrape for scrape in scrapes}
+        gateway = last.pop(GATEWAY, None)
+        engines = [scrape for scrape in scrapes if scrape.engine != GATEWAY]
+        if gateway is None or gateway.arrived is None or not last:
+            return engines
+        added = gateway.arrived - (self._count or 0.0)
+        self._count = gateway.arrived
+        came = {name: self._came(scrape) for name, scrape in last.items()}
+        whole = sum(came.values())
+        for name, own in came.items():
+            share = own / whole if whole else 1 / len(came)
+            self._arrived[name] = self._arrived.get(name, 0.0) + added * share
+        return [
+            dataclasses.replace(scrape, arrived=self._arrived[scrape.engine])
+            if scrape is last[scrape.engine]
+            else scrape
+            for scrape in engines
+        ]
+
+    def _came(self, scrape: Scrape) -> float:
+        """Return how many requests an engine itself saw come since the round before."""
+        parts = (scrape.finished, scrape.running, scrape.waiting)
+        seen = sum(part for part in parts if part is not None)
+        before = self._seen.get(scrape.engine, seen)
+        self._seen[scrape.engine] = seen
+        return max(0.0, seen - before)
 
 
 def saved(pages: Sequence[Path]) -> Iterator[Round]:

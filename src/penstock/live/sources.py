@@ -13,7 +13,7 @@ from penstock.live.pages import KINDS, Note, Pages, Read
 from penstock.live.scrape import Scrape
 
 GATEWAY = "arrivals"
-"""What the counter of a gateway is called, which several engines share."""
+"""The name of scrapes that are of a gateway and of no engine."""
 
 _FIRST_S = 600  # of history that Prometheus is asked for at first, so that an answer comes at once
 _LATE_S = 60  # by which a scrape may reach Prometheus late

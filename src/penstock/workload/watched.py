@@ -25,9 +25,6 @@ from penstock.workload.workload import Workload
 Said = Mapping[str, Any]
 """What an engine said at one moment: numbers by the names of `penstock.live.scrape.Scrape`."""
 
-GATEWAY = "arrivals"
-"""What stands for the counter of a gateway before several engines."""
-
 _SMALLEST_SPREAD = 1e-3
 _STILL_RUN = 0.1  # share of requests that had not finished, from which on their lengths matter
 
@@ -67,24 +64,21 @@ def read_watched(path: str | Path, engine: str | None = None, seed: int = 0) -> 
     for row in rows:
         for scrape in row.scrapes:
             engines.setdefault(scrape["engine"], []).append(scrape)
-    names = [name for name in engines if name != GATEWAY]
+    names = [*engines]
     if engine is not None:
         if engine not in names:
             raise InputError(f"{path} has no engine {engine!r}{nearest(engine, names)}")
         names = [engine]
-    served = [interval for name in names for interval in _intervals(engines[name])]
-    counted = served
-    if engine is None and GATEWAY in engines:
-        counted = _intervals(engines[GATEWAY])
+    intervals = [interval for name in names for interval in _intervals(engines[name])]
     rng = np.random.default_rng(np.random.SeedSequence(seed))
-    times = _arrivals(counted, rng)
+    times = _arrivals(intervals, rng)
     if times.size < 2:
         raise InputError(
             f"{path} holds {times.size} arrivals, from which nothing can be said of what comes; "
             "watch for longer, or engines that have requests"
         )
-    prompt = _length("prompt", served, str(path))
-    output = _length("output", served, str(path))
+    prompt = _length("prompt", intervals, str(path))
+    output = _length("output", intervals, str(path))
     workload = Workload.from_arrays(
         times - times[0],
         prompt.sample(rng, times.size),
@@ -92,7 +86,7 @@ def read_watched(path: str | Path, engine: str | None = None, seed: int = 0) -> 
         seed=seed,
         name=Path(path).stem,
     )
-    return dataclasses.replace(workload, notices=_notices(names, served, counted))
+    return dataclasses.replace(workload, notices=_notices(names, intervals))
 
 
 def _intervals(scrapes: Sequence[Said]) -> list[_Interval]:
@@ -167,20 +161,18 @@ def _spread(name: str, intervals: Sequence[_Interval]) -> float | None:
     return said[-1] if said and said[-1] >= _SMALLEST_SPREAD else None
 
 
-def _notices(
-    names: Sequence[str], served: Sequence[_Interval], counted: Sequence[_Interval]
-) -> tuple[str, ...]:
+def _notices(names: Sequence[str], intervals: Sequence[_Interval]) -> tuple[str, ...]:
     """Return what is not known of a workload that was watched and not listed."""
     notices = [
-        f"a recording counts requests and does not list them: those of each of {len(counted):,} "
+        f"a recording counts requests and does not list them: those of each of {len(intervals):,} "
         "intervals are spread evenly within it, and lengths are drawn by mean and spread"
     ]
     if len(names) > 1:
         notices.append(
             f"these are the arrivals of {len(names)} engines together; name one with `engine`"
         )
-    finished = math.fsum(interval.change("finished") or 0.0 for interval in served)
-    last = {interval.after["engine"]: _inside(interval.after) or 0.0 for interval in served}
+    finished = math.fsum(interval.change("finished") or 0.0 for interval in intervals)
+    last = {interval.after["engine"]: _inside(interval.after) or 0.0 for interval in intervals}
     running = math.fsum(last.values())
     if running > _STILL_RUN * finished:
         notices.append(
