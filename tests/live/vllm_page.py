@@ -43,7 +43,7 @@ def _engine(engine: str, requests: int, running: int, waiting: int) -> list[str]
     histograms = {
         "request_prompt_tokens": [(40, requests // 2), (80, requests - requests // 2)],
         "request_generation_tokens": [(30, requests // 2), (60, requests - requests // 2)],
-        "iteration_tokens_total": [((prompt + output) / 500, 500)],
+        "iteration_tokens_total": [((prompt + output) / (5 * begun), 5 * begun)],
         "time_to_first_token_seconds": [(0.5, begun)],
     }
     for name, values in histograms.items():

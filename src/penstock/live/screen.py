@@ -1,5 +1,6 @@
 """A page on the terminal that is drawn anew in its place."""
 
+import io
 from types import TracebackType
 from typing import Self
 
@@ -34,9 +35,12 @@ class Screen:
 
     def show(self, page: Page) -> None:
         """Draw a page; lines for which the terminal is too low are counted instead."""
-        with self._console.capture() as captured:
-            print_page(page, self._console)
-        lines = captured.get().splitlines()
+        text = io.StringIO()
+        apart = Console(
+            file=text, force_terminal=True, width=self._console.width, emoji=False
+        )  # the terminal's own would draw what it shows now, too
+        print_page(page, apart)
+        lines = text.getvalue().splitlines()
         room = self._console.height
         if len(lines) > room:
             left = len(lines) - room + 1

@@ -8,6 +8,8 @@ from penstock.show.page import Fact, Page, Section, Table, Verdict
 from penstock.words import counted, digits, gathered, sentence, span_of_time
 
 _UNKNOWN = "?"
+_LIMITS = ("token budget", "max batch size", "KV memory")
+_AS_SEEN = "of what it was seen to carry"
 
 
 def watch_page(answer: Answer) -> Page:
@@ -39,10 +41,9 @@ def _verdict(reading: Reading) -> Verdict:
 
 def _load_facts(reading: Reading) -> list[Fact]:
     """Show the load of each limit, that which binds first."""
+    of_limit = f"of the {reading.binding}, which binds first"
     facts = [
-        _fact("Load", reading.load, f"of the {reading.binding}, which binds first")
-        if reading.binding
-        else _fact("Load", reading.load, "of what it carries"),
+        _fact("Load", reading.load, of_limit if reading.binding in _LIMITS else _AS_SEEN),
         _fact("Margin", reading.margin, "left until no scheduler keeps up"),
     ]
     others = [load for load in reading.loads if load.limit != reading.binding]
@@ -83,7 +84,7 @@ def _future_facts(reading: Reading) -> list[Fact]:
     facts = [Fact("Backlog", _amount(reading.backlog_tokens), "tokens still to be computed")]
     facts += [_until_fact(until) for until in reading.until]
     if reading.drain_s is not None:
-        facts.append(_time_fact("Drains in", reading.drain_s, ""))
+        facts.append(_time_fact("Drained", reading.drain_s))
     if reading.replicas is not None:
         facts.append(Fact("Replicas", f"{reading.replicas:,}", _replica_words(reading)))
     if reading.watch_s:
@@ -93,21 +94,21 @@ def _future_facts(reading: Reading) -> list[Fact]:
 
 
 def _replica_words(reading: Reading) -> str:
-    words = f"needed; {reading.engines:,} watched"
-    if reading.replicas_low is None or reading.replicas_high is None:
-        return words
-    return f"({reading.replicas_low:,} to {reading.replicas_high:,}) {words}"
+    low, high = reading.replicas_low, reading.replicas_high
+    interval = "" if low is None or high is None or low == high else f"({low:,} to {high:,}) "
+    return f"{interval}needed; {reading.engines:,} watched"
 
 
 def _until_fact(until: TimeUntil) -> Fact:
     name = f"{until.limit[0].upper()}{until.limit[1:]}"
-    return _time_fact(name, until.seconds, "until it is reached")
+    return _time_fact(name, until.seconds)
 
 
-def _time_fact(name: str, estimate: Estimate, words: str) -> Fact:
+def _time_fact(name: str, estimate: Estimate) -> Fact:
+    """Show after how long something comes about, with both ends where they differ."""
     low, high = span_of_time(estimate.low), span_of_time(estimate.high)
-    between = f"({low} to {high})" if low != high else ""
-    return Fact(name, span_of_time(estimate.value), f"{between} {words}".strip())
+    between = f"({low} to {high}) from now" if low != high else ""
+    return Fact(name, span_of_time(estimate.value), between)
 
 
 def _milliseconds(name: str, estimate: Estimate, words: str) -> Fact:
