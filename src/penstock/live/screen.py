@@ -18,7 +18,12 @@ class Screen:
     def __init__(self) -> None:
         self._console = Console(emoji=False)
         self._live = Live(
-            Text("Watching ..."), console=self._console, screen=True, auto_refresh=False
+            Text("Watching ..."),
+            console=self._console,
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
 
     def __enter__(self) -> Self:
