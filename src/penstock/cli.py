@@ -16,6 +16,7 @@ from penstock.capacity.command import max_rate, recommend, region
 from penstock.checking.command import check, compare, simulate
 from penstock.checking.command_network import network
 from penstock.errors import DISK_FULL, InputError
+from penstock.live.command import watch
 from penstock.measuring.calibration.command import calibrate
 from penstock.measuring.command import hardware
 from penstock.measuring.fitting.command import fit
@@ -66,6 +67,7 @@ for command in (
     twin,
     hardware,
     plan,
+    watch,
     reproduce,
 ):
     app.command(command.__name__.replace("_", "-"))(command)

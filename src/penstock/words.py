@@ -1,5 +1,6 @@
 """Numbers and names of figures as words, the same in messages, tables and pages."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 METRICS = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e_s": "End to end"}
@@ -38,6 +39,18 @@ def seconds(value: float | None) -> str:
         return "-"
     decimals = next((count for count, limit in enumerate((100, 10, 1)) if value >= limit), 3)
     return f"{value:,.{decimals}f}"
+
+
+def span_of_time(value: float) -> str:
+    """Return seconds as people say them: ``45 s``, ``12 min``, ``5.5 h``, ``3 days``; ``never`` if
+    infinite.
+    """
+    if math.isinf(value):
+        return "never"
+    for unit, size, most in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
+        if value < most:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 86_400:,.0f} days"
 
 
 def gathered(said: Mapping[str, Sequence[str]]) -> list[str]:

@@ -563,7 +563,7 @@ BAD = {
     ),
     "two workloads": (
         flow("workload: {preset: azure-conv, trace: x.csv}, stages: {call: {pool: p, prompt: 9, output: 5}}"),
-        "network.workflows.w.workload: give one of trace, preset",
+        "network.workflows.w.workload: give one of trace, recording, preset",
     ),
     "a missing trace": (flow("workload: {trace: nope.csv}, pool: p"), "network.workflows.w.workload: "),
     "arrivals without lengths": (
@@ -587,7 +587,7 @@ BAD = {
     ),
     "a bad workload of a pair": (
         flow("disaggregated: {workload: {}, prefill: p, decode: p}"),
-        "network.workflows.w.disaggregated.workload: give one of trace, preset",
+        "network.workflows.w.disaggregated.workload: give one of trace, recording, preset",
     ),
     "a stage without a pool": (
         stages("call: {prompt: 9, output: 5}"),

@@ -1,5 +1,5 @@
-"""What arrives, in a scenario: a trace, a look-alike, or a process with lengths that are numbers or
-distributions.
+"""What arrives, in a scenario: a trace, a recording, a look-alike, or a process with lengths that
+are numbers or distributions.
 """
 
 from collections.abc import Mapping
@@ -21,6 +21,7 @@ from penstock.workload.lengths import (
     Mixture,
     Uniform,
 )
+from penstock.workload.watched import read_watched
 from penstock.workload.workload import Workload, read_trace
 
 
@@ -105,10 +106,12 @@ class _Generated(Section):
 
 
 class WorkloadSection(Section):
-    """What arrives: a ``trace``, a ``preset`` look-alike, or a generated process; one of them.
+    """What arrives: a ``trace``, a ``recording`` of ``penstock watch`` (of all its engines or one
+    ``engine``), a ``preset`` look-alike, or a generated process; one of them.
 
-    ``rate`` and ``arrivals`` change a trace or a preset: ``scaled`` keeps its pattern, ``poisson``,
-    ``deterministic`` and ``gamma`` (with ``cv``) draw its requests at random under such a process.
+    ``rate`` and ``arrivals`` change a trace, a recording or a preset: ``scaled`` keeps its pattern,
+    ``poisson``, ``deterministic`` and ``gamma`` (with ``cv``) draw its requests at random under
+    such a process.
     ``max_gib`` is what a trace may hold, unpacked. ``declared``, a number or a distribution, is the
     most output tokens that a request says it may make; each says at least what it makes.
     """
@@ -117,6 +120,8 @@ class WorkloadSection(Section):
     format: str | None = None
     columns: dict[str, str] | None = None
     max_gib: float | None = None
+    recording: str | None = None
+    engine: str | None = None
     preset: str | None = None
     poisson: _Generated | None = None
     deterministic: _Generated | None = None
@@ -128,7 +133,7 @@ class WorkloadSection(Section):
 
     def build(self, folder: Path, seed: int) -> Workload:
         """Return the workload; relative paths are looked for in ``folder``."""
-        kinds = ("trace", "preset", "poisson", "deterministic", "gamma")
+        kinds = ("trace", "recording", "preset", "poisson", "deterministic", "gamma")
         chosen = [kind for kind in kinds if getattr(self, kind) is not None]
         if len(chosen) != 1:
             raise InputError(
@@ -140,16 +145,24 @@ class WorkloadSection(Section):
                 f"workload: `format`, `columns` and `max_gib` describe a trace, not {kind!r}; "
                 "leave them out"
             )
+        if kind != "recording" and self.engine is not None:
+            raise InputError(
+                f"workload: `engine` names an engine of a recording, and not of {kind!r}; leave it "
+                "out"
+            )
         if kind == "trace":
             return self._changed(self._recorded(folder, seed))
+        if self.recording is not None:
+            path = folder / checks.path("workload.recording", self.recording)
+            return self._changed(read_watched(path, self.engine, seed))
         if self.preset is not None:
             return self._changed(Workload.preset(self.preset, seed=seed))
         if self.declared is not None:
             raise InputError(f"workload: put `declared` inside {kind!r}, beside prompt and output")
         if self.rate is not None or self.arrivals is not None or self.cv is not None:
             raise InputError(
-                "workload: `rate`, `arrivals` and `cv` change a trace or a preset; put them "
-                f"inside {kind!r}"
+                "workload: `rate`, `arrivals` and `cv` change a trace, a recording or a preset; "
+                f"put them inside {kind!r}"
             )
         return self._generated(kind, seed)
 

@@ -23,9 +23,9 @@ _COLOUR_OF = (
 )
 
 
-def print_page(page: pages.Page) -> None:
+def print_page(page: pages.Page, console: Console | None = None) -> None:
     """Print a page: verdicts first, then the sections, then what to know besides."""
-    console = Console(emoji=False)  # in names: `a:b:c` holds none
+    console = console or Console(emoji=False)  # in names: `a:b:c` holds none
     console.width = max(console.width, _NARROWEST)
     _say(console, f"[bold]{escape(page.title)}[/bold]  {escape(page.heading)}".rstrip())
     for note in page.notes:

@@ -1,0 +1,206 @@
+"""How a file says where an engine's metrics hold what is wanted: sums, products, spreads."""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from penstock.live.exposition import Labels, Sample, Samples
+
+
+class Metric(abc.ABC):
+    """Where a page says something."""
+
+    @property
+    @abc.abstractmethod
+    def reads(self) -> tuple[str, ...]:
+        """Names that are read, without the prefix of the engine."""
+
+    @abc.abstractmethod
+    def value(self, samples: Samples) -> float | None:
+        """Return what it says, None where it says nothing, NaN where it cannot be right."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Total(Metric):
+    """The sum over all labels of a metric, or of those series that have some values of a label.
+
+    Attributes
+    ----------
+    name
+        Of the metric, without prefix.
+    only
+        Values by label, of the series that are summed.
+    """
+
+    name: str
+    only: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Its name, and that of the times when its series began, which tell what is missing."""
+        return (self.name, _began(self.name), *_bucket(self.name))
+
+    def value(self, samples: Samples) -> float | None:
+        """Return the sum."""
+        if not samples.of(self.name):
+            return None
+        if _incomplete(samples, self.name):
+            return math.nan
+        values = [
+            sample.value
+            for sample in samples.of(self.name)
+            if all(sample.labels.get(label) in values for label, values in self.only.items())
+        ]
+        if not values:
+            return None
+        whole = all(math.isfinite(value) and value >= 0 for value in values)
+        return math.fsum(values) if whole and _agrees(samples, self.name) else math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class Sum(Metric):
+    """The sum of several metrics, all of which must be there."""
+
+    parts: tuple[Metric, ...]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of all."""
+        return tuple(name for part in self.parts for name in part.reads)
+
+    def value(self, samples: Samples) -> float | None:
+        """Return the sum."""
+        values = [part.value(samples) for part in self.parts]
+        return None if None in values else math.fsum(values)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True)
+class Product(Metric):
+    """The product of numbers that stand in labels of an info metric."""
+
+    name: str
+    labels: tuple[str, ...]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Its name."""
+        return (self.name,)
+
+    def value(self, samples: Samples) -> float | None:
+        """Return the product; None where a label holds no number."""
+        for sample in samples.of(self.name):
+            numbers = [_number(sample.labels.get(label)) for label in self.labels]
+            if None not in numbers:
+                return math.prod(numbers)  # type: ignore[arg-type]
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread(Metric):
+    """Standard deviation over mean of a histogram's values, each in the middle of its bucket.
+
+    The mean is exact, from sum and count; that of the buckets is scaled to it.
+    """
+
+    name: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Its buckets, sum and count."""
+        return tuple(f"{self.name}{ending}" for ending in ("_bucket", "_sum", "_count"))
+
+    def value(self, samples: Samples) -> float | None:
+        """Return the spread; None where it has no values, NaN where its buckets cannot be right."""
+        bounds = _buckets(samples, f"{self.name}_bucket")
+        if bounds is None or len(bounds) < 2:
+            return None
+        if not _rising(bounds) or not _agrees(samples, f"{self.name}_count"):
+            return math.nan
+        weights, middles = [], []
+        low, below = 0.0, 0.0
+        for high, count in bounds:
+            # Nothing is known above the last bound but that values lie there.
+            middles.append((low + high) / 2 if math.isfinite(high) else low)
+            weights.append(count - below)
+            low, below = high, count
+        total = math.fsum(weights)
+        if not total:
+            return None
+        mean = math.fsum(w * m for w, m in zip(weights, middles, strict=True)) / total
+        square = math.fsum(w * m * m for w, m in zip(weights, middles, strict=True)) / total
+        return math.sqrt(max(0.0, square - mean**2)) / mean if mean else None
+
+
+def _number(text: Any) -> float | None:
+    """Return a positive number that stands in a label."""
+    try:
+        number = float(text)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) and number > 0 else None
+
+
+def _stem(name: str) -> str:
+    """Return the name of the metric whose sample it is."""
+    for ending in ("_total", "_count", "_sum"):
+        name = name.removesuffix(ending)
+    return name
+
+
+def _began(name: str) -> str:
+    return f"{_stem(name)}_created"
+
+
+def _bucket(name: str) -> tuple[str, ...]:
+    return (f"{name.removesuffix('_count')}_bucket",) if name.endswith("_count") else ()
+
+
+def _keys(samples: Samples, name: str) -> set[Labels]:
+    return set(samples.by_name.get(name, {}))
+
+
+def _incomplete(samples: Samples, name: str) -> bool:
+    """Return whether a series is missing: beside each one stands when it began."""
+    return not _keys(samples, _began(name)) <= _keys(samples, name)
+
+
+def _agrees(samples: Samples, name: str) -> bool:
+    """Return whether a histogram's count is that of its last bucket."""
+    if not name.endswith("_count"):
+        return True
+    bounds = _buckets(samples, _bucket(name)[0])
+    if not bounds:
+        return True
+    counted = math.fsum(sample.value for sample in samples.of(name))
+    return not math.isinf(bounds[-1][0]) or bounds[-1][1] == counted
+
+
+def _buckets(samples: Samples, name: str) -> list[tuple[float, float]] | None:
+    """Return upper bounds and cumulative counts of a histogram, over all its series."""
+    counts: dict[float, float] = {}
+    for sample in samples.of(name):
+        bound = _bound(sample)
+        if bound is None:
+            return None
+        counts[bound] = counts.get(bound, 0.0) + sample.value
+    return sorted(counts.items()) or None
+
+
+def _bound(sample: Sample) -> float | None:
+    try:
+        bound = float(sample.labels["le"])
+    except (KeyError, ValueError):
+        return None
+    return bound if bound >= 0 else None
+
+
+def _rising(bounds: Iterable[tuple[float, float]]) -> bool:
+    """Return whether cumulative counts are counts and never fall."""
+    below = 0.0
+    for _, count in bounds:
+        if not math.isfinite(count) or count < below:
+            return False
+        below = count
+    return True

@@ -1,0 +1,103 @@
+"""Recordings: what was read, written as it comes, and read again as if it came now."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from penstock import checks
+from penstock.errors import InputError
+from penstock.inputs.recording import FORMAT, MARK, Row, read_recording
+from penstock.live.pages import Note
+from penstock.live.rounds import Round
+from penstock.live.scrape import Scrape
+
+_FIELDS = frozenset(field.name for field in dataclasses.fields(Scrape))
+
+
+class Recorder:
+    """Writes rounds to a file that did not exist before, each as soon as it is there.
+
+    Parameters
+    ----------
+    path
+        The file.
+    every_s
+        Seconds between rounds.
+
+    Raises
+    ------
+    InputError
+        If the file exists or cannot be written.
+    """
+
+    def __init__(self, path: Path, every_s: float) -> None:
+        checks.writable("--record", path)
+        try:
+            self._file = path.open("x", encoding="utf-8")
+        except FileExistsError:
+            raise InputError(
+                f"--record {path} exists, and would be lost; give another file, or move it away"
+            ) from None
+        self._kinds: set[str] = set()
+        version = metadata.version("penstock-llm")
+        self._write({MARK: FORMAT, "penstock": version, "every_s": every_s})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def write(self, taken: Round) -> None:
+        """Write a round."""
+        new = {name: kind for name, kind in taken.kinds.items() if name not in self._kinds}
+        self._kinds |= set(new)
+        scrapes = [
+            {key: value for key, value in vars(scrape).items() if value is not None}
+            for scrape in taken.scrapes
+        ]
+        notes = [{"engine": note.engine, "text": note.text} for note in taken.notes]
+        row = {"time_s": taken.time_s, "kinds": new, "scrapes": scrapes, "notes": notes}
+        self._write({key: value for key, value in row.items() if value or key != "kinds"})
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        self._file.flush()  # what was read is there when this machine is not
+
+
+def replayed(path: Path) -> Iterator[Round]:
+    """Yield the rounds of a recording.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read.
+    """
+    rows, broken = read_recording(path)
+    kinds: dict[str, str] = {}
+    for index, row in enumerate(rows):
+        kinds |= row.kinds
+        taken = _round(row, kinds)
+        if broken and index == len(rows) - 1:
+            text = f"{broken:,} broken lines of the recording are left out"
+            taken = dataclasses.replace(taken, notes=(*taken.notes, Note(path.name, text)))
+        yield taken
+
+
+def _round(row: Row, kinds: dict[str, str]) -> Round:
+    """Return a row as a round; numbers that only a newer version knows are left out."""
+    scrapes = (
+        Scrape(**{key: value for key, value in scrape.items() if key in _FIELDS})
+        for scrape in row.scrapes
+    )
+    notes = (Note(engine, text) for engine, text in row.notes)
+    return Round(row.time_s, tuple(scrapes), tuple(notes), dict(kinds))

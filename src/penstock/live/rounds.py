@@ -1,0 +1,192 @@
+"""Rounds: all that is watched is asked at once, again and again; who is silent delays none."""
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from penstock.errors import InputError
+from penstock.inputs.source import Source as File
+from penstock.live.fetching import MOST_BYTES
+from penstock.live.pages import Note, Pages, Read
+from penstock.live.scrape import Scrape
+from penstock.live.sources import GATEWAY, Source
+
+_GRACE_S = 0.5  # beyond the limit of a request, for names that a name server is slow to find
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """What came within one round.
+
+    Attributes
+    ----------
+    time_s
+        When it ended, Unix time in seconds.
+    scrapes, notes
+        What was said, and what happened.
+    kinds
+        Kinds of engines, by the name of the source.
+    """
+
+    time_s: float
+    scrapes: tuple[Scrape, ...] = ()
+    notes: tuple[Note, ...] = ()
+    kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+class _Poller:
+    """A thread that asks one source, when it is told to."""
+
+    def __init__(self, source: Source, answers: "queue.Queue[tuple[_Poller, Read]]") -> None:
+        self.source = source
+        self.busy = False
+        self._answers = answers
+        self._calls: queue.Queue[None] = queue.Queue()
+        # As a daemon, so that one that hangs does not keep the command from ending.
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def start(self) -> None:
+        """Ask once."""
+        self.busy = True
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while True:
+            self._calls.get()
+            try:
+                read = self.source.read()
+            except Exception as error:  # one source that fails leaves the others alone
+                text = f"cannot be read ({type(error).__name__})"
+                read = Read(notes=(Note(self.source.name, text),))
+            self._answers.put((self, read))
+
+
+def asked(sources: Sequence[Source], every_s: float, limit_s: float) -> Iterator[Round]:
+    """Yield rounds without end.
+
+    Parameters
+    ----------
+    sources
+        What is asked, all at the same time.
+    every_s
+        Seconds from the start of one round to the next.
+    limit_s
+        Seconds that a request may take; what comes later belongs to the next round.
+    """
+    answers: queue.Queue[tuple[_Poller, Read]] = queue.Queue()
+    pollers = [_Poller(source, answers) for source in sources]
+    arrivals = _Arrivals()
+    due = time.monotonic()
+    while True:
+        notes = [
+            Note(poller.source.name, "still has not answered") for poller in pollers if poller.busy
+        ]
+        for poller in pollers:
+            if not poller.busy:
+                poller.start()
+        reads = _collected(pollers, answers, time.monotonic() + limit_s + _GRACE_S)
+        notes += [note for _, read in reads for note in read.notes]
+        kinds = {poller.source.name: read.kind for poller, read in reads if read.kind}
+        scrapes = arrivals.given([scrape for _, read in reads for scrape in read.scrapes])
+        yield Round(time.time(), tuple(scrapes), tuple(notes), kinds)
+        due = max(due + every_s, time.monotonic())  # rounds that are late are not made up for
+        time.sleep(max(0.0, due - time.monotonic()))
+
+
+def _collected(
+    pollers: Sequence[_Poller], answers: "queue.Queue[tuple[_Poller, Read]]", until: float
+) -> list[tuple[_Poller, Read]]:
+    """Return the answers that come in time."""
+    reads = []
+    while any(poller.busy for poller in pollers):
+        try:
+            poller, read = answers.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            break
+        poller.busy = False
+        reads.append((poller, read))
+    return reads
+
+
+class _Arrivals:
+    """What a gateway counts, given to the engines behind it.
+
+    What was added between two rounds is divided as the engines' own counts say that it was; so
+    each has a counter of its own, and all together are that of the gateway.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, float] = {}
+        self._arrived: dict[str, float] = {}
+        self._count: float | None = None
+
+    def given(self, scrapes: Sequence[Scrape]) -> list[Scrape]:
+        """Return the scrapes of engines, the last of each with its arrivals."""
+        last = {scrape.engine: scrape for scrape in scrapes}
+        gateway = last.pop(GATEWAY, None)
+        engines = [scrape for scrape in scrapes if scrape.engine != GATEWAY]
+        if gateway is None or gateway.arrived is None or not last:
+            return engines
+        added = gateway.arrived - (self._count or 0.0)
+        self._count = gateway.arrived
+        came = {name: self._came(scrape) for name, scrape in last.items()}
+        whole = sum(came.values())
+        for name, own in came.items():
+            share = own / whole if whole else 1 / len(came)
+            self._arrived[name] = self._arrived.get(name, 0.0) + added * share
+        return [
+            dataclasses.replace(scrape, arrived=self._arrived[scrape.engine])
+            if scrape is last[scrape.engine]
+            else scrape
+            for scrape in engines
+        ]
+
+    def _came(self, scrape: Scrape) -> float:
+        """Return how many requests an engine itself saw come since the round before."""
+        parts = (scrape.finished, scrape.running, scrape.waiting)
+        seen = sum(part for part in parts if part is not None)
+        before = self._seen.get(scrape.engine, seen)
+        self._seen[scrape.engine] = seen
+        return max(0.0, seen - before)
+
+
+def saved(pages: Sequence[Path]) -> Iterator[Round]:
+    """Yield pages that were saved, in order of time: all of one address.
+
+    The time of a page stands in a file beside it that ends in ``.time`` (Unix time, s), or else it
+    is when the page was written.
+
+    Raises
+    ------
+    InputError
+        If one cannot be read, or two have the same time.
+    """
+    times = {path: _time_of(path) for path in pages}
+    if len(set(times.values())) < len(pages):
+        raise InputError(
+            "two saved pages have the same time, so nothing can be said of what is between them; "
+            "write the Unix time of each into a file beside it, such as page1.time for page1.txt"
+        )
+    reader = Pages("saved pages")
+    for path in sorted(pages, key=times.__getitem__):
+        with File.at(path, max_gib=MOST_BYTES / 2**30).open() as file:
+            read = reader.read(file.read(MOST_BYTES), times[path])
+        kinds = {reader.address: read.kind} if read.kind else {}
+        yield Round(times[path], read.scrapes, read.notes, kinds)
+
+
+def _time_of(path: Path) -> float:
+    beside = path.with_suffix(".time")
+    if not beside.exists():
+        if not path.is_file():
+            raise InputError(f"there is no file {path}, and it is no address; check its name")
+        return path.stat().st_mtime
+    try:
+        return float(beside.read_text(encoding="utf-8"))
+    except ValueError:
+        raise InputError(
+            f"{beside} holds no time; write there when the page was read, in seconds since 1970"
+        ) from None
