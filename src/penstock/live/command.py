@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from penstock.live.recording import Recorder
     from penstock.live.rounds import Round
     from penstock.live.screen import Screen
+    from penstock.live.settings import Settings
     from penstock.live.sources import Source
-    from penstock.live.watching import Settings, Watch
+from penstock.live.watching import Watch
 
 EXIT_UNDECIDED = 3
 """With ``--strict``: neither known to be stable nor to be unstable."""
