@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.live.screen import Screen
     from penstock.live.settings import Settings
     from penstock.live.sources import Source
-from penstock.live.watching import Watch
+    from penstock.live.watching import Watch
 
 EXIT_UNDECIDED = 3
 """With ``--strict``: neither known to be stable nor to be unstable."""
@@ -361,7 +361,7 @@ def _is_saved(place: str) -> bool:
 def _settings(
     alpha: float, queue_limit: float | None, ttft: str | None, target_load: float
 ) -> "Settings":
-    from penstock.live.watching import Settings
+    from penstock.live.settings import Settings
 
     checks.number("--alpha", alpha, 1e-6, 0.5, "", "it is the probability of a wrong verdict")
     checks.number("--target-load", target_load, 0.01, 0.99, "", "at 1 queues grow without end")
