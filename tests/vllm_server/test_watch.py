@@ -56,7 +56,7 @@ def draw(rates: list[float], seconds: float, lengths: Lengths, seed: int) -> lis
 
 
 def watch(server: RealServer, calls: list[Call], folder: Path) -> list[dict[str, Any]]:
-    """Send requests while the command watches; return its lines until the last request was sent, with the seconds since the first."""
+    """Send requests while the command watches; return its lines meanwhile, with the seconds since it began."""
     known = folder / "server.yaml"
     known.write_text(SERVER)
     command = [sys.executable, "-m", "penstock", "watch", server.url, "--server", str(known), "--json"]
