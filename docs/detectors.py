@@ -18,18 +18,18 @@ Each rule is written from its public description, with its defaults, and looks a
 
     python docs/detectors.py [SEEDS]
 
-prints the tables of docs/detectors.md and writes docs/figures/detectors.svg.
+prints the tables of docs/detectors.md.
 """
 
-import collections
 import concurrent.futures
 import dataclasses
+import functools
 import math
 import sys
 from collections.abc import Callable
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 import penstock as ps
 from penstock.live.scrape import Scrape
@@ -104,8 +104,8 @@ def line(seen: Seen) -> bool:
         return False
     times = [scrape.time_s for scrape in seen.scrapes]
     queue = [(scrape.waiting or 0.0) + (scrape.running or 0.0) for scrape in seen.scrapes]
-    fit = stats.linregress(times, queue)
-    return bool(fit.slope > 3 * fit.stderr > 0)
+    slope, error = _slope(np.array(times), np.array(queue), len(times))
+    return slope > 3 * error > 0
 
 
 def guidellm(seen: Seen) -> bool:
@@ -141,10 +141,16 @@ def _climbs(times: np.ndarray, values: np.ndarray, now: float) -> bool:
     n = min(now, len(times))
     if n < 5:
         return False
-    fit = stats.linregress(times, values)
-    residual = np.sum((values - fit.intercept - fit.slope * times) ** 2) / (n - 2)
-    error = math.sqrt(residual / np.sum((times - times.mean()) ** 2))
-    return bool(fit.slope > 0 and stats.t.ppf(0.975, n - 2) * error < 2 * fit.slope)
+    slope, error = _slope(times, values, n)
+    return bool(slope > 0 and special.stdtrit(n - 2, 0.975) * error < 2 * slope)
+
+
+def _slope(times: np.ndarray, values: np.ndarray, n: float) -> tuple[float, float]:
+    """Return the slope of a line and its standard error, if the points count for n."""
+    x, y = times - times.mean(), values - values.mean()
+    slope = float(x @ y / (x @ x))
+    residual = max(float(y @ y) - slope**2 * float(x @ x), 0.0)
+    return slope, math.sqrt(residual / (n - 2) / float(x @ x))
 
 
 def composite(seen: Seen) -> bool:
@@ -205,24 +211,18 @@ def alarms(case: Case, load: float, seed: int) -> dict[str, tuple[float | None, 
 def main() -> None:
     """Run them all, and print the tables."""
     seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    results = collections.defaultdict(list)
+    heads = " | ".join(f"{load:g}" for load in LOADS)
     with concurrent.futures.ProcessPoolExecutor() as pool:
-        futures = {
-            pool.submit(alarms, case, load, seed): (case.name, load)
-            for case in CASES
-            for load in LOADS
-            for seed in range(seeds)
-        }
-        for future in concurrent.futures.as_completed(futures):
-            results[futures[future]].append(future.result())
-    for case in CASES:
-        print(f"\n{case.name}, {seeds} seeds\n")
-        heads = [f"{load:g}" for load in LOADS]
-        print(f"| detector | {' | '.join(heads)} |")
-        print("|---" * (len(heads) + 1) + "|")
-        for name in (OURS, *RULES):
-            cells = [_cell([row[name] for row in results[case.name, load]], load) for load in LOADS]
-            print(f"| {name} | {' | '.join(cells)} |")
+        for case in CASES:
+            rows = {
+                load: list(pool.map(functools.partial(alarms, case, load), range(seeds)))
+                for load in LOADS
+            }
+            print(f"\n{case.name}, {seeds} seeds\n\n| detector | {heads} |")
+            print("|---" * (len(LOADS) + 1) + "|")
+            for name in (OURS, *RULES):
+                cells = [_cell([row[name] for row in rows[load]], load) for load in LOADS]
+                print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 def _cell(rows: list[tuple[float | None, bool]], load: float) -> str:
