@@ -107,7 +107,8 @@ def test_an_engine_that_hangs_delays_no_other_and_is_named(penstock: Penstock, g
     assert time.monotonic() - began < 5
     answer = lines(out)[0]
     assert answer["together"]["scrapes"] == 2
-    assert [e["notes"] for e in answer["engines"] if e["engine"] == hanging.name] == [["has not answered within 0.3 s"]]
+    assert [engine["engine"] for engine in answer["engines"]] == [growing.name]  # the figures are of those read
+    assert answer["together"]["notes"] == [f"{hanging.name}: has not answered within 0.3 s (2 times)"]
 
 
 def test_an_engine_that_starts_again_goes_on(penstock: Penstock, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +168,8 @@ def test_where_nothing_can_be_read_the_reason_is_the_answer(penstock: Penstock, 
     status, out, err = penstock("watch", server.name, "--once", *FAST)
     assert (status, out) == (2, "")
     assert err == (
-        f"penstock: no engine could be read, so there is nothing to say ({server.name} answers with status 404); "
-        "check the addresses, and that the engine shows its metrics\n"
+        f"penstock: no engine could be read, so there is nothing to say ({server.name}: answers with status 404 "
+        "(2 times)); check the addresses, and that the engine shows its metrics\n"
     )
 
 
@@ -230,8 +231,17 @@ def test_the_page_names_every_engine_and_what_happened_to_it(
 ) -> None:
     gone = serve(Told(b"", 500))
     _, out, _ = penstock("watch", growing.name, gone.name, "--once", *FAST)
-    assert f"Note  {gone.name}: answers with status 500" in out
-    assert growing.name in out
+    assert f"Note  {gone.name}: answers with status 500 (2 times)" in out
     monkeypatch.setenv("COLUMNS", "120")
-    _, wide, _ = penstock("watch", growing.name, gone.name, "--once", *FAST)
+    _, wide, _ = penstock("watch", growing.name, serve(page()).name, "--once", *FAST)
+    assert wide.startswith("2 engines")
     assert "Backlog" in wide.split("Engines")[-1]
+
+
+def test_what_happens_to_an_address_is_kept_of_each_of_its_engines(
+    penstock: Penstock, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter((Told(page(("0", "1"))), Told(b"", 503)))
+    stop_after(monkeypatch, 2)
+    _, out, _ = penstock("watch", serve(lambda _: next(answers)).name, "--json", *FAST)
+    assert [engine["notes"] for engine in lines(out)[-1]["engines"]] == [["answers with status 503"]] * 2

@@ -1,6 +1,7 @@
 """The command ``penstock watch``."""
 
 import contextlib
+import dataclasses
 import json
 import math
 import re
@@ -175,7 +176,8 @@ class _Following:
     def __init__(self, watch: "Watch") -> None:
         self._watch = watch
         self.answer: Answer | None = None
-        self._notes: list[Note] = []  # before anything could be read
+        self._engines: set[str] = set()
+        self._silent: dict[Note, int] = {}  # of those that were never read, and how often
         self._recorder: Recorder | None = None
         self._exporter: Exporter | None = None
         self._screen: Screen | None = None
@@ -214,17 +216,38 @@ class _Following:
         if self._recorder is not None:
             self._recorder.write(taken)
         for scrape in taken.scrapes:
+            self._engines.add(scrape.engine)
             self._watch.take(scrape)
         for note in taken.notes:
-            self._watch.note(note.engine, note.text)
-        if not taken.scrapes and self.answer is None:
-            self._notes = list(taken.notes)
+            self._note(note)
+        if not self._engines:
             self._wait()
             return
-        self.answer = self._watch.answer()
+        answer = self._watch.answer()
+        notes = (*answer.together.notes, *self._said())
+        together = dataclasses.replace(answer.together, notes=notes)
+        self.answer = dataclasses.replace(answer, together=together)
         if self._exporter is not None:
             self._exporter.show(self.answer)
         self._say()
+
+    def _note(self, note: "Note") -> None:
+        """Keep a note on the engines of an address, or on one that was never read: that one is no
+        engine yet, and the figures are of the others.
+        """
+        name = note.engine
+        engines = [own for own in self._engines if own == name or own.startswith(f"{name} ")]
+        for engine in engines:
+            self._watch.note(engine, note.text)
+        if not engines:
+            self._silent[note] = self._silent.get(note, 0) + 1
+
+    def _said(self) -> list[str]:
+        """Return what is said of those that were never read."""
+        return [
+            f"{note.engine}: {note.text}" + (f" ({times:,} times)" if times > 1 else "")
+            for note, times in self._silent.items()
+        ]
 
     def end(self, *, as_json: bool, lines: bool) -> None:
         """Say the last answer, where it was not said.
@@ -235,7 +258,7 @@ class _Following:
             If there is none.
         """
         if self.answer is None:
-            said = "; ".join(f"{note.engine} {note.text}" for note in self._notes)
+            said = "; ".join(self._said())
             raise InputError(
                 f"no engine could be read, so there is nothing to say ({said or 'nothing came'}); "
                 "check the addresses, and that the engine shows its metrics"
@@ -258,7 +281,7 @@ class _Following:
 
     def _wait(self) -> None:
         """Say why there is nothing yet."""
-        said = [f"{note.engine} {note.text}" for note in self._notes]
+        said = self._said()
         if self._screen is not None:
             from penstock.show.page import Page
 

@@ -153,6 +153,7 @@ def _notes(answer: Answer) -> list[str]:
     """Return what happened, each once with the engines that it happened to."""
     said = {reading.engine: reading.notes for reading in answer.engines}
     known = {note for notes in said.values() for note in notes}
+    known |= {f"{engine}: {note}" for engine, notes in said.items() for note in notes}
     own = [note for note in answer.together.notes if note not in known]
     return [*own, *gathered(said)]
 
