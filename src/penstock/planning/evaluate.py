@@ -17,6 +17,7 @@ import numpy as np
 from penstock.checking.batches import GAP_SECTIONS
 from penstock.checking.enough_requests import estimate
 from penstock.checking.flood_test import flood_test
+from penstock.checking.goodput import goodput_share, own_latency, within
 from penstock.checking.intervals import merged
 from penstock.checking.latency import SteadyState
 from penstock.checking.latency_network import network_steady_state
@@ -26,7 +27,6 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
-from penstock.planning.goodput import goodput_share, own_latency, within
 from penstock.planning.share import share_of
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.network_simulation import run_network
@@ -53,11 +53,6 @@ _MOST_DRIFT = 0.999
 _RESOLUTION = 0.02  # of the test from floods
 _RECORDING_ALONE = "the recording alone: it is got through, and what would follow is not known"
 _RECORDING_SHORT = "the recording alone: it is too short, or latency rises all through it"
-
-
-def as_interval(estimate: Estimate) -> dict[str, Any]:
-    """Return the JSON form of an estimate."""
-    return {"value": estimate.value, "interval": [estimate.low, estimate.high]}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,12 +111,12 @@ class Evaluation:
             "known_by": self.known_by,
             "answer": self.answer,
             "targets": [
-                as_interval(estimate) | {"answer": judgement}
+                estimate.as_dict() | {"answer": judgement}
                 for estimate, judgement in zip(self.estimates, self.judgements, strict=True)
             ],
-            "goodput": as_interval(self.goodput),
+            "goodput": self.goodput.as_dict(),
             "latency": {
-                metric: {name: as_interval(estimate) for name, estimate in of.items()}
+                metric: {name: estimate.as_dict() for name, estimate in of.items()}
                 for metric, of in self.latency.items()
             },
             "requests": self.requests,

@@ -137,6 +137,19 @@ class NetworkRun:
         """Simulated time."""
         return self.end * self.tick_s
 
+    @property
+    def preemptions(self) -> int | None:
+        """How often requests were preempted; None where nothing can be."""
+        counts = recorded(self.rows, "requests").preemptions
+        return None if counts is None else int(counts.sum())
+
+    @property
+    def found_share(self) -> float:
+        """Share of the prompt tokens that replicas had already."""
+        rows = recorded(self.rows, "requests")
+        prompts = max(int(rows.jobs.prompt.sum(dtype=np.int64)), 1)
+        return int(rows.cached.sum(dtype=np.int64)) / prompts
+
     @functools.cached_property
     def jobs(self) -> pl.DataFrame:
         """One row per job: job, workflow, arrival_ns, finish_ns."""
