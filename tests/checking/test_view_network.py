@@ -177,6 +177,16 @@ def test_columns_of_words_are_flush_left_and_those_of_numbers_are_not(
     assert words == ["Pool", "Order", "Router", "Policy", "Held by"]
 
 
+def test_a_narrow_terminal_shows_the_router_of_a_pool_with_replicas(
+    research: tuple[NetworkScenario, NetworkAnswer, Body], capsys, monkeypatch
+) -> None:  # type: ignore[no-untyped-def]
+    scenario, answer, _ = research
+    said = in_words(capsys, monkeypatch, 80)(answer.page(scenario))
+    heads, *rows = said[said.index("Pool  ") :].splitlines()[:3]
+    assert {"Load", "Margin", "Replicas", "Router", "Held"} <= set(heads.split())
+    assert ["jsq" in row.split() for row in rows] == [pool.replicas > 1 for pool in answer.pools]
+
+
 def test_hypotheses_that_fail_come_first(research: tuple[NetworkScenario, NetworkAnswer, Body]) -> None:
     _, answer, page = research
     states = [

@@ -184,7 +184,12 @@ def _pools_table(answer: "NetworkAnswer") -> Table:
         )
         for pool in answer.pools
     ]
-    return Table((*columns, "Held by"), rows, _POOLS, spare=("Policy", "Router", "Tokens/s"))
+    # What is the same everywhere, or nowhere asked, goes before what tells pools apart.
+    routed = any(pool.replicas > 1 for pool in answer.pools)
+    ordered = any(pool.order != "fcfs" for pool in answer.pools)
+    spare = ["Policy", "Tokens/s", *([] if ordered else ["Order"]), "A batch"]
+    spare = [*spare, "Router"] if routed else ["Router", *spare]
+    return Table((*columns, "Held by"), rows, _POOLS, spare=spare)
 
 
 def _limits_tables(answer: "NetworkAnswer") -> list[Table]:
