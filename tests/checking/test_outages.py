@@ -69,6 +69,17 @@ def test_what_can_not_be_told_of_outages_is_refused():
         ps.simulate(workload, server, requests=10, outages=[outage])
 
 
+@pytest.mark.parametrize("length", [{"jobs": 100}, {"until": 5.0}])
+def test_an_outage_after_the_last_arrival_is_refused_before_the_test_and_the_run(length, monkeypatch):
+    def no_work(*_, **__):
+        raise AssertionError("work before the refusal")
+
+    for name in ("certify", "verdict", "run_network"):
+        monkeypatch.setattr(f"penstock.checking.network_answer.{name}", no_work)
+    with pytest.raises(ps.InputError, match=r"begins at 50 s, but the last job of the run arrives at .* s"):
+        ps.check(network(), **length, outages=[ps.Outage("pool", 0, 50, 60)])
+
+
 def test_outages_with_transfers_are_refused():
     engine = ps.Server(ps.Affine(0.02, 2e-4), 512, 64, policy="vllm", memory=ps.Memory(4096))
     workload = ps.Workload.poisson(2, 200, 50)

@@ -17,7 +17,7 @@ from penstock.checking.pools import PoolAnswer, pool_answers, pool_warnings
 from penstock.checking.verdict import verdict
 from penstock.show.page import Page
 from penstock.simulation.network_run import NetworkRun
-from penstock.simulation.network_simulation import jobs_of_run, run_network
+from penstock.simulation.network_simulation import jobs_of_run, refuse_late_outages, run_network
 from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.run import TICK_S, stop_tick
 from penstock.simulation.simulate import RunOptions
@@ -298,16 +298,18 @@ def of_network(
     outages: Sequence[Outage] = (),
 ) -> NetworkAnswer:
     """Answer for a network: see `penstock.check`."""
-    jobs = _length_of_run(network, jobs, until)  # refuse it before the test, not after
+    # What cannot be done is refused before the test, not after.
+    jobs = _length_of_run(network, jobs, until)
     outages = checked_outages(outages, network.pools)
+    alone = _RUN_SHARE if outages else 1.0
+    options = RunOptions(stop_tick(until, TICK_S), progress=part_of(progress, _TEST_SHARE, alone))
+    refuse_late_outages(network, jobs, seed, options, outages)
     certificate = certify(network)
     stability = None
     if not network.ends:
         of_floods = own_seed(network.workflows[0]) if seed is None else seed
         tested = part_of(progress, 0.0, _TEST_SHARE)
         stability = verdict(network, resolution=resolution, seed=of_floods, progress=tested)
-    alone = _RUN_SHARE if outages else 1.0
-    options = RunOptions(stop_tick(until, TICK_S), progress=part_of(progress, _TEST_SHARE, alone))
     run = run_network(network, jobs, seed, options)
     windows: tuple[OutageWindow, ...] = ()
     if outages:

@@ -13,6 +13,7 @@ from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Bools, Floats, Ints
 from penstock.kernel.signatures import ROUTE_BY_FUNCTION, ROUTE_WORK
 from penstock.system.kv_transfer import received_tokens
+from penstock.system.network_faults import refuse_unfed_decodes
 from penstock.system.network_model import NetworkModel, ReplicaRates
 from penstock.system.pool import Pool as Pool
 from penstock.system.reuse import mean_per_request, reused, shared_at_most
@@ -70,6 +71,7 @@ class Network:
                     "leave it out, or give a workflow context 'reuse'"
                 )
         _ = self.order_params, self.prefixes
+        refuse_unfed_decodes(self)
 
     def _check_stages(self) -> None:
         for name, pool in zip(self.stages, self._pool_names, strict=True):
