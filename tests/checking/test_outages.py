@@ -31,11 +31,17 @@ def test_everybody_waits_longer_while_a_replica_is_away_and_nobody_long_before_i
 def test_the_table_of_an_outage_says_that_requests_may_be_hit_by_another_one():
     outages = [ps.Outage("pool", 1, 20, 40), ps.Outage("pool", 2, 50, 60)]
     answer = ps.check(network(), jobs=2_000, outages=outages, resolution=0.2)
-    after = answer.outages[2]
+    one, _, after, two, *_ = answer.outages
+    assert one.hit > 0
+    assert two.hit > 0
+    hit = sum(window.sent_again for window in answer.outages[:3])
+    assert hit == one.hit + two.hit  # nobody by both
+    (section,) = outages_section(answer.outages)
+    assert section.tables[1].title == f"pool/2 from 50 to 60 s: hit {two.hit} requests, sent again"
     assert (after.outage, after.when) == (outages[0], "after")
     assert after.sent_again > 0  # at the other replica
     (section,) = outages_section(answer.outages)
-    assert "Hit: they were at a replica when it died, in this outage or another." in section.paragraphs[0]
+    assert "Hit, in a row: they were at a replica when it died, in this outage or another." in section.paragraphs[0]
 
 
 def test_lost_requests_never_end_and_are_counted():
@@ -43,6 +49,7 @@ def test_lost_requests_never_end_and_are_counted():
     run = ps.simulate(network(), jobs=4_000, outages=[outage])
     lost = int(run.requests["lost"].sum())
     assert lost > 0
+    assert run.hits == (lost,)
     assert run.finished == 4_000 - lost
     assert run.requests["tries"].sum() == 0
     assert run.requests.filter("lost")["finish_ns"].null_count() == lost

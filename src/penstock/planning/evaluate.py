@@ -320,9 +320,9 @@ def refuse_idle_router(workload: Workload, deployment: Deployment) -> None:
 def _network_of(workload: Workload, deployment: Deployment) -> Network:
     """Return the network, whether or not its router can see what it looks for."""
     router, prefill = deployment.router, deployment.prefill_replicas
-    kinds = [(*_in_a_pool(workload, kind.server), count) for kind, count in deployment.kinds]
-    workload = kinds[0][0]  # lengths are the same at all: limits of context are those of a policy
-    servers = [(server, count) for _, server, count in kinds]
+    servers = [(kind.server, count) for kind, count in deployment.kinds]
+    for server, _ in servers:
+        _refuse_what_pools_drop(workload, server)
     if not prefill:
         pool = Pool(servers, router=router)
         return Network({"pool": pool}, [Workflow.single(workload, "pool")])
@@ -338,23 +338,18 @@ def _network_of(workload: Workload, deployment: Deployment) -> Network:
     return Network(pools, [apart])
 
 
-def _in_a_pool(workload: Workload, server: Server) -> tuple[Workload, Server]:
-    """Return what reaches the replicas, and a replica: a pool neither cuts outputs nor drops
-    requests.
-    """
+def _refuse_what_pools_drop(workload: Workload, server: Server) -> None:
+    """Refuse requests that a server never serves: a pool leaves none out."""
     work = served(workload, server)
-    if work.share < 1 or server.policy.longest_context:
-        prompt, output = (tokens.astype(np.int32) for tokens in drawn(workload.lengths))
-        for never, reason in never_served(server, prompt, output, output):
-            if never.any():
-                raise InputError(
-                    f"{never.mean():.2%} of the requests are never served, and none can be left "
-                    f"out behind a router that looks at queues: {reason}; raise the limit"
-                )
-    if server.policy.longest_context:  # which the lengths now are within
-        settings = server.policy.settings(server.policy_params)
-        server = dataclasses.replace(server, policy_params={**settings, "max_model_len": 0})  # type: ignore[arg-type]
-    return dataclasses.replace(workload, lengths=work.lengths), server
+    if work.share == 1 and not server.policy.longest_context:
+        return
+    prompt, output = (tokens.astype(np.int32) for tokens in drawn(workload.lengths))
+    for never, reason in never_served(server, prompt, output, output):
+        if never.any():
+            raise InputError(
+                f"{never.mean():.2%} of the requests are never served, and none can be left "
+                f"out behind a router that looks at queues: {reason}; raise the limit"
+            )
 
 
 def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Progress) -> _Simulated:

@@ -96,8 +96,8 @@ class NetworkRun:
     gap_sections
         Times between tokens in parts of the run with as many arrivals each, if they were asked for;
         rounded to 0.05%.
-    outages
-        Replicas that died and came back.
+    outages, hits
+        Replicas that died and came back, and the requests that were at each when it died.
     """
 
     network: Network
@@ -121,6 +121,7 @@ class NetworkRun:
     allocation_rows: Ints | None
     gap_sections: tuple[Distribution, ...] = ()
     outages: tuple[Outage, ...] = ()
+    hits: tuple[int, ...] = ()
 
     @property
     def arrived(self) -> int:

@@ -59,7 +59,7 @@ def run_network(
     running = _Running(session, level, drain, jobs, options.progress, gap_sections)
     run = running.through(_blocks(network.blocks(seed), jobs, options))
     _check_outages(run.last_arrival * run.tick_s, outages)
-    return dataclasses.replace(run, outages=outages)
+    return dataclasses.replace(run, outages=outages, hits=session.hits(outages))
 
 
 def refuse_late_outages(

@@ -165,7 +165,7 @@ def _no_outages(replicas: int) -> dict[str, Any]:
     return {
         "serving": np.arange(replicas),
         "health": health,
-        "outages": np.zeros((0, 3), np.int64),
+        "outages": np.zeros((0, 4), np.int64),
         "idle_engines": records.table(records.ENGINE, 0),
         "idle_lines": records.table(records.LINE, 0),
         "tries": records.table(records.TRY, 0),
@@ -173,8 +173,10 @@ def _no_outages(replicas: int) -> dict[str, Any]:
 
 
 def with_outages(world: World, outages: Ints) -> World:
-    """Let replicas of an idle world die and come back: tick, replica, what happens, by ticks."""
-    for tick, server, what in outages[::-1]:
+    """Let replicas of an idle world die and come back: tick, replica, what happens, and 0, by
+    ticks.
+    """
+    for tick, server, what, _ in outages[::-1]:
         if what != records.RETURNS:
             world.health[server].dies = tick
     world.clock.next_outage = outages[0, 0]

@@ -399,12 +399,17 @@ class Network:
         (requests,).
         """
         output = jobs.output.astype(np.int64)
-        context = self.received(jobs) + jobs.prompt
+        received = self.received(jobs)
         pool = self.stage_pool[jobs.stage]
         for index, each in enumerate(self.pools.values()):
-            if self.cuts_outputs[index]:
-                here = np.flatnonzero((pool == index) & (output > 0))
-                output[here] = each.server.policy.outputs_of(context[here], output[here])
+            if not self.cuts_outputs[index]:
+                continue
+            policy = each.server.policy
+            here = np.flatnonzero((pool == index) & (output > 0))
+            most = policy.outputs_of(jobs.prompt[here].astype(np.int64), output[here])
+            # What comes from elsewhere has a token already, which is not in its KV memory yet.
+            room = np.maximum(policy.longest_context - received[here] - 1, 0)
+            output[here] = np.where(received[here] > 0, np.minimum(output[here], room), most)
         return output
 
     @property

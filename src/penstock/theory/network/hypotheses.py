@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 
+from penstock.inputs.arrays import Ints
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
 from penstock.system.orders import ORDERS
@@ -12,6 +13,7 @@ from penstock.system.routing import ROUTERS, Router
 from penstock.system.server import Server
 from penstock.theory import hypotheses as conditions
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
+from penstock.theory.kv_blocks import fits
 from penstock.theory.network.fluid_classes import FluidClasses
 from penstock.theory.network.unequal_replicas import OF_TWO, SHORTEST, of_rates
 from penstock.workload.lengths import Length
@@ -186,8 +188,8 @@ def _ample_memory(network: Network, name: str) -> Hypothesis | None:
     why = "requests hold memory while theirs comes from another pool" if gets else why
     reused = bool(network.reuse_depends[list(network.pools).index(name)])
     looked_at = [
-        Hypothesis(conditions.AMPLE, False, why)
-        if why
+        Hypothesis(conditions.AMPLE, False, why or _never_fits(server, longest))
+        if why or _never_fits(server, longest)
         else conditions.kv_memory(
             server, server.memory, longest, reused=reused and server.memory.prefix_caching
         )
@@ -195,6 +197,21 @@ def _ample_memory(network: Network, name: str) -> Hypothesis | None:
         if server.memory is not None
     ]
     return min(looked_at, key=lambda hypothesis: hypothesis.held, default=None)
+
+
+def _never_fits(server: Server, longest: tuple[Ints, Ints] | None) -> str:
+    """Say that a request may come which no max batch size lets in; empty: none may.
+
+    One server never serves it and goes on with the next. In a network it is part of a job, so it
+    waits, and what is behind it waits, too.
+    """
+    if longest is None or fits(*longest, server).all():
+        return ""
+    prompt, output = (int(tokens[~fits(*longest, server)][0]) for tokens in longest)
+    return (
+        f"a prompt of {prompt:,} tokens with an output of {output:,} never fits, and would block a "
+        "replica for ever; raise the limit, or cut the lengths"
+    )
 
 
 def _handed_over(network: Network, name: str) -> tuple[bool, bool, bool]:
