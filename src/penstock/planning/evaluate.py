@@ -37,7 +37,6 @@ from penstock.simulation.simulate import RunOptions
 from penstock.system.network import Network
 from penstock.system.network_faults import refuse_in_vain
 from penstock.system.pool import Pool
-from penstock.system.routing import resolve_router
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.kv_blocks import drawn, served
@@ -319,7 +318,7 @@ def refuse_idle_router(workload: Workload, deployment: Deployment) -> None:
 
 def _network_of(workload: Workload, deployment: Deployment) -> Network:
     """Return the network, whether or not its router can see what it looks for."""
-    router, prefill = deployment.router, deployment.prefill_replicas
+    router, prefill = deployment.chosen_router, deployment.prefill_replicas
     servers = [(kind.server, count) for kind, count in deployment.kinds]
     for server, _ in servers:
         _refuse_what_pools_drop(workload, server)
@@ -406,7 +405,7 @@ def _of_recording(workload: Workload, deployment: Deployment) -> tuple[Outcome, 
     except InputError:  # such as requests that have priorities of their own
         return "stable", _RECORDING_ALONE
     reuses = workload.prefixes is not None
-    if reuses and resolve_router(deployment.router).looks_up:
+    if reuses and deployment.chosen_router.looks_up:
         return "stable", _RECORDING_ALONE
     test = flood_test(drawn_anew, _RESOLUTION, workload.seed, None, silent, tries=1)
     if reuses and test.verdict != "stable":
