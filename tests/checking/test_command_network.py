@@ -166,6 +166,7 @@ BAD = {
     "no order": (("network", RESEARCH, "--orders", ","), "--orders names none"),
     "priority of what": (("network", RESEARCH, "--orders", "priority"), "priority without stages"),
     "nothing to compare": (("compare", RESEARCH), "name some, as --routers jsq,tokens"),
+    "nothing to route or compare": (("compare", RYBKO_STOLYAR), "name some, as --orders fcfs,hlpps"),
     "router twice": (("compare", RESEARCH, "--routers", "jsq,jsq"), "--routers: two of jsq, jsq have one name"),
     "no router": (("compare", RESEARCH, "--routers", ","), "--routers names none; give some of random, "),
     "unknown router": (("compare", RESEARCH, "--routers", "jqs"), "did you mean 'jsq'"),

@@ -37,13 +37,14 @@ def test_latencies_and_differences_stand_below_each_other(capsys, monkeypatch) -
     random, jsq = found.rows
     latency = [jsq.latency[metric][name] for metric in ("ttft_s", "e2e_s") for name in ("mean", "p50", "p99")]
     assert rows["jsq"] == [seconds(estimate.value) for estimate in latency]
-    more = [jsq.difference[metric][name] for metric in ("ttft_s", "e2e_s") for name in ("mean", "p50", "p99")]
-    assert rows["more"] == [signed(estimate.value) for estimate in more]
-    assert rows["from"] == [signed(estimate.low) for estimate in more]
+    change = [jsq.difference[metric][name] for metric in ("ttft_s", "e2e_s") for name in ("mean", "p50", "p99")]
+    assert rows["change"] == [signed(estimate.value) for estimate in change]
+    assert rows["from"] == [signed(estimate.low) for estimate in change]
     assert f"{random.goodput.value:.1%}" in said
     text = render(page)
     assert "Time to first token of research, cumulative distribution" in text
     assert "Preempted" not in said  # nothing can be
+    assert "Found" not in said  # nothing is
 
 
 def test_what_has_no_steady_state_has_no_latency_and_says_why(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]

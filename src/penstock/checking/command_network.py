@@ -124,9 +124,11 @@ def compare_variants(
     `compare_networks`.
     """
     if all(given is None for given in axes.values()):
+        several = any(pool.replicas > 1 for pool in chosen.network.pools.values())
+        such = "--routers jsq,tokens" if several else "--orders fcfs,hlpps"
         raise InputError(
             f"{chosen.name} describes a network, of which compare puts routers, policies or "
-            "orders side by side; name some, as --routers jsq,tokens"
+            f"orders side by side; name some, as {such}"
         )
     networks = chosen_variants(chosen, axes)
     _compare(chosen, networks, varied(axes), asked, as_json, figures, report, strict)

@@ -2,6 +2,7 @@
 jobs.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -72,18 +73,23 @@ def _runs_table(comparison: "NetworkComparison", what: str) -> Table:
         rows.append(
             (name, answer.certificate.verdict, test, preempted, f"{run.found_share:.1%}", *good)
         )
-    caption = "Found: share of the prompt tokens that replicas had already."
+    table = Table((what, "Theory", "Test", "Preempted", "Found", *heads), rows)
+    captions = []
+    if any(answer.run.preemptions is not None for answer in comparison.answers.values()):
+        captions.append("Preempted: how often requests lost their KV memory to others.")
+    else:
+        table = table.without("Preempted")
+    if any(answer.run.found_share for answer in comparison.answers.values()):
+        captions.append("Found: share of the prompt tokens that replicas had already.")
+    else:
+        table = table.without("Found")
     if goodput:
         limits = ", ".join(
             f"{target.metric[:-2].upper()} up to {target.limit_s:g} s"
             for target in comparison.targets
         )
-        caption += f" Goodput: share of the jobs with {limits}, at every call."
-    columns = (what, "Theory", "Test", "Preempted", "Found", *heads)
-    if all(answer.run.preemptions is None for answer in comparison.answers.values()):
-        return Table(columns, rows, caption).without("Preempted")
-    preempted = "Preempted: how often requests lost their KV memory to others. "
-    return Table(columns, rows, f"{preempted}{caption}")
+        captions.append(f"Goodput: share of the jobs with {limits}, at every call.")
+    return dataclasses.replace(table, caption=" ".join(captions))
 
 
 def _latency_section(comparison: "NetworkComparison", what: str) -> Section:
@@ -102,8 +108,8 @@ def _latency_section(comparison: "NetworkComparison", what: str) -> Section:
     )
     if len(comparison.answers) - len(refused) > 1:
         paragraph += (
-            f" Below each: how much more that is than at {comparison.first}, from and to: the "
-            f"{comparison.confidence:.0%} interval of that. Where it leaves out 0, the difference "
+            f" Below each: its change from {comparison.first}, and from where to where the "
+            f"{comparison.confidence:.0%} interval of that goes. Where it leaves out 0, the change "
             "is more than chance."
         )
     return Section(
@@ -122,10 +128,10 @@ def _latency_table(
         strong.append(len(cells))
         cells.append((row.network, *(seconds(e.value) for e in _shown(row.latency))))
         if row.difference:
-            more = _shown(row.difference)
-            cells.append(("  more", *(signed(estimate.value) for estimate in more)))
-            cells.append(("  from", *(signed(estimate.low) for estimate in more)))
-            cells.append(("  to", *(signed(estimate.high) for estimate in more)))
+            change = _shown(row.difference)
+            cells.append(("  change", *(signed(estimate.value) for estimate in change)))
+            cells.append(("  from", *(signed(estimate.low) for estimate in change)))
+            cells.append(("  to", *(signed(estimate.high) for estimate in change)))
     columns = [f"{name} {of}" for name in _METRICS.values() for of in _STATISTICS]
     unknown = any(e.low is None for row in rows for e in _shown(row.difference or {}))
     captions = ["-: the run is too short to tell; simulate more jobs."] if unknown else []
