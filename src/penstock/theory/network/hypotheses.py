@@ -328,6 +328,19 @@ def pool_hypotheses(
 
         held = "by the shares that their routers send to each set of them"
         hypotheses.append(_everywhere(model, UNEQUAL, known, held))
+    hypotheses += _of_engines(model, rules)
+    if any(rule.work_conserving and not rule.checked for rule in rules):
+        reason = hypotheses[0].why + ", as the author of one claims"
+        hypotheses[0] = dataclasses.replace(hypotheses[0], checked=False, why=reason)
+    if (model.replicas > 1).any():
+        held = "their routers keep requests from busy ones, or share them out"
+        hypotheses.append(_everywhere(model, ROUTED, routed, held))
+    return tuple(hypotheses)
+
+
+def _of_engines(model: NetworkModel, rules: Sequence[PoolRules]) -> list[Hypothesis]:
+    """Return what is asked of KV memory, batch times and links, where pools have such."""
+    hypotheses = []
     memories = [rule.ample_memory for rule in rules]
     if any(memory is not None for memory in memories):
 
@@ -347,13 +360,7 @@ def pool_hypotheses(
         hypotheses.append(
             _everywhere(model, LINKS_FREE, lambda s: why if rules[s].links_bind else None, "")
         )
-    if any(rule.work_conserving and not rule.checked for rule in rules):
-        reason = hypotheses[0].why + ", as the author of one claims"
-        hypotheses[0] = dataclasses.replace(hypotheses[0], checked=False, why=reason)
-    if (model.replicas > 1).any():
-        held = "their routers keep requests from busy ones, or share them out"
-        hypotheses.append(_everywhere(model, ROUTED, routed, held))
-    return tuple(hypotheses)
+    return hypotheses
 
 
 def _everywhere(

@@ -256,35 +256,41 @@ def _limits_of(
     prompt = Geometric(max(float(visits @ prefill) / prompts, 1.0) if prompts else 1.0)
     by_slots, binding = _by_slots(pool, rates, prompt)
     if by_slots is not None:
-        # Tokens computed anew may ride along in batches short of requests.
-        again = any(s.memory is not None and not reserves(s) for s, _ in pool.servers)
-        counted = Sampled(0.0, 0.0) if again or len(pool.servers) > 1 else beside
-        limits.append(
-            PoolLimit(
-                "max batch size",
-                by_slots + counted.mean,
-                math.hypot(by_slots * sampled, counted.error),
-                SLOTS + (WITH_ATTENTION if counted.mean else ""),
-                _by_slots_in_words(pool),
-            )
-        )
+        limits.append(_max_batch_size(pool, by_slots, by_slots * sampled, beside))
     if all(server.memory is not None for server, _ in pool.servers):
         limits.append(_kv_memory(pool, held))
     if links.mean:
-        limits.append(
-            PoolLimit(
-                "transfers",
-                links.mean / pool.replicas,
-                links.error / pool.replicas,
-                LINKS,
-                f"transfers take {links.mean:.4g} s of links a second, of {pool.replicas:,}",
-            )
-        )
+        limits.append(_transfers(pool, links))
     found = PoolLimits(tuple(limits), binding)
     tightest = found.tightest.name
     if tightest in ("KV memory", "transfers") or len(pool.servers) > 1:
         return dataclasses.replace(found, binding=(tightest,))
     return found
+
+
+def _max_batch_size(pool: Pool, load: float, error: float, attention: Sampled) -> PoolLimit:
+    """Return the limit of the requests in a batch, of its load and what attention adds."""
+    # Tokens computed anew may ride along in batches short of requests.
+    again = any(s.memory is not None and not reserves(s) for s, _ in pool.servers)
+    counted = Sampled(0.0, 0.0) if again or len(pool.servers) > 1 else attention
+    return PoolLimit(
+        "max batch size",
+        load + counted.mean,
+        math.hypot(error, counted.error),
+        SLOTS + (WITH_ATTENTION if counted.mean else ""),
+        _by_slots_in_words(pool),
+    )
+
+
+def _transfers(pool: Pool, links: Sampled) -> PoolLimit:
+    """Return the limit of the links of a pool's replicas, of the seconds that transfers take."""
+    return PoolLimit(
+        "transfers",
+        links.mean / pool.replicas,
+        links.error / pool.replicas,
+        LINKS,
+        f"transfers take {links.mean:.4g} s of links a second, of {pool.replicas:,}",
+    )
 
 
 def _capacity(pool: Pool) -> float:
