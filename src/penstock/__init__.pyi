@@ -5,11 +5,11 @@ from .capacity.max_rate import MaxRate, max_rate
 from .capacity.recommend import recommend
 from .capacity.recommendation import Recommendation
 from .checking.answer import Answer, check
+from .checking.comparison import NetworkComparison, compare_networks, compare_orders
 from .checking.enough_requests import estimate
 from .checking.flood_test import NetworkStability
 from .checking.latency import SteadyState, steady_state
 from .checking.network_answer import NetworkAnswer
-from .checking.orders import compare_orders
 from .checking.stability import Stability
 from .checking.targets import Target
 from .checking.verdict import verdict
@@ -97,6 +97,7 @@ __all__ = [
     "Network",
     "NetworkAnswer",
     "NetworkCertificate",
+    "NetworkComparison",
     "NetworkRun",
     "NetworkStability",
     "Order",
@@ -122,6 +123,7 @@ __all__ = [
     "calibrate",
     "certify",
     "check",
+    "compare_networks",
     "compare_orders",
     "engine_defaults",
     "estimate",

@@ -60,17 +60,38 @@ def test_orders_stand_side_by_side_with_the_scenarios_own_first(penstock: Callab
     assert max(map(len, out.splitlines())) <= 80
     rows = [line.split()[:3] for line in out.splitlines() if line.split()[1:2] in (["unstable"], ["unknown"])]
     assert rows == [["priority", "unstable", "unstable"], ["fcfs", "unknown", "stable"], ["hlpps", "unknown", "stable"]]
-    found = json.loads(penstock(*arguments, "--json")[1])["orders"]
-    assert list(found) == ["priority", "fcfs", "hlpps"]
-    mean = found["fcfs"]["workflows"][0]["e2e_s"]["mean"]
-    assert f"{mean:,.1f} (" in out
-    assert found["priority"]["workflows"][0]["e2e_s"] is None
+    found = json.loads(penstock(*arguments, "--json")[1])
+    assert list(found["networks"]) == ["priority", "fcfs", "hlpps"]
+    assert found["first"] == found["latency"][0]["network"] == "fcfs"  # priority has no steady state
+    assert f"{found['latency'][0]['latency']['e2e_s']['mean']['value']:,.1f} " in out
+    assert found["networks"]["priority"]["workflows"][0]["e2e_s"] is None
 
 
 def test_the_scenarios_own_order_is_shown_once(penstock: Callable[..., Said]) -> None:
     status, out, _ = penstock("network", RESEARCH, "--jobs", 300, "--resolution", 0.1, "--orders", "fcfs", "--json")
     assert status == 0
-    assert list(json.loads(out)["orders"]) == ["fcfs"]
+    assert list(json.loads(out)["networks"]) == ["fcfs"]
+
+
+def test_routers_stand_side_by_side_on_the_same_jobs(penstock: Callable[..., Said], tmp_path: Path) -> None:
+    page, folder = tmp_path / "report.html", tmp_path / "figures"
+    choices = ("compare", RESEARCH, "--routers", "jsq,random", "--jobs", 1500, "--resolution", 0.1)
+    arguments = (*choices, "--target", "ttft_p99<2s")
+    status, out, _ = penstock(*arguments, "--figures", folder, "--report", page, "--strict")
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert {path.name for path in folder.iterdir()} == {"latency_cdfs.svg", "latency_cdfs.png"}
+    assert "Distribution of latency" in page.read_text()
+    found = json.loads(penstock(*arguments, "--json")[1])
+    assert list(found) == [
+        "first", "jobs", "warmup_jobs", "confidence", "targets", "latency", "runs", "warnings", "networks",
+    ]  # fmt: skip
+    jsq, random = found["latency"]
+    assert (jsq["network"], random["network"]) == ("jsq", "random") == tuple(found["networks"])
+    low, high = random["difference"]["ttft_s"]["mean"]["interval"]
+    assert 0 < low < random["difference"]["ttft_s"]["mean"]["value"] < high
+    assert jsq["difference"] is None
+    assert random["goodput"]["value"] < jsq["goodput"]["value"]
 
 
 def test_strict_makes_what_is_not_stable_an_exit_status(penstock: Callable[..., Said]) -> None:
@@ -122,7 +143,7 @@ def test_a_resolution_of_nothing_is_refused_and_not_taken_for_the_default(
     assert "resolution" in err
 
 
-@pytest.mark.parametrize("command", ["compare", "region", "recommend", "simulate"])
+@pytest.mark.parametrize("command", ["region", "recommend", "simulate"])
 def test_commands_for_servers_say_which_one_is_for_networks(command: str, penstock: Callable[..., Said]) -> None:
     status, out, err = penstock(command, RYBKO_STOLYAR)
     assert (status, out) == (2, "")
@@ -144,7 +165,18 @@ BAD = {
     "order twice": (("network", RESEARCH, "--orders", "hlpps,hlpps"), "one name"),
     "no order": (("network", RESEARCH, "--orders", ","), "--orders names none"),
     "priority of what": (("network", RESEARCH, "--orders", "priority"), "priority without stages"),
-    "orders and figures": (("network", RESEARCH, "--orders", "fcfs", "--figures", "f"), "leave --orders out"),
+    "nothing to compare": (("compare", RESEARCH), "name some, as --routers jsq,tokens"),
+    "nothing to route or compare": (("compare", RYBKO_STOLYAR), "name some, as --orders fcfs,hlpps"),
+    "router twice": (("compare", RESEARCH, "--routers", "jsq,jsq"), "--routers: two of jsq, jsq have one name"),
+    "no router": (("compare", RESEARCH, "--routers", ","), "--routers names none; give some of random, "),
+    "unknown router": (("compare", RESEARCH, "--routers", "jqs"), "did you mean 'jsq'"),
+    "nothing to route": (("compare", RYBKO_STOLYAR, "--routers", "jsq"), "each pool has one replica"),
+    "target of what": (
+        ("compare", RESEARCH, "--routers", "jsq", "--target", "ttft<2s"),
+        "name the mean or a percentile",
+    ),
+    "requests of a network": (("compare", RESEARCH, "--requests", "9"), "give --jobs"),
+    "routers of a server": (("compare", SERVER, "--routers", "jsq"), "knows no --routers; leave it out"),
     "resolution": (("network", RESEARCH, "--resolution", "0"), "resolution is 0"),
     "report over the scenario": (("network", RESEARCH, "--report", RESEARCH), "is what is read"),
 }

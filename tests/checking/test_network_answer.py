@@ -8,13 +8,12 @@ import re
 import numpy as np
 import polars as pl
 import pytest
-from tests.network_examples import DESTABILISING, REVERSED, UNIT, dag, fork_join, rybko_stolyar, self_reflection
+from tests.network_examples import DESTABILISING, UNIT, dag, fork_join, rybko_stolyar, self_reflection
 
 import penstock as ps
 from penstock.checking.answer import check
 from penstock.checking.latency_network import NetworkSteadyState, network_steady_state
 from penstock.checking.network_answer import NetworkAnswer
-from penstock.checking.orders import compare_orders, own_order, with_order
 from penstock.errors import InputError
 from penstock.theory.operating_point import operating_point
 
@@ -352,60 +351,6 @@ def test_the_work_that_is_done_only_grows_up_to_all_of_it() -> None:
     assert shares == sorted(shares)
     assert shares[0] > 0
     assert shares[-1] == pytest.approx(1.0)
-
-
-def test_orders_are_compared_on_the_same_jobs() -> None:
-    network = rybko_stolyar(0.9, DESTABILISING)
-    found = compare_orders(network, ["fcfs", "hlpps", "back-pressure"], jobs=2000)
-    assert list(found) == ["fcfs", "hlpps", "back-pressure"]
-    assert {answer.verdict for answer in found.values()} == {"stable"}
-    arrivals = [answer.run.arrival for answer in found.values()]
-    lengths = [answer.run.requests["output_tokens"] for answer in found.values()]
-    assert all((each == arrivals[0]).all() for each in arrivals)
-    assert all(each.equals(lengths[0]) for each in lengths)
-    assert len({answer.workflows[0].e2e["mean"].value for answer in found.values() if answer.workflows[0].e2e}) == 3
-
-
-def test_orders_may_be_named_and_given_pool_by_pool() -> None:
-    network = rybko_stolyar(0.7, DESTABILISING)
-    reversed_order = dict(zip(network.pools, map(ps_priority, REVERSED), strict=True))
-    found = compare_orders(network, {"as it is": {}, "reversed": reversed_order, "one fcfs": {"one": "fcfs"}}, jobs=300)
-    assert [answer.verdict for answer in found.values()] == ["unstable", "stable", "stable"]
-    assert [pool.order for pool in found["one fcfs"].pools] == ["fcfs", "priority"]
-    assert found["as it is"].as_dict() == check(network, jobs=300).as_dict()
-    assert own_order(network) == "priority"
-    assert own_order(found["one fcfs"].network) == "fcfs, priority"
-
-
-def ps_priority(stages: list[str]) -> object:
-    from penstock.system.orders import Order
-
-    return Order.priority(stages)
-
-
-def test_another_order_leaves_the_rest_of_a_pool_as_it_is() -> None:
-    network = single(ps.Server(TP1, 512), replicas=3, router="power-of-two")
-    changed = with_order(network, "hlpps")
-    assert changed.pools["pool"].order.name == "hlpps"
-    for field in dataclasses.fields(network.pools["pool"]):
-        if field.name != "order":
-            assert getattr(changed.pools["pool"], field.name) == getattr(network.pools["pool"], field.name)
-
-
-@pytest.mark.parametrize(
-    ("orders", "said"),
-    [
-        ("fcfs", "give a list"),
-        ([], "give a list"),
-        (["fcfs", "fcfs"], "two orders are called fcfs"),
-        (["fcsf"], "did you mean 'fcfs'"),
-        (["priority"], "priority without stages"),
-        ({"mine": {"pond": "fcfs"}}, "known: pool"),
-    ],
-)
-def test_orders_that_cannot_be_are_refused(orders: object, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        compare_orders(single(UNIT, 0.5), orders, jobs=100)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

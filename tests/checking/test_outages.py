@@ -31,11 +31,17 @@ def test_everybody_waits_longer_while_a_replica_is_away_and_nobody_long_before_i
 def test_the_table_of_an_outage_says_that_requests_may_be_hit_by_another_one():
     outages = [ps.Outage("pool", 1, 20, 40), ps.Outage("pool", 2, 50, 60)]
     answer = ps.check(network(), jobs=2_000, outages=outages, resolution=0.2)
-    after = answer.outages[2]
+    one, _, after, two, *_ = answer.outages
+    assert one.hit > 0
+    assert two.hit > 0
+    hit = sum(window.sent_again for window in answer.outages[:3])
+    assert hit == one.hit + two.hit  # nobody by both
+    (section,) = outages_section(answer.outages)
+    assert section.tables[1].title == f"pool/2 from 50 to 60 s: hit {two.hit} requests, sent again"
     assert (after.outage, after.when) == (outages[0], "after")
     assert after.sent_again > 0  # at the other replica
     (section,) = outages_section(answer.outages)
-    assert "Hit: they were at a replica when it died, in this outage or another." in section.paragraphs[0]
+    assert "Hit, in a row: they were at a replica when it died, in this outage or another." in section.paragraphs[0]
 
 
 def test_lost_requests_never_end_and_are_counted():
@@ -43,6 +49,7 @@ def test_lost_requests_never_end_and_are_counted():
     run = ps.simulate(network(), jobs=4_000, outages=[outage])
     lost = int(run.requests["lost"].sum())
     assert lost > 0
+    assert run.hits == (lost,)
     assert run.finished == 4_000 - lost
     assert run.requests["tries"].sum() == 0
     assert run.requests.filter("lost")["finish_ns"].null_count() == lost
@@ -67,6 +74,17 @@ def test_what_can_not_be_told_of_outages_is_refused():
     workload, server = ps.Workload.poisson(1, 10, 10), ps.Server(ps.Affine(0.02, 2e-4), 512)
     with pytest.raises(ps.InputError, match="outages"):
         ps.simulate(workload, server, requests=10, outages=[outage])
+
+
+@pytest.mark.parametrize("length", [{"jobs": 100}, {"until": 5.0}])
+def test_an_outage_after_the_last_arrival_is_refused_before_the_test_and_the_run(length, monkeypatch):
+    def no_work(*_, **__):
+        raise AssertionError("work before the refusal")
+
+    for name in ("certify", "verdict", "run_network"):
+        monkeypatch.setattr(f"penstock.checking.network_answer.{name}", no_work)
+    with pytest.raises(ps.InputError, match=r"begins at 50 s, but the last job of the run arrives at .* s"):
+        ps.check(network(), **length, outages=[ps.Outage("pool", 0, 50, 60)])
 
 
 def test_outages_with_transfers_are_refused():

@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock.checking.answer import check
 from penstock.checking.network_answer import NetworkAnswer
-from penstock.checking.orders import own_order, with_order
+from penstock.checking.variants import own_order, with_order
 from penstock.workload.jobs import Jobs
 
 SERVER = ps.Server(ps.Affine(c=0.05, a=1e-4), 512, 16, policy="vllm", kv_tokens=40_000)

@@ -1,7 +1,6 @@
 """The page of a network says its verdict first, and every pool, stage and number of the answer, at any width."""
 
 import html.parser
-import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,7 @@ import pytest
 import penstock as ps
 from penstock.checking.figures_network import graph_figure
 from penstock.checking.network_answer import NetworkAnswer
-from penstock.checking.orders import compare_orders
-from penstock.checking.view_network import _POOLS, _pools_table, orders_page
+from penstock.checking.view_network import _POOLS, _pools_table
 from penstock.scenario.network import NetworkScenario, build_network, read_network
 from penstock.show import page as pages
 from penstock.show.html import render, write
@@ -177,6 +175,16 @@ def test_columns_of_words_are_flush_left_and_those_of_numbers_are_not(
     table = _pools_table(research[1])
     words = [name for name, of_words in zip(table.columns, table.of_words, strict=True) if of_words]
     assert words == ["Pool", "Order", "Router", "Policy", "Held by"]
+
+
+def test_a_narrow_terminal_shows_the_router_of_a_pool_with_replicas(
+    research: tuple[NetworkScenario, NetworkAnswer, Body], capsys, monkeypatch
+) -> None:  # type: ignore[no-untyped-def]
+    scenario, answer, _ = research
+    said = in_words(capsys, monkeypatch, 80)(answer.page(scenario))
+    heads, *rows = said[said.index("Pool  ") :].splitlines()[:3]
+    assert {"Load", "Margin", "Replicas", "Router", "Held"} <= set(heads.split())
+    assert ["jsq" in row.split() for row in rows] == [pool.replicas > 1 for pool in answer.pools]
 
 
 def test_hypotheses_that_fail_come_first(research: tuple[NetworkScenario, NetworkAnswer, Body]) -> None:
@@ -350,33 +358,6 @@ def test_what_makes_priorities_fail_is_said_with_its_numbers(capsys, monkeypatch
     assert f"multiplies a backlog by {first * second:,.3g}" in said
     assert f"This order {virtual.max_load:,.4g} x" in said
     assert "try fcfs, or the order turned around" in said
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_orders_fit_the_terminal_whatever_they_are_called(width: int, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    scenario = build_network(LONG, Path())
-    orders = {"as it is": {}, "back-pressure-phase": "back-pressure-phase", "[bold]mine": "hlpps"}
-    found = compare_orders(scenario.network, orders, jobs=600, resolution=0.1)  # type: ignore[arg-type]
-    said = in_words(capsys, monkeypatch, width)(orders_page(found, scenario))
-    assert max(map(len, said.splitlines())) <= width
-    assert "…" not in said
-    together = re.sub(r"\s", "", said)
-    assert all(name.replace(" ", "") in together for name in orders if len(name) < 15)
-
-
-def test_every_mean_of_every_order_is_printed_with_its_interval(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    scenario = read_network(EXAMPLES / "rybko_stolyar.yaml")
-    network = scenario.network.with_load(0.7)
-    found = compare_orders(network, {"own": {}, "fcfs": "fcfs", "hlpps": "hlpps"}, jobs=4000)
-    said = in_words(capsys, monkeypatch, 120)(orders_page(found, scenario))
-    rows = {line.split()[0]: line for line in said.splitlines() if line.split()[1:2] in (["unknown"], ["unstable"])}
-    assert list(rows) == ["own", "fcfs", "hlpps"]
-    assert rows["own"].split()[1:] == ["unstable", "unstable", "refused", "refused"]
-    for name, workflow in itertools.product(("fcfs", "hlpps"), range(2)):
-        e2e = found[name].workflows[workflow].e2e
-        assert e2e is not None
-        mean = e2e["mean"]
-        assert f"{shown(mean.value)} ({shown(mean.low)} to {shown(mean.high)})" in rows[name]
 
 
 @ps.policy(work_conserving=True)

@@ -178,6 +178,24 @@ def test_a_longest_context_cuts_outputs_behind_any_router() -> None:
         evaluate(dataclasses.replace(workload, lengths=LONG), Deployment(server, 2, router="jsq"), aim)
 
 
+def test_a_longest_context_does_to_recorded_requests_what_cutting_their_outputs_does() -> None:
+    rng = np.random.default_rng(1)
+    prompt, output = rng.integers(1, 400, 1_500), rng.integers(1, 300, 1_500)
+    arrival = np.cumsum(rng.exponential(0.1, 1_500))
+    server = ps.Server(
+        SERVER.batch_time, 256, 64, policy="vllm", policy_params={"max_model_len": 400}, kv_tokens=20_000
+    )
+    whole = ps.Workload.from_arrays(arrival, prompt, output)
+    cut = ps.Workload.from_arrays(arrival, prompt, np.minimum(output, 400 - prompt))
+    unlimited = dataclasses.replace(server, policy_params={})
+    aim = Aim.of(["e2e_p90<1s"], requests=1_500, most_requests=1_500)
+    for prefill in (0, 1):
+        limited = evaluate(whole, Deployment(server, 2, prefill_replicas=prefill, router="jsq"), aim)
+        by_hand = evaluate(cut, Deployment(unlimited, 2, prefill_replicas=prefill, router="jsq"), aim)
+        assert limited.latency == by_hand.latency
+        assert limited.goodput == by_hand.goodput
+
+
 @pytest.mark.parametrize("policy", ["vllm", "orca"])
 def test_kv_memory_and_engines_are_simulated_behind_routers_that_split_the_stream(policy: str) -> None:
     server = ps.Server(SERVER.batch_time, 256, 64, policy=policy, kv_tokens=20_000)

@@ -5,6 +5,7 @@ import pytest
 import penstock as ps
 from penstock.errors import InputError
 from penstock.planning.deployment import Deployment
+from penstock.planning.evaluate import network_of
 from penstock.planning.space import search_space
 
 SERVER = ps.Server(ps.Affine(c=0.01, a=1e-4), token_budget=256)
@@ -86,6 +87,25 @@ def test_engines_serve_behind_any_router() -> None:
     assert {family.name for family in space.families} == set(names)
 
 
+def test_a_router_with_other_settings_is_another_deployment() -> None:
+    session = ps.ROUTERS["session"].with_settings(spill=3)
+    space = search_space(SERVER, router=["prefix", {"prefix": {"match": 0.5, "times": 1.5}}, session], replicas=2)
+    names = ["prefix", "prefix (match 0.5)", "session (spill 3)"]
+    assert [family.name for family in space.families] == [f"server, sarathi, budget 256, {name}" for name in names]
+    plain, matched, spilling = (family.at(2) for family in space.families)
+    assert plain.chosen_router == ps.ROUTERS["prefix"]
+    assert dict(matched.chosen_router.settings) == {"match": 0.5, "spill": 64, "times": 1.5}
+    assert spilling.chosen_router == session
+    assert matched.as_dict()["router_settings"] == {"match": 0.5}
+
+
+def test_the_settings_of_a_router_reach_the_network_that_is_simulated() -> None:
+    engine = ps.Server(ps.Affine(c=0.01, a=1e-4), 256, policy="vllm", kv_tokens=20_000)
+    (family,) = search_space(engine, router=[{"scored": {"cached": 0, "memory": 5}}], replicas=2).families
+    router = network_of(ps.Workload.poisson(1.0, 10, 10), family.at(2)).pools["pool"].router
+    assert dict(router.settings) == {"cached": 0, "queue": 2, "memory": 5}
+
+
 def test_a_policy_that_is_out_of_place_is_called_unsuited_and_that_of_the_scenario_is_kept() -> None:
     space = search_space(SERVER, policy=["sarathi", "maxweight"], max_batch_size=[64])
     assert [family.name for family in space.families] == ["server, sarathi, budget 256, at most 64"]
@@ -106,6 +126,8 @@ def test_a_policy_that_is_out_of_place_is_called_unsuited_and_that_of_the_scenar
         ({"policy": ["sarahti"]}, "sarathi"),
         ({"policy": ["maxweight"], "max_batch_size": [64]}, "maxweight starves decodes"),
         ({"router": ["rnadom"]}, "random"),
+        ({"router": [{"prefix": {"mtach": 0.5}}]}, "router prefix has no setting 'mtach'; it has match, spill, times"),
+        ({"router": [{"prefix": 0.5}]}, "one name with its settings, such as {prefix: {match: 0.5}}"),
         ({"disaggregation": ["1/2"]}, "search.disaggregation is '1/2'"),
         ({"disaggregation": ["0:2"]}, "search.disaggregation is '0:2'"),
         ({"replicas": 0}, "search.replicas.max is 0"),

@@ -421,3 +421,27 @@ def test_more_jobs_than_recorded_are_refused() -> None:
     recorded = ps.Workload.from_arrays([0, 1, 4], [10, 20, 30], [5, 5, 5])
     with pytest.raises(ps.InputError, match="4 jobs asked for, but the network has 3"):
         Network.single(recorded, ENGINE).jobs(4)
+
+
+def test_a_stage_that_only_decodes_at_an_engine_without_a_prefill_elsewhere_is_refused() -> None:
+    engine = ps.Server(ps.Affine(0.02, 2e-4), 512, 64, policy="vllm", memory=ps.Memory(4096))
+    stages = {"ask": ps.Stage("p", 100, 10, then="go_on"), "go_on": ps.Stage("p", 0, 20)}
+    workflow = ps.Workflow("w", ps.Workload.poisson(2, 1, 1), stages)
+    with pytest.raises(ps.InputError, match=r"'w\.go_on' only decodes"):
+        ps.Network({"p": ps.Pool(engine)}, [workflow])
+
+
+def test_a_longest_context_counts_the_token_that_came_with_the_prefill_elsewhere() -> None:
+    engine = ps.Server(
+        ps.Affine(0.02, 2e-4), 512, 64, policy="vllm", policy_params={"max_model_len": 100}, memory=ps.Memory(4096)
+    )
+    workload = ps.Workload.poisson(2, ps.Uniform(1, 99), ps.Uniform(1, 300), seed=1)
+    apart = ps.Workflow.disaggregated(workload, prefill="p", decode="d")
+    for pools, flow in (
+        ({"p": ps.Pool(engine), "d": ps.Pool(engine)}, apart),
+        ({"all": ps.Pool(engine)}, ps.Workflow.single(workload, "all")),
+    ):
+        network = ps.Network(pools, [flow])
+        jobs = network.within_context(network.jobs(2_000))
+        tokens = np.bincount(jobs.job, jobs.prompt + jobs.output)
+        assert tokens.max() == 100

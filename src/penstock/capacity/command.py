@@ -14,10 +14,11 @@ from penstock.checking.choices import (
     chosen_policies,
     chosen_scenario,
     chosen_servers,
+    chosen_variants,
     refuse_options,
+    varied,
 )
-from penstock.checking.command_network import chosen_network, chosen_orders
-from penstock.errors import InputError
+from penstock.checking.command_network import Orders, Routers, chosen_network
 from penstock.show import progress
 from penstock.show.options import (
     EXIT_ANSWER_IS_NO,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from penstock.capacity.max_rate import MaxRate
     from penstock.scenario.network import NetworkScenario
     from penstock.scenario.scenario import Scenario
-    from penstock.system.network import Network
 
 
 def region(
@@ -76,14 +76,8 @@ def max_rate(
         str | None,
         typer.Option("--policies", help="Policies, separated by commas; default: the scenario's."),
     ] = None,
-    routers: Annotated[
-        str | None,
-        typer.Option("--routers", help="Of a network: routers, by commas, at all pools."),
-    ] = None,
-    orders: Annotated[
-        str | None,
-        typer.Option("--orders", help="Of a network: orders between stages, by commas."),
-    ] = None,
+    routers: Routers = None,
+    orders: Orders = None,
     precision: Annotated[
         float | None,
         typer.Option(
@@ -153,7 +147,7 @@ def _max_load(
     from penstock.capacity.view import max_load_page
     from penstock.system.network import own_seed
 
-    networks = _variants(chosen, axes)
+    networks = chosen_variants(chosen, axes)
     workflows = chosen.network.workflows
     seed = own_seed(workflows[0]) if seed is None else seed
     found: dict[str, MaxLoad] = {}
@@ -181,43 +175,8 @@ def _max_load(
         "networks": {name: load.as_dict() for name, load in found.items()},
         "warnings": [*notes, *notices],
     }
-    varied = [name for name, given in axes.items() if given is not None]
-    page = max_load_page(found, chosen, varied, [*notes, *notices])
+    page = max_load_page(found, chosen, varied(axes), [*notes, *notices])
     show_page(page, document, None, as_json)
-
-
-def _variants(chosen: "NetworkScenario", axes: "Mapping[str, str | None]") -> "dict[str, Network]":
-    """Return the network under every combination of what is named, by its names; as it is where
-    nothing is.
-    """
-    from penstock.checking.orders import with_order, with_policy, with_router
-    from penstock.system.network_faults import refuse_in_vain
-    from penstock.system.routing import ROUTERS, resolve_router
-
-    if all(given is None for given in axes.values()):
-        return {"as it is": chosen.network}
-    networks = {"": chosen.network}
-    if axes["policies"] is not None:
-        policies = chosen_policies(chosen, axes["policies"], ())
-        networks = {p.name: with_policy(chosen.network, p) for p in policies}
-    if axes["routers"] is not None:
-        routers = [name.strip() for name in axes["routers"].split(",") if name.strip()]
-        if not routers:
-            raise InputError(f"--routers names none; give some of {', '.join(ROUTERS)}")
-        networks = {
-            ", ".join(filter(None, (name, router.name))): with_router(network, router)
-            for name, network in networks.items()
-            for router in (resolve_router(choice, folder=chosen.folder) for choice in routers)
-        }
-        for network in networks.values():
-            refuse_in_vain(network)  # as where the scenario names the router
-    if axes["orders"] is not None:
-        networks = {
-            ", ".join(filter(None, (name, order.name))): with_order(network, order)
-            for name, network in networks.items()
-            for order in chosen_orders(chosen, axes["orders"])
-        }
-    return networks
 
 
 def recommend(

@@ -8,8 +8,6 @@ from penstock.checking.view_network import network_heading
 from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
 from penstock.words import METRICS, seconds, sentence
 
-_SINGULAR = {"policies": "policy", "routers": "router", "orders": "order"}
-
 if TYPE_CHECKING:
     from penstock.capacity.max_load import MaxLoad
     from penstock.capacity.max_rate import MaxRate
@@ -182,7 +180,7 @@ def max_rate_page(
 def max_load_page(
     loads: "Mapping[str, MaxLoad]",
     scenario: "NetworkScenario",
-    varied: Sequence[str],
+    what: str,
     notes: Sequence[str],
 ) -> Page:
     """Show the highest stable load of a network, as it is or under what varies, beside its
@@ -202,9 +200,8 @@ def max_load_page(
                 load.known,
             )
         )
-    what = ", ".join(_SINGULAR[axis] for axis in varied) or "network"
     columns = (
-        what.capitalize(),
+        what,
         "Stable up to",
         "Not at",
         "Any policy",

@@ -8,14 +8,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from penstock import checks
 from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_state
 from penstock.checking.enough_requests import estimate
 from penstock.checking.kv_limit import kv_notes
 from penstock.checking.latency import SteadyState
 from penstock.checking.notes import load_warnings, memory_warnings
 from penstock.checking.stability import Stability
-from penstock.checking.targets import Estimate, Judgement, Target
+from penstock.checking.targets import Estimate, Judgement, Target, parsed_targets
 from penstock.checking.verdict import verdict
 from penstock.errors import InputError
 from penstock.show.page import Page
@@ -258,7 +257,7 @@ def check(
     """
     if isinstance(workload, Workload) and isinstance(server, Server):
         refuse(jobs=jobs, seed=seed, outages=listed(outages) or None)
-        limits = _parsed(targets)
+        limits = parsed_targets(targets)
         question = _Question(
             workload, server, requests, until, limits, precision, estimate_memory, progress
         )
@@ -275,14 +274,6 @@ def check(
     from penstock.checking.network_answer import of_network
 
     return of_network(network, jobs, until, seed, resolution, progress, outages)
-
-
-def _parsed(targets: Sequence[Target | str]) -> list[Target]:
-    if isinstance(targets, str) or not all(isinstance(target, Target | str) for target in targets):
-        raise InputError(
-            f"targets are {checks.shown(targets)}, but must be a list such as ['ttft_p99<2s']"
-        )
-    return [Target.parse(target) if isinstance(target, str) else target for target in targets]
 
 
 @dataclasses.dataclass(frozen=True)

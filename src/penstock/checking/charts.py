@@ -129,37 +129,49 @@ def latency_panels(
 ) -> list[alt.Chart]:
     """Return the panels of `latency_cdfs`."""
     names = list(policies or runs)
-    panels = []
-    for title, metric in (
-        ("Time to first token", "ttft"),
-        ("Time between tokens", "gaps"),
-        ("End to end", "e2e"),
-    ):
-        parts = [
-            _cdf(getattr(run, metric), run.tick_s).with_columns(policy=pl.lit(name))
-            for name, run in runs.items()
-        ]
-        panels.append(
-            alt.Chart(pl.concat(parts), title=title)
-            .mark_line(strokeWidth=2, interpolate="step-after")
-            .encode(
-                x=alt.X(
-                    "seconds:Q",
-                    title="Seconds (log scale)",
-                    scale=alt.Scale(type="log", padding=8, nice=False),
-                    axis=alt.Axis(format="~g", tickCount=5),
-                ),
-                y=alt.Y(
-                    "share:Q",
-                    title="Share at most",
-                    scale=alt.Scale(domain=[0, 1]),
-                    axis=alt.Axis(format="%"),
-                ),
-                **_policy_channels(names, legend),
-            )
-            .properties(width=250, height=260)
+    metrics = {"Time to first token": "ttft", "Time between tokens": "gaps", "End to end": "e2e"}
+    return [
+        cdf_panel(
+            title,
+            {name: (getattr(run, metric), run.tick_s) for name, run in runs.items()},
+            names,
+            legend,
         )
-    return panels
+        for title, metric in metrics.items()
+    ]
+
+
+def cdf_panel(
+    title: str,
+    samples: Mapping[str, tuple[Distribution, float]],
+    names: list[str],
+    legend: str | None = "Policy",
+) -> alt.Chart:
+    """Draw cumulative distributions, each of samples and the seconds of a tick, a line for each;
+    ``names`` are all that a line may have, so that it keeps its colour and its dash.
+    """
+    parts = [_cdf(*of).with_columns(policy=pl.lit(name)) for name, of in samples.items()]
+    drawn: alt.Chart = (
+        alt.Chart(pl.concat(parts), title=title)
+        .mark_line(strokeWidth=2, interpolate="step-after")
+        .encode(
+            x=alt.X(
+                "seconds:Q",
+                title="Seconds (log scale)",
+                scale=alt.Scale(type="log", padding=8, nice=False),
+                axis=alt.Axis(format="~g", tickCount=5),
+            ),
+            y=alt.Y(
+                "share:Q",
+                title="Share at most",
+                scale=alt.Scale(domain=[0, 1]),
+                axis=alt.Axis(format="%"),
+            ),
+            **_policy_channels(names, legend),
+        )
+        .properties(width=250, height=260)
+    )
+    return drawn
 
 
 def region_chart(

@@ -9,12 +9,15 @@ import altair as alt
 import numpy as np
 import polars as pl
 
+from penstock.checking.charts import cdf_panel
+from penstock.checking.comparison import NetworkComparison
 from penstock.checking.flood_test import FALLEN, NetworkStability
 from penstock.checking.graph import network_graph as network_graph
 from penstock.errors import InputError, nearest
 from penstock.show.charts import COLOURS, DASHES, GRID, SHORT, with_line_under
 from penstock.simulation.network_run import NetworkRun
 from penstock.theory.network.fluid import NetworkPath
+from penstock.words import METRICS
 
 _SERIES_POINTS = 500
 _MOST_ROWS = 4_800
@@ -289,3 +292,28 @@ def stage_queues(run: NetworkRun) -> pl.DataFrame:
         .group_by("time_s", pl.col("name").alias("stage"), maintain_order=True)
         .agg(pl.col("value").sum().alias("requests"))
     )
+
+
+def compared_latencies(
+    comparison: NetworkComparison, what: str = "Network", about: str = ""
+) -> alt.ConcatChart:
+    """Cumulative distributions of TTFT and E2E, a line per network, panels by workflow."""
+    panels = comparison_panels(comparison, what).values()
+    grid: alt.ConcatChart = alt.concat(*panels, columns=2).configure_axis(gridColor=GRID)
+    return with_line_under(grid, about)
+
+
+def comparison_panels(
+    comparison: NetworkComparison, what: str = "Network"
+) -> dict[tuple[str, str], alt.Chart]:
+    """Return the panels of `compared_latencies`, by workflow and metric."""
+    panels = {}
+    by_workflow = comparison.by_workflow()
+    for workflow, rows in by_workflow.items():
+        of = f" of {workflow}" if len(by_workflow) > 1 else ""
+        for metric in rows[0].samples:
+            samples = {row.network: (row.samples[metric], row.tick_s) for row in rows}
+            panels[workflow, metric] = cdf_panel(
+                f"{METRICS[metric]}{of}", samples, list(comparison.answers), what
+            )
+    return panels

@@ -1,9 +1,10 @@
 """What a command asks about: a scenario with the choices of the command line over it."""
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -11,10 +12,17 @@ from penstock.errors import InputError
 from penstock.show import progress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
     from penstock.scenario.network import NetworkScenario
     from penstock.scenario.scenario import Scenario
+    from penstock.system.network import Network
+    from penstock.system.orders import Order
+    from penstock.system.routing import Router
     from penstock.system.scheduler import Scheduler
     from penstock.system.server import Server
+
+Named = TypeVar("Named", "Scheduler", "Router", "Order")
 
 Requests = Annotated[
     int | None, typer.Option("--requests", help="Arrivals to simulate, instead of the scenario's.")
@@ -99,18 +107,88 @@ def chosen_policies(
     """Return the policies named."""
     from penstock.system.policies import POLICIES, resolve
 
-    names = (
-        [name.strip() for name in policies.split(",") if name.strip()]
-        if policies is not None
-        else default
-    )
-    if not names:
-        raise InputError(f"--policies names none; give some of {', '.join(POLICIES)}")
+    names = default if policies is None else _names("--policies", policies, POLICIES)
     chosen = [resolve(name, folder=scenario.folder) for name in names]
-    if len({policy.name for policy in chosen}) < len(chosen):
-        called = ", ".join(policy.name for policy in chosen)
+    return _without_twins("--policies", chosen)
+
+
+def chosen_orders(scenario: "NetworkScenario", orders: str) -> "list[Order]":
+    """Return the orders named."""
+    from penstock.system.orders import ORDERS, resolve_order
+
+    names = _names("--orders", orders, ORDERS)
+    chosen = [resolve_order(name, folder=scenario.folder) for name in names]
+    return _without_twins("--orders", chosen)
+
+
+def chosen_routers(scenario: "NetworkScenario", routers: str) -> "list[Router]":
+    """Return the routers named, where there is something to choose for them."""
+    from penstock.system.routing import ROUTERS, resolve_router
+
+    names = _names("--routers", routers, ROUTERS)
+    if all(pool.replicas == 1 for pool in scenario.network.pools.values()):
         raise InputError(
-            f"--policies: two of {called} have one name; leave one out, or give it another name"
+            f"--routers names {routers}, but each pool has one replica, so no router is asked; "
+            "give one more `replicas`, or leave it out"
+        )
+    chosen = [resolve_router(name, folder=scenario.folder) for name in names]
+    return _without_twins("--routers", chosen)
+
+
+def chosen_variants(
+    scenario: "NetworkScenario", axes: "Mapping[str, str | None]"
+) -> "dict[str, Network]":
+    """Return the network under every combination of the ``policies``, ``routers`` and ``orders``
+    that are named, by their names; as it is where none are.
+    """
+    from penstock.checking.variants import with_order, with_policy, with_router
+    from penstock.system.network_faults import refuse_in_vain
+
+    if all(given is None for given in axes.values()):
+        return {"as it is": scenario.network}
+    parts: list[list[tuple[str, Callable[[Network], Network]]]] = []
+    if axes["policies"] is not None:
+        policies = chosen_policies(scenario, axes["policies"], ())
+        parts.append([(p.name, partial(with_policy, policy=p)) for p in policies])
+    if axes["routers"] is not None:
+        routers = chosen_routers(scenario, axes["routers"])
+        parts.append([(r.name, partial(with_router, router=r)) for r in routers])
+    if axes["orders"] is not None:
+        orders = chosen_orders(scenario, axes["orders"])
+        parts.append([(o.name, partial(with_order, order=o)) for o in orders])
+    networks = {}
+    for changes in itertools.product(*parts):
+        network = scenario.network
+        for _, change in changes:
+            network = change(network)
+        refuse_in_vain(network)  # as where the scenario names the router
+        networks[", ".join(name for name, _ in changes)] = network
+    return networks
+
+
+def varied(axes: "Mapping[str, str | None]") -> str:
+    """Return what tables call the networks under what is named: ``Policy, router``."""
+    named = [_SINGULAR[axis] for axis, given in axes.items() if given is not None]
+    return (", ".join(named) or "network").capitalize()
+
+
+_SINGULAR = {"policies": "policy", "routers": "router", "orders": "order"}
+
+
+def _names(option: str, given: str, known: "Iterable[str]") -> list[str]:
+    """Return the names in an option, of which it is to have some."""
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    if not names:
+        raise InputError(f"{option} names none; give some of {', '.join(known)}")
+    return names
+
+
+def _without_twins(option: str, chosen: "list[Named]") -> "list[Named]":
+    """Return what is chosen, if tables can tell it apart."""
+    if len({each.name for each in chosen}) < len(chosen):
+        called = ", ".join(each.name for each in chosen)
+        raise InputError(
+            f"{option}: two of {called} have one name; leave one out, or give it another name"
         )
     return chosen
 

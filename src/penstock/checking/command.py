@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.checking.choices import (
-    Alpha,
     AlphaOfServer,
     PolicyName,
     Requests,
@@ -18,14 +17,21 @@ from penstock.checking.choices import (
     measured,
     refuse_options,
 )
-from penstock.checking.command_network import Jobs, Orders, answer_network, chosen_network
+from penstock.checking.command_network import (
+    Jobs,
+    Orders,
+    OrdersBeside,
+    Routers,
+    answer_network,
+    chosen_network,
+    compare_variants,
+)
 from penstock.show import progress
 from penstock.show.options import (
     EXIT_ANSWER_IS_NO,
     Figures,
     Json,
     Report,
-    Resolution,
     ScenarioPath,
     Seed,
     Strict,
@@ -63,7 +69,7 @@ def check(
     targets: Targets = None,
     precision: Precision = None,
     jobs: Jobs = None,
-    orders: Orders = None,
+    orders: OrdersBeside = None,
     alpha: AlphaOfServer = None,
     resolution: ResolutionOfEither = None,
     as_json: Json = False,
@@ -124,22 +130,64 @@ def compare(
         str | None,
         typer.Option(
             "--policies",
-            help="Policies, separated by commas; default: the scenario's own, the paper's and the "
-            "adaptive ones.",
+            help="Policies, separated by commas; default, of a server: the scenario's own, the "
+            "paper's and the adaptive ones.",
         ),
     ] = None,
+    routers: Routers = None,
+    orders: Orders = None,
     requests: Requests = None,
+    jobs: Jobs = None,
     seed: Seed = None,
-    alpha: Alpha = 0.01,
-    resolution: Resolution = 0.01,
+    targets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target",
+            metavar="TARGET",
+            help="Of a network: a limit of goodput such as ttft_p99<2s; repeatable.",
+        ),
+    ] = None,
+    alpha: AlphaOfServer = None,
+    resolution: ResolutionOfEither = None,
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
     strict: Strict = False,
 ) -> None:
-    """Put policies side by side on the same requests."""
+    """Put policies side by side on the same requests; of a network routers, policies and orders,
+    with how sure each difference to the first one is.
+    """
     check_outputs(files_of(scenario), {"--report": report}, figures)
-    chosen = chosen_scenario(scenario, None, requests, seed)
+    from penstock.document import read_document
+    from penstock.scenario.scenario import describes_network
+
+    document = read_document(scenario)
+    if describes_network(document):
+        refuse_options(
+            f"{scenario} describes a network", {"--requests": requests, "--alpha": alpha}
+        )
+        axes = {"policies": policies, "routers": routers, "orders": orders}
+        asked = {"seed": seed, "resolution": resolution, "targets": targets or ()}
+        network = chosen_network(scenario, document, jobs)
+        compare_variants(network, axes, asked, as_json, figures, report, strict)
+        return
+    of_network = {"--routers": routers, "--orders": orders, "--jobs": jobs, "--target": targets}
+    refuse_options(f"{scenario} describes one server", of_network)
+    chosen = chosen_scenario(scenario, None, requests, seed, document)
+    _compare(chosen, policies, alpha, resolution, as_json, figures, report, strict)
+
+
+def _compare(
+    chosen: "Scenario",
+    policies: str | None,
+    alpha: float | None,
+    resolution: float | None,
+    as_json: bool,
+    figures: Path | None,
+    report: Path | None,
+    strict: bool,
+) -> None:
+    """Put policies of one server side by side."""
     from penstock.checking import answer
     from penstock.checking.view import compare_page
     from penstock.system.policies import POLICIES

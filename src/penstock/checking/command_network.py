@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.checking.choices import chosen_variants, varied
 from penstock.errors import InputError
 from penstock.show import progress
 from penstock.show.options import (
@@ -23,18 +24,28 @@ from penstock.show.options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from penstock.checking.network_answer import NetworkAnswer
     from penstock.scenario.network import NetworkScenario
-    from penstock.system.orders import Order
+    from penstock.system.network import Network
 
 
 Jobs = Annotated[int | None, typer.Option("--jobs", help="Of a network: jobs to simulate.")]
 Orders = Annotated[
     str | None,
+    typer.Option("--orders", help="Of a network: orders between stages, by commas."),
+]
+OrdersBeside = Annotated[
+    str | None,
     typer.Option(
         "--orders",
         help="Of a network: orders between stages, by commas, beside the scenario's own.",
     ),
+]
+Routers = Annotated[
+    str | None,
+    typer.Option("--routers", help="Of a network: routers, by commas, at all pools."),
 ]
 
 
@@ -45,7 +56,7 @@ def network(
     jobs: Jobs = None,
     seed: Seed = None,
     resolution: Resolution = 0.02,
-    orders: Orders = None,
+    orders: OrdersBeside = None,
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
@@ -77,9 +88,9 @@ def answer_network(
 ) -> None:
     """Answer for a network."""
     if orders is not None:
-        if figures is not None or report is not None:
-            raise InputError("--figures and --report show one order; leave --orders out, or them")
-        _compare(chosen, orders, seed, resolution, as_json, strict)
+        asked = {"seed": seed, "resolution": resolution}
+        networks = _beside_its_own(chosen, orders)
+        _compare(chosen, networks, "Order", asked, as_json, figures, report, strict)
         return
     from penstock.checking.answer import check
 
@@ -100,41 +111,67 @@ def answer_network(
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
-def _compare(
+def compare_variants(
     chosen: "NetworkScenario",
-    orders: str,
-    seed: int | None,
-    resolution: float | None,
+    axes: "Mapping[str, str | None]",
+    asked: dict[str, Any],
     as_json: bool,
+    figures: Path | None,
+    report: Path | None,
     strict: bool,
 ) -> None:
-    """Answer for the scenario's own order and those named."""
-    from penstock.checking.orders import compare_orders, own_order
-    from penstock.checking.view_network import orders_page
+    """Put a network under each policy, router and order side by side; what is ``asked`` goes to
+    `compare_networks`.
+    """
+    if all(given is None for given in axes.values()):
+        several = any(pool.replicas > 1 for pool in chosen.network.pools.values())
+        such = "--routers jsq,tokens" if several else "--orders fcfs,hlpps"
+        raise InputError(
+            f"{chosen.name} describes a network, of which compare puts routers, policies or "
+            f"orders side by side; name some, as {such}"
+        )
+    networks = chosen_variants(chosen, axes)
+    _compare(chosen, networks, varied(axes), asked, as_json, figures, report, strict)
+
+
+def _compare(
+    chosen: "NetworkScenario",
+    networks: "Mapping[str, Network]",
+    what: str,
+    asked: dict[str, Any],
+    as_json: bool,
+    figures: Path | None,
+    report: Path | None,
+    strict: bool,
+) -> None:
+    """Put networks side by side."""
+    from penstock.checking.comparison import compare_networks
 
     if chosen.outages:
         raise InputError(
-            "--orders compares steady states, in which nothing dies, so it would pass over "
-            "`simulate.outages`; leave out one of the two"
+            "steady states are compared, in which nothing dies, so `simulate.outages` would be "
+            "passed over; leave them out"
         )
-    named = chosen_orders(chosen, orders)
-    own = own_order(chosen.network)
-    orders_by_name: dict[str, Order | dict[str, Order]] = {own: {}}
-    orders_by_name |= {order.name: order for order in named if order.name != own}
     with progress.bar("Simulating") as show:
-        answers = compare_orders(
-            chosen.network,
-            orders_by_name,
-            jobs=chosen.jobs,
-            until=chosen.until,
-            seed=seed,
-            resolution=resolution,
-            progress=show,
+        comparison = compare_networks(
+            networks, jobs=chosen.jobs, until=chosen.until, progress=show, **asked
         )
-    document = {"orders": {name: answer.as_dict() for name, answer in answers.items()}}
-    show_page(orders_page(answers, chosen), document, None, as_json)
-    if strict and any(answer.verdict != "stable" for answer in answers.values()):
+    if figures is not None:
+        from penstock.checking.charts_network import compared_latencies
+
+        save_figures({"latency_cdfs": compared_latencies(comparison, what)}, figures, as_json)
+    show_page(comparison.page(chosen, what), comparison.as_dict(), report, as_json)
+    if strict and any(answer.verdict != "stable" for answer in comparison.answers.values()):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+def _beside_its_own(chosen: "NetworkScenario", orders: str) -> "dict[str, Network]":
+    """Return the network under its own order and those named, its own first."""
+    from penstock.checking.variants import own_order
+
+    own = own_order(chosen.network)
+    variants = chosen_variants(chosen, {"policies": None, "routers": None, "orders": orders})
+    return {own: chosen.network} | {n: v for n, v in variants.items() if n != own}
 
 
 def chosen_network(path: Path, document: Any, jobs: int | None) -> "NetworkScenario":
@@ -149,20 +186,6 @@ def chosen_network(path: Path, document: Any, jobs: int | None) -> "NetworkScena
     scenario = build_network(document, path.parent, path.name)
     progress.announce_compilation()
     return scenario if jobs is None else dataclasses.replace(scenario, jobs=jobs, until=None)
-
-
-def chosen_orders(chosen: "NetworkScenario", orders: str) -> "list[Order]":
-    """Return the orders named."""
-    from penstock.system.orders import ORDERS, resolve_order
-
-    names = [name.strip() for name in orders.split(",") if name.strip()]
-    if not names:
-        raise InputError(f"--orders names none; give some of {', '.join(ORDERS)}")
-    resolved = [resolve_order(name, folder=chosen.folder) for name in names]
-    if len({order.name for order in resolved}) < len(resolved):
-        called = ", ".join(order.name for order in resolved)
-        raise InputError(f"--orders: two of {called} have one name; leave one out")
-    return resolved
 
 
 def _draw(folder: Path, answer: "NetworkAnswer", as_json: bool) -> None:

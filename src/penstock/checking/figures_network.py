@@ -3,14 +3,17 @@
 import numpy as np
 
 from penstock.checking import charts_network, graph
+from penstock.checking.comparison import NetworkComparison
 from penstock.checking.flood_test import NetworkStability
 from penstock.checking.graph_layout import network_ways, pool_cycles
 from penstock.show.page import Figure, Table
 from penstock.simulation.network_run import NetworkRun
 from penstock.system.network import Network
 from penstock.theory.network.certificate import NetworkCertificate
-from penstock.words import amount
+from penstock.words import METRICS, amount, seconds
 
+_SHARES = (0.1, 0.5, 0.9, 0.95, 0.99, 0.999)
+"""Of a table of a distribution."""
 _ROWS = 20
 """Of a table of values over time."""
 _PHONE = 480
@@ -132,3 +135,21 @@ def queue_figure(run: NetworkRun) -> Figure:
         [Table(("Time (s)", *stages), rows, "Requests, waiting and served")],
         "Requests at each stage, waiting and served, while jobs arrive.",
     )
+
+
+def comparison_figure(comparison: NetworkComparison, what: str) -> Figure:
+    """Draw the distributions of latency of networks side by side."""
+    charts = {}
+    tables = []
+    for (workflow, metric), panel in charts_network.comparison_panels(comparison, what).items():
+        rows = comparison.by_workflow()[workflow]
+        cells = [
+            (row.network, *(seconds(row.samples[metric].quantile(s) * row.tick_s) for s in _SHARES))
+            for row in rows
+        ]
+        title = f"{METRICS[metric]} of {workflow}"
+        text = "; ".join(f"{row[0]} {row[2]} s at the median, {row[-2]} s at 99%" for row in cells)
+        charts[f"{title}, cumulative distribution: {text}."] = panel
+        columns = (what, *(f"{100 * share:g}%" for share in _SHARES))
+        tables.append(Table(columns, cells, f"{title}: at most so many seconds"))
+    return Figure("Latency", charts, tables, "Share of calls or jobs that took at most so long.")

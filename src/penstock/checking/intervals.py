@@ -15,7 +15,7 @@ value of the whole run may be off.
   held the 99th percentile 54 times of 100, these do 94 times. Samples beyond a high quantile come
   in bursts, and a run that saw few of them tells neither how often they come nor how large they
   are. `effective_bursts` counts them, and the upper end allows for how far their own spread is then
-  unknown (`_burst_student`). With fewer than some ten bursts there is no upper end
+  unknown (`burst_student`). With fewer than some ten bursts there is no upper end
   (`bursts_needed`). Behind a tail of long requests rare bursts do not show, so for E2E those beyond
   the same quantile of TTFT count where they are fewer.
 * Warm-up: MSER-5 (White, Simulation 69, 1997), except that it may only remove a stretch that lies
@@ -176,7 +176,7 @@ def quantile_interval(
     error = max(error_below, error_up_to)
     bursts = effective_bursts(1 - below, error)
     believed = min(bursts, most_bursts)
-    t_bursts = _burst_student(confidence, len(batches), believed)
+    t_bursts = burst_student(confidence, len(batches), believed)
     level = share + t_bursts * error
     high: float | None = None
     if t_bursts**2 < bursts:
@@ -220,7 +220,7 @@ def effective_bursts(beyond: float, error: float) -> float:
 @functools.cache
 def bursts_needed(confidence: float, batches: int) -> int:
     """Return how many effective bursts beyond a quantile its upper end needs."""
-    return next(n for n in itertools.count(1) if _burst_student(confidence, batches, n) ** 2 < n)
+    return next(n for n in itertools.count(1) if burst_student(confidence, batches, n) ** 2 < n)
 
 
 def standard_error(residuals: Floats) -> float:
@@ -236,7 +236,7 @@ def student(confidence: float, batches: int) -> float:
     return float(special.stdtrit(batches - 1, (1 + confidence) / 2))
 
 
-def _burst_student(confidence: float, batches: int, bursts: float) -> float:
+def burst_student(confidence: float, batches: int, bursts: float) -> float:
     """Return the two-sided t quantile for a variance that was measured on so many effective bursts.
 
     Of bursts that come at random a variance has the squared coefficient of variation 2 / (batches -

@@ -75,7 +75,9 @@ class NetworkSteadyState:
         Whether the run is too short to bound latency from above. It starts empty, so what it misses
         lies above.
     notices
-        What the user should know besides, a sentence each.
+        What the user should know besides, a sentence each; ``bursts_notice`` among them.
+    bursts_notice
+        Which percentiles have no upper end because few bursts lie beyond them; empty: none.
     priorities
         By workflow and stage (None: E2E of jobs, by the priority of their first request), then by
         priority and metric; empty where requests have none, or more than `MOST_PRIORITIES`.
@@ -89,6 +91,7 @@ class NetworkSteadyState:
     confidence: float
     too_short: bool
     notices: tuple[str, ...]
+    bursts_notice: tuple[str, ...] = ()
     priorities: Mapping[tuple[str, str | None], Mapping[int, Mapping[str, Statistics]]] = (
         dataclasses.field(default_factory=dict)
     )
@@ -132,21 +135,11 @@ def network_steady_state(
     confidence = checked_confidence(confidence)
     rows = recorded(run.rows, "requests")
     count, notices = before_unfinished(run.finish, "job", "ended")
-    e2e = (run.finish - run.arrival)[:count]
-    removed, still_warming = intervals.warmup(_relative(e2e, run.workflow[:count]))
-    filling = _filling(run.arrival[:count], e2e)
-    used = max(count - max(removed, filling), 0) // BATCHES * BATCHES
-    span = max(int(np.ptp(run.arrival[:count])), 1) if count else 1
-    at_once = min(float(e2e.sum()) / span, float(count))  # Little's law
-    short = _shortness(run, rows, count, count - filling, used, at_once, loads)
-    few = used < LEAST_JOBS
-    if few:
-        used = count
-    batch = np.full(run.arrived, -1)  # of each job; -1: left out
-    batch[count - used : count] = np.arange(used) * (1 if few else BATCHES) // max(used, 1)
-    workflows = _of_workflows(run, e2e, batch)
-    if not few:
-        short += unsteady("E2E", still_warming, list(workflows.values()), count, "jobs")
+    used = _used_jobs(run, rows, count, loads)
+    workflows = _of_workflows(run, count, used.batch)
+    short = used.short
+    if not used.few:
+        short = short + unsteady("E2E", used.still_warming, list(workflows.values()), count, "jobs")
 
     def estimated(metric: str, batches: Batches) -> Statistics:
         return {
@@ -157,42 +150,103 @@ def network_steady_state(
     of_workflows = {name: estimated("e2e_s", batches) for name, batches in workflows.items()}
     of_stages = {
         stage: {metric: estimated(metric, batches) for metric, batches in metrics.items()}
-        for stage, metrics in _of_stages(run, rows, batch).items()
+        for stage, metrics in _of_stages(run, rows, used.batch).items()
     }
     tbt_s: Statistics = {}
     if run.gap_sections:
-        tbt_s = estimated(
-            "tbt_s", _of_gaps(run.gap_sections, (count - used) / max(run.arrived, 1), few)
-        )
+        removed = (count - used.jobs) / max(run.arrived, 1)
+        tbt_s = estimated("tbt_s", _of_gaps(run.gap_sections, removed, used.few))
+    few = []
     if not short:
-        by_name = {f"{name} e2e": statistics for name, statistics in of_workflows.items()}
-        by_name["tbt"] = tbt_s
-        for stage, metrics in of_stages.items():
-            by_name |= {
-                f"{stage} {metric.removesuffix('_s')}": statistics
-                for metric, statistics in metrics.items()
-            }
-        notices += few_bursts(by_name, confidence, used, "jobs")
+        few = few_bursts(
+            _by_name(of_workflows, of_stages) | {"tbt": tbt_s}, confidence, used.jobs, "jobs"
+        )
     return NetworkSteadyState(
-        of_workflows, of_stages, tbt_s, used, count - used, confidence, bool(short),
-        (*notices, *short),
+        of_workflows, of_stages, tbt_s, used.jobs, count - used.jobs, confidence, bool(short),
+        (*notices, *few, *short), tuple(few),
         priorities={
             where: {
                 priority: {metric: estimated(metric, batches) for metric, batches in of.items()}
                 for priority, of in of_priorities.items()
             }
-            for where, of_priorities in _of_priorities(run, rows, batch).items()
+            for where, of_priorities in _of_priorities(run, rows, used.batch).items()
         },
     )  # fmt: skip
 
 
-def _of_workflows(run: NetworkRun, e2e: Ints, batch: Ints) -> dict[str, Batches]:
-    """Return E2E of the jobs of each workflow, as far as all have ended."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _UsedJobs:
+    """Jobs of which the steady state is told.
+
+    Attributes
+    ----------
+    batch
+        Shape (jobs of the run,), the batch of each; -1: left out.
+    jobs
+        How many are used.
+    few
+        Whether they are too few for batches, and so all that there are.
+    short
+        Why the run is too short, if it is.
+    still_warming
+        Whether the warm-up may go on half-way through the run.
+    """
+
+    batch: Ints
+    jobs: int
+    few: bool
+    short: list[str]
+    still_warming: bool
+
+
+def _used_jobs(
+    run: NetworkRun, rows: RequestRows, count: int, loads: npt.ArrayLike | None
+) -> _UsedJobs:
+    """Leave out the warm-up of the first ``count`` jobs, and put the others into batches."""
+    e2e = (run.finish - run.arrival)[:count]
+    removed, still_warming = intervals.warmup(_relative(e2e, run.workflow[:count]))
+    filling = _filling(run.arrival[:count], e2e)
+    used = max(count - max(removed, filling), 0) // BATCHES * BATCHES
+    span = max(int(np.ptp(run.arrival[:count])), 1) if count else 1
+    at_once = min(float(e2e.sum()) / span, float(count))  # Little's law
+    short = _shortness(run, rows, count, count - filling, used, at_once, loads)
+    few = used < LEAST_JOBS
+    if few:
+        used = count
+    batch = in_batches(run.arrived, count - used, count, few)
+    return _UsedJobs(batch, used, few, short, still_warming)
+
+
+def in_batches(arrived: int, begin: int, end: int, few: bool) -> Ints:
+    """Return the batch of each job, -1 of those before and after some; all are in one where they
+    are too few for more.
+    """
+    batch = np.full(arrived, -1)
+    batch[begin:end] = np.arange(end - begin) * (1 if few else BATCHES) // max(end - begin, 1)
+    return batch
+
+
+def _by_name(
+    workflows: Mapping[str, Statistics], stages: Mapping[str, Mapping[str, Statistics]]
+) -> dict[str, Statistics]:
+    """Return estimates by the names that notices call them."""
+    by_name = {f"{name} e2e": statistics for name, statistics in workflows.items()}
+    for stage, metrics in stages.items():
+        by_name |= {
+            f"{stage} {metric.removesuffix('_s')}": statistics
+            for metric, statistics in metrics.items()
+        }
+    return by_name
+
+
+def _of_workflows(run: NetworkRun, count: int, batch: Ints) -> dict[str, Batches]:
+    """Return E2E of the first ``count`` jobs by workflow, which all have ended."""
+    e2e = (run.finish - run.arrival)[:count]
     chosen = {
-        workflow.name: run.workflow[: e2e.size] == index
+        workflow.name: run.workflow[:count] == index
         for index, workflow in enumerate(run.network.workflows)
     }
-    return {name: _batched(batch, np.flatnonzero(mine), e2e[mine]) for name, mine in chosen.items()}
+    return {name: batched(batch, np.flatnonzero(mine), e2e[mine]) for name, mine in chosen.items()}
 
 
 def _of_stages(run: NetworkRun, rows: RequestRows, batch: Ints) -> dict[str, dict[str, Batches]]:
@@ -200,7 +254,7 @@ def _of_stages(run: NetworkRun, rows: RequestRows, batch: Ints) -> dict[str, dic
     job = rows.jobs.job
     return {
         stage: {
-            metric: _batched(batch, job[requests], ticks.astype(np.int64))
+            metric: batched(batch, job[requests], ticks.astype(np.int64))
             for metric, (requests, ticks) in run.samples(index).items()
             if metric != "tpot_s"  # which is no whole number of ticks
         }
@@ -227,12 +281,12 @@ def _of_priorities(
     for workflow, stage, metric, requests, ticks in run.samples_by_priority():
         by_priority = found.setdefault((workflow, stage), {})
         for value, mine in run.of_priorities(requests):
-            of = _batched(batch, job[requests[mine]], ticks[mine].astype(np.int64))
+            of = batched(batch, job[requests[mine]], ticks[mine].astype(np.int64))
             by_priority.setdefault(value, {})[metric] = of
     return found
 
 
-def _batched(batch: Ints, job: Ints, ticks: Ints) -> Batches:
+def batched(batch: Ints, job: Ints, ticks: Ints) -> Batches:
     """Put samples into the batches of their jobs, or together if they are too few."""
     own = batch[job]
     size = int(batch.max(initial=0)) + 1

@@ -5,8 +5,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from penstock import checks
 from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_state
 from penstock.checking.batches import Statistics
@@ -17,7 +15,7 @@ from penstock.checking.pools import PoolAnswer, pool_answers, pool_warnings
 from penstock.checking.verdict import verdict
 from penstock.show.page import Page
 from penstock.simulation.network_run import NetworkRun
-from penstock.simulation.network_simulation import jobs_of_run, run_network
+from penstock.simulation.network_simulation import jobs_of_run, refuse_late_outages, run_network
 from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.run import TICK_S, stop_tick
 from penstock.simulation.simulate import RunOptions
@@ -204,88 +202,9 @@ class NetworkAnswer(AnyAnswer):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``network``."""
-        run = self.run
-        steady = self.latency
-        bottleneck = self.bottleneck
-        growth = run.growth_tokens_per_s
-        return {
-            "verdict": self.verdict,
-            "load": {
-                "bottleneck": bottleneck.name,
-                "rho": bottleneck.rho,
-                "margin": bottleneck.margin,
-                "max_load": self.max_load if np.isfinite(self.max_load) else None,
-            },
-            "certificate": certificate_as_dict(self.certificate),
-            "stability": self.stability.as_dict() if self.stability else None,
-            "stability_skipped": self.stability_skipped,
-            "simulation": {
-                "verdict": self.stability.verdict if self.stability else None,
-                "jobs": run.arrived,
-                "unfinished": run.arrived - run.finished,
-                "requests": run.requests.height,
-                "seconds": run.seconds,
-                "growth_tokens_per_s": growth if np.isfinite(growth) else None,
-            },
-            "pools": [
-                dataclasses.asdict(pool)
-                | {
-                    "binding": list(pool.binding),
-                    "limits": [
-                        dataclasses.asdict(limit) | {"margin": limit.margin}
-                        for limit in pool.limits
-                    ],
-                }
-                for pool in self.pools
-            ],
-            "workflows": [
-                {
-                    "workflow": workflow.name,
-                    "jobs_per_s": workflow.jobs_per_s,
-                    "jobs": workflow.jobs,
-                    "unfinished": workflow.unfinished,
-                    "e2e_s": _values(workflow.e2e),
-                    "e2e_interval": _ends(workflow.e2e),
-                    "earliest_s": workflow.earliest_s,
-                }
-                for workflow in self.workflows
-            ],
-            "stages": [_stage_as_dict(stage) for stage in self.stages],
-            "priorities": [
-                {"workflow": of.workflow, "stage": of.stage, "priority": of.priority}
-                | _latency_as_dict(of.latency)
-                for of in self.priorities
-            ],
-            "outages": [window.as_dict() for window in self.outages],
-            "steady_state": steady
-            and {
-                "jobs": steady.jobs,
-                "warmup_jobs": steady.warmup_jobs,
-                "confidence": steady.confidence,
-            },
-            "latency_refused": self.latency_refused,
-            "disagreement": self.disagreement,
-            "warnings": list(self.warnings),
-        }
+        from penstock.checking.network_json import network_as_dict
 
-
-def _stage_as_dict(stage: StageAnswer) -> dict[str, Any]:
-    latency = stage.latency
-    return {
-        "stage": stage.name,
-        "pool": stage.pool,
-        "visits_per_s": stage.visits_per_s,
-        "prefill_tokens": stage.prefill_tokens,
-        "decode_tokens": stage.decode_tokens,
-        **_latency_as_dict(latency),
-    }
-
-
-def _latency_as_dict(latency: Mapping[str, Statistics] | None) -> dict[str, Any]:
-    return {
-        "latency": latency and {metric: _values(of) for metric, of in latency.items()},
-        "latency_interval": latency and {metric: _ends(of) for metric, of in latency.items()},
-    }
+        return network_as_dict(self)
 
 
 def of_network(
@@ -298,16 +217,18 @@ def of_network(
     outages: Sequence[Outage] = (),
 ) -> NetworkAnswer:
     """Answer for a network: see `penstock.check`."""
-    jobs = _length_of_run(network, jobs, until)  # refuse it before the test, not after
+    # What cannot be done is refused before the test, not after.
+    jobs = _length_of_run(network, jobs, until)
     outages = checked_outages(outages, network.pools)
+    alone = _RUN_SHARE if outages else 1.0
+    options = RunOptions(stop_tick(until, TICK_S), progress=part_of(progress, _TEST_SHARE, alone))
+    refuse_late_outages(network, jobs, seed, options, outages)
     certificate = certify(network)
     stability = None
     if not network.ends:
         of_floods = own_seed(network.workflows[0]) if seed is None else seed
         tested = part_of(progress, 0.0, _TEST_SHARE)
         stability = verdict(network, resolution=resolution, seed=of_floods, progress=tested)
-    alone = _RUN_SHARE if outages else 1.0
-    options = RunOptions(stop_tick(until, TICK_S), progress=part_of(progress, _TEST_SHARE, alone))
     run = run_network(network, jobs, seed, options)
     windows: tuple[OutageWindow, ...] = ()
     if outages:
@@ -343,40 +264,6 @@ def of_network(
         priorities=_priorities(latency),
         outages=windows,
     )
-
-
-def certificate_as_dict(certificate: NetworkCertificate) -> dict[str, Any]:
-    """Return the JSON form of a certificate."""
-    anyone, virtual = certificate.any_policy, certificate.virtual_station
-    return {
-        "verdict": certificate.verdict,
-        "theorem": certificate.theorem,
-        "reason": certificate.reason,
-        "hypotheses": [dataclasses.asdict(hypothesis) for hypothesis in certificate.hypotheses],
-        "certified_load": certificate.certified_load,
-        "any_policy": anyone
-        and {
-            "max_load": anyone.max_load,
-            "exact": anyone.exact,
-            "cycles": [
-                {"pools": list(cycle.pools), "max_load": cycle.max_load, "exact": cycle.exact}
-                for cycle in anyone.cycles
-            ],
-        },
-        "virtual_station": virtual
-        and {
-            "pools": list(virtual.pools),
-            "stages": [list(stages) for stages in virtual.classes],
-            "pushes": [list(stages) for stages in virtual.pushes],
-            "loads": list(virtual.loads),
-            "max_load": virtual.max_load,
-        },
-        "order": [list(pools) for pools in certificate.order],
-        "joins": [
-            {"stage": join.stage, "branches": join.branches, "bound": join.bound}
-            for join in certificate.joins
-        ],
-    }
 
 
 def _length_of_run(network: Network, jobs: int | None, until: float | None) -> int | None:
@@ -449,20 +336,4 @@ def _priorities(latency: NetworkSteadyState | None) -> tuple[PriorityAnswer, ...
         PriorityAnswer(workflow, stage, priority, metrics)
         for (workflow, stage), by_priority in (latency.priorities if latency else {}).items()
         for priority, metrics in by_priority.items()
-    )
-
-
-def _values(statistics: Statistics | None) -> dict[str, float | None] | None:
-    return (
-        None
-        if statistics is None
-        else {name: estimate.value for name, estimate in statistics.items()}
-    )
-
-
-def _ends(statistics: Statistics | None) -> dict[str, list[float | None]] | None:
-    return (
-        None
-        if statistics is None
-        else {name: [estimate.low, estimate.high] for name, estimate in statistics.items()}
     )

@@ -12,7 +12,7 @@ from penstock.show.page import Section, Table
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.run import recorded
 from penstock.system.outages import LOST, Outage
-from penstock.words import seconds
+from penstock.words import counted, seconds
 
 LEVELS = {"p50": 0.5, "p99": 0.99}
 
@@ -23,8 +23,8 @@ class OutageWindow:
 
     Attributes
     ----------
-    outage
-        Around which.
+    outage, hit
+        Around which, and the requests that were at its replica when it died.
     when
         ``before`` it, ``away``: while it lasts, or ``after`` it: each as long as it lasts.
     from_s, to_s
@@ -38,6 +38,7 @@ class OutageWindow:
     """
 
     outage: Outage
+    hit: int
     when: str
     from_s: float
     to_s: float
@@ -57,14 +58,14 @@ class OutageWindow:
 def outage_windows(run: NetworkRun, undisturbed: NetworkRun) -> tuple[OutageWindow, ...]:
     """Return what outages do, by the run that has them and one of the same jobs without."""
     windows = []
-    for outage in run.outages:
+    for outage, hit in zip(run.outages, run.hits, strict=True):
         length = outage.end_s - outage.start_s
         spans = {
             "before": (max(outage.start_s - length, 0.0), outage.start_s),
             "away": (outage.start_s, outage.end_s),
             "after": (outage.end_s, outage.end_s + length),
         }
-        windows += [_window(run, undisturbed, outage, when, *spans[when]) for when in spans]
+        windows += [_window(run, undisturbed, outage, hit, when, *spans[when]) for when in spans]
     return tuple(windows)
 
 
@@ -72,6 +73,7 @@ def _window(
     run: NetworkRun,
     undisturbed: NetworkRun,
     outage: Outage,
+    hit: int,
     when: str,
     from_s: float,
     to_s: float,
@@ -83,6 +85,7 @@ def _window(
     assert rows.lost is not None
     return OutageWindow(
         outage=outage,
+        hit=hit,
         when=when,
         from_s=from_s,
         to_s=to_s,
@@ -118,8 +121,8 @@ def _quantiles(run: NetworkRun, event: str, requests: Ints) -> dict[str, float |
 
 _CAPTION = (
     "In seconds, from the first arrival to the last try; requests by when they came to the pool, "
-    "in spans as long as the outage; in brackets the same jobs without outages. Hit: they were at "
-    "a replica when it died, in this outage or another."
+    "in spans as long as the outage; in brackets the same jobs without outages. Hit, in a row: "
+    "they were at a replica when it died, in this outage or another."
 )
 
 
@@ -129,7 +132,7 @@ def outages_section(windows: tuple[OutageWindow, ...]) -> list[Section]:
         return []
     rows: dict[str, list[tuple[str, ...]]] = {}
     for window in windows:
-        rows.setdefault(_title(window.outage), []).append(
+        rows.setdefault(_title(window), []).append(
             (
                 window.when,
                 f"{window.requests:,}",
@@ -145,9 +148,11 @@ def outages_section(windows: tuple[OutageWindow, ...]) -> list[Section]:
     return [Section("Outages", [_CAPTION], tables=tables)]
 
 
-def _title(outage: Outage) -> str:
+def _title(window: OutageWindow) -> str:
+    outage = window.outage
     fate = "lost" if outage.requests == LOST else "sent again"
-    return f"{outage.name} from {outage.start_s:g} to {outage.end_s:g} s, its requests {fate}"
+    hit = f"hit {counted(window.hit, 'request')}, {fate}"
+    return f"{outage.name} from {outage.start_s:g} to {outage.end_s:g} s: {hit}"
 
 
 def _beside(value: float | None, without: float | None) -> str:

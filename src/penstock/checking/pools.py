@@ -100,14 +100,7 @@ def pool_warnings(network: Network, pools: Sequence[PoolAnswer], run: NetworkRun
     """Say what limits waste, where they hold a pool back although tokens would fit, and what loads
     leave out.
     """
-    warnings = _idle_priorities(network)
-    if not network.reuse_is_certain and run.rows is not None:
-        prompts = max(int(run.rows.jobs.prompt.sum(dtype=np.int64)), 1)
-        share = int(run.rows.cached.sum(dtype=np.int64)) / prompts
-        warnings.append(
-            f"loads count every prompt in full, but in this run replicas had {share:.1%} of the "
-            "prompt tokens already"
-        )
+    warnings = [*_idle_priorities(network), *reuse_warnings(network, run)]
     for answer, pool in zip(pools, network.pools.values(), strict=True):
         warnings += _server_warnings(answer.name, pool)
         warnings += _too_long(network, answer.name)
@@ -122,6 +115,16 @@ def pool_warnings(network: Network, pools: Sequence[PoolAnswer], run: NetworkRun
                 "what arrives; raise it"
             )
     return warnings
+
+
+def reuse_warnings(network: Network, run: NetworkRun) -> list[str]:
+    """Say how much of the prompts was found, where loads do not know it."""
+    if network.reuse_is_certain or run.rows is None:
+        return []
+    return [
+        "loads count every prompt in full, but in this run replicas had "
+        f"{run.found_share:.1%} of the prompt tokens already"
+    ]
 
 
 def _too_long(network: Network, name: str) -> list[str]:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from penstock import checks
 from penstock.errors import InputError, nearest
@@ -36,6 +36,10 @@ class Estimate:
     low: float | None = None
     high: float | None = None
     bursts: float | None = dataclasses.field(default=None, compare=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"value": self.value, "interval": [self.low, self.high]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +198,21 @@ def _seconds(text: str, shown: str) -> float:
             "it like 2s"
         )
     return seconds
+
+
+def parsed_targets(targets: Sequence[Target | str]) -> list[Target]:
+    """Return targets, those that are text read.
+
+    Raises
+    ------
+    InputError
+        If one cannot be read, or they are no list.
+    """
+    if isinstance(targets, str) or not all(isinstance(target, Target | str) for target in targets):
+        raise InputError(
+            f"targets are {checks.shown(targets)}, but must be a list such as ['ttft_p99<2s']"
+        )
+    return [Target.parse(target) if isinstance(target, str) else target for target in targets]
 
 
 def statistics_of(metric: str, targets: Sequence[Target]) -> list[str]:

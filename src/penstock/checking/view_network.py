@@ -1,13 +1,12 @@
 """What is known of a network as a page: under one order between stages, or several side by side."""
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.checking.outages import outages_section
 from penstock.checking.view import growth, share, with_interval
 from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
-from penstock.words import counted, digits, gathered, seconds, sentence
+from penstock.words import counted, digits, seconds, sentence
 
 if TYPE_CHECKING:
     from penstock.checking.batches import Statistics
@@ -76,74 +75,6 @@ def network_page(answer: "NetworkAnswer", scenario: "NetworkScenario | None" = N
             Section("Floods and queues", figures=lambda: _floods_and_queues(answer)),
         ],
     )
-
-
-def orders_page(answers: "Mapping[str, NetworkAnswer]", scenario: "NetworkScenario") -> Page:
-    """Show the answers under several orders between stages side by side."""
-    first = next(iter(answers.values()))
-    columns = (
-        "Order",
-        "Theory",
-        "Test",
-        *(f"E2E of {workflow.name} (s)" for workflow in first.workflows),
-    )
-    rows = []
-    for name, answer in answers.items():
-        test = answer.stability.verdict if answer.stability else "skipped"
-        e2e = [with_interval(of.e2e["mean"]) if of.e2e else "refused" for of in answer.workflows]
-        rows.append((name, answer.certificate.verdict, test, *e2e))
-    steady = next((answer.latency for answer in answers.values() if answer.latency), None)
-    caption = "The same jobs under all orders. E2E: mean in the steady state"
-    if steady:
-        caption += f", and the {steady.confidence:.0%} interval that holds it"
-    contradictions = [
-        Verdict("contradiction", f"{answer.disagreement}.", about=name)
-        for name, answer in answers.items()
-        if answer.disagreement
-    ]
-    return Page(
-        title=scenario.name,
-        heading=network_heading(first.network),
-        verdicts=contradictions,
-        sections=[
-            Section(
-                "Orders",
-                tables=[Table(columns, rows, f"{caption}. Refused: there is none.")],
-                notes=gathered({name: answer.warnings for name, answer in answers.items()}),
-            ),
-            *_reasons(answers),
-        ],
-    )
-
-
-def _reasons(answers: "Mapping[str, NetworkAnswer]") -> list[Section]:
-    """Return what theory and test say of the orders, those of which they say the same together."""
-    theory: dict[str, list[str]] = {}
-    failing: dict[str, list[str]] = {}
-    test: dict[str, list[str]] = {}
-    for name, answer in answers.items():
-        certificate = answer.certificate
-        if certificate.verdict != "unknown":
-            theory[name] = [certificate.reason]
-        else:
-            failed = [f"{h.name}: {h.why}" for h in certificate.hypotheses if not h.held]
-            failing[name] = failed or [certificate.reason]
-        if answer.stability and answer.stability.verdict != "stable":
-            test[name] = [answer.stability.reason]
-    titles = {"Theory": theory, "What keeps theorems from saying stable": failing, "The test": test}
-    return [Section(title, facts=_gathered(of, len(answers))) for title, of in titles.items() if of]
-
-
-def _gathered(sentences: Mapping[str, Sequence[str]], count: int) -> list[Fact]:
-    """Return each sentence once, after the names of which it is true."""
-    names_of: dict[str, list[str]] = {}
-    for name, texts in sentences.items():
-        for text in texts:
-            names_of.setdefault(text, []).append(name)
-    return [
-        Fact("all" if len(names) == count else ", ".join(names), "", f"{text}.")
-        for text, names in names_of.items()
-    ]
 
 
 def network_heading(network: "Network") -> str:
@@ -253,7 +184,12 @@ def _pools_table(answer: "NetworkAnswer") -> Table:
         )
         for pool in answer.pools
     ]
-    return Table((*columns, "Held by"), rows, _POOLS, spare=("Policy", "Router", "Tokens/s"))
+    # What is the same everywhere, or nowhere asked, goes before what tells pools apart.
+    routed = any(pool.replicas > 1 for pool in answer.pools)
+    ordered = any(pool.order != "fcfs" for pool in answer.pools)
+    spare = ["Policy", "Tokens/s", *([] if ordered else ["Order"]), "A batch"]
+    spare = [*spare, "Router"] if routed else ["Router", *spare]
+    return Table((*columns, "Held by"), rows, _POOLS, spare=spare)
 
 
 def _limits_tables(answer: "NetworkAnswer") -> list[Table]:

@@ -33,8 +33,10 @@ from penstock.kernel.routing import look
 from penstock.kernel.running import change_phase
 from penstock.kernel.signatures import SEEN_SENT
 
-TICK, SERVER, WHAT = range(3)
-"""Columns of `World.outages`."""
+TICK, SERVER, WHAT, HIT = range(4)
+"""Columns of `World.outages`; ``HIT``: requests that were at a replica when it died, written when
+it does.
+"""
 
 
 @uncounted()
@@ -50,7 +52,7 @@ def happen(world: World) -> None:
         if row[WHAT] == RETURNS:
             _return(world, row[SERVER])
         else:
-            _die(world, row[SERVER], row[WHAT] == DIES_WITH_REQUESTS)
+            row[HIT] = _die(world, row[SERVER], row[WHAT] == DIES_WITH_REQUESTS)
 
 
 @uncounted()
@@ -101,8 +103,8 @@ def _list_serving(world: World, first: int, replicas: int) -> None:
 
 
 @uncounted()
-def _die(world: World, server: int, loses: bool) -> None:
-    """Let a replica die, and send its requests again, or lose them."""
+def _die(world: World, server: int, loses: bool) -> int:
+    """Let a replica die, and send its requests again, or lose them; return how many there were."""
     clock, replica = world.clock[0], world.servers[server]
     pool = world.pools[replica.pool]
     if replica.equal > 0:  # one batch: runs end before this
@@ -125,6 +127,7 @@ def _die(world: World, server: int, loses: bool) -> None:
     clock.future -= replica.unprocessed
     replica.count = replica.unprocessed = replica.work = 0
     by_lines = pool.rule == BY_LINES
+    hit = 0
     for request in range(world.rows.size):
         row = world.rows[request]
         if row.server != server or world.ready[request] < 0 or world.finish[request] != -1:
@@ -134,11 +137,13 @@ def _die(world: World, server: int, loses: bool) -> None:
             stage.in_decode -= 1
         else:
             stage.in_prefill -= 1
+        hit += 1
         _begin_anew(world, request, pool)
         if loses:
             _lose(world, request)
         else:
             _send_again(world, request)
+    return hit
 
 
 @uncounted()

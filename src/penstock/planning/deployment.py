@@ -7,7 +7,7 @@ from typing import Any
 from penstock import checks
 from penstock.errors import InputError
 from penstock.system.pool import MOST_REPLICAS
-from penstock.system.routing import resolve_router
+from penstock.system.routing import Router, resolve_router
 from penstock.system.server import Server
 from penstock.words import counted
 
@@ -64,6 +64,8 @@ class Deployment:
         Name of the preset, None where batch times were given.
     router
         Which replica gets a request; a name in `penstock.ROUTERS`.
+    router_settings
+        Numbers that the router is told, by name; what is left out is as `penstock.ROUTERS` has it.
     prefill_replicas
         Of the replicas, those for prompts alone; the others decode. 0: each does both.
     accelerators
@@ -90,6 +92,7 @@ class Deployment:
     transfer_ms_per_token: float = 0.0
     other: Kind | None = None
     others: int = 0
+    router_settings: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         checks.whole(
@@ -99,7 +102,7 @@ class Deployment:
         most = self.replicas - 1
         reason = "at least one replica must decode; 0 lets each do both"
         checks.whole("prefill_replicas", self.prefill_replicas, 0, most, "", reason)
-        resolve_router(self.router)
+        _ = self.chosen_router
         if self.prefill_replicas:
             for kind, _ in self.kinds:
                 _refuse_apart(kind.server)
@@ -119,6 +122,17 @@ class Deployment:
                 "(one by the token load alone, the other by what is in a batch), so they cannot "
                 "serve the same requests; take two that are measured alike"
             )
+
+    @property
+    def chosen_router(self) -> Router:
+        """The router with its settings."""
+        return resolve_router(self.router).with_settings(**dict(self.router_settings))
+
+    @property
+    def router_title(self) -> str:
+        """What tables call the router: ``prefix (match 0.5)``."""
+        settings = ", ".join(f"{name} {value:g}" for name, value in self.router_settings)
+        return f"{self.router} ({settings})" if settings else self.router
 
     @property
     def kind(self) -> Kind:
@@ -204,7 +218,7 @@ class Deployment:
             f"{self.hardware or 'server'}, {server.policy.name}, budget "
             f"{server.token_budget:,}{slots}"
         ]
-        parts += [self.router] if self.router != "random" else []
+        parts += [self.router_title] if self.router != "random" else []
         parts += [f"prefill:decode {self.ratio[0]}:{self.ratio[1]}"] if self.ratio else []
         if self.other is not None:
             beside = f"beside {self.others} x" if self.others else "decode on"
@@ -243,7 +257,7 @@ class Deployment:
         elif self.prefill_replicas:
             decode = self.replicas - self.prefill_replicas
             fleet += f", {self.prefill_replicas:,} for prompts and {decode:,} that decode"
-        return f"{fleet} behind {self.router}" if self.total_replicas > 1 else fleet
+        return f"{fleet} behind {self.router_title}" if self.total_replicas > 1 else fleet
 
     def with_replicas(self, replicas: int) -> "Deployment":
         """Return the same with another number of replicas, in the same ratio of prefill to decode,
@@ -283,6 +297,7 @@ class Deployment:
             "max_batch_size": server.max_batch_size,
             "kv_tokens": None if server.memory is None else server.memory.tokens,
             "router": self.router,
+            "router_settings": dict(self.router_settings),
             "replicas": self.replicas,
             "prefill_replicas": self.prefill_replicas,
             "other": self._other_as_dict(),

@@ -17,6 +17,7 @@ import numpy as np
 from penstock.checking.batches import GAP_SECTIONS
 from penstock.checking.enough_requests import estimate
 from penstock.checking.flood_test import flood_test
+from penstock.checking.goodput import goodput_share, own_latency, within
 from penstock.checking.intervals import merged
 from penstock.checking.latency import SteadyState
 from penstock.checking.latency_network import network_steady_state
@@ -26,7 +27,6 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
-from penstock.planning.goodput import goodput_share, own_latency, within
 from penstock.planning.share import share_of
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.network_simulation import run_network
@@ -37,7 +37,6 @@ from penstock.simulation.simulate import RunOptions
 from penstock.system.network import Network
 from penstock.system.network_faults import refuse_in_vain
 from penstock.system.pool import Pool
-from penstock.system.routing import resolve_router
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.kv_blocks import drawn, served
@@ -53,11 +52,6 @@ _MOST_DRIFT = 0.999
 _RESOLUTION = 0.02  # of the test from floods
 _RECORDING_ALONE = "the recording alone: it is got through, and what would follow is not known"
 _RECORDING_SHORT = "the recording alone: it is too short, or latency rises all through it"
-
-
-def as_interval(estimate: Estimate) -> dict[str, Any]:
-    """Return the JSON form of an estimate."""
-    return {"value": estimate.value, "interval": [estimate.low, estimate.high]}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,12 +110,12 @@ class Evaluation:
             "known_by": self.known_by,
             "answer": self.answer,
             "targets": [
-                as_interval(estimate) | {"answer": judgement}
+                estimate.as_dict() | {"answer": judgement}
                 for estimate, judgement in zip(self.estimates, self.judgements, strict=True)
             ],
-            "goodput": as_interval(self.goodput),
+            "goodput": self.goodput.as_dict(),
             "latency": {
-                metric: {name: as_interval(estimate) for name, estimate in of.items()}
+                metric: {name: estimate.as_dict() for name, estimate in of.items()}
                 for metric, of in self.latency.items()
             },
             "requests": self.requests,
@@ -324,10 +318,10 @@ def refuse_idle_router(workload: Workload, deployment: Deployment) -> None:
 
 def _network_of(workload: Workload, deployment: Deployment) -> Network:
     """Return the network, whether or not its router can see what it looks for."""
-    router, prefill = deployment.router, deployment.prefill_replicas
-    kinds = [(*_in_a_pool(workload, kind.server), count) for kind, count in deployment.kinds]
-    workload = kinds[0][0]  # lengths are the same at all: limits of context are those of a policy
-    servers = [(server, count) for _, server, count in kinds]
+    router, prefill = deployment.chosen_router, deployment.prefill_replicas
+    servers = [(kind.server, count) for kind, count in deployment.kinds]
+    for server, _ in servers:
+        _refuse_what_pools_drop(workload, server)
     if not prefill:
         pool = Pool(servers, router=router)
         return Network({"pool": pool}, [Workflow.single(workload, "pool")])
@@ -343,23 +337,18 @@ def _network_of(workload: Workload, deployment: Deployment) -> Network:
     return Network(pools, [apart])
 
 
-def _in_a_pool(workload: Workload, server: Server) -> tuple[Workload, Server]:
-    """Return what reaches the replicas, and a replica: a pool neither cuts outputs nor drops
-    requests.
-    """
+def _refuse_what_pools_drop(workload: Workload, server: Server) -> None:
+    """Refuse requests that a server never serves: a pool leaves none out."""
     work = served(workload, server)
-    if work.share < 1 or server.policy.longest_context:
-        prompt, output = (tokens.astype(np.int32) for tokens in drawn(workload.lengths))
-        for never, reason in never_served(server, prompt, output, output):
-            if never.any():
-                raise InputError(
-                    f"{never.mean():.2%} of the requests are never served, and none can be left "
-                    f"out behind a router that looks at queues: {reason}; raise the limit"
-                )
-    if server.policy.longest_context:  # which the lengths now are within
-        settings = server.policy.settings(server.policy_params)
-        server = dataclasses.replace(server, policy_params={**settings, "max_model_len": 0})  # type: ignore[arg-type]
-    return dataclasses.replace(workload, lengths=work.lengths), server
+    if work.share == 1 and not server.policy.longest_context:
+        return
+    prompt, output = (tokens.astype(np.int32) for tokens in drawn(workload.lengths))
+    for never, reason in never_served(server, prompt, output, output):
+        if never.any():
+            raise InputError(
+                f"{never.mean():.2%} of the requests are never served, and none can be left "
+                f"out behind a router that looks at queues: {reason}; raise the limit"
+            )
 
 
 def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Progress) -> _Simulated:
@@ -416,7 +405,7 @@ def _of_recording(workload: Workload, deployment: Deployment) -> tuple[Outcome, 
     except InputError:  # such as requests that have priorities of their own
         return "stable", _RECORDING_ALONE
     reuses = workload.prefixes is not None
-    if reuses and resolve_router(deployment.router).looks_up:
+    if reuses and deployment.chosen_router.looks_up:
         return "stable", _RECORDING_ALONE
     test = flood_test(drawn_anew, _RESOLUTION, workload.seed, None, silent, tries=1)
     if reuses and test.verdict != "stable":

@@ -66,7 +66,7 @@ def candidates_of(
             try:
                 server = dataclasses.replace(deployment.server, token_budget=budget)
                 single = dataclasses.replace(
-                    deployment, server=server, replicas=1, router="round-robin"
+                    deployment, server=server, replicas=1, router="round-robin", router_settings=()
                 )
                 new = [Candidate(single, mode, counts, 0.0) for mode in _modes(server, job)]
                 new = [candidate for candidate in new if candidate.name not in candidates]

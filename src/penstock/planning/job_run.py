@@ -15,7 +15,6 @@ from penstock.checking.intervals import merged, student
 from penstock.checking.targets import Estimate, Judgement, Target, share
 from penstock.planning.aim import together
 from penstock.planning.deployment import Deployment
-from penstock.planning.evaluate import as_interval
 from penstock.simulation.run import Distribution, Run
 from penstock.simulation.simulate import simulate
 from penstock.system.server import Server
@@ -92,13 +91,13 @@ class JobResult:
         return {
             "deployment": self.deployment.as_dict(),
             "mode": self.mode,
-            "makespan_s": as_interval(self.makespan),
+            "makespan_s": self.makespan.as_dict(),
             "lower_bound_s": self.lower_bound_s,
             "tightness": self.tightness,
             "tokens_per_s": self.tokens_per_s,
             "accelerator_hours": self.accelerator_hours,
             "price": self.cost,
-            "online": [as_interval(estimate) for estimate in self.online],
+            "online": [estimate.as_dict() for estimate in self.online],
             "answer": self.answer,
             "runs": self.runs,
             "runs_with_online": self.beside,

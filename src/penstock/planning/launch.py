@@ -179,7 +179,8 @@ def launches(deployment: Deployment) -> list[Launch]:
         start = launch(part)
         notes = (
             f"this starts {counted(part.replicas, 'replica')} of {part.title}; one router, "
-            f"{deployment.router}, stands before all {deployment.total_replicas:,} of the plan",
+            f"{deployment.router_title}, stands before all {deployment.total_replicas:,} of the "
+            "plan",
             *start.notes,
             f"a manifest does not say which nodes have {part.title}: give it a nodeSelector",
         )
@@ -375,8 +376,8 @@ def _router_notes(deployment: Deployment) -> list[str]:
             f"{spread}: let clients open one per request, or take a gateway that spreads requests"
         ]
     return [
-        f"{spread}: the plan's router is {deployment.router}, which takes a gateway in front of "
-        "the replicas"
+        f"{spread}: the plan's router is {deployment.router_title}, which takes a gateway in "
+        "front of the replicas"
     ]
 
 

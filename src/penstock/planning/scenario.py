@@ -68,7 +68,7 @@ class SearchSection(Section):
     token_budget: Numbers | None = None
     max_batch_size: Annotated[list[Whole | None], BeforeValidator(_listed)] | None = None
     policy: Names | None = None
-    router: Names | None = None
+    router: Annotated[list[str | dict[str, Any]], BeforeValidator(_listed)] | None = None
     disaggregation: Annotated[list[str | None], BeforeValidator(_listed)] | None = None
     replicas: Annotated[list[Whole], BeforeValidator(_replicas)] | None = None
     kv_tokens: Any = None

@@ -3,18 +3,18 @@
 import dataclasses
 import itertools
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.planning.deployment import Deployment, Kind, lowest
+from penstock.planning.axes import NamedRouter, allowed_counts, named_router, ratio_of
+from penstock.planning.deployment import Deployment, Kind
 from penstock.planning.mixing import Stock, refuse_mixing
 from penstock.planning.per_hardware import accelerators_and_price, with_memory
 from penstock.system.kv_transfer import checked_link, link_ms_per_token
-from penstock.system.pool import MOST_REPLICAS
 from penstock.system.presets import hardware as preset
+from penstock.system.routing import Router
 from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
 
@@ -120,7 +120,7 @@ def search_space(
     token_budget: Sequence[int] = (),
     max_batch_size: Sequence[int | None] = (),
     policy: Sequence[str | Scheduler] = (),
-    router: Sequence[str] = ("random",),
+    router: Sequence[str | Router | Mapping[str, Any]] = ("random",),
     disaggregation: Sequence[str | None] = (None,),
     replicas: int | Sequence[int] = 32,
     kv_tokens: int | Mapping[str, int] | None = None,
@@ -144,8 +144,8 @@ def search_space(
         Names of presets (None: the batch times of ``server``), and values instead of the server's;
         empty: its own.
     router, disaggregation
-        Names in `penstock.ROUTERS`; replicas for prompts to replicas that decode, such as ``"1:2"``
-        (None: each does both).
+        Names in `penstock.ROUTERS`, also with settings (``{"prefix": {"match": 0.5}}``); replicas
+        for prompts to replicas that decode, such as ``"1:2"`` (None: each does both).
     replicas
         The most, or the numbers allowed; those for prompts and those that decode together.
     kv_tokens
@@ -175,14 +175,15 @@ def search_space(
         If a value cannot be used, or no deployment can exist.
     """
     choices = _Choices(
-        _counts(replicas), price, accelerators, transfer_ms, transfer_ms_per_token,
+        allowed_counts(replicas), price, accelerators, transfer_ms, transfer_ms_per_token,
         transfer_gb_per_s, kv_bytes_per_token, max_cost, Stock.of(at_hand, hardware),
     )  # fmt: skip
     axes: dict[str, Sequence[Any]] = {
         "hardware": hardware, "token_budget": token_budget or (server.token_budget,),
         "max_batch_size": max_batch_size or (server.max_batch_size,),
         "policy": policy or (server.policy,),
-        "router": router, "disaggregation": [_ratio(text) for text in disaggregation],
+        "router": [named_router(choice) for choice in router],
+        "disaggregation": [ratio_of(text) for text in disaggregation],
     }  # fmt: skip
     if mix:
         refuse_mixing(hardware)
@@ -261,7 +262,7 @@ class _Choices:
     def family(
         self, server: Server, hardware: str | None, budget: int, slots: int | None,
         policy: str | Scheduler,
-        router: str, ratio: tuple[int, int] | None,
+        router: NamedRouter, ratio: tuple[int, int] | None,
     ) -> Family | Discarded:  # fmt: skip
         """Return the deployments that differ in the number of replicas alone, or why there are
         none.
@@ -281,8 +282,9 @@ class _Choices:
         return Discarded(name, (self.counts[0], self.counts[-1]), len(self.counts), by, str(error))
 
     def _of_kind(
-        self, kind: Kind, router: str, ratio: tuple[int, int] | None, decode: Kind | None = None
-    ) -> Family:
+        self, kind: Kind, router: NamedRouter, ratio: tuple[int, int] | None,
+        decode: Kind | None = None,
+    ) -> Family:  # fmt: skip
         """Return the family of a kind of replica; ``decode`` is that of those which decode, if it
         is another.
 
@@ -308,16 +310,17 @@ class _Choices:
             raise InputError(f"no number of replicas is allowed{split}{cap}; allow others")
         prefill = allowed[0] // whole * for_prompts if ratio else 0
         smallest = Deployment(
-            kind.server, allowed[0], kind.hardware, router, prefill, kind.accelerators, kind.price,
-            self.transfer_ms, self._ms_per_token(kind.server, kind.hardware) if ratio else 0.0,
-            decode,
+            kind.server, allowed[0], kind.hardware, router[0], prefill,
+            kind.accelerators, kind.price, self.transfer_ms,
+            self._ms_per_token(kind.server, kind.hardware) if ratio else 0.0,
+            decode, router_settings=router[1],
         )  # fmt: skip
         return Family(smallest, allowed)
 
     def mixed(
         self, both: Sequence[tuple[Server, str | None]], budget: int, slots: int | None,
         policy: str | Scheduler,
-        router: str, ratio: tuple[int, int] | None,
+        router: NamedRouter, ratio: tuple[int, int] | None,
     ) -> Sequence[Family | Discarded]:  # fmt: skip
         """Return the families of two kinds of replica, or why there are none; nothing where one
         kind cannot exist, which its own family says.
@@ -334,7 +337,7 @@ class _Choices:
         except InputError as error:
             return [self._refused(f"{one.title} and {two.title}", policy, budget, error)]
 
-    def _side_by_side(self, one: Kind, two: Kind, router: str) -> list[Family]:
+    def _side_by_side(self, one: Kind, two: Kind, router: NamedRouter) -> list[Family]:
         """Return the families of two kinds in one pool, one for each number of the slower kind in
         full batches; those of the faster are counted up, which comes first at the router.
         """
@@ -350,8 +353,8 @@ class _Choices:
             )
             if allowed:
                 smallest = Deployment(
-                    better.server, allowed[0], better.hardware, router, 0, better.accelerators,
-                    better.price, other=other, others=others,
+                    better.server, allowed[0], better.hardware, router[0], 0, better.accelerators,
+                    better.price, other=other, others=others, router_settings=router[1],
                 )  # fmt: skip
                 families.append(Family(smallest, allowed))
         return families
@@ -411,42 +414,3 @@ def _replica(
     if replica.scope_warning and not same:
         raise _UnsuitedError(replica.scope_warning)
     return replica
-
-
-def _counts(replicas: int | Sequence[int]) -> tuple[int, ...]:
-    """Return the numbers of replicas that are allowed, rising."""
-    reason = "it is a number of replicas; a list, or the most"
-    if isinstance(replicas, Iterable) and not isinstance(replicas, str):
-        counts = sorted(
-            {
-                checks.whole("search.replicas", count, 1, MOST_REPLICAS, "", reason)
-                for count in replicas
-            }
-        )
-        if not counts:
-            raise InputError(
-                "search.replicas is empty, so there is nothing to deploy; give at least one number"
-            )
-        return tuple(counts)
-    return tuple(
-        range(1, checks.whole("search.replicas.max", replicas, 1, MOST_REPLICAS, "", reason) + 1)
-    )
-
-
-def _ratio(text: str | None) -> tuple[int, int] | None:
-    """Read prefill:decode."""
-    if text is None:
-        return None
-    match = (
-        re.fullmatch(r"\s*([0-9]{1,4})\s*:\s*([0-9]{1,4})\s*", text)
-        if isinstance(text, str)
-        else None
-    )
-    prefill, decode = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not prefill or not decode:
-        raise InputError(
-            f"search.disaggregation is {checks.shown(text)}, but must be replicas for prompts to "
-            "replicas that decode, "
-            'in quotes, such as "1:2"; null: each does both'
-        )
-    return lowest(prefill, decode)

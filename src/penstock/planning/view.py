@@ -247,7 +247,7 @@ def _frontier_table(plan: "Plan") -> Table:
         value, deployment = evaluation.estimates[0], evaluation.deployment
         name = deployment.brief
         if deployment.router != "random":
-            name += f" {deployment.router}"
+            name += f" {deployment.router_title}"
         if evaluation is plan.best:
             strong.append(len(rows))
         rows.append(

@@ -10,7 +10,7 @@ import polars as pl
 from pydantic import Field
 from scipy import stats
 
-from penstock.checking.orders import with_order
+from penstock.checking.variants import with_order
 from penstock.document import Section
 from penstock.errors import InputError
 from penstock.kernel.signatures import BY_PHASE, LINE_PREFILL_MEAN

@@ -124,21 +124,7 @@ def _router(value: Any) -> Any:
     if list(value) == ["measure"]:
         weights = _Measure.model_validate(value).measure
         return Router.measure(prefill=weights.prefill, decode=weights.decode)
-    if len(value) == 1 and all(isinstance(settings, Mapping) for settings in value.values()):
-        return value
-    raise InputError(
-        f"a router is {checks.shown(value)}, but must be a name such as jsq, or one name with its "
-        "settings, such as {prefix: {match: 0.5}}"
-    )
-
-
-def _resolved_router(choice: Any, folder: Path) -> Router:
-    """Return the router that a name stands for, or ``{prefix: {match: 0.5}}``."""
-    if not isinstance(choice, Mapping):
-        return resolve_router(choice, folder=folder)
-    ((name, settings),) = choice.items()
-    named = {str(setting): value for setting, value in settings.items()}
-    return resolve_router(name, folder=folder).with_settings(**named)
+    return value
 
 
 def _order(value: Any) -> str | Order:
@@ -184,7 +170,7 @@ class PoolSection(KindSection):
             by_priority = self.order == "priority"
             servers = self._servers(where, folder, "priority" if by_priority else "fcfs")
             with within(f"{where}.router"):
-                router = _resolved_router(self.router, folder)
+                router = resolve_router(self.router, folder=folder)
             with within(f"{where}.order"):
                 order = resolve_order("fcfs" if by_priority else self.order, folder=folder)
             return Pool(servers, 1, router, order, self.affinity, self.report_ms)

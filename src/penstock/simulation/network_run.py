@@ -96,8 +96,8 @@ class NetworkRun:
     gap_sections
         Times between tokens in parts of the run with as many arrivals each, if they were asked for;
         rounded to 0.05%.
-    outages
-        Replicas that died and came back.
+    outages, hits
+        Replicas that died and came back, and the requests that were at each when it died.
     """
 
     network: Network
@@ -121,6 +121,7 @@ class NetworkRun:
     allocation_rows: Ints | None
     gap_sections: tuple[Distribution, ...] = ()
     outages: tuple[Outage, ...] = ()
+    hits: tuple[int, ...] = ()
 
     @property
     def arrived(self) -> int:
@@ -136,6 +137,19 @@ class NetworkRun:
     def seconds(self) -> float:
         """Simulated time."""
         return self.end * self.tick_s
+
+    @property
+    def preemptions(self) -> int | None:
+        """How often requests were preempted; None where nothing can be."""
+        counts = recorded(self.rows, "requests").preemptions
+        return None if counts is None else int(counts.sum())
+
+    @property
+    def found_share(self) -> float:
+        """Share of the prompt tokens that replicas had already."""
+        rows = recorded(self.rows, "requests")
+        prompts = max(int(rows.jobs.prompt.sum(dtype=np.int64)), 1)
+        return int(rows.cached.sum(dtype=np.int64)) / prompts
 
     @functools.cached_property
     def jobs(self) -> pl.DataFrame:

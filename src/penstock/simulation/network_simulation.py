@@ -58,13 +58,27 @@ def run_network(
     )
     running = _Running(session, level, drain, jobs, options.progress, gap_sections)
     run = running.through(_blocks(network.blocks(seed), jobs, options))
-    _check_outages(run, outages)
-    return dataclasses.replace(run, outages=outages)
+    _check_outages(run.last_arrival * run.tick_s, outages)
+    return dataclasses.replace(run, outages=outages, hits=session.hits(outages))
 
 
-def _check_outages(run: NetworkRun, outages: Sequence[Outage]) -> None:
+def refuse_late_outages(
+    network: Network,
+    jobs: int | None,
+    seed: int | None,
+    options: RunOptions,
+    outages: Sequence[Outage],
+) -> None:
+    """Refuse outages that begin when nobody arrives any more, as the run would after it."""
+    last_s = options.stop * options.tick_s
+    if options.stop == NEVER and outages:
+        *_, last = _blocks(network.blocks(seed), jobs, options)
+        last_s = float(last.arrival_s[-1])
+    _check_outages(last_s, outages)
+
+
+def _check_outages(last_s: float, outages: Sequence[Outage]) -> None:
     """Refuse outages that begin when nobody arrives any more."""
-    last_s = run.last_arrival * run.tick_s
     for outage in outages:
         if outage.start_s >= last_s:
             raise InputError(

@@ -75,25 +75,12 @@ def new_world(
     pools.params = _starts(params)
     pools.params_end = pools.params + [part.size for part in params]
 
-    # A record for each replica, each line of it, and of those that are engines another.
-    table = records.table(records.REPLICA, int(counts.sum()))
-    table.pool = np.repeat(np.arange(len(servers)), counts)
-    own = pools[table.pool]
-    table.first_line = np.cumsum(own.lines) - own.lines
-    table.engine = np.cumsum(own.rule != records.BY_LINES) - 1
+    table, lines = _replicas_and_lines(pools, counts)
     engines = _engines(servers, pools, table)
     planned = records.table(records.REPLICA, engines.size)
     planned.pool = engines.pool
-    lines = records.table(records.LINE, int(own.lines.sum()))
-    for field in ("prompt_head", "fresh_head", "first_linked", "last_linked", "done_head"):
-        lines[field] = -1
-    lines.due = NEVER
     slots = np.array([_slots(server) for server in servers]) * counts * pools.lines
-    clock = records.table(records.CLOCK, 1)
-    clock.series_step = 1
-    clock.next_outage = NEVER
-    clock.record = level
-    clock.engine_slots = slots[pools.rule != records.BY_LINES].sum()
+    clock = _clock(level, int(slots[pools.rule != records.BY_LINES].sum()))
 
     # The ends of batches are the leaves of a tree, whose root is the next one.
     leaves = 1 << max(table.size - 1, 1).bit_length()
@@ -133,6 +120,30 @@ def new_world(
     )
 
 
+def _replicas_and_lines(pools: Any, counts: Ints) -> tuple[Any, Any]:
+    """Return a record for each replica, and for each line of it; engines are numbered besides."""
+    table = records.table(records.REPLICA, int(counts.sum()))
+    table.pool = np.repeat(np.arange(counts.size), counts)
+    own = pools[table.pool]
+    table.first_line = np.cumsum(own.lines) - own.lines
+    table.engine = np.cumsum(own.rule != records.BY_LINES) - 1
+    lines = records.table(records.LINE, int(own.lines.sum()))
+    for field in ("prompt_head", "fresh_head", "first_linked", "last_linked", "done_head"):
+        lines[field] = -1
+    lines.due = NEVER
+    return table, lines
+
+
+def _clock(level: int, engine_slots: int) -> Any:
+    """Return the clock of a run that has not begun."""
+    clock = records.table(records.CLOCK, 1)
+    clock.series_step = 1
+    clock.next_outage = NEVER
+    clock.record = level
+    clock.engine_slots = engine_slots
+    return clock
+
+
 def _pools(
     servers: Sequence[Server],
     counts: Ints,
@@ -165,7 +176,7 @@ def _no_outages(replicas: int) -> dict[str, Any]:
     return {
         "serving": np.arange(replicas),
         "health": health,
-        "outages": np.zeros((0, 3), np.int64),
+        "outages": np.zeros((0, 4), np.int64),
         "idle_engines": records.table(records.ENGINE, 0),
         "idle_lines": records.table(records.LINE, 0),
         "tries": records.table(records.TRY, 0),
@@ -173,8 +184,10 @@ def _no_outages(replicas: int) -> dict[str, Any]:
 
 
 def with_outages(world: World, outages: Ints) -> World:
-    """Let replicas of an idle world die and come back: tick, replica, what happens, by ticks."""
-    for tick, server, what in outages[::-1]:
+    """Let replicas of an idle world die and come back: tick, replica, what happens, and 0, by
+    ticks.
+    """
+    for tick, server, what, _ in outages[::-1]:
         if what != records.RETURNS:
             world.health[server].dies = tick
     world.clock.next_outage = outages[0, 0]

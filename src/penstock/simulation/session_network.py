@@ -13,6 +13,7 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Floats, Ints, Ints32
 from penstock.kernel import records
 from penstock.kernel.due_epochs import NEVER
+from penstock.kernel.outages import HIT, SERVER, TICK, WHAT
 from penstock.kernel.records import World
 from penstock.kernel.signatures import (
     ORDER_SIGNATURE,
@@ -149,15 +150,25 @@ class NetworkSession(WorldSession):
         self.world = self.world._replace(**self._arrays(self.jobs))
 
     def _ticks_of(self, outages: Sequence[Outage]) -> Ints:
-        """Return tick, replica over all pools, and what happens to it, in order."""
-        first = dict(zip(self.network.pools, first_replicas(self.network), strict=True))
+        """Return tick, replica over all pools, what happens to it, and 0, in order."""
         rows = []
         for outage in outages:
-            server = int(first[outage.pool]) + outage.replica
             dies = records.DIES if outage.requests == SENT_AGAIN else records.DIES_WITH_REQUESTS
-            rows.append((round(outage.start_s / self.tick_s), server, dies))
-            rows.append((round(outage.end_s / self.tick_s), server, records.RETURNS))
+            rows.append((*self._death(outage), dies, 0))
+            end = round(outage.end_s / self.tick_s)
+            rows.append((end, self._death(outage)[1], records.RETURNS, 0))
         return np.array(sorted(rows), np.int64)
+
+    def _death(self, outage: Outage) -> tuple[int, int]:
+        """Return when a replica dies, and which over all pools."""
+        first = dict(zip(self.network.pools, first_replicas(self.network), strict=True))
+        return round(outage.start_s / self.tick_s), int(first[outage.pool]) + outage.replica
+
+    def hits(self, outages: Sequence[Outage]) -> tuple[int, ...]:
+        """Return how many requests were at the replica of each outage when it died."""
+        rows = self.world.outages.tolist()
+        hit = {(row[TICK], row[SERVER]): row[HIT] for row in rows if row[WHAT] != records.RETURNS}
+        return tuple(hit[self._death(outage)] for outage in outages)
 
     def _name_recorded_prompts(self) -> None:
         """Write down the hash ids of recorded prompts, for replicas that cache prefixes."""

@@ -13,6 +13,7 @@ from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Bools, Floats, Ints
 from penstock.kernel.signatures import ROUTE_BY_FUNCTION, ROUTE_WORK
 from penstock.system.kv_transfer import received_tokens
+from penstock.system.network_faults import refuse_unfed_decodes
 from penstock.system.network_model import NetworkModel, ReplicaRates
 from penstock.system.pool import Pool as Pool
 from penstock.system.reuse import mean_per_request, reused, shared_at_most
@@ -70,6 +71,7 @@ class Network:
                     "leave it out, or give a workflow context 'reuse'"
                 )
         _ = self.order_params, self.prefixes
+        refuse_unfed_decodes(self)
 
     def _check_stages(self) -> None:
         for name, pool in zip(self.stages, self._pool_names, strict=True):
@@ -397,12 +399,17 @@ class Network:
         (requests,).
         """
         output = jobs.output.astype(np.int64)
-        context = self.received(jobs) + jobs.prompt
+        received = self.received(jobs)
         pool = self.stage_pool[jobs.stage]
         for index, each in enumerate(self.pools.values()):
-            if self.cuts_outputs[index]:
-                here = np.flatnonzero((pool == index) & (output > 0))
-                output[here] = each.server.policy.outputs_of(context[here], output[here])
+            if not self.cuts_outputs[index]:
+                continue
+            policy = each.server.policy
+            here = np.flatnonzero((pool == index) & (output > 0))
+            most = policy.outputs_of(jobs.prompt[here].astype(np.int64), output[here])
+            # What comes from elsewhere has a token already, which is not in its KV memory yet.
+            room = np.maximum(policy.longest_context - received[here] - 1, 0)
+            output[here] = np.where(received[here] > 0, np.minimum(output[here], room), most)
         return output
 
     @property

@@ -1,11 +1,12 @@
 """What is asked of a network in vain: routers and affinity that look for what their pool never
-has, contexts kept for a time where none are, and stages that only decode where nothing was
+has, and contexts kept for a time where none are; and stages that only decode where nothing was
 prefilled.
 """
 
+from typing import TYPE_CHECKING
+
 from penstock.errors import InputError
 from penstock.system import router_functions
-from penstock.system.network import Network
 from penstock.system.pool import Pool
 from penstock.system.routing import Router
 from penstock.system.server import Server
@@ -13,20 +14,33 @@ from penstock.workload.sessions import Sessions
 from penstock.workload.stage import released
 from penstock.workload.workflow import Workflow
 
+if TYPE_CHECKING:
+    from penstock.system.network import Network
 
-def refuse_in_vain(network: Network) -> None:
-    """Raise an `InputError` for the first pool or stage that cannot do what it is for."""
+
+def refuse_in_vain(network: "Network") -> None:
+    """Raise an `InputError` for the first pool that cannot do what it is for.
+
+    Such a network runs, and in Python one may want to see it do so: a router that looks for what
+    nobody has is another one. A scenario, a plan or a comparison that names it is mistaken.
+    """
     for name, pool in network.pools.items():
         if pool.replicas > 1:  # else no router is asked
             _check_router(network, name, pool)
             _check_settings(name, pool.router)
     _check_retention(network)
+
+
+def refuse_unfed_decodes(network: "Network") -> None:
+    """Raise an `InputError` for the first stage that only decodes, at an engine, where no prefill
+    of another pool comes before: it would wait for KV memory that nobody sends.
+    """
     for workflow in network.workflows:
         if isinstance(workflow, Workflow):
             _check_decodes(network, workflow)
 
 
-def _check_router(network: Network, name: str, pool: Pool) -> None:
+def _check_router(network: "Network", name: str, pool: Pool) -> None:
     """Refuse a named router that would decide by what is the same at all replicas, always."""
     router, what = pool.router, f"router {pool.router.name} of pool {name!r}"
     if _looks_for_prompts(router) and not _finds(network, name, pool):
@@ -69,7 +83,7 @@ def _check_settings(name: str, router: Router) -> None:
         )
 
 
-def _check_retention(network: Network) -> None:
+def _check_retention(network: "Network") -> None:
     """Refuse to limit how long contexts are kept where only KV memory does."""
     if network.retention_s is None:
         return
@@ -97,7 +111,7 @@ def _looks_for_prompts(router: Router) -> bool:
     return router.function is router_functions.prefix
 
 
-def _finds(network: Network, name: str, pool: Pool) -> bool:
+def _finds(network: "Network", name: str, pool: Pool) -> bool:
     """Whether replicas may have computed the beginning of a prompt that comes to a pool."""
     caches = any(server.by_lines or _caches(server) for server, _ in pool.servers)
     return caches and any(
@@ -128,7 +142,7 @@ def _why_nothing(pool: Pool) -> str:
     )
 
 
-def _most_of_a_job(network: Network, name: str) -> float:
+def _most_of_a_job(network: "Network", name: str) -> float:
     """Return the most requests of a job that come to a pool."""
     most = 0.0
     for workflow in network.workflows:
@@ -141,7 +155,7 @@ def _most_of_a_job(network: Network, name: str) -> float:
     return most
 
 
-def _check_decodes(network: Network, workflow: Workflow) -> None:
+def _check_decodes(network: "Network", workflow: Workflow) -> None:
     """Refuse stages that only decode, at an engine, where no prefill of another pool comes
     before.
     """

@@ -16,7 +16,7 @@ A router of your own is a function of the same form as those of `penstock.system
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, overload
 
@@ -246,14 +246,16 @@ unfinished requests, or unprocessed tokens. The others are the functions of
 """
 
 
-def resolve_router(choice: str | Router | RouterFunction, *, folder: Path | None = None) -> Router:
+def resolve_router(
+    choice: "str | Router | RouterFunction | Mapping[str, Any]", *, folder: Path | None = None
+) -> Router:
     """Return the router that a name, a ``module:function`` or a function stands for.
 
     Parameters
     ----------
     choice
-        A name in `ROUTERS`; ``module:function`` or ``file.py:function``; a `Router`; or a plain
-        function.
+        A name in `ROUTERS`; ``module:function`` or ``file.py:function``; one of these with its
+        settings, ``{"prefix": {"match": 0.5}}``; a `Router`; or a plain function.
     folder
         Where ``module`` and ``file.py`` are looked for first (a scenario's folder).
 
@@ -264,6 +266,8 @@ def resolve_router(choice: str | Router | RouterFunction, *, folder: Path | None
     """
     if isinstance(choice, Router):
         return choice
+    if isinstance(choice, Mapping):
+        return _with_named_settings(choice, folder)
     if isinstance(choice, str) and choice in ROUTERS:
         return ROUTERS[choice]
     if isinstance(choice, str) and ":" in choice:
@@ -275,3 +279,15 @@ def resolve_router(choice: str | Router | RouterFunction, *, folder: Path | None
         f"unknown router {checks.shown(choice)}{nearest(str(choice), ROUTERS)} (or module:function "
         "for your own)"
     )
+
+
+def _with_named_settings(choice: Mapping[str, Any], folder: Path | None) -> Router:
+    """Return the router that ``{"prefix": {"match": 0.5}}`` stands for."""
+    if len(choice) != 1 or not all(isinstance(settings, Mapping) for settings in choice.values()):
+        raise InputError(
+            f"a router is {checks.shown(choice)}, but must be a name such as jsq, or one name with "
+            "its settings, such as {prefix: {match: 0.5}}"
+        )
+    ((name, settings),) = choice.items()
+    named = {str(setting): value for setting, value in settings.items()}
+    return resolve_router(name, folder=folder).with_settings(**named)

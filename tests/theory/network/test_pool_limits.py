@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.errors import InputError
 from penstock.system.batch_time import Composition
 from penstock.theory.hypotheses import AMPLE
 from penstock.theory.network.hypotheses import BY_TOKENS, LINKS_FREE
-from penstock.theory.network.pool_limits import PoolLimit, transfer_loads
+from penstock.theory.network.pool_limits import PoolLimit
+from penstock.theory.network.transfer_loads import transfer_loads
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 SECOND = ps.Affine(c=1.0, a=0.0)
@@ -215,30 +215,6 @@ def test_a_rate_is_unstable_by_theorem_exactly_if_it_exceeds_a_limit(
     assert found.verdict != "stable"
     twice = ps.certify(network.with_load(2.0))
     assert [limit.load for limit in twice.pools[0].limits] == pytest.approx([2 * load for load in loads])
-
-
-def test_bytes_that_cross_are_held_against_the_links_of_either_side() -> None:
-    found = transfer_loads(4.0, 1_000, 1e5, [1e8, 1e8, 3e8], 8e8)
-    assert (found.bytes_per_s, found.sending, found.receiving) == (4e8, 0.8, 0.5)
-    assert found.load == 0.8
-    assert found.max_scale == 1.25
-    free = transfer_loads(4.0, 1_000, 1e5, math.inf, [math.inf, 1.0])
-    assert (free.load, free.max_scale) == (0.0, math.inf)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "said"),
-    [
-        ((-1, 1, 1, 1, 1), "the rate is -1"),
-        ((1, math.nan, 1, 1, 1), "prompt_tokens is nan"),
-        ((1, 1, 1, [], 1), "bandwidths of the sending replicas"),
-        ((1, 1, 1, 1, [1, 0]), "bandwidths of the receiving replicas"),
-    ],
-)
-def test_numbers_of_a_transfer_that_cannot_be_are_refused(numbers: tuple, said: str) -> None:  # type: ignore[type-arg]
-    with pytest.raises(InputError, match=said) as caught:
-        transfer_loads(*numbers)
-    assert "\n" not in str(caught.value)
 
 
 # Prefix caches

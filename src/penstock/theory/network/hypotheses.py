@@ -12,6 +12,7 @@ from penstock.system.routing import ROUTERS, Router
 from penstock.system.server import Server
 from penstock.theory import hypotheses as conditions
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
+from penstock.theory.network.ample_memory import ample_memory, handed_over
 from penstock.theory.network.fluid_classes import FluidClasses
 from penstock.theory.network.unequal_replicas import OF_TWO, SHORTEST, of_rates
 from penstock.workload.lengths import Length
@@ -138,9 +139,9 @@ def pool_rules(network: Network) -> tuple[PoolRules, ...]:
                     isinstance(s.delay_ms, Length) or s.transfer_ms_per_token > 0 for _, s in stages
                 ),
                 checked=pool.order.fills or all(each.checked for each in conserves),
-                ample_memory=_ample_memory(network, name),
+                ample_memory=ample_memory(network, name),
                 by_tokens=all(server.batch_time.by_load for server in servers),
-                links_bind=_handed_over(network, name)[2],
+                links_bind=handed_over(network, name)[2],
             )
         )
     return tuple(rules)
@@ -164,52 +165,6 @@ def _router(router: Router) -> str:
     if router.function is None or (namesake and namesake.function is router.function):
         return router.name
     return f"of the user's own, {router.name}"
-
-
-def _ample_memory(network: Network, name: str) -> Hypothesis | None:
-    """Return whether the longest requests of all stages of a pool fit its memory at once, at the
-    kind of server where they do not, if there is one.
-    """
-    most = [
-        (means.max_prompt[place], means.max_output[place])
-        for workflow in network.workflows
-        for means in (workflow.means(),)
-        for place, stage in enumerate(workflow.stages.values())
-        if stage.pool == name
-    ]
-    prompt, output = np.array(most).T
-    longest = None
-    if np.isfinite(prompt).all() and np.isfinite(output).all():
-        longest = prompt.astype(np.int64), np.maximum(output, 1).astype(np.int64)
-    gets, sends, _ = _handed_over(network, name)
-    why = "requests hold memory while theirs is sent to another pool" if sends else ""
-    why = "requests hold memory while theirs comes from another pool" if gets else why
-    reused = bool(network.reuse_depends[list(network.pools).index(name)])
-    looked_at = [
-        Hypothesis(conditions.AMPLE, False, why)
-        if why
-        else conditions.kv_memory(
-            server, server.memory, longest, reused=reused and server.memory.prefix_caching
-        )
-        for server, _ in network.pools[name].servers
-        if server.memory is not None
-    ]
-    return min(looked_at, key=lambda hypothesis: hypothesis.held, default=None)
-
-
-def _handed_over(network: Network, name: str) -> tuple[bool, bool, bool]:
-    """Return whether requests get their KV memory from elsewhere at a pool, whether it sends them
-    theirs, and whether either takes the links some time.
-    """
-    pool = list(network.pools).index(name)
-    stages = [stage for workflow in network.workflows for stage in workflow.stages.values()]
-    gets = sends = takes_time = False
-    for stage, here, senders in zip(stages, network.stage_pool, network.senders, strict=True):
-        gets_here = bool(senders) and here == pool
-        sends_here = pool in network.stage_pool[list(senders)]
-        gets, sends = gets or gets_here, sends or sends_here
-        takes_time |= (gets_here or sends_here) and stage.transfer_ms_per_token > 0
-    return gets, sends, takes_time
 
 
 def workflow_hypotheses(network: Network) -> tuple[Hypothesis, ...]:
@@ -311,6 +266,19 @@ def pool_hypotheses(
 
         held = "by the shares that their routers send to each set of them"
         hypotheses.append(_everywhere(model, UNEQUAL, known, held))
+    hypotheses += _of_engines(model, rules)
+    if any(rule.work_conserving and not rule.checked for rule in rules):
+        reason = hypotheses[0].why + ", as the author of one claims"
+        hypotheses[0] = dataclasses.replace(hypotheses[0], checked=False, why=reason)
+    if (model.replicas > 1).any():
+        held = "their routers keep requests from busy ones, or share them out"
+        hypotheses.append(_everywhere(model, ROUTED, routed, held))
+    return tuple(hypotheses)
+
+
+def _of_engines(model: NetworkModel, rules: Sequence[PoolRules]) -> list[Hypothesis]:
+    """Return what is asked of KV memory, batch times and links, where pools have such."""
+    hypotheses = []
     memories = [rule.ample_memory for rule in rules]
     if any(memory is not None for memory in memories):
 
@@ -330,13 +298,7 @@ def pool_hypotheses(
         hypotheses.append(
             _everywhere(model, LINKS_FREE, lambda s: why if rules[s].links_bind else None, "")
         )
-    if any(rule.work_conserving and not rule.checked for rule in rules):
-        reason = hypotheses[0].why + ", as the author of one claims"
-        hypotheses[0] = dataclasses.replace(hypotheses[0], checked=False, why=reason)
-    if (model.replicas > 1).any():
-        held = "their routers keep requests from busy ones, or share them out"
-        hypotheses.append(_everywhere(model, ROUTED, routed, held))
-    return tuple(hypotheses)
+    return hypotheses
 
 
 def _everywhere(

@@ -1,13 +1,10 @@
-"""The same jobs under several orders between stages, routers or policies."""
+"""A network with another policy, router or order between stages."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from penstock import checks
-from penstock.checking.answer import check
-from penstock.checking.network_answer import NetworkAnswer
 from penstock.errors import InputError, nearest
-from penstock.simulation.progress import Progress, part_of
 from penstock.system.network import Network
 from penstock.system.orders import ORDERS, Order, OrderFunction, resolve_order
 from penstock.system.pool import Pool
@@ -15,47 +12,6 @@ from penstock.system.routing import Router, resolve_router
 from penstock.system.scheduler import Scheduler
 
 OrderChoice = str | Order | OrderFunction
-
-
-def compare_orders(
-    network: Network,
-    orders: Sequence[OrderChoice] | Mapping[str, OrderChoice | Mapping[str, OrderChoice]],
-    *,
-    jobs: int | None = None,
-    until: float | None = None,
-    seed: int | None = None,
-    resolution: float | None = None,
-    progress: Progress | None = None,
-) -> dict[str, NetworkAnswer]:
-    """Answer for the same jobs under several orders between stages.
-
-    Parameters
-    ----------
-    network, jobs, until, seed, resolution, progress
-        As in `penstock.check`.
-    orders
-        Orders that all pools have, as in `Pool`; or by any names, orders of all pools or a mapping
-        from pools to theirs, where pools left out keep their own.
-
-    Returns
-    -------
-    dict
-        Answers by the names of the orders.
-
-    Raises
-    ------
-    InputError
-        If a value cannot be used.
-    """
-    networks = _reordered(network, orders)
-    count = len(networks)
-    answers = {}
-    for index, (name, reordered) in enumerate(networks.items()):
-        part = part_of(progress, index / count, (index + 1) / count)
-        answers[name] = check(
-            reordered, jobs=jobs, until=until, seed=seed, resolution=resolution, progress=part
-        )
-    return answers
 
 
 def own_order(network: Network) -> str:
@@ -102,6 +58,8 @@ def _with_order(pool: Pool, order: Order) -> Pool:
 def with_router(network: Network, router: str | Router) -> Network:
     """Return a network with another router before all pools of several replicas.
 
+    A pool that has the router already keeps it with its settings.
+
     Raises
     ------
     InputError
@@ -109,7 +67,9 @@ def with_router(network: Network, router: str | Router) -> Network:
     """
     chosen = resolve_router(router)
     pools = {
-        name: dataclasses.replace(pool, router=chosen if pool.replicas > 1 else pool.router)
+        name: pool
+        if pool.replicas == 1 or pool.router.name == chosen.name
+        else dataclasses.replace(pool, router=chosen)
         for name, pool in network.pools.items()
     }
     return dataclasses.replace(network, pools=pools)
@@ -130,29 +90,3 @@ def with_policy(network: Network, policy: str | Scheduler) -> Network:
         for name, pool in network.pools.items()
     }
     return dataclasses.replace(network, pools=pools)
-
-
-def _reordered(
-    network: Network,
-    orders: Sequence[OrderChoice] | Mapping[str, OrderChoice | Mapping[str, OrderChoice]],
-) -> dict[str, Network]:
-    if not isinstance(network, Network):
-        raise InputError(
-            f"compare_orders takes a Network, not {checks.shown(network)}; for one server use check"
-        )
-    if isinstance(orders, str) or not isinstance(orders, Sequence | Mapping) or not orders:
-        raise InputError(
-            f"orders are {checks.shown(orders)}; give a list of at least one, such as ['fcfs', "
-            "'hlpps']"
-        )
-    if isinstance(orders, Mapping):
-        return {name: with_order(network, order) for name, order in orders.items()}
-    networks: dict[str, Network] = {}
-    for choice in orders:
-        order = resolve_order(choice)
-        if order.name in networks:
-            raise InputError(
-                f"two orders are called {order.name}, so which is meant is unclear; leave one out"
-            )
-        networks[order.name] = with_order(network, order)
-    return networks

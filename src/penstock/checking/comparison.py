@@ -1,0 +1,442 @@
+"""Networks side by side, on the same jobs: routers, policies, orders between stages."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock import checks
+from penstock.checking.answer import check
+from penstock.checking.batches import BATCHES, Batches, Statistics, few_bursts
+from penstock.checking.differences import Sample, difference
+from penstock.checking.goodput import goodput_share, own_latency, within
+from penstock.checking.latency_network import LEAST_JOBS, batched, in_batches
+from penstock.checking.network_answer import NetworkAnswer
+from penstock.checking.pools import reuse_warnings
+from penstock.checking.targets import Estimate, Target, parsed_targets, statistics_of
+from penstock.checking.variants import OrderChoice, with_order
+from penstock.errors import InputError
+from penstock.inputs.arrays import Bools, Ints
+from penstock.show.page import Page, Shown
+from penstock.simulation.network_run import NetworkRun
+from penstock.simulation.progress import Progress, part_of
+from penstock.simulation.run import Distribution, recorded
+from penstock.system.network import Network
+from penstock.system.orders import resolve_order
+from penstock.words import gathered
+
+if TYPE_CHECKING:
+    from penstock.scenario.network import NetworkScenario
+
+METRICS = ("ttft_s", "e2e_s")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ComparedWorkflow:
+    """Latency of a workflow in one of the networks.
+
+    Attributes
+    ----------
+    network, workflow
+        Their names.
+    latency
+        By metric and statistic, seconds: ``ttft_s`` of its calls that have a prompt, each from its
+        arrival at a replica; ``e2e_s`` of its jobs.
+    difference
+        How much more that is than in the first network; None at the first.
+    goodput
+        Share of its jobs that end within all limits, and whose calls do; None without limits.
+    samples
+        By metric, what the latency is of, in ticks.
+    tick_s
+        Seconds per tick.
+    """
+
+    network: str
+    workflow: str
+    latency: Mapping[str, Statistics]
+    difference: Mapping[str, Statistics] | None
+    goodput: Estimate | None
+    samples: Mapping[str, Distribution]
+    tick_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        difference = self.difference and _as_dict(self.difference)
+        return {
+            "network": self.network,
+            "workflow": self.workflow,
+            "latency": _as_dict(self.latency),
+            "difference": difference,
+            "goodput": self.goodput and self.goodput.as_dict(),
+        }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NetworkComparison(Shown):
+    """Networks that the same jobs went through.
+
+    Attributes
+    ----------
+    answers
+        What is known of each network, by its name. Differences are to the first that has a steady
+        state.
+    targets
+        Limits that goodput counts.
+    rows
+        Latencies of workflows, of networks that have a steady state.
+    jobs, warmup_jobs
+        Jobs that latencies are of, and those before them that are left out, at all networks.
+    confidence
+        With which each interval holds its value.
+    """
+
+    answers: Mapping[str, NetworkAnswer]
+    targets: tuple[Target, ...]
+    rows: tuple[ComparedWorkflow, ...]
+    jobs: int
+    warmup_jobs: int
+    confidence: float
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the user should know besides, after the names of the networks that it is about."""
+        return [*gathered({name: self._warnings(name) for name in self.answers}), *self._few]
+
+    def _warnings(self, name: str) -> list[str]:
+        """Return what is to know of a network and is not said of all, or in the tables."""
+        answer = self.answers[name]
+        said = [*reuse_warnings(answer.network, answer.run)]
+        if answer.latency:
+            said += answer.latency.bursts_notice
+        return [warning for warning in answer.warnings if warning not in said]
+
+    @property
+    def _few(self) -> list[str]:
+        """Say how many jobs tell what these cannot."""
+        short = {name for name, answer in self.answers.items() if self._is_short(answer)}
+        estimates = {
+            f"{row.workflow} {metric.removesuffix('_s')} at {row.network}": statistics
+            for row in self.rows
+            for metric, statistics in row.latency.items()
+            if row.network not in short
+        }
+        return few_bursts(estimates, self.confidence, self.jobs, "jobs")
+
+    @staticmethod
+    def _is_short(answer: NetworkAnswer) -> bool:
+        return answer.latency is not None and answer.latency.too_short
+
+    def by_workflow(self) -> dict[str, list[ComparedWorkflow]]:
+        """Return the rows of each workflow, the first network's first."""
+        rows: dict[str, list[ComparedWorkflow]] = {}
+        for row in self.rows:
+            rows.setdefault(row.workflow, []).append(row)
+        return rows
+
+    @property
+    def first(self) -> str | None:
+        """The network that the others are compared with; None where none has a steady state."""
+        return self.rows[0].network if self.rows else None
+
+    def page(self, scenario: "NetworkScenario | None" = None, what: str = "Network") -> Page:
+        """Return the comparison as a page; a scenario says how the question is called, ``what``
+        how the networks are.
+        """
+        from penstock.checking.view_comparison import comparison_page
+
+        return comparison_page(self, scenario.name if scenario else "compare", what)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "first": self.first,
+            "jobs": self.jobs,
+            "warmup_jobs": self.warmup_jobs,
+            "confidence": self.confidence,
+            "targets": [str(target) for target in self.targets],
+            "latency": [row.as_dict() for row in self.rows],
+            "runs": {
+                name: {
+                    "preemptions": answer.run.preemptions,
+                    "found_share": answer.run.found_share,
+                }
+                for name, answer in self.answers.items()
+            },
+            "warnings": self.warnings,
+            "networks": {name: answer.as_dict() for name, answer in self.answers.items()},
+        }
+
+
+def compare_networks(
+    networks: Mapping[str, Network],
+    *,
+    jobs: int | None = None,
+    until: float | None = None,
+    seed: int | None = None,
+    resolution: float | None = None,
+    targets: Sequence[Target | str] = (),
+    progress: Progress | None = None,
+) -> NetworkComparison:
+    """Put networks side by side that the same jobs go through.
+
+    Jobs are drawn before anything is simulated, so networks with the same workflows get the same
+    ones, and two differ by what was changed and by nothing else.
+
+    Parameters
+    ----------
+    networks
+        By names; the first is what the others are compared with. Other routers, policies or orders
+        are given by `penstock.checking.variants`, or by ``dataclasses.replace`` of the pools.
+    jobs, until, seed, resolution, progress
+        As in `penstock.check`.
+    targets
+        Limits of goodput, such as ``ttft_p99<2s``: TTFT of a call, E2E of a job, and of ``tbt``
+        the mean time between the tokens of a call.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used, or the networks do not have the same workflows.
+    """
+    limits = tuple(parsed_targets(targets))
+    _check_networks(networks)
+    answers = {}
+    for index, (name, network) in enumerate(networks.items()):
+        part = part_of(progress, index / len(networks), (index + 1) / len(networks))
+        answers[name] = check(
+            network, jobs=jobs, until=until, seed=seed, resolution=resolution, progress=part
+        )
+    return _compared(answers, limits)
+
+
+def compare_orders(
+    network: Network,
+    orders: Sequence[OrderChoice] | Mapping[str, OrderChoice | Mapping[str, OrderChoice]],
+    *,
+    jobs: int | None = None,
+    until: float | None = None,
+    seed: int | None = None,
+    resolution: float | None = None,
+    progress: Progress | None = None,
+) -> NetworkComparison:
+    """Put orders between stages side by side.
+
+    Parameters
+    ----------
+    network, jobs, until, seed, resolution, progress
+        As in `penstock.check`.
+    orders
+        Orders that all pools have, as in `Pool`; or by any names, orders of all pools or a mapping
+        from pools to theirs, where pools left out keep their own.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used.
+    """
+    return compare_networks(
+        _reordered(network, orders),
+        jobs=jobs,
+        until=until,
+        seed=seed,
+        resolution=resolution,
+        progress=progress,
+    )
+
+
+def _check_networks(networks: Mapping[str, Network]) -> None:
+    if not isinstance(networks, Mapping) or not networks:
+        raise InputError(
+            f"networks are {checks.shown(networks)}; give at least one, by name, as "
+            "{'jsq': network}"
+        )
+    for name, network in networks.items():
+        if not isinstance(network, Network):
+            raise InputError(f"network {name!r} is {checks.shown(network)}; give a Network")
+    first_name, first = next(iter(networks.items()))
+    for name, network in networks.items():
+        if network.stages != first.stages:
+            raise InputError(
+                f"networks {first_name!r} and {name!r} have other stages, so their jobs are not "
+                "the same and nothing can be told of a difference; give both the same workflows"
+            )
+
+
+def _reordered(
+    network: Network,
+    orders: Sequence[OrderChoice] | Mapping[str, OrderChoice | Mapping[str, OrderChoice]],
+) -> dict[str, Network]:
+    if not isinstance(network, Network):
+        raise InputError(
+            f"compare_orders takes a Network, not {checks.shown(network)}; for one server use check"
+        )
+    if isinstance(orders, str) or not isinstance(orders, Sequence | Mapping) or not orders:
+        raise InputError(
+            f"orders are {checks.shown(orders)}; give a list of at least one, such as ['fcfs', "
+            "'hlpps']"
+        )
+    if isinstance(orders, Mapping):
+        return {name: with_order(network, order) for name, order in orders.items()}
+    networks: dict[str, Network] = {}
+    for choice in orders:
+        order = resolve_order(choice)
+        if order.name in networks:
+            raise InputError(
+                f"two orders are called {order.name}, so which is meant is unclear; leave one out"
+            )
+        networks[order.name] = with_order(network, order)
+    return networks
+
+
+def _compared(
+    answers: Mapping[str, NetworkAnswer], targets: tuple[Target, ...]
+) -> NetworkComparison:
+    """Lay latencies side by side, of the jobs that all networks were steady for."""
+    steady = {name: answer.latency for name, answer in answers.items() if answer.latency}
+    if not steady:
+        return NetworkComparison(answers, targets, (), 0, 0, 0.95)
+    runs = {name: answers[name].run for name in steady}
+    _check_jobs(runs)
+    begin = max(latency.warmup_jobs for latency in steady.values())
+    end = min(latency.warmup_jobs + latency.jobs for latency in steady.values())
+    few = end - begin < LEAST_JOBS
+    used = max(end - begin, 0)
+    if not few:
+        used = used // BATCHES * BATCHES
+    arrived = next(iter(runs.values())).arrived
+    batch = in_batches(arrived, end - used, end, few)
+    confidence = next(iter(steady.values())).confidence
+    short = frozenset(name for name, latency in steady.items() if latency.too_short)
+    question = _Question(runs, batch, targets, confidence, short)
+    return NetworkComparison(answers, targets, question.rows(), used, end - used, confidence)
+
+
+def _check_jobs(runs: Mapping[str, NetworkRun]) -> None:
+    """Refuse runs of which not all had the same jobs."""
+    (first_name, first), *others = runs.items()
+    for name, run in others:
+        here, there = recorded(run.rows, "requests").jobs, recorded(first.rows, "requests").jobs
+        if not (
+            np.array_equal(run.arrival, first.arrival) and np.array_equal(here.stage, there.stage)
+        ):
+            raise InputError(
+                f"networks {first_name!r} and {name!r} had other jobs, so nothing can be told of "
+                "a difference; give both the same workflows, with the same seeds"
+            )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Question:
+    """Runs of the same jobs, the batches that these are put into, and what is asked of them."""
+
+    runs: Mapping[str, NetworkRun]
+    batch: Ints
+    targets: tuple[Target, ...]
+    confidence: float
+    short: frozenset[str]
+
+    def rows(self) -> tuple[ComparedWorkflow, ...]:
+        """Compare workflow by workflow, network by network."""
+        rows = []
+        first = next(iter(self.runs.values()))
+        for index, workflow in enumerate(first.network.workflows):
+            mine = first.workflow == index
+            compared: tuple[dict[str, Sample], Mapping[str, Statistics]] | None = None
+            for name, run in self.runs.items():
+                samples = _samples(run, mine, self.batch)
+                latency = {
+                    metric: self._estimated(metric, sample.batches, name)
+                    for metric, sample in samples.items()
+                }
+                difference = compared and self._differences(samples, latency, compared)
+                goodput = self._goodput(name, mine)
+                whole = {metric: sample.batches.whole for metric, sample in samples.items()}
+                rows.append(
+                    ComparedWorkflow(
+                        name, workflow.name, latency, difference, goodput, whole, run.tick_s
+                    )
+                )
+                compared = compared or (samples, latency)
+        return tuple(rows)
+
+    def _estimated(self, metric: str, batches: Batches, name: str) -> Statistics:
+        tick_s = self.runs[name].tick_s
+        return {
+            statistic: batches.estimate(statistic, self.confidence, tick_s, name in self.short)
+            for statistic in statistics_of(metric, self.targets)
+        }
+
+    def _differences(
+        self,
+        samples: Mapping[str, Sample],
+        latency: Mapping[str, Statistics],
+        compared: tuple[Mapping[str, Sample], Mapping[str, Statistics]],
+    ) -> dict[str, Statistics]:
+        """Return how much more each statistic is than at the first network."""
+        first_samples, first_latency = compared
+        tick_s = next(iter(self.runs.values())).tick_s
+        return {
+            metric: {
+                statistic: difference(
+                    samples[metric], first_samples[metric], statistic, self.confidence, tick_s,
+                    _bursts(estimate, first_latency[metric][statistic]),
+                )
+                for statistic, estimate in statistics.items()
+            }
+            for metric, statistics in latency.items()
+        }  # fmt: skip
+
+    def _goodput(self, name: str, mine: Bools) -> Estimate | None:
+        if not self.targets:
+            return None
+        good = _good_jobs(self.runs[name], self.targets)
+        used = (self.batch >= 0) & mine
+        return goodput_share(good[used], self.confidence, name in self.short)
+
+
+def _samples(run: NetworkRun, mine: Bools, batch: Ints) -> dict[str, Sample]:
+    """Return TTFT of the calls and E2E of the jobs of a workflow, in batches of jobs."""
+    rows = recorded(run.rows, "requests")
+    job = rows.jobs.job
+    prompts = np.flatnonzero(mine[job] & (rows.jobs.prompt > 0) & (rows.first_token >= 0))
+    ttft = (rows.first_token - rows.ready)[prompts]
+    jobs = np.flatnonzero(mine & (run.finish >= 0))
+    e2e = (run.finish - run.arrival)[jobs]
+    return {
+        "ttft_s": Sample(batched(batch, job[prompts], ttft)),
+        "e2e_s": Sample(batched(batch, jobs, e2e)),
+    }
+
+
+def _good_jobs(run: NetworkRun, targets: Sequence[Target]) -> Bools:
+    """Return which jobs end within all limits, and all of whose calls do."""
+    rows = recorded(run.rows, "requests")
+    jobs = rows.jobs
+    # What only decodes goes on with the first token of the call before it, and what has no output
+    # waits for no token.
+    decodes = jobs.prompt == 0
+    first_token = np.where(jobs.output == 0, rows.finish, rows.first_token)
+    first_token = np.where(decodes, rows.ready, first_token)
+    output = jobs.output + decodes
+    ttft, gaps, _ = own_latency(rows.ready, first_token, rows.finish, output, run.tick_s)
+    e2e = np.where(run.finish < 0, np.inf, (run.finish - run.arrival) * run.tick_s)
+    good = within(targets, ttft, gaps, e2e[jobs.job])
+    return np.asarray(np.bincount(jobs.job[~good], minlength=run.arrived) == 0)
+
+
+def _bursts(one: Estimate, other: Estimate) -> float:
+    """Return the bursts beyond a percentile in the run that has fewer; 0 where one of the two has
+    no upper end, inf of means.
+    """
+    if one.high is None or other.high is None:
+        return 0.0
+    return min(np.inf if estimate.bursts is None else estimate.bursts for estimate in (one, other))
+
+
+def _as_dict(latency: Mapping[str, Statistics]) -> dict[str, Any]:
+    return {
+        metric: {name: estimate.as_dict() for name, estimate in statistics.items()}
+        for metric, statistics in latency.items()
+    }
