@@ -73,6 +73,21 @@ def test_engines_behind_one_router_are_judged_together():
     assert answer.together.arrival_rate.value == pytest.approx(1.8 * capacity(), rel=0.1)
 
 
+def test_an_engine_that_died_has_no_part_in_the_sum():
+    alive, dead = scrapes(0.6, 400.0, seed=6), scrapes(0.6, 100.0, seed=7)
+    other = [dataclasses.replace(scrape, engine="dead") for scrape in dead]
+    together = watch([*alive, *other, dataclasses.replace(alive[-1], engine="once")]).together
+    assert together.engines == 1
+    assert together.load.value == pytest.approx(0.6, abs=0.05)
+    assert sum("left out of the sum" in note for note in together.notes) == 2
+
+
+def test_the_drift_is_what_arrives_beyond_what_is_carried():
+    together = watch(scrapes(1.2, 300.0, seed=2)).together
+    assert together.drift.value == pytest.approx(0.2 * capacity(), abs=0.6)
+    assert together.drift.low < together.drift.value < together.drift.high
+
+
 def test_without_a_batch_time_a_queue_shows_what_is_carried():
     together = watch(scrapes(1.3, 600.0, seed=8), server=None).together
     assert together.binding == "as seen"

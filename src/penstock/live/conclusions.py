@@ -17,6 +17,7 @@ from penstock.live.state import AS_SEEN, State
 
 TOGETHER = "all"
 _Z = 1.959964
+_SILENT_S = 60.0  # since an engine answered, for it to have no part in what arrives
 _ABORTED = 4.0  # times the mean output that a request in flight has: some have gone
 
 
@@ -25,12 +26,13 @@ def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Rea
 
     Without ``ahead`` nothing is said of the time until limits are reached.
     """
+    everyone, states = states, _answering(states)
     arrivals, lengths = _Arrivals.of(states), _lengths(states)
     carried = _carried(states)
     binding = min(carried, key=lambda name: carried[name].rate, default=None)
     verdict: Verdict = "unknown"
     answer = Reading(
-        engine=states[0].history.engine if len(states) == 1 else TOGETHER,
+        engine=everyone[0].history.engine if len(everyone) == 1 else TOGETHER,
         engines=len(states),
         time_s=max(_last(states, "time_s"), default=0.0),
         watched_s=max(_watched(state) for state in states),
@@ -46,7 +48,7 @@ def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Rea
         preemptions_per_s=_sum(
             [s.preemptions_per_s for s in states if s.preemptions_per_s is not None], len(states)
         ),
-        notes=_notes(states, lengths, arrivals),
+        notes=_silent(everyone, states) + _notes(states, lengths, arrivals),
     )
     if arrivals is not None:
         answer = dataclasses.replace(answer, arrival_rate=arrivals.rate)
@@ -139,6 +141,27 @@ class _Case:
         return self.settings.alpha * 6 / (math.pi * stretch) ** 2
 
 
+def _answering(states: list[State]) -> list[State]:
+    """Return the engines that share what arrives now: a silent one has none of it."""
+    newest = max(_last(states, "time_s"), default=0.0)
+    answering = []
+    for state in states:
+        last = state.history.last
+        if last is not None and state.history.intervals and last.time_s >= newest - _SILENT_S:
+            answering.append(state)
+    return answering or states
+
+
+def _silent(everyone: list[State], answering: list[State]) -> tuple[str, ...]:
+    """Return notes on engines that are left out."""
+    names = [state.history.engine for state in everyone if state not in answering]
+    return tuple(
+        f"{name}: left out of the sum, since it has not answered twice, or not for "
+        f"{_SILENT_S:.0f} s"
+        for name in names
+    )
+
+
 def _judged(answer: Reading, case: _Case) -> Reading:
     """Return an answer with load, verdict and replicas."""
     load = case.arrivals.rate.value / case.limit.rate
@@ -148,6 +171,8 @@ def _judged(answer: Reading, case: _Case) -> Reading:
         LimitLoad(name, _times(test.load, case.limit.rate / limit.rate))
         for name, limit in case.carried.items()
     )
+    carried = case.limit.rate
+    surplus = Estimate(*(carried * (end - 1) for end in dataclasses.astuple(test.load)))
     margin = Estimate(1 - test.load.value, 1 - test.load.high, 1 - test.load.low)
     needed = [
         max(math.ceil(engines * value / case.settings.target_load), 1)
@@ -168,6 +193,7 @@ def _judged(answer: Reading, case: _Case) -> Reading:
         load=test.load,
         margin=margin,
         binding=case.binding,
+        drift=surplus,
         replicas=needed[0],
         replicas_low=needed[1],
         replicas_high=needed[2],

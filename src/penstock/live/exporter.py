@@ -86,6 +86,7 @@ def _figures(readings: list[Reading]) -> "Iterator[Metric]":
     estimates = {
         "load": ("Load of the limit that binds; 1: as much as it carries.", "load"),
         "margin": ("1 less the load.", "margin"),
+        "drift": ("Requests per second by which more arrive than are carried.", "drift"),
         "arrival_rate": ("Requests per second that arrive.", "arrival_rate"),
         "drain_seconds": ("Seconds until the backlog is gone, if it goes.", "drain_s"),
     }

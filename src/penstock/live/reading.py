@@ -87,6 +87,8 @@ class Reading:
         given does not explain (host, gap between batches).
     loads, load, margin, binding
         The load by limit; that of the limit that binds, 1 less that, and its name.
+    drift
+        Requests/s by which more arrive than the limit that binds carries; below 0: by which fewer.
     verdict, reason, alpha
         The drift test: right with probability 1 - alpha however often one looks.
     backlog_tokens
@@ -127,6 +129,7 @@ class Reading:
     load: Estimate | None = None
     margin: Estimate | None = None
     binding: str | None = None
+    drift: Estimate | None = None
     backlog_tokens: float | None = None
     until: tuple[TimeUntil, ...] = ()
     drain_s: Estimate | None = None
