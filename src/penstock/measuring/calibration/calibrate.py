@@ -131,6 +131,8 @@ def _calibration(
     """Predict every row, by the common server and by that of its run."""
     values = common.fit.values
     one = build(values)
+    if shape is not None:
+        one = (shape.with_uncertainty(one[0]), one[1])
     to_fit = [row for row, use in zip(rows, fitted, strict=True) if use]
     hinges = hinges_of(common.fit, common.priors, to_fit)
     most = max(tokens_held(row) for row in rows)

@@ -14,6 +14,7 @@ from penstock.measuring.calibration.laplace import Posterior, most_probable
 from penstock.measuring.calibration.predict import Overhead, Requests, predict, requests_of
 from penstock.measuring.calibration.refine import Fit, Sent
 from penstock.measuring.calibration.shape_prior import (
+    ADJUSTED,
     NAMES,
     ShapeBuild,
     ShapePriors,
@@ -22,7 +23,9 @@ from penstock.measuring.calibration.shape_prior import (
 )
 from penstock.measuring.calibration.steps import Common
 from penstock.simulation.progress import Progress
+from penstock.system.batch_time import Composition
 from penstock.system.server import Server
+from penstock.system.uncertain import Uncertainty
 
 _MOST_REQUESTS = 10_000  # of a row, while it is fitted
 _ROUNDS = 3  # that a fit usually takes, for the progress bar
@@ -56,6 +59,18 @@ class ShapeFit(NamedTuple):
     common: Common
     posterior: Posterior
     priors: ShapePriors
+
+    def with_uncertainty(self, server: Server) -> Server:
+        """Return a server whose batch times know what the rows left open."""
+        here = [NAMES.index(name) for name in ADJUSTED]
+        covariance = self.posterior.covariance[np.ix_(here, here)]
+        values = {name: self.common.fit.values[name] for name in ADJUSTED}
+        batch_time = server.batch_time
+        assert isinstance(batch_time, Composition)
+        known = Uncertainty(values, covariance.tolist())
+        return dataclasses.replace(
+            server, batch_time=dataclasses.replace(batch_time, uncertainty=known)
+        )
 
 
 def shape_fit(
