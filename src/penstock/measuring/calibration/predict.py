@@ -245,7 +245,7 @@ def predict(sent: Requests, server: Server, overhead: Overhead) -> dict[str, flo
     streams = np.searchsorted(begun, first[chosen], "left") - np.searchsorted(
         ended, first[chosen], "right"
     )
-    asleep = _asleep(arrival)[chosen]
+    asleep = _asleep(np.asarray(arrival, np.float64))[chosen]
     ttft = (
         first[chosen]
         - arrival[chosen]
