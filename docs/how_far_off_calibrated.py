@@ -187,7 +187,6 @@ def main() -> None:
             rows += judged(data, points, group)
             print(rows[-1]["deployment"], file=sys.stderr, flush=True)
     table = pl.DataFrame(rows, infer_schema_length=None)
-    table.write_parquet(f"/tmp/prx/judged_{backend}_{'_'.join(sys.argv[3:])}.parquet")
     for (group, kind), part in table.group_by("group", "kind", maintain_order=True):
         print(f"| {group}, {kind} {summary(part)}")
         for (name,), own in part.group_by("deployment", maintain_order=True):
