@@ -22,7 +22,7 @@ _MEANINGS = {
     "with_prefill": "a batch with prompts, beside",
     "overhead": "beside the engine, until the first token",
     "overhead_per_stream": "beside the engine, for each other request that streams",
-    "idle": "beside the engine, where nobody else is there",
+    "idle": "beside the engine, where nobody came for a while",
     "kv_tokens": "what the KV memory holds",
     "max_batch_size": "requests that run at most",
     "small_batches": "time of batches of up to 8 tokens",
