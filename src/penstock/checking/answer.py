@@ -4,11 +4,12 @@ run side by side.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_state
+from penstock.checking.calibration_doubt import CalibrationDoubt, calibration_doubt
+from penstock.checking.documents import latency_as_dict, load_as_dict, run_as_dict
 from penstock.checking.enough_requests import estimate
 from penstock.checking.kv_limit import kv_notes
 from penstock.checking.latency import SteadyState
@@ -26,7 +27,6 @@ from penstock.system.outages import Outage, listed
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.memory import MemoryEstimate, memory_is_full
-from penstock.words import STATISTICS
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class Answer(AnyAnswer):
     full
         What the server carries once KV memory is full, by an estimate; None where something else
         is, or none is known.
+    calibration
+        What the calibration of the batch times leaves open; None: they were not calibrated.
     """
 
     workload: Workload
@@ -84,8 +86,28 @@ class Answer(AnyAnswer):
     warnings: tuple[str, ...]
     front: tuple[str, ...] = ()
     full: MemoryEstimate | None = None
+    calibration: CalibrationDoubt | None = None
 
     audited = "; audit a run to find out"
+
+    @property
+    def verdict(self) -> str:
+        """As of `AnyAnswer`, if it holds with all batch times that the calibration allows; else
+        ``undecided``.
+        """
+        return "undecided" if self.hinges_on_calibration else super().verdict
+
+    @property
+    def reason(self) -> str:
+        """The sentence that gave the verdict."""
+        if self.calibration is not None and self.hinges_on_calibration:
+            return self.calibration.reason(super().verdict)
+        return super().reason
+
+    @property
+    def hinges_on_calibration(self) -> bool:
+        """Whether batch times that the calibration allows give another verdict."""
+        return self.calibration is not None and not self.calibration.holds(super().verdict)
 
     @property
     def missed(self) -> bool:
@@ -126,6 +148,7 @@ class Answer(AnyAnswer):
                 }
                 for target, estimate, judgement in self.targets
             ],
+            "calibration": self.calibration.as_dict() if self.calibration else None,
             "disagreement": self.disagreement,
             "warnings": [*self.front, *self.warnings],
         }
@@ -339,6 +362,7 @@ class _Question:
             ),
             front=kv_notes(workload, server, stability.verdict, search=self.estimate_memory),
             full=full,
+            calibration=calibration_doubt(workload, server),
         )
 
     def _warnings(self, certificate: Certificate, full: MemoryEstimate | None) -> list[str]:
@@ -389,43 +413,3 @@ def judged(target: Target, latency: SteadyState | None) -> TargetAnswer:
 def record_for(requests: int | None, until: float | None) -> Record:
     """Return what a run of that length keeps: a row per request where that is no burden."""
     return "requests" if until is None and (requests or 0) <= ROWS_UP_TO else "summary"
-
-
-def load_as_dict(certificate: Certificate) -> dict[str, float]:
-    """Return the JSON form of a load."""
-    load = certificate.load
-    return {
-        "rho": load.rho,
-        "arrival_rate": load.arrival_rate,
-        "tokens_per_request": load.tokens_per_request,
-        "offered_tokens_per_s": load.offered_tokens_per_s,
-        "capacity_tokens_per_s": load.capacity_tokens_per_s,
-        "max_rate": certificate.max_rate,
-    }
-
-
-def run_as_dict(run: Run) -> dict[str, Any]:
-    """Return the JSON form of what was simulated; no verdict is drawn from one run."""
-    growth = run.growth_tokens_per_s
-    return {
-        "verdict": None,
-        "requests": run.arrived,
-        "unfinished": run.unfinished,
-        "batches": run.n_batches,
-        "seconds": run.seconds,
-        "tokens_per_s": run.tokens_per_s,
-        "utilisation": run.utilisation,
-        "growth_tokens_per_s": None if math.isnan(growth) else growth,
-        "preemptions": run.preemptions,
-        "recomputed_tokens": run.recomputed_tokens,
-        "reused_tokens": run.reused_tokens,
-        "dropped": run.dropped,
-    }
-
-
-def latency_as_dict(run: Run) -> dict[str, dict[str, float | None]]:
-    """Return the JSON form of the latency of a run."""
-    return {
-        row["metric"]: {name: row[name] for name in STATISTICS}
-        for row in run.latency().iter_rows(named=True)
-    }

@@ -230,7 +230,7 @@ def simulate(
     """Say what happened in one finite run, whatever the theory says."""
     check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = chosen_scenario(scenario, policy, requests, seed)
-    from penstock.checking import answer
+    from penstock.checking import answer, documents
     from penstock.checking.notes import load_warnings
     from penstock.checking.view import run_page
     from penstock.simulation.simulate import simulate as run_once
@@ -252,9 +252,9 @@ def simulate(
     front = chosen.server.kv_notes
     _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
     document_of_run = {
-        "load": answer.load_as_dict(certificate),
-        "simulation": answer.run_as_dict(run),
-        "latency": answer.latency_as_dict(run),
+        "load": documents.load_as_dict(certificate),
+        "simulation": documents.run_as_dict(run),
+        "latency": documents.latency_as_dict(run),
         "latency_refused": None,
         "warnings": [*front, *warnings],
     }

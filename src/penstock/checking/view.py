@@ -53,6 +53,7 @@ def answer_page(answer: "Answer", scenario: "Scenario | None" = None) -> Page:
         sections=[
             *([Section("Next", [sentence(step)])] if step else []),
             Section("Load", facts=load, tables=_limits(answer.certificate)),
+            *_calibration(answer),
             *_hypotheses(answer.certificate),
             Section("Simulated", [run_in_words(answer.run)], notes=answer.warnings),
             _latency_section(answer),
@@ -151,7 +152,29 @@ def _verdicts(answer: "Answer") -> list[Verdict]:
         both.reverse()
     if answer.disagreement:
         both.insert(0, Verdict("contradiction", f"{answer.disagreement}."))
+    elif answer.hinges_on_calibration:
+        both.insert(0, Verdict("undecided", f"{answer.reason}.", "because of the calibration"))
     return both + target_verdicts(answer.targets)
+
+
+def _calibration(answer: "Answer") -> list[Section]:
+    """Return the intervals that the calibration of the batch times leaves."""
+    doubt = answer.calibration
+    if doubt is None:
+        return []
+    facts = [
+        Fact("Max rate", f"{doubt.max_rate.low:,.4g}", f"to {doubt.max_rate.high:,.4g} requests/s"),
+        Fact("Margin", share(doubt.margin.low), f"to {share(doubt.margin.high)}"),
+    ]
+    facts += [
+        Fact(METRICS[metric], f"{ends.low:.2f}", f"to {ends.high:.2f} times the mean below")
+        for metric, ends in doubt.latency.items()
+    ]
+    said = (
+        "90% intervals of what the rows of the calibration leave open, beside those of simulation."
+    )
+    held = "" if answer.hinges_on_calibration else f" {sentence(doubt.reason(answer.verdict))}"
+    return [Section("Calibration", [said + held], facts=facts)]
 
 
 def target_verdicts(targets: "Sequence[TargetAnswer]") -> list[Verdict]:

@@ -7,7 +7,7 @@ An empty batch is no batch: it takes 0 s (the paper's formula would give c; its 
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
+
+if TYPE_CHECKING:
+    from penstock.system.uncertain import Uncertainty
 
 MOST_TOKENS = 2**20
 """Largest token budget: batch times are tabulated up to it."""
@@ -281,6 +284,8 @@ class Composition(BatchTime):
     with_prefill
         Seconds that a batch with prefill takes beside: engines run decodes alone from CUDA graphs,
         and others not.
+    uncertainty
+        What a calibration left open; None: nothing is known of it.
 
     >>> batch_time = Composition(Affine(c=0.01, a=1e-4), self_attention=1e-8, cross_attention=2e-8)
     >>> batch_time.of_batch(prefill=[(512, 0)], decode=[1_000, 3_000])
@@ -294,6 +299,7 @@ class Composition(BatchTime):
     mixed_attention: float | None = None
     per_request: float = 0.0
     with_prefill: float = 0.0
+    uncertainty: "Uncertainty | None" = dataclasses.field(default=None, compare=False, repr=False)
 
     by_load = False
 

@@ -21,6 +21,7 @@ from penstock.system.batch_time import (
 )
 from penstock.system.gpu import GPU_MEMORY_GIB, MODELS, Gpu
 from penstock.system.measured_times import Measured
+from penstock.system.uncertain import Uncertainty
 from penstock.words import digits
 
 _KINDS = ("affine", "hinge", "table", "measured", "composition", "file")
@@ -118,7 +119,7 @@ class _Composition(Section):
 
     def build(self, folder: Path) -> Composition:
         """Return the model."""
-        costs: dict[str, float] = {}
+        costs: dict[str, Any] = {}
         for name, (unit, per_second, _) in COSTS.items():
             cost = getattr(self, f"{name}_{unit}")
             if cost is not None:
@@ -133,6 +134,13 @@ def _seconds(name: str, ms: float) -> float:
     return checks.seconds(f"server: {name}", ms)
 
 
+class _Uncertainty(Section):
+    """What a calibration left open: see `Uncertainty`."""
+
+    values: dict[str, float]
+    covariance: list[list[float]]
+
+
 class _File(Section):
     description: str
     batch_time: BatchTimeSection
@@ -143,6 +151,7 @@ class _File(Section):
     year: Whole | None = None
     licence: str | None = None
     fit: dict[str, Any] = Field(default_factory=dict)
+    uncertainty: _Uncertainty | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +197,12 @@ class BatchTimeFile:
     def memory_gib(self) -> float | None:
         """Memory of the GPU, GiB; None where it is not known."""
         return GPU_MEMORY_GIB.get(self.accelerator or "")
+
+    @property
+    def uncertainty(self) -> dict[str, Any] | None:
+        """What a calibration left open of the batch times, as the file holds it."""
+        known = getattr(self.batch_time, "uncertainty", None)
+        return None if known is None else known.as_dict()
 
     @property
     def origin(self) -> str:
@@ -251,8 +266,13 @@ def read_batch_time(path: str | Path) -> BatchTimeFile:
         raise InputError(
             f"{path} names another file, {checks.shown(section.batch_time.file)}; use that one"
         )
-    fields = {name: getattr(section, name) for name in _File.model_fields if name != "batch_time"}
-    return BatchTimeFile(batch_time=section.batch_time.build(path.parent), **fields)
+    beside = ("batch_time", "uncertainty")
+    fields = {name: getattr(section, name) for name in _File.model_fields if name not in beside}
+    batch_time = section.batch_time.build(path.parent)
+    if section.uncertainty is not None and isinstance(batch_time, Composition):
+        left_open = Uncertainty(section.uncertainty.values, section.uncertainty.covariance)
+        batch_time = dataclasses.replace(batch_time, uncertainty=left_open)
+    return BatchTimeFile(batch_time=batch_time, **fields)
 
 
 def write_batch_time(path: str | Path, file: BatchTimeFile) -> None:

@@ -1,7 +1,5 @@
 """Calibrate a server on a few rows of benchmarks, and hold its predictions against the others."""
 
-import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,323 +9,23 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.measuring.calibration.choose import chosen
 from penstock.measuring.calibration.equations import UNITS, Row, tokens_held
-from penstock.measuring.calibration.judge import JUDGED, MISSED, UNSURE, hinges_of, judged
-from penstock.measuring.calibration.priors import Prior
+from penstock.measuring.calibration.found import Calibration
+from penstock.measuring.calibration.judge import hinges_of, judged
 from penstock.measuring.calibration.servers import Build
+from penstock.measuring.calibration.shape_fit import ShapeFit, shape_fit, with_intervals
+from penstock.measuring.calibration.shape_prior import Limits, possible_shapes
 from penstock.measuring.calibration.steps import Common, common_fit, values_of_runs
-from penstock.show.page import Page, Shown
 from penstock.simulation.progress import Progress
-from penstock.system.batch_time_file import BatchTimeFile
-from penstock.system.server import Server
 
-METRICS = {
-    "ttft": "Time to first token",
-    "itl": "Inter-token latency",
-    "e2e": "End to end",
-    "requests_per_s": "Requests per second",
-    "ttft_p99": "Time to first token, p99",
-    "e2e_p99": "End to end, p99",
-}
-"""What predictions are judged by (`MEASURES`), in words."""
-
-LESS = 0.05
-"""Share by which having no more KV memory than the rows held may lower a limit unwarned."""
+__all__ = ["Calibration", "calibrate"]
 
 _PER_RUN = ("nothing", "overhead", "all")
-_PARTS = {"fitted": True, "judged": False, "all": None}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Calibration(Shown):
-    """A calibrated server, and how well it predicts.
-
-    Attributes
-    ----------
-    server
-        With the batch times that were found, common to all runs: what a batch-time file holds.
-    values
-        The parameters that were fitted, in seconds and tokens, by the names of `UNITS`.
-    held
-        Why each of the other parameters was left out.
-    priors, deviations
-        The prior of each of ``values``, and the standard deviation of its logarithm given the rows,
-        too.
-    values_of
-        ``values`` as adjusted to each run.
-    per_run
-        What was adjusted.
-    limit_warning
-        What is not certain of the limits; None: nothing.
-    assumed
-        Which of ``token_budget`` and ``max_batch_size`` were not given.
-    tokens_held
-        Most tokens that the requests of a row held at a time, by Little's law: the KV memory has
-        room for them.
-    rows
-        One row per row of the benchmarks: row, run, shape, load, fitted; ``measured``,
-        ``predicted`` and relative ``error`` of each of `METRICS` as ``ttft_measured`` and so on, in
-        seconds and requests per second, null where not measured; ``limit_per_s``, the requests per
-        second that the server carries of this shape, and ``limit_at_least_per_s``, with no more KV
-        memory than the rows held, where no limit is known; ``beyond``, whether more than that
-        arrive (null for a closed loop, which never offers more); ``missed``, whether any of
-        `JUDGED` is off by more than `MISSED`; ``hinges_on``, the unidentified costs that its
-        prediction hinges on; ``note``, what of the row is not simulated. Each is predicted by the
-        server of its run.
-    common_rows
-        The same, predicted by ``server`` and the common overhead.
-    """
-
-    server: Server
-    values: Mapping[str, float]
-    held: Mapping[str, str]
-    priors: Mapping[str, Prior]
-    deviations: Mapping[str, float]
-    limit_warning: str | None
-    assumed: tuple[str, ...]
-    values_of: Mapping[str, Mapping[str, float]]
-    per_run: str
-    tokens_held: float
-    rows: pl.DataFrame
-    common_rows: pl.DataFrame
-
-    def errors(
-        self, fitted: bool | None = None, *, common: bool = False
-    ) -> dict[str, float | None]:
-        """Return the mean of the absolute relative errors of each metric.
-
-        Parameters
-        ----------
-        fitted
-            Over the rows that were used to fit, or those that were not; None: over all.
-        common
-            Of the one common server, in place of one for each run.
-        """
-        rows = self.common_rows if common else self.rows
-        if fitted is not None:
-            rows = rows.filter(pl.col("fitted") == fitted)
-        means = rows.select(pl.col(f"{metric}_error").abs().mean() for metric in METRICS)
-        return dict(zip(METRICS, means.row(0), strict=True))
-
-    @property
-    def fitted(self) -> int:
-        """Number of rows that were used to fit."""
-        return int(self.rows["fitted"].sum())
-
-    @property
-    def adjusted(self) -> bool:
-        """Whether any run has parameters of its own."""
-        return any(values != self.values for values in self.values_of.values())
-
-    @property
-    def unidentified(self) -> dict[str, str]:
-        """The costs that the rows do not identify, with their interval and the prior's reason."""
-        return {
-            name: f"{self.interval(name)}: {prior.reason}"
-            for name, prior in self.priors.items()
-            if name in self.values and self.deviations[name] > UNSURE * prior.deviation
-        }
-
-    def interval(self, name: str) -> str:
-        """Return the 95% interval of a parameter in words, given rows and priors."""
-        factor = math.exp(2 * self.deviations[name])
-        less, more = (
-            quantity(name, float(f"{self.values[name] * times:.2g}"))
-            for times in (1 / factor, factor)
-        )
-        unit = more.rpartition(" ")[2]
-        return f"{less.removesuffix(f' {unit}')} to {more}"
-
-    @property
-    def missed(self) -> list[str]:
-        """The rows that are missed, the worst first: by how much their worst metric is off."""
-        worst = pl.max_horizontal(pl.col(f"{name}_error").abs() for name in JUDGED)
-        rows = self.rows.filter("missed").sort(worst, descending=True)
-        several = self.rows["run"].n_unique() > 1
-        words = []
-        for row in rows.iter_rows(named=True):
-            metric = max(JUDGED, key=lambda name: abs(row[f"{name}_error"] or 0.0))
-            which = [row["run"], row["shape"], row["load"]][not several :]
-            if row["fitted"]:
-                which.append("used to fit")
-            predicted, known = (
-                _shown(metric, row[f"{metric}_{kind}"]) for kind in ("predicted", "measured")
-            )
-            words.append(
-                f"row {row['row']} ({', '.join(which)}): {METRICS[metric].lower()} off by "
-                f"{row[f'{metric}_error']:+,.0%} (predicted {predicted}, measured {known})"
-            )
-        return words
-
-    @property
-    def warnings(self) -> list[str]:
-        """What a reader must know first: rows missed, costs and limits that no row tells."""
-        words = []
-        if self.missed:
-            which = f"{len(self.missed):,} of {self.rows.height:,} benchmark results"
-            if self.rows.height == 1:
-                which = "the only benchmark result"
-            words.append(f"the calibration missed {which} by more than {MISSED:.0%}")
-        words += self._untrusted()
-        if self.limit_warning is not None:
-            words.append(self.limit_warning)
-        if self.unidentified:
-            costs = ", ".join(f"{name} ({self.interval(name)})" for name in self.unidentified)
-            words.append(
-                f"the benchmarks say little about {costs}, which were assumed within their usual "
-                "ranges"
-            )
-        if self._memory_short:
-            shapes = ", ".join(self._memory_short)
-            words.append(
-                "KV memory cannot be seen in these rows: what these shapes carry takes more than "
-                f"the {self.tokens_held:,.0f} tokens that the rows held ({shapes} requests/s); "
-                "give kv_tokens, which the engine logs"
-            )
-        hinging = self.rows.filter(pl.col("hinges_on").is_not_null())
-        if hinging.height:
-            loads = ", ".join(dict.fromkeys(hinging["shape"]))
-            costs = ", ".join(dict.fromkeys(", ".join(hinging["hinges_on"]).split(", ")))
-            words.append(
-                f"predictions for other lengths than were fitted ({loads}) hinge on {costs}"
-            )
-        return words
-
-    @property
-    def _memory_short(self) -> list[str]:
-        """The shapes that need more memory than the rows held, and what is carried without."""
-        short = pl.col("limit_at_least_per_s") < (1 - LESS) * pl.col("limit_per_s")
-        rows = self.rows.filter(short).unique("shape", maintain_order=True)
-        return [
-            f"{shape}: at least {rate:,.4g}"
-            for shape, rate in rows.select("shape", "limit_at_least_per_s").iter_rows()
-        ]
-
-    def _untrusted(self) -> list[str]:
-        """Say where nothing judges the calibration, and where it took a queue for an overhead."""
-        words = []
-        if self.fitted == self.rows.height:
-            fewer = ""
-            if self.rows["shape"].is_duplicated().any():
-                fewer = ", or fit fewer (--fit-rows lowest:1)"
-            words.append(
-                "every row was used to fit, so no row was left to judge this by: the errors do not "
-                f"say how well other loads are predicted; benchmark more loads{fewer}"
-            )
-        overhead = self.values.get("overhead", 0.0)
-        prior = self.priors.get("overhead")
-        if prior is not None and overhead > prior.centre * math.exp(2 * prior.deviation):
-            words.append(
-                f"an overhead of {quantity('overhead', overhead)} is more than front ends take: "
-                "requests rather waited in a queue that this policy and these limits do not have; "
-                "check --policy, --token-budget and --max-batch-size"
-            )
-        return words
-
-    @property
-    def notes(self) -> list[str]:
-        """What of the benchmarks was left out, or is not simulated."""
-        counts = self.rows["note"].drop_nulls().value_counts()
-        return [
-            f"{note} ({count:,} rows)" if count > 1 else note
-            for note, count in counts.sort("count", "note", descending=[True, False]).iter_rows()
-        ]
-
-    def batch_time_file(self, description: str, source: str) -> BatchTimeFile:
-        """Return the common batch times as a file's content, with what is known of their errors."""
-        judged = self.errors(False, common=True) if self.fitted < self.rows.height else {}
-        fit: dict[str, Any] = {
-            "method": "end-to-end benchmarks",
-            "rows_fitted": self.fitted,
-            "rows_judged": self.rows.height - self.fitted,
-            "mean_relative_error_of_rows_judged": {
-                name: round(error, 4) for name, error in judged.items() if error is not None
-            },
-            "overhead_ms": round(self.values.get("overhead", 0.0) * 1e3, 3),
-            "overhead_per_stream_us": round(self.values.get("overhead_per_stream", 0.0) * 1e6, 3),
-        }
-        for name in ("kv_tokens", "max_batch_size"):
-            if name in self.values:
-                fit[name] = round(self.values[name])
-        if "kv_tokens" not in self.values:
-            fit["kv_tokens_at_least"] = round(self.tokens_held)
-        if self.unidentified:
-            fit["priors"] = self.unidentified
-        left_out = (
-            f"{name} was not fitted and counts as nothing: {self.held[name]}"
-            for name in ("per_token", "decode_attention", "self_attention")
-            if name in self.held
-        )
-        warnings = [*self.warnings, *left_out]
-        if warnings:
-            fit["warnings"] = warnings
-        return BatchTimeFile(description, self.server.batch_time, source, fit=fit)
-
-    def page(self, names: str = "") -> Page:
-        """Return the calibration as a page; the names are those of the benchmarks."""
-        from penstock.measuring.calibration.view import calibration_page
-
-        return calibration_page(self, names)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, for JSON."""
-        server = self.server
-        return {
-            "server": {
-                "policy": server.policy.name,
-                "token_budget": server.token_budget,
-                "max_batch_size": server.max_batch_size,
-                "assumed": list(self.assumed),
-                "kv_tokens": None if server.memory is None else server.memory.tokens,
-            },
-            "warnings": self.warnings,
-            "missed": self.missed,
-            "parameters": _with_units(self.values),
-            "intervals": {name: self.interval(name) for name in self.values},
-            "unidentified": self.unidentified,
-            "kv_tokens_at_least": None if "kv_tokens" in self.values else round(self.tokens_held),
-            "held": dict(self.held),
-            "per_run": self.per_run,
-            "parameters_of_runs": {
-                run: _with_units(values) for run, values in self.values_of.items()
-            },
-            "errors": {name: self.errors(fitted) for name, fitted in _PARTS.items()},
-            "errors_of_common_server": {
-                name: self.errors(fitted, common=True) for name, fitted in _PARTS.items()
-            },
-            "rows_fitted": self.fitted,
-            "rows": self.rows.to_dicts(),
-            "notes": self.notes,
-        }
-
-
-def quantity(name: str, value: float) -> str:
-    """Return a parameter with its unit, in words."""
-    unit, per = UNITS[name]
-    unit = unit.split(" ")[0]
-    if unit == "us" and value * per >= 1_000:
-        unit, per = "ms", 1e3
-    return f"{value * per:,.4g} {unit}"
-
-
-def _shown(metric: str, value: float | None) -> str:
-    """Return one of `METRICS` with its unit; None: no request ended."""
-    if value is None:
-        return "none"
-    if metric == "requests_per_s":
-        return f"{value:,.4g}/s"
-    return f"{value * 1e3:,.4g} ms" if value < 1 else f"{value:,.4g} s"
-
-
-def _with_units(values: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    return {
-        name: {"value": value * UNITS[name][1], "unit": UNITS[name][0]}
-        for name, value in values.items()
-    }
 
 
 def calibrate(
     benchmarks: pl.DataFrame,
     *,
+    hardware: Mapping[str, Any] | None = None,
     fit_rows: str | Sequence[bool] = "spread:3",
     parameters: Sequence[str] | None = None,
     token_budget: int | None = None,
@@ -351,12 +49,18 @@ def calibrate(
     ----------
     benchmarks
         What `read_benchmarks` returns.
+    hardware
+        The model on its GPUs, as a scenario's ``hardware`` says it: ``{"model": "Qwen3-32B",
+        "gpu": "h100-sxm", "tensor_parallel": 2}``. Then its shape is the prior: few factors are
+        fitted to what the shape says (`shape_prior`), and every prediction has an interval. None:
+        all costs are fitted (`equations`).
     fit_rows
         Rows to fit, of each shape: ``lowest:3``, those with the fewest requests per second;
         ``spread:3``, the lowest, the highest and those between at equal distances; ``all``; or a
         value for each row.
     parameters
-        What to fit, of `UNITS`; None: all. Costs that the rows cannot tell rest on their `priors`.
+        What to fit, of `UNITS`, without ``hardware``; None: all. Costs that the rows cannot tell
+        rest on their `priors`.
     token_budget, max_batch_size, policy, kv_tokens
         Of the server, as it ran. None for ``kv_tokens``: found where rows identify it (`limit_of`),
         else no limit; for the others: 8,192 and 1,024, vLLM's defaults on a large GPU, are assumed.
@@ -395,10 +99,20 @@ def calibrate(
     if prefix_hits is None and kv_tokens is None:
         benchmarks, caches = _without_hits(benchmarks), False
     settings = dict(policy_params or {})
-    build = Build(token_budget, max_batch_size, policy, kv_tokens, settings, caches)
-    names = list(UNITS) if parameters is None else [_parameter(name) for name in parameters]
+    limits: Limits = (token_budget, max_batch_size, policy, kv_tokens, settings, caches)
     rows = list(benchmarks.iter_rows(named=True))
     fitted = chosen(rows, fit_rows)
+    if hardware is not None:
+        if parameters is not None:
+            raise InputError(
+                "parameters are given beside hardware, but to a shape the same few factors are "
+                "always fitted; leave one of them out"
+            )
+        fit = shape_fit(rows, fitted, possible_shapes(hardware, limits), seed, progress)
+        values_of = values_of_runs(rows, fit.common, fit.build, per_run)
+        return _calibration(rows, fitted, fit.build, fit.common, values_of, per_run, seed, fit)
+    build = Build(*limits)
+    names = list(UNITS) if parameters is None else [_parameter(name) for name in parameters]
     common = common_fit(rows, fitted, build, names, seed, progress)
     values_of = values_of_runs(rows, common, build, per_run)
     return _calibration(rows, fitted, build, common, values_of, per_run, seed)
@@ -412,15 +126,20 @@ def _calibration(
     values_of: dict[str, dict[str, float]],
     per_run: str,
     seed: int,
+    shape: ShapeFit | None = None,
 ) -> Calibration:
     """Predict every row, by the common server and by that of its run."""
     values = common.fit.values
     one = build(values)
+    if shape is not None:
+        one = (shape.with_uncertainty(one[0]), one[1])
     to_fit = [row for row, use in zip(rows, fitted, strict=True) if use]
     hinges = hinges_of(common.fit, common.priors, to_fit)
     most = max(tokens_held(row) for row in rows)
     least = None if one[0].memory else most
     of_common = judged(rows, fitted, dict.fromkeys(values_of, one), seed, hinges, least)
+    if shape is not None:
+        of_common = with_intervals(of_common, shape, rows, seed)
     of_runs = of_common
     if any(own != values for own in values_of.values()):
         servers = {run: build(own) for run, own in values_of.items()}

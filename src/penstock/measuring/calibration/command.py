@@ -87,6 +87,22 @@ KvTokens = Annotated[
         "--kv-tokens", help="Tokens that KV memory holds; default: found where rows identify it."
     ),
 ]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="Take the shape of this model, on --gpu, as the prior: a known name, or the path of "
+        "a config.json.",
+    ),
+]
+OnGpu = Annotated[str | None, typer.Option("--gpu", help="Of --model, such as h100-sxm.")]
+TensorParallel = Annotated[int | None, typer.Option("--tp", help="GPUs that share each layer.")]
+Precision = Annotated[
+    str | None, typer.Option("--precision", help="Of the weights: bf16, fp8 or fp4.")
+]
+KvPrecision = Annotated[
+    str | None, typer.Option("--kv-precision", help="Of the KV cache: bf16 or fp8.")
+]
 FitRows = Annotated[
     str,
     typer.Option(
@@ -116,6 +132,11 @@ def calibrate(
     policy: Policy = "vllm",
     policy_param: PolicyParams = None,
     kv_tokens: KvTokens = None,
+    model: Model = None,
+    gpu: OnGpu = None,
+    tp: TensorParallel = None,
+    precision: Precision = None,
+    kv_precision: KvPrecision = None,
     prefix_hits: PrefixHits = None,
     declared_tokens: Declared = None,
     fit_rows: FitRows = "spread:3",
@@ -142,6 +163,7 @@ def calibrate(
     with progress.bar(f"Simulating {benchmarks.height:,} loads") as show:
         found = calibrate_on(
             benchmarks,
+            hardware=_hardware(model, gpu, tp, precision, kv_precision),
             fit_rows=fit_rows,
             parameters=None
             if parameters is None
@@ -174,6 +196,30 @@ def calibrate(
     show_page(found.page(names), found.as_dict(), report, as_json)
     if strict and found.missed:
         raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+def _hardware(
+    model: str | None,
+    gpu: str | None,
+    tp: int | None,
+    precision: str | None,
+    kv_precision: str | None,
+) -> dict[str, Any] | None:
+    """Return what a scenario's ``hardware`` would say; None: no model is given."""
+    said = {
+        "model": model,
+        "gpu": gpu,
+        "tensor_parallel": tp,
+        "precision": precision,
+        "kv_precision": kv_precision,
+    }
+    given = {name: value for name, value in said.items() if value is not None}
+    if given and (model is None or gpu is None):
+        raise InputError(
+            f"{' and '.join(given)} given, but a shape needs both --model and --gpu; add the "
+            "other, or leave all of them out"
+        )
+    return given or None
 
 
 def _settings(pairs: list[str]) -> dict[str, Any]:

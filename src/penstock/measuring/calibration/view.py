@@ -5,9 +5,9 @@ row.
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.measuring.calibration.calibrate import LESS, METRICS, Calibration, quantity
-from penstock.measuring.calibration.equations import UNITS
+from penstock.measuring.calibration.found import LESS, METRICS, Calibration
 from penstock.measuring.calibration.judge import MISSED
+from penstock.measuring.calibration.quantities import ALL_UNITS, quantity
 from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
 from penstock.words import counted
 
@@ -22,9 +22,17 @@ _MEANINGS = {
     "with_prefill": "a batch with prompts, beside",
     "overhead": "beside the engine, until the first token",
     "overhead_per_stream": "beside the engine, for each other request that streams",
-    "idle": "beside the engine, where nobody else is there",
+    "idle": "beside the engine, where nobody came for a while",
     "kv_tokens": "what the KV memory holds",
     "max_batch_size": "requests that run at most",
+    "small_batches": "time of batches of up to 8 tokens",
+    "medium_batches": "of 64 tokens, attention aside",
+    "large_batches": "of 2,048 tokens and more, attention aside",
+    "decode_kernel": "attention of decodes",
+    "prompt_kernel": "attention of prompts",
+    "host": "a batch outside the model: composing it, the gap before it",
+    "per_stream": "a request in a batch, on the host",
+    "kv_memory": "tokens that the KV memory holds",
 }
 """What each parameter is the cost of."""
 
@@ -123,7 +131,7 @@ def _parameters(answer: Calibration) -> list[Fact]:
     """Return what was fitted with its unit and meaning, then what was not, and why."""
     facts = [
         Fact(name, quantity(name, answer.values[name]), _meaning(answer, name))
-        for name in UNITS
+        for name in ALL_UNITS
         if name in answer.values
     ]
     own = sorted(values.get("overhead", 0.0) * 1e3 for values in answer.values_of.values())

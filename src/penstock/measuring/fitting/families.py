@@ -7,6 +7,7 @@ tokens, tokens before decodes, and whether there is prefill.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -181,4 +182,5 @@ def _told_apart(batches: MeasuredBatches, split: bool) -> Terms:
 
 def composition(linear: BatchTime, costs: Mapping[str, float]) -> Composition:
     """Return a composition with these costs; what is not given costs nothing."""
-    return Composition(linear, **{"decode_attention": 0.0, **costs})
+    given: dict[str, Any] = {"decode_attention": 0.0, **costs}
+    return Composition(linear, **given)

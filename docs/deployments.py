@@ -1,0 +1,140 @@
+"""Deployments of InferenceX points, as a calibration reads them: rows, and the shape behind them.
+
+Read by `docs/prior_fits.py` and `docs/how_far_off_calibrated.py`.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from how_far_off import CONFIGS, ENGINES_HERE, SLOTS, TOKEN_BUDGET, points
+
+from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
+from penstock.measuring.calibration.benchmarks import COLUMNS
+from penstock.measuring.calibration.laplace import Normal, Posterior, most_probable
+from penstock.measuring.calibration.predict import predict, requests_of
+from penstock.measuring.calibration.shape_prior import ShapeBuild, shape_priors, values_of
+from penstock.system.models.config import read_shape
+from penstock.system.models.served import ServedModel, served_model
+
+KEYS = ("backend", "backend_version", "model_path", "system", "precision", "tp_size", "moe_ep_size")
+FEWEST = 6
+"""Points that a deployment must have: three to fit, and as many to judge."""
+
+BUDGETS = {"trtllm": 16384}
+"""TensorRT-LLM was given a token budget with room for a whole prompt beside the decodes."""
+
+Point = dict[str, Any]
+
+
+class Deployment:
+    """One engine with one model on some GPUs, and what was measured of it."""
+
+    def __init__(self, data: Path, points: list[Point], kv: str | None = None) -> None:
+        self.data, self.points = data, points
+        backend = points[0]["backend"]
+        self.engine = ENGINES_HERE[backend]
+        budget = BUDGETS.get(backend, TOKEN_BUDGET)
+        served = served_of(data, points[0], kv)
+        self.build = ShapeBuild(budget, SLOTS, self.engine, None, served=served)
+        self.priors = shape_priors(self.engine)
+        server = self.build(values_of(self.priors.normal.mean))[0]
+        rows = [row_of(point, number) for number, point in enumerate(points)]
+        self.sent = [requests_of(row, server) for row in rows]
+        self.measured = np.log([[row["ttft_mean_s"], row["tpot_mean_s"]] for row in rows])
+
+    @property
+    def name(self) -> str:
+        """Its engine, model and GPUs."""
+        point = self.points[0]
+        model = point["model_path"].rpartition("/")[2]
+        version = point["backend_version"] or "-"
+        gpus = f"{point['tp_size']} x {point['system']}"
+        return f"{point['backend']} {version}, {model}, {gpus}, {point['precision']}"
+
+    def predicted(self, which: list[int], theta: Floats) -> Floats:
+        """Return logarithms of TTFT and time per output token of some points, in seconds."""
+        server, overhead = self.build(values_of(theta))
+        times = [predict(self.sent[number], server, overhead) for number in which]
+        return np.log([[time["ttft_mean_s"], time["tpot_mean_s"]] for time in times])
+
+    def fit(
+        self, which: list[int], prior: Normal | None = None, noise: Floats | None = None
+    ) -> Posterior:
+        """Return what some points say of its parameters."""
+        if noise is None:
+            noise = np.array([self.priors.noise["ttft"], self.priors.noise["itl"]])
+        return most_probable(
+            lambda theta: (self.predicted(which, theta) - self.measured[which]).ravel(),
+            prior or self.priors.normal,
+            np.tile(noise, len(which)),
+        )
+
+
+def deployments(data: Path, kept: pl.Expr) -> list[list[Point]]:
+    """Return the points of each deployment that has enough of them."""
+    plain = pl.col("attention_dp_size").fill_null(1) == 1
+    table = points(data).filter(plain & kept)
+    parts = [part.to_dicts() for part in table.partition_by(KEYS, maintain_order=True)]
+    return [part for part in parts if len(part) >= FEWEST and _fits(data, part[0])]
+
+
+def candidates(data: Path, points: list[Point]) -> list[Deployment]:
+    """Return a deployment with its KV cache as published, and in 8 bits, which no point states."""
+    published = Deployment(data, points)
+    assert published.build.served is not None
+    if published.build.served.numbers.kv != "bf16":
+        return [published]
+    return [published, Deployment(data, points, "fp8")]
+
+
+def row_of(point: Point, number: int) -> dict[str, Any]:
+    """Return a point as a row of benchmarks: a closed loop, lengths from 80% to 100%."""
+    flying = point["batch_size"]
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    for name, most in (("prompt", point["isl"]), ("output", point["osl"])):
+        row |= {f"{name}_low": int(0.8 * most), f"{name}_high": most, f"{name}_tokens": 0.9 * most}
+    return row | {
+        "row": number,
+        "pattern": "closed",
+        "in_flight": flying,
+        "completed": max(10 * flying, 20),
+        "incomplete": 0,
+        "ttft_mean_s": point["silicon_ttft_ms"] / 1e3,
+        "tpot_mean_s": point["silicon_tpot_ms"] / 1e3,
+    }
+
+
+@functools.cache
+def _stored(path: Path) -> tuple[bool, bool]:
+    """Return whether a model is published in mixed precision, and whether it has experts."""
+    shape = read_shape(path)
+    return shape.stored.experts != shape.stored.dense, shape.experts is not None
+
+
+def served_of(data: Path, point: Point, kv: str | None = None) -> ServedModel:
+    """Return the model of a point on its GPUs."""
+    model = point["model_path"]
+    name = CONFIGS.get(model, model.replace("/", "--"))
+    path = data / f"models/{name}_config.json"
+    mixed, experts = _stored(path)
+    return served_model(
+        str(path),
+        point["system"],
+        point["tp_size"],
+        max(point["moe_ep_size"] or 1, 1) if experts else 1,
+        None if mixed else point["precision"],
+        "fp8" if model.startswith("nvidia/") else kv,  # their checkpoints ask for it
+        ENGINES_HERE[point["backend"]],
+    )
+
+
+def _fits(data: Path, point: Point) -> bool:
+    try:
+        Deployment(data, [point])
+    except InputError:
+        return False
+    return True

@@ -1,0 +1,197 @@
+"""How far off calibrations on a few points are, held against the points that were not fitted.
+
+    python docs/how_far_off_calibrated.py ../shared/data vllm
+
+Each deployment of InferenceX is calibrated with its shape as the prior, and judged twice: on three
+points (the fewest requests in flight, the most, and those between), all others judged; and on
+three points of one prompt and output length, those of all other lengths judged. Beside it stand
+what the shape says by itself, a straight line between the fitted points, and a queue with three
+parameters. Priors were fitted to all of these deployments but Qwen3-32B and the B200
+(`docs/prior_fits.py`), which are judged apart.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+from deployments import Deployment, Point, candidates, deployments
+from scipy.optimize import nnls
+
+from penstock.inputs.arrays import Floats
+from penstock.measuring.calibration.laplace import Posterior
+
+LEFT_OUT = pl.col("model_path").str.contains("Qwen3-32B") | (pl.col("system") == "b200_sxm")
+SLOPE = 0.02  # change of a logarithm that slopes are taken over
+N90, T90 = 1.645, 2.132  # half of 90% of a normal distribution, and of Student's t of four degrees
+MOST_SPLITS = 3  # lengths of a deployment that are fitted, each by itself
+
+
+class Split(NamedTuple):
+    """What is fitted and what is judged, by number of the point."""
+
+    kind: str
+    fitted: list[int]
+    judged: list[int]
+
+
+def splits(points: list[Point]) -> list[Split]:
+    """Return three points against all others, and three of one length against other lengths."""
+    everything = list(range(len(points)))
+    by_load = sorted(everything, key=lambda n: (points[n]["batch_size"], points[n]["isl"]))
+    three = _spread(by_load)
+    answer = [Split("points", three, [n for n in everything if n not in three])]
+    lengths = dict.fromkeys((point["isl"], point["osl"]) for point in points)
+    for length in lengths:
+        of_it = [n for n in by_load if (points[n]["isl"], points[n]["osl"]) == length]
+        others = [n for n in everything if n not in of_it]
+        if len(of_it) >= 3 and others:
+            answer.append(Split("lengths", _spread(of_it), others))
+    return answer[: 1 + MOST_SPLITS]
+
+
+def _spread(numbers: list[int]) -> list[int]:
+    return [numbers[0], numbers[len(numbers) // 2], numbers[-1]]
+
+
+def calibrated(shapes: list[Deployment], split: Split) -> tuple[Deployment, Posterior]:
+    """Return the shape that the fitted points speak for, and what they say of it."""
+    fits = [(shape, shape.fit(split.fitted)) for shape in shapes]
+    return min(fits, key=lambda fit: fit[1].cost)
+
+
+def half_widths(shape: Deployment, fit: Posterior, which: list[int], near: Floats) -> Floats:
+    """Return half of the 90% interval of each predicted logarithm."""
+    ahead = [shape.predicted(which, fit.mean + SLOPE * unit) for unit in np.eye(fit.mean.size)]
+    slopes = np.stack([(then - near) / SLOPE for then in ahead], axis=-1)
+    spread = np.einsum("rmi,ij,rmj->rm", slopes, fit.covariance, slopes)
+    noise = np.array([shape.priors.noise["ttft"], shape.priors.noise["itl"]])
+    return np.asarray(np.hypot(N90 * np.sqrt(spread), T90 * noise))
+
+
+# ------------------------------------------------------------------ what it is compared with
+
+
+def between(points: list[Point], measured: Floats, split: Split) -> Floats:
+    """Return straight lines between the fitted points, by requests in flight."""
+    order = sorted(split.fitted, key=lambda n: points[n]["batch_size"])
+    known = [float(points[n]["batch_size"]) for n in order]
+    asked = [float(points[n]["batch_size"]) for n in split.judged]
+    columns = [np.interp(asked, known, np.exp(measured[order, metric])) for metric in (0, 1)]
+    return np.log(np.column_stack(columns))
+
+
+def queue(points: list[Point], measured: Floats, split: Split) -> Floats:
+    """Return a queue with three parameters, as autoscalers use it.
+
+    A batch takes a + b (tokens of decodes and prompts in it) + c (tokens before them); TTFT is a
+    batch with the whole prompt, and a wait for one more.
+    """
+    left, right = [], []
+    for number in split.fitted:
+        for metric, row in enumerate(_costs(points[number])):
+            time = float(np.exp(measured[number, metric]))
+            left.append(np.array(row) / time)
+            right.append(1.0)
+    costs, _ = nnls(np.array(left), np.array(right))
+    rows = [[float(np.dot(row, costs)) for row in _costs(points[n])] for n in split.judged]
+    return np.log(np.maximum(rows, 1e-6))
+
+
+def _costs(point: Point) -> tuple[list[float], list[float]]:
+    """Return what TTFT and time per output token count: batches, tokens, tokens before."""
+    flying, prompt, output = point["batch_size"], 0.9 * point["isl"], 0.9 * point["osl"]
+    share = flying / output  # prompts in a batch
+    tokens = flying + share * prompt
+    before = flying * (prompt + output / 2)
+    tpot = [1.0, tokens, before]
+    ttft = [2.0, tokens + prompt + flying, 2 * before]
+    return ttft, tpot
+
+
+# ------------------------------------------------------------------ judging
+
+
+def judged(data: Path, points: list[Point], group: str) -> list[dict[str, Any]]:
+    """Return a row for each prediction of each split of a deployment."""
+    shapes = candidates(data, points)
+    top = _largest(points)
+    answers = []
+    for split in splits(points):
+        shape, fit = calibrated(shapes, split)
+        near = shape.predicted(split.judged, fit.mean)
+        half = half_widths(shape, fit, split.judged, near)
+        alone = shapes[0].predicted(split.judged, shapes[0].priors.normal.mean)
+        others = {
+            "shape alone": alone,
+            "straight line": between(points, shape.measured, split),
+            "queue": queue(points, shape.measured, split),
+        }
+        for place, number in enumerate(split.judged):
+            truth, point = shape.measured[number], points[number]
+            answer = {"group": group, "kind": split.kind, "deployment": shape.name}
+            for name, logs in {"calibrated": near, **others}.items():
+                off = logs[place] - truth
+                rate = _seconds(point, logs[place]) - _seconds(point, truth)
+                answer |= {f"{name} ttft": off[0], f"{name} tpot": off[1]}
+                answer[f"{name} rate"] = rate if number in top else None
+            answer |= {"half ttft": half[place, 0], "half tpot": half[place, 1]}
+            answers.append(answer | {"point": number, "kv": shape.build.served.numbers.kv})
+    return answers
+
+
+def _largest(points: list[Point]) -> set[int]:
+    """Return the point of each length with the most requests in flight."""
+    best: dict[tuple[int, int], int] = {}
+    for number, point in enumerate(points):
+        key = (point["isl"], point["osl"])
+        if key not in best or point["batch_size"] > points[best[key]]["batch_size"]:
+            best[key] = number
+    return set(best.values())
+
+
+def _seconds(point: Point, logs: Floats) -> float:
+    """Return the logarithm of the seconds of a request, to which throughput is inverse."""
+    ttft, tpot = np.exp(logs)
+    return float(np.log(ttft + tpot * (point["osl"] - 1)))
+
+
+def summary(rows: pl.DataFrame) -> str:
+    """Return a line of a table: medians of errors, and what intervals hold."""
+    cells = [f"{rows.height}"]
+    for name in ("calibrated", "shape alone", "straight line", "queue"):
+        medians = [_median(rows[f"{name} {metric}"]) for metric in ("tpot", "ttft", "rate")]
+        cells.append(" / ".join(medians))
+    for metric in ("tpot", "ttft"):
+        off, half = rows[f"calibrated {metric}"].abs(), rows[f"half {metric}"]
+        held = (off <= half).mean()
+        usual = half.median() / off.quantile(0.9)
+        cells.append(f"{held:.0%}, {usual:.1f}")
+    return f"| {' | '.join(cells)} |"
+
+
+def _median(off: pl.Series) -> str:
+    errors = (off.cast(pl.Float64).drop_nulls().exp() - 1).abs()
+    return f"{errors.median():.1%}" if errors.len() else "-"
+
+
+def main() -> None:
+    """Judge, and print tables."""
+    data, backend = Path(sys.argv[1]), sys.argv[2]
+    rows = []
+    for group, kept in (("fitted priors", ~LEFT_OUT), ("left out", LEFT_OUT)):
+        if len(sys.argv) > 3 and sys.argv[3] != group:
+            continue
+        for points in deployments(data, kept & (pl.col("backend") == backend)):
+            rows += judged(data, points, group)
+            print(rows[-1]["deployment"], file=sys.stderr, flush=True)
+    table = pl.DataFrame(rows, infer_schema_length=None)
+    for (group, kind), part in table.group_by("group", "kind", maintain_order=True):
+        print(f"| {group}, {kind} {summary(part)}")
+        for (name,), own in part.group_by("deployment", maintain_order=True):
+            print(f"|   {name} {summary(own)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Fit how far off shapes usually are: `measuring/calibration/shape_priors.yaml`.
+
+    python docs/prior_fits.py ../shared/data vllm
+
+Every deployment of InferenceX with six points or more is fitted to up to ten of them, with priors
+so wide that they say next to nothing. What its parameters and their uncertainty are then says how
+far they spread between deployments (expectation and maximisation on a normal distribution of
+logarithms, with four deployments more that spread as kernels and hosts are taken to: a dozen say
+little of what they hardly identify).
+What no parameter explains is the noise. Qwen3-32B and the B200 are left out, and rows that say more
+FLOP/s than the units have.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from deployments import Deployment, candidates, deployments
+from how_far_off import ENGINES_HERE, TOO_FAST, busy_share
+
+from penstock.inputs.arrays import Floats
+from penstock.measuring.calibration.laplace import FREEDOM, Normal, Posterior
+from penstock.measuring.calibration.shape_prior import NAMES, shape_priors
+from penstock.system.models.adjusted import KNOTS
+
+WIDE = 0.5  # deviation of the logarithm of a factor that says next to nothing
+WIDE_SECONDS = 1.5  # of the logarithm of seconds
+TAKEN, TAKEN_SECONDS = 0.2, 1.0  # what the further deployments spread by
+TAKEN_MEMORY = 0.1  # of the logarithm of KV memory, always: few points are short of it
+FURTHER = 4  # deployments
+MOST_FACTOR = 2.0  # one standard deviation; what is further off stands for something else
+ODD = "Llama-3.1-8B-Instruct-FP8"
+"""Twice as fast as predicted under vLLM 0.12: prompts were probably not computed in full."""
+TOGETHER = tuple(NAMES.index(name) for name in KNOTS)
+"""Factors by token load go together: a kernel that is slow at one load is slow near it."""
+CENTRED = tuple(NAMES.index(name) for name in ("host", "per_stream", "overhead"))
+"""Seconds, whose usual value is sought; factors are usually 1."""
+MOST = 10  # points of a deployment, at equal distances: more would take hours
+ROUNDS = 200
+LEFT_OUT = pl.col("model_path").str.contains("Qwen3-32B") | (pl.col("system") == "b200_sxm")
+
+
+def fitted(data: Path, backend: str) -> list[tuple[Deployment, Posterior]]:
+    """Return each deployment with what all of its points say."""
+    engine = ENGINES_HERE[backend]
+    prior = spread_by(shape_priors(engine).normal.mean, WIDE, WIDE_SECONDS)
+    answers = []
+    odd = pl.col("model_path").str.contains(ODD)
+    kept = (pl.col("backend") == backend) & ~LEFT_OUT & ~odd
+    for points in deployments(data, kept):
+        possible = [point for point in points if busy_share(point, data) < TOO_FAST]
+        if len(possible) < len(points) / 2:
+            continue
+        possible = possible[:: -(-len(possible) // MOST)]
+        everything = list(range(len(possible)))
+        fits = [(each, each.fit(everything, prior)) for each in candidates(data, possible)]
+        best = min(fits, key=lambda fit: fit[1].cost)
+        answers.append(best)
+        kv = best[0].build.served.numbers.kv
+        print(best[0].name, len(possible), kv, best[1].mean.round(2).tolist(), flush=True)
+    return answers
+
+
+def spread_by(mean: Floats, factors: float, seconds: float) -> Normal:
+    """Return independent logarithms that spread so."""
+    spread = np.full(mean.size, factors)
+    spread[list(CENTRED)] = seconds
+    spread[NAMES.index("kv_memory")] = TAKEN_MEMORY
+    return Normal(mean, np.diag(spread**2))
+
+
+def usual(fits: list[Posterior], prior: Normal) -> Normal:
+    """Return the distribution of parameters between deployments, fitted with that prior."""
+    taken = spread_by(prior.mean, TAKEN, TAKEN_SECONDS)
+    wide = np.linalg.inv(prior.covariance)
+    told = [np.linalg.inv(fit.covariance) - wide for fit in fits]
+    pulls = [np.linalg.inv(fit.covariance) @ fit.mean - wide @ prior.mean for fit in fits]
+    mean, covariance = prior.mean.copy(), prior.covariance.copy()
+    free = np.zeros_like(covariance, dtype=bool)
+    np.fill_diagonal(free, val=True)
+    free[np.ix_(TOGETHER, TOGETHER)] = True
+    for _ in range(ROUNDS):
+        tight = np.linalg.inv(covariance)
+        left = [np.linalg.inv(information + tight) for information in told]
+        means = [each @ (pull + tight @ mean) for each, pull in zip(left, pulls, strict=True)]
+        seconds = list(CENTRED)
+        total = np.sum(means, axis=0) + FURTHER * prior.mean
+        mean[seconds] = total[seconds] / (len(fits) + FURTHER)
+        away = [one - mean for one in means]
+        outer = [each + np.outer(far, far) for each, far in zip(left, away, strict=True)]
+        total = np.sum(outer, axis=0) + FURTHER * taken.covariance
+        covariance = np.where(free, total / (len(fits) + FURTHER), 0.0)
+    return Normal(mean, covariance)
+
+
+def noise_of(fits: list[Posterior], metric: int) -> float:
+    """Return the scale of Student's t of what parameters do not explain."""
+    off = np.concatenate([fit.misfits.reshape(-1, 2)[:, metric] for fit in fits])
+    off = off[np.isfinite(off)]
+    parameters = sum(_spent(fit) for fit in fits) / 2
+    scale = 0.1
+    for _ in range(ROUNDS):
+        weights = (FREEDOM + 1) / (FREEDOM + (off / scale) ** 2)
+        scale = float(np.sqrt((weights * off**2).sum() / max(off.size - parameters, 1)))
+    return scale
+
+
+def _spent(fit: Posterior) -> float:
+    """Return how many parameters the points decide, rather than the wide prior."""
+    return float((fit.deviations < WIDE / 2).sum())
+
+
+def main() -> None:
+    """Fit, and print."""
+    data, backend = Path(sys.argv[1]), sys.argv[2]
+    both = fitted(data, backend)
+    fits = [fit for _, fit in both]
+    mean = shape_priors(ENGINES_HERE[backend]).normal.mean
+    answer = usual(fits, spread_by(mean, WIDE, WIDE_SECONDS))
+    print(f"{len(fits)} deployments, {sum(len(each.points) for each, _ in both)} points")
+    for name, mean, deviation in zip(NAMES, answer.mean, answer.deviations, strict=True):
+        factor = float(np.exp(deviation))
+        if name not in ("host", "per_stream", "overhead"):
+            factor = min(factor, MOST_FACTOR)
+        print(f"  {name}: [{np.exp(mean):.3g}, {factor:.3g}]")
+    print(f"  together: {_correlations(answer.covariance)}")
+    print(f"  noise: {{ttft: {noise_of(fits, 0):.3f}, itl: {noise_of(fits, 1):.3f}}}")
+
+
+def _correlations(covariance: Floats) -> list[float]:
+    block = covariance[np.ix_(TOGETHER, TOGETHER)]
+    scale = np.sqrt(np.diag(block))
+    shares = block / np.outer(scale, scale)
+    return [round(float(shares[i, j]), 2) for i, j in ((0, 1), (1, 2), (0, 2))]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The most probable parameters, and how uncertain they are: a prior, a few measured times, and
+predictions that are simulated.
+
+Gauss-Newton on logarithms; a time that is far off counts less and less (Student's t), so that one
+odd measurement does not bend the rest. What is left of the uncertainty is Laplace's approximation:
+normal around the most probable logarithms.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from penstock.inputs.arrays import Floats
+
+Misfits = Callable[[Floats], Floats]
+
+FREEDOM = 4.0
+"""Degrees of freedom of the errors: heavier tails than a normal distribution's."""
+
+_SLOPE = 0.02  # change of a logarithm that slopes are taken over
+_MOST_ROUNDS = 12
+_TRIES = 5  # of a step, each shorter than the one before
+_LONGEST_STEP = 0.7  # change of a logarithm in a round
+_ENOUGH = 0.02  # by which a round must lower the cost, or it is the last
+
+
+@dataclasses.dataclass(frozen=True)
+class Normal:
+    """A normal distribution of some logarithms.
+
+    Attributes
+    ----------
+    mean
+        Shape (parameters,).
+    covariance
+        Shape (parameters, parameters).
+    """
+
+    mean: Floats
+    covariance: Floats
+
+    @property
+    def deviations(self) -> Floats:
+        """Standard deviation of each."""
+        return np.asarray(np.sqrt(np.diag(self.covariance)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Posterior(Normal):
+    """What prior and rows say together.
+
+    Attributes
+    ----------
+    cost
+        Minus the logarithm of prior and likelihood at the mean, but for constants, plus half that
+        of the volume that is left: smaller is more probable (Laplace's evidence).
+    misfits
+        Logarithms of predicted over measured times at the mean.
+    """
+
+    cost: float
+    misfits: Floats
+
+
+def most_probable(
+    misfits: Misfits, prior: Normal, noise: Floats, start: Floats | None = None
+) -> Posterior:
+    """Return the most probable logarithms, and their uncertainty.
+
+    Parameters
+    ----------
+    misfits
+        From logarithms of the parameters to those of predicted over measured times; NaN: there is
+        no such time.
+    prior
+        Of the logarithms.
+    noise
+        Shape (times,), scale of each misfit that no parameter explains.
+    start
+        Where to begin; None: at the mean of the prior.
+    """
+    tightness = np.linalg.inv(prior.covariance)
+
+    def cost_of(theta: Floats, off: Floats) -> float:
+        tails = (FREEDOM + 1) / 2 * np.log1p((off / noise) ** 2 / FREEDOM)
+        away = theta - prior.mean
+        return float(np.nansum(tails) + away @ tightness @ away / 2)
+
+    theta = prior.mean.copy() if start is None else start
+    off = misfits(theta)
+    cost = cost_of(theta, off)
+    slopes, exact = _slopes(misfits, theta, off), True
+    for _ in range(_MOST_ROUNDS):
+        curvature = _information(slopes, off, noise) + tightness
+        weighed = np.nan_to_num(_weights(off, noise) * off)
+        downhill = slopes.T @ weighed + tightness @ (theta - prior.mean)
+        step = -np.linalg.solve(curvature, downhill)
+        step *= min(1.0, _LONGEST_STEP / max(float(np.abs(step).max()), 1e-12))
+        before = cost
+        for _ in range(_TRIES):
+            then = misfits(theta + step)
+            if cost_of(theta + step, then) < cost:
+                # Broyden: the step itself says how misfits change along it.
+                unforeseen = np.nan_to_num(then - off) - slopes @ step
+                slopes = slopes + np.outer(unforeseen, step) / (step @ step)
+                theta, off, cost = theta + step, then, cost_of(theta + step, then)
+                exact = False
+                break
+            step = step / 3
+        if cost > before - _ENOUGH:
+            if exact:
+                break
+            slopes, exact = _slopes(misfits, theta, off), True
+    if not exact:
+        slopes = _slopes(misfits, theta, off)
+    covariance = np.linalg.inv(_information(slopes, off, noise) + tightness)
+    volume = np.linalg.slogdet(covariance)[1] - np.linalg.slogdet(prior.covariance)[1]
+    return Posterior(theta, covariance, cost - volume / 2, off)
+
+
+def _slopes(misfits: Misfits, theta: Floats, off: Floats) -> Floats:
+    """Return how each misfit changes with each logarithm; shape (times, parameters)."""
+    ahead = [misfits(theta + _SLOPE * unit) for unit in np.eye(theta.size)]
+    slopes = np.column_stack([(then - off) / _SLOPE for then in ahead])
+    return np.asarray(np.nan_to_num(slopes))
+
+
+def _weights(off: Floats, noise: Floats) -> Floats:
+    """Return the weight of each misfit in least squares: less for those that are far off."""
+    far = (np.nan_to_num(off, nan=np.inf) / noise) ** 2
+    return np.asarray((FREEDOM + 1) / (FREEDOM + far) / noise**2)
+
+
+def _information(slopes: Floats, off: Floats, noise: Floats) -> Floats:
+    """Return what the times say of the logarithms."""
+    return np.asarray((slopes.T * _weights(off, noise)) @ slopes)

@@ -1,0 +1,46 @@
+"""Parameters and times of a calibration with their units, in words and for JSON."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.measuring.calibration.equations import UNITS
+
+SHAPE_UNITS = {
+    **dict.fromkeys(
+        ("small_batches", "medium_batches", "large_batches", "decode_kernel", "prompt_kernel"),
+        ("x the shape's", 1.0),
+    ),
+    "host": ("ms per batch", 1e3),
+    "per_stream": ("us per request", 1e6),
+    "overhead": ("ms per request", 1e3),
+    "kv_memory": ("x the shape's", 1.0),
+}
+"""What is fitted to a shape, in the order of tables, as in `UNITS`."""
+
+ALL_UNITS = SHAPE_UNITS | UNITS
+
+
+def quantity(name: str, value: float) -> str:
+    """Return a parameter with its unit, in words."""
+    unit, per = ALL_UNITS[name]
+    unit = unit.split(" ")[0]
+    if unit == "us" and value * per >= 1_000:
+        unit, per = "ms", 1e3
+    return f"{value * per:,.4g} {unit}"
+
+
+def time_shown(metric: str, value: float | None) -> str:
+    """Return one of `METRICS` with its unit; None: no request ended."""
+    if value is None:
+        return "none"
+    if metric == "requests_per_s":
+        return f"{value:,.4g}/s"
+    return f"{value * 1e3:,.4g} ms" if value < 1 else f"{value:,.4g} s"
+
+
+def with_units(values: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """Return parameters as a JSON document says them."""
+    return {
+        name: {"value": value * ALL_UNITS[name][1], "unit": ALL_UNITS[name][0]}
+        for name, value in values.items()
+    }

@@ -1,0 +1,217 @@
+"""Calibrate with a shape as the prior: what rows say of its factors, and how uncertain that is."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
+from penstock.measuring.calibration.equations import Row, column_of, measured
+from penstock.measuring.calibration.laplace import Posterior, most_probable
+from penstock.measuring.calibration.predict import Overhead, Requests, predict, requests_of
+from penstock.measuring.calibration.refine import Fit, Sent
+from penstock.measuring.calibration.shape_prior import (
+    ADJUSTED,
+    NAMES,
+    ShapeBuild,
+    ShapePriors,
+    shape_priors,
+    values_of,
+)
+from penstock.measuring.calibration.steps import Common
+from penstock.simulation.progress import Progress
+from penstock.system.batch_time import Composition
+from penstock.system.server import Server
+from penstock.system.uncertain import Uncertainty
+
+_MOST_REQUESTS = 10_000  # of a row, while it is fitted
+_ROUNDS = 3  # that a fit usually takes, for the progress bar
+_SLOPE = 0.02  # change of a logarithm that slopes are taken over
+_T90 = 2.132  # half of the 90% interval of Student's t with four degrees of freedom, in its scales
+_N90 = 1.645  # and of a normal distribution
+
+FITTED = ("ttft", "itl")
+"""Metrics that are fitted."""
+
+_NOISE_OF = {"ttft": "ttft", "itl": "itl", "e2e": "itl", "requests_per_s": "itl"}
+"""Metrics that get an interval, and whose noise they have."""
+
+
+class ShapeFit(NamedTuple):
+    """What rows say of a shape.
+
+    Attributes
+    ----------
+    build
+        Makes the server; of several precisions of the KV cache, with the most probable.
+    common
+        The fit as others are.
+    posterior
+        Of the logarithms of `NAMES`.
+    priors
+        Beside which it was found.
+    """
+
+    build: ShapeBuild
+    common: Common
+    posterior: Posterior
+    priors: ShapePriors
+
+    def with_uncertainty(self, server: Server) -> Server:
+        """Return a server whose batch times know what the rows left open."""
+        here = [NAMES.index(name) for name in ADJUSTED]
+        covariance = self.posterior.covariance[np.ix_(here, here)]
+        values = {name: self.common.fit.values[name] for name in ADJUSTED}
+        batch_time = server.batch_time
+        assert isinstance(batch_time, Composition)
+        known = Uncertainty(values, covariance.tolist())
+        return dataclasses.replace(
+            server, batch_time=dataclasses.replace(batch_time, uncertainty=known)
+        )
+
+
+def shape_fit(
+    rows: Sequence[Row],
+    fitted: Sequence[bool],
+    builds: Sequence[ShapeBuild],
+    seed: int,
+    progress: Progress | None,
+) -> ShapeFit:
+    """Return what some rows say of a shape.
+
+    Parameters
+    ----------
+    rows, fitted
+        What was measured, and what of it is to be fitted.
+    builds
+        The shape with each precision of its KV cache that it may have had, the first as published.
+    seed
+        For arrivals and the order of lengths.
+    progress
+        Called now and then with the share that is done, at most.
+
+    Raises
+    ------
+    InputError
+        If no row to fit has a time to first token or an inter-token latency.
+    """
+    to_fit = [row for row, use in zip(rows, fitted, strict=True) if use]
+    known = [measured(row, metric) for row in to_fit for metric in FITTED]
+    if not any(known):
+        raise InputError(
+            f"{len(to_fit)} rows to fit have no inter-token latency and no time to first token, so "
+            "nothing can be fitted; choose rows with either, or benchmark with streaming"
+        )
+    priors = shape_priors(builds[0].policy)
+    guess = values_of(priors.normal.mean)
+    sent = [(row, requests_of(row, builds[0](guess)[0], seed, _MOST_REQUESTS)) for row in to_fit]
+    most = len(builds) * _ROUNDS * (len(NAMES) + 2)
+    shown = _Counted(progress, most)
+    posteriors: list[Posterior] = []
+    for build in builds:
+        start = posteriors[0].mean if posteriors else None
+        posteriors.append(posterior_of(sent, build, priors, shown, start))
+    best = min(range(len(builds)), key=lambda index: posteriors[index].cost)
+    posterior, build = posteriors[best], builds[best]
+    values = values_of(posterior.mean)
+    deviations = dict(zip(NAMES, posterior.deviations.tolist(), strict=True))
+    fit = Fit(values, deviations, posterior.cost, posterior.misfits)
+    return ShapeFit(build, Common(fit, sent, priors.priors, _held(builds, build), None),
+                    posterior, priors)  # fmt: skip
+
+
+def posterior_of(
+    sent: Sequence[Sent],
+    build: ShapeBuild,
+    priors: ShapePriors,
+    shown: "_Counted | None" = None,
+    start: Floats | None = None,
+) -> Posterior:
+    """Return what rows say of one shape; ``start`` as in `most_probable`."""
+    noise = np.array([priors.noise[metric] for _ in sent for metric in FITTED])
+
+    def misfits(theta: Floats) -> Floats:
+        if shown is not None:
+            shown.step()
+        return _misfits(sent, *build(values_of(theta)))
+
+    return most_probable(misfits, priors.normal, noise, start)
+
+
+def _misfits(sent: Sequence[Sent], server: Server, overhead: Overhead) -> Floats:
+    """Return logarithms of predicted over measured times; NaN where nothing was measured."""
+    off = []
+    for row, load in sent:
+        predicted = predict(load, server, overhead)
+        for metric in FITTED:
+            known = measured(row, metric)
+            time = predicted[column_of(row, metric)]
+            off.append(np.log(time / known) if known and time > 0 else np.nan)
+    return np.array(off)
+
+
+class _Counted:
+    """Counts simulations, for a progress bar."""
+
+    def __init__(self, progress: Progress | None, most: int) -> None:
+        self.progress, self.most, self.calls = progress, most, 0
+
+    def step(self) -> None:
+        """Note one more."""
+        self.calls += 1
+        if self.progress is not None:
+            self.progress(min(self.calls / self.most, 1.0))
+
+
+def _held(builds: Sequence[ShapeBuild], chosen: ShapeBuild) -> dict[str, str]:
+    """Say which precision of the KV cache was taken."""
+    assert chosen.served is not None
+    kv = chosen.served.numbers.kv
+    if len(builds) == 1:
+        return {"kv_precision": f"{kv}, as given or published"}
+    return {"kv_precision": f"{kv}: the rows fit better with it; give --kv-precision if known"}
+
+
+@dataclasses.dataclass(frozen=True)
+class RowIntervals:
+    """Intervals of what is predicted of rows, 90% each: of calibration, and of what no parameter
+    explains.
+    """
+
+    fit: ShapeFit
+
+    def of(self, load: Requests, row: Row) -> dict[str, float | None]:
+        """Return ``ttft_low``, ``ttft_high`` and so on of a row, in seconds."""
+        mean = self.fit.posterior.mean
+        near = self._logs(load, row, mean)
+        slopes = np.column_stack(
+            [(self._logs(load, row, mean + _SLOPE * unit) - near) / _SLOPE
+             for unit in np.eye(mean.size)]
+        )  # fmt: skip
+        spread = np.einsum("mi,ij,mj->m", slopes, self.fit.posterior.covariance, slopes)
+        answer: dict[str, float | None] = {}
+        for metric, middle, variance in zip(_NOISE_OF, near, spread, strict=True):
+            noise = self.fit.priors.noise[_NOISE_OF[metric]]
+            half = float(np.hypot(_N90 * np.sqrt(variance), _T90 * noise))
+            known = bool(np.isfinite(middle) and np.isfinite(half))
+            answer[f"{metric}_low"] = float(np.exp(middle - half)) if known else None
+            answer[f"{metric}_high"] = float(np.exp(middle + half)) if known else None
+        return answer
+
+    def _logs(self, load: Requests, row: Row, theta: Floats) -> Floats:
+        predicted = predict(load, *self.fit.build(values_of(theta)))
+        return np.log([predicted[column_of(row, metric)] for metric in _NOISE_OF])
+
+
+def with_intervals(
+    table: pl.DataFrame, fit: ShapeFit, rows: Sequence[Row], seed: int
+) -> pl.DataFrame:
+    """Return judged rows with the interval of each prediction."""
+    intervals = RowIntervals(fit)
+    server = fit.build(fit.common.fit.values)[0]
+    entries = [intervals.of(requests_of(row, server, seed), row) for row in rows]
+    names = [f"{metric}_{end}" for metric in _NOISE_OF for end in ("low", "high")]
+    return table.hstack(pl.DataFrame(entries, schema=dict.fromkeys(names, pl.Float64)))

@@ -1,0 +1,120 @@
+"""A shape is the prior of a calibration: few rows move it, and what they leave open stays in the answer."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import penstock as ps
+from penstock.errors import InputError
+from penstock.measuring.calibration.benchmarks import COLUMNS
+from penstock.measuring.calibration.predict import predict, requests_of
+from penstock.measuring.calibration.shape_prior import NAMES, possible_shapes, shape_priors, values_of
+from penstock.system.batch_time_file import read_batch_time, write_batch_time
+
+HARDWARE = {"model": "Llama-3.1-8B", "gpu": "h100-sxm", "kv_precision": "bf16"}
+LIMITS = (2048, 256, "vllm", None, {}, False)
+TRUE = values_of(shape_priors("vllm").normal.mean) | {"small_batches": 1.2, "medium_batches": 1.2}
+
+
+def row(number: int, flying: int, prompt: int = 500, output: int = 100) -> dict[str, object]:
+    return dict.fromkeys(COLUMNS) | {
+        "row": number, "run": "mine", "shape": f"{prompt}+{output}", "load": f"closed@{flying}", "pattern": "closed",
+        "in_flight": flying, "completed": 5 * flying, "incomplete": 0, "duration_s": 10.0, "note": None,
+        "prompt_tokens": float(prompt), "prompt_low": 0.8 * prompt, "prompt_high": 1.2 * prompt,
+        "output_tokens": float(output), "output_low": 0.8 * output, "output_high": 1.2 * output,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def benchmarks() -> pl.DataFrame:
+    """What a server would have measured whose small batches take a fifth longer than its shape says."""
+    (build,) = possible_shapes(HARDWARE, LIMITS)
+    server, overhead = build(TRUE)
+    rows = []
+    for number, flying in enumerate((1, 4, 16, 64)):
+        asked = row(number, flying)
+        times = predict(requests_of(asked, server), server, overhead)
+        rows.append(asked | {name: times[name] for name in ("ttft_mean_s", "tpot_mean_s", "requests_per_s")})
+    return pl.DataFrame(rows, schema=COLUMNS)
+
+
+@pytest.fixture(scope="module")
+def found(benchmarks: pl.DataFrame) -> ps.Calibration:
+    return ps.calibrate(benchmarks, hardware=HARDWARE, fit_rows="spread:2", token_budget=2048, max_batch_size=256)
+
+
+def test_rows_move_the_factors_that_they_tell(found: ps.Calibration) -> None:
+    assert found.values["small_batches"] == pytest.approx(1.2, rel=0.05)
+    assert found.errors(False)["itl"] == pytest.approx(0, abs=0.03)
+
+
+def test_what_rows_do_not_tell_is_named_with_its_interval(found: ps.Calibration) -> None:
+    assert "kv_memory" in found.unidentified
+    assert "small_batches" not in found.unidentified
+    assert any("kv_memory" in warning for warning in found.warnings)
+
+
+def test_intervals_hold_what_was_measured(found: ps.Calibration) -> None:
+    for metric in ("ttft", "itl", "requests_per_s"):
+        measured = found.rows[f"{metric}_measured"]
+        assert ((found.rows[f"{metric}_low"] < measured) & (measured < found.rows[f"{metric}_high"])).all()
+
+
+def test_the_file_carries_what_is_left_open(found: ps.Calibration, tmp_path: Path) -> None:
+    write_batch_time(tmp_path / "server.yaml", found.batch_time_file("mine", "a test"))
+    batch_time = read_batch_time(tmp_path / "server.yaml").batch_time
+    known = getattr(batch_time, "uncertainty", None)
+    assert known is not None
+    assert known.values["small_batches"] == pytest.approx(found.values["small_batches"])
+
+
+def test_the_precision_of_the_cache_may_be_unknown() -> None:
+    open_ended = {name: value for name, value in HARDWARE.items() if name != "kv_precision"}
+    precisions = [build.served.numbers.kv for build in possible_shapes(open_ended, LIMITS) if build.served]
+    assert precisions == ["bf16", "fp8"]
+    assert len(possible_shapes(HARDWARE, LIMITS)) == 1
+
+
+def test_an_engine_in_the_hardware_is_the_scheduler() -> None:
+    (build,) = possible_shapes(HARDWARE | {"engine": "sglang"}, LIMITS)
+    assert build.policy == "sglang"
+
+
+def test_priors_cover_every_parameter_of_every_engine() -> None:
+    for engine in ("vllm", "sglang", "tensorrt-llm"):
+        priors = shape_priors(engine)
+        assert set(priors.priors) == set(NAMES)
+        assert (np.linalg.eigvalsh(priors.normal.covariance) > 0).all()
+    assert shape_priors("vllm-v0") == shape_priors("vllm")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gpu": "h900"}, "h900"),
+        ({"speed": 3}, "speed"),
+    ],
+)
+def test_hardware_that_is_not_known_is_refused(
+    benchmarks: pl.DataFrame, change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        ps.calibrate(benchmarks, hardware=HARDWARE | change)
+
+
+def test_a_policy_that_is_no_engine_is_refused(benchmarks: pl.DataFrame) -> None:
+    with pytest.raises(InputError, match="served by an engine"):
+        ps.calibrate(benchmarks, hardware=HARDWARE, policy="orca")
+
+
+def test_parameters_are_not_chosen_beside_a_shape(benchmarks: pl.DataFrame) -> None:
+    with pytest.raises(InputError, match="leave one of them out"):
+        ps.calibrate(benchmarks, hardware=HARDWARE, parameters=["step"])
+
+
+def test_a_server_with_doubt_is_equal_to_one_without(found: ps.Calibration) -> None:
+    plain = dataclasses.replace(found.server.batch_time, uncertainty=None)  # type: ignore[call-arg]
+    assert plain == found.server.batch_time
