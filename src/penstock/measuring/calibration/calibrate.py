@@ -7,9 +7,9 @@ import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.measuring.calibration.calibration import Calibration
 from penstock.measuring.calibration.choose import chosen
 from penstock.measuring.calibration.equations import UNITS, Row, tokens_held
-from penstock.measuring.calibration.found import Calibration
 from penstock.measuring.calibration.judge import hinges_of, judged
 from penstock.measuring.calibration.servers import Build
 from penstock.measuring.calibration.shape_fit import ShapeFit, shape_fit, with_intervals

@@ -6,7 +6,7 @@ import altair as alt
 import numpy as np
 import polars as pl
 
-from penstock.measuring.calibration.found import Calibration
+from penstock.measuring.calibration.calibration import Calibration
 from penstock.show.charts import COLOURS, GRID, SHORT
 
 _SHOWN = {

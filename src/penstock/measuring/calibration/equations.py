@@ -24,9 +24,6 @@ from scipy.optimize import least_squares
 from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.priors import Prior, priors
 
-ASLEEP_S = 1.0
-"""Seconds in which a front end that nobody asks falls asleep."""
-
 Row = Mapping[str, Any]
 
 LINEAR = (
@@ -244,12 +241,6 @@ def held_back(row: Row, max_batch_size: int | None) -> bool:
     return bool(1 < _streams(row)[0] < _FULL * places and waits)
 
 
-def _asleep(row: Row) -> float:
-    """Return how far asleep a front end is when a request comes, on average (`Overhead.idle`)."""
-    gap = 1.0 / _rate(row) / ASLEEP_S
-    return gap / (1.0 + gap) if row["pattern"] == "poisson" else -float(np.expm1(-gap))
-
-
 def _nobody_else(row: Row, streams: float) -> float:
     """Return the share of requests that find the server empty."""
     if row["pattern"] == "closed":
@@ -293,7 +284,7 @@ def _equations(
             load = prompt / pieces + others
             below, beyond = min(load, knee), max(load - knee, 0)
             each = np.array([1, beyond, 0, 1 + others, beside * context, below, 0, 0, 1, 0])
-            once = np.array([0, 0, 1, 0, 0, 0, others, squares, 0, _asleep(row)])
+            once = np.array([0, 0, 1, 0, 0, 0, others, squares, 0, empty])
             matrix.append((pieces * each + once).tolist())
             known.append((wait, ttft))
     left, right = np.array(matrix, np.float64), np.array(known, np.float64)

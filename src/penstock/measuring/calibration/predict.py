@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from penstock.inputs.arrays import Floats, Ints
-from penstock.measuring.calibration.equations import ASLEEP_S, MEASURES, spread_of
+from penstock.measuring.calibration.equations import MEASURES, spread_of
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate, simulate_closed
 from penstock.system.server import Server
@@ -36,8 +36,8 @@ class Overhead:
         Seconds for each request that streams tokens at that moment: front ends and clients handle
         them in turn.
     idle
-        Seconds more of a request that comes long after the one before it: what sleeps must wake
-        up, and what was cached is gone. After `ASLEEP_S` it is 63% of that.
+        Seconds more of a request that nobody else is beside when it comes: what sleeps must wake
+        up.
     """
 
     fixed: float = 0.0
@@ -156,7 +156,7 @@ def simulated(sent: Requests, server: Server, overhead: Overhead = NOTHING) -> R
 
 
 def _closed(sent: Requests, clients: int, server: Server, overhead: Overhead) -> Run:
-    pause = overhead.fixed
+    pause = overhead.fixed + (overhead.idle if clients == 1 else 0.0)
     return simulate_closed(
         sent.prompt_tokens,
         sent.output_tokens,
@@ -245,13 +245,14 @@ def predict(sent: Requests, server: Server, overhead: Overhead) -> dict[str, flo
     streams = np.searchsorted(begun, first[chosen], "left") - np.searchsorted(
         ended, first[chosen], "right"
     )
-    asleep = _asleep(np.asarray(arrival, np.float64))[chosen]
+    gone = np.searchsorted(ended, arrival[chosen], "right")
+    alone = np.searchsorted(np.sort(arrival), arrival[chosen], "left") == gone
     ttft = (
         first[chosen]
         - arrival[chosen]
         + overhead.fixed
         + overhead.per_stream * streams
-        + overhead.idle * asleep
+        + overhead.idle * alone
     )
     decode, gaps = (finish - first)[chosen], gaps[chosen]
     several = gaps > 0
@@ -271,15 +272,6 @@ def predict(sent: Requests, server: Server, overhead: Overhead) -> dict[str, flo
         "e2e_p99_s": float(np.quantile(e2e, 0.99)),
         "requests_per_s": chosen.size / seconds,
     }
-
-
-def _asleep(arrival_s: Floats) -> Floats:
-    """Return how far asleep a front end is when each request comes; the first one wakes it."""
-    order = np.argsort(arrival_s, kind="stable")
-    gaps = np.diff(arrival_s[order], prepend=-np.inf)
-    asleep = np.empty(arrival_s.size)
-    asleep[order] = -np.expm1(-gaps / ASLEEP_S)
-    return asleep
 
 
 def sustained_rate(sent: Requests, server: Server) -> float:

@@ -5,7 +5,7 @@ row.
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.measuring.calibration.found import LESS, METRICS, Calibration
+from penstock.measuring.calibration.calibration import LESS, METRICS, Calibration
 from penstock.measuring.calibration.judge import MISSED
 from penstock.measuring.calibration.quantities import ALL_UNITS, quantity
 from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
@@ -22,7 +22,7 @@ _MEANINGS = {
     "with_prefill": "a batch with prompts, beside",
     "overhead": "beside the engine, until the first token",
     "overhead_per_stream": "beside the engine, for each other request that streams",
-    "idle": "beside the engine, where nobody came for a while",
+    "idle": "beside the engine, where nobody else is there",
     "kv_tokens": "what the KV memory holds",
     "max_batch_size": "requests that run at most",
     "small_batches": "time of batches of up to 8 tokens",
