@@ -1,10 +1,16 @@
 """A small engine with known batch times, and what it would have said of itself."""
 
+import dataclasses
+import functools
+
 import numpy as np
 
 import penstock as ps
+from penstock.live.reading import Answer
 from penstock.live.scrape import Scrape
+from penstock.live.settings import Settings
 from penstock.live.simulated import simulated_scrapes
+from penstock.live.watching import Watch
 
 HOST_S = 0.005
 FIXED = (ps.Constant(100), ps.Constant(42))
@@ -34,3 +40,12 @@ def scrapes(
     workload = ps.Workload.poisson(load * capacity(lengths), *lengths, seed=seed)
     run = ps.simulate(workload, engine(HOST_S), until=seconds, record="batches")
     return simulated_scrapes(run, np.arange(every, seconds, every))
+
+
+@functools.cache
+def answer(load: float, until_s: float, name: str = "a:1") -> Answer:
+    """What is said at a load, after ten minutes that end then."""
+    watching = Watch(engine(), Settings(queue_limit=200))
+    for scrape in scrapes(load, 600.0):
+        watching.take(dataclasses.replace(scrape, engine=name, time_s=until_s - 595.0 + scrape.time_s))
+    return watching.answer()

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.live.conftest import FakeWatch, Server, Told
+from tests.live.conftest import Server, Told
+from tests.live.engines_simulated import HOST_S, engine, scrapes
 from tests.live.vllm_page import page
 
 from penstock.live import rounds
 from penstock.live.engine_limits import described_engine
+from penstock.live.recording import Recorder
 from penstock.live.scrape import Scrape
+from penstock.system.batch_time_file import section_of
 
 Serve = Callable[..., Server]
 Penstock = Callable[..., tuple[int, str, str]]
@@ -58,7 +61,7 @@ def test_once_scrapes_twice_and_answers(penstock: Penstock, growing: Server) -> 
     status, out, err = penstock("watch", growing.name, "--once", *FAST)
     assert (status, err, len(growing.asked)) == (0, "", 2)
     assert out.startswith(f"{growing.name}  watched for 0.")
-    assert "UNDECIDED" in out
+    assert "UNKNOWN: No batch time was given" in out
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
@@ -69,7 +72,6 @@ def test_json_is_a_line_for_each_round_until_ctrl_c(
     status, out, err = penstock("watch", growing.name, "--json", *FAST)
     assert (status, err) == (0, "")
     assert [line["together"]["scrapes"] for line in lines(out)] == [1, 2, 3]
-    assert lines(out)[0]["together"]["until"][0]["seconds"]["high"] is None  # infinite
 
 
 def test_two_saved_pages_give_one_answer(penstock: Penstock, pages: list[Path]) -> None:
@@ -87,13 +89,47 @@ def test_saved_pages_need_times_that_differ(penstock: Penstock, pages: list[Path
     assert "holds no time" in penstock("watch", *pages)[2]
 
 
-@pytest.mark.parametrize(("verdict", "status"), [("stable", 0), ("unstable", 1), ("undecided", 3), ("unknown", 3)])
+@pytest.fixture
+def engine_file(tmp_path: Path) -> tuple[object, ...]:
+    """Return the options that describe the simulated engine."""
+    path = tmp_path / "engine.yaml"
+    times = section_of(engine(HOST_S).batch_time)
+    path.write_text(yaml.dump({"description": "simulated", "source": "simulated", "batch_time": times}))
+    return ("--batch-time", path, "--token-budget", 128, "--max-batch-size", 64, "--kv-tokens", 32_000)
+
+
+def recorded(path: Path, taken: list[Scrape]) -> Path:
+    with Recorder(path, 5.0) as recorder:
+        for scrape in taken:
+            recorder.write(rounds.Round(scrape.time_s, (scrape,)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("load", "seconds", "verdict", "status"),
+    [(0.6, 600, "stable", 0), (1.5, 600, "unstable", 1), (0.6, 20, "undecided", 3)],
+)
 def test_strict_says_by_its_status_what_is_known(
-    penstock: Penstock, pages: list[Path], fake: type[FakeWatch], monkeypatch: pytest.MonkeyPatch, verdict: str,
+    penstock: Penstock, tmp_path: Path, engine_file: tuple[object, ...], load: float, seconds: float, verdict: str,
     status: int,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(fake, "verdict", verdict)
-    assert penstock("watch", *pages, "--strict")[0] == status
+    asked = (
+        "watch",
+        "--replay",
+        recorded(tmp_path / "w.jsonl", scrapes(load, seconds)),
+        "--once",
+        "--json",
+        *engine_file,
+    )
+    left, out, _ = penstock(*asked, "--strict", "--queue-limit", 500)
+    assert (left, lines(out)[0]["together"]["verdict"]) == (status, verdict)
+    if verdict == "stable":
+        assert lines(out)[0]["together"]["until"][0]["seconds"]["high"] is None  # infinite
+    assert penstock(*asked)[0] == 0
+
+
+def test_strict_says_where_nothing_is_known(penstock: Penstock, pages: list[Path]) -> None:
+    assert penstock("watch", *pages, "--strict")[0] == 3
     assert penstock("watch", *pages)[0] == 0
 
 
@@ -108,7 +144,7 @@ def test_an_engine_that_hangs_delays_no_other_and_is_named(penstock: Penstock, g
     answer = lines(out)[0]
     assert answer["together"]["scrapes"] == 2
     assert [engine["engine"] for engine in answer["engines"]] == [growing.name]  # the figures are of those read
-    assert answer["together"]["notes"] == [f"{hanging.name}: has not answered within 0.3 s (2 times)"]
+    assert answer["together"]["notes"][1:] == [f"{hanging.name}: has not answered within 0.3 s (2 times)"]
 
 
 def test_an_engine_that_starts_again_goes_on(penstock: Penstock, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +158,10 @@ def test_an_engine_that_starts_again_goes_on(penstock: Penstock, serve: Serve, m
     server = serve(answer)
     _, out, _ = penstock("watch", server.name, "--json", *FAST)
     assert [line["together"]["scrapes"] for line in lines(out)] == [1, 1, 2]
-    assert lines(out)[-1]["engines"][0]["notes"] == ["answers with status 503"]
+    assert lines(out)[-1]["engines"][0]["notes"] == [
+        "answers with status 503",
+        "the engine started anew (finished fell): requests in flight then are not counted",
+    ]
 
 
 def test_a_gateway_counts_the_arrivals_of_the_engine_behind_it(

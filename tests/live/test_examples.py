@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.live.conftest import FakeWatch, Server
+from tests.live.conftest import Server
 from tests.live.test_exporter import found
 from tests.live.vllm_page import page
 
@@ -27,7 +27,7 @@ DASHBOARD = json.loads((LIVE / "grafana-dashboard.json").read_text())
 @pytest.fixture
 def exporter() -> Iterator[Exporter]:
     exporter = Exporter("0", 5.0)
-    exporter.show(found(time.time()))
+    exporter.show(found())
     yield exporter
     exporter.close()
 
@@ -153,13 +153,10 @@ def test_a_real_prometheus_scrapes_what_is_exported_and_its_alert_fires(
     prometheus: Callable[[str], str],
     exporter: Exporter,
     serve: Callable[..., Server],
-    fake: type[FakeWatch],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     place = prometheus(serve(page()).name)
     until(lambda: firing(place) == set())
-    monkeypatch.setattr(fake, "verdict", "unstable")
-    exporter.show(found(time.time()))
+    exporter.show(found(load=1.5))
     assert until(lambda: firing(place)) == {"EnginesUnstable"}
 
 

@@ -7,19 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.live.conftest import FakeWatch
+from tests.live.engines_simulated import answer
 
 from penstock.live.exporter import Exporter
 from penstock.live.reading import Answer
-from penstock.live.scrape import Scrape
-from penstock.live.watching import Settings
 
 
-def found(time_s: float) -> Answer:
-    watch = FakeWatch(None, Settings())
-    watch.take(Scrape("a:1", time_s - 5, running=3))
-    watch.take(Scrape("a:1", time_s, running=4))
-    return watch.answer()
+def found(load: float = 0.6, ago_s: float = 0.0) -> Answer:
+    """What was found of an engine at a load, so long ago."""
+    return answer(load, round(time.time()) - ago_s)
 
 
 @pytest.fixture
@@ -38,23 +34,29 @@ def scraped(exporter: Exporter) -> dict[tuple[str, ...], float]:
 
 
 def test_load_margin_verdict_and_replicas_can_be_scraped(exporter: Exporter) -> None:
-    exporter.show(found(time.time()))
+    shown = found()
+    exporter.show(shown)
     samples = scraped(exporter)
-    assert samples["penstock_load", "all"] == 0.62
-    assert samples["penstock_load_high", "a:1"] == 0.66
-    assert samples["penstock_margin", "all"] == 0.38
-    assert samples["penstock_arrival_rate", "all"] == 12.34
-    assert samples["penstock_limit_load", "all", "KV memory"] == 0.31
-    assert samples["penstock_replicas_wanted", "all"] == 3
+    reading = shown.together
+    assert reading.load is not None
+    assert reading.arrival_rate is not None
+    assert reading.load.low < 0.6 < reading.load.high
+    assert samples["penstock_load", "all"] == reading.load.value
+    assert samples["penstock_load_high", "a:1"] == reading.load.high
+    assert samples["penstock_margin", "all"] == 1 - reading.load.value
+    assert samples["penstock_arrival_rate", "all"] == reading.arrival_rate.value
+    for each in reading.loads:
+        assert samples["penstock_limit_load", "all", each.limit] == each.load.value
+    assert samples["penstock_replicas_wanted", "all"] == 1
     assert samples["penstock_until_seconds_high", "all", "queue of 200"] == float("inf")
     verdicts = {key[2]: value for key, value in samples.items() if key[:2] == ("penstock_verdict", "all")}
-    assert verdicts == {"stable": 0, "unstable": 0, "undecided": 1, "unknown": 0}
+    assert verdicts == {"stable": 1, "unstable": 0, "undecided": 0, "unknown": 0}
 
 
 def test_what_is_not_known_has_no_sample(exporter: Exporter) -> None:
     assert scraped(exporter) == {}
-    answer = found(time.time())
-    exporter.show(dataclasses.replace(answer, together=dataclasses.replace(answer.together, load=None, replicas=None)))
+    shown = found()
+    exporter.show(dataclasses.replace(shown, together=dataclasses.replace(shown.together, load=None, replicas=None)))
     samples = scraped(exporter)
     assert ("penstock_load", "all") not in samples
     assert ("penstock_replicas_wanted", "all") not in samples
@@ -62,7 +64,7 @@ def test_what_is_not_known_has_no_sample(exporter: Exporter) -> None:
 
 
 def test_no_autoscaler_acts_on_figures_that_are_old(exporter: Exporter) -> None:
-    exporter.show(found(time.time() - 61))
+    exporter.show(found(ago_s=61))
     assert {key[0] for key in scraped(exporter)} == {"penstock_last_scrape_timestamp_seconds"}
 
 

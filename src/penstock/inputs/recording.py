@@ -31,12 +31,15 @@ class Row:
         Engine and text of what happened.
     kinds
         Kinds of engines that were met for the first time, by name.
+    seen
+        What was known of the engines' iterations.
     """
 
     time_s: float
     scrapes: tuple[dict[str, Any], ...]
     notes: tuple[tuple[str, str], ...]
     kinds: dict[str, str]
+    seen: dict[str, Any] | None = None
 
 
 def read_recording(path: str | Path) -> tuple[list[Row], int]:
@@ -99,7 +102,9 @@ def _row(line: str) -> Row | None:
     texts = [_note(note) for note in notes]
     if None in read or None in texts or not isinstance(kinds, dict):
         return None
-    return Row(time_s, tuple(filter(None, read)), tuple(filter(None, texts)), kinds)
+    seen = document.get("seen")
+    seen = seen if isinstance(seen, dict) else None
+    return Row(time_s, tuple(filter(None, read)), tuple(filter(None, texts)), kinds, seen)
 
 
 def _scrape(value: Any) -> dict[str, Any] | None:

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from penstock.live.rounds import Round
     from penstock.live.screen import Screen
     from penstock.live.settings import Settings
-    from penstock.live.sources import Source
     from penstock.live.watching import Watch
 
 EXIT_UNDECIDED = 3
@@ -32,8 +30,6 @@ EXIT_UNDECIDED = 3
 
 _DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|m|h)?\s*")
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
-_SAVED = frozenset({".txt", ".prom", ".json", ".metrics", ".gz"})
-_LONGEST_REQUEST_S = 10.0
 
 Places = Annotated[
     list[str] | None,
@@ -76,6 +72,18 @@ BatchSize = Annotated[
 ]
 KVTokens = Annotated[
     int | None, typer.Option("--kv-tokens", help="Of each engine; default: as it says itself.")
+]
+Iterations = Annotated[
+    str | None,
+    typer.Option(
+        "--iterations",
+        metavar="tcp://HOST:PORT",
+        help="Batch times from an engine's forward-pass metrics, which fit better and better.",
+    ),
+]
+Log = Annotated[
+    Path | None,
+    typer.Option("--log", metavar="FILE", help="The same, from a log of vLLM that grows."),
 ]
 Every = Annotated[str, typer.Option("--every", help="Time between scrapes, such as 5s.")]
 QueueLimit = Annotated[
@@ -123,6 +131,8 @@ def watch(
     token_budget: Budget = None,
     max_batch_size: BatchSize = None,
     kv_tokens: KVTokens = None,
+    iterations: Iterations = None,
+    log: Log = None,
     every: Every = "5s",
     queue_limit: QueueLimit = None,
     ttft: Ttft = None,
@@ -142,13 +152,21 @@ def watch(
     unstable, and 3 if that is not known yet.
     """
     from penstock.live.engine_limits import described_engine
+    from penstock.live.places import Where, rounds_at
     from penstock.live.watching import Watch
 
     every_s = _duration("--every", every)
     settings = _settings(alpha, queue_limit, ttft, target_load)
     limits = {"token_budget": token_budget, "max_batch_size": max_batch_size}
-    engine = described_engine(server, batch_time, hardware, {**limits, "kv_tokens": kv_tokens})
-    live = {"--prometheus": prometheus, "--arrivals": arrivals, "URL": places or None}
+    limits["kv_tokens"] = kv_tokens
+    is_told = iterations is not None or log is not None
+    engine = described_engine(server, batch_time, hardware, limits, is_told=is_told)
+    live: dict[str, Any] = {
+        "--prometheus": prometheus,
+        "--arrivals": arrivals,
+        "URL": places or None,
+    }
+    live |= {"--iterations": iterations, "--log": log}
     _refuse_beside_replay(replay, {**live, "--record": record, "--export": export})
     _refuse_once(once, export)
     finite = replay is not None
@@ -157,9 +175,11 @@ def watch(
 
         rounds = replayed(replay)
     else:
-        rounds, finite = _rounds(places or [], prometheus, match, arrivals, every_s, once=once)
+        given = None if engine is None else engine.batch_time
+        where = Where(places or [], prometheus, match, arrivals, iterations, log)
+        rounds, finite = rounds_at(where, given, every_s, once=once)
     lines = as_json and not once and not (finite and replay is None)
-    following = _Following(Watch(engine, settings))
+    following = _Following(Watch(engine, settings, limits))
     with contextlib.ExitStack() as stack:
         following.open(stack, record, export, every_s, lines=lines, screen=not finite and not once)
         with contextlib.suppress(KeyboardInterrupt):
@@ -215,6 +235,8 @@ class _Following:
         """Take a round, and say what follows."""
         if self._recorder is not None:
             self._recorder.write(taken)
+        if taken.seen is not None:
+            self._watch.refine(taken.seen)
         for scrape in taken.scrapes:
             self._engines.add(scrape.engine)
             self._watch.take(scrape)
@@ -317,68 +339,6 @@ def _leave(answer: "Answer | None") -> None:
     verdict = answer.together.verdict
     if verdict != "stable":
         raise typer.Exit(EXIT_ANSWER_IS_NO if verdict == "unstable" else EXIT_UNDECIDED)
-
-
-def _rounds(
-    places: Sequence[str],
-    prometheus: str | None,
-    match: str | None,
-    arrivals: str | None,
-    every_s: float,
-    *,
-    once: bool,
-) -> "tuple[Iterator[Round], bool]":
-    """Return the rounds of engines or of saved pages, and whether they end by themselves."""
-    import itertools
-
-    from penstock.live.rounds import asked, saved
-
-    if match is not None and prometheus is None:
-        raise InputError(f"--match {match} chooses engines of a Prometheus; add --prometheus URL")
-    pages = [Path(place) for place in places if _is_saved(place)]
-    if pages:
-        if len(pages) < len(places) or prometheus or arrivals:
-            raise InputError(
-                f"{pages[0]} is a saved page, and cannot be watched beside addresses; give one or "
-                "the other"
-            )
-        return saved(pages), True
-    sources = _sources(places, prometheus, match, arrivals, min(every_s, _LONGEST_REQUEST_S))
-    rounds = asked(sources, every_s, min(every_s, _LONGEST_REQUEST_S))
-    return (itertools.islice(rounds, 2), True) if once else (rounds, False)
-
-
-def _sources(
-    places: Sequence[str],
-    prometheus: str | None,
-    match: str | None,
-    arrivals: str | None,
-    limit_s: float,
-) -> "list[Source]":
-    from penstock.live.fetching import address
-    from penstock.live.sources import EnginePage, GatewayPage, Prometheus
-
-    addresses = [address(place) for place in places]
-    names = [place.name for place in addresses]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"{name} is given twice, and would count twice; give it once")
-    sources: list[Source] = [EnginePage(place, limit_s) for place in addresses]
-    if prometheus is not None:
-        sources.append(Prometheus(address(prometheus, "/api/v1/query"), match or "", limit_s))
-    if not sources:
-        raise InputError(
-            "there is nothing to watch; give an engine such as http://localhost:8000, "
-            "--prometheus URL or --replay FILE"
-        )
-    if arrivals is not None:
-        sources.append(GatewayPage(address(arrivals), limit_s))
-    return sources
-
-
-def _is_saved(place: str) -> bool:
-    """Return whether this is the name of a file, even of one that is not there."""
-    return "://" not in place and (Path(place).suffix in _SAVED or Path(place).is_file())
 
 
 def _settings(

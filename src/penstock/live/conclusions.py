@@ -28,6 +28,7 @@ def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Rea
     """
     everyone, states = states, _answering(states)
     arrivals, lengths = _Arrivals.of(states), _lengths(states)
+    description = states[0].description  # of all, alike
     carried = _carried(states)
     binding = min(carried, key=lambda name: carried[name].rate, default=None)
     verdict: Verdict = "unknown"
@@ -45,6 +46,8 @@ def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Rea
         running=_sum(_last(states, "running"), len(states)),
         waiting=_sum(_last(states, "waiting"), len(states)),
         kv_used=max(_last(states, "kv_used"), default=None),
+        iterations=None if description.seen is None else description.seen.batches,
+        preempted=_known_sum(_last(states, "preempted")),
         preemptions_per_s=_sum(
             [s.preemptions_per_s for s in states if s.preemptions_per_s is not None], len(states)
         ),
@@ -62,6 +65,7 @@ def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Rea
         backlog_tokens=_backlog(states, lengths),
         batch_s=_of_one(states, "batch_s"),
         host_s=_of_one(states, "host_s"),
+        fitted=description.seen.fitted if description.seen and description.is_fitted else None,
     )
     if arrivals is None or binding is None:
         return answer
@@ -132,7 +136,8 @@ class _Case:
     def error(self) -> float:
         """Standard error of what is carried, as a share of it."""
         errors = [state.pace.error for state in self.states if state.pace is not None]
-        return math.sqrt(sum(error**2 for error in errors)) / len(self.states)
+        host = math.sqrt(sum(error**2 for error in errors)) / len(self.states)
+        return math.hypot(host, self.states[0].description.error)
 
     @property
     def alpha(self) -> float:
@@ -317,11 +322,18 @@ def _of_one(states: list[State], name: str) -> Estimate | None:
 def _backlog(states: list[State], lengths: Lengths) -> float | None:
     """Return the tokens still to be computed: of requests that wait, and as many of those that run
     as have come out of them.
+
+    Where an engine tells how long the prompts are that wait, and what was preempted, that counts.
     """
     waiting = _sum(_last(states, "waiting"), len(states))
     if waiting is None:
         return None
-    tokens = waiting * (lengths.computed + lengths.output.value - 1)
+    prompts = waiting * lengths.computed
+    queued = _sum(_last(states, "backlog_tokens"), len(states))
+    if queued is not None:
+        prompts = queued * lengths.computed / lengths.prompt.value
+        prompts += sum(_last(states, "preempted_tokens"))
+    tokens = prompts + waiting * (lengths.output.value - 1)
     known = [state.history.last for state in states if state.history.last is not None]
     return tokens + sum(tokens_in_flight(scrape) or 0.0 for scrape in known)
 
@@ -336,6 +348,7 @@ def _notes(
         for text, count in state.history.notes.items():
             times = "" if count == 1 else f" ({count} times)"
             notes.append(f"{about}{text}{times}")
+        notes += [f"{about}{text}" for text in state.description.notes]
         last = state.history.last
         if last is None or lengths is None:
             continue
@@ -391,6 +404,11 @@ def _last(states: list[State], name: str) -> list[float]:
 def _sum(values: list[float], engines: int) -> float | None:
     """Return a sum, if every engine has its part in it."""
     return sum(values) if len(values) == engines else None
+
+
+def _known_sum(values: list[float]) -> float | None:
+    """Return the sum over the engines that have a part in it, None if none has."""
+    return sum(values) if values else None
 
 
 def _watched(state: State) -> float:

@@ -23,6 +23,8 @@ def described_engine(
     batch_time: Path | None,
     hardware: str | None,
     limits: Mapping[str, int | None],
+    *,
+    is_told: bool = False,
 ) -> Server | None:
     """Return what each engine is, None where nothing is said of it.
 
@@ -34,6 +36,8 @@ def described_engine(
         A batch-time file, or the name of hardware with measured ones.
     limits
         ``token_budget``, ``max_batch_size`` and ``kv_tokens``, over those of the scenario.
+    is_told
+        Whether the engine itself tells how long batches take.
 
     Raises
     ------
@@ -48,11 +52,11 @@ def described_engine(
             f"{' and '.join(chosen)} each say how long a batch takes; give one of them"
         )
     if not chosen:
-        if given:
+        if given and not is_told:
             option = _OPTIONS[next(iter(given))]
             raise InputError(
                 f"{option} is given, but no batch times, without which a limit says nothing of "
-                "the load; add --hardware, --batch-time or --server"
+                "the load; add --hardware, --batch-time, --server or --iterations"
             )
         return None
     folder, section = _section(server, batch_time, hardware)

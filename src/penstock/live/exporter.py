@@ -106,6 +106,7 @@ def _figures(readings: list[Reading]) -> "Iterator[Metric]":
         "replicas_wanted_low": ("Lower end of its interval.", "replicas_low"),
         "replicas_wanted_high": ("Upper end of its interval.", "replicas_high"),
         "backlog_tokens": ("Tokens still to be computed.", "backlog_tokens"),
+        "preempted": ("Requests whose memory was taken back, and that wait.", "preempted"),
         "engines": ("Engines that are watched.", "engines"),
     }
     for name, (text, field) in numbers.items():

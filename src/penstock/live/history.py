@@ -10,7 +10,10 @@ _COUNTERS = (
     "output_tokens", "finished_prompt_tokens", "finished_output_tokens", "batches",
     "batch_tokens", "preemptions", "ttft_s",
 )  # fmt: skip
-_GAUGES = ("running", "waiting", "backlog_tokens", "context_tokens", "kv_used", "kv_tokens")
+_GAUGES = (
+    "running", "waiting", "backlog_tokens", "preempted", "preempted_tokens", "context_tokens",
+    "kv_used", "kv_tokens",
+)  # fmt: skip
 _NEEDED = ("running", "waiting")
 _KEPT = 4_096
 """Intervals that are looked back at; what comes from older ones stays in the sums."""

@@ -18,6 +18,7 @@ from penstock.live.engines.tensorrt import TensorRT
 from penstock.live.engines.vllm import VLLM
 from penstock.live.exposition import Labels, Samples, read_page
 from penstock.live.scrape import Scrape
+from penstock.live.seen import Seen
 
 KINDS = (VLLM, SGLANG)
 """Engines whose pages are Prometheus' text; another one is one file that maps its names."""
@@ -41,11 +42,12 @@ class Note:
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-    """What a page said."""
+    """What a page said, or what an engine told of its iterations."""
 
     scrapes: tuple[Scrape, ...] = ()
     notes: tuple[Note, ...] = ()
     kind: str = ""
+    seen: Seen | None = None
 
 
 def kind_of(samples: Mapping[str, Any]) -> Kind | None:

@@ -57,6 +57,30 @@ class TimeUntil:
 
 
 @dataclasses.dataclass(frozen=True)
+class FittedTimes:
+    """Batch times fitted to the last iterations that an engine told of.
+
+    Attributes
+    ----------
+    batches, mean_s
+        How many they are fitted to, and the mean seconds of these.
+    tokens, seconds
+        Tokens of the largest of them, and how long such a batch takes.
+    parameters
+        By the names of `penstock fit`, in seconds.
+    given_over
+        How long the batches take by the batch time given, over how long they took.
+    """
+
+    batches: int
+    mean_s: float
+    tokens: float
+    seconds: Estimate
+    parameters: dict[str, Estimate]
+    given_over: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Reading:
     """What follows from the scrapes of one engine, or of all engines behind one router together.
 
@@ -85,6 +109,8 @@ class Reading:
     batch_s, host_s
         Seconds from one batch to the next while it was busy; and how much of that the batch time
         given does not explain (host, gap between batches).
+    fitted, iterations
+        Batch times that are used in place of those given, and the iterations seen so far.
     loads, load, margin, binding
         The load by limit; that of the limit that binds, 1 less that, and its name.
     drift
@@ -93,6 +119,8 @@ class Reading:
         The drift test: right with probability 1 - alpha however often one looks.
     backlog_tokens
         Tokens still to be computed of requests that have arrived.
+    preempted
+        Requests whose memory was taken back, and that wait to go on.
     until
         Time until limits are reached.
     drain_s
@@ -125,12 +153,15 @@ class Reading:
     preemptions_per_s: float | None = None
     batch_s: Estimate | None = None
     host_s: Estimate | None = None
+    fitted: FittedTimes | None = None
+    iterations: int | None = None
     loads: tuple[LimitLoad, ...] = ()
     load: Estimate | None = None
     margin: Estimate | None = None
     binding: str | None = None
     drift: Estimate | None = None
     backlog_tokens: float | None = None
+    preempted: float | None = None
     until: tuple[TimeUntil, ...] = ()
     drain_s: Estimate | None = None
     replicas: int | None = None

@@ -14,6 +14,7 @@ from penstock.inputs.recording import FORMAT, MARK, Row, read_recording
 from penstock.live.pages import Note
 from penstock.live.rounds import Round
 from penstock.live.scrape import Scrape
+from penstock.live.seen import Seen
 
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Scrape))
 
@@ -67,6 +68,8 @@ class Recorder:
         ]
         notes = [{"engine": note.engine, "text": note.text} for note in taken.notes]
         row = {"time_s": taken.time_s, "kinds": new, "scrapes": scrapes, "notes": notes}
+        if taken.seen is not None:
+            row["seen"] = taken.seen.as_dict()
         self._write({key: value for key, value in row.items() if value or key != "kinds"})
 
     def _write(self, row: dict[str, Any]) -> None:
@@ -100,4 +103,5 @@ def _round(row: Row, kinds: dict[str, str]) -> Round:
         for scrape in row.scrapes
     )
     notes = (Note(engine, text) for engine, text in row.notes)
-    return Round(row.time_s, tuple(scrapes), tuple(notes), dict(kinds))
+    seen = None if row.seen is None else Seen.from_dict(row.seen)
+    return Round(row.time_s, tuple(scrapes), tuple(notes), dict(kinds), seen)

@@ -12,6 +12,7 @@ from penstock.inputs.source import Source as File
 from penstock.live.fetching import MOST_BYTES
 from penstock.live.pages import Note, Pages, Read
 from penstock.live.scrape import Scrape
+from penstock.live.seen import Seen
 from penstock.live.sources import GATEWAY, Source
 
 _GRACE_S = 0.5  # beyond the limit of a request, for names that a name server is slow to find
@@ -29,12 +30,15 @@ class Round:
         What was said, and what happened.
     kinds
         Kinds of engines, by the name of the source.
+    seen
+        What is known of the engines' iterations, where they are followed.
     """
 
     time_s: float
     scrapes: tuple[Scrape, ...] = ()
     notes: tuple[Note, ...] = ()
     kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    seen: Seen | None = None
 
 
 class _Poller:
@@ -91,7 +95,8 @@ def asked(sources: Sequence[Source], every_s: float, limit_s: float) -> Iterator
         notes += [note for _, read in reads for note in read.notes]
         kinds = {poller.source.name: read.kind for poller, read in reads if read.kind}
         scrapes = arrivals.given([scrape for _, read in reads for scrape in read.scrapes])
-        yield Round(time.time(), tuple(scrapes), tuple(notes), kinds)
+        seen = next((read.seen for _, read in reads if read.seen), None)
+        yield Round(time.time(), tuple(_with_queue(scrapes, seen)), tuple(notes), kinds, seen)
         due = max(due + every_s, time.monotonic())  # rounds that are late are not made up for
         time.sleep(max(0.0, due - time.monotonic()))
 
@@ -151,6 +156,29 @@ class _Arrivals:
         before = self._seen.get(scrape.engine, seen)
         self._seen[scrape.engine] = seen
         return max(0.0, seen - before)
+
+
+def _with_queue(scrapes: Sequence[Scrape], seen: Seen | None) -> list[Scrape]:
+    """Return the scrapes, that of the engine whose iterations are followed with what waits in it.
+
+    Of several engines it is the one at the same host, if there is one only.
+    """
+    if seen is None or seen.queued is None:
+        return list(scrapes)
+    engines = {scrape.engine for scrape in scrapes}
+    if len(engines) > 1:
+        host = seen.source.removeprefix("tcp://").rpartition(":")[0]
+        engines = {name for name in engines if name.startswith(f"{host}:")}
+    if len(engines) != 1:
+        return list(scrapes)
+    last = max(index for index, scrape in enumerate(scrapes) if scrape.engine in engines)
+    told = dataclasses.replace(
+        scrapes[last],
+        backlog_tokens=seen.queued.prompt_tokens,
+        preempted=seen.queued.preempted,
+        preempted_tokens=seen.queued.preempted_tokens,
+    )
+    return [*scrapes[:last], told, *scrapes[last + 1 :]]
 
 
 def saved(pages: Sequence[Path]) -> Iterator[Round]:

@@ -54,6 +54,9 @@ class Scrape:
         Counter: seconds to the first token, summed over the requests of ``first_tokens``.
     backlog_tokens
         Gauge: tokens of prompts that wait, where the engine says.
+    preempted, preempted_tokens
+        Gauges: requests whose memory was taken back and that wait, and their tokens, which are
+        computed anew.
     context_tokens
         Gauge: tokens before the decodes of the batch that is served, where the engine says.
     """
@@ -80,4 +83,6 @@ class Scrape:
     kv_tokens: float | None = None
     ttft_s: float | None = None
     backlog_tokens: float | None = None
+    preempted: float | None = None
+    preempted_tokens: float | None = None
     context_tokens: float | None = None

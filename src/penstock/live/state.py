@@ -6,6 +6,7 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.live.changes import last_change
+from penstock.live.description import Description
 from penstock.live.history import History, Interval
 from penstock.live.lengths import Lengths, lengths
 from penstock.live.limits import Carried, Limits
@@ -71,14 +72,15 @@ class State:
     server: Server | None
     carried: dict[str, Carried]
     preemptions_per_s: float | None
+    description: Description
 
 
 class Engine:
     """One engine that is watched."""
 
-    def __init__(self, name: str, server: Server | None) -> None:
+    def __init__(self, name: str, description: Description) -> None:
         self.history = History(name)
-        self._server = server
+        self._description = description
         self._limits: Limits | None = None
         self._host_s = 0.0
         self._arrivals: Arrivals | None = None
@@ -117,7 +119,7 @@ class Engine:
         last = self.history.last
         arrivals = self._arrivals or Arrivals(last.time_s if last else 0.0)
         means = lengths(self.history)
-        speed, server, carried = None, self._server, {}
+        speed, server, carried = None, self._description.server, {}
         if means is not None:
             batch_time = None if server is None else server.batch_time
             speed = pace(self.history.intervals, batch_time, means.prompt.value)
@@ -132,12 +134,16 @@ class Engine:
         if preempted and None not in preempted:
             rate = sum(value or 0.0 for value in preempted) / watched
         changes = tuple(self._changes)
-        return State(self.history, arrivals, changes, means, speed, server, carried, rate)
+        known = (self.history, arrivals, changes, means, speed, server, carried, rate)
+        return State(*known, self._description)
 
     def _with_host(self, server: Server, speed: Pace | None) -> Server:
-        """Return the server with the host's time that was seen, where it is known well enough."""
+        """Return the server with the host's time that was seen, where it is known well enough; else
+        with what its log has between two batches.
+        """
         if speed is None or speed.host_s is None or speed.error > _HOST_KNOWN:
-            return server
+            gap_s = self._description.gap_s
+            return dataclasses.replace(server, batch_time=with_host(server.batch_time, gap_s))
         host = max(speed.host_s.value, 0.0)
         if abs(host - self._host_s) > _HOST_MOVED * speed.batch_s.value or self._limits is None:
             self._host_s = host

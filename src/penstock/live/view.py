@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Sequence
 
-from penstock.live.reading import Answer, Estimate, LimitLoad, Reading, TimeUntil
+from penstock.live.reading import Answer, Estimate, FittedTimes, LimitLoad, Reading, TimeUntil
 from penstock.show.page import Fact, Page, Section, Table, Verdict
 from penstock.words import counted, digits, gathered, sentence, span_of_time
 
@@ -57,9 +57,21 @@ def _load_facts(reading: Reading) -> list[Fact]:
     if reading.host_s is not None:
         explanation = "of them that the batch time does not explain"
         facts.append(_milliseconds("Host", reading.host_s, explanation))
+    if reading.fitted is not None:
+        facts.append(_fitted_fact(reading.fitted, reading.iterations or 0))
+    if reading.preempted:
+        facts.append(Fact("Preempted", _amount(reading.preempted), "requests wait to go on"))
     if reading.preemptions_per_s:
         facts.append(Fact("Preemptions", digits(reading.preemptions_per_s), "per second"))
     return facts
+
+
+def _fitted_fact(fitted: FittedTimes, iterations: int) -> Fact:
+    """Show batch times that iterations told, and how far they are from those given."""
+    words = f"of {fitted.tokens:,.0f} tokens, by the last {fitted.batches:,} of {iterations:,} seen"
+    if fitted.given_over is not None:
+        words += f"; times given are {fitted.given_over - 1:+.1%} off"
+    return _milliseconds("Fitted", fitted.seconds, f"for a batch {words}")
 
 
 def _limit_fact(load: LimitLoad) -> Fact:

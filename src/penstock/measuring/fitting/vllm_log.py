@@ -48,6 +48,16 @@ _NO_GAP = (
 )
 
 
+def is_iteration(line: bytes) -> bool:
+    """Return whether a line of a log is about an iteration."""
+    return b"iteration elapsed time" in line
+
+
+def is_size(line: bytes) -> bool:
+    """Return whether a line says what the KV cache holds, as an engine writes when it begins."""
+    return _KV_TOKENS.search(line.decode("utf-8", "replace")) is not None
+
+
 def find_iterations(source: Source) -> MeasuredBatches:
     """Read a log; the iterations of several engines in it are told apart.
 
@@ -65,7 +75,7 @@ def find_iterations(source: Source) -> MeasuredBatches:
             line = raw.decode("utf-8", "replace")
             if size := _KV_TOKENS.search(line):
                 capacity = float(size[1].replace(",", ""))
-            if "iteration elapsed time" not in line:
+            if not is_iteration(raw):
                 continue
             iteration = _ITERATION.search(line)
             if iteration is None:

@@ -1,0 +1,157 @@
+"""What is known of an engine's batches from its own account of each iteration."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import InputError
+from penstock.live.reading import Estimate, FittedTimes
+from penstock.system.batch_time import BatchTime
+from penstock.system.batch_time_file import BatchTimeSection, section_of
+
+_REACH = 0.5  # share of a full batch that batches must have reached to say how long it takes
+_SURE = 0.05  # standard error of the largest batches, as a share, beyond which they are not used
+_LEAST = 0.02  # by which two batch times may differ without a word
+_Z = 1.959964
+
+
+@dataclasses.dataclass(frozen=True)
+class Queued:
+    """Requests that wait, as the last iteration found them.
+
+    Attributes
+    ----------
+    prompt_tokens
+        Tokens of prompts that wait.
+    preempted, preempted_tokens
+        Requests whose memory was taken back, and their tokens, which are computed anew.
+    """
+
+    prompt_tokens: float
+    preempted: float
+    preempted_tokens: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """Iterations that were seen, and the batch times fitted to the last of them.
+
+    Attributes
+    ----------
+    source
+        Where they came from.
+    batches, lost, unreadable
+        How many came since the engine began, were lost on the way, and could not be read.
+    model, fitted
+        Batch times without what is between two batches, and how well they are known; None: not yet.
+    gap_s
+        Seconds between two batches, where the source tells.
+    token_budget
+        What full batches have in common; None: none was full, as far as one can tell.
+    reason
+        Why there are no batch times, if they were tried.
+    queued
+        What waits; None: not known.
+    """
+
+    source: str
+    batches: int = 0
+    lost: int = 0
+    unreadable: int = 0
+    model: BatchTime | None = None
+    fitted: FittedTimes | None = None
+    gap_s: float = 0.0
+    token_budget: int | None = None
+    reason: str = ""
+    queued: Queued | None = None
+
+    @property
+    def error(self) -> float:
+        """Standard error of the largest batches, as a share of them."""
+        assert self.fitted is not None
+        seconds = self.fitted.seconds
+        return (seconds.high - seconds.low) / (2 * _Z * seconds.value)
+
+    def tells(self, token_budget: int) -> bool:
+        """Return whether it is known how long full batches take."""
+        if self.fitted is None:
+            return False
+        return self.fitted.tokens >= _REACH * token_budget and self.error <= _SURE
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data, for a recording."""
+        model = None if self.model is None else section_of(self.model)
+        return dataclasses.asdict(dataclasses.replace(self, model=None)) | {"model": model}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Seen | None":
+        """Return what a recording has of it, None where that is broken."""
+        try:
+            seen = cls(**values)
+            return dataclasses.replace(
+                seen,
+                model=None if seen.model is None else _model(values["model"]),
+                fitted=None if seen.fitted is None else _fitted(values["fitted"]),
+                queued=None if seen.queued is None else Queued(**values["queued"]),
+            )
+        except (InputError, AttributeError, KeyError, TypeError, ValueError):
+            return None
+
+
+def _model(section: Any) -> BatchTime:
+    return BatchTimeSection.model_validate(section).build(Path())
+
+
+def _fitted(values: dict[str, Any]) -> FittedTimes:
+    parameters = {name: Estimate(**ends) for name, ends in values["parameters"].items()}
+    known = {"seconds": Estimate(**values["seconds"]), "parameters": parameters}
+    return FittedTimes(**(values | known))
+
+
+def notes_on(seen: Seen, token_budget: int | None) -> list[str]:
+    """Return what is to be minded of iterations.
+
+    Parameters
+    ----------
+    seen
+        What is known of them.
+    token_budget
+        Of the engine; None: not known.
+    """
+    if not seen.batches:
+        return [f"no iteration has come from {seen.source} yet; check that the engine writes them"]
+    notes = [f"batch times cannot be fitted: {seen.reason}"] if seen.reason else []
+    if seen.lost:
+        whole = seen.batches + seen.lost
+        notes.append(f"{seen.lost:,} of {whole:,} iterations were lost on the way")
+    if seen.unreadable:
+        notes.append(f"{seen.unreadable:,} iterations cannot be read, and are left out")
+    fitted = seen.fitted
+    if fitted is None:
+        return notes
+    if token_budget is None:
+        notes.append(
+            "batch times are fitted, but no batch was full and no token budget was given, so the "
+            "load is not known; give --token-budget"
+        )
+    elif not seen.tells(token_budget):
+        notes.append(
+            f"batches of up to {fitted.tokens:,.0f} tokens were seen, which do not tell how long "
+            f"full ones of {token_budget:,} take, so the fitted batch times are not used"
+        )
+    if fitted.given_over is not None and _differs(seen, fitted.given_over):
+        notes.append(
+            f"by the batch time given, the batches seen take {fitted.given_over:.3g} times as long "
+            "as they did; check it"
+        )
+    return notes
+
+
+def _differs(seen: Seen, given_over: float) -> bool:
+    """Return whether the batch time given is off by more than error; it may hold the gap between
+    two batches.
+    """
+    assert seen.fitted is not None
+    room = _Z * seen.error + _LEAST
+    longest = 1 + seen.gap_s / seen.fitted.mean_s
+    return not 1 - room <= given_over <= longest + room
