@@ -296,16 +296,15 @@ def of_network(
     resolution: float | None,
     progress: Progress | None,
     outages: Sequence[Outage] = (),
+    stability: NetworkStability | None = None,
 ) -> NetworkAnswer:
     """Answer for a network: see `penstock.check`."""
     jobs = _length_of_run(network, jobs, until)  # refuse it before the test, not after
     outages = checked_outages(outages, network.pools)
     certificate = certify(network)
-    stability = None
-    if not network.ends:
-        of_floods = own_seed(network.workflows[0]) if seed is None else seed
+    if stability is None and not network.ends:
         tested = part_of(progress, 0.0, _TEST_SHARE)
-        stability = verdict(network, resolution=resolution, seed=of_floods, progress=tested)
+        stability = flooded(network, seed, resolution, tested)
     alone = _RUN_SHARE if outages else 1.0
     options = RunOptions(stop_tick(until, TICK_S), progress=part_of(progress, _TEST_SHARE, alone))
     run = run_network(network, jobs, seed, options)
@@ -343,6 +342,17 @@ def of_network(
         priorities=_priorities(latency),
         outages=windows,
     )
+
+
+def flooded(
+    network: Network,
+    seed: int | None = None,
+    resolution: float | None = None,
+    progress: Progress | None = None,
+) -> NetworkStability:
+    """Return the verdict of the floods, under the seed of the network where none is given."""
+    of_floods = own_seed(network.workflows[0]) if seed is None else seed
+    return verdict(network, resolution=resolution, seed=of_floods, progress=progress)
 
 
 def certificate_as_dict(certificate: NetworkCertificate) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def watch(
     from penstock.live.engine_limits import described_engine
     from penstock.live.watching import Watch
 
-    every_s = _duration("--every", every)
+    every_s = duration("--every", every)
     settings = _settings(alpha, queue_limit, ttft, target_load)
     limits = {"token_budget": token_budget, "max_batch_size": max_batch_size}
     engine = described_engine(server, batch_time, hardware, {**limits, "kv_tokens": kv_tokens})
@@ -277,14 +277,15 @@ def _print_page(answer: "Answer") -> None:
 
 def _print_line(answer: "Answer") -> None:
     """Print an answer as one line of JSON; null stands for what is infinite."""
-    print(json.dumps(_finite(answer.as_dict()), allow_nan=False), flush=True)
+    print(json.dumps(finite(answer.as_dict()), allow_nan=False), flush=True)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return plain data with null in place of what is infinite or no number, which JSON has not."""
     if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
+        return {key: finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
+        return [finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -320,18 +321,25 @@ def _rounds(
                 "the other"
             )
         return saved(pages), True
-    sources = _sources(places, prometheus, match, arrivals, min(every_s, _LONGEST_REQUEST_S))
+    sources = sources_of(places, prometheus, match, arrivals, min(every_s, _LONGEST_REQUEST_S))
     rounds = asked(sources, every_s, min(every_s, _LONGEST_REQUEST_S))
     return (itertools.islice(rounds, 2), True) if once else (rounds, False)
 
 
-def _sources(
+def sources_of(
     places: Sequence[str],
     prometheus: str | None,
     match: str | None,
     arrivals: str | None,
     limit_s: float,
 ) -> "list[Source]":
+    """Return what is asked: engines, a Prometheus, a gateway.
+
+    Raises
+    ------
+    InputError
+        If there is none, or one is given twice.
+    """
     from penstock.live.fetching import address
     from penstock.live.sources import EnginePage, GatewayPage, Prometheus
 
@@ -367,11 +375,11 @@ def _settings(
     checks.number("--target-load", target_load, 0.01, 0.99, "", "at 1 queues grow without end")
     if queue_limit is not None:
         checks.number("--queue-limit", queue_limit, 1, 1e9, "requests", "it is a queue's length")
-    ttft_s = None if ttft is None else _duration("--ttft", ttft)
+    ttft_s = None if ttft is None else duration("--ttft", ttft)
     return Settings(alpha, queue_limit, ttft_s, target_load)
 
 
-def _duration(option: str, text: str) -> float:
+def duration(option: str, text: str) -> float:
     """Return seconds from a text such as ``5s``, ``500ms``, ``2min`` or ``5``."""
     match = _DURATION.fullmatch(text)
     seconds = float(match[1]) * _UNITS[match[2]] if match else math.nan
