@@ -24,6 +24,7 @@ Part = dict[str, Any]
 _STILL_S = 0.15
 """Without a newer state before a test begins: while a slider moves, theory alone follows."""
 
+_STEP = 0.01  # of the progress that is told
 _TEST_SHARE = 0.5
 _SERIES_POINTS = 400
 
@@ -77,8 +78,13 @@ class Answers:
         hand: Callable[[Part | None], None],
         left: threading.Event,
     ) -> None:
+        last = -1.0
+
         def shown(share: float) -> None:
-            hand({"part": "progress", "share": share})
+            nonlocal last
+            if abs(share - last) >= _STEP:
+                last = share
+                hand({"part": "progress", "share": share})
 
         try:
             for part in self._parts(self._controls.values_of(query), shown, left):
