@@ -1,6 +1,6 @@
 // Charts as SVG, drawn anew at the width of their place. Shapes tell apart what colours do.
 
-const SPACE = { left: 56, right: 14, top: 10, bottom: 40 };
+const SPACE = { left: 56, right: 22, top: 10, bottom: 40 };
 
 export function element(name, attributes = {}, ...children) {
   const isSvg = ["svg", "path", "line", "circle", "text", "rect", "title", "g"].includes(name);
@@ -38,13 +38,13 @@ function powers(low, high) {
 }
 
 // A frame with both axes; x and y turn values into pixels.
-function frame(place, xs, ys, xTitle, yTitle, about, space = SPACE, isLog = false) {
+function frame(place, xs, ys, xTitle, yTitle, about, { space = SPACE, isLog = false, end = null } = {}) {
   const width = Math.max(place.clientWidth, 240);
   const height = Math.max(place.clientHeight, 120);
   const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": about });
   const [left, right, bottom, top] = [space.left, width - space.right, height - space.bottom, space.top];
   const along = isLog ? Math.log : (value) => value;
-  const [xLow, xHigh] = [along(xs[0]), along(xs.at(-1))];
+  const [xLow, xHigh] = [along(xs[0]), along(end ?? xs.at(-1))];
   const x = (value) => left + ((along(value) - xLow) / (xHigh - xLow)) * (right - left);
   const y = (value) => bottom - (value / (ys.at(-1) || 1)) * (bottom - top);
   for (const tick of xs) {
@@ -94,7 +94,7 @@ export function latency(place, bounds, estimate, simulated) {
   const ticks = powers(Math.min(...known, 0.01), Math.max(...known, 10));
   const about = "Latency by theory and by simulation; the table below has the simulated figures.";
   const space = { ...SPACE, left: 46, top: 4 };
-  const { svg, x, top, bottom, left } = frame(place, ticks, [], "seconds, on a logarithmic scale", "", about, space, true);
+  const { svg, x, top, bottom, left } = frame(place, ticks, [], "seconds, on a logarithmic scale", "", about, { space, isLog: true });
   Object.entries(METRICS).forEach(([metric, name], index) => {
     const row = top + ((bottom - top) * (index + 0.5)) / 3;
     svg.append(element("text", { x: left - 6, y: row + 4, "text-anchor": "end" }, name));
@@ -122,21 +122,23 @@ function simulatedRow(svg, x, y, values, stale) {
 // A line over time, with a band where there is an interval.
 export function overTime(place, times, values, yTitle, xTitle, about, band = null) {
   const known = [...values, ...(band ? band.flat() : [])].filter((value) => value !== null && Number.isFinite(value));
-  const { svg, x, y } = frame(place, steps(0, Math.max(times.at(-1) ?? 0, 1), 5), steps(0, Math.max(...known, 1) * 1.02, 4), xTitle, yTitle, about);
+  const end = Math.max(times.at(-1) ?? 0, 0.1);
+  const along = steps(0, end, 5).filter((tick) => tick <= end);
+  const { svg, x, y } = frame(place, along, steps(0, Math.max(...known, 0.01) * 1.02, 4), xTitle, yTitle, about, { end });
   const points = values.map((value, index) => [times[index], value]).filter(([, value]) => value !== null);
   if (band) {
     const upper = times.map((time, index) => [x(time), y(band[index][1] ?? 0)]);
     const lower = times.map((time, index) => [x(time), y(band[index][0] ?? 0)]);
     svg.append(element("path", { d: `${line([...upper, ...lower.reverse()])}Z`, fill: "var(--fill)", "fill-opacity": 0.2 }));
   }
-  svg.append(element("path", { d: line(points.map(([time, value]) => [x(time), y(value)])), fill: "none", stroke: "var(--fill)", "stroke-width": 1.6 }));
+  svg.append(element("path", { d: line(points.map(([time, value]) => [x(time), y(value)])), fill: "none", stroke: band ? "var(--fill)" : "var(--third)", "stroke-width": 1.6 }));
 }
 
 // Shares of what each limit carries, with intervals; 1 is as much as it carries.
 export function loads(place, rows, about) {
   const most = Math.max(1.1, ...rows.map((row) => row.high ?? row.load));
   const space = { ...SPACE, left: 120 };
-  const { svg, x, top, bottom, left } = frame(place, steps(0, most, 5), [], "load: share of what the limit carries", "", about, space);
+  const { svg, x, top, bottom, left } = frame(place, steps(0, most, 5), [], "load: share of what the limit carries", "", about, { space });
   rows.forEach((row, index) => {
     const middle = top + ((bottom - top) * (index + 0.5)) / rows.length;
     svg.append(element("text", { x: left - 6, y: middle + 4, "text-anchor": "end" }, row.limit));

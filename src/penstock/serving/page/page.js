@@ -159,8 +159,10 @@ function verdict() {
   const test = known.test ?? fresh?.stability;
   const decides = theorem.verdict !== "unknown" || !test ? theorem : test;
   const word = fresh?.verdict ?? decides.verdict;
-  byId("word").textContent = word;
-  byId("word").className = `badge ${TONES[word] ?? "open"}`;
+  for (const place of document.querySelectorAll(".word")) {
+    place.textContent = word;
+    place.className = `word badge ${TONES[word] ?? "open"}`;
+  }
   byId("source").textContent = word === "contradiction" ? "theorem against test" : decides === test ? "by simulation" : theorem.theorem ? `by ${theorem.theorem}` : "by theory; the test follows";
   document.querySelector("#said-theory p").textContent = `${theorem.verdict}: ${theorem.reason}.`;
   if (test) document.querySelector("#said-test p").textContent = `${test.verdict}: ${test.reason}.`;
@@ -169,12 +171,12 @@ function verdict() {
 function figures(load) {
   const margin = 1 - load.rate / load.max_rate;
   const rows = [
-    ["Load", shown(load.rho), "of what full batches carry"],
-    ["Margin", `${shown(100 * margin)}%`, "left before no scheduler keeps up"],
-    ["Highest rate", shown(load.max_rate, 4), "requests/s that some scheduler may carry"],
-    ["Limited by", load.binding.join(", "), ""],
+    ["Load", shown(load.rho), "of what batches carry"],
+    ["Margin", `${shown(100 * margin)}%`, "left for any scheduler"],
+    ["Highest rate", shown(load.max_rate, 4), "requests/s, any scheduler"],
   ];
-  byId("figures").replaceChildren(...rows.flatMap(([name, figure, words]) => [element("dt", {}, name), element("dd", { class: "figure" }, figure), element("dd", {}, words)]));
+  byId("figures").replaceChildren(...rows.flatMap(([name, figure, words]) => [element("dt", {}, name), element("dd", { class: "figure" }, figure), element("dd", {}, words)]), element("dt", {}, "Limited by"), element("dd", { class: "across" }, load.binding.join(", ")));
+  byId("load").textContent = `load ${shown(load.rho)}, margin ${shown(100 * margin)}%`;
 }
 
 function simulation() {
