@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.errors import InputError
 from penstock.live.command import finite, sources_of
 from penstock.live.engine_limits import described_engine
 from penstock.live.rounds import asked
@@ -59,10 +60,14 @@ class Watched:
             for note in taken.notes:
                 self._watch.note(note.engine, note.text)
             answered = answered or bool(taken.scrapes)
-            if answered:
-                self._answer()
-            else:
-                notes = [f"{note.engine} {note.text}" for note in taken.notes]
+            notes = [f"{note.engine} {note.text}" for note in taken.notes]
+            try:
+                if answered:
+                    self._answer()
+            except InputError as error:  # the scenario does not fit what the engines say
+                answered = False
+                notes.append(str(error))
+            if not answered:
                 self.last = {"part": "waiting", "notes": notes}
             self.rounds += 1
 
