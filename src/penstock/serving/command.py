@@ -1,15 +1,19 @@
 """The command ``penstock serve``."""
 
-import contextlib
 import importlib.util
+import os
 import socket
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock import checks
 from penstock.errors import InputError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 _NEEDED = ("starlette", "uvicorn")
 
@@ -74,16 +78,13 @@ def _listening(address: str, port: int) -> socket.socket:
         ) from None
 
 
-def _run(app: object, listening: socket.socket) -> None:
-    """Serve until Ctrl-C, which waits for nobody."""
+def _run(app: "ASGIApp", listening: socket.socket) -> None:
+    """Serve until Ctrl-C."""
     import uvicorn
 
-    config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        log_level="critical",
-        lifespan="off",
-        server_header=False,
-        timeout_graceful_shutdown=0,
-    )
-    with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listening])
+    class AtOnce(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            os._exit(0)  # there is nothing to be saved, so it waits for no page and no simulation
+
+    config = uvicorn.Config(app, log_level="critical", lifespan="off", server_header=False)
+    AtOnce(config).run(sockets=[listening])
