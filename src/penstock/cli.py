@@ -23,6 +23,7 @@ from penstock.measuring.fitting.command import fit
 from penstock.measuring.twin.command import profile, twin
 from penstock.planning.command import plan
 from penstock.reproducing.command import reproduce
+from penstock.serving.command import serve
 from penstock.show.options import EXIT_BAD_INPUT
 from penstock.sweeping.command import sweep
 from penstock.traces.command import traces_app
@@ -68,6 +69,7 @@ for command in (
     hardware,
     plan,
     watch,
+    serve,
     reproduce,
 ):
     app.command(command.__name__.replace("_", "-"))(command)

@@ -30,6 +30,7 @@ from penstock.theory.memory import MemoryEstimate, memory_is_full
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
+    from penstock.checking.flood_test import NetworkStability
     from penstock.checking.network_answer import NetworkAnswer
     from penstock.scenario.scenario import Scenario
     from penstock.system.network import Network
@@ -217,6 +218,7 @@ def check(
     resolution: float | None = None,
     estimate_memory: bool = True,
     progress: Progress | None = None,
+    stability: Stability | None = None,
 ) -> Answer: ...
 @overload
 def check(
@@ -229,6 +231,7 @@ def check(
     resolution: float | None = None,
     progress: Progress | None = None,
     outages: Sequence[Outage] = (),
+    stability: "NetworkStability | None" = None,
 ) -> "NetworkAnswer": ...
 def check(
     workload: "Workload | Network",
@@ -245,6 +248,7 @@ def check(
     estimate_memory: bool = True,
     progress: Progress | None = None,
     outages: Sequence[Outage] = (),
+    stability: "Stability | NetworkStability | None" = None,
 ) -> "Answer | NetworkAnswer":
     """Certify a system, test it, simulate it, and refuse the latency of a steady state that it has
     not.
@@ -272,6 +276,9 @@ def check(
         Of a network: replicas that die and come back, in a further run of the same jobs, which says
         what they do to latency. Verdicts and the steady state are without them: what ends does not
         change whether a backlog grows for ever.
+    stability
+        What `penstock.verdict` says with this alpha, this resolution and the seed of the workload,
+        where that is known: the test is not run again.
 
     Raises
     ------
@@ -282,8 +289,9 @@ def check(
         refuse(jobs=jobs, seed=seed, outages=listed(outages) or None)
         limits = parsed_targets(targets)
         question = _Question(
-            workload, server, requests, until, limits, precision, estimate_memory, progress
-        )
+            workload, server, requests, until, limits, precision, estimate_memory, progress,
+            stability if isinstance(stability, Stability) else None,
+        )  # fmt: skip
         return question.answer(alpha, resolution)
     network = as_network("check", workload, server)
     memory = None if estimate_memory else False
@@ -296,7 +304,8 @@ def check(
     )
     from penstock.checking.network_answer import of_network
 
-    return of_network(network, jobs, until, seed, resolution, progress, outages)
+    known = None if isinstance(stability, Stability) else stability
+    return of_network(network, jobs, until, seed, resolution, progress, outages, known)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,6 +320,7 @@ class _Question:
     precision: float | None
     estimate_memory: bool
     progress: Progress | None
+    stability: Stability | None
 
     @property
     def has_rows(self) -> bool:
@@ -331,7 +341,9 @@ class _Question:
             )
         certificate = certify(workload, server)
         tested = part_of(self.progress, 0.0, _TEST_SHARE)
-        stability = verdict(workload, server, alpha, resolution, workload.seed, progress=tested)
+        stability = self.stability or verdict(
+            workload, server, alpha, resolution, workload.seed, progress=tested
+        )
         simulated = part_of(self.progress, _TEST_SHARE, 1.0)
         latency = None
         if self.has_rows and not no_steady_state(certificate, stability):

@@ -215,6 +215,7 @@ def of_network(
     resolution: float | None,
     progress: Progress | None,
     outages: Sequence[Outage] = (),
+    stability: NetworkStability | None = None,
 ) -> NetworkAnswer:
     """Answer for a network: see `penstock.check`."""
     # What cannot be done is refused before the test, not after.
@@ -224,11 +225,9 @@ def of_network(
     options = RunOptions(stop_tick(until, TICK_S), progress=part_of(progress, _TEST_SHARE, alone))
     refuse_late_outages(network, jobs, seed, options, outages)
     certificate = certify(network)
-    stability = None
-    if not network.ends:
-        of_floods = own_seed(network.workflows[0]) if seed is None else seed
+    if stability is None and not network.ends:
         tested = part_of(progress, 0.0, _TEST_SHARE)
-        stability = verdict(network, resolution=resolution, seed=of_floods, progress=tested)
+        stability = flooded(network, seed, resolution, tested)
     run = run_network(network, jobs, seed, options)
     windows: tuple[OutageWindow, ...] = ()
     if outages:
@@ -264,6 +263,17 @@ def of_network(
         priorities=_priorities(latency),
         outages=windows,
     )
+
+
+def flooded(
+    network: Network,
+    seed: int | None = None,
+    resolution: float | None = None,
+    progress: Progress | None = None,
+) -> NetworkStability:
+    """Return the verdict of the floods, under the seed of the network where none is given."""
+    of_floods = own_seed(network.workflows[0]) if seed is None else seed
+    return verdict(network, resolution=resolution, seed=of_floods, progress=progress)
 
 
 def _length_of_run(network: Network, jobs: int | None, until: float | None) -> int | None:

@@ -155,7 +155,7 @@ def watch(
     from penstock.live.places import Where, rounds_at
     from penstock.live.watching import Watch
 
-    every_s = _duration("--every", every)
+    every_s = duration("--every", every)
     settings = _settings(alpha, queue_limit, ttft, target_load)
     limits = {"token_budget": token_budget, "max_batch_size": max_batch_size}
     limits["kv_tokens"] = kv_tokens
@@ -169,7 +169,7 @@ def watch(
     live |= {"--iterations": iterations, "--log": log}
     _refuse_beside_replay(replay, {**live, "--record": record, "--export": export})
     _refuse_once(once, export)
-    finite = replay is not None
+    ends = replay is not None
     if replay is not None:
         from penstock.live.recording import replayed
 
@@ -177,11 +177,11 @@ def watch(
     else:
         given = None if engine is None else engine.batch_time
         where = Where(places or [], prometheus, match, arrivals, iterations, log)
-        rounds, finite = rounds_at(where, given, every_s, once=once)
-    lines = as_json and not once and not (finite and replay is None)
+        rounds, ends = rounds_at(where, given, every_s, once=once)
+    lines = as_json and not once and not (ends and replay is None)
     following = _Following(Watch(engine, settings, limits))
     with contextlib.ExitStack() as stack:
-        following.open(stack, record, export, every_s, lines=lines, screen=not finite and not once)
+        following.open(stack, record, export, every_s, lines=lines, screen=not ends and not once)
         with contextlib.suppress(KeyboardInterrupt):
             for taken in rounds:
                 following.take(taken)
@@ -322,14 +322,15 @@ def _print_page(answer: "Answer") -> None:
 
 def _print_line(answer: "Answer") -> None:
     """Print an answer as one line of JSON; null stands for what is infinite."""
-    print(json.dumps(_finite(answer.as_dict()), allow_nan=False), flush=True)
+    print(json.dumps(finite(answer.as_dict()), allow_nan=False), flush=True)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return plain data with null in place of what is infinite or no number, which JSON has not."""
     if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
+        return {key: finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
+        return [finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -350,11 +351,11 @@ def _settings(
     checks.number("--target-load", target_load, 0.01, 0.99, "", "at 1 queues grow without end")
     if queue_limit is not None:
         checks.number("--queue-limit", queue_limit, 1, 1e9, "requests", "it is a queue's length")
-    ttft_s = None if ttft is None else _duration("--ttft", ttft)
+    ttft_s = None if ttft is None else duration("--ttft", ttft)
     return Settings(alpha, queue_limit, ttft_s, target_load)
 
 
-def _duration(option: str, text: str) -> float:
+def duration(option: str, text: str) -> float:
     """Return seconds from a text such as ``5s``, ``500ms``, ``2min`` or ``5``."""
     match = _DURATION.fullmatch(text)
     seconds = float(match[1]) * _UNITS[match[2]] if match else math.nan

@@ -156,7 +156,9 @@ class Engine:
         size = server.policy.block_size or 16
         if server.memory is not None or tokens is None or tokens < size:
             return server
-        return dataclasses.replace(server, memory=Memory.of_tokens(int(tokens), size))
+        # What the engine says itself is better than what its GPU has room for.
+        memory = Memory.of_tokens(int(tokens), size)
+        return dataclasses.replace(server, memory=memory, gpu=None)
 
     def _carried(self, server: Server, means: Lengths) -> dict[str, Carried]:
         if self._limits is None or self._limits.server.batch_time != server.batch_time:

@@ -2,6 +2,7 @@
 are numbers or distributions.
 """
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -105,6 +106,35 @@ class _Generated(Section):
     cv: float | None = None
 
 
+# What scenarios share whose rates and limits alone differ, is read once: it takes longest by far,
+# and theory keeps what it knows of such lengths.
+@functools.lru_cache(4)
+def _preset(name: str, seed: int) -> Workload:
+    return Workload.preset(name, seed=seed)
+
+
+@functools.lru_cache(1)
+def _trace(
+    path: Path,
+    stamp: tuple[int, int] | None,
+    format: str | None,
+    columns: tuple[tuple[str, str], ...] | None,
+    seed: int,
+    max_gib: float | None,
+) -> Workload:
+    named = None if columns is None else dict(columns)
+    return read_trace(path, format=format, columns=named, seed=seed, max_gib=max_gib)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Return when a file was changed last, and its size; None where there is none to read."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
 class WorkloadSection(Section):
     """What arrives: a ``trace``, a ``recording`` of ``penstock watch`` (of all its engines or one
     ``engine``), a ``preset`` look-alike, or a generated process; one of them.
@@ -156,7 +186,7 @@ class WorkloadSection(Section):
             path = folder / checks.path("workload.recording", self.recording)
             return self._changed(read_watched(path, self.engine, seed))
         if self.preset is not None:
-            return self._changed(Workload.preset(self.preset, seed=seed))
+            return self._changed(_preset(self.preset, seed))
         if self.declared is not None:
             raise InputError(f"workload: put `declared` inside {kind!r}, beside prompt and output")
         if self.rate is not None or self.arrivals is not None or self.cv is not None:
@@ -181,9 +211,8 @@ class WorkloadSection(Section):
                     f"trace {self.trace!r} is not on this machine; run `penstock traces get "
                     f"{self.trace}` first"
                 )
-        return read_trace(
-            path, format=self.format, columns=self.columns, seed=seed, max_gib=self.max_gib
-        )
+        columns = None if self.columns is None else tuple(self.columns.items())
+        return _trace(path, _stamp(path), self.format, columns, seed, self.max_gib)
 
     def _changed(self, workload: Workload) -> Workload:
         if self.declared is not None:

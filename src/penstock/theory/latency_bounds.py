@@ -139,7 +139,9 @@ def request_bounds(
     shortest, lines, merges = _lines(model.by_tokens, budget)
     tokens = prompt.astype(np.float64)
     pieces = np.maximum(np.ceil(tokens / budget), 2.0)
-    cut = np.max([pieces * a + s * tokens for a, s in lines], axis=0)
+    cut = np.zeros_like(tokens)
+    for a, s in lines:  # a table of all of them would cost more than it says
+        np.maximum(cut, pieces * a + s * tokens, out=cut)
     whole = shortest[np.minimum(prompt, budget)]
     first = np.where(prompt > budget, cut, whole if merges else np.minimum(whole, cut))
     # Drafts that are right bring that many outputs more.
@@ -216,7 +218,7 @@ def _requests(lengths: Lengths, server: Server, reused: bool) -> _Requests:
     prompt, output = drawn(lengths)
     sampled = not isinstance(lengths, Empirical)
     first, end = request_bounds(prompt, output, server, reused=reused)
-    moments = (_statistics(prompt.astype(np.float64) ** power, sampled)["mean"] for power in (1, 2))
+    moments = (_mean(prompt.astype(np.float64) ** power, sampled) for power in (1, 2))
     return _Requests(
         _statistics(first, sampled),
         _statistics(end, sampled),
@@ -228,11 +230,21 @@ def _requests(lengths: Lengths, server: Server, reused: bool) -> _Requests:
 
 def _statistics(seconds: Floats, sampled: bool) -> dict[str, float]:
     """Return mean and percentiles; of a sample four standard errors less."""
-    spread = _STANDARD_ERRORS / math.sqrt(seconds.size) if sampled else 0.0
-    mean = max(float(seconds.mean()) - spread * float(seconds.std()), float(seconds.min()))
+    spread = _spread(seconds, sampled)
     shares = [max(q - spread * math.sqrt(q * (1 - q)), 0.0) for q in PERCENTILES.values()]
     quantiles = np.quantile(seconds, shares, method="lower")
-    return {"mean": mean, **dict(zip(PERCENTILES, quantiles.tolist(), strict=True))}
+    of = dict(zip(PERCENTILES, quantiles.tolist(), strict=True))
+    return {"mean": _mean(seconds, sampled), **of}
+
+
+def _mean(values: Floats, sampled: bool) -> float:
+    """Return the mean; of a sample four standard errors less."""
+    spread = _spread(values, sampled)
+    return max(float(values.mean()) - spread * float(values.std()), float(values.min()))
+
+
+def _spread(values: Floats, sampled: bool) -> float:
+    return _STANDARD_ERRORS / math.sqrt(values.size) if sampled else 0.0
 
 
 def _gaps(batches: _Batches, rate: float, gaps: float, others: float) -> dict[str, float]:

@@ -1,0 +1,166 @@
+"""A state of the page answered part by part: theory, verdict, simulation, each as it comes.
+
+One thread per state. It ends where it next reports progress after a newer state took its place,
+and only one of them tests or simulates at a time.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import polars as pl
+
+from penstock.checking.answer import Answer, check
+from penstock.checking.network_answer import NetworkAnswer, flooded
+from penstock.checking.verdict import verdict
+from penstock.errors import InputError
+from penstock.serving import theory
+from penstock.serving.controls import Case, Controls, Values, field_of
+from penstock.simulation.progress import Progress, part_of
+
+Part = dict[str, Any]
+
+_STILL_S = 0.15
+"""Without a newer state before a test begins: while a slider moves, theory alone follows."""
+
+_STEP = 0.01  # of the progress that is told
+_TEST_SHARE = 0.5
+_SERIES_POINTS = 400
+
+
+class _Left(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Answers:
+    """Answers states of the page."""
+
+    def __init__(self, controls: Controls) -> None:
+        self._controls = controls
+        self._turn = threading.Lock()
+
+    async def parts(self, query: dict[str, str]) -> AsyncIterator[Part]:
+        """Yield the parts of an answer; who stops asking stops the work.
+
+        A scenario that cannot be used has one part, with the message and the field that it is
+        about.
+        """
+        loop = asyncio.get_running_loop()
+        parts: asyncio.Queue[Part | None] = asyncio.Queue()
+        left = threading.Event()
+
+        def hand(part: Part | None) -> None:
+            if not left.is_set() and not loop.is_closed():
+                loop.call_soon_threadsafe(parts.put_nowait, part)
+
+        # As a daemon: a simulation does not keep the command from ending.
+        arguments = (query, hand, left)
+        threading.Thread(target=self._run, args=arguments, daemon=True).start()
+        try:
+            while (part := await parts.get()) is not None:
+                yield part
+        finally:
+            left.set()
+
+    def warm(self) -> None:
+        """Compile and load what the first state would wait for, in a thread of its own."""
+
+        def run() -> None:
+            for _ in self._parts(self._controls.values, lambda _: None, threading.Event()):
+                pass
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def _run(
+        self,
+        query: dict[str, str],
+        hand: Callable[[Part | None], None],
+        left: threading.Event,
+    ) -> None:
+        last = -1.0
+
+        def shown(share: float) -> None:
+            nonlocal last
+            if abs(share - last) >= _STEP:
+                last = share
+                hand({"part": "progress", "share": share})
+
+        try:
+            for part in self._parts(self._controls.values_of(query), shown, left):
+                hand(part)
+        except _Left:
+            pass
+        except InputError as error:
+            message = str(error)
+            hand({"part": "refused", "message": message, "field": field_of(message)})
+        except Exception as error:  # a bug: the page says so, the terminal has the traceback
+            message = f"Penstock failed ({type(error).__name__}); please report it"
+            hand({"part": "refused", "message": message, "field": None})
+            raise
+        finally:
+            hand(None)
+
+    def _parts(self, values: Values, shown: Progress, left: threading.Event) -> Iterator[Part]:
+        def going(share: float) -> None:
+            if left.is_set():
+                raise _Left
+            shown(share)
+
+        case = self._controls.case(values)
+        yield {"part": "theory", "scenario": case.text, **theory.theory(case)}
+        yield {"part": "estimate", **theory.estimate(case)}
+        yield {"part": "bounds", "bounds": theory.bounds(case)}
+        if left.wait(_STILL_S):
+            raise _Left
+        with self._turn:
+            going(0.0)
+            yield from _simulated(case, going)
+
+
+def _simulated(case: Case, going: Progress) -> Iterator[Part]:
+    """Yield what `penstock check` says: its test first, and then all of it."""
+    tested, rest = part_of(going, 0.0, _TEST_SHARE), part_of(going, _TEST_SHARE, 1.0)
+    answer: Answer | NetworkAnswer
+    if case.network is None:
+        workload, server = case.workload, case.server
+        stability = verdict(workload, server, seed=workload.seed, progress=tested)
+        yield {"part": "test", "stability": stability.as_dict()}
+        answer = check(
+            workload, server, requests=case.length, until=case.until, stability=stability,
+            progress=rest,
+        )  # fmt: skip
+    else:
+        floods = None if case.network.ends else flooded(case.network, progress=tested)
+        yield {"part": "test", "stability": floods.as_dict() if floods else None}
+        answer = check(
+            case.network, jobs=case.length, until=case.until, outages=case.outages,
+            stability=floods, progress=rest,
+        )  # fmt: skip
+    yield {
+        "part": "simulation",
+        "answer": answer.as_dict(),
+        "reason": answer.reason,
+        "latency": _latency(answer),
+        "queue": _queue(answer),
+    }
+
+
+def _latency(answer: Answer | NetworkAnswer) -> Part | None:
+    """Return latency by metric and statistic as `penstock check --json` has it, None if refused."""
+    said = answer.as_dict()
+    of = said if isinstance(answer, Answer) else said["stages"][0]
+    if of["latency"] is None:
+        return None
+    return {"values": of["latency"], "intervals": of["latency_interval"]}
+
+
+def _queue(answer: Answer | NetworkAnswer) -> Part:
+    """Return the requests in the system over time."""
+    series = answer.run.series
+    if isinstance(answer, NetworkAnswer):
+        present = pl.col("what").is_in(["prefill", "decode"])
+        series = series.filter(present).group_by("time_s", maintain_order=True)
+        series = series.agg(requests=pl.col("value").sum())
+    series = series.gather_every(-(-series.height // _SERIES_POINTS))
+    return {name: series[name].to_list() for name in ("time_s", "requests")}

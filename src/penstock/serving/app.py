@@ -1,0 +1,162 @@
+"""The page and what it asks for, over HTTP.
+
+It reads nothing but addresses of this server, and changes nothing. Names other than ``localhost``
+in the header Host are refused, or a page elsewhere could have its name lead here and read the
+answers (DNS rebinding); so are requests of other pages.
+"""
+
+import asyncio
+import ipaddress
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from penstock.errors import InputError
+from penstock.live.command import finite
+from penstock.serving.answering import Answers
+from penstock.serving.controls import Controls
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from penstock.serving.watched import Watched
+
+_FILES = Path(__file__).with_name("page")
+_LOOK_S = 0.25  # how often a round that ended is looked for
+_HEADERS = {
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+
+def application(
+    controls: Controls, watched: "Watched | None" = None, name: str = "localhost"
+) -> "ASGIApp":
+    """Return the application.
+
+    Parameters
+    ----------
+    controls
+        The scenario, and what a page changes of it.
+    watched
+        The engines of the second tab, or None.
+    name
+        By which this machine may be asked, besides ``localhost`` and its addresses.
+    """
+    answers = Answers(controls)
+    answers.warm()
+
+    async def state(_: Request) -> Response:
+        return JSONResponse(
+            {
+                "name": controls.name,
+                "values": controls.values._asdict(),
+                "choices": controls.choices(),
+                "watches": watched is not None,
+            }
+        )
+
+    async def answer(request: Request) -> Response:
+        return _lines(answers.parts(dict(request.query_params)))
+
+    async def scenario(request: Request) -> Response:
+        try:
+            case = controls.case(controls.values_of(request.query_params))
+        except InputError as error:
+            return PlainTextResponse(str(error), 400)
+        attached = {"content-disposition": f'attachment; filename="{_file_name(controls)}"'}
+        return Response(case.text, media_type="application/yaml", headers=attached)
+
+    async def live(_: Request) -> Response:
+        return _lines(_rounds(watched))
+
+    routes = [
+        Route("/state", state),
+        Route("/answer", answer),
+        Route("/scenario.yaml", scenario),
+        Route("/live", live),
+        Mount("/", StaticFiles(directory=_FILES, html=True)),
+    ]
+    return _Guard(Starlette(routes=routes), name)
+
+
+class _Guard:
+    """Refuses other hosts and other pages, and says what the page may load."""
+
+    def __init__(self, app: "ASGIApp", name: str) -> None:
+        self._app = app
+        self._name = name
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {key.lower(): value.decode("latin-1") for key, value in scope["headers"]}
+        host = headers.get(b"host", "")
+        site = headers.get(b"sec-fetch-site", "none")
+        if not _is_here(host, self._name):
+            refusal = "this page answers to localhost and to addresses alone"
+            await PlainTextResponse(refusal, 421)(scope, receive, send)
+            return
+        if site not in ("same-origin", "none"):
+            await PlainTextResponse("open the page itself", 403)(scope, receive, send)
+            return
+
+        async def with_headers(message: "Message") -> None:
+            if message["type"] == "http.response.start":
+                added = [(key.encode(), value.encode()) for key, value in _HEADERS.items()]
+                message["headers"] = [*message["headers"], *added]
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+
+def _is_here(host: str, name: str) -> bool:
+    """Return whether a header Host names this machine by something that no name server gives."""
+    bare = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    bare = bare.removeprefix("[").removesuffix("]")
+    if bare in ("localhost", name):
+        return True
+    try:
+        ipaddress.ip_address(bare)
+    except ValueError:
+        return False
+    return True
+
+
+def _file_name(controls: Controls) -> str:
+    kept = [letter if letter.isascii() and letter.isalnum() else "-" for letter in controls.name]
+    return f"{''.join(kept)}.yaml"
+
+
+def _lines(parts: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
+    """Send each part as a line of JSON when it comes; null is what is infinite."""
+
+    async def lines() -> AsyncIterator[str]:
+        try:
+            async for part in parts:
+                yield json.dumps(finite(part), allow_nan=False) + "\n"
+        finally:
+            await parts.aclose()  # type: ignore[attr-defined]
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+async def _rounds(watched: "Watched | None") -> AsyncIterator[dict[str, Any]]:
+    """Yield what is known of the engines, each time that a round has ended."""
+    seen = -1
+    while watched is not None:
+        if watched.rounds != seen:
+            seen = watched.rounds
+            yield watched.last
+        await asyncio.sleep(_LOOK_S)

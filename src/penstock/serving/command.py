@@ -1,0 +1,90 @@
+"""The command ``penstock serve``."""
+
+import importlib.util
+import os
+import socket
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock import checks
+from penstock.errors import InputError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+_NEEDED = ("starlette", "uvicorn")
+
+
+def serve(
+    scenario: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SCENARIO]", help="A YAML file; default: an example."),
+    ] = None,
+    port: Annotated[int, typer.Option("--port", help="Of the page; 0: any free one.")] = 8765,
+    address: Annotated[
+        str, typer.Option("--address", help="Where to listen: loopback, or else others can read.")
+    ] = "127.0.0.1",
+    open_page: Annotated[bool, typer.Option("--open", help="Open a browser.")] = False,
+    watch: Annotated[
+        list[str] | None,
+        typer.Option("--watch", metavar="URL", help="An engine for the live tab; repeatable."),
+    ] = None,
+    every: Annotated[str, typer.Option("--every", help="Time between scrapes, such as 5s.")] = "5s",
+) -> None:
+    """Show a scenario in a browser, with sliders; and engines that run, with --watch.
+
+    Each engine that is watched is what the scenario's server says. Nothing is sent anywhere.
+    """
+    if any(importlib.util.find_spec(name) is None for name in _NEEDED):
+        raise InputError(
+            "`penstock serve` needs Starlette and Uvicorn, which are not installed; run "
+            "`pip install 'penstock-llm[serve]'`"
+        )
+    from penstock.live.command import duration
+    from penstock.serving.app import application
+    from penstock.serving.controls import Controls
+
+    checks.whole("--port", port, 0, 65_535, "", "it is a port; give a free one, or 0 for any")
+    every_s = duration("--every", every)
+    controls = Controls(scenario)
+    listening = _listening(address, port)
+    watched = None
+    if watch:
+        from penstock.serving.watched import Watched
+
+        watched = Watched(watch, scenario, every_s)
+    app = application(controls, watched, address)
+    shown = f"[{address}]" if ":" in address else address
+    url = f"http://{shown}:{listening.getsockname()[1]}/"
+    print(f"{url} shows {controls.name}; Ctrl-C ends it", flush=True)
+    if open_page:
+        import webbrowser
+
+        webbrowser.open(url)
+    _run(app, listening)
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((address, port), family=family)
+    except OSError as error:
+        raise InputError(
+            f"cannot listen on {address} port {port} ({error.strerror}), so there would be no "
+            "page; give --port a free one, or --address one of this machine"
+        ) from None
+
+
+def _run(app: "ASGIApp", listening: socket.socket) -> None:
+    """Serve until Ctrl-C."""
+    import uvicorn
+
+    class AtOnce(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            os._exit(0)  # there is nothing to be saved, so it waits for no page and no simulation
+
+    config = uvicorn.Config(app, log_level="critical", lifespan="off", server_header=False)
+    AtOnce(config).run(sockets=[listening])

@@ -1,0 +1,82 @@
+"""What theory says of a state of the page, in milliseconds."""
+
+from typing import Any
+
+from penstock.serving.controls import Case
+from penstock.theory.certificate import certify
+from penstock.theory.kv_blocks import least
+from penstock.theory.latency import estimate_latency
+from penstock.theory.latency_bounds import lower_bounds
+from penstock.theory.load import load
+from penstock.theory.region import region
+from penstock.workload.workload import Workload
+
+_HARDLY = 1e-9
+"""Of the rate: bounds of latency at it hold for any number of replicas."""
+
+
+def theory(case: Case) -> dict[str, Any]:
+    """Return certificate, loads by limit, and the region with what arrives.
+
+    Of a network, region and load are those of all replicas together.
+    """
+    server = case.server
+    if case.network is None:
+        certificate = certify(case.workload, server)
+        rate, most = certificate.load.arrival_rate, certificate.max_rate
+        limits = [(bound.name, rate / bound.max_rate) for bound in certificate.bounds]
+        said = certificate.as_dict()
+        rho, binding = certificate.rho, [certificate.binding.name]
+    else:
+        from penstock.checking.network_json import certificate_as_dict
+
+        of_network = certify(case.network)
+        pool = of_network.bottleneck
+        rate, rho, binding = case.workload.rate, pool.rho, list(pool.binding)
+        most = rate * pool.max_load
+        limits = [(limit.name, limit.load) for limit in pool.limits]
+        said = certificate_as_dict(of_network)
+    return {
+        "certificate": said,
+        "load": {"rho": rho, "rate": rate, "max_rate": most, "binding": binding},
+        "limits": [{"limit": name, "load": value} for name, value in limits],
+        "region": _region(case),
+        "server": {
+            "token_budget": server.token_budget,
+            "max_batch_size": server.max_batch_size,
+            "policy": server.policy.name,
+            "replicas": case.replicas,
+        },
+    }
+
+
+def _region(case: Case) -> dict[str, Any]:
+    server, replicas = case.server, case.replicas
+    demand = load(_share(case), server)
+    work = least(demand.work, case.workload, server)
+    prompt = work.lengths.mean_prompt
+    decode = max(server.tokens_per_request(prompt, work.lengths.mean_output) - prompt, 0.0)
+    arriving = demand.arrival_rate * work.share * replicas
+    vertices = region(server, prompt=work.lengths).vertices * replicas
+    return {"vertices": vertices.tolist(), "point": [arriving * prompt, arriving * decode]}
+
+
+def estimate(case: Case) -> dict[str, Any]:
+    """Return mean latencies by the mean field; of replicas, as if each got its own share."""
+    found = estimate_latency(_share(case), case.server)
+    means = {"ttft_s": found.ttft_s, "tbt_s": found.tbt_s, "e2e_s": found.e2e_s}
+    return {"means": means, "ranges": found.ranges, "warnings": list(found.warnings)}
+
+
+def bounds(case: Case) -> dict[str, Any]:
+    """Return latencies that no policy undercuts."""
+    workload = case.workload
+    if case.network is not None:
+        workload = workload.with_rate(workload.rate * _HARDLY)
+    return {metric: dict(of) for metric, of in lower_bounds(workload, case.server).items()}
+
+
+def _share(case: Case) -> Workload:
+    """Return what arrives at one of the replicas if a router draws it at random."""
+    workload = case.workload
+    return workload if case.replicas == 1 else workload.with_rate(workload.rate / case.replicas)
