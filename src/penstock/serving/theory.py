@@ -24,15 +24,19 @@ def theory(case: Case) -> dict[str, Any]:
     if case.network is None:
         certificate = certify(case.workload, server)
         rate, most = certificate.load.arrival_rate, certificate.max_rate
-        limits = [(bound.name, rate / bound.max_rate) for bound in certificate.bounds]
+        limits: list[tuple[str, float]] = [
+            (bound.name, rate / bound.max_rate) for bound in certificate.bounds
+        ]
         said = certificate.as_dict()
-        rho, binding = certificate.rho, [certificate.binding.name]
+        rho = certificate.rho
+        binding: list[str] = [certificate.binding.name]
     else:
         from penstock.checking.network_json import certificate_as_dict
 
         of_network = certify(case.network)
         pool = of_network.bottleneck
-        rate, rho, binding = case.workload.rate, pool.rho, list(pool.binding)
+        rate, rho = case.workload.rate, pool.rho
+        binding = list(pool.binding)
         most = rate * pool.max_load
         limits = [(limit.name, limit.load) for limit in pool.limits]
         said = certificate_as_dict(of_network)
