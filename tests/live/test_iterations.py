@@ -22,7 +22,7 @@ from penstock.live.iterations import IterationSource
 from penstock.live.passes import Passes, _decoded
 from penstock.live.reading import Answer, Estimate, FittedTimes
 from penstock.live.recording import Recorder, replayed
-from penstock.live.rounds import Round, _with_queue
+from penstock.live.rounds import Round, _with_iterations
 from penstock.live.scrape import Scrape
 from penstock.live.seen import Queued, Seen
 from penstock.live.settings import Settings
@@ -268,11 +268,18 @@ def test_what_waits_is_in_the_scrapes_and_the_recording(
 
 
 def test_of_several_engines_the_one_at_the_same_host_has_what_waits() -> None:
-    seen = Seen("tcp://b:20380", queued=Queued(70.0, 3.0, 1_000.0))
+    seen = Seen("tcp://b:20380", 20, 2, 1, queued=Queued(70.0, 3.0, 1_000.0))
     one, two = Scrape("a:8000", 1.0), Scrape("b:8000", 1.0)
-    assert [scrape.preempted for scrape in _with_queue([one, two], seen)] == [None, 3]
-    assert [scrape.preempted for scrape in _with_queue([one, one], seen)] == [None, 3]
-    assert _with_queue([two, Scrape("b:8001", 1.0)], seen) == [two, Scrape("b:8001", 1.0)]
+    assert [scrape.preempted for scrape in _with_iterations([one, two], seen)] == [None, 3]
+    assert [scrape.preempted for scrape in _with_iterations([one, one], seen)] == [None, 3]
+    assert _with_iterations([two, Scrape("b:8001", 1.0)], seen) == [two, Scrape("b:8001", 1.0)]
+
+
+def test_an_engine_that_counts_no_batches_has_those_that_it_tells_of() -> None:
+    seen = Seen("tcp://b:20380", 20, 2, 1)
+    assert [scrape.batches for scrape in _with_iterations([Scrape("b:8000", 1.0)], seen)] == [23]
+    assert [scrape.batches for scrape in _with_iterations([Scrape("b:8000", 1.0, batches=7.0)], seen)] == [7]
+    assert [scrape.batches for scrape in _with_iterations([Scrape("b:8000", 1.0)], Seen("s"))] == [None]
 
 
 def test_what_is_preempted_is_backlog_and_is_shown() -> None:
