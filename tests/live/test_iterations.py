@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,8 @@ from tests.live.vllm_page import page
 
 import penstock as ps
 from penstock.errors import InputError
-from penstock.live.iterations import IterationSource
+from penstock.inputs.source import Source as File
+from penstock.live.iterations import IterationSource, fitted_times
 from penstock.live.passes import Passes, _decoded
 from penstock.live.reading import Answer, Estimate, FittedTimes
 from penstock.live.recording import Recorder, replayed
@@ -28,6 +30,7 @@ from penstock.live.seen import Queued, Seen
 from penstock.live.settings import Settings
 from penstock.live.view import watch_page
 from penstock.live.watching import Watch
+from penstock.measuring.fitting.engine_logs import find_passes
 
 SOME = {"num_decode_requests": 2, "sum_decode_kv_tokens": 200}
 BAD = {"garbage": b"\xc1", "nothing": b"", "a list": [1, 2], "another version": published(9, 0.1) | {"version": 2},
@@ -180,6 +183,24 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "zmq", None)
     with pytest.raises(InputError, match=r"penstock-llm\[live\]"):
         Passes("tcp://localhost:20380")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [150, 400])
+def test_the_interval_of_large_batches_holds_what_they_take(count: int) -> None:
+    """Batch times with 5% of noise; a hundred stretches of so many iterations."""
+    lines = b"\n".join(json.dumps(message).encode() for message in passes(0.6, 1_500.0))
+    batches = find_passes(File(Path("passes"), lines))
+    rng = np.random.default_rng(0)
+    inside = 0
+    for start in rng.integers(0, len(batches) - count, 100):
+        some = batches.take(np.arange(start, start + count))
+        noise = rng.lognormal(-(0.05**2) / 2, 0.05, count)
+        _, fitted = fitted_times(dataclasses.replace(some, seconds=some.seconds * noise), engine().batch_time)
+        truth = float(some.seconds[some.tokens >= 0.9 * some.tokens.max()].mean())
+        inside += fitted.seconds.low <= truth <= fitted.seconds.high
+        assert fitted.given_over == pytest.approx(1.0, abs=0.02)
+    assert inside >= 88
 
 
 # What follows from them
