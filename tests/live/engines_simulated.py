@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -49,3 +50,37 @@ def answer(load: float, until_s: float, name: str = "a:1") -> Answer:
     for scrape in scrapes(load, 600.0):
         watching.take(dataclasses.replace(scrape, engine=name, time_s=until_s - 595.0 + scrape.time_s))
     return watching.answer()
+
+
+@functools.cache
+def passes(load: float = 0.6, seconds: float = 120.0) -> list[dict[str, Any]]:
+    """The forward-pass metrics that the engine publishes; the context of decodes is what its batch times tell."""
+    workload = ps.Workload.poisson(load * capacity(SPREAD), *SPREAD, seed=1)
+    batches = ps.simulate(workload, engine(), until=seconds, record="batches").batches
+    times, messages = engine().batch_time, []
+    for number, batch in enumerate(batches.iter_rows(named=True)):
+        prefill, decodes, took = batch["prefill_tokens"], batch["decode_tokens"], batch["duration_ns"] * 1e-9
+        context = (took - float(times.linear(prefill + decodes))) / times.decode_attention
+        scheduled = {
+            "num_prefill_requests": batch["requests"] - decodes,
+            "sum_prefill_tokens": prefill,
+            "num_decode_requests": decodes,
+            "sum_decode_kv_tokens": round(context),
+        }
+        messages.append(published(number, took, scheduled))
+    return messages
+
+
+def published(
+    number: int, seconds: float, scheduled: dict[str, float] | None = None, queued: dict[str, float] | None = None
+) -> dict[str, Any]:
+    """One message of forward-pass metrics."""
+    return {
+        "version": 1,
+        "worker_id": "w",
+        "dp_rank": 0,
+        "counter_id": number,
+        "wall_time": seconds,
+        "scheduled_requests": scheduled or {},
+        "queued_requests": queued or {},
+    }

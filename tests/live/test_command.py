@@ -107,7 +107,7 @@ def recorded(path: Path, taken: list[Scrape]) -> Path:
 
 @pytest.mark.parametrize(
     ("load", "seconds", "verdict", "status"),
-    [(0.6, 600, "stable", 0), (1.5, 600, "unstable", 1), (0.6, 20, "undecided", 3)],
+    [(0.5, 200, "stable", 0), (1.6, 200, "unstable", 1), (0.6, 20, "undecided", 3)],
 )
 def test_strict_says_by_its_status_what_is_known(
     penstock: Penstock, tmp_path: Path, engine_file: tuple[object, ...], load: float, seconds: float, verdict: str,

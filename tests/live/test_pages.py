@@ -60,7 +60,7 @@ def test_the_pages_of_a_real_vllm_say_all_that_it_has() -> None:
     for path in sorted((DATA / "real_vllm_cpu" / "metrics").glob("*.txt")):
         said = reader.read(path.read_bytes(), 0.0)
         missing = {name for name, value in vars(said.scrapes[0]).items() if value is None}
-        assert missing == {"arrived", "backlog_tokens", "context_tokens"}
+        assert missing == {"arrived", "backlog_tokens", "preempted", "preempted_tokens", "context_tokens"}
         assert said.notes == ()
     [scrape] = read((DATA / "real_vllm_cpu" / "metrics" / "metrics_overload_2.txt").read_bytes()).scrapes
     assert (scrape.running, scrape.waiting, scrape.finished) == (38, 83, 1167)

@@ -2,6 +2,8 @@
 
 Three frames over ZeroMQ (topic, sequence, MessagePack), read by what `penstock fit` reads them
 with. A publisher drops what nobody takes in time; the messages of each are numbered, so it shows.
+``wall_time`` is that of the model alone or of the whole iteration, and no message says which: what
+it leaves out is found from the engine's counters (`penstock.live.pace`).
 """
 
 import json

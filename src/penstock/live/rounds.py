@@ -96,7 +96,7 @@ def asked(sources: Sequence[Source], every_s: float, limit_s: float) -> Iterator
         kinds = {poller.source.name: read.kind for poller, read in reads if read.kind}
         scrapes = arrivals.given([scrape for _, read in reads for scrape in read.scrapes])
         seen = next((read.seen for _, read in reads if read.seen), None)
-        yield Round(time.time(), tuple(_with_queue(scrapes, seen)), tuple(notes), kinds, seen)
+        yield Round(time.time(), tuple(_with_iterations(scrapes, seen)), tuple(notes), kinds, seen)
         due = max(due + every_s, time.monotonic())  # rounds that are late are not made up for
         time.sleep(max(0.0, due - time.monotonic()))
 
@@ -158,12 +158,13 @@ class _Arrivals:
         return max(0.0, seen - before)
 
 
-def _with_queue(scrapes: Sequence[Scrape], seen: Seen | None) -> list[Scrape]:
-    """Return the scrapes, that of the engine whose iterations are followed with what waits in it.
+def _with_iterations(scrapes: Sequence[Scrape], seen: Seen | None) -> list[Scrape]:
+    """Return the scrapes, that of the engine whose iterations are followed with what waits in it,
+    and with how many there were, if it does not count them.
 
     Of several engines it is the one at the same host, if there is one only.
     """
-    if seen is None or seen.queued is None:
+    if seen is None or not seen.batches:
         return list(scrapes)
     engines = {scrape.engine for scrape in scrapes}
     if len(engines) > 1:
@@ -172,12 +173,17 @@ def _with_queue(scrapes: Sequence[Scrape], seen: Seen | None) -> list[Scrape]:
     if len(engines) != 1:
         return list(scrapes)
     last = max(index for index, scrape in enumerate(scrapes) if scrape.engine in engines)
-    told = dataclasses.replace(
-        scrapes[last],
-        backlog_tokens=seen.queued.prompt_tokens,
-        preempted=seen.queued.preempted,
-        preempted_tokens=seen.queued.preempted_tokens,
-    )
+    told = scrapes[last]
+    if told.batches is None:
+        batches = float(seen.batches + seen.lost + seen.unreadable)
+        told = dataclasses.replace(told, batches=batches)
+    if seen.queued is not None:
+        told = dataclasses.replace(
+            told,
+            backlog_tokens=seen.queued.prompt_tokens,
+            preempted=seen.queued.preempted,
+            preempted_tokens=seen.queued.preempted_tokens,
+        )
     return [*scrapes[:last], told, *scrapes[last + 1 :]]
 
 

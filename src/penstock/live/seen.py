@@ -4,10 +4,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter
+
 from penstock.errors import InputError
-from penstock.live.reading import Estimate, FittedTimes
+from penstock.live.reading import FittedTimes
 from penstock.system.batch_time import BatchTime
 from penstock.system.batch_time_file import BatchTimeSection, section_of
+from penstock.words import counted
 
 _REACH = 0.5  # share of a full batch that batches must have reached to say how long it takes
 _SURE = 0.05  # standard error of the largest batches, as a share, beyond which they are not used
@@ -65,6 +68,8 @@ class Seen:
     reason: str = ""
     queued: Queued | None = None
 
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True, extra="ignore")
+
     @property
     def error(self) -> float:
         """Standard error of the largest batches, as a share of them."""
@@ -87,25 +92,13 @@ class Seen:
     def from_dict(cls, values: dict[str, Any]) -> "Seen | None":
         """Return what a recording has of it, None where that is broken."""
         try:
-            seen = cls(**values)
-            return dataclasses.replace(
-                seen,
-                model=None if seen.model is None else _model(values["model"]),
-                fitted=None if seen.fitted is None else _fitted(values["fitted"]),
-                queued=None if seen.queued is None else Queued(**values["queued"]),
-            )
-        except (InputError, AttributeError, KeyError, TypeError, ValueError):
+            model = BatchTimeSection.model_validate(values["model"]) if values["model"] else None
+            seen = TypeAdapter(cls).validate_python(values | {"model": None})
+            built = None if model is None else model.build(Path())
+        except (InputError, KeyError, TypeError, ValueError):
             return None
-
-
-def _model(section: Any) -> BatchTime:
-    return BatchTimeSection.model_validate(section).build(Path())
-
-
-def _fitted(values: dict[str, Any]) -> FittedTimes:
-    parameters = {name: Estimate(**ends) for name, ends in values["parameters"].items()}
-    known = {"seconds": Estimate(**values["seconds"]), "parameters": parameters}
-    return FittedTimes(**(values | known))
+        known = seen.fitted is None or min(seen.fitted.seconds.value, seen.fitted.mean_s) > 0
+        return dataclasses.replace(seen, model=built) if known else None
 
 
 def notes_on(seen: Seen, token_budget: int | None) -> list[str]:
@@ -125,7 +118,7 @@ def notes_on(seen: Seen, token_budget: int | None) -> list[str]:
         whole = seen.batches + seen.lost
         notes.append(f"{seen.lost:,} of {whole:,} iterations were lost on the way")
     if seen.unreadable:
-        notes.append(f"{seen.unreadable:,} iterations cannot be read, and are left out")
+        notes.append(f"{counted(seen.unreadable, 'iteration')} cannot be read, and left out")
     fitted = seen.fitted
     if fitted is None:
         return notes

@@ -143,6 +143,8 @@ class Engine:
         """
         if speed is None or speed.host_s is None or speed.error > _HOST_KNOWN:
             gap_s = self._description.gap_s
+            if not gap_s:
+                return server
             return dataclasses.replace(server, batch_time=with_host(server.batch_time, gap_s))
         host = max(speed.host_s.value, 0.0)
         if abs(host - self._host_s) > _HOST_MOVED * speed.batch_s.value or self._limits is None:
