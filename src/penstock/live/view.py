@@ -154,7 +154,7 @@ def _notes(answer: Answer) -> list[str]:
     said = {reading.engine: reading.notes for reading in answer.engines}
     known = {note for notes in said.values() for note in notes}
     own = [note for note in answer.together.notes if note not in known]
-    return [*own, *gathered(said)]
+    return [*dict.fromkeys([*own, *gathered(said)])]
 
 
 def _clock(time_s: float) -> str:

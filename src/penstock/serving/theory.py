@@ -21,6 +21,8 @@ def theory(case: Case) -> dict[str, Any]:
     Of a network, region and load are those of all replicas together.
     """
     server = case.server
+    limits: list[tuple[str, float]]
+    binding: list[str]
     if case.network is None:
         certificate = certify(case.workload, server)
         rate, most = certificate.load.arrival_rate, certificate.max_rate
@@ -32,7 +34,7 @@ def theory(case: Case) -> dict[str, Any]:
 
         of_network = certify(case.network)
         pool = of_network.bottleneck
-        rate, rho, binding = case.workload.rate, pool.rho, list(pool.binding)
+        rate, rho, binding = case.workload.rate, pool.rho, [*pool.binding]
         most = rate * pool.max_load
         limits = [(limit.name, limit.load) for limit in pool.limits]
         said = certificate_as_dict(of_network)
