@@ -95,6 +95,12 @@ def test_networks_that_the_sliders_do_not_describe_are_refused() -> None:
         Controls(Path(__file__).parents[2] / "examples" / "self_reflection.yaml")
 
 
+@pytest.mark.parametrize("network", [None, 3, {"pools": {"a": 3}, "workflows": {"b": None}}, {"pools": []}])
+def test_what_is_no_network_is_refused_in_one_line(tmp_path: Path, network: Any) -> None:
+    with pytest.raises(InputError):
+        Controls(written(tmp_path, {"network": network}))
+
+
 def test_each_slider_offers_the_value_of_the_scenario(controls: Controls) -> None:
     choices = controls.choices()
     for name, value in controls.values._asdict().items():

@@ -167,7 +167,7 @@ def _notes(answer: Answer) -> list[str]:
     known = {note for notes in said.values() for note in notes}
     known |= {f"{engine}: {note}" for engine, notes in said.items() for note in notes}
     own = [note for note in answer.together.notes if note not in known]
-    return [*own, *gathered(said)]
+    return [*dict.fromkeys([*own, *gathered(said)])]
 
 
 def _clock(time_s: float) -> str:

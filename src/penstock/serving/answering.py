@@ -160,7 +160,7 @@ def _queue(answer: Answer | NetworkAnswer) -> Part:
     series = answer.run.series
     if isinstance(answer, NetworkAnswer):
         present = pl.col("what").is_in(["prefill", "decode"])
-        stages = series.filter(present).group_by("time_s", maintain_order=True)
-        series = stages.agg(requests=pl.col("value").sum())
+        by_time = series.filter(present).group_by("time_s", maintain_order=True)
+        series = by_time.agg(requests=pl.col("value").sum())
     series = series.gather_every(-(-series.height // _SERIES_POINTS))
     return {name: series[name].to_list() for name in ("time_s", "requests")}

@@ -216,12 +216,15 @@ def field_of(message: str) -> str | None:
 
 def _refuse_larger(document: Any, name: str) -> None:
     """Refuse networks that sliders of one pool do not describe."""
-    network = document.get("network")
-    parts = [network.get(key) for key in ("pools", "workflows")] if network else [None]
-    single = all(isinstance(part, dict) and len(part) == 1 for part in parts)
+    network = document["network"]
+    mapping = network if isinstance(network, dict) else {}
+    parts = [mapping.get(key) for key in ("pools", "workflows")]
+    single = all(
+        isinstance(part, dict) and [type(section) for section in part.values()] == [dict]
+        for part in parts
+    )
     alike = single and "servers" not in _only(document, "pools")
-    plain = alike and {"workload", "pool"} <= _only(document, "workflows").keys()
-    if not plain:
+    if not (alike and {"workload", "pool"} <= _only(document, "workflows").keys()):
         raise InputError(
             f"{name} is a network with more than one pool, one kind of server or one workload, "
             "for which this page has no sliders; ask `penstock check`, or give a scenario with a "
@@ -231,8 +234,8 @@ def _refuse_larger(document: Any, name: str) -> None:
 
 def _only(document: dict[str, Any], part: str) -> dict[str, Any]:
     """Return the only pool, or the only workflow, of a network."""
-    (section,) = document["network"][part].values()
-    return dict(section) if not isinstance(section, dict) else section
+    section: dict[str, Any] = next(iter(document["network"][part].values()))
+    return section
 
 
 def _as_network(document: dict[str, Any], replicas: int) -> dict[str, Any]:

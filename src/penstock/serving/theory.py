@@ -21,6 +21,8 @@ def theory(case: Case) -> dict[str, Any]:
     Of a network, region and load are those of all replicas together.
     """
     server = case.server
+    limits: list[tuple[str, float]]
+    binding: list[str]
     if case.network is None:
         certificate = certify(case.workload, server)
         rate, most = certificate.load.arrival_rate, certificate.max_rate

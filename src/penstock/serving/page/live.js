@@ -32,7 +32,7 @@ function answered(place, { page, answer, before }) {
   const [verdict] = page.verdicts;
   const tone = { stable: "good", unstable: "bad" }[verdict.word] ?? "open";
   const headline = element("p", { class: "headline" }, element("b", { class: `badge ${tone}` }, verdict.word), " ", verdict.source);
-  const first = card(page.title, element("p", { class: "how" }, page.heading), headline, element("p", {}, `${verdict.reason}.`));
+  const first = card(page.title, element("p", { class: "how" }, page.heading), headline, element("p", {}, verdict.reason));
   const parts = page.sections.filter((section) => section.facts.length || section.tables.length || section.notes.length);
   const load = chart("Load by limit"), arrivals = chart("Arrivals");
   place.replaceChildren(first, load.card, arrivals.card, ...parts.map(section));
