@@ -26,12 +26,10 @@ def theory(case: Case) -> dict[str, Any]:
     if case.network is None:
         certificate = certify(case.workload, server)
         rate, most = certificate.load.arrival_rate, certificate.max_rate
-        limits: list[tuple[str, float]] = [
-            (bound.name, rate / bound.max_rate) for bound in certificate.bounds
-        ]
+        limits = [(bound.name, rate / bound.max_rate) for bound in certificate.bounds]
         said = certificate.as_dict()
         rho = certificate.rho
-        binding: list[str] = [certificate.binding.name]
+        binding = [certificate.binding.name]
     else:
         from penstock.checking.network_json import certificate_as_dict
 
