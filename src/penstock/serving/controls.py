@@ -184,7 +184,7 @@ class Controls:
 
     def _with(self, values: Values) -> dict[str, Any]:
         """Put into the document what differs from it; what is as it was stays as it is written."""
-        document = copy.deepcopy(self._document)
+        document: dict[str, Any] = copy.deepcopy(self._document)
         own = getattr(self, "values", values)
         section = document if not self._is_network else _only(document, "workflows")
         server = document["server"] if not self._is_network else _only(document, "pools")
