@@ -17,7 +17,7 @@ SHAPE_UNITS = {
 }
 """What is fitted to a shape, in the order of tables, as in `UNITS`."""
 
-ALL_UNITS = SHAPE_UNITS | UNITS
+ALL_UNITS = UNITS | SHAPE_UNITS
 
 
 def quantity(name: str, value: float) -> str:
