@@ -1,6 +1,6 @@
-"""Fit how far off shapes usually are: `measuring/calibration/shape_priors.yaml`.
+"""Fit how far off shapes usually are: the sections of `measuring/calibration/shape_priors.yaml`.
 
-    python docs/prior_fits.py ../shared/data vllm
+    python docs/prior_fits.py ../shared/data vllm sglang trtllm
 
 Every deployment of InferenceX with six points or more is fitted to up to ten of them, with priors
 so wide that they say next to nothing. What its parameters and their uncertainty are then says how
@@ -8,7 +8,8 @@ far they spread between deployments (expectation and maximisation on a normal di
 logarithms, with four deployments more that spread as kernels and hosts are taken to: a dozen say
 little of what they hardly identify).
 What no parameter explains is the noise. Qwen3-32B and the B200 are left out, and rows that say more
-FLOP/s than the units have.
+FLOP/s than the units have; no other deployment, and no value is set by hand. Nothing is read from
+the file that is to be written.
 """
 
 import sys
@@ -21,17 +22,21 @@ from how_far_off import ENGINES_HERE, TOO_FAST, busy_share
 
 from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.laplace import FREEDOM, Normal, Posterior
-from penstock.measuring.calibration.shape_prior import NAMES, shape_priors
+from penstock.measuring.calibration.shape_prior import NAMES
 from penstock.system.models.adjusted import KNOTS
+from penstock.system.models.hosts import engine_fit
 
 WIDE = 0.5  # deviation of the logarithm of a factor that says next to nothing
 WIDE_SECONDS = 1.5  # of the logarithm of seconds
 TAKEN, TAKEN_SECONDS = 0.2, 1.0  # what the further deployments spread by
 TAKEN_MEMORY = 0.1  # of the logarithm of KV memory, always: few points are short of it
 FURTHER = 4  # deployments
-MOST_FACTOR = 2.0  # one standard deviation; what is further off stands for something else
-ODD = "Llama-3.1-8B-Instruct-FP8"
-"""Twice as fast as predicted under vLLM 0.12: prompts were probably not computed in full."""
+BATCH_S, STREAM_S = 3e-4, 3e-6
+"""Seconds of the host around which fits begin, and of the four deployments more; what it adds to a
+request's TTFT is in `hosts.yaml`."""
+WEIGHTS = {"vllm": (0.1, 0.05)}
+OTHER_WEIGHTS = (0.4, 0.05)
+"""Noise of TTFT and time per output token while deployments are fitted: round numbers."""
 TOGETHER = tuple(NAMES.index(name) for name in KNOTS)
 """Factors by token load go together: a kernel that is slow at one load is slow near it."""
 CENTRED = tuple(NAMES.index(name) for name in ("host", "per_stream", "overhead"))
@@ -41,24 +46,28 @@ ROUNDS = 200
 LEFT_OUT = pl.col("model_path").str.contains("Qwen3-32B") | (pl.col("system") == "b200_sxm")
 
 
+def begin(engine: str) -> Floats:
+    """Return the logarithms around which fits begin: factors of 1, and the seconds of a host."""
+    mean = np.zeros(len(NAMES))
+    mean[list(CENTRED)] = np.log([BATCH_S, STREAM_S, engine_fit(engine).host.front_s])
+    return mean
+
+
 def fitted(data: Path, backend: str) -> list[tuple[Deployment, Posterior]]:
     """Return each deployment with what all of its points say."""
-    engine = ENGINES_HERE[backend]
-    prior = spread_by(shape_priors(engine).normal.mean, WIDE, WIDE_SECONDS)
+    prior = spread_by(begin(ENGINES_HERE[backend]), WIDE, WIDE_SECONDS)
+    noise = np.array(WEIGHTS.get(backend, OTHER_WEIGHTS))
     answers = []
-    odd = pl.col("model_path").str.contains(ODD)
-    kept = (pl.col("backend") == backend) & ~LEFT_OUT & ~odd
-    for points in deployments(data, kept):
+    for points in deployments(data, (pl.col("backend") == backend) & ~LEFT_OUT):
         possible = [point for point in points if busy_share(point, data) < TOO_FAST]
-        if len(possible) < len(points) / 2:
-            continue
         possible = possible[:: -(-len(possible) // MOST)]
         everything = list(range(len(possible)))
-        fits = [(each, each.fit(everything, prior)) for each in candidates(data, possible)]
+        shapes = candidates(data, possible)
+        fits = [(shape, shape.fit(everything, prior, noise)) for shape in shapes]
         best = min(fits, key=lambda fit: fit[1].cost)
         answers.append(best)
-        kv = best[0].build.served.numbers.kv
-        print(best[0].name, len(possible), kv, best[1].mean.round(2).tolist(), flush=True)
+        values = best[1].mean.round(2).tolist()
+        print(best[0].name, len(possible), values, file=sys.stderr, flush=True)
     return answers
 
 
@@ -111,21 +120,26 @@ def _spent(fit: Posterior) -> float:
     return float((fit.deviations < WIDE / 2).sum())
 
 
-def main() -> None:
-    """Fit, and print."""
-    data, backend = Path(sys.argv[1]), sys.argv[2]
+def section(data: Path, backend: str) -> str:
+    """Return what `shape_priors.yaml` says of an engine."""
+    engine = ENGINES_HERE[backend]
     both = fitted(data, backend)
     fits = [fit for _, fit in both]
-    mean = shape_priors(ENGINES_HERE[backend]).normal.mean
-    answer = usual(fits, spread_by(mean, WIDE, WIDE_SECONDS))
-    print(f"{len(fits)} deployments, {sum(len(each.points) for each, _ in both)} points")
+    answer = usual(fits, spread_by(begin(engine), WIDE, WIDE_SECONDS))
+    points = sum(len(deployment.points) for deployment, _ in both)
+    what = f"{len(fits)} deployments of {engine_fit(engine).title} on H100 and H200 in InferenceX"
+    lines = [f"{engine}:", f"  source: {what}, {points} points", "  priors:"]
     for name, mean, deviation in zip(NAMES, answer.mean, answer.deviations, strict=True):
-        factor = float(np.exp(deviation))
-        if name not in ("host", "per_stream", "overhead"):
-            factor = min(factor, MOST_FACTOR)
-        print(f"  {name}: [{np.exp(mean):.3g}, {factor:.3g}]")
-    print(f"  together: {_correlations(answer.covariance)}")
-    print(f"  noise: {{ttft: {noise_of(fits, 0):.3f}, itl: {noise_of(fits, 1):.3f}}}")
+        lines.append(f"    {name}: [{np.exp(mean):.3g}, {np.exp(deviation):.3g}]")
+    lines.append(f"  together: {_correlations(answer.covariance)}")
+    lines.append(f"  noise: {{ttft: {noise_of(fits, 0):.3f}, itl: {noise_of(fits, 1):.3f}}}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print a section for each engine."""
+    for backend in sys.argv[2:]:
+        print(section(Path(sys.argv[1]), backend), flush=True)
 
 
 def _correlations(covariance: Floats) -> list[float]:

@@ -47,6 +47,33 @@ def test_near_the_limit_it_is_undecided_because_of_the_calibration() -> None:
     assert answer.as_dict()["calibration"]["slow"] == "unstable"
 
 
+def test_a_verdict_that_flips_within_the_interval_is_undecided_and_each_end_has_its_own() -> None:
+    """One factor is uncertain, so the ends of its 90% interval are known: 1.645 deviations away."""
+    deviation = 0.2
+    only = np.zeros((len(VALUES), len(VALUES)))
+    index = list(VALUES).index("large_batches")
+    only[index, index] = deviation**2
+    usual = server(deviation)
+    model = usual.batch_time
+    assert isinstance(model, Composition)
+    known = Uncertainty(VALUES, only.tolist())
+    asked = workload(0.97 * ps.certify(workload(10), usual).max_rate)
+    ends = []
+    for sign in (1, -1):
+        change = np.zeros(len(VALUES))
+        change[index] = sign * 1.645 * deviation
+        moved = dataclasses.replace(known.moved(model, change), uncertainty=None)
+        end = ps.check(asked, dataclasses.replace(usual, batch_time=moved), requests=2000)
+        ends.append(end.verdict)
+    assert ends == ["unstable", "stable"]
+    doubtful = dataclasses.replace(usual, batch_time=dataclasses.replace(model, uncertainty=known))
+    answer = ps.check(asked, doubtful, requests=2000)
+    assert answer.calibration is not None
+    assert [answer.calibration.slow, answer.calibration.fast] == ends
+    assert answer.verdict == "undecided"
+    assert answer.page().verdicts[0].source == "because of the calibration"
+
+
 def test_more_uncertainty_widens_the_interval_around_the_same_limit() -> None:
     narrow, wide = (calibration_doubt(workload(20), server(spread)) for spread in (0.02, 0.2))
     assert narrow is not None

@@ -57,6 +57,16 @@ def test_what_rows_do_not_tell_is_named_with_its_interval(found: ps.Calibration)
     assert any("kv_memory" in warning for warning in found.warnings)
 
 
+def test_kv_tokens_that_are_given_are_not_fitted(benchmarks: pl.DataFrame) -> None:
+    asked = {"hardware": HARDWARE, "fit_rows": "spread:2", "token_budget": 2048, "max_batch_size": 256}
+    given = ps.calibrate(benchmarks, kv_tokens=20_000, **asked)  # type: ignore[arg-type]
+    assert "kv_memory" not in given.values
+    assert "kv_memory" not in given.unidentified
+    assert given.held["kv_memory"] == "20,000 tokens were given"
+    assert given.server.memory is not None
+    assert given.server.memory.tokens == 20_000
+
+
 def test_intervals_hold_what_was_measured(found: ps.Calibration) -> None:
     for metric in ("ttft", "itl", "requests_per_s"):
         measured = found.rows[f"{metric}_measured"]
@@ -103,6 +113,11 @@ def test_hardware_that_is_not_known_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         ps.calibrate(benchmarks, hardware=HARDWARE | change)
+
+
+def test_a_name_for_hardware_is_refused_with_what_it_needs(benchmarks: pl.DataFrame) -> None:
+    with pytest.raises(InputError, match="a mapping with model and gpu"):
+        ps.calibrate(benchmarks, hardware="h100-sxm")  # type: ignore[arg-type]
 
 
 def test_a_policy_that_is_no_engine_is_refused(benchmarks: pl.DataFrame) -> None:

@@ -116,11 +116,16 @@ def shape_fit(
         posteriors.append(posterior_of(sent, build, priors, shown, start))
     best = min(range(len(builds)), key=lambda index: posteriors[index].cost)
     posterior, build = posteriors[best], builds[best]
-    values = values_of(posterior.mean)
-    deviations = dict(zip(NAMES, posterior.deviations.tolist(), strict=True))
-    fit = Fit(values, deviations, posterior.cost, posterior.misfits)
-    return ShapeFit(build, Common(fit, sent, priors.priors, _held(builds, build), None),
-                    posterior, priors)  # fmt: skip
+    held = _held(builds, build)
+    names = [name for name in NAMES if name not in held]
+    values, deviations = values_of(posterior.mean), posterior.deviations
+    fit = Fit(
+        {name: values[name] for name in names},
+        {name: float(deviations[NAMES.index(name)]) for name in names},
+        posterior.cost,
+        posterior.misfits,
+    )
+    return ShapeFit(build, Common(fit, sent, priors.priors, held, None), posterior, priors)
 
 
 def posterior_of(
@@ -167,12 +172,15 @@ class _Counted:
 
 
 def _held(builds: Sequence[ShapeBuild], chosen: ShapeBuild) -> dict[str, str]:
-    """Say which precision of the KV cache was taken."""
+    """Say which precision of the KV cache was taken, and whether its tokens were given."""
     assert chosen.served is not None
     kv = chosen.served.numbers.kv
+    held = {"kv_precision": f"{kv}: the rows fit better with it; give --kv-precision if known"}
     if len(builds) == 1:
-        return {"kv_precision": f"{kv}, as given or published"}
-    return {"kv_precision": f"{kv}: the rows fit better with it; give --kv-precision if known"}
+        held = {"kv_precision": f"{kv}, as given or published"}
+    if chosen.kv_tokens is not None:
+        held["kv_memory"] = f"{chosen.kv_tokens:,} tokens were given"
+    return held
 
 
 @dataclasses.dataclass(frozen=True)

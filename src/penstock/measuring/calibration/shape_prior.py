@@ -22,7 +22,7 @@ from penstock.scenario.server import HardwareSection
 from penstock.system.batch_time import Composition
 from penstock.system.engines import ENGINES
 from penstock.system.memory import Memory
-from penstock.system.models.adjusted import Adjustment
+from penstock.system.models.adjusted import KNOTS, Adjustment
 from penstock.system.models.served import ServedModel
 from penstock.system.server import Server
 
@@ -47,7 +47,8 @@ class ShapePriors:
     priors
         Of each of `NAMES`.
     together
-        Correlation of the factors of small and medium batches: both wait for weights.
+        Correlations of the factors of small and medium, of medium and large, and of small and
+        large batches: a kernel that is slow at one load is slow near it.
     noise
         By metric (``ttft``, ``itl``): the scale of what no parameter explains, as a logarithm.
     source
@@ -55,7 +56,7 @@ class ShapePriors:
     """
 
     priors: Mapping[str, Prior]
-    together: float
+    together: tuple[float, float, float]
     noise: Mapping[str, float]
     source: str
 
@@ -64,12 +65,12 @@ class ShapePriors:
         """The priors as one distribution of logarithms."""
         centres = np.log([self.priors[name].centre for name in NAMES])
         deviations = np.array([self.priors[name].deviation for name in NAMES])
-        covariance = np.diag(deviations**2)
-        few, many = NAMES.index("small_batches"), NAMES.index("medium_batches")
-        covariance[few, many] = covariance[many, few] = (
-            self.together * deviations[few] * deviations[many]
-        )
-        return Normal(centres, covariance)
+        correlation = np.eye(len(NAMES))
+        small, medium, large = (NAMES.index(name) for name in KNOTS)
+        pairs = ((small, medium), (medium, large), (small, large))
+        for (one, other), share in zip(pairs, self.together, strict=True):
+            correlation[one, other] = correlation[other, one] = share
+        return Normal(centres, correlation * np.outer(deviations, deviations))
 
 
 @functools.cache
@@ -81,7 +82,7 @@ def shape_priors(engine: str) -> ShapePriors:
         name: Prior(float(centre), float(factor), entry["source"])
         for name, (centre, factor) in entry["priors"].items()
     }
-    return ShapePriors(priors, entry["together"], entry["noise"], entry["source"])
+    return ShapePriors(priors, tuple(entry["together"]), entry["noise"], entry["source"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,9 +123,11 @@ class ShapeBuild(Build):
         return gpu.kv_tokens(engine, self.limit("token_budget")).tokens
 
     def __call__(self, values: Mapping[str, float]) -> tuple[Server, Overhead]:
-        """Return the server with these values."""
+        """Return the server with these values; given KV tokens are what they are."""
         adjustment = Adjustment(**{name: values[name] for name in ADJUSTED})
-        tokens = round(self.kv_of_shape * values["kv_memory"])
+        tokens = self.kv_of_shape
+        if self.kv_tokens is None:
+            tokens = round(tokens * values["kv_memory"])
         engine = ENGINES[self.policy]
         memory = dataclasses.replace(
             Memory.of_tokens(max(tokens, engine.block_size), engine.block_size),
@@ -164,7 +167,7 @@ def possible_shapes(hardware: Mapping[str, Any], limits: Limits) -> list["ShapeB
             f"policy is {shown(policy)}, but a shape is served by an engine"
             f"{nearest(policy, ENGINES)}"
         )
-    section = parsed(dict(hardware), HardwareSection, "hardware", "model and gpu")
+    section = parsed(hardware, HardwareSection, "hardware", "model and gpu")
     engine = section.engine if "engine" in section.model_fields_set else policy
     published = _served(section, engine, section.kv_precision)
     possible = [published]

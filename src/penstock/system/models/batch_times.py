@@ -56,7 +56,7 @@ class LayerTimes:
 
     def composition(self, token_budget: int) -> Composition:
         """Return the time of batches of up to so many tokens."""
-        loads = _loads(token_budget)
+        loads = _loads(token_budget, self.host.graph_tokens)
         linear = Measured(loads.tolist(), self.by_tokens(loads).tolist())
         decode = self.seconds_per_context()
         pair = self.seconds_per_pair()
@@ -271,8 +271,11 @@ def _arrays(numbers: tuple[float, ...]) -> list[Floats]:
     return [np.array(float(number)) for number in numbers]
 
 
-def _loads(token_budget: int) -> Floats:
-    """Return token loads at which batch times are worked out: eight to an octave."""
+def _loads(token_budget: int, graph_tokens: int) -> Floats:
+    """Return token loads at which batch times are worked out: eight to an octave, and both sides
+    of the step where batches leave the CUDA graph.
+    """
     most = min(max(token_budget, 2), _MOST_TOKENS)
-    steps = np.unique(np.rint(2.0 ** np.arange(0, np.log2(most) + 0.125, 0.125)))
-    return np.unique(np.append(steps[steps < most], most))
+    steps = np.rint(2.0 ** np.arange(0, np.log2(most) + 0.125, 0.125))
+    loads = np.unique(np.append(steps, [graph_tokens, graph_tokens + 1]))
+    return np.append(loads[loads < most], most)
