@@ -17,8 +17,13 @@ class Publisher:
     def __init__(self) -> None:
         self._socket: Any = zmq.Context.instance().socket(zmq.XPUB)
         self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # tells of every subscriber, not of the first alone
         self._subscribed = False
         self.url = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+
+    def expect_subscriber(self) -> None:
+        """Wait for one more before anything is sent."""
+        self._subscribed = False
 
     def send(self, messages: Iterable[Any]) -> None:
         """Publish messages; bytes go out as they are."""

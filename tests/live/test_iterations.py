@@ -51,6 +51,7 @@ def subscribed(publisher: Publisher) -> Iterator[Callable[..., IterationSource]]
     feeds = []
 
     def subscribe(batch_time: ps.BatchTime | None = None) -> IterationSource:
+        publisher.expect_subscriber()
         feeds.append(Passes(publisher.url))
         return IterationSource(feeds[-1], batch_time)
 

@@ -166,7 +166,7 @@ def watch(
         "--arrivals": arrivals,
         "URL": places or None,
     }
-    live |= {"--iterations": iterations, "--log": log}
+    live |= {"--iterations": iterations, "--log": log, "--match": match}
     _refuse_beside_replay(replay, {**live, "--record": record, "--export": export})
     _refuse_once(once, export)
     ends = replay is not None
@@ -370,7 +370,8 @@ def _refuse_beside_replay(replay: Path | None, others: dict[str, Any]) -> None:
     beside = [option for option, value in others.items() if value is not None]
     if replay is not None and beside:
         raise InputError(
-            f"--replay reads a recording and no engine, so {beside[0]} says nothing; leave one out"
+            f"--replay reads a recording and no engine, so {beside[0]} would not be used; leave "
+            "one out"
         )
 
 

@@ -81,7 +81,8 @@ def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Rea
 class _Arrivals:
     """What came to all engines since the rate last changed.
 
-    Requests, requests/s with an interval, and the variance over mean of their number.
+    Requests (of several engines: as many as tell as much), requests/s with an interval, and the
+    variance over mean of their number.
     """
 
     requests: float
@@ -94,11 +95,18 @@ class _Arrivals:
         parts = [state.arrivals for state in states]
         if any(part.seconds <= 0 for part in parts):
             return None
-        requests = sum(part.requests for part in parts)
-        dispersion = sum(part.dispersion * part.requests for part in parts) / max(requests, 1e-9)
+        came = sum(part.requests for part in parts)
+        dispersion = sum(part.dispersion * part.requests for part in parts) / max(came, 1e-9)
         dispersion = max(dispersion, 1.0)
         rate = sum(part.requests / part.seconds for part in parts)
-        seconds = requests / rate if rate > 0 else parts[0].seconds
+        requests, seconds = came, parts[0].seconds
+        if len(parts) > 1 and rate > 0:
+            # Stretches of unequal lengths tell as much as so many requests in one of them all.
+            variance = sum(
+                part.dispersion * max(part.requests, 1.0) / part.seconds**2 for part in parts
+            )
+            requests = dispersion * rate**2 / variance
+            seconds = requests / rate
         # Wilson's interval: for few requests too
         middle = requests + dispersion * _Z**2 / 2
         reach = _Z * math.sqrt(dispersion * (max(requests, 0.0) + dispersion * _Z**2 / 4))
@@ -142,7 +150,7 @@ class _Case:
     @property
     def alpha(self) -> float:
         """What this stretch without a change may be wrong by: those before it had their part."""
-        stretch = 1 + max(len(state.changes) for state in self.states)
+        stretch = 1 + sum(state.stretches - 1 for state in self.states)
         return self.settings.alpha * 6 / (math.pi * stretch) ** 2
 
 
@@ -224,8 +232,12 @@ def _reason(test: Drift, case: _Case, watch_s: float | None) -> str:
 
 def _why_unknown(arrivals: _Arrivals | None, lengths: Lengths | None, states: list[State]) -> str:
     """Return what is missing for a load."""
-    if arrivals is None:
+    if arrivals is None and all(state.history.scrapes < 2 for state in states):
         return "two scrapes of each engine are needed to know what arrives"
+    if arrivals is None:
+        return "no two scrapes tell what arrives; the notes say why"
+    if lengths is None and all(first is None for first in _first_tokens(states)):
+        return "the engine does not count first tokens, so lengths and load are not known"
     if lengths is None:
         return "too few requests have finished to know how long they are"
     if any(state.server is None for state in states):
@@ -234,6 +246,11 @@ def _why_unknown(arrivals: _Arrivals | None, lengths: Lengths | None, states: li
             "carries; give a batch time or hardware"
         )
     return "what the engine carries is not known; the notes say why"
+
+
+def _first_tokens(states: list[State]) -> list[float | None]:
+    scrapes = [state.history.last for state in states if state.history.last is not None]
+    return [scrape.first_tokens for scrape in scrapes]
 
 
 def _future(case: _Case) -> tuple[tuple[TimeUntil, ...], Estimate | None]:
@@ -284,12 +301,13 @@ def _carried(states: list[State]) -> dict[str, Carried]:
 
 def _lengths(states: list[State]) -> Lengths | None:
     """Return the lengths of what comes to all engines: those of each, by how much comes to it."""
-    known = [(state.lengths, state.arrivals.requests) for state in states if state.lengths]
+    known = [(state.lengths, _rate(state)) for state in states if state.lengths]
     if not known:
         return None
     if len(known) == 1:
         return known[0][0]
-    weights = np.array([max(requests, 1.0) for _, requests in known])
+    weights = np.array([max(rate, 1e-9) for _, rate in known])
+    weights /= weights.sum()
     parts = [part for part, _ in known]
     cached = [part.cached_share for part in parts if part.cached_share is not None]
 
@@ -298,7 +316,7 @@ def _lengths(states: list[State]) -> Lengths | None:
 
     def pooled(estimates: list[Estimate]) -> Estimate:
         value = mean(each.value for each in estimates)
-        reach = math.sqrt(mean((each.high - each.value) ** 2 for each in estimates) / len(parts))
+        reach = float(np.hypot.reduce(weights * [each.high - each.value for each in estimates]))
         return Estimate(value, max(value - reach, 0.0), value + reach)
 
     return Lengths(
@@ -309,6 +327,10 @@ def _lengths(states: list[State]) -> Lengths | None:
         mean(cached) if len(cached) == len(parts) else None,
         sum(part.requests for part in parts),
     )
+
+
+def _rate(state: State) -> float:
+    return state.arrivals.requests / state.arrivals.seconds if state.arrivals.seconds > 0 else 0.0
 
 
 def _of_one(states: list[State], name: str) -> Estimate | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from penstock import checks
 from penstock.document import one_line, read_document
 from penstock.errors import InputError
 from penstock.scenario.server import ENGINE_NAMES, ServerSection
@@ -51,6 +52,9 @@ def described_engine(
         raise InputError(
             f"{' and '.join(chosen)} each say how long a batch takes; give one of them"
         )
+    for name, value in given.items():
+        at_least = "an engine has one at least; give another, or leave it out"
+        checks.whole(_OPTIONS[name], value, 1, 2**40, "", at_least)
     if not chosen:
         if given and not is_told:
             option = _OPTIONS[next(iter(given))]

@@ -14,7 +14,7 @@ _GAUGES = (
     "running", "waiting", "backlog_tokens", "preempted", "preempted_tokens", "context_tokens",
     "kv_used", "kv_tokens",
 )  # fmt: skip
-_NEEDED = ("running", "waiting")
+
 _KEPT = 4_096
 """Intervals that are looked back at; what comes from older ones stays in the sums."""
 _LOST = 2.5  # times the usual distance of scrapes: some between were lost

@@ -60,11 +60,11 @@ def pace(intervals: list[Interval], batch_time: BatchTime | None, prompt: float)
         return None
     seconds = np.array([interval.seconds for interval in busy])
     batches = np.array([interval.change("batches") for interval in busy], np.float64)
-    per_batch = _interval(seconds / batches, batches)
+    per_batch = _interval(seconds / batches, batches, float(np.mean(seconds / batches)))
     if batch_time is None or not _knows_contents(busy[-1]):
         return Pace(per_batch, None)
     said = _said(busy, batch_time, prompt)
-    host = _interval(seconds / batches - said, batches)
+    host = _interval(seconds / batches - said, batches, per_batch.value)
     reach = math.hypot((host.high - host.low) / 2, _SAMPLED * per_batch.value)
     return Pace(per_batch, Estimate(host.value, host.value - reach, host.value + reach))
 
@@ -110,12 +110,13 @@ def _age(interval: Interval) -> float:
     return sum(tokens_in_flight(scrape) or 0.0 for scrape in (interval.begin, interval.end)) / 2
 
 
-def _interval(values: Floats, weights: Floats) -> Estimate:
-    """Return the weighted mean of intervals, and how far it may be off."""
+def _interval(values: Floats, weights: Floats, batch_s: float) -> Estimate:
+    """Return the weighted mean of intervals, and how far it may be off: of few a quarter of a
+    batch.
+    """
     mean = float(np.average(values, weights=weights))
     if len(values) < _INTERVALS:
-        spread = abs(mean) / 4
-        return Estimate(mean, mean - spread, mean + spread)
+        return Estimate(mean, mean - batch_s / 4, mean + batch_s / 4)
     scatter = np.average((values - mean) ** 2, weights=weights) * np.sum(
         (weights / weights.sum()) ** 2
     )

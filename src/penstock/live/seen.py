@@ -95,9 +95,9 @@ class Seen:
             model = BatchTimeSection.model_validate(values["model"]) if values["model"] else None
             seen = TypeAdapter(cls).validate_python(values | {"model": None})
             built = None if model is None else model.build(Path())
-        except (InputError, KeyError, TypeError, ValueError):
+            known = seen.fitted is None or min(seen.fitted.seconds.value, seen.fitted.mean_s) > 0
+        except (InputError, KeyError, TypeError, ValueError, AttributeError):
             return None
-        known = seen.fitted is None or min(seen.fitted.seconds.value, seen.fitted.mean_s) > 0
         return dataclasses.replace(seen, model=built) if known else None
 
 

@@ -72,6 +72,7 @@ class State:
     server: Server | None
     carried: dict[str, Carried]
     preemptions_per_s: float | None
+    stretches: int
     description: Description
 
 
@@ -87,6 +88,7 @@ class Engine:
         self._changes: list[Change] = []
         self._recent: list[Interval] = []
         self._looks = 0
+        self._stretches = 1
 
     def take(self, scrape: Scrape) -> None:
         """Take a scrape, and see whether the arrivals have changed."""
@@ -111,6 +113,7 @@ class Engine:
         for interval in after:
             self._arrivals.add(interval)
         self._recent = after
+        self._stretches += 1
         self._changes.append(Change(self._arrivals.since_s, _rate(before), _rate(after)))
         del self._changes[:-_CHANGES]
 
@@ -135,7 +138,7 @@ class Engine:
             rate = sum(value or 0.0 for value in preempted) / watched
         changes = tuple(self._changes)
         known = (self.history, arrivals, changes, means, speed, server, carried, rate)
-        return State(*known, self._description)
+        return State(*known, self._stretches, self._description)
 
     def _with_host(self, server: Server, speed: Pace | None) -> Server:
         """Return the server with the host's time that was seen, where it is known well enough; else
@@ -156,7 +159,8 @@ class Engine:
         """Return the server with the KV memory that the engine says it has, if none was given."""
         tokens = self.history.last.kv_tokens if self.history.last is not None else None
         size = server.policy.block_size or 16
-        if server.memory is not None or tokens is None or tokens < size:
+        is_given = server.memory is not None and not server.memory.estimated
+        if is_given or tokens is None or tokens < size:
             return server
         # What the engine says itself is better than what its GPU has room for.
         memory = Memory.of_tokens(int(tokens), size)

@@ -6,7 +6,6 @@ shows, `penstock check` of the downloaded file says.
 
 import copy
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,6 +105,7 @@ class Controls:
         self._folder = Path() if path is None else path.parent
         document = _EXAMPLE if path is None else read_document(path)
         files = files_named(document, self._folder)
+        _check(document, self._folder, self.name)
         self._document = _absolute(document, files)
         self._is_network = describes_network(document)
         if self._is_network:
@@ -136,6 +136,7 @@ class Controls:
             If one cannot be used.
         """
         own = self.values
+        checks.word("policy", query.get("policy", own.policy).strip(), self.choices()["policy"])
         texts = {name: query[name].strip() for name in Values._fields if name in query}
         slots = texts.get("max_batch_size", _text(own.max_batch_size))
         return Values(
@@ -232,6 +233,19 @@ def _refuse_larger(document: Any, name: str) -> None:
         )
 
 
+def _check(document: Any, folder: Path, name: str) -> None:
+    """Refuse what is no scenario, before any of it is changed."""
+    if not isinstance(document, dict):
+        raise InputError(
+            f"{name} holds {checks.shown(document)}, which is no scenario, so there is nothing to "
+            "show; give a YAML file with a workload and a server"
+        )
+    if describes_network(document):
+        build_network(document, folder, name)
+    else:
+        build(document, folder, name)
+
+
 def _only(document: dict[str, Any], part: str) -> dict[str, Any]:
     """Return the only pool, or the only workflow, of a network."""
     section: dict[str, Any] = next(iter(document["network"][part].values()))
@@ -282,9 +296,10 @@ def _number(texts: Mapping[str, str], name: str, own: float) -> Any:
     if name not in texts:
         return own
     try:
-        return json.loads(texts[name])
+        number = float(texts[name])
     except ValueError:
         return texts[name]
+    return int(number) if number.is_integer() else number
 
 
 def _whole(texts: Mapping[str, str], name: str, own: int, low: int, high: int, unit: str) -> int:

@@ -13,6 +13,7 @@ from penstock.live.scrape import Scrape
 
 NAME = "TensorRT-LLM"
 
+_LARGEST = 2.0**53  # of which floats still count by ones
 _BATCH = "inflightBatchingStats"
 _CACHE = "kvCacheStats"
 
@@ -125,7 +126,7 @@ def _number(values: Mapping[str, Any], key: str) -> float | None:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) and number >= 0 else None
+    return number if 0 <= number < _LARGEST else None
 
 
 def _plus(one: float | None, other: float | None) -> float | None:

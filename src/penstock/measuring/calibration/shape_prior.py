@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from penstock import checks
 from penstock.checks import shown
 from penstock.document import parsed
 from penstock.errors import InputError, nearest
@@ -118,7 +119,9 @@ class ShapeBuild(Build):
         """The tokens that KV memory holds: as given, or what the GPUs leave."""
         assert self.served is not None
         if self.kv_tokens is not None:
-            return self.kv_tokens
+            block = ENGINES[self.policy].block_size
+            one = f"one block of {self.policy} has {block}; give what the engine logs"
+            return checks.whole("kv_tokens", self.kv_tokens, block, 2**40, "tokens", one)
         gpu, engine = self.served.on_gpus, ENGINES[self.served.engine]
         return gpu.kv_tokens(engine, self.limit("token_budget")).tokens
 
