@@ -106,3 +106,15 @@ def test_each_slider_offers_the_value_of_the_scenario(controls: Controls) -> Non
     for name, value in controls.values._asdict().items():
         assert value in choices[name]
     assert choices["max_batch_size"][-1] is None
+
+
+def test_a_page_takes_only_the_schedulers_that_it_offers(controls: Controls) -> None:
+    """A scheduler of one's own is code, which whoever reaches the page must not choose."""
+    with pytest.raises(InputError, match="policy is 'this:x'"):
+        controls.values_of({"policy": "this:x"})
+
+
+@pytest.mark.parametrize("document", [None, [1], "text", {"workload": 3}, {"network": 3}, {"server": {}}])
+def test_what_is_no_scenario_is_refused(tmp_path: Path, document: Any) -> None:
+    with pytest.raises(InputError):
+        Controls(written(tmp_path, document))
