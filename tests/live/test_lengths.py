@@ -1,5 +1,7 @@
 """How long the requests are that come."""
 
+import dataclasses
+
 import pytest
 from tests.live.engines_simulated import FIXED, SPREAD, scrapes
 
@@ -36,3 +38,15 @@ def test_equal_lengths_are_found_exactly_but_for_the_ends():
 def test_nothing_is_said_before_enough_have_finished():
     found, _ = seen(0.5, 10.0, lengths=FIXED)
     assert found is None
+
+
+def test_requests_whose_tokens_are_not_known_make_nothing_shorter():
+    """Where a page was damaged, its tokens are not known; its requests do not count without them."""
+    history = History("a")
+    for count, scrape in enumerate(scrapes(1.2, 200.0, lengths=FIXED)):
+        damaged = {"prompt_tokens": None, "output_tokens": None} if count % 4 == 2 else {}
+        history.take(dataclasses.replace(scrape, **damaged))
+    found = lengths(history)
+    assert found is not None
+    assert found.prompt.value == pytest.approx(100)
+    assert found.output.value == pytest.approx(42, rel=0.03)

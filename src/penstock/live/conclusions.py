@@ -51,7 +51,9 @@ def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Rea
         preemptions_per_s=_sum(
             [s.preemptions_per_s for s in states if s.preemptions_per_s is not None], len(states)
         ),
-        notes=_silent(everyone, states) + _notes(states, lengths, arrivals),
+        notes=_silent(everyone, states)
+        + _notes(states, lengths, arrivals)
+        + _no_future(states, settings),
     )
     if arrivals is not None:
         answer = dataclasses.replace(answer, arrival_rate=arrivals.rate)
@@ -175,6 +177,14 @@ def _silent(everyone: list[State], answering: list[State]) -> tuple[str, ...]:
     )
 
 
+def _no_future(states: list[State], settings: Settings) -> tuple[str, ...]:
+    """Return a note on times that are asked for and cannot be known."""
+    asked = settings.queue_limit is not None or settings.ttft_s is not None
+    if asked and states[0].server is None:
+        return ("how long it takes until a limit is not known without a batch time",)
+    return ()
+
+
 def _judged(answer: Reading, case: _Case) -> Reading:
     """Return an answer with load, verdict and replicas."""
     load = case.arrivals.rate.value / case.limit.rate
@@ -227,7 +237,7 @@ def _reason(test: Drift, case: _Case, watch_s: float | None) -> str:
         return f"{case.arrivals.requests:.0f} requests came, and nothing is said before {FEWEST}"
     if watch_s is None:
         return f"{load}: so near to 1 that no watching tells"
-    return f"{load}: 1 is among what chance explains"
+    return f"{load}: 1 cannot be excluded yet"
 
 
 def _why_unknown(arrivals: _Arrivals | None, lengths: Lengths | None, states: list[State]) -> str:

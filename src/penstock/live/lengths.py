@@ -88,7 +88,9 @@ class _Sums:
     @classmethod
     def of(cls, intervals: Sequence[Interval]) -> "_Sums":
         """Add up what happened in intervals."""
-        known = [each for each in intervals if each.change("first_tokens") is not None]
+        # An interval counts with all of its counters or not at all: requests without their tokens
+        # would make lengths, and the load with them, too small.
+        known = [each for each in intervals if _is_whole(each)]
         cached = [each.change("cached_tokens") for each in known]
         return cls(
             sum(each.change("first_tokens") or 0.0 for each in known),
@@ -118,6 +120,12 @@ def _latest(intervals: Sequence[Interval]) -> Sequence[Interval]:
         if requests >= _WINDOW:
             return intervals[index:]
     return intervals
+
+
+def _is_whole(interval: Interval) -> bool:
+    """Return whether requests and their tokens are known."""
+    counted = ("first_tokens", "prompt_tokens", "output_tokens")
+    return all(interval.change(name) is not None for name in counted)
 
 
 def _growth(interval: Interval) -> float:

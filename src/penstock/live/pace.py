@@ -61,8 +61,11 @@ def pace(intervals: list[Interval], batch_time: BatchTime | None, prompt: float)
     seconds = np.array([interval.seconds for interval in busy])
     batches = np.array([interval.change("batches") for interval in busy], np.float64)
     per_batch = _interval(seconds / batches, batches, float(np.mean(seconds / batches)))
-    if batch_time is None or not _knows_contents(busy[-1]):
+    busy = [interval for interval in busy if _knows_contents(interval)]
+    if batch_time is None or not busy:
         return Pace(per_batch, None)
+    seconds = np.array([interval.seconds for interval in busy])
+    batches = np.array([interval.change("batches") for interval in busy], np.float64)
     said = _said(busy, batch_time, prompt)
     host = _interval(seconds / batches - said, batches, per_batch.value)
     reach = math.hypot((host.high - host.low) / 2, _SAMPLED * per_batch.value)

@@ -182,6 +182,7 @@ class Engine:
             each
             for each in self.history.intervals
             if min(each.begin.waiting or 0.0, each.end.waiting or 0.0) >= _QUEUE
+            and each.change("first_tokens") is not None
         ]
         left = sum(each.change("first_tokens") or 0.0 for each in full)
         if left < _FEWEST:

@@ -35,7 +35,7 @@ def watch_page(answer: Answer) -> Page:
 
 def _verdict(reading: Reading) -> Verdict:
     decided = reading.verdict in ("stable", "unstable")
-    source = f"wrong with probability {reading.alpha:g} at most" if decided else ""
+    source = f"by the drift test at alpha {reading.alpha:g}" if decided else ""
     return Verdict(reading.verdict, sentence(reading.reason.rstrip(".")), source)
 
 
