@@ -448,11 +448,13 @@ def test_a_closed_standard_error_puts_no_message_among_the_answer() -> None:
 
 
 def test_h_is_help_everywhere() -> None:
-    for command in ((), ("check",), ("network",), ("sweep",), ("traces",), ("traces", "get")):
+    commands = ["check", "network", "sweep", "plan", "watch", "serve", "calibrate", "traces"]
+    for command in ((), *((name,) for name in commands), ("traces", "get")):
         short, long = penstock(*command, "-h"), penstock(*command, "--help")
         assert short.returncode == 0
         assert short.stdout == long.stdout
         assert "-h, --help" in short.stdout
+        assert "\\b" not in short.stdout
 
 
 def test_alone_it_explains_itself_and_says_its_version() -> None:

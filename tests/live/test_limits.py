@@ -28,8 +28,9 @@ def test_the_limit_that_binds_is_named(server, binds):
     assert min(carried, key=lambda name: carried[name].rate) == binds
 
 
-def test_what_memory_carries_is_near_to_what_a_simulation_does():
+def test_what_a_small_memory_carries_is_at_most_a_sixth_more_than_it_does_in_a_simulation():
+    """Thirty blocks hold few requests, and what is left over between them is not in the estimate."""
     server = engine(blocks=30)
     rate = Limits(server).carried(100.0, 42.0, (0.05, 0.05))["KV memory"].rate
-    most = ps.max_rate(ps.Workload.poisson(1.0, 100, 42), server)
-    assert rate == pytest.approx(most.rate if hasattr(most, "rate") else float(most), rel=0.15)
+    most = ps.max_rate(ps.Workload.poisson(1.0, 100, 42), server).rate
+    assert most < rate < most * 7 / 6

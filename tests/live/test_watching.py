@@ -33,7 +33,6 @@ def test_the_load_is_found_with_the_hosts_time_and_judged(load, verdict, lengths
 
 
 def test_a_step_is_noticed_and_the_load_is_that_after_it():
-    before = scrapes(0.6, 300.0, seed=4)
     rate = capacity()
     gaps = np.random.default_rng(4).exponential(1.0, 6_000)
     at_s = np.cumsum(gaps / np.where(np.arange(6_000) < 0.6 * rate * 300, 0.6 * rate, 1.2 * rate))
@@ -46,7 +45,6 @@ def test_a_step_is_noticed_and_the_load_is_that_after_it():
     assert abs(change.time_s - 300) < 30
     assert change.before < 0.8 * rate < change.after
     assert together.verdict == "unstable"
-    assert len(before) > 50
 
 
 def test_time_until_the_queue_limit_is_about_right():
@@ -112,7 +110,7 @@ def test_clients_that_go_away_are_noticed():
 
 
 def test_nothing_watched_is_refused():
-    with pytest.raises(InputError, match="no engine was watched"):
+    with pytest.raises(InputError, match="no engine could be read"):
         Watch(engine(), Settings()).answer()
 
 

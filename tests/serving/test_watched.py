@@ -44,7 +44,7 @@ def test_without_an_engine_it_says_so() -> None:
     watched = Watched(["127.0.0.1:9"], None, 0.2)
     until(lambda: watched.rounds > 0)
     assert watched.last["part"] == "waiting"
-    assert watched.last["notes"][0].startswith("127.0.0.1:9 ")
+    assert watched.last["notes"][0].startswith("127.0.0.1:9: ")
 
 
 def test_an_engine_given_twice_is_refused() -> None:

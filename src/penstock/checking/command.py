@@ -77,7 +77,7 @@ def check(
     report: Report = None,
     strict: Strict = False,
 ) -> None:
-    r"""Say whether a deployment is stable, what it can carry, and at what latency.
+    """Say whether a deployment is stable, what it can carry, and at what latency.
 
     A scenario looks like this:
 
@@ -87,7 +87,7 @@ def check(
       simulate: {requests: 20000, seed: 0}
 
     or, for a network, `network` with pools and workflows in place of the first two.
-    """
+    """  # noqa: D301 - the escape itself keeps the lines of the example apart
     check_outputs(files_of(scenario), {"--report": report}, figures)
     from penstock.document import read_document
     from penstock.scenario.scenario import describes_network

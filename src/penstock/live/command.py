@@ -1,23 +1,19 @@
 """The command ``penstock watch``."""
 
 import contextlib
-import dataclasses
 import json
-import math
-import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.show.options import EXIT_ANSWER_IS_NO, Strict
+from penstock.show.options import EXIT_ANSWER_IS_NO, Strict, duration, finite
 
 if TYPE_CHECKING:
     from penstock.live.exporter import Exporter
-    from penstock.live.pages import Note
     from penstock.live.reading import Answer
     from penstock.live.recording import Recorder
     from penstock.live.rounds import Round
@@ -28,8 +24,7 @@ if TYPE_CHECKING:
 EXIT_UNDECIDED = 3
 """With ``--strict``: neither known to be stable nor to be unstable."""
 
-_DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|m|h)?\s*")
-_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
+_Shown = Literal["lines", "pages", "end"]
 
 Places = Annotated[
     list[str] | None,
@@ -178,139 +173,100 @@ def watch(
         given = None if engine is None else engine.batch_time
         where = Where(places or [], prometheus, match, arrivals, iterations, log)
         rounds, ends = rounds_at(where, given, every_s, once=once)
-    lines = as_json and not once and not (ends and replay is None)
-    following = _Following(Watch(engine, settings, limits))
+    shown: _Shown = "pages"
+    if once or ends:
+        shown = "end"
+    if as_json and not once and (replay is not None or not ends):
+        shown = "lines"
+    engines = Watch(engine, settings, limits)
     with contextlib.ExitStack() as stack:
-        following.open(stack, record, export, every_s, lines=lines, screen=not ends and not once)
+        outputs = _Outputs(stack, shown, record, export, every_s)
         with contextlib.suppress(KeyboardInterrupt):
-            for taken in rounds:
-                following.take(taken)
-    following.end(as_json=as_json, lines=lines)
+            for came in rounds:
+                outputs.take(came, engines)
+    answer = engines.answer()
+    outputs.end(answer, as_json=as_json)
     if strict:
-        _leave(following.answer)
+        _leave(answer)
 
 
-class _Following:
-    """Rounds that come, and all that is done with them."""
+class _Outputs:
+    """What answers go to.
 
-    def __init__(self, watch: "Watch") -> None:
-        self._watch = watch
-        self.answer: Answer | None = None
-        self._engines: set[str] = set()
-        self._silent: dict[Note, int] = {}  # of those that were never read, and how often
-        self._recorder: Recorder | None = None
-        self._exporter: Exporter | None = None
-        self._screen: Screen | None = None
-        self._lines = False
-        self._pages = False
+    Parameters
+    ----------
+    stack
+        Closes what is opened here.
+    shown
+        ``lines`` of JSON or ``pages``, one a round, or only the answer at the ``end``.
+    record, export, every_s
+        As the user gives them.
+    """
 
-    def open(
+    def __init__(
         self,
         stack: contextlib.ExitStack,
+        shown: "_Shown",
         record: Path | None,
         export: str | None,
         every_s: float,
-        *,
-        lines: bool,
-        screen: bool,
     ) -> None:
-        """Open what answers go to; the stack closes it."""
-        self._lines = lines
+        self._shown = shown
+        self._recorder: Recorder | None = None
+        self._exporter: Exporter | None = None
+        self._screen: Screen | None = None
         if record is not None:
-            from penstock.live.recording import Recorder
+            from penstock.live import recording
 
-            self._recorder = stack.enter_context(Recorder(record, every_s))
+            self._recorder = stack.enter_context(recording.Recorder(record, every_s))
         if export is not None:
-            from penstock.live.exporter import Exporter
+            from penstock.live import exporter
 
-            self._exporter = Exporter(export, every_s)
+            self._exporter = exporter.Exporter(export, every_s)
             stack.callback(self._exporter.close)
-        self._pages = screen and not lines
-        if self._pages and sys.stdout.isatty():
-            from penstock.live.screen import Screen
+        if shown == "pages" and sys.stdout.isatty():
+            from penstock.live import screen
 
-            self._screen = stack.enter_context(Screen())
+            self._screen = stack.enter_context(screen.Screen())
 
-    def take(self, taken: "Round") -> None:
-        """Take a round, and say what follows."""
+    def take(self, came: "Round", engines: "Watch") -> None:
+        """Keep a round, and say what follows."""
         if self._recorder is not None:
-            self._recorder.write(taken)
-        if taken.seen is not None:
-            self._watch.refine(taken.seen)
-        for scrape in taken.scrapes:
-            self._engines.add(scrape.engine)
-            self._watch.take(scrape)
-        for note in taken.notes:
-            self._note(note)
-        if not self._engines:
-            self._wait()
+            self._recorder.write(came)
+        engines.take_round(came)
+        if self._shown == "end":
             return
-        answer = self._watch.answer()
-        notes = (*answer.together.notes, *self._said())
-        together = dataclasses.replace(answer.together, notes=notes)
-        self.answer = dataclasses.replace(answer, together=together)
+        if not engines.any_read:
+            self._wait(engines.unread)
+            return
+        answer = engines.answer()
         if self._exporter is not None:
-            self._exporter.show(self.answer)
-        self._say()
-
-    def _note(self, note: "Note") -> None:
-        """Keep a note on the engines of an address, or on one that was never read: that one is no
-        engine yet, and the figures are of the others.
-        """
-        name = note.engine
-        engines = [own for own in self._engines if own == name or own.startswith(f"{name} ")]
-        for engine in engines:
-            self._watch.note(engine, note.text)
-        if not engines:
-            self._silent[note] = self._silent.get(note, 0) + 1
-
-    def _said(self) -> list[str]:
-        """Return what is said of those that were never read."""
-        return [
-            f"{note.engine}: {note.text}" + (f" ({times:,} times)" if times > 1 else "")
-            for note, times in self._silent.items()
-        ]
-
-    def end(self, *, as_json: bool, lines: bool) -> None:
-        """Say the last answer, where it was not said.
-
-        Raises
-        ------
-        InputError
-            If there is none.
-        """
-        if self.answer is None:
-            said = "; ".join(self._said())
-            raise InputError(
-                f"no engine could be read, so there is nothing to say ({said or 'nothing came'}); "
-                "check the addresses, and that the engine shows its metrics"
-            )
-        if as_json and not lines:
-            _print_line(self.answer)
-        elif not as_json and (self._screen is not None or not self._pages):
-            _print_page(self.answer)
-
-    def _say(self) -> None:
-        assert self.answer is not None
-        if self._lines:
-            _print_line(self.answer)
-        elif self._screen is not None:
+            self._exporter.show(answer)
+        if self._shown == "lines":
+            _print_line(answer)
+        elif self._screen is None:
+            _print_page(answer)
+        else:
             from penstock.live.view import watch_page
 
-            self._screen.show(watch_page(self.answer))
-        elif self._pages:
-            _print_page(self.answer)
+            self._screen.show(watch_page(answer))
 
-    def _wait(self) -> None:
+    def _wait(self, unread: list[str]) -> None:
         """Say why there is nothing yet."""
-        said = self._said()
         if self._screen is not None:
             from penstock.show.page import Page
 
-            self._screen.show(Page("No engine could be read yet", "", notes=said))
-        elif self._lines or self._pages:
-            for line in said:
-                print(f"penstock: {line}", file=sys.stderr, flush=True)
+            self._screen.show(Page("No engine could be read yet", "", notes=unread))
+            return
+        for line in unread:
+            print(f"penstock: {line}", file=sys.stderr, flush=True)
+
+    def end(self, answer: "Answer", *, as_json: bool) -> None:
+        """Say the last answer, where it does not stand there yet."""
+        if self._shown == "end" and as_json:
+            _print_line(answer)
+        elif self._shown == "end" or self._screen is not None:
+            _print_page(answer)
 
 
 def _print_page(answer: "Answer") -> None:
@@ -325,21 +281,12 @@ def _print_line(answer: "Answer") -> None:
     print(json.dumps(finite(answer.as_dict()), allow_nan=False), flush=True)
 
 
-def finite(value: Any) -> Any:
-    """Return plain data with null in place of what is infinite or no number, which JSON has not."""
-    if isinstance(value, dict):
-        return {key: finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _leave(answer: "Answer | None") -> None:
+def _leave(answer: "Answer") -> None:
     """Exit with the status of a verdict that is not ``stable``."""
-    assert answer is not None
     verdict = answer.together.verdict
-    if verdict != "stable":
-        raise typer.Exit(EXIT_ANSWER_IS_NO if verdict == "unstable" else EXIT_UNDECIDED)
+    if verdict == "stable":
+        return
+    raise typer.Exit(EXIT_ANSWER_IS_NO if verdict == "unstable" else EXIT_UNDECIDED)
 
 
 def _settings(
@@ -353,17 +300,6 @@ def _settings(
         checks.number("--queue-limit", queue_limit, 1, 1e9, "requests", "it is a queue's length")
     ttft_s = None if ttft is None else duration("--ttft", ttft)
     return Settings(alpha, queue_limit, ttft_s, target_load)
-
-
-def duration(option: str, text: str) -> float:
-    """Return seconds from a text such as ``5s``, ``500ms``, ``2min`` or ``5``."""
-    match = _DURATION.fullmatch(text)
-    seconds = float(match[1]) * _UNITS[match[2]] if match else math.nan
-    if not 0.1 <= seconds <= 86_400:
-        raise InputError(
-            f"{option} is {checks.shown(text)}, but must be a time from 100ms to 24h, such as 5s"
-        )
-    return seconds
 
 
 def _refuse_beside_replay(replay: Path | None, others: dict[str, Any]) -> None:

@@ -10,15 +10,11 @@ from penstock.live.drift import FEWEST, Drift, drift, requests_to_decide
 from penstock.live.horizon import Now, horizon
 from penstock.live.lengths import Lengths
 from penstock.live.limits import Carried
+from penstock.live.notes import SILENT_S, notes
 from penstock.live.pace import tokens_in_flight
-from penstock.live.reading import Estimate, LimitLoad, Reading, TimeUntil, Verdict
+from penstock.live.reading import TOGETHER, Z95, Estimate, LimitLoad, Reading, TimeUntil
 from penstock.live.settings import Settings
-from penstock.live.state import AS_SEEN, State
-
-TOGETHER = "all"
-_Z = 1.959964
-_SILENT_S = 60.0  # since an engine answered, for it to have no part in what arrives
-_ABORTED = 4.0  # times the mean output that a request in flight has: some have gone
+from penstock.live.state import State
 
 
 def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Reading:
@@ -31,7 +27,6 @@ def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Rea
     description = states[0].description  # of all, alike
     carried = _carried(states)
     binding = min(carried, key=lambda name: carried[name].rate, default=None)
-    verdict: Verdict = "unknown"
     answer = Reading(
         engine=everyone[0].history.engine if len(everyone) == 1 else TOGETHER,
         engines=len(states),
@@ -39,7 +34,7 @@ def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Rea
         watched_s=max(_watched(state) for state in states),
         scrapes=sum(state.history.scrapes for state in states),
         since_s=max(state.arrivals.since_s for state in states),
-        verdict=verdict,
+        verdict="unknown",
         reason=_why_unknown(arrivals, lengths, states),
         alpha=settings.alpha,
         changes=tuple(sorted((c for s in states for c in s.changes), key=lambda c: c.time_s)),
@@ -51,9 +46,7 @@ def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Rea
         preemptions_per_s=_sum(
             [s.preemptions_per_s for s in states if s.preemptions_per_s is not None], len(states)
         ),
-        notes=_silent(everyone, states)
-        + _notes(states, lengths, arrivals)
-        + _no_future(states, settings),
+        notes=notes(everyone, states, lengths, settings),
     )
     if arrivals is not None:
         answer = dataclasses.replace(answer, arrival_rate=arrivals.rate)
@@ -110,8 +103,8 @@ class _Arrivals:
             requests = dispersion * rate**2 / variance
             seconds = requests / rate
         # Wilson's interval: for few requests too
-        middle = requests + dispersion * _Z**2 / 2
-        reach = _Z * math.sqrt(dispersion * (max(requests, 0.0) + dispersion * _Z**2 / 4))
+        middle = requests + dispersion * Z95**2 / 2
+        reach = Z95 * math.sqrt(dispersion * (max(requests, 0.0) + dispersion * Z95**2 / 4))
         interval = Estimate(rate, max(middle - reach, 0.0) / seconds, (middle + reach) / seconds)
         return cls(requests, interval, dispersion)
 
@@ -162,27 +155,9 @@ def _answering(states: list[State]) -> list[State]:
     answering = []
     for state in states:
         last = state.history.last
-        if last is not None and state.history.intervals and last.time_s >= newest - _SILENT_S:
+        if last is not None and state.history.intervals and last.time_s >= newest - SILENT_S:
             answering.append(state)
     return answering or states
-
-
-def _silent(everyone: list[State], answering: list[State]) -> tuple[str, ...]:
-    """Return notes on engines that are left out."""
-    names = [state.history.engine for state in everyone if state not in answering]
-    return tuple(
-        f"{name}: left out of the sum, since it has not answered twice, or not for "
-        f"{_SILENT_S:.0f} s"
-        for name in names
-    )
-
-
-def _no_future(states: list[State], settings: Settings) -> tuple[str, ...]:
-    """Return a note on times that are asked for and cannot be known."""
-    asked = settings.queue_limit is not None or settings.ttft_s is not None
-    if asked and states[0].server is None:
-        return ("how long it takes until a limit is not known without a batch time",)
-    return ()
 
 
 def _judged(answer: Reading, case: _Case) -> Reading:
@@ -191,7 +166,7 @@ def _judged(answer: Reading, case: _Case) -> Reading:
     test = drift(load, case.arrivals.requests, case.variance, case.error, case.alpha)
     engines = len(case.states)
     loads = tuple(
-        LimitLoad(name, _times(test.load, case.limit.rate / limit.rate))
+        LimitLoad(name, test.load.times(case.limit.rate / limit.rate))
         for name, limit in case.carried.items()
     )
     carried = case.limit.rate
@@ -270,12 +245,11 @@ def _future(case: _Case) -> tuple[tuple[TimeUntil, ...], Estimate | None]:
     running = _last(case.states, "running")
     if server is None or not waiting or not running:
         return (), None
-    share = Estimate(*(value / engines for value in dataclasses.astuple(case.arrivals.rate)))
-    computed = _times(case.lengths.prompt, case.lengths.computed / case.lengths.prompt.value)
+    computed = case.lengths.prompt.times(case.lengths.computed / case.lengths.prompt.value)
     now = Now(
         waiting=sum(waiting) / engines,
         running=sum(running) / engines,
-        rate=share,
+        rate=case.arrivals.rate.times(1 / engines),
         prompt=computed,
         output=case.lengths.output,
         variance=case.variance / engines,
@@ -370,62 +344,6 @@ def _backlog(states: list[State], lengths: Lengths) -> float | None:
     return tokens + sum(tokens_in_flight(scrape) or 0.0 for scrape in known)
 
 
-def _notes(
-    states: list[State], lengths: Lengths | None, arrivals: _Arrivals | None
-) -> tuple[str, ...]:
-    """Return what happened and what is not known."""
-    notes = []
-    for state in states:
-        about = "" if len(states) == 1 else f"{state.history.engine}: "
-        for text, count in state.history.notes.items():
-            times = "" if count == 1 else f" ({count} times)"
-            notes.append(f"{about}{text}{times}")
-        notes += [f"{about}{text}" for text in state.description.notes]
-        last = state.history.last
-        if last is None or lengths is None:
-            continue
-        if AS_SEEN in state.carried:
-            notes.append(
-                f"{about}the load is against what the engine carried while requests waited; "
-                "no batch time was given, or it could not be used"
-            )
-        flight = tokens_in_flight(last)
-        if flight is None:
-            notes.append(f"{about}tokens of requests in flight are not known, so outputs read low")
-        elif flight > _ABORTED * lengths.output.value * max(last.running or 0.0, 1.0):
-            notes.append(
-                f"{about}more tokens came out than requests in flight can account for: clients "
-                "have gone before the end, so arrivals and load may read low"
-            )
-        if state.server is not None and (state.pace is None or state.pace.host_s is None):
-            notes.append(
-                f"{about}the host's time between batches is not known: the engine counts no "
-                "batches, or was never busy; the load may read low"
-            )
-        elif state.pace is not None and state.pace.host_s is not None:
-            host = state.pace.host_s
-            if host.high < 0:
-                notes.append(
-                    f"{about}batches took {-host.value * 1e3:.3g} ms less than the batch time "
-                    "given; check it: the load may read high"
-                )
-            elif host.low > state.pace.batch_s.value / 3:
-                notes.append(
-                    f"{about}more than a third of a batch is not in the batch time given; check it"
-                )
-    if arrivals is not None and arrivals.requests > 0 and not any(_counted(s) for s in states):
-        notes.append(
-            "arrivals are those that the engine shows: requests that clients cancel are not among "
-            "them"
-        )
-    return tuple(notes)
-
-
-def _counted(state: State) -> bool:
-    last = state.history.last
-    return last is not None and last.arrived is not None
-
-
 def _last(states: list[State], name: str) -> list[float]:
     """Return what the last scrapes say, where they say it."""
     scrapes = [state.history.last for state in states if state.history.last is not None]
@@ -446,7 +364,3 @@ def _known_sum(values: list[float]) -> float | None:
 def _watched(state: State) -> float:
     first, last = state.history.first, state.history.last
     return 0.0 if first is None or last is None else last.time_s - first.time_s
-
-
-def _times(estimate: Estimate, factor: float) -> Estimate:
-    return Estimate(estimate.value * factor, estimate.low * factor, estimate.high * factor)

@@ -18,12 +18,11 @@ test of arrivals can see (`penstock.live.pace` compares it with the batches that
 import dataclasses
 import math
 
-from penstock.live.reading import Estimate, Verdict
+from penstock.live.reading import Z95, Estimate, Verdict
 
 FEWEST = 50
 """Requests before which nothing is said."""
 _TIGHTEST = 500.0  # v at which the interval is tightest
-_Z = 1.959964
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +61,8 @@ def drift(load: float, requests: float, variance: float, error: float, alpha: fl
         Probability of ever being wrong.
     """
     v = max(variance * requests, 1e-9)
-    once = _Z * math.hypot(math.sqrt(v) / max(requests, 1.0), error)
-    ever = radius(v, alpha) / max(requests, 1.0) + _Z * error
+    once = Z95 * math.hypot(math.sqrt(v) / max(requests, 1.0), error)
+    ever = radius(v, alpha) / max(requests, 1.0) + Z95 * error
     low, high = load * (1 - min(ever, 1.0)), load * (1 + ever)
     verdict: Verdict = "undecided"
     if requests >= FEWEST:
@@ -83,7 +82,7 @@ def radius(v: float, alpha: float) -> float:
 
 def requests_to_decide(load: float, variance: float, error: float, alpha: float) -> float:
     """Return how many requests it takes to tell a load from 1; infinite if it never is told."""
-    gap = abs(load - 1) / max(load, 1e-9) - _Z * error
+    gap = abs(load - 1) / max(load, 1e-9) - Z95 * error
     if gap <= 0:
         return math.inf
     requests = float(FEWEST)

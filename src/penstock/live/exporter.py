@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, get_args
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.live.reading import Answer, Estimate, Reading, Verdict
+from penstock.live.reading import TOGETHER, Answer, Estimate, Reading, Verdict
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
 LOOPBACK = "127.0.0.1"
-TOGETHER = "all"
 _OLD_S = 60.0
 _OLD_ROUNDS = 3
 _ENDS = ("value", "low", "high")

@@ -16,7 +16,7 @@ import math
 import numpy as np
 
 from penstock.inputs.arrays import Floats
-from penstock.live.reading import Estimate
+from penstock.live.reading import Z95, Estimate
 from penstock.system.server import Server
 
 DRAWS = 400
@@ -149,5 +149,5 @@ def _batch_seconds(
 def _drawn(rng: np.random.Generator, estimate: Estimate) -> Floats:
     """Return draws from the interval of an estimate, on a logarithmic scale."""
     value = max(estimate.value, 1e-9)
-    spread = math.log(max(estimate.high, value) / max(estimate.low, value / 10)) / (2 * 1.959964)
+    spread = math.log(max(estimate.high, value) / max(estimate.low, value / 10)) / (2 * Z95)
     return np.asarray(value * np.exp(max(spread, 0.0) * rng.standard_normal(DRAWS)))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from penstock.errors import InputError
 from penstock.inputs.source import Source as File
 from penstock.live.pages import Note, Read
-from penstock.live.reading import Estimate, FittedTimes
+from penstock.live.reading import Z95, Estimate, FittedTimes
 from penstock.live.seen import Queued, Seen
 from penstock.measuring.fitting.batches import Array, MeasuredBatches
 from penstock.measuring.fitting.estimate import estimate
@@ -34,7 +34,6 @@ _EVERY = 250  # from one fit to the next
 _LARGE = 0.9  # share of the largest token load seen, from which on batches are large
 _FULL = 20  # batches that have the largest token load exactly, for it to be the token budget
 _FOLDS = 10
-_Z = 1.959964
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +231,7 @@ def _of_largest(fitted: Fit, batches: MeasuredBatches, largest: npt.NDArray[np.b
         part = estimate(batches.take(others), fitted.name, b0)
         values.append(float(part.predicted(large).mean()))
     folds = len(values)
-    reach = _Z * math.sqrt((folds - 1) * float(np.var(values)))
+    reach = Z95 * math.sqrt((folds - 1) * float(np.var(values)))
     return Estimate(value, value - reach, value + reach)
 
 

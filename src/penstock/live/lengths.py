@@ -15,11 +15,10 @@ from collections.abc import Sequence
 
 from penstock.live.history import History, Interval
 from penstock.live.pace import tokens_in_flight
-from penstock.live.reading import Estimate
+from penstock.live.reading import Z95, Estimate
 
 _WINDOW = 3_000.0  # requests that lengths are taken from, the latest
 _FEWEST = 20.0  # requests that have finished, for their lengths to say anything
-_Z = 1.959964
 _UNKNOWN_SPREAD = 1.0
 
 
@@ -137,5 +136,5 @@ def _growth(interval: Interval) -> float:
 
 
 def _around(mean: float, spread: float, requests: float) -> Estimate:
-    reach = _Z * spread * mean / math.sqrt(requests)
+    reach = Z95 * spread * mean / math.sqrt(requests)
     return Estimate(mean, max(mean - reach, 0.0), mean + reach)

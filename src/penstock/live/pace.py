@@ -14,16 +14,16 @@ import numpy as np
 
 from penstock.inputs.arrays import Floats
 from penstock.live.history import Interval
-from penstock.live.reading import Estimate
+from penstock.live.reading import Z95, Estimate
 from penstock.live.scrape import Scrape
 from penstock.system.batch_time import BatchTime
 
 _BUSY = 3.0  # requests that run at both ends, for an engine not to have stopped between
 _FEWEST = 20.0  # batches of an interval
 _INTERVALS = 4  # before a standard error is believed
+_OF_FEW = 0.125  # of a batch, within which the mean of fewer is taken to be
 _LOOK_BACK = 240  # intervals
 _SAMPLED = 0.01  # of a batch: contexts are known at both ends of an interval only
-_Z = 1.959964
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Pace:
         """Standard error of a batch, as a share of it."""
         if self.host_s is None:
             return 0.0
-        return (self.host_s.high - self.host_s.low) / (2 * _Z * self.batch_s.value)
+        return self.host_s.error / self.batch_s.value
 
 
 def pace(intervals: list[Interval], batch_time: BatchTime | None, prompt: float) -> Pace | None:
@@ -114,14 +114,14 @@ def _age(interval: Interval) -> float:
 
 
 def _interval(values: Floats, weights: Floats, batch_s: float) -> Estimate:
-    """Return the weighted mean of intervals, and how far it may be off: of few a quarter of a
-    batch.
+    """Return the weighted mean of intervals, and how far it may be off; of few by
+    a share of a batch.
     """
     mean = float(np.average(values, weights=weights))
     if len(values) < _INTERVALS:
-        return Estimate(mean, mean - batch_s / 4, mean + batch_s / 4)
+        return Estimate(mean, mean - _OF_FEW * batch_s, mean + _OF_FEW * batch_s)
     scatter = np.average((values - mean) ** 2, weights=weights) * np.sum(
         (weights / weights.sum()) ** 2
     )
-    reach = _Z * float(np.sqrt(scatter * len(values) / (len(values) - 1)))
+    reach = Z95 * float(np.sqrt(scatter * len(values) / (len(values) - 1)))
     return Estimate(mean, mean - reach, mean + reach)

@@ -5,6 +5,11 @@ from typing import Any, Literal
 
 Verdict = Literal["stable", "unstable", "undecided", "unknown"]
 
+TOGETHER = "all"
+"""The name of all engines together."""
+Z95 = 1.959964
+"""Standard deviations within which 95% of a normal distribution lie."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
@@ -13,6 +18,15 @@ class Estimate:
     value: float
     low: float
     high: float
+
+    @property
+    def error(self) -> float:
+        """The standard error, of an interval of 95%."""
+        return (self.high - self.low) / (2 * Z95)
+
+    def times(self, factor: float) -> "Estimate":
+        """Return it in another unit."""
+        return Estimate(self.value * factor, self.low * factor, self.high * factor)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter
 
 from penstock.errors import InputError
-from penstock.live.reading import FittedTimes
+from penstock.live.reading import Z95, FittedTimes
 from penstock.system.batch_time import BatchTime
 from penstock.system.batch_time_file import BatchTimeSection, section_of
 from penstock.words import counted
@@ -15,7 +15,6 @@ from penstock.words import counted
 _REACH = 0.5  # share of a full batch that batches must have reached to say how long it takes
 _SURE = 0.05  # standard error of the largest batches, as a share, beyond which they are not used
 _LEAST = 0.02  # by which two batch times may differ without a word
-_Z = 1.959964
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +73,7 @@ class Seen:
     def error(self) -> float:
         """Standard error of the largest batches, as a share of them."""
         assert self.fitted is not None
-        seconds = self.fitted.seconds
-        return (seconds.high - seconds.low) / (2 * _Z * seconds.value)
+        return self.fitted.seconds.error / self.fitted.seconds.value
 
     def tells(self, token_budget: int) -> bool:
         """Return whether it is known how long full batches take."""
@@ -145,6 +143,6 @@ def _differs(seen: Seen, given_over: float) -> bool:
     two batches.
     """
     assert seen.fitted is not None
-    room = _Z * seen.error + _LEAST
+    room = Z95 * seen.error + _LEAST
     longest = 1 + seen.gap_s / seen.fitted.mean_s
     return not 1 - room <= given_over <= longest + room

@@ -83,7 +83,7 @@ class Engine:
         self.history = History(name)
         self._description = description
         self._limits: Limits | None = None
-        self._host_s = 0.0
+        self._host_s: float | None = None
         self._arrivals: Arrivals | None = None
         self._changes: list[Change] = []
         self._recent: list[Interval] = []
@@ -136,9 +136,18 @@ class Engine:
         rate = None
         if preempted and None not in preempted:
             rate = sum(value or 0.0 for value in preempted) / watched
-        changes = tuple(self._changes)
-        known = (self.history, arrivals, changes, means, speed, server, carried, rate)
-        return State(*known, self._stretches, self._description)
+        return State(
+            history=self.history,
+            arrivals=arrivals,
+            changes=tuple(self._changes),
+            lengths=means,
+            pace=speed,
+            server=server,
+            carried=carried,
+            preemptions_per_s=rate,
+            stretches=self._stretches,
+            description=self._description,
+        )
 
     def _with_host(self, server: Server, speed: Pace | None) -> Server:
         """Return the server with the host's time that was seen, where it is known well enough; else
@@ -150,9 +159,8 @@ class Engine:
                 return server
             return dataclasses.replace(server, batch_time=with_host(server.batch_time, gap_s))
         host = max(speed.host_s.value, 0.0)
-        if abs(host - self._host_s) > _HOST_MOVED * speed.batch_s.value or self._limits is None:
+        if self._host_s is None or abs(host - self._host_s) > _HOST_MOVED * speed.batch_s.value:
             self._host_s = host
-            self._limits = None
         return dataclasses.replace(server, batch_time=with_host(server.batch_time, self._host_s))
 
     def _with_memory(self, server: Server) -> Server:
@@ -167,7 +175,7 @@ class Engine:
         return dataclasses.replace(server, memory=memory, gpu=None)
 
     def _carried(self, server: Server, means: Lengths) -> dict[str, Carried]:
-        if self._limits is None or self._limits.server.batch_time != server.batch_time:
+        if self._limits is None or self._limits.server != server:
             self._limits = Limits(server)
         spreads = (means.prompt_spread, means.output_spread)
         try:

@@ -1,11 +1,14 @@
 """Scrapes in, an answer out: everything that watching knows of engines, folded scrape by scrape."""
 
+import dataclasses
 from collections.abc import Mapping
 
 from penstock.errors import InputError
 from penstock.live.conclusions import conclude
 from penstock.live.description import Description
+from penstock.live.pages import Note
 from penstock.live.reading import Answer
+from penstock.live.rounds import Round
 from penstock.live.scrape import Scrape
 from penstock.live.seen import Seen
 from penstock.live.settings import Settings
@@ -37,16 +40,53 @@ class Watch:
         self._settings = settings
         self._description = Description(server, limits or {})
         self._engines: dict[str, Engine] = {}
+        self._silent: dict[Note, int] = {}  # on those that were never read, and how often
+
+    @property
+    def unread(self) -> list[str]:
+        """What is to be said of those that were never read: they are no engines yet."""
+        return [
+            f"{note.engine}: {note.text}" + (f" ({times:,} times)" if times > 1 else "")
+            for note, times in self._silent.items()
+        ]
+
+    @property
+    def any_read(self) -> bool:
+        """Whether an engine was read."""
+        return bool(self._engines)
+
+    def take_round(self, came: Round) -> None:
+        """Take what came within a round."""
+        if came.seen is not None:
+            self.refine(came.seen)
+        for scrape in came.scrapes:
+            self.take(scrape)
+        for note in came.notes:
+            self.note(note)
 
     def take(self, scrape: Scrape) -> None:
         """Take one scrape; scrapes of one engine that come out of order are left out, with a
         note.
         """
-        self._engine(scrape.engine).take(scrape)
+        name = scrape.engine
+        if name not in self._engines:
+            self._engines[name] = Engine(name, self._description)
+        self._engines[name].take(scrape)
 
-    def note(self, engine: str, text: str) -> None:
-        """Keep a note on an engine: what its source met (a page torn, nobody answered)."""
-        self._engine(engine).history.note(text)
+    def note(self, note: Note) -> None:
+        """Keep what a source met (a page torn, nobody answered): a note on the engines of an
+        address, or on one that was never read.
+        """
+        at_address = f"{note.engine} "
+        engines = [
+            engine
+            for name, engine in self._engines.items()
+            if name == note.engine or name.startswith(at_address)
+        ]
+        for engine in engines:
+            engine.history.note(note.text)
+        if not engines:
+            self._silent[note] = self._silent.get(note, 0) + 1
 
     def refine(self, seen: Seen) -> None:
         """Take the batch times that iterations tell, for every engine."""
@@ -63,18 +103,18 @@ class Watch:
         Raises
         ------
         InputError
-            If nothing was ever watched.
+            If no engine was read.
         """
         if not self._engines:
-            raise InputError("no engine was watched yet, so there is nothing to say; take a scrape")
+            raise InputError(
+                "no engine could be read, so there is nothing to say "
+                f"({'; '.join(self.unread) or 'nothing came'}); check the addresses, and that the "
+                "engine shows its metrics"
+            )
         states = [engine.state() for engine in self._engines.values()]
         readings = tuple(conclude([state], self._settings, ahead) for state in states)
         together = readings[0]
         if len(states) > 1:
             together = conclude(states, self._settings, ahead)
-        return Answer(together.time_s, together, readings)
-
-    def _engine(self, name: str) -> "Engine":
-        if name not in self._engines:
-            self._engines[name] = Engine(name, self._description)
-        return self._engines[name]
+        notes = (*together.notes, *self.unread)
+        return Answer(together.time_s, dataclasses.replace(together, notes=notes), readings)

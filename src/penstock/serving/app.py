@@ -19,9 +19,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from penstock.errors import InputError
-from penstock.live.command import finite
 from penstock.serving.answering import Answers
 from penstock.serving.controls import Controls
+from penstock.show.options import finite
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

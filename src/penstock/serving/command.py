@@ -11,6 +11,7 @@ import typer
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.show.options import duration
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -43,7 +44,6 @@ def serve(
             "`penstock serve` needs Starlette and Uvicorn, which are not installed; run "
             "`pip install 'penstock-llm[serve]'`"
         )
-    from penstock.live.command import duration
     from penstock.serving.app import application
     from penstock.serving.controls import Controls
 

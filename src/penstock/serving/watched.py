@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import InputError
-from penstock.live.command import finite
 from penstock.live.engine_limits import described_engine
 from penstock.live.places import Where, rounds_at
 from penstock.live.rounds import Round
 from penstock.live.settings import Settings
 from penstock.live.view import watch_page
 from penstock.live.watching import Watch
+from penstock.show.options import finite
 from penstock.show.page import Page
 from penstock.show.progress import announce_compilation
 
@@ -44,33 +44,32 @@ class Watched:
         engine = described_engine(scenario, None, None, {})
         rounds, _ = rounds_at(Where(places), None, every_s, once=False)
         self.rounds = 0
-        self.last: dict[str, Any] = {"part": "waiting", "notes": ["nothing was read yet"]}
-        self._watch = Watch(engine, Settings(0.05, None, None, 0.8))
+        self.last: dict[str, Any] = {}
+        self._wait(["nothing was read yet"])
+        self._engines = Watch(engine, Settings())
         self._before: deque[dict[str, Any]] = deque(maxlen=_KEPT)
         announce_compilation()
         threading.Thread(target=self._follow, args=(rounds,), daemon=True).start()
 
     def _follow(self, rounds: Iterator[Round]) -> None:
-        answered = False
-        for taken in rounds:
-            for scrape in taken.scrapes:
-                self._watch.take(scrape)
-            for note in taken.notes:
-                self._watch.note(note.engine, note.text)
-            answered = answered or bool(taken.scrapes)
-            notes = [f"{note.engine} {note.text}" for note in taken.notes]
+        for came in rounds:
             try:
-                if answered:
-                    self._answer()
+                self._engines.take_round(came)
+                if self._engines.any_read:
+                    self._show()
+                else:
+                    self._wait(self._engines.unread)
             except InputError as error:  # the scenario does not fit what the engines say
-                answered = False
-                notes.append(str(error))
-            if not answered:
-                self.last = {"part": "waiting", "notes": notes}
+                self._wait([str(error)])
+            except Exception as error:  # a tab that stands still would show old figures as new
+                self._wait([f"there is no answer ({type(error).__name__}: {error})"])
             self.rounds += 1
 
-    def _answer(self) -> None:
-        answer = self._watch.answer()
+    def _wait(self, notes: list[str]) -> None:
+        self.last = {"part": "waiting", "notes": notes}
+
+    def _show(self) -> None:
+        answer = self._engines.answer()
         together = answer.together
         figures = {"load": together.load, "arrival_rate": together.arrival_rate}
         estimates = {name: of and dataclasses.asdict(of) for name, of in figures.items()}

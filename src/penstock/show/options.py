@@ -3,7 +3,9 @@ write.
 """
 
 import json
+import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,6 +24,9 @@ EXIT_BAD_INPUT = 2
 
 _DATA = (".json", ".csv", ".jsonl", ".parquet", ".gz")
 """Endings of what is read from a folder; a report in it may be written again."""
+
+_DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|m|h)?\s*")
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
 ScenarioPath = Annotated[
     Path, typer.Argument(metavar="SCENARIO", help="A YAML file: workload, server, simulate.")
@@ -150,6 +155,26 @@ def say_written(what: str, paths: list[Path], as_json: bool) -> None:
     """Say on standard error which files were written, unless JSON is asked for."""
     if not as_json:
         print(f"{what}: {', '.join(map(str, paths))}", file=sys.stderr)
+
+
+def duration(option: str, text: str) -> float:
+    """Return seconds from a text such as ``5s``, ``500ms``, ``2min`` or ``5``."""
+    match = _DURATION.fullmatch(text)
+    seconds = float(match[1]) * _UNITS[match[2]] if match else math.nan
+    if not 0.1 <= seconds <= 86_400:
+        raise InputError(
+            f"{option} is {checks.shown(text)}, but must be a time from 100ms to 24h, such as 5s"
+        )
+    return seconds
+
+
+def finite(value: Any) -> Any:
+    """Return plain data with null in place of what is infinite or no number, which JSON has not."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_json(document: dict[str, Any]) -> None:
