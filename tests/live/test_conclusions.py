@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from tests.live.engines_simulated import scrapes
+from tests.live.engines_simulated import engine, scrapes
 
 from penstock.live.conclusions import conclude
 from penstock.live.description import Description
@@ -42,6 +42,24 @@ def test_the_kv_memory_that_an_engine_states_wins_over_what_its_gpu_has_room_for
     for scrape in scrapes(0.5, 100.0):
         watched.take(dataclasses.replace(scrape, kv_tokens=64_000))
     assert watched.state().server.memory.tokens == tokens
+
+
+def test_the_blocks_of_the_kv_memory_are_those_that_the_engine_states():
+    server = described_engine(None, None, "codellama-34b-a100-tp1", {"token_budget": 512})
+    watched = Engine("a", Description(server, {}))
+    for scrape in scrapes(0.5, 100.0):
+        watched.take(dataclasses.replace(scrape, kv_tokens=64_000, kv_block=128))
+    memory = watched.state().server.memory
+    assert (memory.blocks, memory.block_size) == (500, 128)
+
+
+@pytest.mark.parametrize("other", [{"kv_tokens": 16_000}, {"kv_block": 16}])
+def test_kv_memory_that_is_not_what_was_given_is_told_of(other):
+    watched = Engine("a", Description(engine(), {}))
+    for scrape in scrapes(0.5, 100.0):
+        watched.take(dataclasses.replace(scrape, **{"kv_tokens": 32_000, "kv_block": 128} | other))
+    (note,) = [text for text in conclude([watched.state()], Settings()).notes if "KV memory" in text]
+    assert note.endswith("the load is against those given")
 
 
 def test_an_engine_that_counts_no_first_tokens_is_told_of():

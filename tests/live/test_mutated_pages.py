@@ -21,9 +21,9 @@ BEFORE, TRUE, AFTER = (page(requests=n, waiting=waiting) for n, waiting in ((100
 LINES = TRUE.split(b"\n")[:-1]
 AROUND = [Pages("a:1").read(each, 0.0).scrapes[0] for each in (BEFORE, TRUE, AFTER)]
 READ = [index for index, line in enumerate(LINES) if line.startswith(b"vllm:") and b"_created" not in line]
-GAUGES = {"running", "waiting", "kv_used", "kv_tokens"}
+GAUGES = {"running", "waiting", "kv_used", "kv_tokens", "kv_block"}
 SPREADS = {"prompt_spread", "output_spread"}
-ALONE = {"running", "kv_used", "kv_tokens"}
+ALONE = {"running", "kv_used", "kv_tokens", "kv_block"}
 
 places = st.sampled_from(READ)
 seeds = st.integers(0, 2**32)

@@ -36,7 +36,7 @@ def test_vllm_says_what_its_names_mean() -> None:
         "prompt_tokens": 6360, "cached_tokens": 600, "output_tokens": 4560, "finished_prompt_tokens": 6000,
         "finished_output_tokens": 4500, "prompt_spread": pytest.approx(0.5, rel=0.4),
         "output_spread": pytest.approx(1 / 3, rel=0.2), "batches": 530, "batch_tokens": 10_920, "preemptions": 2,
-        "kv_used": 0.25, "kv_tokens": 32_000,
+        "kv_used": 0.25, "kv_tokens": 32_000, "kv_block": 16,
     }  # fmt: skip
     assert not read(page()).notes
 

@@ -2,11 +2,14 @@
 
 from penstock.live.lengths import Lengths
 from penstock.live.pace import tokens_in_flight
+from penstock.live.scrape import Scrape
 from penstock.live.settings import Settings
 from penstock.live.state import AS_SEEN, State
+from penstock.system.server import Server
 
 SILENT_S = 60.0
 """Seconds since an engine answered, for it to have no part in what arrives."""
+_SAME_MEMORY = 0.02  # by which two sizes may differ without a word
 _ABORTED = 4.0  # times the mean output that a request in flight has: some have gone
 
 
@@ -64,6 +67,8 @@ def _of_tokens(state: State, lengths: Lengths) -> list[str]:
         why = "no batch time was given" if state.server is None else "the batch time cannot be used"
         texts.append(f"the load is against what the engine carried while requests waited: {why}")
     last = state.history.last
+    if last is not None:
+        texts += _of_memory(state.server, last)
     flight = None if last is None else tokens_in_flight(last)
     if last is None or flight is None:
         texts.append("tokens of requests in flight are not known, so outputs read low")
@@ -71,6 +76,25 @@ def _of_tokens(state: State, lengths: Lengths) -> list[str]:
         texts.append(
             "more tokens came out than requests in flight can account for: clients have gone "
             "before the end, so arrivals and load may read low"
+        )
+    return texts
+
+
+def _of_memory(server: Server | None, last: Scrape) -> list[str]:
+    """Return what is to be minded of KV memory: that given is not what the engine says."""
+    memory = None if server is None else server.memory
+    if memory is None:
+        return []
+    texts = []
+    if last.kv_tokens is not None and abs(last.kv_tokens / memory.tokens - 1) > _SAME_MEMORY:
+        texts.append(
+            f"the engine says that its KV memory holds {last.kv_tokens:,.0f} tokens, but "
+            f"{memory.tokens:,} are given; the load is against those given"
+        )
+    if last.kv_block is not None and last.kv_block != memory.block_size:
+        texts.append(
+            f"the engine's KV memory has blocks of {last.kv_block:,.0f} tokens, but those given "
+            f"have {memory.block_size:,}; the load is against those given"
         )
     return texts
 

@@ -48,8 +48,8 @@ class Scrape:
         Counter: requests whose memory was taken back.
     kv_used
         Gauge: share of the blocks of KV memory in use, 0 to 1.
-    kv_tokens
-        Tokens that the KV memory holds.
+    kv_tokens, kv_block
+        Tokens that the KV memory holds, and those of one of its blocks.
     ttft_s
         Counter: seconds to the first token, summed over the requests of ``first_tokens``.
     backlog_tokens
@@ -81,6 +81,7 @@ class Scrape:
     preemptions: float | None = None
     kv_used: float | None = None
     kv_tokens: float | None = None
+    kv_block: float | None = None
     ttft_s: float | None = None
     backlog_tokens: float | None = None
     preempted: float | None = None

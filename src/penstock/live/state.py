@@ -165,13 +165,16 @@ class Engine:
 
     def _with_memory(self, server: Server) -> Server:
         """Return the server with the KV memory that the engine says it has, if none was given."""
-        tokens = self.history.last.kv_tokens if self.history.last is not None else None
-        size = server.policy.block_size or 16
-        is_given = server.memory is not None and not server.memory.estimated
-        if is_given or tokens is None or tokens < size:
+        last = self.history.last
+        if last is None or last.kv_tokens is None:
+            return server
+        if server.memory is not None and not server.memory.estimated:
+            return server
+        size = int(last.kv_block or server.policy.block_size or 16)
+        if last.kv_tokens < size:
             return server
         # What the engine says itself is better than what its GPU has room for.
-        memory = Memory.of_tokens(int(tokens), size)
+        memory = Memory.of_tokens(int(last.kv_tokens), size)
         return dataclasses.replace(server, memory=memory, gpu=None)
 
     def _carried(self, server: Server, means: Lengths) -> dict[str, Carried]:

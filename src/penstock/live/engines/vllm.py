@@ -41,6 +41,7 @@ VLLM = Kind(
             Product("cache_config_info", ("kv_cache_size_tokens",)),
             Product("cache_config_info", ("block_size", "num_gpu_blocks")),
         ),
+        "kv_block": (Product("cache_config_info", ("block_size",)),),
     },
     usual=frozenset(
         {
