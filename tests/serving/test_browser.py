@@ -154,8 +154,11 @@ def test_a_value_that_is_refused_says_so_beside_its_field(opened: Open) -> None:
     page.fill("#token_budget", "0")
     page.wait_for_selector("#token_budget[aria-invalid=true]")
     assert re.match("token_budget is 0, but must be", page.inner_text("#token_budget-wrong"))
+    assert page.is_visible("#answers.stale")
+    assert "of the values before" in page.inner_text("#source")
     changed(page, lambda: page.fill("#token_budget", "256"))
     assert page.inner_text("#token_budget-wrong") == ""
+    assert page.query_selector("#answers.stale") is None
 
 
 @pytest.mark.parametrize("width", [390, 1280])

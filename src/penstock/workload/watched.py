@@ -165,7 +165,9 @@ def _notices(names: Sequence[str], intervals: Sequence[_Interval]) -> tuple[str,
     """Return what is not known of a workload that was watched and not listed."""
     notices = [
         f"a recording counts requests and does not list them: those of each of {len(intervals):,} "
-        "intervals are spread evenly within it, and lengths are drawn by mean and spread"
+        "intervals are spread evenly within it, and lengths are drawn by mean and spread",
+        "the host's time between batches that `penstock watch` shows is not in a recording: unless "
+        "the batch time has it, the engine is slower than this says",
     ]
     if len(names) > 1:
         notices.append(

@@ -135,7 +135,11 @@ function refuse(field, message) {
   for (const place of document.querySelectorAll(".wrong")) place.textContent = "";
   for (const place of document.querySelectorAll("[aria-invalid]")) place.removeAttribute("aria-invalid");
   byId("refused").textContent = field ? "" : message;
-  if (message) document.body.dataset.state = "refused";
+  byId("answers").classList.toggle("stale", Boolean(message));
+  if (message) {
+    document.body.dataset.state = "refused";
+    byId("source").textContent = "of the values before, not of these";
+  }
   if (!field) return;
   byId(`${field}-wrong`).textContent = message;
   byId(field).setAttribute("aria-invalid", "true");
