@@ -16,7 +16,7 @@ from engine_systems import Ticks
 from penstock.kernel.signatures import DECODE_FIRST
 from penstock.reference import network as reference
 from penstock.reference import orders as reference_orders
-from penstock.reference import seam_policies, simulation
+from penstock.reference import running, seam_policies, simulation
 from penstock.system.network import Network
 from penstock.system.orders import Order, order
 from penstock.system.outages import Outage
@@ -234,7 +234,7 @@ class System:
     jobs: tuple[tuple[int, tuple[Request, ...]], ...]  # (arrival, requests)
     until: int | None
     hash_block: int | None = None  # tokens that each of the hash ids names
-    outages: tuple[simulation.Outage, ...] = ()
+    outages: tuple[running.Outage, ...] = ()
 
     @property
     def names(self):
@@ -381,7 +381,7 @@ def with_outages(random, system):
         at = random.randint(0, last)
         for _ in range(random.choice([0, 1, 1, 2])):
             end = at + random.choice([1, random.randint(1, 10), random.randint(1, 100)])
-            outages.append(simulation.Outage(replica, at, end, random.choice([False, False, True])))
+            outages.append(running.Outage(replica, at, end, random.choice([False, False, True])))
             at = end + random.randint(1, 30)
     return dataclasses.replace(system, outages=tuple(outages))
 

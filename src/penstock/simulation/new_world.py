@@ -23,7 +23,6 @@ from penstock.kernel.signatures import (
     SEEN_FIELDS,
     address_of,
 )
-from penstock.simulation.run import LEADING_BITS
 from penstock.simulation.ticks import terms_of, ticks_of_batches
 from penstock.system.server import Server
 
@@ -443,9 +442,3 @@ def declared_of(
         if most is not None:
             tokens = np.minimum(tokens, most)
     return tokens, policy.ranks_of(priority, tokens, server.order)
-
-
-def gap_bits(record: str, servers: Sequence[Server]) -> int:
-    """Return how many leading digits are kept of times between tokens; 0: all."""
-    composed = any(not server.batch_time.by_load for server in servers)
-    return LEADING_BITS if record == "summary" or composed else 0

@@ -2,6 +2,7 @@
 with.
 """
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,8 @@ from penstock.kernel.events import compiled_advance
 from penstock.kernel.gaps import CARRY
 from penstock.kernel.records import World
 from penstock.simulation.new_world import more_slots
-from penstock.simulation.run import Distribution
+from penstock.simulation.run import LEADING_BITS, Distribution
+from penstock.system.server import Server
 
 
 def views(table: Any, *names: str) -> SimpleNamespace:
@@ -220,6 +222,12 @@ class WorldSession:
     def engine_sum(self, field: str) -> int:
         """Return the sum of a field over all engines."""
         return int(self.world.engines[field].sum())
+
+
+def gap_bits(record: str, servers: Sequence[Server]) -> int:
+    """Return how many leading digits are kept of times between tokens; 0: all."""
+    composed = any(not server.batch_time.by_load for server in servers)
+    return LEADING_BITS if record == "summary" or composed else 0
 
 
 _OF_A_BATCH = ("start", "ticks", "prefill", "decodes", "requests")

@@ -9,7 +9,9 @@ from collections.abc import Hashable, Sequence
 from penstock.errors import InputError
 from penstock.reference.network import EnginePool
 from penstock.reference.replicas.replica import Allocation, Request
-from penstock.reference.replicas.sglang import CACHE_AWARE, Budget, Sglang
+from penstock.reference.replicas.sglang import Sglang
+from penstock.reference.replicas.sglang_memory import Budget
+from penstock.reference.replicas.sglang_queue import CACHE_AWARE
 
 SORTED_QUEUE = 128  # requests; a longer queue is served first come, first served
 LOOKS_BETWEEN_TOUCHES = 32

@@ -1,54 +1,24 @@
 """SGLang (0.5.23): prefill batches before decode batches, and one request in mid-prefill at most.
 
 `Sglang` is ``Scheduler.get_next_batch_to_run`` with its ``PrefillAdder`` and ``retract_decode``,
-rule by rule; `penstock.reference.replicas.radix_cache` adds the cache of prefixes.
+rule by rule; `penstock.reference.replicas.sglang_memory` foresees the memory that it takes,
+`penstock.reference.replicas.sglang_queue` orders those that wait,
+`penstock.reference.replicas.radix_cache` adds the cache of prefixes.
 """
 
 import math
-from dataclasses import dataclass
-from typing import TypeAlias
 
-from penstock import checks
-from penstock.errors import InputError
 from penstock.reference.markov_chain import known
 from penstock.reference.network import EnginePool
 from penstock.reference.replicas.replica import Allocation, Request
 from penstock.reference.replicas.server import Server
-
-CACHE_AGNOSTIC = ("fcfs", "lof")
-CACHE_AWARE = ("lpm", "dfs-weight", "shortest-prefill-first")
+from penstock.reference.replicas.sglang_memory import GO_ON, NO_MEMORY, STOP, Budget, Verdict
+from penstock.reference.replicas.sglang_queue import SglangQueue
 
 RETRACTION_POLICIES = ("length", "priority")
 
-FIRST_RATIO = 0.7
-LEAST_SHARE_OF_IT = 0.14  # to which the new token ratio decays
 
-Verdict: TypeAlias = str
-"""What follows for the next request once one was asked for: `GO_ON`, `NO_MEMORY` or `STOP`."""
-
-GO_ON, NO_MEMORY, STOP = "go on", "no memory", "stop"
-
-
-@dataclass
-class Budget:
-    """What the prefill batch that is being put together may still take (``PrefillAdder``)."""
-
-    chunk: float  # tokens of the batch; inf without chunking
-    prompts: int  # tokens of prompts
-    foreseen: float  # tokens of memory that are spoken for, outputs to come included
-    pending: float  # tokens of memory that are spoken for now
-    # Under ``ignore_eos``: (outputs left, tokens held) of all who are to run together.
-    lives: list[tuple[float, int]] | None = None
-
-    def charge(self, paged: int, page: int, outputs: int) -> None:
-        """Charge a prompt of whole pages, a page more for rounding, and the outputs to come."""
-        self.foreseen += paged + page + outputs
-        self.pending += paged + page
-        self.prompts -= paged
-        self.chunk -= paged
-
-
-class Sglang(Server):
+class Sglang(SglangQueue):
     """``get_next_batch_to_run`` of SGLang: admission estimates how many output tokens are still to
     come.
 
@@ -112,7 +82,6 @@ class Sglang(Server):
     settings = Server.settings | {"order": ("fcfs", "priority")}
     default_block_size = 1
     budgeted = False  # decode batches have no token budget
-    caches = False  # whether it has a cache of prefixes
 
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
@@ -121,46 +90,14 @@ class Sglang(Server):
         self.cuts_prompts = self.chunking
         self.mixed_chunk = self.chunking and self.option("mixed_chunk", False)
         self.max_prefill_tokens: int = self.option("max_prefill_tokens", 16384)
-        scale = pool.options.get("schedule_conservativeness", 1.0)
-        scale = checks.number(
-            "option schedule_conservativeness", scale, 0, 1e6, "", "it is a factor"
-        )
-        first = min(FIRST_RATIO * scale, 1.0)
-        self.new_token_ratio: float = self.option("new_token_ratio", first)
-        least = min(self.new_token_ratio * LEAST_SHARE_OF_IT, 1.0)
-        self.min_new_token_ratio: float = self.option("min_new_token_ratio", least)
-        steps = self.option("decay_steps", 600)
-        self.decay = (self.new_token_ratio - self.min_new_token_ratio) / steps
-        self.clip: int = self.option("clip_new_tokens", 4096)
-        self.retract_steps: int = self.option("retract_steps", 20)
-        self.ignore_eos = self.option("ignore_eos", False)
-        policy = str(pool.options.get("schedule_policy", "fcfs"))
-        known("sglang schedule_policy", policy, (*CACHE_AGNOSTIC, *CACHE_AWARE))
-        self.schedule_policy = policy if self.caches or policy in CACHE_AGNOSTIC else "fcfs"
-        self.by_priority = pool.order == "priority"
-        if self.by_priority and policy in CACHE_AWARE:
-            raise InputError(
-                f"order is 'priority' and schedule_policy {policy!r}, but SGLang has priorities "
-                "with 'fcfs' and 'lof' only; take one of them"
-            )
         self.takes_places = self.by_priority and self.option("priority_preemption", True)
         self.threshold: int = self.option("priority_scheduling_preemption_threshold", 10, 0)
         self.retraction_policy = str(pool.options.get("retraction_policy", "length"))
         known("sglang retraction_policy", self.retraction_policy, RETRACTION_POLICIES)
-        low_first = self.option("schedule_low_priority_values_first", True)
-        self.sign = 1 if low_first else -1
         self.decodes: list[Request] = []  # the running batch, in its order
         self.prefilled: list[Request] = []  # of the last batch, if it had prompts
         self.chunked: Request | None = None  # the request in mid-prefill
         self.is_full = False  # nobody is admitted until somebody leaves
-        self.comings = 0  # to the waiting queue
-        self.queued: dict[Request, int] = {}  # when each came
-        self.filled: dict[Request, int] = {}  # its tokens when it was last looked at
-        self.idle()
-
-    def idle(self) -> None:
-        """Forget the estimate: nobody is there."""
-        self.ratio = self.new_token_ratio
 
     def step(self) -> Allocation:
         """Form a prefill batch if there is one, else a decode batch."""
@@ -223,24 +160,6 @@ class Sglang(Server):
         chunk = self.b_max if self.chunking else math.inf
         return Budget(chunk - riding, self.max_prefill_tokens - riding, riding + foreseen, riding)
 
-    def foreseen(self, request: Request) -> float:
-        """Output tokens that a running request is expected to make yet."""
-        ratio = 1.0 if self.ignore_eos else self.ratio
-        return min(request.declared - self.made(request), self.clip) * ratio
-
-    def clipped(self, outputs: int) -> int:
-        """Outputs that a prompt is charged for."""
-        return min(max(outputs, 0), self.clip)
-
-    def paged(self, tokens: int) -> int:
-        """Tokens of the pages that so many tokens take."""
-        return self.blocks(tokens) * self.block_size
-
-    @property
-    def room(self) -> float:
-        """Tokens of memory that nobody needs; those that a cache would give up are among them."""
-        return self.free * self.block_size
-
     def serve_chunked(self, batch: Allocation, budget: Budget) -> None:
         """Put the next chunk of the request in mid-prefill into the batch.
 
@@ -283,16 +202,6 @@ class Sglang(Server):
             if verdict != GO_ON:
                 break
 
-    def verdict(self, budget: Budget) -> Verdict:
-        """Whether there is anything left for one more."""
-        if self.room - budget.foreseen <= 0 or self.room - budget.pending <= 0:
-            return NO_MEMORY
-        return STOP if min(budget.prompts, budget.chunk) <= 0 else GO_ON
-
-    def look_up(self, request: Request) -> None:
-        """Take note of its tokens, and of those that a cache holds."""
-        self.filled[request] = request.target
-
     def ask(self, request: Request, batch: Allocation, budget: Budget) -> Verdict:
         """``add_one_req``: admit a request if its prompt and the outputs that may follow fit.
 
@@ -329,7 +238,7 @@ class Sglang(Server):
         now = self.room - budget.pending
         if paged > min(now, self.room - budget.foreseen):
             return NO_MEMORY
-        lives = self.foresee_ends(request, batch, budget)
+        lives = self.foresee_ends(request, [*self.decodes, *batch], budget)
         freed = 0
         for index, (left, held) in enumerate(lives):
             together = len(lives) - index
@@ -346,36 +255,6 @@ class Sglang(Server):
         self.enter(request, tokens, batch)
         budget.charge(self.paged(tokens), self.block_size, charged)
         return self.verdict(budget)
-
-    def foresee_ends(
-        self, request: Request, batch: Allocation, budget: Budget
-    ) -> list[tuple[float, int]]:
-        """Return what all have left, in that order; the first who asks finds all others there.
-
-        Who comes later and has the most left goes before the last, not behind it.
-        """
-        if budget.lives is None:
-            lives = [self.life(one) for one in (request, *self.decodes, *batch)]
-            budget.lives = sorted((one for one in lives if one[0] > 0), key=lambda one: one[0])
-            return budget.lives
-        left, held = self.life(request)
-        if left > 0:
-            longer = [i for i, (other, _) in enumerate(budget.lives) if left <= other]
-            index = longer[0] if longer else max(len(budget.lives) - 1, 0)
-            budget.lives.insert(index, (left, held))
-        return budget.lives
-
-    def life(self, request: Request) -> tuple[float, int]:
-        """Outputs that a request has left, and tokens that it holds."""
-        return float(request.declared - self.made(request)), request.prompt + self.made(request)
-
-    def missing(self, request: Request) -> int:
-        """Tokens of a waiting request that no cache holds."""
-        return request.target
-
-    def room_beside(self, request: Request) -> float:
-        """Tokens of memory that nobody needs, and that hold nothing of this request."""
-        return self.room
 
     def enter(self, request: Request, tokens: int, batch: Allocation) -> None:
         """Admit a request with so many tokens of its prompt."""
@@ -403,7 +282,7 @@ class Sglang(Server):
         if not self.decodes:
             return {}
         if self.may_decode(self.decodes):
-            self.ratio = max(self.ratio - self.decay, self.min_new_token_ratio)
+            self.lower_ratio()
         elif finishing:
             return {}  # their memory is free when this step is over: nobody is retracted
         else:
@@ -423,11 +302,6 @@ class Sglang(Server):
         declare.
         """
         return [r for r in self.decodes if r.in_flight and self.made(r) + 1 >= r.declared]
-
-    @staticmethod
-    def made(request: Request) -> int:
-        """Output tokens that are out: not yet the one that the batch in progress brings."""
-        return request.outputs - request.in_flight
 
     def may_decode(self, requests: list[Request]) -> bool:
         """Whether memory suffices for a token of each, once a cache has given up what it can."""
@@ -460,8 +334,7 @@ class Sglang(Server):
         if not self.may_decode(left):
             assert self.chunked is not None
             self.preempt(self.chunked)
-        done = sum(self.made(request) for request in left) + self.retract_steps * len(left)
-        self.ratio = min(1.0, done / (sum(request.declared for request in left) + 1))
+        self.raise_ratio(left)
 
     def to_be_kept(self, request: Request) -> tuple[int, int, int]:
         """Return its place among those that are retracted: the least is the first."""
@@ -480,32 +353,7 @@ class Sglang(Server):
     def make_free(self, blocks: int) -> None:
         """Let a cache give up pages until so many are free, or none is left to give up."""
 
-    # ------------------------------------------------------------ the waiting queue
-
-    def arrive(self, request: Request) -> None:
-        """Put a new request at the end of the waiting queue."""
-        super().arrive(request)
-        request.declared = int(min(request.declared, self.most_outputs(request)))
-        self.enqueue(request)
-
-    def enqueue(self, request: Request) -> None:
-        """Take note of when it came to the queue."""
-        self.comings += 1
-        self.queued[request] = self.comings
-
-    def sort_waiting(self) -> None:
-        """Leave the queue as it is; it is sorted before a prefill batch only."""
-
-    def sort_queue(self) -> None:
-        """Sort the waiting queue for good: equals stay as they stood."""
-        if self.schedule_policy == "lof":
-            self.waiting.sort(key=lambda r: (self.rank(r), -r.declared))
-        elif self.by_priority:
-            self.waiting.sort(key=lambda r: (self.rank(r), self.queued[r]))
-
-    def rank(self, request: Request) -> int:
-        """Its priority, the smaller first; all the same in the order ``fcfs``."""
-        return request.priority * self.sign if self.by_priority else 0
+    # ------------------------------------------------------------ places of others
 
     def take_places(self, request: Request, budget: Budget) -> bool:
         """Preempt running requests of much lower priority, the lowest and latest first, if that
@@ -534,10 +382,6 @@ class Sglang(Server):
             self.preempt(victim)
             self.make_free(self.blocks(others * self.retract_steps))
         return True
-
-    def cached_tokens(self, request: Request) -> int:
-        """Tokens that a cache held when a waiting request was last looked at."""
-        return 0
 
     def preempt(self, request: Request) -> None:
         """Take all its memory and put it at the end of the waiting queue; a token in flight is
@@ -587,12 +431,6 @@ class Sglang(Server):
         if request.output > most:
             return f"would be cut to {max(most, 0):g} output tokens for want of memory"
         return super().refusal(request)
-
-    def most_outputs(self, request: Request) -> float:
-        """Outputs to which memory cuts what a request may make: the pages of its prompt, one more
-        and one token stay free.
-        """
-        return (self.usable - 1) * self.block_size - self.paged(request.prompt) - 1
 
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert that one request at most is in mid-prefill, and that the lists agree."""
