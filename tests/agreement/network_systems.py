@@ -290,6 +290,7 @@ class System:
             "decode_means": np.array(self.decode, float),
             "onward": np.array(self.onward, float),
             "prefixes": self.prefixes(),
+            "senders": ((0,),) if any(self.columns["sender"]) else (),
         }
         network.__dict__.update(given)
         return network

@@ -43,6 +43,7 @@ from penstock.kernel.running import (
     begin_decode,
     count_growth,
     done_by,
+    tokens_sent_to,
 )
 from penstock.kernel.seam import form_by_policy
 from penstock.kernel.signatures import SEES_DECODES
@@ -53,7 +54,7 @@ from penstock.kernel.waiting import wait_last
 @uncounted(inline=True)
 def arrive_at_engine(world: World, engine: Any, pool: Any, request: int) -> None:
     """Let a request wait at an engine: to be admitted, or for its KV memory."""
-    if world.again[request].received > 0:
+    if tokens_sent_to(world, request) > 0:
         come(world, engine, pool, request)
         return
     tokens = world.again[request].target

@@ -28,6 +28,7 @@ from penstock.kernel.running import (
     ends_unforeseen,
     held_by,
     release,
+    tokens_sent_to,
 )
 from penstock.kernel.sglang_cache import keep_ahead, keep_at_end, note_joined
 
@@ -211,9 +212,9 @@ def _own_gaps(world: World, replica: Any, engine: Any, pool: Any) -> Any:
 @uncounted(inline=True)
 def _gap_from_elsewhere(world: World, replica: Any, pool: Any, request: int) -> None:
     """Count the time since the token that came before a request's KV memory was sent here."""
-    again = world.again[request]
-    if again.received > 0:
-        note_gaps(world, replica, pool, world.finish[request + again.sender], 1)
+    if tokens_sent_to(world, request) > 0:
+        before = world.finish[request + world.sent[request].sender]
+        note_gaps(world, replica, pool, before, 1)
 
 
 @uncounted()

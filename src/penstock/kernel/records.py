@@ -79,8 +79,11 @@ def table(kind: np.dtype[np.void], count: int) -> Any:
 
 
 def joined(*tables: Any) -> Any:
-    """Put records after one another."""
-    return np.concatenate(tables).view(np.recarray)
+    """Put records after one another; they are not copied where there is one table of them."""
+    filled = [part for part in tables if part.size] or tables[:1]
+    if len(filled) == 1:
+        return filled[0]
+    return np.concatenate(filled).view(np.recarray)
 
 
 CLOCK = record(
@@ -260,11 +263,8 @@ WAITING, STARTED, IN_DECODE, DECODES_NOW = 0, -1, -2, -3
 """Phases of a released request in lines."""
 
 AGAIN = record(
-    i8="last priority came link latency",
-    i4="""
-    target outputs declared filled done times prefix named followed less more
-    sender received lent lent_here
-    """,
+    i8="last priority came",
+    i4="target outputs declared filled done times prefix named followed less more",
 )
 """One per request where there are engines, or times between tokens are counted in lines: what it
 has to do when it is admitted, once preempted.
@@ -274,9 +274,13 @@ first, and its number among those that have come to the queue; tokens of its pre
 to come, most outputs that it may make, its tokens when it was last looked at; tokens done;
 ``times`` that it was preempted; ``prefix``: its row of recorded prefixes, and how many of its
 tokens those ids name; how many others go on with its context; ``less``, ``more``: its children in
-the heap. Of one whose KV memory comes
-from elsewhere: ticks on the links, and more until all is there; from which request, as an offset,
-how many tokens, and the blocks taken for that at either end.
+the heap.
+"""
+
+SENT = record(i8="link latency", i4="sender tokens lent lent_here")
+"""One per request where KV memory is sent from pool to pool: of what it gets before it decodes, the
+ticks on the links, and more until all is there; from which request, as an offset; how many tokens,
+0 for none; and the blocks taken for them at either end.
 """
 
 TRY = record(i8="came", i4="left decodes times")
@@ -350,7 +354,7 @@ World = namedtuple(
     clock pools servers planned engines lines stages onward means listed duration linear per params
     serving health outages idle_engines idle_lines tries
     slots heads bits growth budget lives nodes blocks buckets table hits ids bounds ends
-    job_arrival job_root job_tokens rows again delay coin context reuse home cached ready
+    job_arrival job_root job_tokens rows again sent delay coin context reuse home cached ready
     first_token finish heap ready_now touched seen asked lookout weights gaps full cells stalls
     mixes series batch_rows allocation_rows
     """,
@@ -394,7 +398,7 @@ ends
     Tournament tree over the replicas: when the batch in progress ends.
 job_arrival, job_root, job_tokens
     Per job: tick, first request, forward tokens.
-rows, again, delay, coin, context, reuse, home
+rows, again, sent, delay, coin, context, reuse, home
     Per request, as in `penstock.workload.jobs`; ``home``: offset of the first request of the
     job at the pool.
 cached, ready, first_token, finish
@@ -449,6 +453,7 @@ _TYPES: dict[str, Any] = {
     "table": types.int32[:, ::1],
     "rows": from_dtype(ROW)[::1],
     "again": from_dtype(AGAIN)[::1],
+    "sent": from_dtype(SENT)[::1],
     "coin": types.uint32[::1],
     "context": _INTS32,
     "reuse": _INTS32,

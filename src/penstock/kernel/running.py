@@ -12,6 +12,8 @@ A request that is preempted leaves its slot and waits again, with what it must d
 
 from typing import Any
 
+import numpy as np
+
 from penstock.kernel.blocks import blocks_of, give_back, occupy
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import chain, unchain
@@ -75,6 +77,14 @@ def growth_of(world: World, engine: Any, pool: Any) -> Any:
 def count_growth(world: World, engine: Any, pool: Any, slot: Any, change: int) -> None:
     """Count a decoding request under the epochs at which it needs a block, or no longer."""
     world.growth[engine.index, (slot.due - slot.total) % pool.block_size] += change
+
+
+@uncounted(inline=True)
+def tokens_sent_to(world: World, request: int) -> Any:
+    """Return the tokens of KV memory that a request gets from elsewhere."""
+    if world.sent.size == 0:
+        return 0
+    return np.int64(world.sent[request].tokens)
 
 
 # -- the running list

@@ -24,16 +24,16 @@ from penstock.kernel.running import admit, begin_decode, change_phase
 @uncounted()
 def come(world: World, engine: Any, pool: Any, request: int) -> None:
     """Let a request wait for its KV memory; whoever has that keeps it."""
-    clock, again = world.clock[0], world.again[request]
-    source = world.servers[world.rows[request + again.sender].server]
+    clock, sent = world.clock[0], world.sent[request]
+    source = world.servers[world.rows[request + sent.sender].server]
     kind = world.pools[source.pool]
     if kind.rule != BY_LINES and world.engines[source.engine].usable > 0:
         sender = world.engines[source.engine]
-        held = min(blocks_of(again.received, kind.block_size), sender.free + sender.evictable)
+        held = min(blocks_of(sent.tokens, kind.block_size), sender.free + sender.evictable)
         sender.free -= held
-        again.lent = held
+        sent.lent = held
         sender.lending += held > 0
-    again.came = clock.now
+    world.again[request].came = clock.now
     settle(world, world.servers[engine.server], engine, pool)
     engine.incoming += 1
     engine.arrived += 1
@@ -52,8 +52,8 @@ def start_transfers(world: World, engine: Any, pool: Any) -> None:
     clock, here = world.clock[0], world.servers[engine.server]
     while engine.coming_head >= 0:
         request = engine.coming_head
-        row, again = world.rows[request], world.again[request]
-        tokens = np.int64(again.received)
+        row, sent = world.rows[request], world.sent[request]
+        tokens = np.int64(sent.tokens)
         if pool.grows == 0:  # what it will ever hold
             tokens += row.decodes
         blocks = blocks_of(tokens, pool.block_size)
@@ -64,17 +64,17 @@ def start_transfers(world: World, engine: Any, pool: Any) -> None:
         if pool.radix != 0:
             make_free(world, engine, pool, blocks)
         engine.free -= blocks
-        again.lent_here = blocks
-        source = world.servers[world.rows[request + again.sender].server]
+        sent.lent_here = blocks
+        source = world.servers[world.rows[request + sent.sender].server]
         begin = max(clock.now, max(here.link_free, source.link_free))
-        here.link_free = source.link_free = begin + again.link
-        push_delayed(world, max(begin + again.link + again.latency, clock.now + 1), request)
+        here.link_free = source.link_free = begin + sent.link
+        push_delayed(world, max(begin + sent.link + sent.latency, clock.now + 1), request)
 
 
 @uncounted()
 def land(world: World, request: int) -> None:
     """Note that all KV memory of a request is there."""
-    again, row = world.again[request], world.rows[request]
+    sent, row = world.sent[request], world.rows[request]
     engine = world.engines[world.servers[row.server].engine]
     row.next = -1
     if engine.landed_head < 0:
@@ -83,10 +83,10 @@ def land(world: World, request: int) -> None:
         world.rows[engine.landed_tail].next = request
     engine.landed_tail = request
     _look_again(world, row.server)
-    source = np.int64(world.rows[request + again.sender].server)
-    if again.lent > 0:
+    source = np.int64(world.rows[request + sent.sender].server)
+    if sent.lent > 0:
         sender = world.engines[world.servers[source].engine]
-        sender.free += again.lent
+        sender.free += sent.lent
         sender.lending -= 1
         _look_again(world, source)
 
@@ -109,7 +109,7 @@ def receive(world: World, engine: Any, pool: Any) -> None:
         request = engine.landed_head
         engine.landed_head = world.rows[request].next
         engine.incoming -= 1
-        blocks = np.int64(world.again[request].lent_here)
+        blocks = np.int64(world.sent[request].lent_here)
         engine.free += blocks
         place = admit(world, engine, pool, request, blocks, 0)
         slot = world.slots[place]

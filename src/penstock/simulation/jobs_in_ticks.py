@@ -43,6 +43,7 @@ class JobsInTicks:
             (index, server) for index, pool in enumerate(self.pools) for server, _ in pool.servers
         ]
         self.has_engines = any(not server.by_lines for _, server in self.kinds)
+        self.sends_memory = any(network.senders)
 
     def check(self, jobs: Jobs) -> None:
         """Refuse requests that an engine could never serve, or cannot tell what to do with.
@@ -110,11 +111,15 @@ class JobsInTicks:
             again.prefix, again.named = self._prefixes(jobs)
             later = np.flatnonzero(jobs.context)
             np.add.at(again.followed, later + jobs.context[later], 1)
-            here = np.flatnonzero(received)
-            again.received, again.target[here] = received, received[here]
-            again.sender = jobs.column("sender")
-            again.link = self._counted("a transfer", jobs.column("transfer_s"))
-            again.latency = self._counted("a delay", jobs.delay_s)
+        here = np.flatnonzero(received)
+        assert self.sends_memory or not here.size
+        sent = records.table(records.SENT, jobs.requests if self.sends_memory else 0)
+        if self.sends_memory:
+            again.target[here] = received[here]
+            sent.tokens = received
+            sent.sender = jobs.column("sender")
+            sent.link = self._counted("a transfer", jobs.column("transfer_s"))
+            sent.latency = self._counted("a delay", jobs.delay_s)
         tries = records.table(records.TRY, jobs.requests if self.has_outages else 0)
         if self.has_outages:
             tries.came, tries.left, tries.decodes = -1, rows.left, rows.decodes
@@ -130,6 +135,7 @@ class JobsInTicks:
         return {
             "rows": rows,
             "again": again,
+            "sent": sent,
             "tries": tries,
             "delay": np.where(received > 0, 0, self._counted("a delay", jobs.wait_s)),
             "coin": np.asarray(jobs.coin, np.uint32),

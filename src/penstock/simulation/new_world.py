@@ -254,6 +254,7 @@ def _no_requests() -> dict[str, Any]:
     return arrays | {
         "rows": records.table(records.ROW, 0),
         "again": records.table(records.AGAIN, 0),
+        "sent": records.table(records.SENT, 0),
         "coin": np.zeros(0, np.uint32),
         "heap": np.zeros((0, 2), np.int64),
     }

@@ -40,6 +40,7 @@ from penstock.workload.jobs import Jobs
 _PER_REQUEST = (
     "rows",
     "again",
+    "sent",
     "delay",
     "coin",
     "context",
@@ -250,7 +251,7 @@ class NetworkSession(WorldSession):
         if before:
             for name in (*_PER_REQUEST, *_PER_JOB):
                 arrays[name] = np.concatenate([getattr(self.world, name), arrays[name]])
-            for name in ("rows", "again", "tries"):
+            for name in ("rows", "again", "sent", "tries"):
                 arrays[name] = arrays[name].view(np.recarray)
             arrays["job_root"][before:] += self.jobs.requests
         waiting = int(self.clock.waiting_room)
