@@ -86,12 +86,10 @@ def run(setup: Setup) -> Reproduction:
             origin,
             "The paper gives neither the rate, nor the GPUs, nor how many requests: one A100, "
             f"{scenario.requests:,} requests and the rates "
-            f"{', '.join(f'{rate:g}' for rate in settings.rates)} are "
-            "assumed; its order holds from about 1.9 to 2.3 requests/s, where 128 tokens come to "
-            "their limit",
+            f"{', '.join(f'{rate:g}' for rate in settings.rates)} are assumed; its order holds "
+            "from about 1.9 to 2.3 requests/s, where 128 tokens come to their limit",
             f"Measured medians are means over {len(settings.seeds)} seeds. Verdict `same`: the "
-            "order holds with every "
-            f"seed; the lowest E2E is more than {_TIE:.0%} below the next",
+            f"order holds with every seed; the lowest E2E is more than {_TIE:.0%} below the next",
         ),
     )  # fmt: skip
 
@@ -103,10 +101,8 @@ def _refuse_incomplete(settings: _Settings) -> None:
     ):
         raise InputError(
             f"fig-ablation compares token budgets {SMALL}, {MODERATE} and {LARGE}, at a rate and "
-            "with a seed at least; "
-            f"its settings are budgets {settings.budgets}, rates {settings.rates} and seeds "
-            f"{settings.seeds}: add what "
-            "is missing"
+            f"with a seed at least; its settings are budgets {settings.budgets}, rates "
+            f"{settings.rates} and seeds {settings.seeds}: add what is missing"
         )
 
 
@@ -180,12 +176,10 @@ def _instead(lowest: list[int | None], workload: Workload, servers: Mapping[int,
         for budget in (best, MODERATE)
     }
     return (
-        f"the order depends on the rate, which the paper does not give: a budget of {best:,} is "
-        "at rho "
-        f"{certificate.rho:.2f} here, and its batches of {ms[best]:.0f} ms, against "
-        f"{ms[MODERATE]:.0f} ms, are faster "
-        "for whoever decodes; the paper's order appears near its limit of "
-        f"{certificate.max_rate:.2f} requests/s"
+        f"the order depends on the rate, which the paper does not give: a budget of {best:,} is at "
+        f"rho {certificate.rho:.2f} here, and its batches of {ms[best]:.0f} ms, against "
+        f"{ms[MODERATE]:.0f} ms, are faster for whoever decodes; the paper's order appears near "
+        f"its limit of {certificate.max_rate:.2f} requests/s"
     )
 
 

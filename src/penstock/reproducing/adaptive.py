@@ -137,18 +137,14 @@ def run(setup: Setup) -> Reproduction:
     return setup.answer(
         claims, table, {text: _chart(table)},
         "A bar goes from the largest share of the boundary that was found stable to the least "
-        "above it that was not. "
-        "A white mark is the known share, from an independent program. Beyond 1 no policy is "
-        "stable.",
+        "above it that was not. A white mark is the known share, from an independent program. "
+        "Beyond 1 no policy is stable.",
         assumed=(
             f"Every share was searched for, to a precision of {settings.precision:.2g}; the known "
-            "one plays no part "
-            "in the search. The test of stability asks that no backlog grows: it tries one of "
-            "prompts, a mixed one and "
-            "one of decodes",
+            "one plays no part in the search. The test of stability asks that no backlog grows: it "
+            "tries one of prompts, a mixed one and one of decodes",
             "Verdict `same`: the known share lies between the two measured ones, or at most "
-            f"{_KNOWN_TO} beside them, "
-            f"since it is known to within {_KNOWN_TO}",
+            f"{_KNOWN_TO} beside them, since it is known to within {_KNOWN_TO}",
             f"Arrivals are Poisson. Mean prompt tokens by point: {prompts_of}. Mean output "
             f"tokens: {output:,}",
             "Policies: " + ", ".join(_described(name, server) for name, server in servers.items()),
@@ -172,10 +168,8 @@ def _server(setup: Setup, name: str, policy: _Policy, common: Server) -> Server:
     if server.token_budget > common.token_budget:
         raise InputError(
             f"reproduce.policies.{name}.token_budget is {server.token_budget:,}, above "
-            "server.token_budget, "
-            f"{common.token_budget:,}, so the region of `server` does not bound this policy; "
-            "lower it, or raise "
-            "server.token_budget"
+            f"server.token_budget, {common.token_budget:,}, so the region of `server` does not "
+            "bound this policy; lower it, or raise server.token_budget"
         )
     return server
 

@@ -101,10 +101,8 @@ def run(setup: Setup) -> Reproduction:
         f"{settings.longest:,} tokens"
         f": {prompt.size:,} of them, means {prompt.mean():,.0f} and {output.mean():,.0f}",
         "The paper gives no number for 'relatively constant'. Here it means a CV of at most "
-        f"{most:.1%}: the error of "
-        f"a staircase with R^2 = {settings.relatively_constant.r2:g}, divided by the mean batch "
-        "time. Full load means "
-        f"{full:,} tokens",
+        f"{most:.1%}: the error of a staircase with R^2 = {settings.relatively_constant.r2:g}, "
+        f"divided by the mean batch time. Full load means {full:,} tokens",
         "The number of decodes in a batch is drawn evenly from 1 to the max batch size; in one "
         "run it varies less",
     )
@@ -112,13 +110,10 @@ def run(setup: Setup) -> Reproduction:
     return setup.answer(
         claims, table, {text: _variation_chart(table, most)},
         "All batches at one token load have the same number of tokens, in other mixes of prefill "
-        "and decode. CV: "
-        f"standard deviation over mean. Black line: {most:.1%}, the most that counts as "
-        "relatively constant. The paper "
-        "speaks of the full token load only. Over all loads, the batch time of "
-        f"{worst.replace(', ', ' on ')} varies most: "
-        f"{cv:.1%} at {at:,} tokens. There attention, which reads the tokens before each decode, "
-        "takes much of the "
+        f"and decode. CV: standard deviation over mean. Black line: {most:.1%}, the most that "
+        "counts as relatively constant. The paper speaks of the full token load only. Over all "
+        f"loads, the batch time of {worst.replace(', ', ' on ')} varies most: {cv:.1%} at {at:,} "
+        "tokens. There attention, which reads the tokens before each decode, takes much of the "
         "time.",
         (), assumed,
     )  # fmt: skip
@@ -248,8 +243,7 @@ def _batches_of(prompt: Ints, output: Ints, load: int, settings: _Composition) -
     if chosen.sum() < 2:
         raise InputError(
             f"{'only one' if chosen.any() else 'no'} batch of {load:,} tokens was drawn, and a "
-            "variation takes two; "
-            f"raise batches, now {settings.batches:,}, or leave this load out"
+            f"variation takes two; raise batches, now {settings.batches:,}, or leave this load out"
         )
     inside = chosen[drawn.batch]
     renamed = np.cumsum(chosen) - 1
@@ -298,8 +292,7 @@ def _what_for_times(setup: Setup, pairs: list[list[_Model]], settings: _Composit
     if "" in by_source:
         parts.append(
             f"{' and '.join(by_source[''])} by presets of `penstock hardware`, as their layer "
-            "profiles are not here "
-            "(--data)"
+            "profiles are not here (--data)"
         )
     left = [
         f"{model.model} on {model.card}"

@@ -81,10 +81,8 @@ def run(setup: Setup) -> Reproduction:
     if not settings.cases or settings.largest <= settings.b0:
         raise InputError(
             f"fig-batch-time-fit has {len(settings.cases)} cases, loads up to largest "
-            f"{settings.largest:,} and steps "
-            f"of b0 {settings.b0:,} tokens, but fits a staircase of two steps or more to a case "
-            "or more; give a case, "
-            "and a largest above b0"
+            f"{settings.largest:,} and steps of b0 {settings.b0:,} tokens, but fits a staircase of "
+            "two steps or more to a case or more; give a case, and a largest above b0"
         )
     folder = setup.profile(settings.source)
     fits = []
@@ -98,18 +96,16 @@ def run(setup: Setup) -> Reproduction:
     if len(missing) < len(fits):
         assumed += [
             "Batch times are Vidur's medians, summed over all layers without attention, up to "
-            f"{settings.largest:,} "
-            "tokens. The paper does not say what it measured",
+            f"{settings.largest:,} tokens. The paper does not say what it measured",
             "These times leave out attention and the exchange between GPUs, so those of TP2 and "
             "TP4 are too short",
         ]
     if missing:
         assumed.append(
             f"Layer profiles of {', '.join(missing)} are not here (--data), so those batch times "
-            "are of `penstock "
-            "hardware`, linear layers only, which were themselves fitted to loads up to 4,096 "
-            "tokens: the R^2 of a fit "
-            "to measured times needs --data, and only published constants can be compared"
+            "are of `penstock hardware`, linear layers only, which were themselves fitted to loads "
+            "up to 4,096 tokens: the R^2 of a fit to measured times needs --data, and only "
+            "published constants can be compared"
         )
     rows = _rows(fits, settings)
     text = (

@@ -64,8 +64,7 @@ def item(name: Any) -> Item:
     if name not in names:
         raise InputError(
             f"there is no item {checks.shown(name)} to reproduce (an item, `all` or a scenario "
-            "file)"
-            f"{nearest(str(name), names)}"
+            f"file){nearest(str(name), names)}"
         )
     return ITEMS[names.index(name)]
 

@@ -127,8 +127,7 @@ class Reproduction(Shown):
         """Return the same of a scenario that was changed, of which nothing is judged."""
         note = (
             f"the scenario was changed ({', '.join(keys)}): nothing is judged; what was published "
-            "belongs to the "
-            "item's own scenario, what a theorem gives is computed for yours"
+            "belongs to the item's own scenario, what a theorem gives is computed for yours"
         )
         claims = tuple(dataclasses.replace(claim, same=None, why="") for claim in self.claims)
         return dataclasses.replace(

@@ -106,16 +106,14 @@ def _hints(results: "Sequence[Reproduction]", out: Path, *, from_file: bool) -> 
     if len(results) == 1 and index_is_old(results[0], out):
         yield (
             f"{out / 'index.html'} still shows the earlier run of {results[0].name}; `penstock "
-            "reproduce all --out "
-            f"{shlex.quote(str(out))}` writes it anew"
+            f"reproduce all --out {shlex.quote(str(out))}` writes it anew"
         )
     for result in () if from_file else results:
         path = left(result.name, out)
         if path is not None:
             yield (
                 f"{path} was left as it is, for it is not the scenario that was measured; "
-                "`penstock reproduce "
-                f"{shlex.quote(str(path))}` measures it"
+                f"`penstock reproduce {shlex.quote(str(path))}` measures it"
             )
 
 

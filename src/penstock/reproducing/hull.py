@@ -64,8 +64,7 @@ def run(setup: Setup) -> Reproduction:
         "problem.",
         assumed=(
             f"Prompts are {prompt:,} tokens. Measured: where the region ends in the direction of "
-            "each published "
-            "vertex. Verdict `same`: the two differ by rounding only",
+            "each published vertex. Verdict `same`: the two differ by rounding only",
         ),
     )  # fmt: skip
 
@@ -99,9 +98,8 @@ def _refuse_other_hypotheses(
     if slots > b0:
         raise InputError(
             f"max_batch_size is {slots:,}, but Theorem 4 asks for at most batch_time.b0, {b0:,}, "
-            "and its vertices are "
-            "not those of the region beyond it; lower max_batch_size, or ask for it as "
-            "reproduce.beyond_b0"
+            "and its vertices are not those of the region beyond it; lower max_batch_size, or ask "
+            "for it as reproduce.beyond_b0"
         )
     if budget % b0:
         raise InputError(
@@ -140,9 +138,8 @@ def _extreme(server: Server, vertices: dict[str, tuple[float, float]], corners: 
     return Claim.judged(
         "C is a vertex of the hull", "yes, of conv(O, A, B, C, D)", "yes" if is_vertex else "no",
         is_vertex,
-        "the set is that of the theorem, but C is a corner only where (k_max - 1)(b0 - k_max) > "
-        "b0 c / a, which "
-        f"{'holds' if condition else 'does not hold'} here",
+        "the set is that of the theorem, but C is a corner only where (k_max - 1)(b0 - k_max) > b0 "
+        f"c / a, which {'holds' if condition else 'does not hold'} here",
     )  # fmt: skip
 
 
@@ -156,9 +153,8 @@ def _beyond(server: Server, slots: int, prompt: int) -> Claim:
         f"D at k_max {slots}, above b0", f"{vertex:,.0f} decode tokens/s", f"{best:,.0f} decode "
                                                                            "tokens/s",
         same,
-        "no error of the paper, whose theorem asks for k_max of at most b0: above, a batch that "
-        "is filled to a step of "
-        "the batch time carries more",
+        "no error of the paper, whose theorem asks for k_max of at most b0: above, a batch that is "
+        "filled to a step of the batch time carries more",
     )  # fmt: skip
 
 

@@ -92,10 +92,9 @@ def left(setup: Setup) -> Reproduction:
     return setup.answer(
         claims, _verdict_rows(answers), {text: chart},
         "A verdict is that of a theorem, or else of a sequential test that starts from large "
-        "backlogs and is wrong "
-        "with probability 1% at most. The slopes drawn decide nothing. A small backlog lies near "
-        "zero on the left; the "
-        "log scale on the right tells it from others.",
+        "backlogs and is wrong with probability 1% at most. The slopes drawn decide nothing. A "
+        "small backlog lies near zero on the left; the log scale on the right tells it from "
+        "others.",
         assumed=(
             f"The paper gives no token budget: {budgets[0]:,} (rho {rho:.3f}) is assumed{because}",
             "The paper gives mean lengths: constant ones are assumed, and no max batch size",
@@ -203,10 +202,8 @@ def _refuse_no_comparison(settings: _Finite) -> None:
     ):
         raise InputError(
             f"fig-instable-right compares {BEST} with other policies, in at least one case with "
-            "one seed; its "
-            f"settings are policies {settings.policies}, {len(settings.cases)} cases and seeds "
-            f"{settings.seeds}: add "
-            "what is missing"
+            f"one seed; its settings are policies {settings.policies}, {len(settings.cases)} cases "
+            f"and seeds {settings.seeds}: add what is missing"
         )
 
 
@@ -265,15 +262,13 @@ def right(setup: Setup) -> Reproduction:
         assumed=(
             origin,
             "The paper says `a finite, fixed workload with the same arrival rate`, which is that "
-            "of the figure's left "
-            f"half, {RATE:g} requests/s, without the number of requests: {count} are assumed. It "
-            "claims nothing at "
-            "other rates; they check whether its order holds there too",
+            f"of the figure's left half, {RATE:g} requests/s, without the number of requests: "
+            f"{count} are assumed. It claims nothing at other rates; they check whether its order "
+            "holds there too",
             f"The paper gives no token budget: {scenario.server.token_budget:,} is assumed, as on "
             "the left",
             "A mean is over the time until every policy has served the last request, and over "
-            f"{len(settings.seeds)} "
-            f"seeds. Verdict `same`: no policy has a lower mean than {BEST}",
+            f"{len(settings.seeds)} seeds. Verdict `same`: no policy has a lower mean than {BEST}",
         ),
     )  # fmt: skip
 

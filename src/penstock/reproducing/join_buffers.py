@@ -127,8 +127,7 @@ def _server_of_joins(setup: Setup) -> Scenario:
     if dropped:
         raise InputError(
             f"server.{dropped[0]} would change nothing, since reproduce.batch_ms says how long a "
-            "batch of each server "
-            "takes; leave it out"
+            "batch of each server takes; leave it out"
         )
     scenario = setup.scenario(
         server={"batch_time": {"affine": {"c_ms": 1000, "a_ms_per_token": 0}}}
@@ -136,14 +135,12 @@ def _server_of_joins(setup: Setup) -> Scenario:
     if scenario.server.policy.work_conserving is not True:
         raise InputError(
             f"server.policy is {scenario.server.policy.name}, which is not known to be "
-            "work-conserving, as the lemma "
-            "and its theorem ask; give one that is, such as sarathi"
+            "work-conserving, as the lemma and its theorem ask; give one that is, such as sarathi"
         )
     if scenario.server.convention != "paper":
         raise InputError(
             f"server.convention is {scenario.server.convention}, in which a request of one output "
-            "token has no decode, "
-            "but the lemma counts one; give convention: paper"
+            "token has no decode, but the lemma counts one; give convention: paper"
         )
     if scenario.server.max_batch_size is not None or scenario.server.memory is not None:
         raise InputError(
@@ -164,8 +161,7 @@ def _carried_loads(settings: _Join, scenario: Scenario) -> list[float]:
     ):
         raise InputError(
             "lemma-join serves requests of one prompt and one output token, to the last; set "
-            "prompt and output to 1, "
-            "and give simulate.requests"
+            "prompt and output to 1, and give simulate.requests"
         )
     loads = [
         2 * scenario.workload.rate * ms / 1e3 / scenario.server.token_budget
@@ -173,9 +169,8 @@ def _carried_loads(settings: _Join, scenario: Scenario) -> list[float]:
     ]
     if max(loads) >= 1:
         raise InputError(
-            f"a server has load {max(loads):.3g}, so its queue and the join buffers grow for "
-            "ever; lower "
-            "workload.rate or reproduce.batch_ms until each load is below 1"
+            f"a server has load {max(loads):.3g}, so its queue and the join buffers grow for ever; "
+            "lower workload.rate or reproduce.batch_ms until each load is below 1"
         )
     return loads
 
@@ -187,8 +182,7 @@ def run(setup: Setup) -> Reproduction:
     if forks < 2:
         raise InputError(
             f"reproduce.batch_ms has {len(settings.batch_ms)} values, but a fork and join has "
-            "three servers at least: "
-            "q_1 and two of the fork; give a time for each"
+            "three servers at least: q_1 and two of the fork; give a time for each"
         )
     scenario = _server_of_joins(setup)
     loads = _carried_loads(settings, scenario)
@@ -223,15 +217,12 @@ def run(setup: Setup) -> Reproduction:
     text = "Join buffers over time, with the bound of the lemma and the corrected one."
     return setup.answer(
         claims, shown, {text: _buffers(shown)},
-        f"{settings.shown_s:g} s about the largest of {joined.time_s[-1]:,.0f} s: the join "
-        "buffer, the lemma's bound, "
-        "and the corrected one.",
+        f"{settings.shown_s:g} s about the largest of {joined.time_s[-1]:,.0f} s: the join buffer, "
+        "the lemma's bound, and the corrected one.",
         assumed=(
             f"Loads {', '.join(f'{load:.3g}' for load in loads)} of q_1 and of the fork; K-FCFS "
-            "held with "
-            f"K = {joined.k}, so K' = K + v_max b_max = {k_prime}. How large the buffers get "
-            "depends on the seed and "
-            "on the number of jobs.",
+            f"held with K = {joined.k}, so K' = K + v_max b_max = {k_prime}. How large the buffers "
+            "get depends on the seed and on the number of jobs.",
         ),
     )  # fmt: skip
 

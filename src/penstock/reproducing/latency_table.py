@@ -48,8 +48,7 @@ _REASONS = {
 } | {
     ("Vidur", "Orca", metric): (
         "probably because its batches hold many whole prompts, and Vidur takes those above 4,096 "
-        "tokens to cost no "
-        "more than at 4,096, as its predictor says"
+        "tokens to cost no more than at 4,096, as its predictor says"
     )
     for metric in METRICS
 }
@@ -87,23 +86,18 @@ def run(setup: Setup) -> Reproduction:
     budget = scenario.server.token_budget
     assumed += [
         "The four numbers of a row are P50 / P90 / P95 / P99 in seconds. The table says (ms), but "
-        "a decode alone takes "
-        "47 ms and its TBT are 0.04 to 0.65: they are seconds",
+        "a decode alone takes 47 ms and its TBT are 0.04 to 0.65: they are seconds",
         f"No token budget, max batch size or number of requests is published: {budget:,} tokens, "
-        "no limit for the "
-        f"paper's policies, {settings.requests:,} requests",
+        f"no limit for the paper's policies, {settings.requests:,} requests",
         "TBT is (last token - first token)/output tokens of a request, as Vidur has it, and not a "
         "gap between tokens",
         "`fitted`: the limits of Vidur's schedulers, and the flat batch times of one, were chosen "
-        "to come near the "
-        "published rows, so that agreement is no independent check. No configuration of Vidur "
-        "gives all four rows",
+        "to come near the published rows, so that agreement is no independent check. No "
+        "configuration of Vidur gives all four rows",
         f"Verdict `same` of a row: the mean of the {settings.seeds} runs is within "
-        f"{settings.within:.0%} of each "
-        f"published number (rounded to {2 * _ROUNDED:g} s), or that lies between the lowest and "
-        "the highest run. "
-        f"Verdict `same` of an order: it holds at every percentile; less than {_TIE:.1%} apart is "
-        "a tie",
+        f"{settings.within:.0%} of each published number (rounded to {2 * _ROUNDED:g} s), or that "
+        "lies between the lowest and the highest run. Verdict `same` of an order: it holds at "
+        f"every percentile; less than {_TIE:.1%} apart is a tie",
     ]
     claims = [claim for family in families for claim in _orders(family)]
     claims += [claim for family in families for claim in _numbers(family, settings)]
@@ -115,10 +109,8 @@ def run(setup: Setup) -> Reproduction:
     return setup.answer(
         claims, cells, {text: _chart(cells)},
         "Filled marks: measured here, mean of the runs. Hollow marks: published. A line joins the "
-        "two. Log scale. "
-        "`paper`: the policies as the paper defines them. `Vidur`: those of that simulator, whose "
-        "limits were "
-        "fitted to the published numbers.",
+        "two. Log scale. `paper`: the policies as the paper defines them. `Vidur`: those of that "
+        "simulator, whose limits were fitted to the published numbers.",
         tuple(_table(families, metric) for metric in METRICS), tuple(assumed),
     )  # fmt: skip
 
@@ -195,8 +187,7 @@ def _orders(family: Family) -> list[Claim]:
 
 _CUT = (
     "vanilla vLLM and Orca, as the paper defines them, serve prompts before decodes and cut them, "
-    "so that first tokens "
-    "come early and others late; Vidur's take prompts whole"
+    "so that first tokens come early and others late; Vidur's take prompts whole"
 )
 
 
@@ -255,8 +246,7 @@ def _why_off(
     if scheduler in family.overloaded:
         reason = (
             "it cannot carry this rate (unstable by the test of stability), so that latency grows "
-            "with the number of "
-            f"requests, {settings.requests:,} here and not published"
+            f"with the number of requests, {settings.requests:,} here and not published"
         )
     else:
         reason = _REASONS.get((family.name, scheduler, METRICS[j]), _UNKNOWN)

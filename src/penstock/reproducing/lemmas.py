@@ -26,9 +26,8 @@ from penstock.simulation.simulate import simulate
 def _odd(slack: int) -> int:
     if slack % 2 == 0:
         raise ValueError(
-            f"{slack} is even, for which the burst has K = {2 * slack} and shows nobody far "
-            f"ahead; give {slack - 1} or "
-            f"{slack + 1}"
+            f"{slack} is even, for which the burst has K = {2 * slack} and shows nobody far ahead; "
+            f"give {slack - 1} or {slack + 1}"
         )
     return slack
 
@@ -234,8 +233,7 @@ def overtaking(setup: Setup) -> Reproduction:
     return setup.answer(
         claims, table, {text: _orders(table)},
         "All requests of a burst arrive together. Where a curve falls, younger requests are done "
-        "before older ones. "
-        f"The two large marks: request {2 * slack - 1} leaves before request 0.",
+        f"before older ones. The two large marks: request {2 * slack - 1} leaves before request 0.",
         assumed=("Every batch takes one tick: batch times do not change who overtakes whom here.",),
     )  # fmt: skip
 
@@ -274,9 +272,8 @@ def _of_prefill(measured: int, overtaking: Overtaking, burst: _Burst) -> Claim:
     same = measured < bound
     reason = (
         f"the lemma is false for prefill: K-FCFS holds with K = {overtaking.k}, but says nothing "
-        "of batches without "
-        "decodes, so the newest prompts of a burst may all go first. For departures (f = d) it "
-        "holds"
+        "of batches without decodes, so the newest prompts of a burst may all go first. For "
+        "departures (f = d) it holds"
     )
     what = f"prefill: farthest ahead of an older one, K = {overtaking.k}"
     return Claim.judged(
@@ -299,11 +296,10 @@ def _of_departures(what: str, overtaking: Overtaking) -> Claim:
 def _places(far: Overtaking) -> Claim:
     same = far.places < far.lemma
     reason = (
-        "the lemma holds for departures, with another constant: its proof counts the requests "
-        "that overtake "
-        f"({far.overtakers} here), but the lemma speaks of places. The {far.k - 1} requests just "
-        "before the overtaker "
-        "may wait too. 2(K - 1) + (v_max - 1)(b_max - 1) places are the most"
+        "the lemma holds for departures, with another constant: its proof counts the requests that "
+        f"overtake ({far.overtakers} here), but the lemma speaks of places. The {far.k - 1} "
+        "requests just before the overtaker may wait too. 2(K - 1) + (v_max - 1)(b_max - 1) places "
+        "are the most"
     )
     what = f"departures: farthest ahead of an older one, K = {far.k}"
     return Claim.judged(

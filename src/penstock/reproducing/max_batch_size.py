@@ -103,22 +103,16 @@ def run(setup: Setup) -> Reproduction:
         claims, _rows(backlogs, settings.scopes),
         _charts(backlogs, settings, (small, large)),
         "The load is exactly what can be carried. Any randomness would let every backlog wander "
-        "without bound, so that "
-        "no test of random drift can judge it. Nothing is random here. A bounded backlog lies "
-        "near zero on the left; "
-        "the log scale shows that it stays level.",
+        "without bound, so that no test of random drift can judge it. Nothing is random here. A "
+        "bounded backlog lies near zero on the left; the log scale shows that it stays level.",
         assumed=(
             "The load is critical, so that no theorem judges it: growth is measured over the "
-            "second half of the run, "
-            "as a share of the tokens that arrive",
+            "second half of the run, as a share of the tokens that arrive",
             "A backlog is `bounded` if it has no new high, by a request or more, in the second "
-            "half of the run; else "
-            "it `grows`",
+            "half of the run; else it `grows`",
             f"Scopes that were tried: {' and '.join(settings.scopes)}. The max batch size counts "
-            "the requests in a "
-            "batch (paper) or those admitted and unfinished (engines). Where growth depends on "
-            "the scope both are "
-            "given",
+            "the requests in a batch (paper) or those admitted and unfinished (engines). Where "
+            "growth depends on the scope both are given",
             "The batches of sarathi are `same` if all of the second half are; the load is 1 to "
             "within rounding",
         ),
@@ -162,9 +156,8 @@ def _checked_until(settings: _Settings, scenario: Scenario) -> float:
     if _random(workload):
         raise InputError(
             "fig-kmax measures growth, which only tells where nothing is random, but arrivals or "
-            "lengths are; give "
-            "`workload: {deterministic: ...}` with constant lengths, or ask `penstock check` "
-            "about random ones"
+            "lengths are; give `workload: {deterministic: ...}` with constant lengths, or ask "
+            "`penstock check` about random ones"
         )
     if settings.larger_budget <= server.token_budget:
         raise InputError(
@@ -178,8 +171,7 @@ def _checked_until(settings: _Settings, scenario: Scenario) -> float:
     if until < shortest:
         raise InputError(
             f"simulate.until is {until:g} s, but a request decodes for {shortest / _DECODES:,.1f} "
-            "s, so the backlog "
-            "has no time to settle and show whether it grows; give at least "
+            "s, so the backlog has no time to settle and show whether it grows; give at least "
             f"{math.ceil(shortest):,} s"
         )
     return until

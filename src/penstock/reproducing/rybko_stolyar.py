@@ -89,15 +89,12 @@ def figure(setup: Setup) -> Reproduction:
         "later stages included.",
         assumed=(
             "Same means: the flood test says what the paper says, and no theorem says otherwise; "
-            "tokens grow by more "
-            "than half of what the fluid path gives; the most tokens over time are within "
-            f"{NEAR:.0%} of the fluid "
-            f"path; the mean number of requests in the later half is below {_LEVEL:g} times that "
-            "in the second quarter",
+            "tokens grow by more than half of what the fluid path gives; the most tokens over time "
+            f"are within {NEAR:.0%} of the fluid path; the mean number of requests in the later "
+            f"half is below {_LEVEL:g} times that in the second quarter",
             "The paper gives means only; each kind of lengths is simulated",
             "A fixed priority between classes is not K-FCFS, so the figure shows what work "
-            "conservation alone cannot "
-            "do, and contradicts none of the paper's theorems",
+            "conservation alone cannot do, and contradicts none of the paper's theorems",
         ),
     )  # fmt: skip
 

@@ -90,8 +90,7 @@ def run(setup: Setup) -> Reproduction:
     if virtual is None or push is None:
         raise InputError(
             "the priorities of these pools have no virtual station, so nothing but a load of 1 "
-            "makes them fail; serve "
-            "the long second stage first at each pool"
+            "makes them fail; serve the long second stage first at each pool"
         )
     # 1. limits and amplification by formula  2. floods below and above  3. E2E by order, simulated
     claims = _by_formula(network, ranking, virtual, push)
@@ -115,20 +114,16 @@ def run(setup: Setup) -> Reproduction:
     return setup.answer(
         claims, table, charts,
         "First figure: where half a cycle multiplies a backlog by more than 1, right of the "
-        "vertical line, queues grow "
-        "without end; the dots are the formula's figures. "
-        "Second figure: E2E of an independent slotted program beside those simulated here. "
+        "vertical line, queues grow without end; the dots are the formula's figures. Second "
+        "figure: E2E of an independent slotted program beside those simulated here. "
         f"{slot_sentence(network)}".rstrip(),
         assumed=(
             "Rows marked formula compare formulas with a linear program or a fluid path; rows "
-            "marked simulated are "
-            "simulated here",
+            "marked simulated are simulated here",
             "Same means: limits within 0.0005, amplifications within 0.001; of E2E, the other "
-            "figure lies in the 95% "
-            "interval widened by 5%",
+            "figure lies in the 95% interval widened by 5%",
             "The E2E of the slotted program come from an independent program with slots of 1 s, "
-            "where requests arrive "
-            "and move on between slots; here they arrive at any time",
+            "where requests arrive and move on between slots; here they arrive at any time",
         ),
     )  # fmt: skip
 

@@ -102,8 +102,7 @@ def measured_family(
     if unknown or len(rows) < 2:
         raise InputError(
             f"reproduce.schedulers.{name} has the rows {', '.join(rows) or 'none'}, but a "
-            "comparison takes two or more "
-            f"of the table's: {', '.join(PUBLISHED)}"
+            f"comparison takes two or more of the table's: {', '.join(PUBLISHED)}"
         )
     seconds = np.empty((seeds, len(rows), len(METRICS), len(PERCENTILES)))
     overloaded = set()

@@ -93,9 +93,8 @@ class Setup:
         for name in self.document:
             if name != "reproduce" and name not in sections:
                 raise InputError(
-                    f"{short(name)} is no section that {self.item.name} reads, so it would "
-                    f"change nothing; leave it out ({', '.join(('reproduce', *sections))} may "
-                    "stand there)"
+                    f"{short(name)} is no section that {self.item.name} reads, so it would change "
+                    f"nothing; leave it out ({', '.join(('reproduce', *sections))} may stand there)"
                 )
         keys = {key: value for key, value in self.document["reproduce"].items() if key != "item"}
         try:

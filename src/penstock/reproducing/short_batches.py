@@ -91,12 +91,10 @@ def run(setup: Setup) -> Reproduction:
         claims, pl.concat(rows),
         {text: together.configure_axis(gridColor=charts.GRID)},
         "Above each batch its number. Shaded: a batch with fewer tokens than the budget although "
-        "as many waited. "
-        "There, 2: 6/8 says that batch 2 has 6 of the 8 tokens that it could have.",
+        "as many waited. There, 2: 6/8 says that batch 2 has 6 of the 8 tokens that it could have.",
         assumed=(
-            f"The paper draws its example without numbers: {counted(len(prompt), 'request')} and "
-            "a token budget of "
-            f"{server.token_budget} were chosen here.",
+            f"The paper draws its example without numbers: {counted(len(prompt), 'request')} and a "
+            f"token budget of {server.token_budget} were chosen here.",
         ),
     )  # fmt: skip
 
@@ -109,14 +107,12 @@ def _paper_server(setup: Setup) -> Server:
     if server.max_batch_size is not None:
         raise InputError(
             f"server.max_batch_size is {server.max_batch_size}, but the paper defines work "
-            "conservation without one; "
-            "leave it out"
+            "conservation without one; leave it out"
         )
     if server.convention != "paper":
         raise InputError(
             f"server.convention is {server.convention}, in which the first output token needs no "
-            "batch, but the paper "
-            "counts one for each; give convention: paper"
+            "batch, but the paper counts one for each; give convention: paper"
         )
     return server
 

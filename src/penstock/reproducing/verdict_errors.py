@@ -72,12 +72,10 @@ def run(setup: Setup) -> Reproduction:
     return setup.answer(
         _claims(table, settings), table, {text: _chart(table, settings)},
         "By Theorem 1 the server is stable below load 1 and unstable above. Least squares and "
-        "batch means fit a slope "
-        "to the tokens in a run that starts empty, batch means after averages over so many parts "
-        "of it. They say "
-        f"unstable if the slope is above 0 at a significance of {settings.significance:.2g}. The "
-        "sequential test "
-        "starts from large backlogs.",
+        "batch means fit a slope to the tokens in a run that starts empty, batch means after "
+        "averages over so many parts of it. They say unstable if the slope is above 0 at a "
+        f"significance of {settings.significance:.2g}. The sequential test starts from large "
+        "backlogs.",
         assumed=(
             f"{settings.seeds} seeds at each load, so that a share is known to within about "
             f"{100 * 1.96 * math.sqrt(0.25 / settings.seeds):.0f} percentage points; "
@@ -86,8 +84,7 @@ def run(setup: Setup) -> Reproduction:
             "known. Verdict `same` of a "
             "slope: its 95% interval, in brackets, and the known range have a share in common",
             "Verdict `same` of the sequential test: so many wrong verdicts have a probability "
-            "above 1% if each is "
-            f"wrong with probability {settings.significance:.2g}, its alpha",
+            f"above 1% if each is wrong with probability {settings.significance:.2g}, its alpha",
         ),
     )  # fmt: skip
 
@@ -104,14 +101,12 @@ def _refuse_untellable(settings: _Settings, scenario: Scenario) -> None:
     if server.policy.work_conserving is not True:
         raise InputError(
             f"server.policy is {server.policy.name}, which is not known to be work-conserving, so "
-            "Theorem 1 does not "
-            "tell which loads are stable; give one that is, such as sarathi"
+            "Theorem 1 does not tell which loads are stable; give one that is, such as sarathi"
         )
     if close := [load for load in settings.loads if abs(load - 1) < _CLOSEST]:
         raise InputError(
             f"reproduce.loads has {close[0]:g}, within {_CLOSEST:g} of 1, where no theorem or no "
-            "run of this length "
-            "says what is right; give loads further below and above 1"
+            "run of this length says what is right; give loads further below and above 1"
         )
     if scenario.requests is not None and scenario.requests < _FEWEST:
         raise InputError(
@@ -131,9 +126,8 @@ def _stable_up_to(scenario: Scenario) -> float:
         h for h in fails if h.name != "bounded lengths"
     ]:  # which geometric ones are but for a tail
         raise InputError(
-            f"Theorem 1 does not tell which loads are stable, for it asks for {fails[0].name}, "
-            f"but {fails[0].why}; "
-            "change workload or server until it holds"
+            f"Theorem 1 does not tell which loads are stable, for it asks for {fails[0].name}, but "
+            f"{fails[0].why}; change workload or server until it holds"
         )
     return limit
 
@@ -154,8 +148,7 @@ def _wrong(
     if tokens.size < max(settings.batches):
         raise InputError(
             f"reproduce.batches has {max(settings.batches)}, but a run of this length is seen at "
-            f"{tokens.size} "
-            "instants; lower it, or raise simulate.requests or simulate.until"
+            f"{tokens.size} instants; lower it, or raise simulate.requests or simulate.until"
         )
     wrong = {LEAST_SQUARES: rising(tokens, settings.significance) == stable}
     for count in settings.batches:
@@ -193,9 +186,8 @@ def _claims(table: pl.DataFrame, settings: _Settings) -> tuple[Claim, ...]:
             LEAST_SQUARES: "the load, the length of the runs, or chance: see the figure",
             BATCH_MEANS: (
                 "the known shares come from a number of batches that is not stated; more batches "
-                "give more wrong "
-                "verdicts, so that another number than theirs gives another share, and this is no "
-                "contradiction"
+                "give more wrong verdicts, so that another number than theirs gives another share, "
+                "and this is no contradiction"
             ),
         }
         claims.append(

@@ -149,10 +149,8 @@ def search(name: str, policy: Scheduler, settings: _TableSettings) -> Finding:
         )
         raise InputError(
             f"reproduce.random.systems is {settings.random.systems}: in "
-            f"{counted(finding.systems, 'system')} {name} "
-            f"had no batch {lacks}, so nothing can be said of it; raise random.systems, or "
-            "random.requests and "
-            "random.tokens"
+            f"{counted(finding.systems, 'system')} {name} had no batch {lacks}, so nothing can be "
+            "said of it; raise random.systems, or random.requests and random.tokens"
         )
     return finding
 

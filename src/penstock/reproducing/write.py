@@ -90,9 +90,8 @@ def check_folder(folder: Path, files: Iterable[str]) -> None:
             ) from None
         if in_the_way:
             raise InputError(
-                f"cannot write {path}: something of that name is there and is no file; move it, "
-                "or give another folder "
-                "to --out"
+                f"cannot write {path}: something of that name is there and is no file; move it, or "
+                "give another folder to --out"
             )
 
 

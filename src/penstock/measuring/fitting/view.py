@@ -29,10 +29,9 @@ _COSTS = {
 }
 
 _HELD_OUT = (
-    "Error: the mean of |predicted / measured - 1| on batches held out of the fit, block by "
-    "block. Of the models whose "
-    "error is at most one standard error above the least, the one with the fewest parameters is "
-    "taken."
+    "Error: the mean of |predicted / measured - 1| on batches held out of the fit, block by block. "
+    "Of the models whose error is at most one standard error above the least, the one with the "
+    "fewest parameters is taken."
 )
 _PLAIN = 1e4  # from here on four digits would need an exponent
 _KNOTS = 12

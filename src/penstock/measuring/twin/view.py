@@ -77,9 +77,8 @@ def _runs(twin: "Twin") -> Table:
         )
     columns = ("rho", "Seed", "Requests/s", "Theory", "Requests", "Batches", "Tokens each", "Model")
     caption = (
-        "Theory: the certificate. Model: its time for the very batches of the run, over theirs: "
-        "an error of the batch "
-        "times, and none of the queueing."
+        "Theory: the certificate. Model: its time for the very batches of the run, over theirs: an "
+        "error of the batch times, and none of the queueing."
     )
     return Table(columns, rows, caption)
 
@@ -172,10 +171,9 @@ def _warnings(twin: "Twin") -> list[str]:
     worst = max((trial.batch_error for trial in twin.trials), key=abs)
     if abs(worst) > _DRIFTED:
         words.append(
-            f"the batch times themselves were off by up to {worst:+.1%}, which queues multiply: "
-            "do not read those "
-            "latencies as errors of the queueing; measure for longer (--calibrate), on a quieter "
-            "machine"
+            f"the batch times themselves were off by up to {worst:+.1%}, which queues multiply: do "
+            "not read those latencies as errors of the queueing; measure for longer (--calibrate), "
+            "on a quieter machine"
         )
     if abs(twin.speed - 1) > _DRIFTED:
         words.append(
