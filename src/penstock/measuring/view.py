@@ -11,8 +11,8 @@ from penstock.words import counted
 
 _CONTEXT = 1_000
 _LISTED = ((1, 0), (64, 0), (0, 512))
+# Decodes and prefill tokens of the batches that are shown.
 _IN_FULL = ((1, 0), (64, 0), (256, 0), (0, 512), (64, 448), (0, 2_048))
-"""Decodes and prefill tokens of the batches that are shown."""
 
 _CAPTION = (
     f"Decodes have {_CONTEXT:,} tokens before them. The last column is the share of 64 decodes' "

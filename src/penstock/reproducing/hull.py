@@ -24,10 +24,9 @@ _EQUAL = 1e-9
 
 
 class _Settings(Section):
+    # A max batch size above b0, at most the token budget, where the paper's vertices are not those
+    # of the region.
     beyond_b0: Whole = 200
-    """A max batch size above b0, at most the token budget, where the paper's vertices are not those
-    of the region.
-    """
 
 
 def run(setup: Setup) -> Reproduction:

@@ -17,8 +17,7 @@ STROKES: dict[str, Any] = {"symbolType": "stroke", "labelLimit": 260, "columns":
 
 DASHES = [list(dash) for dash in charts.DASHES]
 _POINTS = 500
-_MARKS = 10
-"""Of each line, where no other line has its own, so that lines on each other are seen."""
+_MARKS = 10  # of each line, where no other line has its own, so that lines on each other are seen
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 
 

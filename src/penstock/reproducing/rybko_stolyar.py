@@ -43,11 +43,11 @@ class _Figure(Section):
     lengths: Different[Kind] = Field(["constant", "geometric", "uniform"], min_length=1)
 
 
+# What the paper says of the priorities: the verdict, and its words; it gives no numbers.
 _PAPER: Mapping[str, tuple[str, str]] = {
     AS_PUBLISHED: ("unstable", "tokens grow without bound"),
     REVERSED: ("stable", "stability is restored"),
 }
-"""What the paper says of the priorities: the verdict, and its words; it gives no numbers."""
 
 
 def figure(setup: Setup) -> Reproduction:
@@ -241,10 +241,9 @@ def _growth(series: pl.DataFrame, kind: Kind, envelope: float | None) -> list[Cl
     return claims
 
 
+# Ratio of requests, late in a run to earlier, below which they do not grow; it is 2 where they grow
+# as time does.
 _LEVEL = 1.5
-"""Ratio of requests, late in a run to earlier, below which they do not grow; it is 2 where they
-grow as time does.
-"""
 
 
 def _requests(series: pl.DataFrame, kind: Kind) -> Claim:

@@ -61,6 +61,7 @@ class E2E(NamedTuple):
 
 _KNOWN_LIMIT, _KNOWN_PUSH = 0.5588, 0.5429
 _AMPLIFIED = {0.5: 0.810, 0.7: 1.676, 0.9: 4.135}
+# Mean E2E in slots, by order and load, from an independent slotted program.
 _E2E = {
     (REVERSED, 0.9): 70, (REVERSED, 0.95): 74, (REVERSED, 0.98): 82, (REVERSED, 0.99): 93,
     ("back-pressure", 0.9): 79, ("back-pressure", 0.95): 82, ("back-pressure", 0.98): 90,
@@ -73,7 +74,6 @@ _E2E = {
     ("global-age", 0.9): 198, ("global-age", 0.95): 281, ("global-age", 0.98): 416,
     ("global-age", 0.99): 515,
 }  # fmt: skip
-"""Mean E2E in slots, by order and load, from an independent slotted program."""
 
 _WARMUP, _BATCHES = 0.2, 30
 

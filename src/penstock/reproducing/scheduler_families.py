@@ -44,10 +44,8 @@ check.
 
 class _Row(Section):
     server: dict[str, Any]
-    flat_beyond: Whole | None = None
-    """Batches of more tokens take no longer."""
-    longest_gap: Annotated[float, Field(gt=0)] | None = None
-    """Between arrivals, in means."""
+    flat_beyond: Whole | None = None  # batches of more tokens take no longer
+    longest_gap: Annotated[float, Field(gt=0)] | None = None  # between arrivals, in means
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """What a reproduction is made from: its scenario file, and the recorded traces that are here."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -15,12 +15,17 @@ from penstock.reproducing.claims import Claim, Item, Reproduction
 from penstock.scenario.network import NetworkScenario, build_network
 from penstock.scenario.scenario import Scenario, build
 from penstock.show.page import Table
+from penstock.simulation.run import Run
+from penstock.simulation.simulate import simulate
+from penstock.system.server import Server
 from penstock.traces import catalogue
 from penstock.workload.pairs import Recorded
 from penstock.workload.workload import Workload, read_trace
 
 Settings = TypeVar("Settings", bound=Section)
 Value = TypeVar("Value", bound=Hashable)
+Step = TypeVar("Step")
+Name = TypeVar("Name")
 
 SECTIONS = ("workload", "server", "simulate", "network")
 """Those that an item can read besides ``reproduce``; `Setup.scenario` and `Setup.network` refuse
@@ -105,6 +110,14 @@ class Setup:
                 reason if reason.startswith("reproduce") else f"reproduce.{reason}"
             ) from None
 
+    def each(self, steps: Sequence[Step], part: int = 0, parts: int = 1) -> Iterator[Step]:
+        """Yield steps of one of so many equal parts of the work, and report after each what is
+        done.
+        """
+        for count, step in enumerate(steps, 1):
+            yield step
+            self.progress((part + count / len(steps)) / parts)
+
     def scenario(self, **sections: Any) -> Scenario:
         """Return the file as a scenario, with keys of its sections changed: ``server={"policy":
         ...}``.
@@ -134,13 +147,11 @@ class Setup:
         A trace is looked for in the folder of the data, by its name in the catalogue or as
         ``azure_llm_2023_code.csv``, then among those that ``penstock traces get`` has fetched.
         """
-        file = f"{name.replace('-', '_')}.csv"
-        candidates = (
-            []
-            if self.data is None
-            else [self.data / name, self.data / file, self.data / "traces" / file]
-        )
-        for path in (*candidates, catalogue.path_of(name)):
+        candidates = [catalogue.path_of(name)]
+        if self.data is not None:
+            file = f"{name.replace('-', '_')}.csv"
+            candidates[:0] = [self.data / name, self.data / file, self.data / "traces" / file]
+        for path in candidates:
             if path is not None and path.is_file():
                 trace = read_trace(path)
                 assert isinstance(trace.lengths, Recorded)
@@ -159,6 +170,19 @@ class Setup:
             f"{alike} was drawn"
         )
 
+    def traced(self, trace: str) -> tuple[Workload, str, Scenario]:
+        """Return the workload of the file, else a recorded trace or its look-alike; what has to be
+        said of it; and the file as a scenario, for its server and how much to simulate.
+        """
+        if "workload" in self.document:
+            scenario = self.scenario()
+            workload = scenario.workload
+            return workload, f"the requests are those of the scenario: {workload.name}", scenario
+        workload, origin = self.recorded(trace)
+        # A scenario has one; its seed is the file's.
+        scenario = self.scenario(workload={"preset": "azure-code"})
+        return workload.with_seed(scenario.workload.seed), origin, scenario
+
     def profile(self, name: str) -> Path | None:
         """Return the folder with measured layer times of a source, such as ``vidur``, if it is in
         the data.
@@ -176,10 +200,27 @@ class Setup:
         assumed: Iterable[str] = (),
     ) -> Reproduction:
         """Return the item measured again; parameters as in `Reproduction`."""
-        name, title, source = self.item.name, self.item.title, self.item.source
+        item = (self.item.name, self.item.title, self.item.source)
         return Reproduction(
-            name, title, source, tuple(claims), rows, charts, caption, tuple(tables), tuple(assumed)
+            *item, tuple(claims), rows, charts, caption, tuple(tables), tuple(assumed)
         )
+
+
+def refuse(wrong: bool, reason: str) -> None:
+    """Raise an `InputError` with the reason where something is wrong."""
+    if wrong:
+        raise InputError(reason)
+
+
+def served_to_the_last(
+    workload: Workload, count: int, servers: Mapping[Name, Server]
+) -> dict[Name, Run]:
+    """Return a run of each server with the same first requests, all of which are served, overloaded
+    or not.
+    """
+    first = workload.requests(count)
+    finite = Workload.from_arrays(first.arrival_s, first.prompt_tokens, first.output_tokens)
+    return {name: simulate(finite, server, requests=count) for name, server in servers.items()}
 
 
 def profile_in(folder: Path | None, file: str, key: str, *, of_files: bool = False) -> Path | None:

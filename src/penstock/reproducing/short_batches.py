@@ -40,8 +40,7 @@ SHORT = {"vllm-vanilla": [2], "fastertransformer": [2, 3, 4], "orca": [], "sarat
 that it leaves out.
 """
 
-_DRAWN = ("vllm-vanilla", "fastertransformer")
-"""Those that the paper's figure shows."""
+_DRAWN = ("vllm-vanilla", "fastertransformer")  # those that the paper's figure shows
 
 
 def run(setup: Setup) -> Reproduction:

@@ -25,19 +25,16 @@ LEAST_SQUARES, BATCH_MEANS, SEQUENTIAL = "least squares", "batch means", "sequen
 PUBLISHED = {LEAST_SQUARES: (0.80, 0.97), BATCH_MEANS: (0.60, 0.90)}
 """Known shares of stable runs near the critical load that are called unstable."""
 
-_CLOSEST = 1e-3
-"""To 1 that a load may be: closer, no run is long enough to tell."""
+_CLOSEST = 1e-3  # to 1 that a load may be: closer, no run is long enough to tell
 
-_FEWEST = 1000
-"""Requests of a run."""
+_FEWEST = 1000  # requests of a run
 
 _COLOURS = ("#56B4E9", "#E69F00", "#F0E442", "#CC79A7", "#009E73")  # the last bar is black
 
 
 class _Settings(Section):
     loads: Different[Annotated[float, Field(ge=0.5, le=2)]] = Field(min_length=1)
-    near: float = Field(0.02, gt=0, le=0.5)
-    """Loads so close to 1 are compared with what is known."""
+    near: float = Field(0.02, gt=0, le=0.5)  # loads so close to 1 are compared with what is known
     seeds: Whole = Field(24, ge=10, le=10_000)
     significance: float = Field(0.01, ge=1e-6, lt=0.25)
     batches: Different[Annotated[Whole, Field(ge=3, le=2000)]] = Field([20, 200], min_length=1)

@@ -281,10 +281,9 @@ def _tokens(prefill: int, decode: int) -> str:
     return f"{prefill} prefill, {decode} decode"
 
 
+# Of the names of policies, also where a browser's letters are wider than those the figure was laid
+# out with.
 _ROOM = alt.Axis(labelLimit=300, minExtent=130)
-"""Of the names of policies, also where a browser's letters are wider than those the figure was laid
-out with.
-"""
 
 
 def _shares(findings: list[Finding]) -> Any:

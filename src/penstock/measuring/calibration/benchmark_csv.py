@@ -29,6 +29,7 @@ _METRIC = re.compile(
     rf"({'|'.join(_METRICS)})(?:_({'|'.join(filter(None, _STATISTICS))}))?_({'|'.join(_UNITS)})"
 )
 
+# What a column may be called.
 _CALLED = {
     "run": ("run", "file"),
     "shape": ("shape",),
@@ -55,12 +56,10 @@ _CALLED = {
         for part in ("low", "high", "std")
     },
 }
-"""What a column may be called."""
 
 _WORDS = ("run", "shape", "load", "data", "pattern")
 _FALSE = ("false", "0", "no")
-_EMPTY = ("", "nan", "null", "none")
-"""What stands for nothing, beside an empty cell."""
+_EMPTY = ("", "nan", "null", "none")  # what stands for nothing, beside an empty cell
 _FEWEST = 100  # requests of a row that does not say how many it sent
 
 

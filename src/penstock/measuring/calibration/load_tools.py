@@ -77,12 +77,12 @@ _VLLM_BENCH = fields(
 )  # fmt: skip
 _STATISTICS = {"mean": "mean", "median": "p50", "p50": "p50", "p90": "p90", "p99": "p99"}
 _METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "e2e_latency": "e2e"}
+# Keys of vllm bench (``e2e_latency``: of SGLang's) and the columns that they are.
 _MILLISECONDS = {
     f"{statistic}_{metric}_ms": f"{_METRICS[metric]}_{_STATISTICS[statistic]}_s"
     for metric in _METRICS
     for statistic in _STATISTICS
 }
-"""Keys of vllm bench (``e2e_latency``: of SGLang's) and the columns that they are."""
 _VLLM_TIMES = fields({key: key for key in _MILLISECONDS})
 
 
@@ -205,6 +205,9 @@ def _sent(result: Any) -> Row:
 
 # inference-perf
 
+# Of inference-perf. Its inter-token latency and time per output token count tokens as its own
+# tokenizer sees them in each chunk. That is twice too many where the tokenizer begins each chunk
+# with a token of its own, so neither is read.
 _INFERENCE_PERF = fields(
     {
         "rate": "load_summary.requested_rate",
@@ -225,12 +228,6 @@ _INFERENCE_PERF = fields(
     },
     needed=("load_summary", "successes", "successes.count"),
 )
-"""Of inference-perf.
-
-Its inter-token latency and time per output token count tokens as its own tokenizer sees them in
-each chunk. That is twice too many where the tokenizer begins each chunk with a token of its own, so
-neither is read.
-"""
 
 
 def is_inference_perf(document: Any) -> bool:
@@ -281,12 +278,12 @@ def inference_perf(document: Any, source: Source) -> list[Row]:
 _PER_UNIT = {
     "s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "milliseconds": 1e-3, "us": 1e-6, "ns": 1e-9,
 }  # fmt: skip
+# Its inter-token latency is (E2E - TTFT) / (output - 1) of a request, averaged over requests.
 _AIPERF_METRICS = {
     "ttft": "time_to_first_token",
     "tpot": "inter_token_latency",
     "e2e": "request_latency",
 }
-"""Its inter-token latency is (E2E - TTFT) / (output - 1) of a request, averaged over requests."""
 _AIPERF = fields(
     {
         "requests_per_s": (Statistics, "request_throughput"),
@@ -301,6 +298,7 @@ _AIPERF = fields(
     },
     input_config={},
 )
+# What AIPerf's command line, or GenAI-Perf's, says of the load.
 _SETTING = fields(
     {
         "concurrency": "concurrency",
@@ -309,7 +307,6 @@ _SETTING = fields(
         "arrival_smoothness": "arrival_smoothness",
     }
 )
-"""What AIPerf's command line, or GenAI-Perf's, says of the load."""
 _PHASE_FIELDS: dict[str, str | tuple[Any, ...]] = {
     "kind": (str, "kind"),
     "name": (str, "name"),
@@ -320,16 +317,16 @@ _PHASE_FIELDS: dict[str, str | tuple[Any, ...]] = {
     "exclude_from_results": (bool, "exclude_from_results"),
 }
 _PHASE = fields(_PHASE_FIELDS, needed=("type",), exclude_from_results=False)
+# Settings of a phase that are read, or that change nothing of the load.
 _HARMLESS = (
     *_PHASE_FIELDS, "requests", "duration", "sessions", "grace_period", "sla", "seamless",
     "failed_request_threshold",
 )  # fmt: skip
-"""Settings of a phase that are read, or that change nothing of the load."""
+# Settings, before there were phases, with which the load is not what rate and concurrency say.
 _UNLIKE = (
     "fixed_schedule", "user_centric_rate", "num_users", "request_rate_ramp_duration",
     "concurrency_ramp_duration", "prefill_concurrency", "request_cancellation_rate",
 )  # fmt: skip
-"""Settings, before there were phases, with which the load is not what rate and concurrency say."""
 
 
 def is_aiperf(document: Any) -> bool:

@@ -22,8 +22,7 @@ _SLOPE = 0.02  # change of a logarithm that slopes are taken over
 _LONGEST_STEP = 1.0  # change of a logarithm in a round
 _ENOUGH = 0.002  # share by which a round must improve the fit, or it is the last
 _FARTHEST = 3.0  # logarithm; what is further off counts as this far
-_NOISE = 0.02
-"""Misfits below this, or their mean, count as squares, others as they are."""
+_NOISE = 0.02  # misfits below this, or their mean, count as squares, others as they are
 WORTH = 0.01
 """Misfit, as a logarithm, that weighs as much as 1.4 standard deviations from a prior."""
 

@@ -36,8 +36,8 @@ _N90 = 1.645  # and of a normal distribution
 FITTED = ("ttft", "itl")
 """Metrics that are fitted."""
 
+# Metrics that get an interval, and whose noise they have.
 _NOISE_OF = {"ttft": "ttft", "itl": "itl", "e2e": "itl", "requests_per_s": "itl"}
-"""Metrics that get an interval, and whose noise they have."""
 
 
 class ShapeFit(NamedTuple):

@@ -10,8 +10,7 @@ from penstock.measuring.fitting.families import COMPOSED
 from penstock.measuring.fitting.fit import Fit
 from penstock.show.charts import COLOURS, GRID, SHORT
 
-_MOST = 3_000
-"""Batches drawn; more are thinned evenly."""
+_MOST = 3_000  # batches drawn; more are thinned evenly
 _CROSS = "M-1,-1L1,1M-1,1L1,-1"
 _SHAPES = {"fitted": "circle", "left out": _CROSS}
 _COLOURS = {"fitted": COLOURS[0], "left out": COLOURS[1]}

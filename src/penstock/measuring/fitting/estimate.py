@@ -20,8 +20,7 @@ from penstock.measuring.fitting.robust import Solution, apply, fit_relative, run
 from penstock.system.batch_time import MOST_TOKENS, BatchTime
 
 _FEWEST = 5
-_LIKELY = 3.84
-"""95% of chi squared with one degree of freedom."""
+_LIKELY = 3.84  # 95% of chi squared with one degree of freedom
 _STARTS = 3
 
 

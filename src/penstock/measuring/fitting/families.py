@@ -22,10 +22,10 @@ COMPOSED = "composition-"
 """What the name of a composition begins with; the family of its linear part follows."""
 
 _MOST_KNOTS = 32
+# Batches with prefill, and without, below which nothing is told of one kind alone.
 _FEWEST_OF_A_KIND = 20
-"""Batches with prefill, and without, below which nothing is told of one kind alone."""
+# Share of a column's squares that others leave unexplained, below which it is one of them.
 _SAME = 1e-4
-"""Share of a column's squares that others leave unexplained, below which it is one of them."""
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,13 @@ from penstock.show.page import Page, Shown
 from penstock.system.batch_time import BatchTime
 from penstock.system.batch_time_file import BatchTimeFile
 
-_BENDS = 9
-"""Of the bends that fit as well, how many a bootstrap tries."""
+_BENDS = 9  # of the bends that fit as well, how many a bootstrap tries
 
+# What a batch-time file says of a fit.
 _IN_FILE = (
     "model", "batches", "outliers", "tokens", "parameters", "confidence", "r2",
     "r2_without_outliers", "mean_absolute_error", "bias", "warnings",
 )  # fmt: skip
-"""What a batch-time file says of a fit."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -30,8 +30,7 @@ FORMATS = ("table", "vllm", "sglang", "tensorrt-llm", "blis", "splitwise", "vidu
 """What `read_batches` reads."""
 
 _PER_SECOND = {"seconds": 1.0, "ms": 1e3, "us": 1e6}
-_BLOCK = 16
-"""Tokens in a KV block of vLLM by default."""
+_BLOCK = 16  # tokens in a KV block of vLLM by default
 _MOST = 1e15
 
 _BLIS = (
@@ -141,8 +140,8 @@ _MARKS = (
     (b'"scheduled_requests"', "sglang"),
     (b'"inflightBatchingStats"', "tensorrt-llm"),
 )
+# Keys of results of inference-perf, vLLM and AIPerf, and of GuideLLM's.
 _BENCHMARKS = (b'"load_summary"', b'"request_throughput"', b'"request_latency"', b'"mean_ttft_ms"')
-"""Keys of results of inference-perf, vLLM and AIPerf, and of GuideLLM's."""
 
 
 def _has_iterations(source: Source) -> bool:

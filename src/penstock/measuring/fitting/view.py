@@ -10,13 +10,13 @@ from penstock.measuring.fitting.families import COMPOSED
 from penstock.measuring.fitting.fit import Fit
 from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
 
+# Formulas by token load b.
 _FORMULAS = {
     "affine": "c + a b",
     "hinge": "c + a max(b - b0, 0)",
     "steps": "c + a ceil(b / b0)",
     "table": "linear between measured loads",
 }
-"""Formulas by token load b."""
 
 _COSTS = {
     "per_request": ("us", 1e6, "each request in the batch"),
@@ -34,8 +34,7 @@ _HELD_OUT = (
     "fewest parameters is taken."
 )
 _PLAIN = 1e4  # from here on four digits would need an exponent
-_KNOTS = 12
-"""Rows of a table of batch times that are shown at first."""
+_KNOTS = 12  # rows of a table of batch times that are shown at first
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,10 +14,9 @@ import numpy as np
 
 EVERY_S = 0.25
 """Real seconds between two looks at the pace; it changes within a second."""
+# The rest of a wait is spent looking at the clock: sleep ends late by about a tenth of that.
 _SPIN_S = 0.002
-"""The rest of a wait is spent looking at the clock: sleep ends late by about a tenth of that."""
-_FIRST = 40
-"""Looks that say what the usual pace is."""
+_FIRST = 40  # looks that say what the usual pace is
 
 
 class Clock:

@@ -27,10 +27,8 @@ from penstock.simulation.progress import Progress
 
 _PROMPTS = 6
 _STEPS_BETWEEN = 4
-_PREFILL_BATCHES = 64
-"""No episode takes more full batches to get ready."""
-_EACH = 256
-"""Of the warm-up: each token load up to this, and as many beyond."""
+_PREFILL_BATCHES = 64  # no episode takes more full batches to get ready
+_EACH = 256  # of the warm-up: each token load up to this, and as many beyond
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 SIDES = ("measured", "simulated")
 _POINTS = 400
-_MOST_ROUNDS = 6
-"""Rounds that are drawn."""
+_MOST_ROUNDS = 6  # rounds that are drawn
 
 
 def charts(found: "Twin") -> dict[str, Any]:

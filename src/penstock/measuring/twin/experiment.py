@@ -44,8 +44,7 @@ from penstock.workload.workload import Workload
 _OVERLOAD = 1.1
 _PROBES = 4
 _REHEARSAL = 1_000_000  # added to a seed: other requests than those of the run
-_SLOWEST = 5.0
-"""A run may take so many times the time of its arrivals and its backlog."""
+_SLOWEST = 5.0  # A run may take so many times the time of its arrivals and its backlog
 
 
 Say = Callable[[str], None]

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from penstock.measuring.fitting.fit import Fit
     from penstock.measuring.twin.records import Trial, Twin
 
-_DRIFTED = 0.05
-"""A machine whose speed moved by more is said to have drifted."""
+_DRIFTED = 0.05  # A machine whose speed moved by more is said to have drifted
 
 
 def profile_page(description: str, machine: Mapping[str, str | int], fit: "Fit") -> Page:

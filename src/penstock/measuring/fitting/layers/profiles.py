@@ -19,10 +19,8 @@ from penstock.measuring.fitting.layers.times import LayerTimes, Link
 _US, _MS = 1e6, 1e3
 _LONGEST = 1e12
 
-_TWICE = ("layernorm",)
-"""LLMServingSim profiles one of the two norms of a layer."""
-_ONCE = ("embedding", "final_layernorm", "emb")
-"""Layers that a model has once."""
+_TWICE = ("layernorm",)  # LLMServingSim profiles one of the two norms of a layer
+_ONCE = ("embedding", "final_layernorm", "emb")  # layers that a model has once
 
 
 def read_llmservingsim(
