@@ -13,9 +13,8 @@ from pydantic import Field
 from penstock.capacity.max_rate import max_rate
 from penstock.checking.verdict import verdict
 from penstock.document import Section, Whole
-from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.item import Claim, Different, Reproduction, Setup, refuse
 from penstock.reproducing.looks import SHAPES, cycled, on_grid
-from penstock.reproducing.setup import Different, Setup, refuse
 from penstock.show import charts
 from penstock.system.server import Server
 from penstock.theory.region import region

@@ -14,9 +14,18 @@ from penstock.document import Section, Whole
 from penstock.inputs.arrays import Floats, Ints
 from penstock.measuring.fitting.layers.batch_contents import BatchContents, draw_batches
 from penstock.measuring.fitting.layers.profiles import read_llmservingsim, read_vidur
-from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.item import (
+    Claim,
+    Milliseconds,
+    Reproduction,
+    Seed,
+    Setup,
+    Share,
+    Some,
+    profile_in,
+    refuse,
+)
 from penstock.reproducing.looks import STROKES, channels, on_grid
-from penstock.reproducing.setup import Milliseconds, Seed, Setup, Share, Some, profile_in, refuse
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.presets import hardware
 from penstock.workload.workload import Workload, read_trace

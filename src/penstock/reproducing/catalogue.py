@@ -10,8 +10,7 @@ import yaml
 from penstock import checks
 from penstock.document import read_document
 from penstock.errors import InputError, nearest
-from penstock.reproducing.claims import Item, Reproduction
-from penstock.reproducing.setup import Setup
+from penstock.reproducing.item import Item, Reproduction, Setup
 
 ITEMS = (
     Item("table1", "Which schedulers are work-conserving, by audit",

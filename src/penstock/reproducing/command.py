@@ -13,7 +13,7 @@ from penstock.show import progress
 from penstock.show.options import Json, say_written, show_page
 
 if TYPE_CHECKING:
-    from penstock.reproducing.claims import Reproduction
+    from penstock.reproducing.item import Reproduction
 
 
 def reproduce(

@@ -12,9 +12,8 @@ import polars as pl
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
-from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.item import Claim, Reproduction, Setup, refuse
 from penstock.reproducing.looks import on_grid
-from penstock.reproducing.setup import Setup
 from penstock.show import charts
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.server import Server
@@ -94,26 +93,24 @@ def _refuse_other_hypotheses(
 ) -> None:
     """Refuse what the theorem does not speak of: k_max <= b0, b0 divides b_max, a > 0."""
     budget, b0 = server.token_budget, model.b0
-    if slots > b0:
-        raise InputError(
-            f"max_batch_size is {slots:,}, but Theorem 4 asks for at most batch_time.b0, {b0:,}, "
-            "and its vertices are not those of the region beyond it; lower max_batch_size, or ask "
-            "for it as reproduce.beyond_b0"
-        )
-    if budget % b0:
-        raise InputError(
-            f"token_budget is {budget:,}, but Theorem 4 asks for a multiple of batch_time.b0, "
-            f"{b0:,}, and its vertices "
-            f"are not those of the region else; give {max(budget // b0, 1) * b0:,}"
-        )
-    if model.a <= 0:
-        raise InputError("batch_time.a_ms is 0, but Theorem 4 asks for steps, a_ms > 0; raise it")
-    if not b0 < beyond <= budget:
-        raise InputError(
-            f"reproduce.beyond_b0 is {beyond:,}, but is a max batch size above batch_time.b0, "
-            f"{b0:,}, that a batch of "
-            f"token_budget, {budget:,}, can hold, so that the vertices fail; give one between"
-        )
+    refuse(
+        slots > b0,
+        f"max_batch_size is {slots:,}, but Theorem 4 asks for at most batch_time.b0, {b0:,}, "
+        "and its vertices are not those of the region beyond it; lower max_batch_size, or ask "
+        "for it as reproduce.beyond_b0",
+    )
+    refuse(
+        budget % b0 != 0,
+        f"token_budget is {budget:,}, but Theorem 4 asks for a multiple of batch_time.b0, {b0:,}, "
+        f"and its vertices are not those of the region else; give {max(budget // b0, 1) * b0:,}",
+    )
+    refuse(model.a <= 0, "batch_time.a_ms is 0, but Theorem 4 asks for steps, a_ms > 0; raise it")
+    refuse(
+        not b0 < beyond <= budget,
+        f"reproduce.beyond_b0 is {beyond:,}, but is a max batch size above batch_time.b0, "
+        f"{b0:,}, that a batch of "
+        f"token_budget, {budget:,}, can hold, so that the vertices fail; give one between",
+    )
 
 
 def published_vertices(server: Server) -> dict[str, tuple[float, float]]:

@@ -14,9 +14,8 @@ from penstock.auditing.audit import audit
 from penstock.document import Section
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
-from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.item import Claim, Reproduction, Setup, refuse
 from penstock.reproducing.looks import DASHES, cycled, on_grid
-from penstock.reproducing.setup import Setup
 from penstock.scenario.scenario import Scenario
 from penstock.show.charts import COLOURS
 from penstock.simulation.run import Run
@@ -132,21 +131,21 @@ def _server_of_joins(setup: Setup) -> Scenario:
     scenario = setup.scenario(
         server={"batch_time": {"affine": {"c_ms": 1000, "a_ms_per_token": 0}}}
     )
-    if scenario.server.policy.work_conserving is not True:
-        raise InputError(
-            f"server.policy is {scenario.server.policy.name}, which is not known to be "
-            "work-conserving, as the lemma and its theorem ask; give one that is, such as sarathi"
-        )
-    if scenario.server.convention != "paper":
-        raise InputError(
-            f"server.convention is {scenario.server.convention}, in which a request of one output "
-            "token has no decode, but the lemma counts one; give convention: paper"
-        )
-    if scenario.server.max_batch_size is not None or scenario.server.memory is not None:
-        raise InputError(
-            "server has a max batch size or KV memory, which the lemma and the loads here leave "
-            "out; leave both out"
-        )
+    refuse(
+        scenario.server.policy.work_conserving is not True,
+        f"server.policy is {scenario.server.policy.name}, which is not known to be "
+        "work-conserving, as the lemma and its theorem ask; give one that is, such as sarathi",
+    )
+    refuse(
+        scenario.server.convention != "paper",
+        f"server.convention is {scenario.server.convention}, in which a request of one output "
+        "token has no decode, but the lemma counts one; give convention: paper",
+    )
+    refuse(
+        scenario.server.max_batch_size is not None or scenario.server.memory is not None,
+        "server has a max batch size or KV memory, which the lemma and the loads here leave "
+        "out; leave both out",
+    )
     return scenario
 
 
@@ -154,24 +153,22 @@ def _carried_loads(settings: _Join, scenario: Scenario) -> list[float]:
     """Return the load of each server, once all requests are as the lemma has them and each load is
     carried.
     """
-    if (
+    refuse(
         scenario.until is not None
         or scenario.workload.mean_prompt != 1
-        or scenario.workload.mean_output != 1
-    ):
-        raise InputError(
-            "lemma-join serves requests of one prompt and one output token, to the last; set "
-            "prompt and output to 1, and give simulate.requests"
-        )
+        or scenario.workload.mean_output != 1,
+        "lemma-join serves requests of one prompt and one output token, to the last; set "
+        "prompt and output to 1, and give simulate.requests",
+    )
     loads = [
         2 * scenario.workload.rate * ms / 1e3 / scenario.server.token_budget
         for ms in settings.batch_ms
     ]
-    if max(loads) >= 1:
-        raise InputError(
-            f"a server has load {max(loads):.3g}, so its queue and the join buffers grow for ever; "
-            "lower workload.rate or reproduce.batch_ms until each load is below 1"
-        )
+    refuse(
+        max(loads) >= 1,
+        f"a server has load {max(loads):.3g}, so its queue and the join buffers grow for ever; "
+        "lower workload.rate or reproduce.batch_ms until each load is below 1",
+    )
     return loads
 
 
@@ -179,11 +176,11 @@ def run(setup: Setup) -> Reproduction:
     """Serve a fork and join, and compare its buffers with both bounds."""
     settings = setup.settings(_Join)
     forks = len(settings.batch_ms) - 1
-    if forks < 2:
-        raise InputError(
-            f"reproduce.batch_ms has {len(settings.batch_ms)} values, but a fork and join has "
-            "three servers at least: q_1 and two of the fork; give a time for each"
-        )
+    refuse(
+        forks < 2,
+        f"reproduce.batch_ms has {len(settings.batch_ms)} values, but a fork and join has "
+        "three servers at least: q_1 and two of the fork; give a time for each",
+    )
     scenario = _server_of_joins(setup)
     loads = _carried_loads(settings, scenario)
     setup.progress(0.1)

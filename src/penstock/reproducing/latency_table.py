@@ -13,9 +13,8 @@ from pydantic import Field
 
 from penstock import checks
 from penstock.document import Section, Whole
-from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
-from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.item import Claim, Reproduction, Setup, refuse
 from penstock.reproducing.looks import on_grid
 from penstock.reproducing.scheduler_families import (
     FITTED,
@@ -25,7 +24,6 @@ from penstock.reproducing.scheduler_families import (
     Family,
     measured_family,
 )
-from penstock.reproducing.setup import Setup
 from penstock.show import charts
 from penstock.show.page import Table
 
@@ -65,7 +63,20 @@ class _Settings(Section):
 def run(setup: Setup) -> Reproduction:
     """Measure each family of schedulers, and compare it with the published rows."""
     settings = setup.settings(_Settings)
-    _refuse_few(settings)
+    checks.whole(
+        "reproduce.seeds",
+        settings.seeds,
+        2,
+        1_000,
+        "runs",
+        "a spread takes two, and more take longer",
+    )
+    refuse(
+        not settings.schedulers,
+        "reproduce.schedulers is empty, but the table compares families of schedulers; give "
+        "one, such as paper: "
+        "{Sarathi-Serve: {server: {policy: sarathi}}, vLLM: {server: {policy: vllm-vanilla}}}",
+    )
     scenario = setup.scenario()
     workload = scenario.workload
     assumed = []
@@ -77,12 +88,12 @@ def run(setup: Setup) -> Reproduction:
             f"{settings.seeds} runs"
         )
     families = []
-    for index, (name, rows) in enumerate(settings.schedulers.items()):
-        family = measured_family(
-            setup, name, rows, workload, requests=settings.requests, seeds=settings.seeds
+    for name, rows in setup.each(list(settings.schedulers.items())):
+        families.append(
+            measured_family(
+                setup, name, rows, workload, requests=settings.requests, seeds=settings.seeds
+            )
         )
-        families.append(family)
-        setup.progress((index + 1) / len(settings.schedulers))
     budget = scenario.server.token_budget
     assumed += [
         "The four numbers of a row are P50 / P90 / P95 / P99 in seconds. The table says (ms), but "
@@ -113,24 +124,6 @@ def run(setup: Setup) -> Reproduction:
         "simulator, whose limits were fitted to the published numbers.",
         tuple(_table(families, metric) for metric in METRICS), tuple(assumed),
     )  # fmt: skip
-
-
-def _refuse_few(settings: _Settings) -> None:
-    """Refuse too few runs for a spread, and no schedulers."""
-    checks.whole(
-        "reproduce.seeds",
-        settings.seeds,
-        2,
-        1_000,
-        "runs",
-        "a spread takes two, and more take longer",
-    )
-    if not settings.schedulers:
-        raise InputError(
-            "reproduce.schedulers is empty, but the table compares families of schedulers; give "
-            "one, such as paper: "
-            "{Sarathi-Serve: {server: {policy: sarathi}}, vLLM: {server: {policy: vllm-vanilla}}}"
-        )
 
 
 def _orders(family: Family) -> list[Claim]:

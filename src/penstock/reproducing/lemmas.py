@@ -16,9 +16,8 @@ from penstock.document import Section, Whole
 from penstock.inputs.arrays import Ints
 from penstock.reference import markov_chain
 from penstock.reference.markov_chain import Allocation, History, State, fill
-from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.item import Claim, Different, Reproduction, Seed, Setup
 from penstock.reproducing.looks import on_grid
-from penstock.reproducing.setup import Different, Seed, Setup
 from penstock.show import charts
 from penstock.simulation.simulate import simulate
 

@@ -13,9 +13,8 @@ import polars as pl
 
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.item import Claim, Reproduction, Setup, refuse
 from penstock.reproducing.looks import lines_over_time, on_grid
-from penstock.reproducing.setup import Setup
 from penstock.scenario.scenario import Scenario
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
@@ -153,27 +152,26 @@ def _checked_until(settings: _Settings, scenario: Scenario) -> float:
             "or two scopes; give "
             "`simulate: {until: 20000}`, `scopes: [batch]`, and sarathi among the policies"
         )
-    if _random(workload):
-        raise InputError(
-            "fig-kmax measures growth, which only tells where nothing is random, but arrivals or "
-            "lengths are; give `workload: {deterministic: ...}` with constant lengths, or ask "
-            "`penstock check` about random ones"
-        )
-    if settings.larger_budget <= server.token_budget:
-        raise InputError(
-            f"reproduce.larger_budget is {settings.larger_budget:,} tokens, but "
-            "server.token_budget is "
-            f"{server.token_budget:,}, so it is no larger one to compare with; raise larger_budget"
-        )
+    refuse(
+        _random(workload),
+        "fig-kmax measures growth, which only tells where nothing is random, but arrivals or "
+        "lengths are; give `workload: {deterministic: ...}` with constant lengths, or ask "
+        "`penstock check` about random ones",
+    )
+    refuse(
+        settings.larger_budget <= server.token_budget,
+        f"reproduce.larger_budget is {settings.larger_budget:,} tokens, but server.token_budget is "
+        f"{server.token_budget:,}, so it is no larger one to compare with; raise larger_budget",
+    )
     shortest = (
         _DECODES * workload.mean_output * float(server.batch_time.by_tokens(server.token_budget))
     )
-    if until < shortest:
-        raise InputError(
-            f"simulate.until is {until:g} s, but a request decodes for {shortest / _DECODES:,.1f} "
-            "s, so the backlog has no time to settle and show whether it grows; give at least "
-            f"{math.ceil(shortest):,} s"
-        )
+    refuse(
+        until < shortest,
+        f"simulate.until is {until:g} s, but a request decodes for {shortest / _DECODES:,.1f} "
+        "s, so the backlog has no time to settle and show whether it grows; give at least "
+        f"{math.ceil(shortest):,} s",
+    )
     return until
 
 

@@ -10,9 +10,7 @@ from pydantic import Field
 from penstock.auditing.audit import audit
 from penstock.checking.charts import first_batches, gantt
 from penstock.document import Section, Whole, parsed
-from penstock.errors import InputError
-from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.setup import Different, Setup
+from penstock.reproducing.item import Claim, Different, Reproduction, Setup, refuse
 from penstock.reproducing.small_systems import waiting
 from penstock.scenario.server import ServerSection
 from penstock.show import charts
@@ -46,11 +44,11 @@ _DRAWN = ("vllm-vanilla", "fastertransformer")  # those that the paper's figure 
 def run(setup: Setup) -> Reproduction:
     """Serve a few requests under each policy, and shade the batches that are left short."""
     settings = setup.settings(_Settings, sections=("server",))
-    if not settings.policies or not settings.requests:
-        raise InputError(
-            "reproduce.policies or reproduce.requests is empty, so nothing can be drawn; give "
-            "some of each"
-        )
+    refuse(
+        not settings.policies or not settings.requests,
+        "reproduce.policies or reproduce.requests is empty, so nothing can be drawn; give "
+        "some of each",
+    )
     server = _paper_server(setup)
     arrival, prompt, output = (
         [getattr(r, name) for r in sorted(settings.requests, key=lambda r: r.at_s)]
@@ -59,8 +57,7 @@ def run(setup: Setup) -> Reproduction:
     # the same few requests under each policy, each batch beside what waited before it
     workload = Workload.from_arrays(arrival, prompt, output)
     claims, rows, panels = [], [], []
-    for index, name in enumerate(settings.policies):
-        setup.progress(index / len(settings.policies))
+    for name in setup.each(settings.policies):
         chosen = dataclasses.replace(server, policy=resolve(name, folder=setup.folder))
         served = simulate(workload, chosen, record="allocations")
         table = _batches(name, served, prompt, output)
@@ -103,16 +100,16 @@ def _paper_server(setup: Setup) -> Server:
     server = parsed(
         setup.document.get("server"), ServerSection, "server", "`batch_time`, `token_budget`"
     ).build(setup.folder)
-    if server.max_batch_size is not None:
-        raise InputError(
-            f"server.max_batch_size is {server.max_batch_size}, but the paper defines work "
-            "conservation without one; leave it out"
-        )
-    if server.convention != "paper":
-        raise InputError(
-            f"server.convention is {server.convention}, in which the first output token needs no "
-            "batch, but the paper counts one for each; give convention: paper"
-        )
+    refuse(
+        server.max_batch_size is not None,
+        f"server.max_batch_size is {server.max_batch_size}, but the paper defines work "
+        "conservation without one; leave it out",
+    )
+    refuse(
+        server.convention != "paper",
+        f"server.convention is {server.convention}, in which the first output token needs no "
+        "batch, but the paper counts one for each; give convention: paper",
+    )
     return server
 
 

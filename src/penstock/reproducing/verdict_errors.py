@@ -13,9 +13,8 @@ from penstock.checking.verdict import verdict
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
-from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.item import Claim, Different, Reproduction, Setup, refuse
 from penstock.reproducing.looks import on_grid
-from penstock.reproducing.setup import Different, Setup
 from penstock.scenario.scenario import Scenario
 from penstock.simulation.simulate import simulate
 from penstock.theory.certificate import certify
@@ -51,12 +50,11 @@ def run(setup: Setup) -> Reproduction:
     rows = []
     for index, load in enumerate(settings.loads):
         wrong = []
-        for seed in range(settings.seeds):
+        for seed in setup.each(range(settings.seeds), index, len(settings.loads)):
             workload = scenario.workload.with_rate(load * limit).with_seed(
                 scenario.workload.seed + seed
             )
             wrong.append(_wrong(scenario, workload, settings, load < 1))
-            setup.progress((index + (seed + 1) / settings.seeds) / len(settings.loads))
         rows += [(load, way, sum(run[way] for run in wrong), settings.seeds) for way in wrong[0]]
     columns = ["load", "way", "wrong", "verdicts"]
     table = pl.DataFrame(rows, columns, orient="row").with_columns(
@@ -92,14 +90,14 @@ def _refuse_untellable(settings: _Settings, scenario: Scenario) -> None:
     if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
         raise InputError(
             f"server.max_batch_size is {server.max_batch_size:,}, below the token budget of "
-            f"{server.token_budget:,}, "
-            "so Theorem 1 does not tell which loads are stable; leave it out"
+            f"{server.token_budget:,}, so Theorem 1 does not tell which loads are stable; leave it "
+            "out"
         )
-    if server.policy.work_conserving is not True:
-        raise InputError(
-            f"server.policy is {server.policy.name}, which is not known to be work-conserving, so "
-            "Theorem 1 does not tell which loads are stable; give one that is, such as sarathi"
-        )
+    refuse(
+        server.policy.work_conserving is not True,
+        f"server.policy is {server.policy.name}, which is not known to be work-conserving, so "
+        "Theorem 1 does not tell which loads are stable; give one that is, such as sarathi",
+    )
     if close := [load for load in settings.loads if abs(load - 1) < _CLOSEST]:
         raise InputError(
             f"reproduce.loads has {close[0]:g}, within {_CLOSEST:g} of 1, where no theorem or no "
@@ -142,11 +140,11 @@ def _wrong(
         drain=False,
     )
     tokens = run.series_rows[:, 3].astype(np.float64)
-    if tokens.size < max(settings.batches):
-        raise InputError(
-            f"reproduce.batches has {max(settings.batches)}, but a run of this length is seen at "
-            f"{tokens.size} instants; lower it, or raise simulate.requests or simulate.until"
-        )
+    refuse(
+        tokens.size < max(settings.batches),
+        f"reproduce.batches has {max(settings.batches)}, but a run of this length is seen at "
+        f"{tokens.size} instants; lower it, or raise simulate.requests or simulate.until",
+    )
     wrong = {LEAST_SQUARES: rising(tokens, settings.significance) == stable}
     for count in settings.batches:
         means = np.array([part.mean() for part in np.array_split(tokens, count)])

@@ -11,9 +11,8 @@ import polars as pl
 from penstock.auditing.audit import audit
 from penstock.document import Section
 from penstock.errors import InputError
-from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.item import Claim, Different, Reproduction, Setup, refuse
 from penstock.reproducing.looks import on_grid
-from penstock.reproducing.setup import Different, Setup
 from penstock.reproducing.small_systems import (
     Random,
     Small,
@@ -158,29 +157,20 @@ def search(name: str, policy: Scheduler, settings: _TableSettings) -> Finding:
 def table(setup: Setup) -> Reproduction:
     """Audit each policy in small and random systems, and compare it with Table 1."""
     settings = setup.settings(_TableSettings, sections=())
-    if not settings.policies:
-        raise InputError(
-            "reproduce.policies is empty, so there is nothing to audit; name a policy such as "
-            "sarathi"
-        )
+    refuse(
+        not settings.policies,
+        "reproduce.policies is empty, so there is nothing to audit; name a policy such as sarathi",
+    )
     findings = []
-    for index, name in enumerate(settings.policies):
-        setup.progress(index / len(settings.policies))
+    for name in setup.each(settings.policies):
         findings.append(search(name, resolve(name, folder=setup.folder), settings))
     claims = tuple(
         claim for finding in findings if finding.policy in PUBLISHED for claim in _claims(finding)
     )
     columns = (
-        "policy",
-        "systems",
-        "batches",
-        "could_be_full",
-        "left_short",
-        "both_waited",
-        "mixed",
-        "priority",
-        "cuts",
-    )
+        "policy", "systems", "batches", "could_be_full", "left_short", "both_waited", "mixed",
+        "priority", "cuts",
+    )  # fmt: skip
     rows = [
         {name: getattr(finding, name) for name in columns}
         | {"paper": _verdict(finding.paper), "strong": _verdict(finding.strong)}

@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock import checks
 from penstock.errors import InputError
 from penstock.reproducing.catalogue import item
-from penstock.reproducing.claims import Reproduction
+from penstock.reproducing.item import Reproduction
 from penstock.reproducing.view import summary_page
 from penstock.show import charts, html
 
