@@ -7,9 +7,10 @@ import numpy as np
 
 from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.equations import Row, column_of, measured
+from penstock.measuring.calibration.laplace import slopes_of
 from penstock.measuring.calibration.predict import Overhead, Requests, predict
 from penstock.measuring.calibration.priors import Prior
-from penstock.simulation.progress import Progress
+from penstock.simulation.progress import Progress, counting
 from penstock.system.server import Server
 
 Values = dict[str, float]
@@ -18,7 +19,6 @@ Build = Callable[[Values], tuple[Server, Overhead]]
 
 _MOST_ROUNDS = 10
 _TRIES = 6  # of a step, each shorter than the one before
-_SLOPE = 0.02  # change of a logarithm that slopes are taken over
 _LONGEST_STEP = 1.0  # change of a logarithm in a round
 _ENOUGH = 0.002  # share by which a round must improve the fit, or it is the last
 _FARTHEST = 3.0  # logarithm; what is further off counts as this far
@@ -77,13 +77,10 @@ def refine(
         np.log([priors[name].centre for name in names]),
         np.array([priors[name].deviation for name in names]) ** -2,
     )
-    calls = 0
+    step = counting(progress, _MOST_ROUNDS * (len(names) + 1))
 
     def misfits_at(theta: Floats) -> Floats:
-        nonlocal calls
-        calls += 1
-        if progress is not None:
-            progress(min(calls / (_MOST_ROUNDS * (len(names) + 1)), 1.0))
+        step()
         return misfits(rows, *build(_named(names, np.exp(theta))))
 
     theta = np.log([values[name] for name in names])
@@ -91,8 +88,7 @@ def refine(
     cost = prior.cost(theta, now)
     damping = 1.0
     for _ in range(_MOST_ROUNDS):
-        ahead = [misfits_at(theta + _SLOPE * e) for e in np.eye(theta.size)]
-        slopes = np.column_stack([(then - now) / _SLOPE for then in ahead])
+        slopes = slopes_of(misfits_at, theta, now)
         before = cost
         for _ in range(_TRIES):
             there = theta + prior.step(theta, now, slopes, damping)

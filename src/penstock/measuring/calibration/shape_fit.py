@@ -1,7 +1,7 @@
 """Calibrate with a shape as the prior: what rows say of its factors, and how uncertain that is."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import polars as pl
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.equations import Row, column_of, measured
-from penstock.measuring.calibration.laplace import Posterior, most_probable
+from penstock.measuring.calibration.laplace import Posterior, most_probable, slopes_of
 from penstock.measuring.calibration.predict import Overhead, Requests, predict, requests_of
 from penstock.measuring.calibration.refine import Fit, Sent
 from penstock.measuring.calibration.shape_prior import (
@@ -22,14 +22,13 @@ from penstock.measuring.calibration.shape_prior import (
     values_of,
 )
 from penstock.measuring.calibration.steps import Common
-from penstock.simulation.progress import Progress
+from penstock.simulation.progress import Progress, counting
 from penstock.system.batch_time import Composition
 from penstock.system.server import Server
 from penstock.system.uncertain import Uncertainty
 
 _MOST_REQUESTS = 10_000  # of a row, while it is fitted
 _ROUNDS = 3  # that a fit usually takes, for the progress bar
-_SLOPE = 0.02  # change of a logarithm that slopes are taken over
 _T90 = 2.132  # half of the 90% interval of Student's t with four degrees of freedom, in its scales
 _N90 = 1.645  # and of a normal distribution
 
@@ -99,8 +98,7 @@ def shape_fit(
         If no row to fit has a time to first token or an inter-token latency.
     """
     to_fit = [row for row, use in zip(rows, fitted, strict=True) if use]
-    known = [measured(row, metric) for row in to_fit for metric in FITTED]
-    if not any(known):
+    if not any(measured(row, metric) for row in to_fit for metric in FITTED):
         raise InputError(
             f"{len(to_fit)} rows to fit have no inter-token latency and no time to first token, so "
             "nothing can be fitted; choose rows with either, or benchmark with streaming"
@@ -108,12 +106,11 @@ def shape_fit(
     priors = shape_priors(builds[0].policy)
     guess = values_of(priors.normal.mean)
     sent = [(row, requests_of(row, builds[0](guess)[0], seed, _MOST_REQUESTS)) for row in to_fit]
-    most = len(builds) * _ROUNDS * (len(NAMES) + 2)
-    shown = _Counted(progress, most)
+    step = counting(progress, len(builds) * _ROUNDS * (len(NAMES) + 2))
     posteriors: list[Posterior] = []
     for build in builds:
         start = posteriors[0].mean if posteriors else None
-        posteriors.append(posterior_of(sent, build, priors, shown, start))
+        posteriors.append(posterior_of(sent, build, priors, step, start))
     best = min(range(len(builds)), key=lambda index: posteriors[index].cost)
     posterior, build = posteriors[best], builds[best]
     held = _held(builds, build)
@@ -132,15 +129,16 @@ def posterior_of(
     sent: Sequence[Sent],
     build: ShapeBuild,
     priors: ShapePriors,
-    shown: "_Counted | None" = None,
+    step: Callable[[], None] = lambda: None,
     start: Floats | None = None,
 ) -> Posterior:
-    """Return what rows say of one shape; ``start`` as in `most_probable`."""
+    """Return what rows say of one shape; ``start`` as in `most_probable`, ``step`` is called before
+    each simulation of the rows.
+    """
     noise = np.array([priors.noise[metric] for _ in sent for metric in FITTED])
 
     def misfits(theta: Floats) -> Floats:
-        if shown is not None:
-            shown.step()
+        step()
         return _misfits(sent, *build(values_of(theta)))
 
     return most_probable(misfits, priors.normal, noise, start)
@@ -158,19 +156,6 @@ def _misfits(sent: Sequence[Sent], server: Server, overhead: Overhead) -> Floats
     return np.array(off)
 
 
-class _Counted:
-    """Counts simulations, for a progress bar."""
-
-    def __init__(self, progress: Progress | None, most: int) -> None:
-        self.progress, self.most, self.calls = progress, most, 0
-
-    def step(self) -> None:
-        """Note one more."""
-        self.calls += 1
-        if self.progress is not None:
-            self.progress(min(self.calls / self.most, 1.0))
-
-
 def _held(builds: Sequence[ShapeBuild], chosen: ShapeBuild) -> dict[str, str]:
     """Say which precision of the KV cache was taken, and whether its tokens were given."""
     assert chosen.served is not None
@@ -183,43 +168,34 @@ def _held(builds: Sequence[ShapeBuild], chosen: ShapeBuild) -> dict[str, str]:
     return held
 
 
-@dataclasses.dataclass(frozen=True)
-class RowIntervals:
-    """Intervals of what is predicted of rows, 90% each: of calibration, and of what no parameter
-    explains.
+def _interval_of(fit: ShapeFit, load: Requests, row: Row) -> dict[str, float | None]:
+    """Return ``ttft_low``, ``ttft_high`` and so on of a row, in seconds: 90% intervals, of
+    calibration and of what no parameter explains.
     """
 
-    fit: ShapeFit
-
-    def of(self, load: Requests, row: Row) -> dict[str, float | None]:
-        """Return ``ttft_low``, ``ttft_high`` and so on of a row, in seconds."""
-        mean = self.fit.posterior.mean
-        near = self._logs(load, row, mean)
-        slopes = np.column_stack(
-            [(self._logs(load, row, mean + _SLOPE * unit) - near) / _SLOPE
-             for unit in np.eye(mean.size)]
-        )  # fmt: skip
-        spread = np.einsum("mi,ij,mj->m", slopes, self.fit.posterior.covariance, slopes)
-        answer: dict[str, float | None] = {}
-        for metric, middle, variance in zip(_NOISE_OF, near, spread, strict=True):
-            noise = self.fit.priors.noise[_NOISE_OF[metric]]
-            half = float(np.hypot(_N90 * np.sqrt(variance), _T90 * noise))
-            known = bool(np.isfinite(middle) and np.isfinite(half))
-            answer[f"{metric}_low"] = float(np.exp(middle - half)) if known else None
-            answer[f"{metric}_high"] = float(np.exp(middle + half)) if known else None
-        return answer
-
-    def _logs(self, load: Requests, row: Row, theta: Floats) -> Floats:
-        predicted = predict(load, *self.fit.build(values_of(theta)))
+    def logs(theta: Floats) -> Floats:
+        predicted = predict(load, *fit.build(values_of(theta)))
         return np.log([predicted[column_of(row, metric)] for metric in _NOISE_OF])
+
+    mean = fit.posterior.mean
+    near = logs(mean)
+    slopes = slopes_of(logs, mean, near)
+    spread = np.einsum("mi,ij,mj->m", slopes, fit.posterior.covariance, slopes)
+    answer: dict[str, float | None] = {}
+    for metric, middle, variance in zip(_NOISE_OF, near, spread, strict=True):
+        noise = fit.priors.noise[_NOISE_OF[metric]]
+        half = float(np.hypot(_N90 * np.sqrt(variance), _T90 * noise))
+        known = bool(np.isfinite(middle) and np.isfinite(half))
+        answer[f"{metric}_low"] = float(np.exp(middle - half)) if known else None
+        answer[f"{metric}_high"] = float(np.exp(middle + half)) if known else None
+    return answer
 
 
 def with_intervals(
     table: pl.DataFrame, fit: ShapeFit, rows: Sequence[Row], seed: int
 ) -> pl.DataFrame:
     """Return judged rows with the interval of each prediction."""
-    intervals = RowIntervals(fit)
     server = fit.build(fit.common.fit.values)[0]
-    entries = [intervals.of(requests_of(row, server, seed), row) for row in rows]
+    entries = [_interval_of(fit, requests_of(row, server, seed), row) for row in rows]
     names = [f"{metric}_{end}" for metric in _NOISE_OF for end in ("low", "high")]
     return table.hstack(pl.DataFrame(entries, schema=dict.fromkeys(names, pl.Float64)))

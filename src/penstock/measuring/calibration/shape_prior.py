@@ -32,9 +32,6 @@ _FILE = Path(__file__).parent / "shape_priors.yaml"
 ADJUSTED = tuple(field.name for field in dataclasses.fields(Adjustment))
 """Parameters that batch times have; `overhead` and `kv_memory` come beside."""
 
-Limits = tuple[int | None, int | None, str, int | None, Mapping[str, Any], bool]
-"""Token budget, max batch size, policy, KV tokens, settings of the policy, prefix caching."""
-
 NAMES = (*ADJUSTED, "overhead", "kv_memory")
 """What is fitted to a shape. Factors are 1 for what the shape says; the others are seconds."""
 
@@ -86,7 +83,7 @@ def shape_priors(engine: str) -> ShapePriors:
     return ShapePriors(priors, tuple(entry["together"]), entry["noise"], entry["source"])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ShapeBuild(Build):
     """Makes a server and an overhead of what is fitted to a shape.
 
@@ -96,28 +93,23 @@ class ShapeBuild(Build):
         The model on its GPUs, under its engine.
     """
 
-    served: ServedModel | None = None
+    served: ServedModel
 
     def limit(self, name: str) -> int:
         """Return a limit as it was stated, or else as the engine chooses it for these GPUs."""
-        assert self.served is not None
-        stated: int | None = getattr(self, name)
-        if stated is not None:
-            return stated
-        chosen = dict(zip(USUAL, limits_of(self.served), strict=True))
-        return chosen[name] or USUAL[name]
+        if name not in self.assumed:
+            return super().limit(name)
+        return dict(zip(USUAL, limits_of(self.served), strict=True))[name] or USUAL[name]
 
     @functools.cached_property
     def shape(self) -> Composition:
         """The batch times that follow from the shape alone."""
-        assert self.served is not None
         most = self.limit("token_budget") + self.limit("max_batch_size")
         return self.served.times.composition(most)
 
     @functools.cached_property
     def kv_of_shape(self) -> int:
         """The tokens that KV memory holds: as given, or what the GPUs leave."""
-        assert self.served is not None
         if self.kv_tokens is not None:
             block = ENGINES[self.policy].block_size
             one = f"one block of {self.policy} has {block}; give what the engine logs"
@@ -148,7 +140,7 @@ class ShapeBuild(Build):
         return server, Overhead(values["overhead"])
 
 
-def possible_shapes(hardware: Mapping[str, Any], limits: Limits) -> list["ShapeBuild"]:
+def possible_shapes(hardware: Mapping[str, Any], build: Build) -> list[ShapeBuild]:
     """Return the shape that a mapping names, with each precision that its KV cache may have.
 
     Parameters
@@ -156,28 +148,27 @@ def possible_shapes(hardware: Mapping[str, Any], limits: Limits) -> list["ShapeB
     hardware
         As a scenario has it. Where it has no ``kv_precision``, the cache may be as published or
         in 8 bits; where it has no ``engine``, the policy is it.
-    limits
-        What `Build` takes.
+    build
+        The limits of the server, its policy and its settings.
 
     Raises
     ------
     InputError
         If there is no such model or GPU, or the policy is no engine's.
     """
-    policy = limits[2]
-    if policy not in ENGINES:
+    if build.policy not in ENGINES:
         raise InputError(
-            f"policy is {shown(policy)}, but a shape is served by an engine"
-            f"{nearest(policy, ENGINES)}"
+            f"policy is {shown(build.policy)}, but a shape is served by an engine"
+            f"{nearest(build.policy, ENGINES)}"
         )
     section = parsed(hardware, HardwareSection, "hardware", "model and gpu")
-    engine = section.engine if "engine" in section.model_fields_set else policy
+    engine = section.engine if "engine" in section.model_fields_set else build.policy
     published = _served(section, engine, section.kv_precision)
     possible = [published]
     if section.kv_precision is None and published.numbers.kv == "bf16":
         possible.append(_served(section, engine, "fp8"))
-    given = (*limits[:2], engine, *limits[3:])
-    return [ShapeBuild(*given, served=served) for served in possible]
+    stated = vars(build) | {"policy": engine}
+    return [ShapeBuild(**stated, served=served) for served in possible]
 
 
 def _served(section: HardwareSection, engine: str, kv_precision: str | None) -> ServedModel:

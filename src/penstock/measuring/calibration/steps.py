@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import InputError
-from penstock.measuring.calibration.equations import Row, column_of, first_guess, itl_of, ttft_of
+from penstock.measuring.calibration.equations import Row, column_of, first_guess, measured
 from penstock.measuring.calibration.limits import limit_of
 from penstock.measuring.calibration.predict import Overhead, predict, requests_of
 from penstock.measuring.calibration.priors import Prior
@@ -40,7 +40,7 @@ def common_fit(
 ) -> Common:
     """Fit costs to all runs together, then what else holds requests back."""
     to_fit = [row for row, use in zip(rows, fitted, strict=True) if use]
-    if not any(map(itl_of, to_fit)) or not any(map(ttft_of, to_fit)):
+    if not all(any(measured(row, metric) for row in to_fit) for metric in ("ttft", "itl")):
         raise InputError(
             f"{len(to_fit)} rows to fit have no inter-token latency or no time to first token, so "
             "steps cannot be told from prompts; choose rows with both, or benchmark with streaming"
@@ -108,7 +108,7 @@ def _own_overhead(rows: Sequence[Sent], server: Server, overhead: Overhead) -> f
     """
     lacks: dict[bool, list[float]] = {False: [], True: []}
     for row, load in rows:
-        known = ttft_of(row)
+        known = measured(row, "ttft")
         predicted = predict(load, server, overhead)[column_of(row, "ttft")]
         if known is not None and np.isfinite(predicted):
             lacks[(load.in_flight or 1) > 1].append(known - predicted)

@@ -12,7 +12,7 @@ import polars as pl
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.source import Source
-from penstock.inputs.tables import Table, open_table
+from penstock.inputs.tables import ROW, Table, as_numbers, open_table
 from penstock.measuring.fitting.batches import (
     COLUMNS,
     SHORTEST_S,
@@ -20,7 +20,6 @@ from penstock.measuring.fitting.batches import (
     MeasuredBatches,
     limits_of,
 )
-from penstock.measuring.fitting.columns import ROW, as_numbers
 from penstock.measuring.fitting.engine_logs import find_passes, find_stats
 from penstock.measuring.fitting.layers.profiles import degree_of, read_llmservingsim, read_vidur
 from penstock.measuring.fitting.layers.times import LayerTimes

@@ -139,14 +139,14 @@ def _start(trial: "Trial") -> tuple[str, str]:
 
 def _facts(twin: "Twin") -> list[Fact]:
     """Return how well batch times were fitted, and how steady the machine was."""
-    facts = []
-    for number, calibration in enumerate(twin.calibrations, start=1):
-        if calibration.fit is not None:
-            fit = calibration.fit
-            error = f"{fit.mean_absolute_error:.1%}"
-            facts.append(
-                Fact(f"Calibration {number}", error, f"mean error of {fit.n:,} batches, {fit.name}")
-            )
+    facts = [
+        Fact(
+            f"Calibration {number}",
+            f"{fit.mean_absolute_error:.1%}",
+            f"mean error of {fit.n:,} batches, {fit.name}",
+        )
+        for number, fit in enumerate(twin.fits, start=1)
+    ]
     if twin.pace:
         low, middle, high = twin.pace
         spread = (

@@ -10,9 +10,8 @@ import polars as pl
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.source import Source
-from penstock.inputs.tables import Table, open_table
+from penstock.inputs.tables import ROW, Table, as_numbers, open_table
 from penstock.measuring.fitting.batches import Array
-from penstock.measuring.fitting.columns import ROW, as_numbers
 from penstock.measuring.fitting.layers.attention import Attention, Grid
 from penstock.measuring.fitting.layers.times import LayerTimes, Link
 
