@@ -199,25 +199,17 @@ def _rate(row: Row) -> float:
     return float(row["requests_per_s"] or row["completed"] / row["duration_s"])
 
 
-def _streams(row: Row) -> tuple[float, float]:
-    """Return how many requests decode at a time, by Little's law, and the tokens before each."""
-    streams = (
-        1.0
-        if row["in_flight"] == 1
-        else _rate(row) * max(row["output_tokens"] - 1, 0) * (measured(row, "itl") or 0.0)
-    )
-    return streams, row["prompt_tokens"] + row["output_tokens"] * (1 + spread_of(row, "output")) / 2
-
-
 def streams_of(row: Row) -> float:
     """Return how many requests of a row decode at a time, by Little's law."""
-    return _streams(row)[0]
+    if row["in_flight"] == 1:
+        return 1.0
+    return _rate(row) * max(row["output_tokens"] - 1, 0) * (measured(row, "itl") or 0.0)
 
 
 def tokens_held(row: Row) -> float:
     """Return the tokens that the requests of a row hold while they decode, by Little's law."""
-    streams, before = _streams(row)
-    return streams * before
+    before = row["prompt_tokens"] + row["output_tokens"] * (1 + spread_of(row, "output")) / 2
+    return streams_of(row) * float(before)
 
 
 def held_back(row: Row, max_batch_size: int | None) -> bool:
@@ -228,7 +220,7 @@ def held_back(row: Row, max_batch_size: int | None) -> bool:
         return False
     places = min(row["in_flight"], max_batch_size or row["in_flight"])
     waits = (measured(row, "ttft") or 0.0) > 2 * (measured(row, "itl") or 0.0)
-    return bool(1 < _streams(row)[0] < _FULL * places and waits)
+    return bool(1 < streams_of(row) < _FULL * places and waits)
 
 
 def _nobody_else(row: Row, streams: float) -> float:
@@ -249,8 +241,8 @@ def _equations(
     for row in rows:
         ttft, itl = measured(row, "ttft"), measured(row, "itl")
         prompt = row["prompt_tokens"] * (1 - (row["prefix_hits"] or 0.0))  # what is computed
-        alone, (decodes, before) = row["in_flight"] == 1, _streams(row)
-        gap, context = itl or 0.0, decodes * before
+        alone, gap = row["in_flight"] == 1, itl or 0.0
+        decodes, context = streams_of(row), tokens_held(row)
         squares = prompt * prompt * (1 + spread_of(row, "prompt"))
         prompts = 0.0 if alone else _rate(row) * gap
         if itl:
