@@ -14,7 +14,7 @@ from penstock.checking import charts
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.reproducing.item import Claim, Reproduction, Seeds, Setup, refuse, served_to_the_last
-from penstock.reproducing.looks import on_grid
+from penstock.show.charts import on_grid
 from penstock.simulation.run import Run
 from penstock.system.server import Server
 from penstock.theory.certificate import certify

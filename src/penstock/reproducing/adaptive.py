@@ -14,8 +14,9 @@ from penstock.capacity.max_rate import max_rate
 from penstock.checking.verdict import verdict
 from penstock.document import Section, Whole
 from penstock.reproducing.item import Claim, Different, Reproduction, Setup, refuse
-from penstock.reproducing.looks import SHAPES, cycled, on_grid
+from penstock.reproducing.looks import SHAPES, cycled
 from penstock.show import charts
+from penstock.show.charts import on_grid
 from penstock.system.server import Server
 from penstock.theory.region import region
 from penstock.workload.lengths import Constant, Geometric, Length

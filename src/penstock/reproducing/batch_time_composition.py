@@ -25,7 +25,8 @@ from penstock.reproducing.item import (
     profile_in,
     refuse,
 )
-from penstock.reproducing.looks import STROKES, channels, on_grid
+from penstock.reproducing.looks import STROKES, channels
+from penstock.show.charts import on_grid
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.presets import hardware
 from penstock.workload.workload import Workload, read_trace

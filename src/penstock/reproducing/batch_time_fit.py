@@ -24,7 +24,8 @@ from penstock.reproducing.item import (
     profile_in,
     refuse,
 )
-from penstock.reproducing.looks import STROKES, channels, cycled, on_grid
+from penstock.reproducing.looks import STROKES, channels, cycled
+from penstock.show.charts import on_grid
 from penstock.system.batch_time import BatchTime, PiecewiseConstant
 from penstock.system.presets import hardware
 

@@ -1,9 +1,8 @@
 """The command ``penstock reproduce``: tables and figures of the paper, measured again."""
 
-import functools
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,7 +91,10 @@ def _measured(
     results = []
     with progress.bar("Reproducing") as show:
         for index, name in enumerate(names):
-            part = functools.partial(_part, show, index, names)
+
+            def part(share: float, index: int = index, name: str = name) -> None:
+                show((index + share) / len(names), name)
+
             part(0.0)
             results.append(measure(name, data=data, progress=part))
             write(results[-1], out, file)
@@ -115,10 +117,3 @@ def _hints(results: "Sequence[Reproduction]", out: Path, *, from_file: bool) -> 
                 f"{path} was left as it is, for it is not the scenario that was measured; "
                 f"`penstock reproduce {shlex.quote(str(path))}` measures it"
             )
-
-
-def _part(
-    show: Callable[[float, str], None], index: int, names: Sequence[str], share: float
-) -> None:
-    """Show how much of all items is done."""
-    show((index + share) / len(names), names[index])

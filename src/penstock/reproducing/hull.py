@@ -13,8 +13,8 @@ from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.reproducing.item import Claim, Reproduction, Setup, refuse
-from penstock.reproducing.looks import on_grid
 from penstock.show import charts
+from penstock.show.charts import on_grid
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.server import Server
 from penstock.theory.region import region

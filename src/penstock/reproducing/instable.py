@@ -22,7 +22,7 @@ from penstock.reproducing.item import (
     served_to_the_last,
 )
 from penstock.reproducing.looks import lines_over_time
-from penstock.show import charts
+from penstock.show.charts import on_grid
 from penstock.simulation.run import Run
 from penstock.system.policies import resolve
 from penstock.system.server import Server
@@ -281,7 +281,7 @@ def _waiting(case: _Case, runs: Mapping[str, Run]) -> dict[str, Any]:
     )
     title = f"{case.rate:g} requests/s, {pattern}"
     text = f"Requests in the system over time at {title}, a line per policy."
-    chart: Any = lines_over_time(
+    chart = lines_over_time(
         runs, "requests", measure="Requests in the system", title=title, legend="Policy"
     )
-    return {text: chart.configure_axis(gridColor=charts.GRID)}
+    return {text: on_grid(chart)}

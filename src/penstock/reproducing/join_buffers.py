@@ -15,9 +15,9 @@ from penstock.document import Section
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
 from penstock.reproducing.item import Claim, Reproduction, Setup, refuse
-from penstock.reproducing.looks import DASHES, cycled, on_grid
+from penstock.reproducing.looks import DASHES, cycled
 from penstock.scenario.scenario import Scenario
-from penstock.show.charts import COLOURS
+from penstock.show.charts import COLOURS, on_grid
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine

@@ -15,7 +15,6 @@ from penstock import checks
 from penstock.document import Section, Whole
 from penstock.inputs.arrays import Floats
 from penstock.reproducing.item import Claim, Reproduction, Setup, refuse
-from penstock.reproducing.looks import on_grid
 from penstock.reproducing.scheduler_families import (
     FITTED,
     METRICS,
@@ -25,6 +24,7 @@ from penstock.reproducing.scheduler_families import (
     measured_family,
 )
 from penstock.show import charts
+from penstock.show.charts import on_grid
 from penstock.show.page import Table
 
 _ROUNDED = 0.005  # s, half of the last digit that is printed

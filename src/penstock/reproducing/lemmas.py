@@ -17,8 +17,8 @@ from penstock.inputs.arrays import Ints
 from penstock.reference import markov_chain
 from penstock.reference.markov_chain import Allocation, History, State, fill
 from penstock.reproducing.item import Claim, Different, Reproduction, Seed, Setup
-from penstock.reproducing.looks import on_grid
 from penstock.show import charts
+from penstock.show.charts import on_grid
 from penstock.simulation.simulate import simulate
 
 

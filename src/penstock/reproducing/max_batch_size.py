@@ -14,8 +14,9 @@ import polars as pl
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.reproducing.item import Claim, Reproduction, Setup, refuse
-from penstock.reproducing.looks import lines_over_time, on_grid
+from penstock.reproducing.looks import lines_over_time
 from penstock.scenario.scenario import Scenario
+from penstock.show.charts import on_grid
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.policies import resolve

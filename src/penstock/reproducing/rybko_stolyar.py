@@ -15,7 +15,8 @@ from penstock.checking.verdict import verdict
 from penstock.document import Section
 from penstock.errors import InputError
 from penstock.reproducing.item import Claim, Different, Reproduction, Setup, refuse
-from penstock.reproducing.looks import channels, on_grid
+from penstock.reproducing.looks import channels
+from penstock.show.charts import on_grid
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.simulate import simulate
 from penstock.system.network import Network

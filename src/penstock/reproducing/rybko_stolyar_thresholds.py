@@ -16,7 +16,7 @@ from penstock.document import Section
 from penstock.errors import InputError
 from penstock.kernel.signatures import BY_PHASE, LINE_PREFILL_MEAN
 from penstock.reproducing.item import Claim, Different, Reproduction, Setup, refuse
-from penstock.reproducing.looks import channels, on_grid
+from penstock.reproducing.looks import channels
 from penstock.reproducing.rybko_stolyar import (
     NEAR,
     REVERSED,
@@ -29,6 +29,7 @@ from penstock.reproducing.rybko_stolyar import (
 )
 from penstock.scenario.network import NetworkScenario
 from penstock.show import charts
+from penstock.show.charts import on_grid
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.simulate import simulate
 from penstock.system.network import Network

@@ -14,6 +14,7 @@ from penstock.reproducing.item import Claim, Different, Reproduction, Setup, ref
 from penstock.reproducing.small_systems import waiting
 from penstock.scenario.server import ServerSection
 from penstock.show import charts
+from penstock.show.charts import on_grid
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.policies import resolve
@@ -85,7 +86,7 @@ def run(setup: Setup) -> Reproduction:
     together = alt.vconcat(*panels).resolve_scale(x="shared")
     return setup.answer(
         claims, pl.concat(rows),
-        {text: together.configure_axis(gridColor=charts.GRID)},
+        {text: on_grid(together)},
         "Above each batch its number. Shaded: a batch with fewer tokens than the budget although "
         "as many waited. There, 2: 6/8 says that batch 2 has 6 of the 8 tokens that it could have.",
         assumed=(

@@ -14,8 +14,8 @@ from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.reproducing.item import Claim, Different, Reproduction, Setup, refuse
-from penstock.reproducing.looks import on_grid
 from penstock.scenario.scenario import Scenario
+from penstock.show.charts import on_grid
 from penstock.simulation.simulate import simulate
 from penstock.theory.certificate import certify
 from penstock.workload.workload import Workload

@@ -12,7 +12,6 @@ from penstock.auditing.audit import audit
 from penstock.document import Section
 from penstock.errors import InputError
 from penstock.reproducing.item import Claim, Different, Reproduction, Setup, refuse
-from penstock.reproducing.looks import on_grid
 from penstock.reproducing.small_systems import (
     Random,
     Small,
@@ -23,6 +22,7 @@ from penstock.reproducing.small_systems import (
     waiting,
 )
 from penstock.show import charts
+from penstock.show.charts import on_grid
 from penstock.show.page import Table
 from penstock.system.policies import resolve
 from penstock.system.scheduler import Scheduler

@@ -203,7 +203,8 @@ def streams_of(row: Row) -> float:
     """Return how many requests of a row decode at a time, by Little's law."""
     if row["in_flight"] == 1:
         return 1.0
-    return _rate(row) * max(row["output_tokens"] - 1, 0) * (measured(row, "itl") or 0.0)
+    gaps = max(float(row["output_tokens"]) - 1, 0.0)
+    return _rate(row) * gaps * (measured(row, "itl") or 0.0)
 
 
 def tokens_held(row: Row) -> float:

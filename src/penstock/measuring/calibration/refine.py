@@ -23,6 +23,9 @@ _LONGEST_STEP = 1.0  # change of a logarithm in a round
 _ENOUGH = 0.002  # share by which a round must improve the fit, or it is the last
 _FARTHEST = 3.0  # logarithm; what is further off counts as this far
 _NOISE = 0.02  # misfits below this, or their mean, count as squares, others as they are
+FITTED = ("ttft", "itl")
+"""Metrics that are fitted."""
+
 WORTH = 0.01
 """Misfit, as a logarithm, that weighs as much as 1.4 standard deviations from a prior."""
 
@@ -134,14 +137,21 @@ def _named(names: Sequence[str], numbers: Floats) -> Values:
 
 
 def misfits(rows: Sequence[Sent], server: Server, overhead: Overhead) -> Floats:
-    """Return log(predicted / measured) of times to the first token, and between tokens."""
+    """Return `misfits_of_all` of the times that were measured, none farther than the farthest."""
+    off = misfits_of_all(rows, server, overhead)
+    return np.clip(off[~np.isnan(off)], -_FARTHEST, _FARTHEST)
+
+
+def misfits_of_all(rows: Sequence[Sent], server: Server, overhead: Overhead) -> Floats:
+    """Return log(predicted / measured) of the times to the first token, and between tokens; NaN
+    where nothing was measured, infinite where nothing ends in the simulation.
+    """
     off = []
     for row, load in rows:
         predicted = predict(load, server, overhead)
-        for metric in ("ttft", "itl"):
+        for metric in FITTED:
             known = measured(row, metric)
             time = predicted[column_of(row, metric)]
-            if known is not None:
-                far = np.log(time / known) if time > 0 else _FARTHEST
-                off.append(float(np.clip(far, -_FARTHEST, _FARTHEST)))
+            within = np.log(time / known) if known and time > 0 else np.inf
+            off.append(float(within) if known else np.nan)
     return np.array(off)

@@ -11,8 +11,8 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.equations import Row, column_of, measured
 from penstock.measuring.calibration.laplace import Posterior, most_probable, slopes_of
-from penstock.measuring.calibration.predict import Overhead, Requests, predict, requests_of
-from penstock.measuring.calibration.refine import Fit, Sent
+from penstock.measuring.calibration.predict import Requests, predict, requests_of
+from penstock.measuring.calibration.refine import FITTED, Fit, Sent, misfits_of_all
 from penstock.measuring.calibration.shape_prior import (
     ADJUSTED,
     NAMES,
@@ -32,8 +32,6 @@ _ROUNDS = 3  # that a fit usually takes, for the progress bar
 _T90 = 2.132  # half of the 90% interval of Student's t with four degrees of freedom, in its scales
 _N90 = 1.645  # and of a normal distribution
 
-FITTED = ("ttft", "itl")
-"""Metrics that are fitted."""
 
 # Metrics that get an interval, and whose noise they have.
 _NOISE_OF = {"ttft": "ttft", "itl": "itl", "e2e": "itl", "requests_per_s": "itl"}
@@ -139,21 +137,10 @@ def posterior_of(
 
     def misfits(theta: Floats) -> Floats:
         step()
-        return _misfits(sent, *build(values_of(theta)))
+        off = misfits_of_all(sent, *build(values_of(theta)))
+        return np.where(np.isinf(off), np.nan, off)
 
     return most_probable(misfits, priors.normal, noise, start)
-
-
-def _misfits(sent: Sequence[Sent], server: Server, overhead: Overhead) -> Floats:
-    """Return logarithms of predicted over measured times; NaN where nothing was measured."""
-    off = []
-    for row, load in sent:
-        predicted = predict(load, server, overhead)
-        for metric in FITTED:
-            known = measured(row, metric)
-            time = predicted[column_of(row, metric)]
-            off.append(np.log(time / known) if known and time > 0 else np.nan)
-    return np.array(off)
 
 
 def _held(builds: Sequence[ShapeBuild], chosen: ShapeBuild) -> dict[str, str]:

@@ -191,13 +191,9 @@ def _candidates(batches: MeasuredBatches, model: str, folds: int, seed: int) -> 
     return choose(batches, families, folds=folds, seed=seed) if families else []
 
 
-def _gap_s(batches: MeasuredBatches) -> float:
-    return 0.0 if batches.gap is None else batches.gap.seconds
-
-
 def _model(fitted: Estimate, batches: MeasuredBatches) -> BatchTime:
     try:
-        return fitted.model(_gap_s(batches))
+        return fitted.model(0.0 if batches.gap is None else batches.gap.seconds)
     except InputError:
         raise InputError(
             f"{batches.source}: fitted to these batches, {fitted.name} leaves no time for a batch "
