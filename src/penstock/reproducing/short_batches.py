@@ -66,19 +66,15 @@ def run(setup: Setup) -> Reproduction:
         panels.append(_marked(served, table, name))
         if name in SHORT:
             short, breaches = table.filter("short")["batch"].to_list(), audit(served).paper.breaches
-            same = short == SHORT[name] and breaches == len(short)
-            reason = (
-                ""
-                if same
-                else "these requests and this token budget are not the paper's, which gives no "
-                "numbers"
-            )
-            published = _numbers(SHORT[name]) + (
-                "" if name in _DRAWN else " (by Table 1; not in the figure)"
-            )
+            drawn = "" if name in _DRAWN else " (by Table 1; not in the figure)"
             claims.append(
-                Claim(f"{name}: batches left short", published, _numbers(short), same, reason)
-            )
+                Claim.judged(
+                    f"{name}: batches left short", _numbers(SHORT[name]) + drawn, _numbers(short),
+                    short == SHORT[name] and breaches == len(short),
+                    "these requests and this token budget are not the paper's, which gives no "
+                    "numbers",
+                )
+            )  # fmt: skip
     text = (
         f"Batches of {', '.join(settings.policies)} over time, each request's tokens by phase; "
         "short batches shaded."

@@ -168,41 +168,35 @@ def _claims(table: pl.DataFrame, settings: _Settings) -> tuple[Claim, ...]:
     alpha.
     """
     near = table.filter((pl.col("load") < 1) & (1 - pl.col("load") <= settings.near + 1e-9))
+    reasons = {
+        LEAST_SQUARES: "the load, the length of the runs, or chance: see the figure",
+        BATCH_MEANS: (
+            "the known shares come from a number of batches that is not stated; more batches give "
+            "more wrong verdicts, so that another number than theirs gives another share, and this "
+            "is no contradiction"
+        ),
+    }
     claims = []
-    for way in dict.fromkeys(near["way"]):
-        if way == SEQUENTIAL:
-            continue
+    for way in dict.fromkeys(near.filter(pl.col("way") != SEQUENTIAL)["way"]):
         wrong, count = near.filter(way=way).select(pl.col("wrong", "verdicts").sum()).row(0)
         kind = LEAST_SQUARES if way == LEAST_SQUARES else BATCH_MEANS
         low, high = PUBLISHED[kind]
         least, most = stats.binomtest(wrong, count).proportion_ci()
-        same = least <= high and most >= low
-        reasons = {
-            LEAST_SQUARES: "the load, the length of the runs, or chance: see the figure",
-            BATCH_MEANS: (
-                "the known shares come from a number of batches that is not stated; more batches "
-                "give more wrong verdicts, so that another number than theirs gives another share, "
-                "and this is no contradiction"
-            ),
-        }
         claims.append(
             Claim.judged(
                 f"stable runs called unstable by {way}", f"known: {low:.0%} to {high:.0%}",
-                f"{wrong / count:.0%} ({least:.0%} to {most:.0%}) of {count}", same,
-                reasons[kind],
+                f"{wrong / count:.0%} ({least:.0%} to {most:.0%}) of {count}",
+                least <= high and most >= low, reasons[kind],
             )
         )  # fmt: skip
     wrong, count = table.filter(way=SEQUENTIAL).select(pl.col("wrong", "verdicts").sum()).row(0)
-    expected = (
-        stats.binomtest(wrong, count, settings.significance, alternative="greater").pvalue > 0.01
-    )
+    chance = stats.binomtest(wrong, count, settings.significance, alternative="greater").pvalue
     claims.append(
-        Claim(
-            "wrong verdicts by the sequential test", f"at most {settings.significance:.0%}, its "
-                                                     "alpha",
-            f"{wrong:,} of {count:,}", bool(expected),
-            "" if expected else "alpha holds where a load is at least the test's resolution of 1% "
-                                "away from 1",
+        Claim.judged(
+            "wrong verdicts by the sequential test",
+            f"at most {settings.significance:.0%}, its alpha", f"{wrong:,} of {count:,}",
+            bool(chance > 0.01),
+            "alpha holds where a load is at least the test's resolution of 1% away from 1",
         )
     )  # fmt: skip
     return tuple(claims)

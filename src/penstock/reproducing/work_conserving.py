@@ -224,17 +224,12 @@ def _claims(finding: Finding) -> list[Claim]:
         ),
     ]  # fmt: skip
     if row.work_conserving:
-        what = f"{row.name}: strong, min(supply, b_max)"
-        reason = _refuted(finding.strong)
         claims.append(
             Claim(
-                what,
-                "Yes, for Appendix C",
-                _verdict(finding.strong),
-                finding.strong is None,
-                reason,
+                f"{row.name}: strong, min(supply, b_max)", "Yes, for Appendix C",
+                _verdict(finding.strong), finding.strong is None, _refuted(finding.strong),
             )
-        )
+        )  # fmt: skip
     return claims
 
 
