@@ -12,7 +12,7 @@ from penstock.errors import InputError
 from penstock.measuring.calibration.benchmarks import COLUMNS
 from penstock.measuring.calibration.predict import predict, requests_of
 from penstock.measuring.calibration.servers import Build
-from penstock.measuring.calibration.shape_prior import NAMES, possible_shapes, shape_priors, values_of
+from penstock.measuring.calibration.shape import NAMES, possible_shapes, shape_priors, values_of
 from penstock.system.batch_time_file import read_batch_time, write_batch_time
 
 HARDWARE = {"model": "Llama-3.1-8B", "gpu": "h100-sxm", "kv_precision": "bf16"}

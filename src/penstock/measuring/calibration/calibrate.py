@@ -12,8 +12,12 @@ from penstock.measuring.calibration.calibration import Calibration
 from penstock.measuring.calibration.equations import UNITS, Row, tokens_held
 from penstock.measuring.calibration.judge import hinges_of, judged
 from penstock.measuring.calibration.servers import Build
-from penstock.measuring.calibration.shape_fit import ShapeFit, shape_fit, with_intervals
-from penstock.measuring.calibration.shape_prior import possible_shapes
+from penstock.measuring.calibration.shape import (
+    ShapeFit,
+    possible_shapes,
+    shape_fit,
+    with_intervals,
+)
 from penstock.measuring.calibration.steps import Common, common_fit, values_of_runs
 from penstock.simulation.progress import Progress
 
