@@ -186,13 +186,15 @@ def _rows(answer: Calibration) -> Table:
     heads = [
         f"{_HEADS[metric]}\n{part}" for metric, unit, _ in _SHOWN for part in (unit, "model", "off")
     ]
-    rows = []
-    strong = []
     by_load = answer.rows.sort("shape", "requests_per_s_measured", maintain_order=True)
-    for index, row in enumerate(by_load.iter_rows(named=True)):
-        shape = f"{'*' if row['fitted'] else ' '}{row['shape']}"
-        rows.append((str(row["row"]), shape, row["load"], *_times(row), _carried(row)))
-        strong += [index] if row["missed"] else []
+    rows = [
+        (
+            str(row["row"]), f"{'*' if row['fitted'] else ' '}{row['shape']}", row["load"],
+            *_times(row), _carried(row),
+        )
+        for row in by_load.iter_rows(named=True)
+    ]  # fmt: skip
+    strong = by_load["missed"].arg_true().to_list()
     spare = [heads[8], heads[6], heads[7], heads[1], heads[4]]
     return Table(
         ("Row", " Shape", "Load", *heads, "Carries/s"),

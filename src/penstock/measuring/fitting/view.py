@@ -142,15 +142,15 @@ def _quality(fit: Fit) -> list[Fact]:
 
 
 def _candidates(fit: Fit) -> Table:
-    rows = []
-    strong = []
-    for index, one in enumerate(fit.candidates):
-        held_out = (
-            f"{value:.2%}" if math.isfinite(value) else "-"
-            for value in (one.error, one.standard_error)
-        )
-        rows.append((one.name, str(one.parameters), *held_out, "chosen" if one.chosen else ""))
-        strong += [index] if one.chosen else []
+    def share(value: float) -> str:
+        return f"{value:.2%}" if math.isfinite(value) else "-"
+
+    rows = [
+        (one.name, str(one.parameters), share(one.error), share(one.standard_error),
+         "chosen" if one.chosen else "")
+        for one in fit.candidates
+    ]  # fmt: skip
+    strong = [index for index, one in enumerate(fit.candidates) if one.chosen]
     return Table(("Model", "Parameters", "Error", "Standard error", ""), rows, strong=strong)
 
 

@@ -2,6 +2,7 @@
 says.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -102,16 +103,8 @@ def _latency(twin: "Twin") -> Table:
 def _drifts(twin: "Twin") -> Table:
     """Lay out whether backlogs drained or grew, of the runs that began with one."""
     columns = (
-        "rho",
-        "Seed",
-        "Backlog",
-        "Predicted",
-        "Measured",
-        "Offered",
-        "Carried",
-        "95%",
-        "Sim.",
-    )
+        "rho", "Seed", "Backlog", "Predicted", "Measured", "Offered", "Carried", "95%", "Sim.",
+    )  # fmt: skip
     return Table(columns, [_drift(trial) for trial in twin.trials if trial.backlog])
 
 
@@ -120,16 +113,10 @@ def _drift(trial: "Trial") -> tuple[str, ...]:
     drift, other = trial.drift, trial.simulated_drift
     if drift is None:
         return (*start, "drains at once", "", "", "", "")
-    simulated = "" if other is None else f"{other.carried:,.0f}"
-    interval = f"±{drift.carried - drift.low:,.0f}"
     return (
-        *start,
-        drift.direction,
-        f"{drift.offered:,.0f}",
-        f"{drift.carried:,.0f}",
-        interval,
-        simulated,
-    )
+        *start, drift.direction, f"{drift.offered:,.0f}", f"{drift.carried:,.0f}",
+        f"±{drift.carried - drift.low:,.0f}", "" if other is None else f"{other.carried:,.0f}",
+    )  # fmt: skip
 
 
 def _start(trial: "Trial") -> tuple[str, str]:
@@ -154,13 +141,8 @@ def _facts(twin: "Twin") -> list[Fact]:
             "the paced clock"
         )
         facts.append(Fact("A paced second", f"{middle:.2f} s", spread))
-    facts.append(
-        Fact(
-            "Speed",
-            f"{twin.speed - 1:+.1%}",
-            "time of the same batches after the last run, over before",
-        )
-    )
+    explanation = "time of the same batches after the last run, over before"
+    facts.append(Fact("Speed", f"{twin.speed - 1:+.1%}", explanation))
     return facts
 
 
@@ -217,22 +199,15 @@ def _latency_figures(twin: "Twin") -> list[Figure]:
     drawn = []
     for rho, (trial, *_) in twin.by_load.items():
         rows = []
-        for metric in METRICS:
-            for statistic in ("mean", "p50", "p99"):
-                measured, simulated = trial.latency(metric, statistic)
-                rows.append(
-                    (f"{metric[:-2].upper()} {statistic}", f"{measured:.4f}", f"{simulated:.4f}")
-                )
-        texts = [
+        for metric, statistic in itertools.product(METRICS, ("mean", "p50", "p99")):
+            times = (f"{seconds:.4f}" for seconds in trial.latency(metric, statistic))
+            rows.append((f"{metric[:-2].upper()} {statistic}", *times))
+        texts = (
             f"Cumulative distributions of {metric[:-2].upper()} at rho {rho:g}, measured and "
             "simulated."
             for metric in METRICS
-        ]
-        panels = latency_panels(runs_of(trial), legend=None)
-        table = Table(("Seconds", "Measured", "Simulated"), rows)
-        drawn.append(
-            Figure(
-                f"rho {rho:g}, seed {trial.seed}", dict(zip(texts, panels, strict=True)), [table]
-            )
         )
+        panels = dict(zip(texts, latency_panels(runs_of(trial), legend=None), strict=True))
+        table = Table(("Seconds", "Measured", "Simulated"), rows)
+        drawn.append(Figure(f"rho {rho:g}, seed {trial.seed}", panels, [table]))
     return drawn
