@@ -35,9 +35,13 @@ _MOST_SCHEDULED = 1_000_000  # requests whose times are worked out from a seed
 _AT_ONCE_S = 1.0  # in which a client that is told no rate sends all its requests
 
 
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
 def is_vllm_bench(document: Any) -> bool:
     """Tell whether a document is one of ``vllm bench serve --save-result``, or a list of them."""
-    first = document[0] if isinstance(document, list) and document else document
+    first = next(iter(_listed(document)), None)
     return isinstance(first, dict) and "request_throughput" in first and "mean_ttft_ms" in first
 
 
@@ -45,18 +49,13 @@ def _where_infinite(other: float | None) -> BeforeValidator:
     return BeforeValidator(lambda value: other if value in ("inf", math.inf) else value)
 
 
+_Burstiness = Annotated[float | None, Field(gt=0), _where_infinite(_REGULAR)]
 _Length = Annotated[int, Field(ge=0, le=10_000_000)]
 _VLLM_BENCH = fields(
     {
-        "completed": "completed",
-        "failed": "failed",
-        "duration": "duration",
+        **{name: name for name in ("completed", "failed", "duration", "max_concurrency")},
         "request_rate": (Annotated[Number | None, _where_infinite(None)], "request_rate"),
-        "burstiness": (
-            Annotated[float | None, Field(gt=0), _where_infinite(_REGULAR)],
-            "burstiness",
-        ),
-        "max_concurrency": "max_concurrency",
+        "burstiness": (_Burstiness, "burstiness"),
         "ramp_up_strategy": (str, "ramp_up_strategy"),
         "ramp_up_start": "ramp_up_start_rps",
         "ramp_up_end": "ramp_up_end_rps",
@@ -88,10 +87,9 @@ _VLLM_TIMES = fields({key: key for key in _MILLISECONDS})
 
 def vllm_bench(document: Any, source: Source) -> list[Row]:
     """Return a row for each result; it waited for all requests."""
-    results = document if isinstance(document, list) else [document]
     return [
         _vllm_bench(result, source, f"result {number:,}: ")
-        for number, result in enumerate(results, 1)
+        for number, result in enumerate(_listed(document), 1)
     ]
 
 
@@ -301,19 +299,13 @@ _AIPERF = fields(
 # What AIPerf's command line, or GenAI-Perf's, says of the load.
 _SETTING = fields(
     {
-        "concurrency": "concurrency",
-        "request_rate": "request_rate",
+        **{name: name for name in ("concurrency", "request_rate", "arrival_smoothness")},
         "pattern": (str, "arrival_pattern", "request_rate_mode"),
-        "arrival_smoothness": "arrival_smoothness",
     }
 )
 _PHASE_FIELDS: dict[str, str | tuple[Any, ...]] = {
-    "kind": (str, "kind"),
-    "name": (str, "name"),
-    "type": (str, "type"),
-    "rate": "rate",
-    "concurrency": "concurrency",
-    "smoothness": "smoothness",
+    **{name: (str, name) for name in ("kind", "name", "type")},
+    **{name: name for name in ("rate", "concurrency", "smoothness")},
     "exclude_from_results": (bool, "exclude_from_results"),
 }
 _PHASE = fields(_PHASE_FIELDS, needed=("type",), exclude_from_results=False)
@@ -409,9 +401,8 @@ def _aiperf_load(settings: Mapping[str, Any], source: Source) -> Row:
 
 def _phase_load(phases: Any, source: Source) -> Row:
     """Return the load of the one phase whose results these are."""
-    listed = phases if isinstance(phases, list) else [phases]
     measured = []
-    for number, raw in enumerate(listed):
+    for number, raw in enumerate(_listed(phases)):
         phase = entry(_PHASE, raw, source, f"in input_config.phases[{number}], ")
         if (phase.kind or phase.name) != "warmup" and not phase.exclude_from_results:
             measured.append((phase, raw))

@@ -7,12 +7,11 @@ tokens, tokens before decodes, and whether there is prefill.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from penstock.measuring.fitting.batches import Array, MeasuredBatches
-from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, PiecewiseConstant
+from penstock.system.batch_time import Affine, BatchTime, Hinge, PiecewiseConstant
 from penstock.system.measured_times import Measured
 
 BY_LOAD = ("affine", "hinge", "steps", "table")
@@ -178,9 +177,3 @@ def _told_apart(batches: MeasuredBatches, split: bool) -> Terms:
         chosen.append(name)
         basis = np.column_stack((basis, weighted))
     return Terms(tuple(chosen), left_out)
-
-
-def composition(linear: BatchTime, costs: Mapping[str, float]) -> Composition:
-    """Return a composition with these costs; what is not given costs nothing."""
-    given: dict[str, Any] = {"decode_attention": 0.0, **costs}
-    return Composition(linear, **given)

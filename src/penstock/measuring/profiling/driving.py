@@ -36,12 +36,6 @@ class Batches:
     end_s: Floats
     sums: Ints
 
-    @classmethod
-    def of(cls, times: Sequence[tuple[float, float]], batches: Sequence[Batch]) -> "Batches":
-        """Put batches in columns."""
-        begin, end = np.array(times, np.float64).reshape(-1, 2).T
-        return cls(begin, end, np.array([batch.sums for batch in batches], np.int64).reshape(-1, 6))
-
     @property
     def seconds(self) -> Floats:
         """Shape (batches,): how long each took."""
@@ -92,7 +86,9 @@ class _Steps:
     @property
     def done(self) -> Batches:
         """The batches in columns."""
-        return Batches.of(self.times, self.batches)
+        begin, end = np.array(self.times, np.float64).reshape(-1, 2).T
+        sums = np.array([batch.sums for batch in self.batches], np.int64).reshape(-1, 6)
+        return Batches(begin, end, sums)
 
     def _passed(self) -> float:
         self.now = self.clock() - self.start
