@@ -23,7 +23,7 @@ from penstock.measuring.fitting.batches import (
 from penstock.measuring.fitting.engine_logs import find_passes, find_stats
 from penstock.measuring.fitting.layers.profiles import degree_of, read_llmservingsim, read_vidur
 from penstock.measuring.fitting.layers.times import LayerTimes
-from penstock.measuring.fitting.vllm_log import find_iterations
+from penstock.measuring.fitting.vllm_log import find_iterations, has_iterations
 
 FORMATS = ("table", "vllm", "sglang", "tensorrt-llm", "blis", "splitwise", "vidur", "llmservingsim")
 """What `read_batches` reads."""
@@ -121,7 +121,7 @@ def _told(source: Source) -> str:
         for mark, name in _MARKS:
             if mark in head:
                 return name
-        if head.lstrip()[:1] not in (b"{", b"[") and _has_iterations(source):
+        if head.lstrip()[:1] not in (b"{", b"[") and has_iterations(source):
             return "vllm"
     header = set(open_table(source).header)
     for name, columns in (
@@ -141,12 +141,6 @@ _MARKS = (
 )
 # Keys of results of inference-perf, vLLM and AIPerf, and of GuideLLM's.
 _BENCHMARKS = (b'"load_summary"', b'"request_throughput"', b'"request_latency"', b'"mean_ttft_ms"')
-
-
-def _has_iterations(source: Source) -> bool:
-    """Say whether a log whose beginning is about something else has lines on iterations."""
-    with source.open() as file:
-        return any(b"iteration elapsed time" in line for line in file)
 
 
 _LINES: dict[str, Callable[[Source], MeasuredBatches]] = {

@@ -57,14 +57,9 @@ class Sweep:
 
     def __post_init__(self) -> None:
         for name in ("token_budget", "decodes", "prompt", "context"):
-            checks.whole(
-                f"the sweep's {name}",
-                getattr(self, name),
-                1,
-                2**20,
-                "",
-                "batches of no size take no time",
-            )
+            value = getattr(self, name)
+            reason = "batches of no size take no time"
+            checks.whole(f"the sweep's {name}", value, 1, 2**20, "", reason)
         checks.whole("seed", self.seed, 0, 2**63, "", "take any")
 
     def episodes(self) -> Iterator[Episode]:

@@ -25,7 +25,6 @@ from penstock.show.options import (
 
 if TYPE_CHECKING:
     from penstock.measuring.profiling.engine import RealEngine
-    from penstock.workload.pairs import Lengths
 
 EngineName = Annotated[
     str, typer.Option("--engine", help="openvino (CPU), or torch (CUDA where there is one).")
@@ -184,10 +183,10 @@ def twin(
     check_outputs(inputs, {"--report": report}, figures)
     from penstock.measuring.twin import experiment, records
     from penstock.system.batch_time_file import read_batch_time
+    from penstock.workload.pairs import Independent
 
-    settings = records.Settings(
-        _lengths(prompt, output), _loads(rho), seeds, seconds, backlog, calibrate, seed=seed
-    )
+    lengths = Independent(_distribution("--prompt", prompt), _distribution("--output", output))
+    settings = records.Settings(lengths, _loads(rho), seeds, seconds, backlog, calibrate, seed=seed)
     stated = None if batch_time is None else read_batch_time(batch_time).batch_time
     running = _open(
         engine, model, token_budget, threads=threads, policy=policy, max_running=max_running,
@@ -215,12 +214,6 @@ def _open(name: str, model: str, token_budget: int, **options: Any) -> "RealEngi
 
     with progress.bar(f"Starting {name}"):
         return open_engine(name, llama(model), token_budget, **options)
-
-
-def _lengths(prompt: str, output: str) -> "Lengths":
-    from penstock.workload.pairs import Independent
-
-    return Independent(_distribution("--prompt", prompt), _distribution("--output", output))
 
 
 def _distribution(option: str, text: str) -> Any:
