@@ -16,7 +16,7 @@ from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.benchmarks import COLUMNS
 from penstock.measuring.calibration.laplace import Normal, Posterior, most_probable
 from penstock.measuring.calibration.predict import predict, requests_of
-from penstock.measuring.calibration.shape_prior import ShapeBuild, shape_priors, values_of
+from penstock.measuring.calibration.shape import ShapeBuild, shape_priors, values_of
 from penstock.system.models.config import read_shape
 from penstock.system.models.served import ServedModel, served_model
 

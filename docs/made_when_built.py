@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from penstock.cli import app
 from penstock.reproducing.catalogue import ITEMS, reproduce
-from penstock.reproducing.claims import Item
+from penstock.reproducing.item import Item
 from penstock.reproducing.write import write
 from penstock.show import charts
 

@@ -22,7 +22,7 @@ from how_far_off import ENGINES_HERE, TOO_FAST, busy_share
 
 from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.laplace import FREEDOM, Normal, Posterior
-from penstock.measuring.calibration.shape_prior import NAMES
+from penstock.measuring.calibration.shape import NAMES
 from penstock.system.models.adjusted import KNOTS
 from penstock.system.models.hosts import engine_fit
 

@@ -8,8 +8,7 @@ import yaml
 from penstock.errors import InputError
 from penstock.reproducing.ablation import _claims
 from penstock.reproducing.catalogue import item, reproduce
-from penstock.reproducing.claims import Reproduction
-from penstock.reproducing.setup import Setup
+from penstock.reproducing.item import Reproduction, Setup
 
 
 def changed(tmp_path: Path, old: str, new: str) -> Reproduction:

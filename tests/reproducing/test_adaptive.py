@@ -6,7 +6,7 @@ import yaml
 import penstock as ps
 from penstock.reproducing.adaptive import KNOWN, Bracket
 from penstock.reproducing.catalogue import item, measure, reproduce
-from penstock.reproducing.setup import Setup
+from penstock.reproducing.item import Setup
 
 DOCUMENT = yaml.safe_load(item("adaptive-policies").text)
 

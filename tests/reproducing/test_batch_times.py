@@ -13,8 +13,7 @@ import yaml
 from penstock.errors import InputError
 from penstock.reproducing.batch_time_composition import _Stairs, room_for_composition
 from penstock.reproducing.catalogue import item, measure, reproduce
-from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.setup import Setup
+from penstock.reproducing.item import Claim, Reproduction, Setup
 
 
 def changed(name: str, folder: Path, data: Path | None = None, **settings: Any) -> Reproduction:

@@ -8,7 +8,7 @@ import yaml
 
 from penstock.errors import InputError
 from penstock.reproducing.catalogue import ITEMS, _changed, item, reproduce
-from penstock.reproducing.claims import Claim, Item
+from penstock.reproducing.item import Claim, Item
 from penstock.reproducing.view import total
 from penstock.reproducing.write import write, write_index
 

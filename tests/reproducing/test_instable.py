@@ -7,9 +7,8 @@ import yaml
 
 from penstock.errors import InputError
 from penstock.reproducing.catalogue import item, measure, reproduce
-from penstock.reproducing.claims import Reproduction
 from penstock.reproducing.instable import _Case, _least
-from penstock.reproducing.setup import Setup
+from penstock.reproducing.item import Reproduction, Setup
 
 LEFT, RIGHT = "fig-instable-left", "fig-instable-right"
 

@@ -10,10 +10,9 @@ import yaml
 
 from penstock.errors import InputError
 from penstock.reproducing.catalogue import item, measure
-from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.item import Claim, Reproduction, Setup
 from penstock.reproducing.latency_table import _REASONS, _orders
 from penstock.reproducing.scheduler_families import METRICS, PUBLISHED, Family
-from penstock.reproducing.setup import Setup
 
 
 def document() -> Any:

@@ -10,7 +10,7 @@ import penstock as ps
 from penstock.reference import markov_chain
 from penstock.reproducing import join_buffers, lemmas
 from penstock.reproducing.catalogue import item, measure, reproduce
-from penstock.reproducing.setup import Setup
+from penstock.reproducing.item import Setup
 
 
 def changed(tmp_path, name, *, workload=None, server=None, **settings):

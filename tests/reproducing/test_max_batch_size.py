@@ -8,8 +8,7 @@ from tests.agreement.test_paper import GROWTH
 
 from penstock.errors import InputError
 from penstock.reproducing.catalogue import item, measure, reproduce
-from penstock.reproducing.claims import Reproduction
-from penstock.reproducing.setup import Setup
+from penstock.reproducing.item import Reproduction, Setup
 
 
 def changed(tmp_path: Path, old: str, new: str) -> Reproduction:

@@ -5,6 +5,7 @@ import yaml
 
 from penstock.errors import InputError
 from penstock.reproducing.catalogue import item, measure, reproduce
+from penstock.reproducing.item import Setup
 from penstock.reproducing.rybko_stolyar import (
     fluid_envelope,
     reversed_priorities,
@@ -12,7 +13,6 @@ from penstock.reproducing.rybko_stolyar import (
     with_lengths,
 )
 from penstock.reproducing.rybko_stolyar_thresholds import E2E
-from penstock.reproducing.setup import Setup
 from penstock.scenario.network import build_network
 
 FIGURE, THRESHOLDS = (yaml.safe_load(item(name).text) for name in ("fig-rs", "rs-thresholds"))

@@ -6,7 +6,7 @@ import yaml
 
 from penstock.errors import InputError
 from penstock.reproducing.catalogue import item, measure, reproduce
-from penstock.reproducing.setup import Setup
+from penstock.reproducing.item import Setup
 from penstock.reproducing.verdict_errors import rising
 
 DOCUMENT = yaml.safe_load(item("verdict-errors").text)

@@ -11,16 +11,14 @@ from penstock.words import counted
 
 _CONTEXT = 1_000
 _LISTED = ((1, 0), (64, 0), (0, 512))
+# Decodes and prefill tokens of the batches that are shown.
 _IN_FULL = ((1, 0), (64, 0), (256, 0), (0, 512), (64, 448), (0, 2_048))
-"""Decodes and prefill tokens of the batches that are shown."""
 
 _CAPTION = (
     f"Decodes have {_CONTEXT:,} tokens before them. The last column is the share of 64 decodes' "
-    "time that those cost; "
-    "- where token load alone decides. Entries named `linear` have the linear layers only: no "
-    "attention, no exchange "
-    "between GPUs. `penstock hardware NAME` shows one in full; a scenario says `server: "
-    "{hardware: NAME}`."
+    "time that those cost; - where token load alone decides. Entries named `linear` have the "
+    "linear layers only: no attention, no exchange between GPUs. `penstock hardware NAME` shows "
+    f"one in full; a scenario says `server: {{hardware: NAME}}`."
 )
 
 
@@ -32,12 +30,8 @@ def catalogue_page(entries: Sequence[Hardware]) -> Page:
         times = (f"{_milliseconds(model, decodes, prompt):,.2f}" for decodes, prompt in _LISTED)
         rows.append((entry.name, *times, "-" if model.by_load else f"{_share(model):.0%}"))
     columns = (
-        "Hardware",
-        "1 decode\nms",
-        "64 decodes\nms",
-        "512-token\nprompt, ms",
-        "Share of\ncontext",
-    )
+        "Hardware", "1 decode\nms", "64 decodes\nms", "512-token\nprompt, ms", "Share of\ncontext",
+    )  # fmt: skip
     table = Table(columns, rows, _CAPTION)
     return Page("Hardware", "whose batch times are known", sections=[Section("", tables=[table])])
 
@@ -48,6 +42,7 @@ def hardware_page(entry: Hardware) -> Page:
     origin = [f"Source: {entry.source}"]
     if entry.licence:
         origin.append(f"Licence: {entry.licence}")
+    fit = [Fact(name, "", str(said)) for name, said in entry.fit.items() if name != "warnings"]
     return Page(
         title=entry.name,
         heading=entry.description,
@@ -55,15 +50,7 @@ def hardware_page(entry: Hardware) -> Page:
             Section("Parameters", facts=_parameters(section_of(model))),
             Section("Batch times", tables=[batch_times(model)]),
             Section("", origin),
-            Section(
-                "Fit",
-                facts=[
-                    Fact(name, "", str(value))
-                    for name, value in entry.fit.items()
-                    if name != "warnings"
-                ],
-                notes=entry.fit.get("warnings", ()),
-            ),
+            Section("Fit", facts=fit, notes=entry.fit.get("warnings", ())),
         ],
     )
 
@@ -113,13 +100,8 @@ def _parameters(section: dict[str, object], within: str = "") -> list[Fact]:
         if isinstance(value, dict):
             facts += _parameters(value, "" if name == "composition" else f"{name} ")
         elif isinstance(value, list):
-            facts.append(
-                Fact(
-                    f"{within}{name}",
-                    f"{len(value)} values",
-                    f"from {value[0]:,.4g} to {value[-1]:,.4g}",
-                )
-            )
+            extent = f"from {value[0]:,.4g} to {value[-1]:,.4g}"
+            facts.append(Fact(f"{within}{name}", f"{len(value)} values", extent))
         else:
             facts.append(Fact(f"{within}{name}", f"{value:,.5g}"))
     return facts

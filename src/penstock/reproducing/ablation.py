@@ -13,10 +13,8 @@ from pydantic import Field
 from penstock.checking import charts
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import on_grid
-from penstock.reproducing.setup import Seeds, Setup
-from penstock.reproducing.traced import served_to_the_last, traced
+from penstock.reproducing.item import Claim, Reproduction, Seeds, Setup, refuse, served_to_the_last
+from penstock.show.charts import on_grid
 from penstock.simulation.run import Run
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
@@ -28,8 +26,7 @@ SMALL, MODERATE, LARGE = 128, 512, 1024
 Medians = Mapping[int, list[float]]
 """By token budget, of each seed, in seconds."""
 
-_TIE = 0.01
-"""Medians that lie no further apart than this share of the larger have no order."""
+_TIE = 0.01  # medians that lie no further apart than this share of the larger have no order
 
 
 class _Settings(Section):
@@ -42,8 +39,14 @@ class _Settings(Section):
 def run(setup: Setup) -> Reproduction:
     """Compare median latencies by token budget, at each rate."""
     settings = setup.settings(_Settings)
-    _refuse_incomplete(settings)
-    workload, origin, scenario = traced(setup, settings.trace)
+    complete = {SMALL, MODERATE, LARGE} <= set(settings.budgets)
+    refuse(
+        not (complete and settings.rates and settings.seeds),
+        f"fig-ablation compares token budgets {SMALL}, {MODERATE} and {LARGE}, at a rate and with "
+        f"a seed at least; its settings are budgets {settings.budgets}, rates {settings.rates} and "
+        f"seeds {settings.seeds}: add what is missing",
+    )
+    workload, origin, scenario = setup.traced(settings.trace)
     if scenario.requests is None:
         raise InputError(
             "fig-ablation compares as many requests at each budget; give `simulate: {requests: "
@@ -59,9 +62,9 @@ def run(setup: Setup) -> Reproduction:
     for index, rate in enumerate(settings.rates):
         poisson = workload.with_rate(rate, "poisson")
         medians: dict[str, dict[int, list[float]]] = {
-            m: {b: [] for b in servers} for m in ("e2e_s", "ttft_s")
+            metric: {budget: [] for budget in servers} for metric in ("e2e_s", "ttft_s")
         }
-        for seed in settings.seeds:
+        for seed in setup.each(settings.seeds, index, len(settings.rates)):
             runs = served_to_the_last(poisson.with_seed(seed), scenario.requests, servers)
             for budget, run in runs.items():
                 latency = run.latency().filter(pl.col("metric") != "tbt_s").drop("p95")
@@ -69,14 +72,8 @@ def run(setup: Setup) -> Reproduction:
                     medians[row["metric"]][budget].append(row["p50"])
                     rows.append({"rate": rate, "token_budget": budget, "seed": seed, **row})
             if seed == settings.seeds[0]:
-                charts[
-                    f"Shares of requests with at most so much E2E and TTFT at {rate:g} "
-                    "requests/s, by budget."
-                ] = _cdfs(runs, rate)
-            setup.progress(
-                (index + (1 + settings.seeds.index(seed)) / len(settings.seeds))
-                / len(settings.rates)
-            )
+                at = f"at most so much E2E and TTFT at {rate:g} requests/s, by budget."
+                charts[f"Shares of requests with {at}"] = _cdfs(runs, rate)
         claims += _claims(rate, medians["e2e_s"], medians["ttft_s"], poisson, servers)
     return setup.answer(
         claims, pl.DataFrame(rows), charts,
@@ -86,28 +83,12 @@ def run(setup: Setup) -> Reproduction:
             origin,
             "The paper gives neither the rate, nor the GPUs, nor how many requests: one A100, "
             f"{scenario.requests:,} requests and the rates "
-            f"{', '.join(f'{rate:g}' for rate in settings.rates)} are "
-            "assumed; its order holds from about 1.9 to 2.3 requests/s, where 128 tokens come to "
-            "their limit",
+            f"{', '.join(f'{rate:g}' for rate in settings.rates)} are assumed; its order holds "
+            "from about 1.9 to 2.3 requests/s, where 128 tokens come to their limit",
             f"Measured medians are means over {len(settings.seeds)} seeds. Verdict `same`: the "
-            "order holds with every "
-            f"seed; the lowest E2E is more than {_TIE:.0%} below the next",
+            f"order holds with every seed; the lowest E2E is more than {_TIE:.0%} below the next",
         ),
     )  # fmt: skip
-
-
-def _refuse_incomplete(settings: _Settings) -> None:
-    """Refuse settings that lack a budget which the paper compares, a rate or a seed."""
-    if not {SMALL, MODERATE, LARGE} <= set(settings.budgets) or not (
-        settings.rates and settings.seeds
-    ):
-        raise InputError(
-            f"fig-ablation compares token budgets {SMALL}, {MODERATE} and {LARGE}, at a rate and "
-            "with a seed at least; "
-            f"its settings are budgets {settings.budgets}, rates {settings.rates} and seeds "
-            f"{settings.seeds}: add what "
-            "is missing"
-        )
 
 
 def _claims(
@@ -180,12 +161,10 @@ def _instead(lowest: list[int | None], workload: Workload, servers: Mapping[int,
         for budget in (best, MODERATE)
     }
     return (
-        f"the order depends on the rate, which the paper does not give: a budget of {best:,} is "
-        "at rho "
-        f"{certificate.rho:.2f} here, and its batches of {ms[best]:.0f} ms, against "
-        f"{ms[MODERATE]:.0f} ms, are faster "
-        "for whoever decodes; the paper's order appears near its limit of "
-        f"{certificate.max_rate:.2f} requests/s"
+        f"the order depends on the rate, which the paper does not give: a budget of {best:,} is at "
+        f"rho {certificate.rho:.2f} here, and its batches of {ms[best]:.0f} ms, against "
+        f"{ms[MODERATE]:.0f} ms, are faster for whoever decodes; the paper's order appears near "
+        f"its limit of {certificate.max_rate:.2f} requests/s"
     )
 
 

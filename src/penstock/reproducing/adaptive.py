@@ -2,6 +2,7 @@
 boundary.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -12,11 +13,10 @@ from pydantic import Field
 from penstock.capacity.max_rate import max_rate
 from penstock.checking.verdict import verdict
 from penstock.document import Section, Whole
-from penstock.errors import InputError
-from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import SHAPES, cycled, on_grid
-from penstock.reproducing.setup import Different, Setup
+from penstock.reproducing.item import Claim, Different, Reproduction, Setup, refuse
+from penstock.reproducing.looks import SHAPES, cycled
 from penstock.show import charts
+from penstock.show.charts import on_grid
 from penstock.system.server import Server
 from penstock.theory.region import region
 from penstock.workload.lengths import Constant, Geometric, Length
@@ -59,8 +59,7 @@ KNOWN: dict[tuple[str, str, Kind], float] = {
 }
 """Shares found by an independent program, to within .005, by point, policy and kind of lengths."""
 
-_KNOWN_TO = 0.005
-"""How near the known shares are to the truth."""
+_KNOWN_TO = 0.005  # how near the known shares are to the truth
 
 
 class _Policy(Section):
@@ -72,8 +71,8 @@ class _Settings(Section):
     points: dict[str, Annotated[Whole, Field(ge=1, le=1_000_000)]] = Field(min_length=1)
     policies: dict[str, _Policy] = Field(min_length=1)
     lengths: Different[Kind] = Field(["geometric", "constant"], min_length=1)
+    # Relative distance between the largest share found stable and the next one found not to be.
     precision: float = Field(0.01, ge=0.002, le=0.1)
-    """Relative distance between the largest share found stable and the next one found not to be."""
 
 
 class Bracket(NamedTuple):
@@ -109,10 +108,9 @@ def run(setup: Setup) -> Reproduction:
         for name, policy in settings.policies.items()
     }
     output = round(scenario.workload.mean_output)
-    cells = [(point, name) for point in settings.points for name in servers]
     rows = []
     claims = []
-    for index, (point, name) in enumerate(cells):
+    for point, name in setup.each(list(itertools.product(settings.points, servers))):
         by_kind: dict[Kind, _Cell] = {}
         for kind in settings.lengths:
             prompts = MAKE[kind](settings.points[point])
@@ -124,7 +122,6 @@ def run(setup: Setup) -> Reproduction:
             )
             rows.append((point, name, kind, by_kind[kind].expected, *by_kind[kind].bracket))
         claims += _claims(point, name, by_kind)
-        setup.progress((index + 1) / len(cells))
     columns = {"point": pl.String, "policy": pl.String, "lengths": pl.String} | dict.fromkeys(
         ("known", "stable_at", "unstable_at"), pl.Float64
     )
@@ -137,18 +134,14 @@ def run(setup: Setup) -> Reproduction:
     return setup.answer(
         claims, table, {text: _chart(table)},
         "A bar goes from the largest share of the boundary that was found stable to the least "
-        "above it that was not. "
-        "A white mark is the known share, from an independent program. Beyond 1 no policy is "
-        "stable.",
+        "above it that was not. A white mark is the known share, from an independent program. "
+        "Beyond 1 no policy is stable.",
         assumed=(
             f"Every share was searched for, to a precision of {settings.precision:.2g}; the known "
-            "one plays no part "
-            "in the search. The test of stability asks that no backlog grows: it tries one of "
-            "prompts, a mixed one and "
-            "one of decodes",
+            "one plays no part in the search. The test of stability asks that no backlog grows: it "
+            "tries one of prompts, a mixed one and one of decodes",
             "Verdict `same`: the known share lies between the two measured ones, or at most "
-            f"{_KNOWN_TO} beside them, "
-            f"since it is known to within {_KNOWN_TO}",
+            f"{_KNOWN_TO} beside them, since it is known to within {_KNOWN_TO}",
             f"Arrivals are Poisson. Mean prompt tokens by point: {prompts_of}. Mean output "
             f"tokens: {output:,}",
             "Policies: " + ", ".join(_described(name, server) for name, server in servers.items()),
@@ -157,26 +150,20 @@ def run(setup: Setup) -> Reproduction:
 
 
 def _described(name: str, server: Server) -> str:
-    budget = f"token budget {server.token_budget:,}"
-    return (
-        f"{name} ({budget})"
-        if name == server.policy.name
-        else f"{name} ({server.policy.name}, {budget})"
-    )
+    policy = "" if name == server.policy.name else f"{server.policy.name}, "
+    return f"{name} ({policy}token budget {server.token_budget:,})"
 
 
 def _server(setup: Setup, name: str, policy: _Policy, common: Server) -> Server:
     """Return the server of a policy, whose boundary is no further out than that of all."""
     choice = {key: value for key, value in policy.model_dump().items() if value is not None}
     server = setup.scenario(server=choice).server
-    if server.token_budget > common.token_budget:
-        raise InputError(
-            f"reproduce.policies.{name}.token_budget is {server.token_budget:,}, above "
-            "server.token_budget, "
-            f"{common.token_budget:,}, so the region of `server` does not bound this policy; "
-            "lower it, or raise "
-            "server.token_budget"
-        )
+    refuse(
+        server.token_budget > common.token_budget,
+        f"reproduce.policies.{name}.token_budget is {server.token_budget:,}, above "
+        f"server.token_budget, {common.token_budget:,}, so the region of `server` does not bound "
+        "this policy; lower it, or raise server.token_budget",
+    )
     return server
 
 
@@ -204,12 +191,10 @@ def _why(workload: Workload, server: Server, expected: float) -> str:
         for outcome, does in (("unstable", "grows"), ("stable", "shrinks"))
     )
     where = f"at {share:.3f}, just below the known share,"
-    if grow and shrink:
-        drifts = (
-            f"{' and '.join(shrink)}, but {' and '.join(grow)}: the answer depends on the start"
-        )
-        return f"{where} {drifts}, and the test asks that no backlog grows"
-    return f"{where} {' and '.join(grow or shrink) or 'the test is undecided'}"
+    if not (grow and shrink):
+        return f"{where} {' and '.join(grow or shrink) or 'the test is undecided'}"
+    drifts = f"{' and '.join(shrink)}, but {' and '.join(grow)}: the answer depends on the start"
+    return f"{where} {drifts}, and the test asks that no backlog grows"
 
 
 _BACKLOGS = {

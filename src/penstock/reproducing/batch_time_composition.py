@@ -1,7 +1,7 @@
 """How little the batch time depends on what is in a batch of so many tokens."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,13 +11,22 @@ import polars as pl
 from pydantic import Field
 
 from penstock.document import Section, Whole
-from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints
 from penstock.measuring.fitting.layers.batch_contents import BatchContents, draw_batches
 from penstock.measuring.fitting.layers.profiles import read_llmservingsim, read_vidur
-from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import STROKES, channels, on_grid
-from penstock.reproducing.setup import Milliseconds, Seed, Setup, Share, Some, profile_in
+from penstock.reproducing.item import (
+    Claim,
+    Milliseconds,
+    Reproduction,
+    Seed,
+    Setup,
+    Share,
+    Some,
+    profile_in,
+    refuse,
+)
+from penstock.reproducing.looks import STROKES, channels
+from penstock.show.charts import on_grid
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.presets import hardware
 from penstock.workload.workload import Workload, read_trace
@@ -68,18 +77,23 @@ class _Composition(Section):
 def run(setup: Setup) -> Reproduction:
     """Measure how much the time of batches with equally many tokens varies."""
     settings = setup.settings(_Composition, sections=())
-    _refuse_no_comparison(settings)
+    odd = next((len(pair) for pair in settings.pairs if len(pair) != 2), None)
+    refuse(
+        odd is not None or not settings.token_loads,
+        f"reproduce has {len(settings.token_loads)} token_loads and pairs of {odd or 2} models, "
+        "but a comparison takes a load or more, and a smaller and a larger model; give those",
+    )
     # what is served, and how long each model takes for it; pairs without times are left out
     prompt, output, origin = _lengths(setup, settings)
     times = {model.name: _times(setup, model) for pair in settings.pairs for model in pair}
     pairs = [
         pair for pair in settings.pairs if all(times[model.name] is not None for model in pair)
     ]
-    if not pairs:
-        raise InputError(
-            "no pair of models has layer profiles or a preset here; give --data, or `hardware` "
-            "for both"
-        )
+    refuse(
+        not pairs,
+        "no pair of models has layer profiles or a preset here; give --data, or `hardware` for "
+        "both",
+    )
     # at each token load the same batches for all models
     loads = sorted(set(settings.token_loads))
     full = loads[-1]
@@ -88,11 +102,23 @@ def run(setup: Setup) -> Reproduction:
     # at full load no more variation than a good fit leaves, and less for the larger model
     most = room_for_composition(settings.relatively_constant)
     claims = [
-        _constant(model, variation[model.name, full], full, most)
-        for pair in pairs
-        for model in pair
-    ]
-    claims += [_smaller(pair, variation, full) for pair in pairs]
+        Claim.judged(
+            f"CV at {full:,} tokens, {model.name}", f"relatively constant (up to {most:.1%})",
+            f"{variation[model.name, full]:.1%}", variation[model.name, full] <= most,
+            "attention, which reads the tokens before each decode, takes too much of the batch "
+            "time",
+        )
+        for model in itertools.chain.from_iterable(pairs)
+    ]  # fmt: skip
+    for smaller, larger in pairs:
+        small, large = (variation[model.name, full] for model in (smaller, larger))
+        claims.append(
+            Claim.judged(
+                f"CV of the larger model, {smaller.card}", "smaller",
+                f"{larger.model} {large:.1%}, {smaller.model} {small:.1%}", large < small,
+                "attention grew at least as much as the linear layers from one model to the other",
+            )
+        )  # fmt: skip
     table = pl.DataFrame(rows, ["model", "token_load", "batches", "mean_s", "cv"], orient="row")
     (worst, at), cv = max(variation.items(), key=lambda cell: cell[1])
     assumed = (
@@ -101,10 +127,8 @@ def run(setup: Setup) -> Reproduction:
         f"{settings.longest:,} tokens"
         f": {prompt.size:,} of them, means {prompt.mean():,.0f} and {output.mean():,.0f}",
         "The paper gives no number for 'relatively constant'. Here it means a CV of at most "
-        f"{most:.1%}: the error of "
-        f"a staircase with R^2 = {settings.relatively_constant.r2:g}, divided by the mean batch "
-        "time. Full load means "
-        f"{full:,} tokens",
+        f"{most:.1%}: the error of a staircase with R^2 = {settings.relatively_constant.r2:g}, "
+        f"divided by the mean batch time. Full load means {full:,} tokens",
         "The number of decodes in a batch is drawn evenly from 1 to the max batch size; in one "
         "run it varies less",
     )
@@ -112,27 +136,13 @@ def run(setup: Setup) -> Reproduction:
     return setup.answer(
         claims, table, {text: _variation_chart(table, most)},
         "All batches at one token load have the same number of tokens, in other mixes of prefill "
-        "and decode. CV: "
-        f"standard deviation over mean. Black line: {most:.1%}, the most that counts as "
-        "relatively constant. The paper "
-        "speaks of the full token load only. Over all loads, the batch time of "
-        f"{worst.replace(', ', ' on ')} varies most: "
-        f"{cv:.1%} at {at:,} tokens. There attention, which reads the tokens before each decode, "
-        "takes much of the "
+        f"and decode. CV: standard deviation over mean. Black line: {most:.1%}, the most that "
+        "counts as relatively constant. The paper speaks of the full token load only. Over all "
+        f"loads, the batch time of {worst.replace(', ', ' on ')} varies most: {cv:.1%} at {at:,} "
+        "tokens. There attention, which reads the tokens before each decode, takes much of the "
         "time.",
         (), assumed,
     )  # fmt: skip
-
-
-def _refuse_no_comparison(settings: _Composition) -> None:
-    """Refuse settings without a token load, or with pairs that are not two models."""
-    odd = next((len(pair) for pair in settings.pairs if len(pair) != 2), None)
-    if odd is not None or not settings.token_loads:
-        raise InputError(
-            f"reproduce has {len(settings.token_loads)} token_loads and pairs of {odd or 2} "
-            "models, but a comparison "
-            "takes a load or more, and a smaller and a larger model; give those"
-        )
 
 
 def _varied(
@@ -147,7 +157,7 @@ def _varied(
     coefficient of variation.
     """
     rows = []
-    for index, load in enumerate(loads):
+    for load in setup.each(loads):
         batches = _batches_of(*lengths, load, settings)
         for model in itertools.chain.from_iterable(pairs):
             of = times[model.name]
@@ -155,7 +165,6 @@ def _varied(
             seconds = of(batches)
             cv = float(seconds.std() / seconds.mean())
             rows.append((model.name, load, len(batches), float(seconds.mean()), cv))
-        setup.progress((index + 1) / len(loads))
     return rows
 
 
@@ -171,25 +180,21 @@ def room_for_composition(stairs: "_Stairs") -> float:
 def _lengths(setup: Setup, settings: _Composition) -> tuple[Ints, Ints, str]:
     """Return prompts and outputs of the conversations that are short enough."""
     file = profile_in(setup.data, settings.lengths.file, "reproduce.lengths.file")
-    if file is not None:
-        workload = read_trace(file)
-        origin = "ShareGPT's lengths"
-    else:
-        workload = Workload.preset(settings.lengths.preset)
-        origin = (
-            f"ShareGPT's lengths are not here (--data), so those of {settings.lengths.preset} "
-            "were drawn"
-        )
+    origin = "ShareGPT's lengths"
+    if file is None:
+        preset = settings.lengths.preset
+        origin += f" are not here (--data), so those of {preset} were drawn"
+    workload = Workload.preset(settings.lengths.preset) if file is None else read_trace(file)
     rows = workload.with_rate(1.0, "poisson").with_seed(settings.seed).requests(_DRAWN_LENGTHS)
     prompt = rows.prompt_tokens.astype(np.int64)
     output = rows.output_tokens.astype(np.int64)
     short = (prompt <= settings.longest_prompt) & (prompt + output <= settings.longest)
-    if not short.any():
-        raise InputError(
-            f"no request has a prompt of at most {settings.longest_prompt:,} and at most "
-            f"{settings.longest:,} tokens "
-            "in all, so no batch can be drawn; raise longest_prompt or longest"
-        )
+    refuse(
+        not short.any(),
+        f"no request has a prompt of at most {settings.longest_prompt:,} and at most "
+        f"{settings.longest:,} tokens in all, so no batch can be drawn; raise longest_prompt or "
+        "longest",
+    )
     return prompt[short], output[short], origin
 
 
@@ -198,16 +203,14 @@ def _times(setup: Setup, model: _Model) -> Callable[[BatchContents], Floats] | N
     nothing.
     """
     file = _profiled(setup, model)
-    if file is not None:
-        if model.source == "vidur":
+    if file is not None and model.source == "vidur":
+        attention = None
+        if model.attention is not None:
             folder = setup.profile(model.source)
-            key = f"attention of {model.name}"
-            attention = (
-                None if model.attention is None else profile_in(folder, model.attention, key)
-            )
-            return read_vidur(
-                file, attention, layers=model.layers, tensor_parallel=model.tensor_parallel
-            ).of
+            attention = profile_in(folder, model.attention, f"attention of {model.name}")
+        degree = model.tensor_parallel
+        return read_vidur(file, attention, layers=model.layers, tensor_parallel=degree).of
+    if file is not None:
         return read_llmservingsim(file, model.layers, tensor_parallel=model.tensor_parallel).of
     if model.hardware is None:
         return None
@@ -245,12 +248,11 @@ def _batches_of(prompt: Ints, output: Ints, load: int, settings: _Composition) -
         seed=settings.seed,
     )
     chosen = drawn.prefill + drawn.decodes == load
-    if chosen.sum() < 2:
-        raise InputError(
-            f"{'only one' if chosen.any() else 'no'} batch of {load:,} tokens was drawn, and a "
-            "variation takes two; "
-            f"raise batches, now {settings.batches:,}, or leave this load out"
-        )
+    refuse(
+        chosen.sum() < 2,
+        f"{'only one' if chosen.any() else 'no'} batch of {load:,} tokens was drawn, and a "
+        f"variation takes two; raise batches, now {settings.batches:,}, or leave this load out",
+    )
     inside = chosen[drawn.batch]
     renamed = np.cumsum(chosen) - 1
     sums = (drawn.decodes[chosen], drawn.context[chosen], drawn.longest[chosen])
@@ -259,56 +261,30 @@ def _batches_of(prompt: Ints, output: Ints, load: int, settings: _Composition) -
     )
 
 
-def _constant(model: _Model, cv: float, full: int, most: float) -> Claim:
-    """Compare how much the batch time varies at the full token load with what a good fit leaves."""
-    reason = (
-        "attention, which reads the tokens before each decode, takes too much of the batch time"
-    )
-    return Claim.judged(
-        f"CV at {full:,} tokens, {model.name}", f"relatively constant (up to {most:.1%})",
-        f"{cv:.1%}", cv <= most,
-        reason,
-    )  # fmt: skip
-
-
-def _smaller(pair: list[_Model], variation: dict[tuple[str, int], float], full: int) -> Claim:
-    """Compare the variation of a smaller and a larger model."""
-    small, large = (variation[model.name, full] for model in pair)
-    return Claim.judged(
-        f"CV of the larger model, {pair[0].card}", "smaller",
-        f"{pair[1].model} {large:.1%}, {pair[0].model} {small:.1%}", large < small,
-        "attention grew at least as much as the linear layers from one model to the other",
-    )  # fmt: skip
-
-
 def _what_for_times(setup: Setup, pairs: list[list[_Model]], settings: _Composition) -> str:
     """Say where the times of each model are from."""
-    by_source: dict[str, list[str]] = {}
-    for model in itertools.chain.from_iterable(pairs):
-        profiled = _profiled(setup, model) is not None
-        by_source.setdefault(_SOURCES[model.source] if profiled else "", []).append(
-            f"{model.model} on {model.card}"
-        )
-    parts = [
-        f"{' and '.join(names)} by {source}'s layer profiles, without exchange between GPUs and "
-        "the engine's own work"
-        for source, names in by_source.items()
-        if source
-    ]
-    if "" in by_source:
+
+    def named(models: Iterable[_Model]) -> str:
+        return " and ".join(f"{model.model} on {model.card}" for model in models)
+
+    measured = list(itertools.chain.from_iterable(pairs))
+    profiled = [model for model in measured if _profiled(setup, model) is not None]
+    parts = []
+    for source in dict.fromkeys(model.source for model in profiled):
+        models = (model for model in profiled if model.source == source)
         parts.append(
-            f"{' and '.join(by_source[''])} by presets of `penstock hardware`, as their layer "
-            "profiles are not here "
-            "(--data)"
+            f"{named(models)} by {_SOURCES[source]}'s layer profiles, without exchange between "
+            "GPUs and the engine's own work"
         )
-    left = [
-        f"{model.model} on {model.card}"
-        for pair in settings.pairs
-        if pair not in pairs
-        for model in pair
-    ]
+    if len(profiled) < len(measured):
+        others = (model for model in measured if model not in profiled)
+        parts.append(
+            f"{named(others)} by presets of `penstock hardware`, as their layer profiles are not "
+            "here (--data)"
+        )
+    left = [model for pair in settings.pairs if pair not in pairs for model in pair]
     if left:
-        parts.append(f"{' and '.join(left)} left out, as a layer profile or a preset is missing")
+        parts.append(f"{named(left)} left out, as a layer profile or a preset is missing")
     return "batches are timed for " + "; ".join(parts)
 
 

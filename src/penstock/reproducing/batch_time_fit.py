@@ -10,14 +10,22 @@ import polars as pl
 from pydantic import Field
 
 from penstock.document import Section, Whole
-from penstock.errors import InputError
 from penstock.measuring.fitting.batches import MeasuredBatches
 from penstock.measuring.fitting.fit import Fit, fit
 from penstock.measuring.fitting.judged import r2
 from penstock.measuring.fitting.layers.profiles import read_vidur
-from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import STROKES, channels, cycled, on_grid
-from penstock.reproducing.setup import Milliseconds, Setup, Share, Some, profile_in
+from penstock.reproducing.item import (
+    Claim,
+    Milliseconds,
+    Reproduction,
+    Setup,
+    Share,
+    Some,
+    profile_in,
+    refuse,
+)
+from penstock.reproducing.looks import STROKES, channels, cycled
+from penstock.show.charts import on_grid
 from penstock.system.batch_time import BatchTime, PiecewiseConstant
 from penstock.system.presets import hardware
 
@@ -68,48 +76,41 @@ class _Fitted:
     def published(self) -> PiecewiseConstant | None:
         """The paper's staircase, of its own width."""
         constants = self.case.published
-        return (
-            None
-            if constants is None
-            else PiecewiseConstant(constants.c_ms / 1e3, constants.a_ms / 1e3, constants.b0)
-        )
+        if constants is None:
+            return None
+        return PiecewiseConstant(constants.c_ms / 1e3, constants.a_ms / 1e3, constants.b0)
 
 
 def run(setup: Setup) -> Reproduction:
     """Fit a staircase to the batch times of each case."""
     settings = setup.settings(_Fits, sections=())
-    if not settings.cases or settings.largest <= settings.b0:
-        raise InputError(
-            f"fig-batch-time-fit has {len(settings.cases)} cases, loads up to largest "
-            f"{settings.largest:,} and steps "
-            f"of b0 {settings.b0:,} tokens, but fits a staircase of two steps or more to a case "
-            "or more; give a case, "
-            "and a largest above b0"
-        )
+    refuse(
+        not settings.cases or settings.largest <= settings.b0,
+        f"fig-batch-time-fit has {len(settings.cases)} cases, loads up to largest "
+        f"{settings.largest:,} and steps of b0 {settings.b0:,} tokens, but fits a staircase of "
+        "two steps or more to a case or more; give a case, and a largest above b0",
+    )
     folder = setup.profile(settings.source)
     fits = []
-    for index, case in enumerate(settings.cases):
+    for index, case in setup.each(list(enumerate(settings.cases))):
         profile = profile_in(folder, case.file, f"reproduce.cases.{index}.file")
         fits.append(_fitted(case, profile, settings))
-        setup.progress((index + 1) / len(settings.cases))
     claims = [claim for fitted in fits for claim in _claims_of(fitted, settings)]
     assumed = []
     missing = [fitted.case.name for fitted in fits if not fitted.measured]
     if len(missing) < len(fits):
         assumed += [
             "Batch times are Vidur's medians, summed over all layers without attention, up to "
-            f"{settings.largest:,} "
-            "tokens. The paper does not say what it measured",
+            f"{settings.largest:,} tokens. The paper does not say what it measured",
             "These times leave out attention and the exchange between GPUs, so those of TP2 and "
             "TP4 are too short",
         ]
     if missing:
         assumed.append(
             f"Layer profiles of {', '.join(missing)} are not here (--data), so those batch times "
-            "are of `penstock "
-            "hardware`, linear layers only, which were themselves fitted to loads up to 4,096 "
-            "tokens: the R^2 of a fit "
-            "to measured times needs --data, and only published constants can be compared"
+            "are of `penstock hardware`, linear layers only, which were themselves fitted to loads "
+            "up to 4,096 tokens: the R^2 of a fit to measured times needs --data, and only "
+            "published constants can be compared"
         )
     rows = _rows(fits, settings)
     text = (
@@ -236,27 +237,17 @@ def _rows(fits: list[_Fitted], settings: _Fits) -> pl.DataFrame:
     rows: list[tuple[str, str, str, float, float]] = []
     for fitted in fits:
         about = (fitted.case.model, f"TP{fitted.case.tensor_parallel}")
-        parts: list[tuple[str, BatchTime | None]] = [
-            ("fitted", fitted.stairs.model),
-            ("published", fitted.published),
-        ]
-        points = zip(
-            fitted.batches.tokens.tolist(), (1e3 * fitted.batches.seconds).tolist(), strict=True
-        )
-        rows += [
-            (*about, "measured" if fitted.measured else "catalogue", load, ms)
-            for load, ms in points
-        ]
-        for kind, model in parts:
-            if model is not None:
-                width = model.b0 if isinstance(model, PiecewiseConstant) else settings.b0
-                ends = np.append(np.arange(0, settings.largest, width), settings.largest).astype(
-                    np.float64
-                )
-                steps = zip(
-                    ends.tolist(), (1e3 * model(np.maximum(ends, 1.0))).tolist(), strict=True
-                )
-                rows += [(*about, kind, load, ms) for load, ms in steps]
+        kind = "measured" if fitted.measured else "catalogue"
+        times = zip(fitted.batches.tokens.tolist(), fitted.batches.seconds.tolist(), strict=True)
+        rows += [(*about, kind, load, 1e3 * seconds) for load, seconds in times]
+        models: dict[str, BatchTime] = {"fitted": fitted.stairs.model}
+        if fitted.published is not None:
+            models["published"] = fitted.published
+        for kind, model in models.items():
+            width = model.b0 if isinstance(model, PiecewiseConstant) else settings.b0
+            ends = np.append(np.arange(0, settings.largest, width), settings.largest).astype(float)
+            ms = 1e3 * model(np.maximum(ends, 1.0))
+            rows += [(*about, kind, *step) for step in zip(ends.tolist(), ms.tolist(), strict=True)]
     return pl.DataFrame(rows, ["model", "degree", "kind", "tokens", "ms"], orient="row")
 
 

@@ -10,8 +10,7 @@ import yaml
 from penstock import checks
 from penstock.document import read_document
 from penstock.errors import InputError, nearest
-from penstock.reproducing.claims import Item, Reproduction
-from penstock.reproducing.setup import Setup
+from penstock.reproducing.item import Item, Reproduction, Setup
 
 ITEMS = (
     Item("table1", "Which schedulers are work-conserving, by audit",
@@ -64,8 +63,7 @@ def item(name: Any) -> Item:
     if name not in names:
         raise InputError(
             f"there is no item {checks.shown(name)} to reproduce (an item, `all` or a scenario "
-            "file)"
-            f"{nearest(str(name), names)}"
+            f"file){nearest(str(name), names)}"
         )
     return ITEMS[names.index(name)]
 

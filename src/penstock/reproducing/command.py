@@ -1,9 +1,8 @@
 """The command ``penstock reproduce``: tables and figures of the paper, measured again."""
 
-import functools
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ from penstock.show import progress
 from penstock.show.options import Json, say_written, show_page
 
 if TYPE_CHECKING:
-    from penstock.reproducing.claims import Reproduction
+    from penstock.reproducing.item import Reproduction
 
 
 def reproduce(
@@ -92,7 +91,10 @@ def _measured(
     results = []
     with progress.bar("Reproducing") as show:
         for index, name in enumerate(names):
-            part = functools.partial(_part, show, index, names)
+
+            def part(share: float, index: int = index, name: str = name) -> None:
+                show((index + share) / len(names), name)
+
             part(0.0)
             results.append(measure(name, data=data, progress=part))
             write(results[-1], out, file)
@@ -106,21 +108,12 @@ def _hints(results: "Sequence[Reproduction]", out: Path, *, from_file: bool) -> 
     if len(results) == 1 and index_is_old(results[0], out):
         yield (
             f"{out / 'index.html'} still shows the earlier run of {results[0].name}; `penstock "
-            "reproduce all --out "
-            f"{shlex.quote(str(out))}` writes it anew"
+            f"reproduce all --out {shlex.quote(str(out))}` writes it anew"
         )
     for result in () if from_file else results:
         path = left(result.name, out)
         if path is not None:
             yield (
                 f"{path} was left as it is, for it is not the scenario that was measured; "
-                "`penstock reproduce "
-                f"{shlex.quote(str(path))}` measures it"
+                f"`penstock reproduce {shlex.quote(str(path))}` measures it"
             )
-
-
-def _part(
-    show: Callable[[float, str], None], index: int, names: Sequence[str], share: float
-) -> None:
-    """Show how much of all items is done."""
-    show((index + share) / len(names), names[index])

@@ -12,10 +12,9 @@ import polars as pl
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
-from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import on_grid
-from penstock.reproducing.setup import Setup
+from penstock.reproducing.item import Claim, Reproduction, Setup, refuse
 from penstock.show import charts
+from penstock.show.charts import on_grid
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.server import Server
 from penstock.theory.region import region
@@ -24,10 +23,9 @@ _EQUAL = 1e-9
 
 
 class _Settings(Section):
+    # A max batch size above b0, at most the token budget, where the paper's vertices are not those
+    # of the region.
     beyond_b0: Whole = 200
-    """A max batch size above b0, at most the token budget, where the paper's vertices are not those
-    of the region.
-    """
 
 
 def run(setup: Setup) -> Reproduction:
@@ -64,8 +62,7 @@ def run(setup: Setup) -> Reproduction:
         "problem.",
         assumed=(
             f"Prompts are {prompt:,} tokens. Measured: where the region ends in the direction of "
-            "each published "
-            "vertex. Verdict `same`: the two differ by rounding only",
+            "each published vertex. Verdict `same`: the two differ by rounding only",
         ),
     )  # fmt: skip
 
@@ -96,27 +93,24 @@ def _refuse_other_hypotheses(
 ) -> None:
     """Refuse what the theorem does not speak of: k_max <= b0, b0 divides b_max, a > 0."""
     budget, b0 = server.token_budget, model.b0
-    if slots > b0:
-        raise InputError(
-            f"max_batch_size is {slots:,}, but Theorem 4 asks for at most batch_time.b0, {b0:,}, "
-            "and its vertices are "
-            "not those of the region beyond it; lower max_batch_size, or ask for it as "
-            "reproduce.beyond_b0"
-        )
-    if budget % b0:
-        raise InputError(
-            f"token_budget is {budget:,}, but Theorem 4 asks for a multiple of batch_time.b0, "
-            f"{b0:,}, and its vertices "
-            f"are not those of the region else; give {max(budget // b0, 1) * b0:,}"
-        )
-    if model.a <= 0:
-        raise InputError("batch_time.a_ms is 0, but Theorem 4 asks for steps, a_ms > 0; raise it")
-    if not b0 < beyond <= budget:
-        raise InputError(
-            f"reproduce.beyond_b0 is {beyond:,}, but is a max batch size above batch_time.b0, "
-            f"{b0:,}, that a batch of "
-            f"token_budget, {budget:,}, can hold, so that the vertices fail; give one between"
-        )
+    refuse(
+        slots > b0,
+        f"max_batch_size is {slots:,}, but Theorem 4 asks for at most batch_time.b0, {b0:,}, "
+        "and its vertices are not those of the region beyond it; lower max_batch_size, or ask "
+        "for it as reproduce.beyond_b0",
+    )
+    refuse(
+        budget % b0 != 0,
+        f"token_budget is {budget:,}, but Theorem 4 asks for a multiple of batch_time.b0, {b0:,}, "
+        f"and its vertices are not those of the region else; give {max(budget // b0, 1) * b0:,}",
+    )
+    refuse(model.a <= 0, "batch_time.a_ms is 0, but Theorem 4 asks for steps, a_ms > 0; raise it")
+    refuse(
+        not b0 < beyond <= budget,
+        f"reproduce.beyond_b0 is {beyond:,}, but is a max batch size above batch_time.b0, "
+        f"{b0:,}, that a batch of "
+        f"token_budget, {budget:,}, can hold, so that the vertices fail; give one between",
+    )
 
 
 def published_vertices(server: Server) -> dict[str, tuple[float, float]]:
@@ -140,9 +134,8 @@ def _extreme(server: Server, vertices: dict[str, tuple[float, float]], corners: 
     return Claim.judged(
         "C is a vertex of the hull", "yes, of conv(O, A, B, C, D)", "yes" if is_vertex else "no",
         is_vertex,
-        "the set is that of the theorem, but C is a corner only where (k_max - 1)(b0 - k_max) > "
-        "b0 c / a, which "
-        f"{'holds' if condition else 'does not hold'} here",
+        "the set is that of the theorem, but C is a corner only where (k_max - 1)(b0 - k_max) > b0 "
+        f"c / a, which {'holds' if condition else 'does not hold'} here",
     )  # fmt: skip
 
 
@@ -151,14 +144,11 @@ def _beyond(server: Server, slots: int, prompt: int) -> Claim:
     wide = dataclasses.replace(server, max_batch_size=slots)
     vertex = published_vertices(wide)["D"][1]
     best = region(wide, prompt=prompt).scale((0.0, 1.0))
-    same = abs(best / vertex - 1) < _EQUAL
     return Claim.judged(
-        f"D at k_max {slots}, above b0", f"{vertex:,.0f} decode tokens/s", f"{best:,.0f} decode "
-                                                                           "tokens/s",
-        same,
-        "no error of the paper, whose theorem asks for k_max of at most b0: above, a batch that "
-        "is filled to a step of "
-        "the batch time carries more",
+        f"D at k_max {slots}, above b0", f"{vertex:,.0f} decode tokens/s",
+        f"{best:,.0f} decode tokens/s", abs(best / vertex - 1) < _EQUAL,
+        "no error of the paper, whose theorem asks for k_max of at most b0: above, a batch that is "
+        "filled to a step of the batch time carries more",
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@ trace is served.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -12,12 +13,16 @@ from pydantic import Field
 from penstock.checking.answer import Answer, check
 from penstock.checking.charts import tokens_over_time
 from penstock.document import Section, Whole
-from penstock.errors import InputError
-from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.item import (
+    Claim,
+    Reproduction,
+    Seeds,
+    Setup,
+    refuse,
+    served_to_the_last,
+)
 from penstock.reproducing.looks import lines_over_time
-from penstock.reproducing.setup import Seeds, Setup
-from penstock.reproducing.traced import served_to_the_last, traced
-from penstock.show import charts
+from penstock.show.charts import on_grid
 from penstock.simulation.run import Run
 from penstock.system.policies import resolve
 from penstock.system.server import Server
@@ -45,22 +50,18 @@ def left(setup: Setup) -> Reproduction:
     """Check each policy at the published rate and at other token budgets."""
     settings = setup.settings(_Verdicts)
     scenario = setup.scenario()
-    if not any(name in PUBLISHED for name in settings.policies):
-        raise InputError(
-            f"fig-instable-left has the policies {', '.join(settings.policies) or 'none'}, of "
-            "which Figure 1 shows "
-            f"none, so nothing can be compared; add one of {', '.join(PUBLISHED)}"
-        )
+    refuse(
+        not any(name in PUBLISHED for name in settings.policies),
+        f"fig-instable-left has the policies {', '.join(settings.policies) or 'none'}, of which "
+        f"Figure 1 shows none, so nothing can be compared; add one of {', '.join(PUBLISHED)}",
+    )
     budgets = list(dict.fromkeys([scenario.server.token_budget, *settings.other_budgets]))
-    answers: dict[int, dict[str, Answer]] = {}
-    for index, budget in enumerate(budgets):
-        answers[budget] = {}
-        for name in settings.policies:
-            server = dataclasses.replace(_under(setup, scenario.server, name), token_budget=budget)
-            answers[budget][name] = check(
-                scenario.workload, server, requests=scenario.requests, until=scenario.until
-            )
-        setup.progress((index + 1) / len(budgets))
+    answers: dict[int, dict[str, Answer]] = {budget: {} for budget in budgets}
+    for budget, name in setup.each(list(itertools.product(budgets, settings.policies))):
+        server = dataclasses.replace(_under(setup, scenario.server, name), token_budget=budget)
+        answers[budget][name] = check(
+            scenario.workload, server, requests=scenario.requests, until=scenario.until
+        )
     first = answers[budgets[0]]
     claims = [
         Claim(
@@ -79,11 +80,11 @@ def left(setup: Setup) -> Reproduction:
         for budget in budgets
         if next(iter(answers[budget].values())).certificate.rho > 1
     ]
-    because = (
-        f", since at {' and '.join(lost)} tokens the load alone makes every policy unstable"
-        if lost
-        else ""
-    )
+    because = ""
+    if lost:
+        because = (
+            f", since at {' and '.join(lost)} tokens the load alone makes every policy unstable"
+        )
     chart = tokens_over_time({name: answer.run for name, answer in first.items()})
     text = (
         f"Uncompleted tokens in the system over time at {scenario.workload.rate:g} requests/s, a "
@@ -92,10 +93,9 @@ def left(setup: Setup) -> Reproduction:
     return setup.answer(
         claims, _verdict_rows(answers), {text: chart},
         "A verdict is that of a theorem, or else of a sequential test that starts from large "
-        "backlogs and is wrong "
-        "with probability 1% at most. The slopes drawn decide nothing. A small backlog lies near "
-        "zero on the left; the "
-        "log scale on the right tells it from others.",
+        "backlogs and is wrong with probability 1% at most. The slopes drawn decide nothing. A "
+        "small backlog lies near zero on the left; the log scale on the right tells it from "
+        "others.",
         assumed=(
             f"The paper gives no token budget: {budgets[0]:,} (rho {rho:.3f}) is assumed{because}",
             "The paper gives mean lengths: constant ones are assumed, and no max batch size",
@@ -119,11 +119,9 @@ def _same(answer: Answer, published: str) -> tuple[bool, str]:
 
 
 def _witness(answer: Answer) -> str:
-    return (
-        "sequential test"
-        if answer.certificate.verdict == "unknown"
-        else answer.certificate.theorem or "theorem"
-    )
+    if answer.certificate.verdict == "unknown":
+        return "sequential test"
+    return answer.certificate.theorem or "theorem"
 
 
 def _judged(answer: Answer) -> str:
@@ -152,14 +150,13 @@ def _at_budget(budget: int, answers: Mapping[str, Answer]) -> Claim:
         f"all {verdict}" if len(names) == len(expected) else f"{verdict}: {', '.join(names)}"
         for verdict, names in by_verdict.items()
     )
-    reason = (
-        f"the load alone is too much, so the figure cannot be made with {budget:,} tokens"
-        if overloaded
-        else ""
-    )
+    published = "as in Figure 1"
+    reason = ""
+    if overloaded:
+        published = "all unstable by Theorem 1(a)"
+        reason = f"the load alone is too much, so the figure cannot be made with {budget:,} tokens"
     if wrong:
         reason = "; ".join(f"{name}: {_same(answers[name], expected[name])[1]}" for name in wrong)
-    published = "all unstable by Theorem 1(a)" if overloaded else "as in Figure 1"
     return Claim(f"all at {budget:,} tokens, rho {rho:.3f}", published, measured, not wrong, reason)
 
 
@@ -194,69 +191,40 @@ class _Finite(Section):
     seeds: Seeds
 
 
-def _refuse_no_comparison(settings: _Finite) -> None:
-    """Refuse settings that leave nothing to compare the best policy with."""
-    if (
-        BEST not in settings.policies
-        or len(settings.policies) < 2
-        or not (settings.cases and settings.seeds)
-    ):
-        raise InputError(
-            f"fig-instable-right compares {BEST} with other policies, in at least one case with "
-            "one seed; its "
-            f"settings are policies {settings.policies}, {len(settings.cases)} cases and seeds "
-            f"{settings.seeds}: add "
-            "what is missing"
-        )
-
-
 _COLUMNS = [
-    "rate",
-    "arrivals",
-    "seed",
-    "policy",
-    "mean_requests_in_system",
-    "mean_e2e_s",
-    "last_leaves_s",
-]
+    "rate", "arrivals", "seed", "policy", "mean_requests_in_system", "mean_e2e_s", "last_leaves_s",
+]  # fmt: skip
 
 
 def right(setup: Setup) -> Reproduction:
     """Serve the same finite workload under each policy, and count the requests in the system."""
     settings = setup.settings(_Finite)
-    _refuse_no_comparison(settings)
-    workload, origin, scenario = traced(setup, settings.trace)
+    refuse(
+        BEST not in settings.policies
+        or len(settings.policies) < 2
+        or not (settings.cases and settings.seeds),
+        f"fig-instable-right compares {BEST} with other policies, in at least one case with "
+        f"one seed; its settings are policies {settings.policies}, {len(settings.cases)} cases "
+        f"and seeds {settings.seeds}: add what is missing",
+    )
+    workload, origin, scenario = setup.traced(settings.trace)
     servers = {name: _under(setup, scenario.server, name) for name in settings.policies}
     claims, rows = [], []
     charts: dict[str, Any] = {}
     for index, case in enumerate(settings.cases):
         means: dict[str, list[float]] = {name: [] for name in servers}
-        for seed in settings.seeds:
+        for seed in setup.each(settings.seeds, index, len(settings.cases)):
             drawn = workload.with_rate(case.rate, case.arrivals).with_seed(seed)
             runs = served_to_the_last(drawn, settings.requests, servers)
             horizon = max(run.seconds for run in runs.values())
             for name, run in runs.items():
                 mean = run.e2e.total * run.tick_s / horizon  # over the same time for all policies
                 means[name].append(mean)
-                rows.append(
-                    (
-                        case.rate,
-                        case.arrivals,
-                        seed,
-                        name,
-                        mean,
-                        run.e2e.mean * run.tick_s,
-                        run.seconds,
-                    )
-                )
+                e2e = run.e2e.mean * run.tick_s
+                rows.append((case.rate, case.arrivals, seed, name, mean, e2e, run.seconds))
             if seed == settings.seeds[0]:
                 charts |= _waiting(case, runs)
-            setup.progress(
-                (index + (1 + settings.seeds.index(seed)) / len(settings.seeds))
-                / len(settings.cases)
-            )
         claims.append(_least(case, means))
-    count = f"{settings.requests:,} requests"
     return setup.answer(
         claims, pl.DataFrame(rows, _COLUMNS, orient="row"), charts,
         "Runs of the first seed. Marks show which lines lie on each other. When each policy has "
@@ -265,15 +233,13 @@ def right(setup: Setup) -> Reproduction:
         assumed=(
             origin,
             "The paper says `a finite, fixed workload with the same arrival rate`, which is that "
-            "of the figure's left "
-            f"half, {RATE:g} requests/s, without the number of requests: {count} are assumed. It "
-            "claims nothing at "
-            "other rates; they check whether its order holds there too",
+            f"of the figure's left half, {RATE:g} requests/s, without the number of requests: "
+            f"{settings.requests:,} requests are assumed. It claims nothing at other rates; they "
+            "check whether its order holds there too",
             f"The paper gives no token budget: {scenario.server.token_budget:,} is assumed, as on "
             "the left",
             "A mean is over the time until every policy has served the last request, and over "
-            f"{len(settings.seeds)} "
-            f"seeds. Verdict `same`: no policy has a lower mean than {BEST}",
+            f"{len(settings.seeds)} seeds. Verdict `same`: no policy has a lower mean than {BEST}",
         ),
     )  # fmt: skip
 
@@ -315,7 +281,7 @@ def _waiting(case: _Case, runs: Mapping[str, Run]) -> dict[str, Any]:
     )
     title = f"{case.rate:g} requests/s, {pattern}"
     text = f"Requests in the system over time at {title}, a line per policy."
-    chart: Any = lines_over_time(
+    chart = lines_over_time(
         runs, "requests", measure="Requests in the system", title=title, legend="Policy"
     )
-    return {text: chart.configure_axis(gridColor=charts.GRID)}
+    return {text: on_grid(chart)}

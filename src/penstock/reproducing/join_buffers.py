@@ -12,13 +12,11 @@ from pydantic import Field
 
 from penstock.auditing.audit import audit
 from penstock.document import Section
-from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
-from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import DASHES, cycled, on_grid
-from penstock.reproducing.setup import Setup
+from penstock.reproducing.item import Claim, Reproduction, Setup, refuse
+from penstock.reproducing.looks import DASHES, cycled
 from penstock.scenario.scenario import Scenario
-from penstock.show.charts import COLOURS
+from penstock.show.charts import COLOURS, on_grid
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine
@@ -121,35 +119,30 @@ def _finishes(run: Run) -> Ints:
 def _server_of_joins(setup: Setup) -> Scenario:
     """Return the scenario, once nothing in its server is refused; batch times are set by server."""
     server = setup.document.get("server")
-    dropped = [
-        key for key in ("batch_time", "hardware") if isinstance(server, Mapping) and key in server
-    ]
-    if dropped:
-        raise InputError(
-            f"server.{dropped[0]} would change nothing, since reproduce.batch_ms says how long a "
-            "batch of each server "
-            "takes; leave it out"
+    for key in ("batch_time", "hardware"):
+        refuse(
+            isinstance(server, Mapping) and key in server,
+            f"server.{key} would change nothing, since reproduce.batch_ms says how long a batch of "
+            "each server takes; leave it out",
         )
     scenario = setup.scenario(
         server={"batch_time": {"affine": {"c_ms": 1000, "a_ms_per_token": 0}}}
     )
-    if scenario.server.policy.work_conserving is not True:
-        raise InputError(
-            f"server.policy is {scenario.server.policy.name}, which is not known to be "
-            "work-conserving, as the lemma "
-            "and its theorem ask; give one that is, such as sarathi"
-        )
-    if scenario.server.convention != "paper":
-        raise InputError(
-            f"server.convention is {scenario.server.convention}, in which a request of one output "
-            "token has no decode, "
-            "but the lemma counts one; give convention: paper"
-        )
-    if scenario.server.max_batch_size is not None or scenario.server.memory is not None:
-        raise InputError(
-            "server has a max batch size or KV memory, which the lemma and the loads here leave "
-            "out; leave both out"
-        )
+    refuse(
+        scenario.server.policy.work_conserving is not True,
+        f"server.policy is {scenario.server.policy.name}, which is not known to be "
+        "work-conserving, as the lemma and its theorem ask; give one that is, such as sarathi",
+    )
+    refuse(
+        scenario.server.convention != "paper",
+        f"server.convention is {scenario.server.convention}, in which a request of one output "
+        "token has no decode, but the lemma counts one; give convention: paper",
+    )
+    refuse(
+        scenario.server.max_batch_size is not None or scenario.server.memory is not None,
+        "server has a max batch size or KV memory, which the lemma and the loads here leave "
+        "out; leave both out",
+    )
     return scenario
 
 
@@ -157,26 +150,22 @@ def _carried_loads(settings: _Join, scenario: Scenario) -> list[float]:
     """Return the load of each server, once all requests are as the lemma has them and each load is
     carried.
     """
-    if (
+    refuse(
         scenario.until is not None
         or scenario.workload.mean_prompt != 1
-        or scenario.workload.mean_output != 1
-    ):
-        raise InputError(
-            "lemma-join serves requests of one prompt and one output token, to the last; set "
-            "prompt and output to 1, "
-            "and give simulate.requests"
-        )
+        or scenario.workload.mean_output != 1,
+        "lemma-join serves requests of one prompt and one output token, to the last; set "
+        "prompt and output to 1, and give simulate.requests",
+    )
     loads = [
         2 * scenario.workload.rate * ms / 1e3 / scenario.server.token_budget
         for ms in settings.batch_ms
     ]
-    if max(loads) >= 1:
-        raise InputError(
-            f"a server has load {max(loads):.3g}, so its queue and the join buffers grow for "
-            "ever; lower "
-            "workload.rate or reproduce.batch_ms until each load is below 1"
-        )
+    refuse(
+        max(loads) >= 1,
+        f"a server has load {max(loads):.3g}, so its queue and the join buffers grow for ever; "
+        "lower workload.rate or reproduce.batch_ms until each load is below 1",
+    )
     return loads
 
 
@@ -184,12 +173,11 @@ def run(setup: Setup) -> Reproduction:
     """Serve a fork and join, and compare its buffers with both bounds."""
     settings = setup.settings(_Join)
     forks = len(settings.batch_ms) - 1
-    if forks < 2:
-        raise InputError(
-            f"reproduce.batch_ms has {len(settings.batch_ms)} values, but a fork and join has "
-            "three servers at least: "
-            "q_1 and two of the fork; give a time for each"
-        )
+    refuse(
+        forks < 2,
+        f"reproduce.batch_ms has {len(settings.batch_ms)} values, but a fork and join has "
+        "three servers at least: q_1 and two of the fork; give a time for each",
+    )
     scenario = _server_of_joins(setup)
     loads = _carried_loads(settings, scenario)
     setup.progress(0.1)
@@ -223,15 +211,12 @@ def run(setup: Setup) -> Reproduction:
     text = "Join buffers over time, with the bound of the lemma and the corrected one."
     return setup.answer(
         claims, shown, {text: _buffers(shown)},
-        f"{settings.shown_s:g} s about the largest of {joined.time_s[-1]:,.0f} s: the join "
-        "buffer, the lemma's bound, "
-        "and the corrected one.",
+        f"{settings.shown_s:g} s about the largest of {joined.time_s[-1]:,.0f} s: the join buffer, "
+        "the lemma's bound, and the corrected one.",
         assumed=(
             f"Loads {', '.join(f'{load:.3g}' for load in loads)} of q_1 and of the fork; K-FCFS "
-            "held with "
-            f"K = {joined.k}, so K' = K + v_max b_max = {k_prime}. How large the buffers get "
-            "depends on the seed and "
-            "on the number of jobs.",
+            f"held with K = {joined.k}, so K' = K + v_max b_max = {k_prime}. How large the buffers "
+            "get depends on the seed and on the number of jobs.",
         ),
     )  # fmt: skip
 
@@ -244,37 +229,33 @@ def _of_joins(
     theorem: NetworkCertificate,
     load: float,
 ) -> tuple[Claim, ...]:
-    largest, within = int(joined.buffers.max()), bool((joined.buffers <= corrected).all())
-    same = largest <= bound
-    reason = (
-        "the lemma is false: its proof bounds the order in which branches end, not when. Branches "
-        "that the fast server "
-        f"has done wait for the queue of the slow one, which reaches {joined.queue.max():,} here"
-    )
-    certain = theorem.verdict == "stable"
-    orders = joined.apart <= 2 * k_prime
+    largest = int(joined.buffers.max())
     slack = int((corrected - joined.buffers).min())
-    measured = (
-        f"{'holds' if within else 'fails'} at {joined.buffers.size:,} instants, by {slack:,} at "
-        "least"
-    )
+    stable = theorem.verdict == "stable"
     return (
-        Claim.judged("join buffers, sum J", f"at most 2K'(k - 1) = {bound}", f"{largest:,}", same,
-        reason),
+        Claim.judged(
+            "join buffers, sum J", f"at most 2K'(k - 1) = {bound}", f"{largest:,}",
+            largest <= bound,
+            "the lemma is false: its proof bounds the order in which branches end, not when. "
+            "Branches that the fast server has done wait for the queue of the slow one, which "
+            f"reaches {joined.queue.max():,} here",
+        ),
         Claim.judged(
             "places between completions of a job's branches", f"at most 2K' = {2 * k_prime}",
-            f"{joined.apart}", orders,
+            f"{joined.apart}", joined.apart <= 2 * k_prime,
             "the lemma is false: bounded overtaking fails here",
         ),
         Claim.judged(
-            "join buffers, corrected", "(n_fork - 1)(max Q_l + 2K') at most", measured, within,
-            "the corrected bound is wrong too",
+            "join buffers, corrected", "(n_fork - 1)(max Q_l + 2K') at most",
+            f"{'holds' if slack >= 0 else 'fails'} at {joined.buffers.size:,} instants, by "
+            f"{slack:,} at least",
+            slack >= 0, "the corrected bound is wrong too",
         ),
         Claim(
-            f"thm:fork-join, load {load:.3g}", "stable", theorem.verdict, certain,
+            f"thm:fork-join, load {load:.3g}", "stable", theorem.verdict, stable,
             "the theorem does not need the lemma: in the fluid limit the buffers are empty once "
             "the forks are"
-            if certain else theorem.reason,
+            if stable else theorem.reason,
         ),
     )  # fmt: skip
 

@@ -13,10 +13,8 @@ from pydantic import Field
 
 from penstock import checks
 from penstock.document import Section, Whole
-from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
-from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import on_grid
+from penstock.reproducing.item import Claim, Reproduction, Setup, refuse
 from penstock.reproducing.scheduler_families import (
     FITTED,
     METRICS,
@@ -25,8 +23,8 @@ from penstock.reproducing.scheduler_families import (
     Family,
     measured_family,
 )
-from penstock.reproducing.setup import Setup
 from penstock.show import charts
+from penstock.show.charts import on_grid
 from penstock.show.page import Table
 
 _ROUNDED = 0.005  # s, half of the last digit that is printed
@@ -48,8 +46,7 @@ _REASONS = {
 } | {
     ("Vidur", "Orca", metric): (
         "probably because its batches hold many whole prompts, and Vidur takes those above 4,096 "
-        "tokens to cost no "
-        "more than at 4,096, as its predictor says"
+        "tokens to cost no more than at 4,096, as its predictor says"
     )
     for metric in METRICS
 }
@@ -66,7 +63,20 @@ class _Settings(Section):
 def run(setup: Setup) -> Reproduction:
     """Measure each family of schedulers, and compare it with the published rows."""
     settings = setup.settings(_Settings)
-    _refuse_few(settings)
+    checks.whole(
+        "reproduce.seeds",
+        settings.seeds,
+        2,
+        1_000,
+        "runs",
+        "a spread takes two, and more take longer",
+    )
+    refuse(
+        not settings.schedulers,
+        "reproduce.schedulers is empty, but the table compares families of schedulers; give "
+        "one, such as paper: "
+        "{Sarathi-Serve: {server: {policy: sarathi}}, vLLM: {server: {policy: vllm-vanilla}}}",
+    )
     scenario = setup.scenario()
     workload = scenario.workload
     assumed = []
@@ -78,32 +88,27 @@ def run(setup: Setup) -> Reproduction:
             f"{settings.seeds} runs"
         )
     families = []
-    for index, (name, rows) in enumerate(settings.schedulers.items()):
-        family = measured_family(
-            setup, name, rows, workload, requests=settings.requests, seeds=settings.seeds
+    for name, rows in setup.each(list(settings.schedulers.items())):
+        families.append(
+            measured_family(
+                setup, name, rows, workload, requests=settings.requests, seeds=settings.seeds
+            )
         )
-        families.append(family)
-        setup.progress((index + 1) / len(settings.schedulers))
     budget = scenario.server.token_budget
     assumed += [
         "The four numbers of a row are P50 / P90 / P95 / P99 in seconds. The table says (ms), but "
-        "a decode alone takes "
-        "47 ms and its TBT are 0.04 to 0.65: they are seconds",
+        "a decode alone takes 47 ms and its TBT are 0.04 to 0.65: they are seconds",
         f"No token budget, max batch size or number of requests is published: {budget:,} tokens, "
-        "no limit for the "
-        f"paper's policies, {settings.requests:,} requests",
+        f"no limit for the paper's policies, {settings.requests:,} requests",
         "TBT is (last token - first token)/output tokens of a request, as Vidur has it, and not a "
         "gap between tokens",
         "`fitted`: the limits of Vidur's schedulers, and the flat batch times of one, were chosen "
-        "to come near the "
-        "published rows, so that agreement is no independent check. No configuration of Vidur "
-        "gives all four rows",
+        "to come near the published rows, so that agreement is no independent check. No "
+        "configuration of Vidur gives all four rows",
         f"Verdict `same` of a row: the mean of the {settings.seeds} runs is within "
-        f"{settings.within:.0%} of each "
-        f"published number (rounded to {2 * _ROUNDED:g} s), or that lies between the lowest and "
-        "the highest run. "
-        f"Verdict `same` of an order: it holds at every percentile; less than {_TIE:.1%} apart is "
-        "a tie",
+        f"{settings.within:.0%} of each published number (rounded to {2 * _ROUNDED:g} s), or that "
+        "lies between the lowest and the highest run. Verdict `same` of an order: it holds at "
+        f"every percentile; less than {_TIE:.1%} apart is a tie",
     ]
     claims = [claim for family in families for claim in _orders(family)]
     claims += [claim for family in families for claim in _numbers(family, settings)]
@@ -115,30 +120,10 @@ def run(setup: Setup) -> Reproduction:
     return setup.answer(
         claims, cells, {text: _chart(cells)},
         "Filled marks: measured here, mean of the runs. Hollow marks: published. A line joins the "
-        "two. Log scale. "
-        "`paper`: the policies as the paper defines them. `Vidur`: those of that simulator, whose "
-        "limits were "
-        "fitted to the published numbers.",
+        "two. Log scale. `paper`: the policies as the paper defines them. `Vidur`: those of that "
+        "simulator, whose limits were fitted to the published numbers.",
         tuple(_table(families, metric) for metric in METRICS), tuple(assumed),
     )  # fmt: skip
-
-
-def _refuse_few(settings: _Settings) -> None:
-    """Refuse too few runs for a spread, and no schedulers."""
-    checks.whole(
-        "reproduce.seeds",
-        settings.seeds,
-        2,
-        1_000,
-        "runs",
-        "a spread takes two, and more take longer",
-    )
-    if not settings.schedulers:
-        raise InputError(
-            "reproduce.schedulers is empty, but the table compares families of schedulers; give "
-            "one, such as paper: "
-            "{Sarathi-Serve: {server: {policy: sarathi}}, vLLM: {server: {policy: vllm-vanilla}}}"
-        )
 
 
 def _orders(family: Family) -> list[Claim]:
@@ -195,8 +180,7 @@ def _orders(family: Family) -> list[Claim]:
 
 _CUT = (
     "vanilla vLLM and Orca, as the paper defines them, serve prompts before decodes and cut them, "
-    "so that first tokens "
-    "come early and others late; Vidur's take prompts whole"
+    "so that first tokens come early and others late; Vidur's take prompts whole"
 )
 
 
@@ -255,8 +239,7 @@ def _why_off(
     if scheduler in family.overloaded:
         reason = (
             "it cannot carry this rate (unstable by the test of stability), so that latency grows "
-            "with the number of "
-            f"requests, {settings.requests:,} here and not published"
+            f"with the number of requests, {settings.requests:,} here and not published"
         )
     else:
         reason = _REASONS.get((family.name, scheduler, METRICS[j]), _UNKNOWN)

@@ -16,19 +16,17 @@ from penstock.document import Section, Whole
 from penstock.inputs.arrays import Ints
 from penstock.reference import markov_chain
 from penstock.reference.markov_chain import Allocation, History, State, fill
-from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import on_grid
-from penstock.reproducing.setup import Different, Seed, Setup
+from penstock.reproducing.item import Claim, Different, Reproduction, Seed, Setup
 from penstock.show import charts
+from penstock.show.charts import on_grid
 from penstock.simulation.simulate import simulate
 
 
 def _odd(slack: int) -> int:
     if slack % 2 == 0:
         raise ValueError(
-            f"{slack} is even, for which the burst has K = {2 * slack} and shows nobody far "
-            f"ahead; give {slack - 1} or "
-            f"{slack + 1}"
+            f"{slack} is even, for which the burst has K = {2 * slack} and shows nobody far ahead; "
+            f"give {slack - 1} or {slack + 1}"
         )
     return slack
 
@@ -173,9 +171,8 @@ def overtakers(done: Ints) -> int:
 def _of(
     k: int, prompt: Iterable[int], output: Iterable[int], budget: int, finish: Ints
 ) -> Overtaking:
-    return Overtaking(
-        max(k, 1), max(prompt) + max(output), budget, places(finish), overtakers(finish)
-    )
+    longest = max(prompt) + max(output)
+    return Overtaking(max(k, 1), longest, budget, places(finish), overtakers(finish))
 
 
 def _serve(
@@ -234,8 +231,7 @@ def overtaking(setup: Setup) -> Reproduction:
     return setup.answer(
         claims, table, {text: _orders(table)},
         "All requests of a burst arrive together. Where a curve falls, younger requests are done "
-        "before older ones. "
-        f"The two large marks: request {2 * slack - 1} leaves before request 0.",
+        f"before older ones. The two large marks: request {2 * slack - 1} leaves before request 0.",
         assumed=("Every batch takes one tick: batch times do not change who overtakes whom here.",),
     )  # fmt: skip
 
@@ -271,55 +267,42 @@ def _drawn(settings: _Departures, setup: Setup) -> Iterable[Overtaking]:
 
 def _of_prefill(measured: int, overtaking: Overtaking, burst: _Burst) -> Claim:
     bound = overtaking.k + burst.prompt * burst.token_budget
-    same = measured < bound
-    reason = (
-        f"the lemma is false for prefill: K-FCFS holds with K = {overtaking.k}, but says nothing "
-        "of batches without "
-        "decodes, so the newest prompts of a burst may all go first. For departures (f = d) it "
-        "holds"
-    )
-    what = f"prefill: farthest ahead of an older one, K = {overtaking.k}"
     return Claim.judged(
-        what, f"fewer than K' = {bound} places", f"{measured:,} places", same, reason
-    )
+        f"prefill: farthest ahead of an older one, K = {overtaking.k}",
+        f"fewer than K' = {bound} places", f"{measured:,} places", measured < bound,
+        f"the lemma is false for prefill: K-FCFS holds with K = {overtaking.k}, but says nothing "
+        "of batches without decodes, so the newest prompts of a burst may all go first. For "
+        "departures (f = d) it holds",
+    )  # fmt: skip
 
 
 def _of_departures(what: str, overtaking: Overtaking) -> Claim:
-    bound = f"fewer than K' = {overtaking.lemma} (K = {overtaking.k})"
-    same = overtaking.overtakers < overtaking.lemma
     return Claim.judged(
-        what,
-        bound,
-        f"{overtaking.overtakers} requests",
-        same,
+        what, f"fewer than K' = {overtaking.lemma} (K = {overtaking.k})",
+        f"{overtaking.overtakers} requests", overtaking.overtakers < overtaking.lemma,
         "the count in the proof of the lemma is wrong too",
-    )
+    )  # fmt: skip
 
 
 def _places(far: Overtaking) -> Claim:
-    same = far.places < far.lemma
-    reason = (
-        "the lemma holds for departures, with another constant: its proof counts the requests "
-        "that overtake "
-        f"({far.overtakers} here), but the lemma speaks of places. The {far.k - 1} requests just "
-        "before the overtaker "
-        "may wait too. 2(K - 1) + (v_max - 1)(b_max - 1) places are the most"
-    )
-    what = f"departures: farthest ahead of an older one, K = {far.k}"
     return Claim.judged(
-        what, f"fewer than K' = {far.lemma} places", f"{far.places:,} places", same, reason
-    )
+        f"departures: farthest ahead of an older one, K = {far.k}",
+        f"fewer than K' = {far.lemma} places", f"{far.places:,} places", far.places < far.lemma,
+        "the lemma holds for departures, with another constant: its proof counts the requests "
+        f"that overtake ({far.overtakers} here), but the lemma speaks of places. The {far.k - 1} "
+        "requests just before the overtaker may wait too. 2(K - 1) + (v_max - 1)(b_max - 1) places "
+        "are the most",
+    )  # fmt: skip
 
 
 def _corrected(runs: list[Overtaking]) -> Claim:
     held = sum(run.places <= run.most_places for run in runs)
     worst = max(runs, key=lambda run: run.places - run.most_places)
-    bound = "proved: 2(K - 1) + (v_max - 1)(b_max - 1) places at most"
-    measured = f"in {held:,} of {len(runs):,} runs; closest: {worst.places} of {worst.most_places}"
-    same = held == len(runs)
     return Claim.judged(
-        "departures, corrected", bound, measured, same, "the correction is wrong too"
-    )
+        "departures, corrected", "proved: 2(K - 1) + (v_max - 1)(b_max - 1) places at most",
+        f"in {held:,} of {len(runs):,} runs; closest: {worst.places} of {worst.most_places}",
+        held == len(runs), "the correction is wrong too",
+    )  # fmt: skip
 
 
 def _rows(name: str, history: History) -> pl.DataFrame:
@@ -340,21 +323,6 @@ def _pair(burst: pl.DataFrame) -> tuple[int, int]:
     return 0, burst["request"].n_unique() - 2
 
 
-def _thinned(burst: pl.DataFrame) -> pl.DataFrame:
-    """Return a few hundred of the requests, the one that gets far ahead among them: the last but
-    one.
-    """
-    n = burst["request"].n_unique()
-    return burst.filter(
-        (pl.col("request") % max(n // 200, 1) == 0) | pl.col("request").is_in(_pair(burst))
-    )
-
-
-def _last(table: pl.DataFrame, name: str) -> float:
-    """Return the last batch of a burst."""
-    return float(table.filter(burst=name)["at_batch"].to_numpy().max())
-
-
 def _orders(table: pl.DataFrame) -> Any:
     """Draw when each request was through its phases, a panel per burst."""
     names = table["burst"].unique(maintain_order=True).to_list()
@@ -367,8 +335,13 @@ def _orders(table: pl.DataFrame) -> Any:
     )
     panels = []
     for name in names:
-        burst = table.filter(pl.col("burst") == name)
-        scale = alt.Scale(domain=[0, 1.06 * _last(table, name)], nice=False)
+        burst = table.filter(burst=name)
+        last = float(burst["at_batch"].to_numpy().max())
+        # A few hundred of the requests, the one that gets far ahead among them.
+        every = max(burst["request"].n_unique() // 200, 1)
+        request = pl.col("request")
+        thinned = burst.filter((request % every == 0) | request.is_in(_pair(burst)))
+        scale = alt.Scale(domain=[0, 1.06 * last], nice=False)
         where: dict[str, Any] = {
             "x": alt.X(
                 "request:Q", title="Request, in order of arrival", axis=alt.Axis(tickCount=5)
@@ -378,9 +351,7 @@ def _orders(table: pl.DataFrame) -> Any:
             ),
         }
         looks = where | {"color": colour, "shape": shape}
-        layers = [
-            alt.Chart(_thinned(burst)).mark_point(size=14, filled=True, opacity=1).encode(**looks)
-        ]
+        layers = [alt.Chart(thinned).mark_point(size=14, filled=True, opacity=1).encode(**looks)]
         if name == names[-1]:  # two single points are the whole example
             oldest, overtaker = (
                 burst.filter(request=request, done="departure") for request in _pair(burst)

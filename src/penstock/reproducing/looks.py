@@ -9,7 +9,7 @@ import altair as alt
 import polars as pl
 
 from penstock.show import charts
-from penstock.show.charts import COLOURS, GRID
+from penstock.show.charts import COLOURS
 from penstock.simulation.run import Run
 
 STROKES: dict[str, Any] = {"symbolType": "stroke", "labelLimit": 260, "columns": 1}
@@ -17,14 +17,8 @@ STROKES: dict[str, Any] = {"symbolType": "stroke", "labelLimit": 260, "columns":
 
 DASHES = [list(dash) for dash in charts.DASHES]
 _POINTS = 500
-_MARKS = 10
-"""Of each line, where no other line has its own, so that lines on each other are seen."""
+_MARKS = 10  # of each line, where no other line has its own, so that lines on each other are seen
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
-
-
-def on_grid(chart: Any) -> Any:
-    """Return a figure with the faint grid that all have."""
-    return chart.configure_axis(gridColor=GRID)
 
 
 def cycled(names: Sequence[str], values: Sequence[Any]) -> alt.Scale:

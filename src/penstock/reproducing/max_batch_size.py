@@ -13,10 +13,10 @@ import polars as pl
 
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import lines_over_time, on_grid
-from penstock.reproducing.setup import Setup
+from penstock.reproducing.item import Claim, Reproduction, Setup, refuse
+from penstock.reproducing.looks import lines_over_time
 from penstock.scenario.scenario import Scenario
+from penstock.show.charts import on_grid
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.policies import resolve
@@ -103,22 +103,16 @@ def run(setup: Setup) -> Reproduction:
         claims, _rows(backlogs, settings.scopes),
         _charts(backlogs, settings, (small, large)),
         "The load is exactly what can be carried. Any randomness would let every backlog wander "
-        "without bound, so that "
-        "no test of random drift can judge it. Nothing is random here. A bounded backlog lies "
-        "near zero on the left; "
-        "the log scale shows that it stays level.",
+        "without bound, so that no test of random drift can judge it. Nothing is random here. A "
+        "bounded backlog lies near zero on the left; the log scale shows that it stays level.",
         assumed=(
             "The load is critical, so that no theorem judges it: growth is measured over the "
-            "second half of the run, "
-            "as a share of the tokens that arrive",
+            "second half of the run, as a share of the tokens that arrive",
             "A backlog is `bounded` if it has no new high, by a request or more, in the second "
-            "half of the run; else "
-            "it `grows`",
+            "half of the run; else it `grows`",
             f"Scopes that were tried: {' and '.join(settings.scopes)}. The max batch size counts "
-            "the requests in a "
-            "batch (paper) or those admitted and unfinished (engines). Where growth depends on "
-            "the scope both are "
-            "given",
+            "the requests in a batch (paper) or those admitted and unfinished (engines). Where "
+            "growth depends on the scope both are given",
             "The batches of sarathi are `same` if all of the second half are; the load is 1 to "
             "within rounding",
         ),
@@ -137,14 +131,11 @@ def _simulated(
         for name in settings.policies:
             policy = resolve(name, folder=setup.folder)
             limited = dataclasses.replace(server, token_budget=budget).with_policy(policy)
-            scoped = [
-                dataclasses.replace(limited, scope=scope).with_policy(policy)
-                for scope in settings.scopes
-            ]
-            backlogs[budget, name] = [
-                _Backlog.of(simulate(workload, one, until=until), offered, workload.rate)
-                for one in scoped
-            ]
+            for scope in settings.scopes:
+                scoped = dataclasses.replace(limited, scope=scope).with_policy(policy)
+                run = simulate(workload, scoped, until=until)
+                backlog = _Backlog.of(run, offered, workload.rate)
+                backlogs.setdefault((budget, name), []).append(backlog)
             reasons[budget, name] = certify(workload, limited).reason
         setup.progress((index + 1) / 3)
     return backlogs, reasons
@@ -159,29 +150,26 @@ def _checked_until(settings: _Settings, scenario: Scenario) -> float:
             "or two scopes; give "
             "`simulate: {until: 20000}`, `scopes: [batch]`, and sarathi among the policies"
         )
-    if _random(workload):
-        raise InputError(
-            "fig-kmax measures growth, which only tells where nothing is random, but arrivals or "
-            "lengths are; give "
-            "`workload: {deterministic: ...}` with constant lengths, or ask `penstock check` "
-            "about random ones"
-        )
-    if settings.larger_budget <= server.token_budget:
-        raise InputError(
-            f"reproduce.larger_budget is {settings.larger_budget:,} tokens, but "
-            "server.token_budget is "
-            f"{server.token_budget:,}, so it is no larger one to compare with; raise larger_budget"
-        )
+    refuse(
+        _random(workload),
+        "fig-kmax measures growth, which only tells where nothing is random, but arrivals or "
+        "lengths are; give `workload: {deterministic: ...}` with constant lengths, or ask "
+        "`penstock check` about random ones",
+    )
+    refuse(
+        settings.larger_budget <= server.token_budget,
+        f"reproduce.larger_budget is {settings.larger_budget:,} tokens, but server.token_budget is "
+        f"{server.token_budget:,}, so it is no larger one to compare with; raise larger_budget",
+    )
     shortest = (
         _DECODES * workload.mean_output * float(server.batch_time.by_tokens(server.token_budget))
     )
-    if until < shortest:
-        raise InputError(
-            f"simulate.until is {until:g} s, but a request decodes for {shortest / _DECODES:,.1f} "
-            "s, so the backlog "
-            "has no time to settle and show whether it grows; give at least "
-            f"{math.ceil(shortest):,} s"
-        )
+    refuse(
+        until < shortest,
+        f"simulate.until is {until:g} s, but a request decodes for {shortest / _DECODES:,.1f} "
+        "s, so the backlog has no time to settle and show whether it grows; give at least "
+        f"{math.ceil(shortest):,} s",
+    )
     return until
 
 
@@ -204,18 +192,16 @@ def _critical(workload: Workload, server: Server) -> Claim:
 def _grows(what: str, published: str, backlogs: list[_Backlog], reason: str) -> Claim:
     """Compare whether a backlog grows; bounded only if it is in every scope."""
     measured = "bounded" if all(backlog.verdict == "bounded" for backlog in backlogs) else "grows"
-    low, high = (round(100 * f(backlog.growth for backlog in backlogs), 1) for f in (min, max))
     if measured == "grows":
+        low, high = (round(100 * f(backlog.growth for backlog in backlogs), 1) for f in (min, max))
         shares = f"{low:.1f}%" if low == high else f"{low:.1f} to {high:.1f}%"
         shown = f"grows by {shares} of what arrives"
     else:
-        low, high = (
-            min(backlog.low for backlog in backlogs),
-            max(backlog.high for backlog in backlogs),
-        )
-        shown = f"bounded: {low:,} to {high:,} tokens"
-    same = measured == published
-    return Claim.judged(what, published, shown, same, f"not the figure's operating point: {reason}")
+        lowest = min(backlog.low for backlog in backlogs)
+        highest = max(backlog.high for backlog in backlogs)
+        shown = f"bounded: {lowest:,} to {highest:,} tokens"
+    reason = f"not the figure's operating point: {reason}"
+    return Claim.judged(what, published, shown, measured == published, reason)
 
 
 def _mixed(workload: Workload, server: Server, until: float) -> Claim:
@@ -263,17 +249,11 @@ def _charts(
 ) -> dict[str, Any]:
     """Draw the figure's two halves, in the first scope, each to scale and on a log scale."""
     small = budgets[0]
+    policies = {name: (small, name) for name in settings.policies}
+    both = {f"{budget:,}": (budget, WATCHED) for budget in budgets}
     halves = (
-        (
-            f"All policies, token budget {small:,}",
-            "Policy",
-            {name: (small, name) for name in settings.policies},
-        ),
-        (
-            "Sarathi-Serve by token budget",
-            "Token budget",
-            {f"{budget:,}": (budget, WATCHED) for budget in budgets},
-        ),
+        (f"All policies, token budget {small:,}", "Policy", policies),
+        ("Sarathi-Serve by token budget", "Token budget", both),
     )
     drawings: dict[str, Any] = {}
     for title, legend, lines in halves:

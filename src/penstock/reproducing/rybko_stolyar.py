@@ -2,9 +2,10 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
+import altair as alt
 import polars as pl
 from pydantic import Field
 from scipy import stats
@@ -13,9 +14,9 @@ from penstock.checking.variants import with_order
 from penstock.checking.verdict import verdict
 from penstock.document import Section
 from penstock.errors import InputError
-from penstock.reproducing import rybko_stolyar_figures as figures
-from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.setup import Different, Setup
+from penstock.reproducing.item import Claim, Different, Reproduction, Setup, refuse
+from penstock.reproducing.looks import channels
+from penstock.show.charts import on_grid
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.simulate import simulate
 from penstock.system.network import Network
@@ -43,11 +44,11 @@ class _Figure(Section):
     lengths: Different[Kind] = Field(["constant", "geometric", "uniform"], min_length=1)
 
 
+# What the paper says of the priorities: the verdict, and its words; it gives no numbers.
 _PAPER: Mapping[str, tuple[str, str]] = {
     AS_PUBLISHED: ("unstable", "tokens grow without bound"),
     REVERSED: ("stable", "stability is restored"),
 }
-"""What the paper says of the priorities: the verdict, and its words; it gives no numbers."""
 
 
 def figure(setup: Setup) -> Reproduction:
@@ -58,8 +59,7 @@ def figure(setup: Setup) -> Reproduction:
     orders = {AS_PUBLISHED: published, REVERSED: reversed_priorities(published)}
     envelope = fluid_envelope(published)
     claims, parts, growth, requests = [], [], [], []
-    steps = list(itertools.product(orders, settings.lengths))
-    for index, (name, kind) in enumerate(steps):
+    for name, kind in setup.each(list(itertools.product(orders, settings.lengths))):
         network = with_lengths(orders[name], kind)
         run = simulate(
             network,
@@ -76,7 +76,6 @@ def figure(setup: Setup) -> Reproduction:
             requests.append(_requests(series, kind))
         else:
             growth += _growth(series, kind, envelope)
-        setup.progress((index + 1) / len(steps))
     table = pl.concat(parts).select("order", "lengths", "time_s", "requests", "tokens")
     text = (
         "Requests and tokens over time under the published priorities and under the reversed "
@@ -84,20 +83,17 @@ def figure(setup: Setup) -> Reproduction:
     )
     return setup.answer(
         (*claims, *growth, *requests), table,
-        {text: figures.panels(table, settings.lengths)},
+        {text: _panels(table, settings.lengths)},
         f"{slot_sentence(published)}Tokens: all that the tasks in the network still need, their "
         "later stages included.",
         assumed=(
             "Same means: the flood test says what the paper says, and no theorem says otherwise; "
-            "tokens grow by more "
-            "than half of what the fluid path gives; the most tokens over time are within "
-            f"{NEAR:.0%} of the fluid "
-            f"path; the mean number of requests in the later half is below {_LEVEL:g} times that "
-            "in the second quarter",
+            "tokens grow by more than half of what the fluid path gives; the most tokens over time "
+            f"are within {NEAR:.0%} of the fluid path; the mean number of requests in the later "
+            f"half is below {_LEVEL:g} times that in the second quarter",
             "The paper gives means only; each kind of lengths is simulated",
             "A fixed priority between classes is not K-FCFS, so the figure shows what work "
-            "conservation alone cannot "
-            "do, and contradicts none of the paper's theorems",
+            "conservation alone cannot do, and contradicts none of the paper's theorems",
         ),
     )  # fmt: skip
 
@@ -125,11 +121,11 @@ def reversed_priorities(network: Network) -> Network:
         If a pool has no priorities.
     """
     for name, pool in network.pools.items():
-        if not pool.order.ranks_stages:
-            raise InputError(
-                f"network.pools.{name}.order is {pool.order.name}, which cannot be turned around; "
-                f"{_GIVE}"
-            )
+        refuse(
+            not pool.order.ranks_stages,
+            f"network.pools.{name}.order is {pool.order.name}, which cannot be turned around; "
+            f"{_GIVE}",
+        )
     return with_order(
         network,
         {name: Order.priority(pool.order.stages[::-1]) for name, pool in network.pools.items()},
@@ -244,10 +240,9 @@ def _growth(series: pl.DataFrame, kind: Kind, envelope: float | None) -> list[Cl
     return claims
 
 
+# Ratio of requests, late in a run to earlier, below which they do not grow; it is 2 where they grow
+# as time does.
 _LEVEL = 1.5
-"""Ratio of requests, late in a run to earlier, below which they do not grow; it is 2 where they
-grow as time does.
-"""
 
 
 def _requests(series: pl.DataFrame, kind: Kind) -> Claim:
@@ -265,3 +260,35 @@ def _requests(series: pl.DataFrame, kind: Kind) -> Claim:
         f"{early:,.0f} in the second quarter, {late:,.0f} in the later half", same,
         "the run is too short for its means to settle",
     )  # fmt: skip
+
+
+def _panels(table: pl.DataFrame, kinds: Sequence[str]) -> Any:
+    """Draw requests and tokens over time, a row per priority, a line per kind of lengths."""
+    rows = []
+    look = channels("lengths", kinds, "Lengths")
+    for name in dict.fromkeys(table["order"]):
+        here = table.filter(order=name)
+        thin = -(-here.height // (400 * len(kinds)))
+        thinned = pl.concat([here.filter(lengths=kind).gather_every(thin) for kind in kinds])
+        side_by_side = [
+            alt.Chart(thinned)
+            .mark_line(strokeWidth=1.5)
+            .encode(
+                x=alt.X(
+                    "time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5, format="~s", offset=5)
+                ),
+                y=alt.Y(f"{of}:Q", title=unit, axis=alt.Axis(format="~s", tickCount=6, offset=5)),
+                **look,
+            )
+            .properties(width=330, height=200)
+            for of, unit in (
+                ("requests", "Requests in the network"),
+                ("tokens", "Tokens still needed"),
+            )
+        ]
+        rows.append(
+            alt.hconcat(*side_by_side).properties(
+                title=alt.TitleParams(f"Priorities {name}", anchor="start")
+            )
+        )
+    return on_grid(alt.vconcat(*rows))

@@ -5,6 +5,7 @@ there.
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
+import altair as alt
 import numpy as np
 import polars as pl
 from pydantic import Field
@@ -14,8 +15,8 @@ from penstock.checking.variants import with_order
 from penstock.document import Section
 from penstock.errors import InputError
 from penstock.kernel.signatures import BY_PHASE, LINE_PREFILL_MEAN
-from penstock.reproducing import rybko_stolyar_figures as figures
-from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.item import Claim, Different, Reproduction, Setup, refuse
+from penstock.reproducing.looks import channels
 from penstock.reproducing.rybko_stolyar import (
     NEAR,
     REVERSED,
@@ -26,8 +27,9 @@ from penstock.reproducing.rybko_stolyar import (
     slot_sentence,
     verdict_claim,
 )
-from penstock.reproducing.setup import Different, Setup
 from penstock.scenario.network import NetworkScenario
+from penstock.show import charts
+from penstock.show.charts import on_grid
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.simulate import simulate
 from penstock.system.network import Network
@@ -37,6 +39,7 @@ from penstock.theory.network.fluid import network_path
 from penstock.theory.network.virtual_stations import VirtualStation, priority_limit, worst_priority
 
 _EXACT = 1e-3
+_SHOWN = (0.3, 10.0)  # amplifications that are drawn
 
 
 class _Settings(Section):
@@ -61,6 +64,7 @@ class E2E(NamedTuple):
 
 _KNOWN_LIMIT, _KNOWN_PUSH = 0.5588, 0.5429
 _AMPLIFIED = {0.5: 0.810, 0.7: 1.676, 0.9: 4.135}
+# Mean E2E in slots, by order and load, from an independent slotted program.
 _E2E = {
     (REVERSED, 0.9): 70, (REVERSED, 0.95): 74, (REVERSED, 0.98): 82, (REVERSED, 0.99): 93,
     ("back-pressure", 0.9): 79, ("back-pressure", 0.95): 82, ("back-pressure", 0.98): 90,
@@ -73,7 +77,6 @@ _E2E = {
     ("global-age", 0.9): 198, ("global-age", 0.95): 281, ("global-age", 0.98): 416,
     ("global-age", 0.99): 515,
 }  # fmt: skip
-"""Mean E2E in slots, by order and load, from an independent slotted program."""
 
 _WARMUP, _BATCHES = 0.2, 30
 
@@ -90,15 +93,14 @@ def run(setup: Setup) -> Reproduction:
     if virtual is None or push is None:
         raise InputError(
             "the priorities of these pools have no virtual station, so nothing but a load of 1 "
-            "makes them fail; serve "
-            "the long second stage first at each pool"
+            "makes them fail; serve the long second stage first at each pool"
         )
     # 1. limits and amplification by formula  2. floods below and above  3. E2E by order, simulated
     claims = _by_formula(network, ranking, virtual, push)
     claims += [_amplified(network, virtual, load) for load in settings.loads]
     setup.progress(0.2)
     claims += _by_floods(network, settings)
-    setup.progress(0.6)
+    setup.progress(0.5)
     measured = _simulated(setup, settings, scenario, network)
     claims += [
         claim for name, e2e in measured.items() for claim in _e2e(name, settings.orders_at, e2e)
@@ -107,28 +109,24 @@ def run(setup: Setup) -> Reproduction:
     charts = {
         "Amplification of a backlog by half a cycle, over the load, for two priorities: each "
         "passes 1 at its limit.":
-        figures.curves({"the paper's priorities": virtual, "push start": push}, _AMPLIFIED),
+        _curves({"the paper's priorities": virtual, "push start": push}, _AMPLIFIED),
         f"Mean E2E by order at a load of {settings.orders_at:g}, with intervals, beside that of a "
         "slotted program.":
-        figures.dots(table),
+        _dots(table),
     }  # fmt: skip
     return setup.answer(
         claims, table, charts,
         "First figure: where half a cycle multiplies a backlog by more than 1, right of the "
-        "vertical line, queues grow "
-        "without end; the dots are the formula's figures. "
-        "Second figure: E2E of an independent slotted program beside those simulated here. "
+        "vertical line, queues grow without end; the dots are the formula's figures. Second "
+        "figure: E2E of an independent slotted program beside those simulated here. "
         f"{slot_sentence(network)}".rstrip(),
         assumed=(
             "Rows marked formula compare formulas with a linear program or a fluid path; rows "
-            "marked simulated are "
-            "simulated here",
+            "marked simulated are simulated here",
             "Same means: limits within 0.0005, amplifications within 0.001; of E2E, the other "
-            "figure lies in the 95% "
-            "interval widened by 5%",
+            "figure lies in the 95% interval widened by 5%",
             "The E2E of the slotted program come from an independent program with slots of 1 s, "
-            "where requests arrive "
-            "and move on between slots; here they arrive at any time",
+            "where requests arrive and move on between slots; here they arrive at any time",
         ),
     )  # fmt: skip
 
@@ -138,14 +136,13 @@ def _simulated(
 ) -> dict[str, E2E]:
     """Return the mean E2E under each order."""
     measured = {}
-    for index, name in enumerate(settings.orders):
+    for name in setup.each(settings.orders, 1, 2):
         busy = at_load(network, settings.orders_at)
         chosen = reversed_priorities(busy) if name == REVERSED else with_order(busy, name)
         served = simulate(
             chosen, jobs=scenario.jobs, until=scenario.until, seed=seed_of(chosen), record="jobs"
         )
         measured[name] = mean_e2e(served)
-        setup.progress(0.6 + 0.4 * (index + 1) / len(settings.orders))
     return measured
 
 
@@ -250,11 +247,11 @@ def mean_e2e(run: NetworkRun) -> E2E:
     """Return mean E2E of the jobs after a warm-up, with an interval by batch means."""
     done = run.finish >= 0
     e2e = ((run.finish - run.arrival)[done] * run.tick_s)[int(_WARMUP * done.sum()) :]
-    if e2e.size < _BATCHES:
-        raise InputError(
-            f"simulate: only {e2e.size} jobs end after the warm-up, too few for an interval; "
-            "raise `jobs`"
-        )
+    refuse(
+        e2e.size < _BATCHES,
+        f"simulate: only {e2e.size} jobs end after the warm-up, too few for an interval; "
+        "raise `jobs`",
+    )
     means = np.array([batch.mean() for batch in np.array_split(e2e, _BATCHES)])
     half = stats.t.ppf(0.975, _BATCHES - 1) * means.std(ddof=1) / np.sqrt(_BATCHES)
     return E2E(float(e2e.mean()), float(half))
@@ -266,11 +263,103 @@ def _e2e(name: str, load: float, measured: E2E) -> list[Claim]:
     )
     if expected is None:
         return []
-    same = measured.holds(expected)
     return [
         Claim.judged(
             f"simulated: mean E2E at {load:g}, {name}", f"{expected} s (slotted program)",
-            f"{measured.mean:.1f} +- {measured.half:.1f} s", same,
+            f"{measured.mean:.1f} +- {measured.half:.1f} s", measured.holds(expected),
             "outside the 95% interval widened by 5%: the run is too short",
         )
     ]  # fmt: skip
+
+
+def _curves(stations: Mapping[str, VirtualStation], amplified: Mapping[float, float]) -> Any:
+    """Draw the amplification by half a cycle over the load, with the threshold of each."""
+    rows = [
+        (name, float(load), float(np.sqrt(np.prod(virtual.amplification(load)))))
+        for name, virtual in stations.items()
+        for load in np.linspace(0.3, 0.9, 121)
+    ]
+    table = pl.DataFrame(rows, ["order", "load", "amplification"], orient="row")
+    table = table.filter(pl.col("amplification").is_between(*_SHOWN))
+    limits = pl.DataFrame(
+        [(name, virtual.max_load) for name, virtual in stations.items()],
+        ["order", "load"],
+        orient="row",
+    )
+    look = channels("order", list(stations), "Order")
+    x = alt.X(
+        "load:Q",
+        title="Load of each server",
+        scale=alt.Scale(domain=[0.3, 0.9]),
+        axis=alt.Axis(values=[0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9], format=".1f"),
+    )
+    y = alt.Y(
+        "amplification:Q",
+        title="Amplification by half a cycle (log scale)",
+        scale=alt.Scale(type="log", domain=_SHOWN, nice=False),
+        axis=alt.Axis(values=[0.3, 0.5, 1, 2, 3, 5, 10], minExtent=40),
+    )
+    lines = alt.Chart(table).mark_line(strokeWidth=2).encode(x=x, y=y, **look)
+    one = alt.Chart(pl.DataFrame({"amplification": [1.0]})).mark_rule(color="black").encode(y=y)
+    rules = alt.Chart(limits).mark_rule(strokeWidth=1.2).encode(x=x, **look)
+    published = [(at, value) for at, value in amplified.items() if _SHOWN[0] <= value <= _SHOWN[1]]
+    points = alt.Chart(pl.DataFrame(published, ["load", "amplification"], orient="row")).mark_point(
+        size=60, filled=True, fill="white", stroke="black", opacity=1
+    )
+    texts = [
+        alt.Chart(
+            limits.filter(order=name).with_columns(text=pl.format("{}", pl.col("load").round(4)))
+        )
+        .mark_text(align="right" if index else "left", dx=-5 if index else 5, fontSize=11)
+        .encode(x=x, y=alt.value(12), text="text:N")
+        for index, name in enumerate(stations)
+    ]
+    return on_grid(
+        alt.layer(one, rules, lines, points.encode(x=x, y=y), *texts).properties(
+            width=430, height=280
+        )
+    )
+
+
+def _dots(table: pl.DataFrame) -> Any:
+    """Draw mean E2E by order with its interval, and what is known."""
+    names = ["simulated here", "slotted program"]
+    rows = [
+        {"order": name, "low": mean - half, "high": mean + half, "mean": mean, "of": names[0]}
+        for name, mean, half, _ in table.iter_rows()
+    ]
+    rows += [
+        {"order": name, "low": None, "high": None, "mean": float(expected), "of": names[1]}
+        for name, _, _, expected in table.iter_rows()
+        if expected is not None
+    ]
+    base = alt.Chart(pl.DataFrame(rows))
+    y = alt.Y(
+        "order:N",
+        sort=list(table["order"]),
+        title=None,
+        axis=alt.Axis(labelLimit=300, minExtent=150),
+    )
+    x = alt.X(
+        "mean:Q", title="Mean E2E (s)", scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=6)
+    )
+    legend = alt.Legend(title=None, labelLimit=300, columns=1)
+    marks = base.mark_point(opacity=1, strokeWidth=2).encode(
+        x=x,
+        y=y,
+        size=alt.Size("of:N", scale=alt.Scale(domain=names, range=[150, 45]), legend=legend),
+        color=alt.Color(
+            "of:N", scale=alt.Scale(domain=names, range=list(charts.COLOURS[:2])), legend=legend
+        ),
+        shape=alt.Shape(
+            "of:N", scale=alt.Scale(domain=names, range=["circle", "cross"]), legend=legend
+        ),
+    )
+    bars = base.transform_filter("datum.low != null").mark_rule(
+        strokeWidth=2, color=charts.COLOURS[0]
+    )
+    return on_grid(
+        alt.layer(bars.encode(x=alt.X("low:Q"), x2="high:Q", y=y), marks).properties(
+            width=430, height=200
+        )
+    )

@@ -9,9 +9,8 @@ from pydantic import Field
 from penstock import checks
 from penstock.checking.verdict import verdict
 from penstock.document import Section, Whole, parsed
-from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
-from penstock.reproducing.setup import Setup
+from penstock.reproducing.item import Setup, refuse
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import MOST_TOKENS, BatchTime
@@ -44,10 +43,8 @@ check.
 
 class _Row(Section):
     server: dict[str, Any]
-    flat_beyond: Whole | None = None
-    """Batches of more tokens take no longer."""
-    longest_gap: Annotated[float, Field(gt=0)] | None = None
-    """Between arrivals, in means."""
+    flat_beyond: Whole | None = None  # batches of more tokens take no longer
+    longest_gap: Annotated[float, Field(gt=0)] | None = None  # between arrivals, in means
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,12 +96,11 @@ def measured_family(
         If a row is none of the table's, or there is nothing to compare it with.
     """
     unknown = [row for row in rows if row not in PUBLISHED]
-    if unknown or len(rows) < 2:
-        raise InputError(
-            f"reproduce.schedulers.{name} has the rows {', '.join(rows) or 'none'}, but a "
-            "comparison takes two or more "
-            f"of the table's: {', '.join(PUBLISHED)}"
-        )
+    refuse(
+        unknown or len(rows) < 2,
+        f"reproduce.schedulers.{name} has the rows {', '.join(rows) or 'none'}, but a "
+        f"comparison takes two or more of the table's: {', '.join(PUBLISHED)}",
+    )
     seconds = np.empty((seeds, len(rows), len(METRICS), len(PERCENTILES)))
     overloaded = set()
     for index, (scheduler, document) in enumerate(rows.items()):

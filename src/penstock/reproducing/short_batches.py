@@ -10,12 +10,11 @@ from pydantic import Field
 from penstock.auditing.audit import audit
 from penstock.checking.charts import first_batches, gantt
 from penstock.document import Section, Whole, parsed
-from penstock.errors import InputError
-from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.setup import Different, Setup
+from penstock.reproducing.item import Claim, Different, Reproduction, Setup, refuse
 from penstock.reproducing.small_systems import waiting
 from penstock.scenario.server import ServerSection
 from penstock.show import charts
+from penstock.show.charts import on_grid
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.policies import resolve
@@ -40,18 +39,17 @@ SHORT = {"vllm-vanilla": [2], "fastertransformer": [2, 3, 4], "orca": [], "sarat
 that it leaves out.
 """
 
-_DRAWN = ("vllm-vanilla", "fastertransformer")
-"""Those that the paper's figure shows."""
+_DRAWN = ("vllm-vanilla", "fastertransformer")  # those that the paper's figure shows
 
 
 def run(setup: Setup) -> Reproduction:
     """Serve a few requests under each policy, and shade the batches that are left short."""
     settings = setup.settings(_Settings, sections=("server",))
-    if not settings.policies or not settings.requests:
-        raise InputError(
-            "reproduce.policies or reproduce.requests is empty, so nothing can be drawn; give "
-            "some of each"
-        )
+    refuse(
+        not settings.policies or not settings.requests,
+        "reproduce.policies or reproduce.requests is empty, so nothing can be drawn; give "
+        "some of each",
+    )
     server = _paper_server(setup)
     arrival, prompt, output = (
         [getattr(r, name) for r in sorted(settings.requests, key=lambda r: r.at_s)]
@@ -60,8 +58,7 @@ def run(setup: Setup) -> Reproduction:
     # the same few requests under each policy, each batch beside what waited before it
     workload = Workload.from_arrays(arrival, prompt, output)
     claims, rows, panels = [], [], []
-    for index, name in enumerate(settings.policies):
-        setup.progress(index / len(settings.policies))
+    for name in setup.each(settings.policies):
         chosen = dataclasses.replace(server, policy=resolve(name, folder=setup.folder))
         served = simulate(workload, chosen, record="allocations")
         table = _batches(name, served, prompt, output)
@@ -69,19 +66,15 @@ def run(setup: Setup) -> Reproduction:
         panels.append(_marked(served, table, name))
         if name in SHORT:
             short, breaches = table.filter("short")["batch"].to_list(), audit(served).paper.breaches
-            same = short == SHORT[name] and breaches == len(short)
-            reason = (
-                ""
-                if same
-                else "these requests and this token budget are not the paper's, which gives no "
-                "numbers"
-            )
-            published = _numbers(SHORT[name]) + (
-                "" if name in _DRAWN else " (by Table 1; not in the figure)"
-            )
+            drawn = "" if name in _DRAWN else " (by Table 1; not in the figure)"
             claims.append(
-                Claim(f"{name}: batches left short", published, _numbers(short), same, reason)
-            )
+                Claim.judged(
+                    f"{name}: batches left short", _numbers(SHORT[name]) + drawn, _numbers(short),
+                    short == SHORT[name] and breaches == len(short),
+                    "these requests and this token budget are not the paper's, which gives no "
+                    "numbers",
+                )
+            )  # fmt: skip
     text = (
         f"Batches of {', '.join(settings.policies)} over time, each request's tokens by phase; "
         "short batches shaded."
@@ -89,14 +82,12 @@ def run(setup: Setup) -> Reproduction:
     together = alt.vconcat(*panels).resolve_scale(x="shared")
     return setup.answer(
         claims, pl.concat(rows),
-        {text: together.configure_axis(gridColor=charts.GRID)},
+        {text: on_grid(together)},
         "Above each batch its number. Shaded: a batch with fewer tokens than the budget although "
-        "as many waited. "
-        "There, 2: 6/8 says that batch 2 has 6 of the 8 tokens that it could have.",
+        "as many waited. There, 2: 6/8 says that batch 2 has 6 of the 8 tokens that it could have.",
         assumed=(
-            f"The paper draws its example without numbers: {counted(len(prompt), 'request')} and "
-            "a token budget of "
-            f"{server.token_budget} were chosen here.",
+            f"The paper draws its example without numbers: {counted(len(prompt), 'request')} and a "
+            f"token budget of {server.token_budget} were chosen here.",
         ),
     )  # fmt: skip
 
@@ -106,18 +97,16 @@ def _paper_server(setup: Setup) -> Server:
     server = parsed(
         setup.document.get("server"), ServerSection, "server", "`batch_time`, `token_budget`"
     ).build(setup.folder)
-    if server.max_batch_size is not None:
-        raise InputError(
-            f"server.max_batch_size is {server.max_batch_size}, but the paper defines work "
-            "conservation without one; "
-            "leave it out"
-        )
-    if server.convention != "paper":
-        raise InputError(
-            f"server.convention is {server.convention}, in which the first output token needs no "
-            "batch, but the paper "
-            "counts one for each; give convention: paper"
-        )
+    refuse(
+        server.max_batch_size is not None,
+        f"server.max_batch_size is {server.max_batch_size}, but the paper defines work "
+        "conservation without one; leave it out",
+    )
+    refuse(
+        server.convention != "paper",
+        f"server.convention is {server.convention}, in which the first output token needs no "
+        "batch, but the paper counts one for each; give convention: paper",
+    )
     return server
 
 

@@ -13,10 +13,9 @@ from penstock.checking.verdict import verdict
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
-from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import on_grid
-from penstock.reproducing.setup import Different, Setup
+from penstock.reproducing.item import Claim, Different, Reproduction, Setup, refuse
 from penstock.scenario.scenario import Scenario
+from penstock.show.charts import on_grid
 from penstock.simulation.simulate import simulate
 from penstock.theory.certificate import certify
 from penstock.workload.workload import Workload
@@ -25,19 +24,16 @@ LEAST_SQUARES, BATCH_MEANS, SEQUENTIAL = "least squares", "batch means", "sequen
 PUBLISHED = {LEAST_SQUARES: (0.80, 0.97), BATCH_MEANS: (0.60, 0.90)}
 """Known shares of stable runs near the critical load that are called unstable."""
 
-_CLOSEST = 1e-3
-"""To 1 that a load may be: closer, no run is long enough to tell."""
+_CLOSEST = 1e-3  # to 1 that a load may be: closer, no run is long enough to tell
 
-_FEWEST = 1000
-"""Requests of a run."""
+_FEWEST = 1000  # requests of a run
 
 _COLOURS = ("#56B4E9", "#E69F00", "#F0E442", "#CC79A7", "#009E73")  # the last bar is black
 
 
 class _Settings(Section):
     loads: Different[Annotated[float, Field(ge=0.5, le=2)]] = Field(min_length=1)
-    near: float = Field(0.02, gt=0, le=0.5)
-    """Loads so close to 1 are compared with what is known."""
+    near: float = Field(0.02, gt=0, le=0.5)  # loads so close to 1 are compared with what is known
     seeds: Whole = Field(24, ge=10, le=10_000)
     significance: float = Field(0.01, ge=1e-6, lt=0.25)
     batches: Different[Annotated[Whole, Field(ge=3, le=2000)]] = Field([20, 200], min_length=1)
@@ -54,12 +50,11 @@ def run(setup: Setup) -> Reproduction:
     rows = []
     for index, load in enumerate(settings.loads):
         wrong = []
-        for seed in range(settings.seeds):
+        for seed in setup.each(range(settings.seeds), index, len(settings.loads)):
             workload = scenario.workload.with_rate(load * limit).with_seed(
                 scenario.workload.seed + seed
             )
             wrong.append(_wrong(scenario, workload, settings, load < 1))
-            setup.progress((index + (seed + 1) / settings.seeds) / len(settings.loads))
         rows += [(load, way, sum(run[way] for run in wrong), settings.seeds) for way in wrong[0]]
     columns = ["load", "way", "wrong", "verdicts"]
     table = pl.DataFrame(rows, columns, orient="row").with_columns(
@@ -72,12 +67,10 @@ def run(setup: Setup) -> Reproduction:
     return setup.answer(
         _claims(table, settings), table, {text: _chart(table, settings)},
         "By Theorem 1 the server is stable below load 1 and unstable above. Least squares and "
-        "batch means fit a slope "
-        "to the tokens in a run that starts empty, batch means after averages over so many parts "
-        "of it. They say "
-        f"unstable if the slope is above 0 at a significance of {settings.significance:.2g}. The "
-        "sequential test "
-        "starts from large backlogs.",
+        "batch means fit a slope to the tokens in a run that starts empty, batch means after "
+        "averages over so many parts of it. They say unstable if the slope is above 0 at a "
+        f"significance of {settings.significance:.2g}. The sequential test starts from large "
+        "backlogs.",
         assumed=(
             f"{settings.seeds} seeds at each load, so that a share is known to within about "
             f"{100 * 1.96 * math.sqrt(0.25 / settings.seeds):.0f} percentage points; "
@@ -86,8 +79,7 @@ def run(setup: Setup) -> Reproduction:
             "known. Verdict `same` of a "
             "slope: its 95% interval, in brackets, and the known range have a share in common",
             "Verdict `same` of the sequential test: so many wrong verdicts have a probability "
-            "above 1% if each is "
-            f"wrong with probability {settings.significance:.2g}, its alpha",
+            f"above 1% if each is wrong with probability {settings.significance:.2g}, its alpha",
         ),
     )  # fmt: skip
 
@@ -98,20 +90,18 @@ def _refuse_untellable(settings: _Settings, scenario: Scenario) -> None:
     if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
         raise InputError(
             f"server.max_batch_size is {server.max_batch_size:,}, below the token budget of "
-            f"{server.token_budget:,}, "
-            "so Theorem 1 does not tell which loads are stable; leave it out"
+            f"{server.token_budget:,}, so Theorem 1 does not tell which loads are stable; leave it "
+            "out"
         )
-    if server.policy.work_conserving is not True:
-        raise InputError(
-            f"server.policy is {server.policy.name}, which is not known to be work-conserving, so "
-            "Theorem 1 does not "
-            "tell which loads are stable; give one that is, such as sarathi"
-        )
+    refuse(
+        server.policy.work_conserving is not True,
+        f"server.policy is {server.policy.name}, which is not known to be work-conserving, so "
+        "Theorem 1 does not tell which loads are stable; give one that is, such as sarathi",
+    )
     if close := [load for load in settings.loads if abs(load - 1) < _CLOSEST]:
         raise InputError(
             f"reproduce.loads has {close[0]:g}, within {_CLOSEST:g} of 1, where no theorem or no "
-            "run of this length "
-            "says what is right; give loads further below and above 1"
+            "run of this length says what is right; give loads further below and above 1"
         )
     if scenario.requests is not None and scenario.requests < _FEWEST:
         raise InputError(
@@ -131,9 +121,8 @@ def _stable_up_to(scenario: Scenario) -> float:
         h for h in fails if h.name != "bounded lengths"
     ]:  # which geometric ones are but for a tail
         raise InputError(
-            f"Theorem 1 does not tell which loads are stable, for it asks for {fails[0].name}, "
-            f"but {fails[0].why}; "
-            "change workload or server until it holds"
+            f"Theorem 1 does not tell which loads are stable, for it asks for {fails[0].name}, but "
+            f"{fails[0].why}; change workload or server until it holds"
         )
     return limit
 
@@ -151,12 +140,11 @@ def _wrong(
         drain=False,
     )
     tokens = run.series_rows[:, 3].astype(np.float64)
-    if tokens.size < max(settings.batches):
-        raise InputError(
-            f"reproduce.batches has {max(settings.batches)}, but a run of this length is seen at "
-            f"{tokens.size} "
-            "instants; lower it, or raise simulate.requests or simulate.until"
-        )
+    refuse(
+        tokens.size < max(settings.batches),
+        f"reproduce.batches has {max(settings.batches)}, but a run of this length is seen at "
+        f"{tokens.size} instants; lower it, or raise simulate.requests or simulate.until",
+    )
     wrong = {LEAST_SQUARES: rising(tokens, settings.significance) == stable}
     for count in settings.batches:
         means = np.array([part.mean() for part in np.array_split(tokens, count)])
@@ -180,42 +168,35 @@ def _claims(table: pl.DataFrame, settings: _Settings) -> tuple[Claim, ...]:
     alpha.
     """
     near = table.filter((pl.col("load") < 1) & (1 - pl.col("load") <= settings.near + 1e-9))
+    reasons = {
+        LEAST_SQUARES: "the load, the length of the runs, or chance: see the figure",
+        BATCH_MEANS: (
+            "the known shares come from a number of batches that is not stated; more batches give "
+            "more wrong verdicts, so that another number than theirs gives another share, and this "
+            "is no contradiction"
+        ),
+    }
     claims = []
-    for way in dict.fromkeys(near["way"]):
-        if way == SEQUENTIAL:
-            continue
+    for way in dict.fromkeys(near.filter(pl.col("way") != SEQUENTIAL)["way"]):
         wrong, count = near.filter(way=way).select(pl.col("wrong", "verdicts").sum()).row(0)
         kind = LEAST_SQUARES if way == LEAST_SQUARES else BATCH_MEANS
         low, high = PUBLISHED[kind]
         least, most = stats.binomtest(wrong, count).proportion_ci()
-        same = least <= high and most >= low
-        reasons = {
-            LEAST_SQUARES: "the load, the length of the runs, or chance: see the figure",
-            BATCH_MEANS: (
-                "the known shares come from a number of batches that is not stated; more batches "
-                "give more wrong "
-                "verdicts, so that another number than theirs gives another share, and this is no "
-                "contradiction"
-            ),
-        }
         claims.append(
             Claim.judged(
                 f"stable runs called unstable by {way}", f"known: {low:.0%} to {high:.0%}",
-                f"{wrong / count:.0%} ({least:.0%} to {most:.0%}) of {count}", same,
-                reasons[kind],
+                f"{wrong / count:.0%} ({least:.0%} to {most:.0%}) of {count}",
+                least <= high and most >= low, reasons[kind],
             )
         )  # fmt: skip
     wrong, count = table.filter(way=SEQUENTIAL).select(pl.col("wrong", "verdicts").sum()).row(0)
-    expected = (
-        stats.binomtest(wrong, count, settings.significance, alternative="greater").pvalue > 0.01
-    )
+    chance = stats.binomtest(wrong, count, settings.significance, alternative="greater").pvalue
     claims.append(
-        Claim(
-            "wrong verdicts by the sequential test", f"at most {settings.significance:.0%}, its "
-                                                     "alpha",
-            f"{wrong:,} of {count:,}", bool(expected),
-            "" if expected else "alpha holds where a load is at least the test's resolution of 1% "
-                                "away from 1",
+        Claim.judged(
+            "wrong verdicts by the sequential test",
+            f"at most {settings.significance:.0%}, its alpha", f"{wrong:,} of {count:,}",
+            bool(chance > 0.01),
+            "alpha holds where a load is at least the test's resolution of 1% away from 1",
         )
     )  # fmt: skip
     return tuple(claims)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from penstock.reproducing.catalogue import ITEMS
-from penstock.reproducing.claims import Reproduction
+from penstock.reproducing.item import Reproduction
 from penstock.show.page import Figure, Page, Section, Table, Verdict
 from penstock.words import counted
 

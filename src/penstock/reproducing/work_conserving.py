@@ -11,9 +11,7 @@ import polars as pl
 from penstock.auditing.audit import audit
 from penstock.document import Section
 from penstock.errors import InputError
-from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import on_grid
-from penstock.reproducing.setup import Different, Setup
+from penstock.reproducing.item import Claim, Different, Reproduction, Setup, refuse
 from penstock.reproducing.small_systems import (
     Random,
     Small,
@@ -24,6 +22,7 @@ from penstock.reproducing.small_systems import (
     waiting,
 )
 from penstock.show import charts
+from penstock.show.charts import on_grid
 from penstock.show.page import Table
 from penstock.system.policies import resolve
 from penstock.system.scheduler import Scheduler
@@ -149,10 +148,8 @@ def search(name: str, policy: Scheduler, settings: _TableSettings) -> Finding:
         )
         raise InputError(
             f"reproduce.random.systems is {settings.random.systems}: in "
-            f"{counted(finding.systems, 'system')} {name} "
-            f"had no batch {lacks}, so nothing can be said of it; raise random.systems, or "
-            "random.requests and "
-            "random.tokens"
+            f"{counted(finding.systems, 'system')} {name} had no batch {lacks}, so nothing can be "
+            "said of it; raise random.systems, or random.requests and random.tokens"
         )
     return finding
 
@@ -160,29 +157,20 @@ def search(name: str, policy: Scheduler, settings: _TableSettings) -> Finding:
 def table(setup: Setup) -> Reproduction:
     """Audit each policy in small and random systems, and compare it with Table 1."""
     settings = setup.settings(_TableSettings, sections=())
-    if not settings.policies:
-        raise InputError(
-            "reproduce.policies is empty, so there is nothing to audit; name a policy such as "
-            "sarathi"
-        )
+    refuse(
+        not settings.policies,
+        "reproduce.policies is empty, so there is nothing to audit; name a policy such as sarathi",
+    )
     findings = []
-    for index, name in enumerate(settings.policies):
-        setup.progress(index / len(settings.policies))
+    for name in setup.each(settings.policies):
         findings.append(search(name, resolve(name, folder=setup.folder), settings))
     claims = tuple(
         claim for finding in findings if finding.policy in PUBLISHED for claim in _claims(finding)
     )
     columns = (
-        "policy",
-        "systems",
-        "batches",
-        "could_be_full",
-        "left_short",
-        "both_waited",
-        "mixed",
-        "priority",
-        "cuts",
-    )
+        "policy", "systems", "batches", "could_be_full", "left_short", "both_waited", "mixed",
+        "priority", "cuts",
+    )  # fmt: skip
     rows = [
         {name: getattr(finding, name) for name in columns}
         | {"paper": _verdict(finding.paper), "strong": _verdict(finding.strong)}
@@ -236,17 +224,12 @@ def _claims(finding: Finding) -> list[Claim]:
         ),
     ]  # fmt: skip
     if row.work_conserving:
-        what = f"{row.name}: strong, min(supply, b_max)"
-        reason = _refuted(finding.strong)
         claims.append(
             Claim(
-                what,
-                "Yes, for Appendix C",
-                _verdict(finding.strong),
-                finding.strong is None,
-                reason,
+                f"{row.name}: strong, min(supply, b_max)", "Yes, for Appendix C",
+                _verdict(finding.strong), finding.strong is None, _refuted(finding.strong),
             )
-        )
+        )  # fmt: skip
     return claims
 
 
@@ -283,10 +266,9 @@ def _tokens(prefill: int, decode: int) -> str:
     return f"{prefill} prefill, {decode} decode"
 
 
+# Of the names of policies, also where a browser's letters are wider than those the figure was laid
+# out with.
 _ROOM = alt.Axis(labelLimit=300, minExtent=130)
-"""Of the names of policies, also where a browser's letters are wider than those the figure was laid
-out with.
-"""
 
 
 def _shares(findings: list[Finding]) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock import checks
 from penstock.errors import InputError
 from penstock.reproducing.catalogue import item
-from penstock.reproducing.claims import Reproduction
+from penstock.reproducing.item import Reproduction
 from penstock.reproducing.view import summary_page
 from penstock.show import charts, html
 
@@ -90,9 +90,8 @@ def check_folder(folder: Path, files: Iterable[str]) -> None:
             ) from None
         if in_the_way:
             raise InputError(
-                f"cannot write {path}: something of that name is there and is no file; move it, "
-                "or give another folder "
-                "to --out"
+                f"cannot write {path}: something of that name is there and is no file; move it, or "
+                "give another folder to --out"
             )
 
 

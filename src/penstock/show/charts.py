@@ -14,6 +14,7 @@ import vl_convert as vlc
 from penstock.errors import InputError
 
 Chart = TypeVar("Chart", alt.LayerChart, alt.HConcatChart, alt.ConcatChart)
+Drawing = TypeVar("Drawing", bound=alt.TopLevelMixin)
 
 # Okabe and Ito's colours, told apart by colour-blind readers; dashes tell the lines apart on a grey
 # printer.
@@ -30,10 +31,15 @@ GANTT_WIDTH = 680
 """Pixels of charts that need their width, and scroll on a phone."""
 
 
+def on_grid(chart: Drawing) -> Drawing:
+    """Return a figure with the faint grid that all have."""
+    gridded: Drawing = chart.configure_axis(gridColor=GRID)
+    return gridded
+
+
 def side_by_side(panels: list[alt.Chart], about: str) -> alt.HConcatChart:
     """Put panels in a row over one line that says what was simulated."""
-    row: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=GRID)
-    return with_line_under(row, about)
+    return with_line_under(on_grid(alt.hconcat(*panels)), about)
 
 
 def with_line_under(chart: Chart, about: str) -> Chart:

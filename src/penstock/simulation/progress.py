@@ -1,5 +1,6 @@
 """What long work reports of itself."""
 
+import itertools
 from collections.abc import Callable
 
 Progress = Callable[[float], None]
@@ -17,3 +18,10 @@ def part_of(progress: Progress | None, begin: float, end: float) -> Progress:
     if progress is None:
         return silent
     return lambda share: progress(begin + (end - begin) * min(share, 1.0))
+
+
+def counting(progress: Progress | None, most: int) -> Callable[[], None]:
+    """Return what reports one more step of work that has at most so many."""
+    steps = itertools.count(1)
+    report = part_of(progress, 0.0, 1.0)
+    return lambda: report(next(steps) / most)

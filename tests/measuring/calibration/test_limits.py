@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 import penstock as ps
-from penstock.measuring.calibration import limits
+from penstock.measuring.calibration import steps
 from penstock.measuring.calibration.benchmarks import COLUMNS
 from penstock.measuring.calibration.calibrate import Calibration, calibrate
 from penstock.measuring.calibration.predict import Overhead, Requests, predict, requests_of
@@ -113,5 +113,5 @@ def test_a_limit_that_the_costs_fitted_beside_it_do_as_well_without_is_not_belie
         limit = {name: 1e6 if name == "kv_tokens" else 256.0 for name in values.keys() - truth.keys()}
         return Fit(truth | limit, {}, 1.0, misfits(rows, *build(truth | limit)))
 
-    monkeypatch.setattr(limits, "refine", refined)
-    assert limits.limit_of(free, rows, [], build, {}, 256).fit is free
+    monkeypatch.setattr(steps, "refine", refined)
+    assert steps.limit_of(free, rows, [], build, {}, 256).fit is free

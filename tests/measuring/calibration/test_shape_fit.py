@@ -11,11 +11,12 @@ import penstock as ps
 from penstock.errors import InputError
 from penstock.measuring.calibration.benchmarks import COLUMNS
 from penstock.measuring.calibration.predict import predict, requests_of
-from penstock.measuring.calibration.shape_prior import NAMES, possible_shapes, shape_priors, values_of
+from penstock.measuring.calibration.servers import Build
+from penstock.measuring.calibration.shape import NAMES, possible_shapes, shape_priors, values_of
 from penstock.system.batch_time_file import read_batch_time, write_batch_time
 
 HARDWARE = {"model": "Llama-3.1-8B", "gpu": "h100-sxm", "kv_precision": "bf16"}
-LIMITS = (2048, 256, "vllm", None, {}, False)
+STATED = Build(2048, 256, "vllm", None)
 TRUE = values_of(shape_priors("vllm").normal.mean) | {"small_batches": 1.2, "medium_batches": 1.2}
 
 
@@ -31,7 +32,7 @@ def row(number: int, flying: int, prompt: int = 500, output: int = 100) -> dict[
 @pytest.fixture(scope="module")
 def benchmarks() -> pl.DataFrame:
     """What a server would have measured whose small batches take a fifth longer than its shape says."""
-    (build,) = possible_shapes(HARDWARE, LIMITS)
+    (build,) = possible_shapes(HARDWARE, STATED)
     server, overhead = build(TRUE)
     rows = []
     for number, flying in enumerate((1, 4, 16, 64)):
@@ -83,13 +84,13 @@ def test_the_file_carries_what_is_left_open(found: ps.Calibration, tmp_path: Pat
 
 def test_the_precision_of_the_cache_may_be_unknown() -> None:
     open_ended = {name: value for name, value in HARDWARE.items() if name != "kv_precision"}
-    precisions = [build.served.numbers.kv for build in possible_shapes(open_ended, LIMITS) if build.served]
+    precisions = [build.served.numbers.kv for build in possible_shapes(open_ended, STATED)]
     assert precisions == ["bf16", "fp8"]
-    assert len(possible_shapes(HARDWARE, LIMITS)) == 1
+    assert len(possible_shapes(HARDWARE, STATED)) == 1
 
 
 def test_an_engine_in_the_hardware_is_the_scheduler() -> None:
-    (build,) = possible_shapes(HARDWARE | {"engine": "sglang"}, LIMITS)
+    (build,) = possible_shapes(HARDWARE | {"engine": "sglang"}, STATED)
     assert build.policy == "sglang"
 
 

@@ -6,8 +6,8 @@ import pytest
 
 import penstock as ps
 from penstock.measuring.profiling import open_engine
+from penstock.measuring.profiling.engine import machine
 from penstock.measuring.profiling.llama import MODELS, llama
-from penstock.measuring.profiling.machine import machine
 
 
 def test_sizes_change_a_named_model() -> None:

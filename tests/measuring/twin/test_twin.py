@@ -177,7 +177,7 @@ def test_a_verdict_says_for_each_load_what_was_predicted_and_what_was_seen(found
 
 
 def test_a_profile_is_shown_as_a_fit_under_the_name_of_its_engine(found: Twin) -> None:
-    fit = found.calibrations[0].fit
+    fit = found.fits[0]
     assert fit is not None
     page = profile_page(found.description, {"processor": "P", "cores": 2}, fit)
     assert (page.title, page.heading.startswith("P, cores 2; ")) == (found.description, True)

@@ -11,6 +11,7 @@ from penstock.inputs.source import Source
 from penstock.inputs.tables import Table, open_table
 from penstock.measuring.calibration import guidellm, guidellm_tables
 from penstock.measuring.calibration.results import Row
+from penstock.measuring.fitting.vllm_log import has_iterations
 
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _METRICS = {
@@ -29,6 +30,7 @@ _METRIC = re.compile(
     rf"({'|'.join(_METRICS)})(?:_({'|'.join(filter(None, _STATISTICS))}))?_({'|'.join(_UNITS)})"
 )
 
+# What a column may be called.
 _CALLED = {
     "run": ("run", "file"),
     "shape": ("shape",),
@@ -55,12 +57,10 @@ _CALLED = {
         for part in ("low", "high", "std")
     },
 }
-"""What a column may be called."""
 
 _WORDS = ("run", "shape", "load", "data", "pattern")
 _FALSE = ("false", "0", "no")
-_EMPTY = ("", "nan", "null", "none")
-"""What stands for nothing, beside an empty cell."""
+_EMPTY = ("", "nan", "null", "none")  # what stands for nothing, beside an empty cell
 _FEWEST = 100  # requests of a row that does not say how many it sent
 
 
@@ -84,12 +84,11 @@ def rows(source: Source) -> list[Row]:
     table = open_table(source)
     columns = _columns(source, table.header)
     if not {"prompt_tokens", "output_tokens"}.issubset(columns):
-        with source.open() as file:
-            if any(b"iteration elapsed time" in line for line in file):
-                raise source.fault(
-                    "is the log of an engine's iterations, which has batches and no requests. "
-                    "Give it to `penstock fit`, or give the results of a benchmark"
-                )
+        if has_iterations(source):
+            raise source.fault(
+                "is the log of an engine's iterations, which has batches and no requests. Give it "
+                "to `penstock fit`, or give the results of a benchmark"
+            )
         raise source.fault(
             f"has the columns {checks.shown(', '.join(table.header))}, but a benchmark needs "
             "prompt and output (tokens), a load (rate, in_flight or strategy), and times with a "

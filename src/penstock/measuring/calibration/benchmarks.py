@@ -222,9 +222,9 @@ _READERS: dict[str, tuple[Callable[[Any], bool], Callable[[Any, Source], list[Ro
 FORMATS = (*_READERS, "csv")
 """Names of the formats that `read_benchmarks` knows; ``aiperf`` is GenAI-Perf, too."""
 
-_MOST_SENT = 1e7
-"""Requests of a row; all of them are simulated."""
+_MOST_SENT = 1e7  # requests of a row; all of them are simulated
 
+# What a benchmark can have measured, by column: lowest, highest, unit.
 _LIMITS: dict[str, tuple[float, float, str]] = {
     "rate": (1e-6, 1e6, "requests/s"),
     "requests_per_s": (1e-6, 1e6, "requests/s"),
@@ -242,7 +242,6 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
     **{f"{name}_std": (0, 1e7, "tokens") for name in ("prompt", "output")},
     **dict.fromkeys(_TIMES, (1e-7, 1e6, "s")),
 }
-"""What a benchmark can have measured, by column: lowest, highest, unit."""
 
 
 def _usable(source: Source, run: str, rows: list[Row], format: str) -> list[Row]:

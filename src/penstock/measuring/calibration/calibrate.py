@@ -3,23 +3,29 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.measuring.calibration.calibration import Calibration
-from penstock.measuring.calibration.choose import chosen
 from penstock.measuring.calibration.equations import UNITS, Row, tokens_held
 from penstock.measuring.calibration.judge import hinges_of, judged
 from penstock.measuring.calibration.servers import Build
-from penstock.measuring.calibration.shape_fit import ShapeFit, shape_fit, with_intervals
-from penstock.measuring.calibration.shape_prior import Limits, possible_shapes
+from penstock.measuring.calibration.shape import (
+    ShapeFit,
+    possible_shapes,
+    shape_fit,
+    with_intervals,
+)
 from penstock.measuring.calibration.steps import Common, common_fit, values_of_runs
 from penstock.simulation.progress import Progress
 
 __all__ = ["Calibration", "calibrate"]
 
 _PER_RUN = ("nothing", "overhead", "all")
+_DIGITS = 15  # of a number of rows: more than anybody measures
+_KINDS = ("lowest", "spread", "all")
 
 
 def calibrate(
@@ -98,8 +104,9 @@ def calibrate(
     caches = prefix_hits is not None or bool((benchmarks["prefix_hits"] > 0).any())
     if prefix_hits is None and kv_tokens is None:
         benchmarks, caches = _without_hits(benchmarks), False
-    settings = dict(policy_params or {})
-    limits: Limits = (token_budget, max_batch_size, policy, kv_tokens, settings, caches)
+    build = Build(
+        token_budget, max_batch_size, policy, kv_tokens, dict(policy_params or {}), caches
+    )
     rows = list(benchmarks.iter_rows(named=True))
     fitted = chosen(rows, fit_rows)
     if hardware is not None:
@@ -108,11 +115,13 @@ def calibrate(
                 "parameters are given beside hardware, but to a shape the same few factors are "
                 "always fitted; leave one of them out"
             )
-        fit = shape_fit(rows, fitted, possible_shapes(hardware, limits), seed, progress)
+        fit = shape_fit(rows, fitted, possible_shapes(hardware, build), seed, progress)
         values_of = values_of_runs(rows, fit.common, fit.build, per_run)
         return _calibration(rows, fitted, fit.build, fit.common, values_of, per_run, seed, fit)
-    build = Build(*limits)
-    names = list(UNITS) if parameters is None else [_parameter(name) for name in parameters]
+    names = list(UNITS if parameters is None else parameters)
+    for name in names:
+        if name not in UNITS:
+            raise InputError(f"unknown parameter {checks.shown(name)}{nearest(str(name), UNITS)}")
     common = common_fit(rows, fitted, build, names, seed, progress)
     values_of = values_of_runs(rows, common, build, per_run)
     return _calibration(rows, fitted, build, common, values_of, per_run, seed)
@@ -185,7 +194,36 @@ def _without_hits(benchmarks: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _parameter(name: str) -> str:
-    if name not in UNITS:
-        raise InputError(f"unknown parameter {checks.shown(name)}{nearest(str(name), UNITS)}")
-    return name
+def chosen(rows: Sequence[Row], fit_rows: str | Sequence[bool]) -> list[bool]:
+    """Return which rows to fit: those named one by one, or some of each shape by their load."""
+    if not isinstance(fit_rows, str):
+        if len(fit_rows) != len(rows):
+            raise InputError(
+                f"fit_rows has {len(fit_rows):,} values for {len(rows):,} rows; give one for each"
+            )
+        return [bool(use) for use in fit_rows]
+    kind, _, number = fit_rows.partition(":")
+    count = int(number) if number.isdecimal() and len(number) <= _DIGITS else 0
+    if kind not in _KINDS or (count < 1 if kind != "all" else number):
+        raise InputError(
+            f"fit_rows is {checks.shown(fit_rows)}; give lowest:3, spread:3 (of each shape), or all"
+        )
+    by_shape: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=_load):
+        by_shape.setdefault(row["shape"], []).append(row)
+    used = {row["row"] for same in by_shape.values() for row in _some(same, kind, count)}
+    return [row["row"] in used for row in rows]
+
+
+def _load(row: Row) -> tuple[float, float]:
+    return row["requests_per_s"] or row["rate"] or 0, row["in_flight"] or 0
+
+
+def _some(rows: list[Row], kind: str, count: int) -> list[Row]:
+    """Return all, the lowest, or some at equal distances of rows with rising loads."""
+    if kind == "all":
+        return rows
+    if kind == "lowest":
+        return rows[:count]
+    spread = np.linspace(0, len(rows) - 1, min(count, len(rows)))
+    return [rows[index] for index in np.unique(np.rint(spread).astype(int))]

@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 
 from penstock.measuring.calibration.calibration import Calibration
-from penstock.show.charts import COLOURS, GRID, SHORT
+from penstock.show.charts import COLOURS, SHORT, on_grid
 
 _SHOWN = {
     "ttft": ("Time to first token", "ms", 1e3),
@@ -32,9 +32,7 @@ def predicted_over_measured(found: Calibration) -> alt.HConcatChart:
     of no error.
     """
     predicted = [name for name in _SHOWN if _rows(found, name).drop_nulls("predicted").height]
-    panels = [_panel(found, metric) for metric in predicted]
-    row: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=GRID)
-    return row
+    return on_grid(alt.hconcat(*(_panel(found, metric) for metric in predicted)))
 
 
 def errors_by_load(found: Calibration) -> alt.HConcatChart:
@@ -61,8 +59,7 @@ def errors_by_load(found: Calibration) -> alt.HConcatChart:
         panels.append(
             alt.LayerChart(layer=[points, zero]).properties(width=330, height=260, title=title)
         )
-    row: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=GRID)
-    return row
+    return on_grid(alt.hconcat(*panels))
 
 
 def _rows(found: Calibration, metric: str) -> pl.DataFrame:
@@ -89,11 +86,8 @@ def _kinds() -> dict[str, Any]:
 
 def _panel(found: Calibration, metric: str) -> alt.LayerChart:
     title, unit, per = _SHOWN[metric]
-    rows = (
-        _rows(found, metric)
-        .with_columns(pl.col("measured") * per, pl.col("predicted") * per)
-        .drop_nulls("predicted")
-    )
+    scaled = pl.col("measured", "predicted") * per
+    rows = _rows(found, metric).with_columns(scaled).drop_nulls("predicted")
     both = np.concatenate([rows["measured"].to_numpy(), rows["predicted"].to_numpy()])
     least, most = float(both.min()) * 0.8, float(both.max()) * 1.25
     scale = alt.Scale(type="log", domain=[least, most], nice=False)

@@ -23,133 +23,119 @@ from penstock.show.options import (
     show_page,
 )
 
-Results = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="RESULTS...",
-        help="Benchmark results or folders of them: GuideLLM, vllm bench, inference-perf, "
-        "AIPerf, GenAI-Perf, "
-        "CSV; -: standard input.",
-    ),
-]
-Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format", help="guidellm, vllm-bench, inference-perf, aiperf or csv; default: detected."
-    ),
-]
-TokenBudget = Annotated[
-    int | None,
-    typer.Option(
-        "--token-budget",
-        help="Of the server (max_num_batched_tokens); default: 8192 is assumed.",
-        show_default=False,
-    ),
-]
-MaxBatchSize = Annotated[
-    int | None,
-    typer.Option(
-        "--max-batch-size",
-        help="Of the server (max_num_seqs); default: 1024 is assumed.",
-        show_default=False,
-    ),
-]
-Policy = Annotated[str, typer.Option("--policy", help="A policy or an engine's scheduler.")]
-PolicyParams = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--policy-param",
-        metavar="NAME=VALUE",
-        help="A setting of the policy, such as async_scheduling=false or drafts=3; may be given "
-        "several times.",
-    ),
-]
-PrefixHits = Annotated[
-    float | None,
-    typer.Option(
-        "--prefix-hits",
-        help="Share of prompt tokens that the prefix cache held, where results do not say it; "
-        "needs --kv-tokens.",
-        show_default=False,
-    ),
-]
-Declared = Annotated[
-    int | None,
-    typer.Option(
-        "--declared-tokens",
-        help="Output tokens that requests said they may make (max_tokens); default: as they made.",
-        show_default=False,
-    ),
-]
-KvTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--kv-tokens", help="Tokens that KV memory holds; default: found where rows identify it."
-    ),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="Take the shape of this model, on --gpu, as the prior: a known name, or the path of "
-        "a config.json.",
-    ),
-]
-OnGpu = Annotated[str | None, typer.Option("--gpu", help="Of --model, such as h100-sxm.")]
-TensorParallel = Annotated[int | None, typer.Option("--tp", help="GPUs that share each layer.")]
-Precision = Annotated[
-    str | None, typer.Option("--precision", help="Of the weights: bf16, fp8 or fp4.")
-]
-KvPrecision = Annotated[
-    str | None, typer.Option("--kv-precision", help="Of the KV cache: bf16 or fp8.")
-]
-FitRows = Annotated[
-    str,
-    typer.Option(
-        "--fit-rows", help="Of each shape: lowest:N loads, spread:N over the loads, or all."
-    ),
-]
-Parameters = Annotated[
-    str | None, typer.Option("--parameters", help="What to fit, separated by commas; default: all.")
-]
-PerRun = Annotated[
-    str,
-    typer.Option(
-        "--per-run", help="What to adjust to each file's own rows: nothing, overhead or all."
-    ),
-]
-Seed = Annotated[int, typer.Option("--seed", help="Of arrivals and lengths.")]
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Exit with status 1 if a row is missed by more than 25%.")
-]
-
 
 def calibrate(
-    results: Results,
-    format: Format = None,
-    token_budget: TokenBudget = None,
-    max_batch_size: MaxBatchSize = None,
-    policy: Policy = "vllm",
-    policy_param: PolicyParams = None,
-    kv_tokens: KvTokens = None,
-    model: Model = None,
-    gpu: OnGpu = None,
-    tp: TensorParallel = None,
-    precision: Precision = None,
-    kv_precision: KvPrecision = None,
-    prefix_hits: PrefixHits = None,
-    declared_tokens: Declared = None,
-    fit_rows: FitRows = "spread:3",
-    parameters: Parameters = None,
-    per_run: PerRun = "all",
-    seed: Seed = 0,
+    results: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RESULTS...",
+            help="Benchmark results or folders of them: GuideLLM, vllm bench, inference-perf, "
+            "AIPerf, GenAI-Perf, CSV; -: standard input.",
+        ),
+    ],
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="guidellm, vllm-bench, inference-perf, aiperf or csv; default: detected.",
+        ),
+    ] = None,
+    token_budget: Annotated[
+        int | None,
+        typer.Option(
+            "--token-budget",
+            help="Of the server (max_num_batched_tokens); default: 8192 is assumed.",
+            show_default=False,
+        ),
+    ] = None,
+    max_batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--max-batch-size",
+            help="Of the server (max_num_seqs); default: 1024 is assumed.",
+            show_default=False,
+        ),
+    ] = None,
+    policy: Annotated[
+        str, typer.Option("--policy", help="A policy or an engine's scheduler.")
+    ] = "vllm",
+    policy_param: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy-param",
+            metavar="NAME=VALUE",
+            help="A setting of the policy, such as async_scheduling=false or drafts=3; may be "
+            "given several times.",
+        ),
+    ] = None,
+    kv_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--kv-tokens",
+            help="Tokens that KV memory holds; default: found where rows identify it.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="Take the shape of this model, on --gpu, as the prior: a known name, or the path "
+            "of a config.json.",
+        ),
+    ] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Of --model, such as h100-sxm.")] = None,
+    tp: Annotated[int | None, typer.Option("--tp", help="GPUs that share each layer.")] = None,
+    precision: Annotated[
+        str | None, typer.Option("--precision", help="Of the weights: bf16, fp8 or fp4.")
+    ] = None,
+    kv_precision: Annotated[
+        str | None, typer.Option("--kv-precision", help="Of the KV cache: bf16 or fp8.")
+    ] = None,
+    prefix_hits: Annotated[
+        float | None,
+        typer.Option(
+            "--prefix-hits",
+            help="Share of prompt tokens that the prefix cache held, where results do not say it; "
+            "needs --kv-tokens.",
+            show_default=False,
+        ),
+    ] = None,
+    declared_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--declared-tokens",
+            help="Output tokens that requests said they may make (max_tokens); default: as they "
+            "made.",
+            show_default=False,
+        ),
+    ] = None,
+    fit_rows: Annotated[
+        str,
+        typer.Option(
+            "--fit-rows", help="Of each shape: lowest:N loads, spread:N over the loads, or all."
+        ),
+    ] = "spread:3",
+    parameters: Annotated[
+        str | None,
+        typer.Option("--parameters", help="What to fit, separated by commas; default: all."),
+    ] = None,
+    per_run: Annotated[
+        str,
+        typer.Option(
+            "--per-run", help="What to adjust to each file's own rows: nothing, overhead or all."
+        ),
+    ] = "all",
+    seed: Annotated[int, typer.Option("--seed", help="Of arrivals and lengths.")] = 0,
     output: Output = None,
     description: Description = "",
     max_gib: MaxGib = None,
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
-    strict: Strict = False,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Exit with status 1 if a row is missed by more than 25%."),
+    ] = False,
 ) -> None:
     """Calibrate a server on a few rows of its benchmarks, predict all of them, and say how far off
     that is.

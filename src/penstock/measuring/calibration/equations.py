@@ -109,16 +109,6 @@ def measured(row: Row, metric: str) -> float | None:
     return float(value) if value else None
 
 
-def ttft_of(row: Row) -> float | None:
-    """Return the time to first token of a row."""
-    return measured(row, "ttft")
-
-
-def itl_of(row: Row) -> float | None:
-    """Return the inter-token latency of a row."""
-    return measured(row, "itl")
-
-
 def first_guess(
     rows: Sequence[Row],
     names: Sequence[str],
@@ -146,12 +136,12 @@ def first_guess(
     ahead
         Whether the server composes a batch when the one before it starts.
     """
-    likely = priors(min(itl for row in rows if (itl := itl_of(row))))
+    likely = priors(min(itl for row in rows if (itl := measured(row, "itl"))))
     held = {name: "not asked for" for name in UNITS if name not in names}
     usual = [
         name for name in LINEAR if name in names and name not in ("with_prefill", "per_token_below")
     ]
-    count = sum((ttft_of(row) is not None) + (itl_of(row) is not None) for row in rows)
+    count = sum(measured(row, metric) is not None for row in rows for metric in ("ttft", "itl"))
     values, misfit = _solved(rows, usual, likely, 0.0, loss, ahead, token_budget)
     chosen, knee = usual, 0.0
     if "knee" in names and "per_token" in names:
@@ -209,25 +199,18 @@ def _rate(row: Row) -> float:
     return float(row["requests_per_s"] or row["completed"] / row["duration_s"])
 
 
-def _streams(row: Row) -> tuple[float, float]:
-    """Return how many requests decode at a time, by Little's law, and the tokens before each."""
-    streams = (
-        1.0
-        if row["in_flight"] == 1
-        else _rate(row) * max(row["output_tokens"] - 1, 0) * (itl_of(row) or 0.0)
-    )
-    return streams, row["prompt_tokens"] + row["output_tokens"] * (1 + spread_of(row, "output")) / 2
-
-
 def streams_of(row: Row) -> float:
     """Return how many requests of a row decode at a time, by Little's law."""
-    return _streams(row)[0]
+    if row["in_flight"] == 1:
+        return 1.0
+    gaps = max(float(row["output_tokens"]) - 1, 0.0)
+    return _rate(row) * gaps * (measured(row, "itl") or 0.0)
 
 
 def tokens_held(row: Row) -> float:
     """Return the tokens that the requests of a row hold while they decode, by Little's law."""
-    streams, before = _streams(row)
-    return streams * before
+    before = row["prompt_tokens"] + row["output_tokens"] * (1 + spread_of(row, "output")) / 2
+    return streams_of(row) * float(before)
 
 
 def held_back(row: Row, max_batch_size: int | None) -> bool:
@@ -237,15 +220,15 @@ def held_back(row: Row, max_batch_size: int | None) -> bool:
     if row["pattern"] != "closed":
         return False
     places = min(row["in_flight"], max_batch_size or row["in_flight"])
-    waits = (ttft_of(row) or 0.0) > 2 * (itl_of(row) or 0.0)
-    return bool(1 < _streams(row)[0] < _FULL * places and waits)
+    waits = (measured(row, "ttft") or 0.0) > 2 * (measured(row, "itl") or 0.0)
+    return bool(1 < streams_of(row) < _FULL * places and waits)
 
 
 def _nobody_else(row: Row, streams: float) -> float:
     """Return the share of requests that find the server empty."""
     if row["pattern"] == "closed":
         return float(row["in_flight"] == 1)
-    under_way = streams + _rate(row) * (ttft_of(row) or 0.0)
+    under_way = streams + _rate(row) * (measured(row, "ttft") or 0.0)
     return float(np.exp(-under_way)) if row["pattern"] == "poisson" else max(1 - under_way, 0.0)
 
 
@@ -257,10 +240,10 @@ def _equations(
     """
     matrix, known = [], []
     for row in rows:
-        ttft, itl = ttft_of(row), itl_of(row)
+        ttft, itl = measured(row, "ttft"), measured(row, "itl")
         prompt = row["prompt_tokens"] * (1 - (row["prefix_hits"] or 0.0))  # what is computed
-        alone, (decodes, before) = row["in_flight"] == 1, _streams(row)
-        gap, context = itl or 0.0, decodes * before
+        alone, gap = row["in_flight"] == 1, itl or 0.0
+        decodes, context = streams_of(row), tokens_held(row)
         squares = prompt * prompt * (1 + spread_of(row, "prompt"))
         prompts = 0.0 if alone else _rate(row) * gap
         if itl:

@@ -56,6 +56,7 @@ _STRATEGY = fields(
     kind="",
 )
 _TOTALS = fields({name: name for name in ("successful", "errored", "incomplete")})
+# Its ``time_per_output_token_ms`` includes the first token (from 0.4 on), and is not read.
 _BENCHMARK = fields(
     {
         **{name: (Statistics, f"metrics.{key}.successful") for name, key in tables.METRICS.items()},
@@ -84,7 +85,6 @@ _BENCHMARK = fields(
     },
     needed=("metrics",),
 )
-"""Its ``time_per_output_token_ms`` includes the first token (from 0.4 on), and is not read."""
 
 
 def belongs(document: Any) -> bool:
@@ -142,8 +142,8 @@ def strategy(text: str, incomplete: float | None, in_flight: float | None = None
     return row
 
 
+# Strategies with a rate, and how requests arrive.
 _ARRIVALS = {"constant": "constant", "async": "constant", "poisson": "poisson"}
-"""Strategies with a rate, and how requests arrive."""
 
 
 def spreads(data: Any) -> Row:

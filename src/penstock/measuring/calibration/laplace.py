@@ -18,7 +18,7 @@ Misfits = Callable[[Floats], Floats]
 FREEDOM = 4.0
 """Degrees of freedom of the errors: heavier tails than a normal distribution's."""
 
-_SLOPE = 0.02  # change of a logarithm that slopes are taken over
+SLOPE = 0.02  # change of a logarithm that slopes are taken over
 _MOST_ROUNDS = 12
 _TRIES = 5  # of a step, each shorter than the one before
 _LONGEST_STEP = 0.7  # change of a logarithm in a round
@@ -90,7 +90,7 @@ def most_probable(
     theta = prior.mean.copy() if start is None else start
     off = misfits(theta)
     cost = cost_of(theta, off)
-    slopes, exact = _slopes(misfits, theta, off), True
+    slopes, exact = np.nan_to_num(slopes_of(misfits, theta, off)), True
     for _ in range(_MOST_ROUNDS):
         curvature = _information(slopes, off, noise) + tightness
         weighed = np.nan_to_num(_weights(off, noise) * off)
@@ -111,19 +111,20 @@ def most_probable(
         if cost > before - _ENOUGH:
             if exact:
                 break
-            slopes, exact = _slopes(misfits, theta, off), True
+            slopes, exact = np.nan_to_num(slopes_of(misfits, theta, off)), True
     if not exact:
-        slopes = _slopes(misfits, theta, off)
+        slopes = np.nan_to_num(slopes_of(misfits, theta, off))
     covariance = np.linalg.inv(_information(slopes, off, noise) + tightness)
     volume = np.linalg.slogdet(covariance)[1] - np.linalg.slogdet(prior.covariance)[1]
     return Posterior(theta, covariance, cost - volume / 2, off)
 
 
-def _slopes(misfits: Misfits, theta: Floats, off: Floats) -> Floats:
-    """Return how each misfit changes with each logarithm; shape (times, parameters)."""
-    ahead = [misfits(theta + _SLOPE * unit) for unit in np.eye(theta.size)]
-    slopes = np.column_stack([(then - off) / _SLOPE for then in ahead])
-    return np.asarray(np.nan_to_num(slopes))
+def slopes_of(function: Misfits, theta: Floats, at: Floats) -> Floats:
+    """Return how each value of a function, which are ``at`` here, changes with each logarithm;
+    shape (values, parameters).
+    """
+    ahead = [function(theta + SLOPE * unit) for unit in np.eye(theta.size)]
+    return np.column_stack([(then - at) / SLOPE for then in ahead])
 
 
 def _weights(off: Floats, noise: Floats) -> Floats:

@@ -35,9 +35,13 @@ _MOST_SCHEDULED = 1_000_000  # requests whose times are worked out from a seed
 _AT_ONCE_S = 1.0  # in which a client that is told no rate sends all its requests
 
 
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
 def is_vllm_bench(document: Any) -> bool:
     """Tell whether a document is one of ``vllm bench serve --save-result``, or a list of them."""
-    first = document[0] if isinstance(document, list) and document else document
+    first = next(iter(_listed(document)), None)
     return isinstance(first, dict) and "request_throughput" in first and "mean_ttft_ms" in first
 
 
@@ -45,18 +49,13 @@ def _where_infinite(other: float | None) -> BeforeValidator:
     return BeforeValidator(lambda value: other if value in ("inf", math.inf) else value)
 
 
+_Burstiness = Annotated[float | None, Field(gt=0), _where_infinite(_REGULAR)]
 _Length = Annotated[int, Field(ge=0, le=10_000_000)]
 _VLLM_BENCH = fields(
     {
-        "completed": "completed",
-        "failed": "failed",
-        "duration": "duration",
+        **{name: name for name in ("completed", "failed", "duration", "max_concurrency")},
         "request_rate": (Annotated[Number | None, _where_infinite(None)], "request_rate"),
-        "burstiness": (
-            Annotated[float | None, Field(gt=0), _where_infinite(_REGULAR)],
-            "burstiness",
-        ),
-        "max_concurrency": "max_concurrency",
+        "burstiness": (_Burstiness, "burstiness"),
         "ramp_up_strategy": (str, "ramp_up_strategy"),
         "ramp_up_start": "ramp_up_start_rps",
         "ramp_up_end": "ramp_up_end_rps",
@@ -77,21 +76,20 @@ _VLLM_BENCH = fields(
 )  # fmt: skip
 _STATISTICS = {"mean": "mean", "median": "p50", "p50": "p50", "p90": "p90", "p99": "p99"}
 _METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "e2e_latency": "e2e"}
+# Keys of vllm bench (``e2e_latency``: of SGLang's) and the columns that they are.
 _MILLISECONDS = {
     f"{statistic}_{metric}_ms": f"{_METRICS[metric]}_{_STATISTICS[statistic]}_s"
     for metric in _METRICS
     for statistic in _STATISTICS
 }
-"""Keys of vllm bench (``e2e_latency``: of SGLang's) and the columns that they are."""
 _VLLM_TIMES = fields({key: key for key in _MILLISECONDS})
 
 
 def vllm_bench(document: Any, source: Source) -> list[Row]:
     """Return a row for each result; it waited for all requests."""
-    results = document if isinstance(document, list) else [document]
     return [
         _vllm_bench(result, source, f"result {number:,}: ")
-        for number, result in enumerate(results, 1)
+        for number, result in enumerate(_listed(document), 1)
     ]
 
 
@@ -205,6 +203,9 @@ def _sent(result: Any) -> Row:
 
 # inference-perf
 
+# Of inference-perf. Its inter-token latency and time per output token count tokens as its own
+# tokenizer sees them in each chunk. That is twice too many where the tokenizer begins each chunk
+# with a token of its own, so neither is read.
 _INFERENCE_PERF = fields(
     {
         "rate": "load_summary.requested_rate",
@@ -225,12 +226,6 @@ _INFERENCE_PERF = fields(
     },
     needed=("load_summary", "successes", "successes.count"),
 )
-"""Of inference-perf.
-
-Its inter-token latency and time per output token count tokens as its own tokenizer sees them in
-each chunk. That is twice too many where the tokenizer begins each chunk with a token of its own, so
-neither is read.
-"""
 
 
 def is_inference_perf(document: Any) -> bool:
@@ -281,12 +276,12 @@ def inference_perf(document: Any, source: Source) -> list[Row]:
 _PER_UNIT = {
     "s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "milliseconds": 1e-3, "us": 1e-6, "ns": 1e-9,
 }  # fmt: skip
+# Its inter-token latency is (E2E - TTFT) / (output - 1) of a request, averaged over requests.
 _AIPERF_METRICS = {
     "ttft": "time_to_first_token",
     "tpot": "inter_token_latency",
     "e2e": "request_latency",
 }
-"""Its inter-token latency is (E2E - TTFT) / (output - 1) of a request, averaged over requests."""
 _AIPERF = fields(
     {
         "requests_per_s": (Statistics, "request_throughput"),
@@ -301,35 +296,29 @@ _AIPERF = fields(
     },
     input_config={},
 )
+# What AIPerf's command line, or GenAI-Perf's, says of the load.
 _SETTING = fields(
     {
-        "concurrency": "concurrency",
-        "request_rate": "request_rate",
+        **{name: name for name in ("concurrency", "request_rate", "arrival_smoothness")},
         "pattern": (str, "arrival_pattern", "request_rate_mode"),
-        "arrival_smoothness": "arrival_smoothness",
     }
 )
-"""What AIPerf's command line, or GenAI-Perf's, says of the load."""
 _PHASE_FIELDS: dict[str, str | tuple[Any, ...]] = {
-    "kind": (str, "kind"),
-    "name": (str, "name"),
-    "type": (str, "type"),
-    "rate": "rate",
-    "concurrency": "concurrency",
-    "smoothness": "smoothness",
+    **{name: (str, name) for name in ("kind", "name", "type")},
+    **{name: name for name in ("rate", "concurrency", "smoothness")},
     "exclude_from_results": (bool, "exclude_from_results"),
 }
 _PHASE = fields(_PHASE_FIELDS, needed=("type",), exclude_from_results=False)
+# Settings of a phase that are read, or that change nothing of the load.
 _HARMLESS = (
     *_PHASE_FIELDS, "requests", "duration", "sessions", "grace_period", "sla", "seamless",
     "failed_request_threshold",
 )  # fmt: skip
-"""Settings of a phase that are read, or that change nothing of the load."""
+# Settings, before there were phases, with which the load is not what rate and concurrency say.
 _UNLIKE = (
     "fixed_schedule", "user_centric_rate", "num_users", "request_rate_ramp_duration",
     "concurrency_ramp_duration", "prefill_concurrency", "request_cancellation_rate",
 )  # fmt: skip
-"""Settings, before there were phases, with which the load is not what rate and concurrency say."""
 
 
 def is_aiperf(document: Any) -> bool:
@@ -412,9 +401,8 @@ def _aiperf_load(settings: Mapping[str, Any], source: Source) -> Row:
 
 def _phase_load(phases: Any, source: Source) -> Row:
     """Return the load of the one phase whose results these are."""
-    listed = phases if isinstance(phases, list) else [phases]
     measured = []
-    for number, raw in enumerate(listed):
+    for number, raw in enumerate(_listed(phases)):
         phase = entry(_PHASE, raw, source, f"in input_config.phases[{number}], ")
         if (phase.kind or phase.name) != "warmup" and not phase.exclude_from_results:
             measured.append((phase, raw))

@@ -117,19 +117,14 @@ def requests_of(
         limit = row["client_limit"] if closed is None else None
         return Requests(times, prompt, output, closed, until, limit, declared, prefixes)
 
+    names = ("prompt", "output")
     if row.get("prompt_lengths"):
-        return sent(
-            *(np.resize(np.array(row[f"{name}_lengths"]), count) for name in ("prompt", "output"))
-        )
-    quantiles = {
-        name: rng.permutation((np.arange(count) + 0.5) / count) for name in ("prompt", "output")
-    }
+        return sent(*(np.resize(np.array(row[f"{name}_lengths"]), count) for name in names))
+    quantiles = {name: rng.permutation((np.arange(count) + 0.5) / count) for name in names}
     scale = {"prompt": 1.0, "output": 1.0}
 
     def drawn() -> Requests:
-        return sent(
-            *(_lengths(row, name, quantiles[name], scale[name]) for name in ("prompt", "output"))
-        )
+        return sent(*(_lengths(row, name, quantiles[name], scale[name]) for name in names))
 
     requests = drawn()
     finished = _rows_of(simulated(requests, server))
@@ -156,13 +151,12 @@ def simulated(sent: Requests, server: Server, overhead: Overhead = NOTHING) -> R
 
 
 def _closed(sent: Requests, clients: int, server: Server, overhead: Overhead) -> Run:
-    pause = overhead.fixed + (overhead.idle if clients == 1 else 0.0)
     return simulate_closed(
         sent.prompt_tokens,
         sent.output_tokens,
         server,
         clients=clients,
-        pause_s=pause,
+        pause_s=overhead.fixed + (overhead.idle if clients == 1 else 0.0),
         until=sent.until_s,
         declared=sent.declared_tokens,
         prefixes=sent.prefixes,
@@ -242,9 +236,7 @@ def predict(sent: Requests, server: Server, overhead: Overhead) -> dict[str, flo
     arrival = run.rows.arrival * run.tick_s
     gaps = run.rows.output_tokens.astype(np.float64) - 1
     begun, ended = np.sort(first[first >= 0]), np.sort(finish[finish >= 0])
-    streams = np.searchsorted(begun, first[chosen], "left") - np.searchsorted(
-        ended, first[chosen], "right"
-    )
+    streams = np.searchsorted(begun, first[chosen]) - np.searchsorted(ended, first[chosen], "right")
     gone = np.searchsorted(ended, arrival[chosen], "right")
     alone = np.searchsorted(np.sort(arrival), arrival[chosen], "left") == gone
     ttft = (
@@ -277,14 +269,13 @@ def predict(sent: Requests, server: Server, overhead: Overhead) -> dict[str, flo
 def sustained_rate(sent: Requests, server: Server) -> float:
     """Return the requests per second that leave a server while many more of such lengths wait."""
     many = np.resize(np.arange(sent.prompt_tokens.size), _IN_QUEUE)
-    declared = None if sent.declared_tokens is None else sent.declared_tokens[many]
     many_sent = dataclasses.replace(
         sent,
         arrival_s=np.zeros(many.size),
         prompt_tokens=sent.prompt_tokens[many],
         output_tokens=sent.output_tokens[many],
         until_s=None,
-        declared_tokens=declared,
+        declared_tokens=None if sent.declared_tokens is None else sent.declared_tokens[many],
         prefixes=None if sent.prefixes is None else sent.prefixes.taken(many),
     )
     run = _replayed(many_sent, many_sent.arrival_s, server)
@@ -349,16 +340,12 @@ def _sending_s(row: Mapping[str, Any], count: int) -> float:
     if latency is None and row["itl_mean_s"] is not None and row["ttft_p50_s"] is not None:
         latency = row["ttft_p50_s"] + row["itl_mean_s"] * row["output_tokens"]
     nominal = float(count / row["rate"])
-    if latency is None or math.isclose(
-        row["duration_s"], row["completed"] / row["rate"]
-    ):  # that is worked out, too
+    worked_out = math.isclose(row["duration_s"], row["completed"] / row["rate"])
+    if latency is None or worked_out:
         return nominal
-    slowest = max(row["e2e_p99_s"] or 0.0, 2 * latency)
-    return float(
-        np.clip(
-            nominal, row["duration_s"] - slowest, max(row["duration_s"] - latency / 2, nominal / 2)
-        )
-    )
+    earliest = row["duration_s"] - max(row["e2e_p99_s"] or 0.0, 2 * latency)
+    latest = max(row["duration_s"] - latency / 2, nominal / 2)
+    return float(np.clip(nominal, earliest, latest))
 
 
 def _lengths(row: Mapping[str, Any], name: str, quantiles: Floats, scale: float) -> Ints:

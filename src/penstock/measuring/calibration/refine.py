@@ -7,9 +7,10 @@ import numpy as np
 
 from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.equations import Row, column_of, measured
+from penstock.measuring.calibration.laplace import slopes_of
 from penstock.measuring.calibration.predict import Overhead, Requests, predict
 from penstock.measuring.calibration.priors import Prior
-from penstock.simulation.progress import Progress
+from penstock.simulation.progress import Progress, counting
 from penstock.system.server import Server
 
 Values = dict[str, float]
@@ -18,12 +19,13 @@ Build = Callable[[Values], tuple[Server, Overhead]]
 
 _MOST_ROUNDS = 10
 _TRIES = 6  # of a step, each shorter than the one before
-_SLOPE = 0.02  # change of a logarithm that slopes are taken over
 _LONGEST_STEP = 1.0  # change of a logarithm in a round
 _ENOUGH = 0.002  # share by which a round must improve the fit, or it is the last
 _FARTHEST = 3.0  # logarithm; what is further off counts as this far
-_NOISE = 0.02
-"""Misfits below this, or their mean, count as squares, others as they are."""
+_NOISE = 0.02  # misfits below this, or their mean, count as squares, others as they are
+FITTED = ("ttft", "itl")
+"""Metrics that are fitted."""
+
 WORTH = 0.01
 """Misfit, as a logarithm, that weighs as much as 1.4 standard deviations from a prior."""
 
@@ -78,13 +80,10 @@ def refine(
         np.log([priors[name].centre for name in names]),
         np.array([priors[name].deviation for name in names]) ** -2,
     )
-    calls = 0
+    step = counting(progress, _MOST_ROUNDS * (len(names) + 1))
 
     def misfits_at(theta: Floats) -> Floats:
-        nonlocal calls
-        calls += 1
-        if progress is not None:
-            progress(min(calls / (_MOST_ROUNDS * (len(names) + 1)), 1.0))
+        step()
         return misfits(rows, *build(_named(names, np.exp(theta))))
 
     theta = np.log([values[name] for name in names])
@@ -92,8 +91,7 @@ def refine(
     cost = prior.cost(theta, now)
     damping = 1.0
     for _ in range(_MOST_ROUNDS):
-        ahead = [misfits_at(theta + _SLOPE * e) for e in np.eye(theta.size)]
-        slopes = np.column_stack([(then - now) / _SLOPE for then in ahead])
+        slopes = slopes_of(misfits_at, theta, now)
         before = cost
         for _ in range(_TRIES):
             there = theta + prior.step(theta, now, slopes, damping)
@@ -139,14 +137,21 @@ def _named(names: Sequence[str], numbers: Floats) -> Values:
 
 
 def misfits(rows: Sequence[Sent], server: Server, overhead: Overhead) -> Floats:
-    """Return log(predicted / measured) of times to the first token, and between tokens."""
+    """Return `misfits_of_all` of the times that were measured, none farther than the farthest."""
+    off = misfits_of_all(rows, server, overhead)
+    return np.clip(off[~np.isnan(off)], -_FARTHEST, _FARTHEST)
+
+
+def misfits_of_all(rows: Sequence[Sent], server: Server, overhead: Overhead) -> Floats:
+    """Return log(predicted / measured) of the times to the first token, and between tokens; NaN
+    where nothing was measured, infinite where nothing ends in the simulation.
+    """
     off = []
     for row, load in rows:
         predicted = predict(load, server, overhead)
-        for metric in ("ttft", "itl"):
+        for metric in FITTED:
             known = measured(row, metric)
             time = predicted[column_of(row, metric)]
-            if known is not None:
-                far = np.log(time / known) if time > 0 else _FARTHEST
-                off.append(float(np.clip(far, -_FARTHEST, _FARTHEST)))
+            within = np.log(time / known) if known and time > 0 else np.inf
+            off.append(float(within) if known else np.nan)
     return np.array(off)

@@ -81,12 +81,12 @@ def _alias(paths: list[str]) -> AliasChoices:
     return AliasChoices(*(AliasPath(*path.split(".")) for path in paths))
 
 
+# Percentiles as the tools call them, and the shares that they are.
 _SHARES = {
     "min": 0.0, "p001": 0.001, "p01": 0.01, "p1": 0.01, "p05": 0.05, "p5": 0.05, "p10": 0.1,
     "p25": 0.25, "p50": 0.5, "median": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99,
     "p999": 0.999, "max": 1.0,
 }  # fmt: skip
-"""Percentiles as the tools call them, and the shares that they are."""
 _PERCENTILES = {p: (Number, p, f"percentiles.{p}") for p in _SHARES if p not in ("p50", "median")}
 Statistics: Any = fields(
     {

@@ -11,6 +11,7 @@ from penstock.measuring.calibration.quantities import ALL_UNITS, quantity
 from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
 from penstock.words import counted
 
+# What each parameter is the cost of.
 _MEANINGS = {
     "step": "a batch, whatever is in it",
     "per_token": "a token in a batch",
@@ -34,7 +35,6 @@ _MEANINGS = {
     "per_stream": "a request in a batch, on the host",
     "kv_memory": "tokens that the KV memory holds",
 }
-"""What each parameter is the cost of."""
 
 _HEADS = {
     "ttft": "TTFT",
@@ -44,8 +44,8 @@ _HEADS = {
     "ttft_p99": "p99 TTFT",
     "e2e_p99": "p99 E2E",
 }
+# Metrics of each row, with their units and how many there are in a second.
 _SHOWN = (("ttft", "ms", 1e3), ("itl", "ms", 1e3), ("e2e", "s", 1.0))
-"""Metrics of each row, with their units and how many there are in a second."""
 
 _MOST_MISSED = 8  # rows that are named in full
 
@@ -186,13 +186,15 @@ def _rows(answer: Calibration) -> Table:
     heads = [
         f"{_HEADS[metric]}\n{part}" for metric, unit, _ in _SHOWN for part in (unit, "model", "off")
     ]
-    rows = []
-    strong = []
     by_load = answer.rows.sort("shape", "requests_per_s_measured", maintain_order=True)
-    for index, row in enumerate(by_load.iter_rows(named=True)):
-        shape = f"{'*' if row['fitted'] else ' '}{row['shape']}"
-        rows.append((str(row["row"]), shape, row["load"], *_times(row), _carried(row)))
-        strong += [index] if row["missed"] else []
+    rows = [
+        (
+            str(row["row"]), f"{'*' if row['fitted'] else ' '}{row['shape']}", row["load"],
+            *_times(row), _carried(row),
+        )
+        for row in by_load.iter_rows(named=True)
+    ]  # fmt: skip
+    strong = by_load["missed"].arg_true().to_list()
     spare = [heads[8], heads[6], heads[7], heads[1], heads[4]]
     return Table(
         ("Row", " Shape", "Load", *heads, "Carries/s"),

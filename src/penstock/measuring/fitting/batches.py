@@ -11,11 +11,11 @@ from penstock.errors import InputError
 
 Array = npt.NDArray[np.float64]
 
+# Share of steps between rows that go one way in a sweep, or come again after one; in a run of an
+# engine loads go both ways, in no order.
 _SORTED = 0.9
-"""Share of steps between rows that go one way in a sweep, or come again after one; in a run of an
-engine loads go both ways, in no order."""
+# Rows in which a sweep is sought that begins again for each value of something else.
 _LOOKED_AT = 2_048
-"""Rows in which a sweep is sought that begins again for each value of something else."""
 
 
 class Gap(NamedTuple):
@@ -216,8 +216,7 @@ class MeasuredBatches:
         return [np.sort(block) for block in np.array_split(order, min(count, len(self)))]
 
 
-_COARSE = 0.25
-"""Share of the mean context from which on a block blurs it."""
+_COARSE = 0.25  # share of the mean context from which on a block blurs it
 
 _LIMITS = {
     "seconds": (0.0, 1e6),

@@ -9,18 +9,14 @@ from penstock.measuring.fitting.estimate import Estimate
 from penstock.measuring.fitting.families import table_knots
 from penstock.measuring.fitting.robust import Rows
 
-_FEW = 10
-"""Batches for each parameter, below which intervals mean little."""
+_FEW = 10  # batches for each parameter, below which intervals mean little
 _MANY_OUTLIERS = 0.1
 _FALLS = 0.05
+# Share of all seconds that the model misses, beyond which a capacity is noticeably wrong.
 _BIASED = 0.02
-"""Share of all seconds that the model misses, beyond which a capacity is noticeably wrong."""
-_SURE = 4.0
-"""Standard errors."""
-_FEWEST = 8
-"""Batches of similar token loads whose median says something."""
-_OF_MEDIAN = math.sqrt(math.pi / 2)
-"""Standard error of a median over that of a mean."""
+_SURE = 4.0  # standard errors
+_FEWEST = 8  # batches of similar token loads whose median says something
+_OF_MEDIAN = math.sqrt(math.pi / 2)  # standard error of a median over that of a mean
 _MAD_TO_SD = 1.4826
 
 

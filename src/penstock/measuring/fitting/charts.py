@@ -8,10 +8,9 @@ import polars as pl
 
 from penstock.measuring.fitting.families import COMPOSED
 from penstock.measuring.fitting.fit import Fit
-from penstock.show.charts import COLOURS, GRID, SHORT
+from penstock.show.charts import COLOURS, SHORT, on_grid
 
-_MOST = 3_000
-"""Batches drawn; more are thinned evenly."""
+_MOST = 3_000  # batches drawn; more are thinned evenly
 _CROSS = "M-1,-1L1,1M-1,1L1,-1"
 _SHAPES = {"fitted": "circle", "left out": _CROSS}
 _COLOURS = {"fitted": COLOURS[0], "left out": COLOURS[1]}
@@ -24,20 +23,12 @@ def fitted_line(fit: Fit) -> alt.LayerChart:
     predicts for each.
     """
     points = _points(fit)
-    measured = (
-        alt.Chart(points)
-        .mark_point(size=22, opacity=0.55, filled=False, strokeWidth=1.2)
-        .encode(
-            x=_loads(fit),
-            y=alt.Y("measured_ms:Q", title="Batch time (ms)", axis=_AXIS),
-            **_kinds(points),
-        )
-    )
-    chart: alt.LayerChart = alt.LayerChart(layer=[measured, _model(fit, points)]).properties(
+    y = alt.Y("measured_ms:Q", title="Batch time (ms)", axis=_AXIS)
+    layers = [_marks(fit, points, y), _model(fit, points)]
+    chart: alt.LayerChart = alt.LayerChart(layer=layers).properties(
         width=520, height=320, title=f"Batch time by token load: {fit.name}"
     )
-    coloured: alt.LayerChart = chart.configure_axis(gridColor=GRID)
-    return coloured
+    return on_grid(chart)
 
 
 def relative_errors(fit: Fit) -> alt.LayerChart:
@@ -46,31 +37,25 @@ def relative_errors(fit: Fit) -> alt.LayerChart:
     """
     points = _points(fit)
     limit = max(1.2 * max(abs(fit.quantiles[0.01]), abs(fit.quantiles[0.99])), 1e-3)
-    shown = points.with_columns(pl.col("error").clip(-limit, limit))
-    errors = (
-        alt.Chart(shown)
-        .mark_point(size=22, opacity=0.55, filled=False, strokeWidth=1.2)
-        .encode(
-            x=_loads(fit),
-            y=alt.Y(
-                "error:Q",
-                title="Predicted / measured - 1",
-                scale=alt.Scale(domain=[-limit, limit]),
-                axis=alt.Axis(format="+%", tickCount=6),
-            ),
-            **_kinds(points),
-        )
+    y = alt.Y(
+        "error:Q",
+        title="Predicted / measured - 1",
+        scale=alt.Scale(domain=[-limit, limit]),
+        axis=alt.Axis(format="+%", tickCount=6),
     )
-    zero = (
-        alt.Chart(pl.DataFrame({"y": [0.0]}))
-        .mark_rule(color=_LINE, strokeWidth=1.5)
-        .encode(y="y:Q")
-    )
-    chart: alt.LayerChart = alt.LayerChart(layer=[errors, zero]).properties(
+    errors = _marks(fit, points.with_columns(pl.col("error").clip(-limit, limit)), y)
+    zero = alt.Chart(pl.DataFrame({"y": [0.0]})).mark_rule(color=_LINE, strokeWidth=1.5)
+    chart: alt.LayerChart = alt.LayerChart(layer=[errors, zero.encode(y="y:Q")]).properties(
         width=520, height=220, title="Relative error of each batch; those beyond stand at the edge"
     )
-    coloured: alt.LayerChart = chart.configure_axis(gridColor=GRID)
-    return coloured
+    return on_grid(chart)
+
+
+def _marks(fit: Fit, points: pl.DataFrame, y: alt.Y) -> alt.Chart:
+    """Draw a mark for each batch over its token load."""
+    marks = alt.Chart(points).mark_point(size=22, opacity=0.55, filled=False, strokeWidth=1.2)
+    drawn: alt.Chart = marks.encode(x=_loads(fit), y=y, **_kinds(points))
+    return drawn
 
 
 _AXIS = alt.Axis(format=",.4~r", tickCount=6)
@@ -86,11 +71,8 @@ def _points(fit: Fit) -> pl.DataFrame:
             "batch": np.where(fit.outliers, "left out", "fitted"),
         }
     )
-    kept, out = (
-        frame.filter(pl.col("batch") == "fitted"),
-        frame.filter(pl.col("batch") == "left out"),
-    )
-    return pl.concat([part.gather_every(-(-part.height // _MOST) or 1) for part in (kept, out)])
+    parts = (frame.filter(batch=kind) for kind in ("fitted", "left out"))
+    return pl.concat([part.gather_every(-(-part.height // _MOST) or 1) for part in parts])
 
 
 def _loads(fit: Fit) -> alt.X:
@@ -127,17 +109,14 @@ def _model(fit: Fit, points: pl.DataFrame) -> alt.Chart:
         chart = bars.encode(x=_loads(fit), y=y, stroke=_legend(_EACH))
         return chart
     low, high = float(fit.batches.tokens.min()), float(fit.batches.tokens.max())
-    loads = np.unique(
-        np.concatenate(
-            (np.linspace(low, high, 1_000).round(), np.geomspace(low, high, 200).round())
-        )
-    )
+    grids = (np.linspace(low, high, 1_000), np.geomspace(low, high, 200))
+    loads = np.unique(np.concatenate(grids).round())
     loads = loads[(loads >= low) & (loads <= high)]
     gap = fit.parameters.get("gap", (0.0,))[0]  # no measured point has it
     milliseconds = (fit.model(loads) - gap) * 1e3
     line = pl.DataFrame({"tokens": loads, "predicted_ms": milliseconds, "model": _OF_ALL})
     drawn = alt.Chart(line).mark_line(
-        strokeWidth=2, interpolate="step-before" if _steps(fit) else "linear"
+        strokeWidth=2, interpolate="step-before" if fit.name == "steps" else "linear"
     )
     chart = drawn.encode(x=_loads(fit), y=y, stroke=_legend(_OF_ALL))
     return chart
@@ -147,7 +126,3 @@ def _legend(name: str) -> alt.Stroke:
     """Name what is black."""
     legend = alt.Legend(title="Model", symbolType="stroke", symbolStrokeWidth=2, symbolSize=120)
     return alt.Stroke("model:N", scale=alt.Scale(domain=[name], range=[_LINE]), legend=legend)
-
-
-def _steps(fit: Fit) -> bool:
-    return fit.name == "steps"

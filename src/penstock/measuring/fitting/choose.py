@@ -19,8 +19,7 @@ from penstock.measuring.fitting.estimate import Estimate, check_enough, estimate
 from penstock.measuring.fitting.families import BY_LOAD, COMPOSED, terms_of
 
 FOLDS = 5
-_EQUAL = 0.01
-"""Share of the smallest error within which another is as good."""
+_EQUAL = 0.01  # share of the smallest error within which another is as good
 _SMALLEST = 1e-6
 
 

@@ -1,6 +1,7 @@
 """One family fitted to measured batches, its step width or bend searched."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -12,16 +13,14 @@ from penstock.measuring.fitting.families import (
     COMPOSED,
     Linear,
     Terms,
-    composition,
     table_knots,
     terms_of,
 )
 from penstock.measuring.fitting.robust import Solution, apply, fit_relative, running_median, solve
-from penstock.system.batch_time import MOST_TOKENS, BatchTime
+from penstock.system.batch_time import MOST_TOKENS, BatchTime, Composition
 
 _FEWEST = 5
-_LIKELY = 3.84
-"""95% of chi squared with one degree of freedom."""
+_LIKELY = 3.84  # 95% of chi squared with one degree of freedom
 _STARTS = 3
 
 
@@ -59,12 +58,11 @@ class Estimate:
 
     def columns(self, batches: MeasuredBatches, b0: float | None = None) -> Array:
         """Return the columns of the coefficients, perhaps with another step width or bend."""
-        linear = (self.linear if b0 is None else Linear(self.linear.family, (b0,))).columns(
-            batches.tokens
-        )
-        return (
-            linear if self.terms is None else np.column_stack((linear, self.terms.columns(batches)))
-        )
+        linear = self.linear if b0 is None else Linear(self.linear.family, (b0,))
+        columns = linear.columns(batches.tokens)
+        if self.terms is None:
+            return columns
+        return np.column_stack((columns, self.terms.columns(batches)))
 
     def predicted(self, batches: MeasuredBatches) -> Array:
         """Return seconds; beyond the last load of a table as long as there."""
@@ -78,10 +76,9 @@ class Estimate:
         linear = self.linear.model(coefficients)
         if self.terms is None:
             return linear
-        costs = dict(
-            zip(self.terms.names, self.solution.coefficients[count:].tolist(), strict=True)
-        )
-        return composition(linear, costs)
+        costs: dict[str, Any] = {"decode_attention": 0.0}
+        costs |= zip(self.terms.names, self.solution.coefficients[count:].tolist(), strict=True)
+        return Composition(linear, **costs)
 
 
 def estimate(batches: MeasuredBatches, name: str, b0: float | None = None) -> Estimate:
@@ -123,13 +120,8 @@ def _shape(family: str, tokens: Array, b0: float | None) -> tuple[float, ...]:
             f"b0 is {b0:g}, but {family} has no step or bend; ask for steps or hinge, or leave b0 "
             "out"
         )
-    return (
-        float(
-            checks.whole(
-                "b0", b0, 1, MOST_TOKENS, "tokens", "a step or bend at a whole number of tokens"
-            )
-        ),
-    )
+    why = "a step or bend at a whole number of tokens"
+    return (float(checks.whole("b0", b0, 1, MOST_TOKENS, "tokens", why)),)
 
 
 def check_enough(batches: MeasuredBatches) -> None:
@@ -203,10 +195,7 @@ def _searched(
 def _grid(family: str, most: float) -> list[float]:
     """Return step widths or bends to begin with: multiples of 8, wider apart where large."""
     fine = [
-        *range(8, 257, 8),
-        *range(288, 1025, 32),
-        *range(1152, 4097, 128),
-        *range(4608, 2**20, 512),
-    ]
+        *range(8, 257, 8), *range(288, 1025, 32), *range(1152, 4097, 128), *range(4608, 2**20, 512)
+    ]  # fmt: skip
     small = [2, 4] if family == "steps" else [0, 1, 2, 4]
     return [float(b0) for b0 in (*small, *fine) if b0 < most]

@@ -7,12 +7,11 @@ tokens, tokens before decodes, and whether there is prefill.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from penstock.measuring.fitting.batches import Array, MeasuredBatches
-from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, PiecewiseConstant
+from penstock.system.batch_time import Affine, BatchTime, Hinge, PiecewiseConstant
 from penstock.system.measured_times import Measured
 
 BY_LOAD = ("affine", "hinge", "steps", "table")
@@ -22,10 +21,10 @@ COMPOSED = "composition-"
 """What the name of a composition begins with; the family of its linear part follows."""
 
 _MOST_KNOTS = 32
+# Batches with prefill, and without, below which nothing is told of one kind alone.
 _FEWEST_OF_A_KIND = 20
-"""Batches with prefill, and without, below which nothing is told of one kind alone."""
+# Share of a column's squares that others leave unexplained, below which it is one of them.
 _SAME = 1e-4
-"""Share of a column's squares that others leave unexplained, below which it is one of them."""
 
 
 @dataclass(frozen=True)
@@ -178,9 +177,3 @@ def _told_apart(batches: MeasuredBatches, split: bool) -> Terms:
         chosen.append(name)
         basis = np.column_stack((basis, weighted))
     return Terms(tuple(chosen), left_out)
-
-
-def composition(linear: BatchTime, costs: Mapping[str, float]) -> Composition:
-    """Return a composition with these costs; what is not given costs nothing."""
-    given: dict[str, Any] = {"decode_attention": 0.0, **costs}
-    return Composition(linear, **given)

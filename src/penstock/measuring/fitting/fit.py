@@ -14,19 +14,19 @@ from penstock.measuring.fitting.choose import Candidate, choose, families_for
 from penstock.measuring.fitting.estimate import Estimate, estimate
 from penstock.measuring.fitting.families import COMPOSED
 from penstock.measuring.fitting.judged import Judged, r2
-from penstock.measuring.fitting.robust import bootstrap_blocks, resampled
+from penstock.measuring.fitting.robust import resampled
 from penstock.show.page import Page, Shown
 from penstock.system.batch_time import BatchTime
 from penstock.system.batch_time_file import BatchTimeFile
 
-_BENDS = 9
-"""Of the bends that fit as well, how many a bootstrap tries."""
+_BLOCKS = 100  # of batches, at most, that a bootstrap draws
+_BENDS = 9  # of the bends that fit as well, how many a bootstrap tries
 
+# What a batch-time file says of a fit.
 _IN_FILE = (
     "model", "batches", "outliers", "tokens", "parameters", "confidence", "r2",
     "r2_without_outliers", "mean_absolute_error", "bias", "warnings",
 )  # fmt: skip
-"""What a batch-time file says of a fit."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -192,13 +192,9 @@ def _candidates(batches: MeasuredBatches, model: str, folds: int, seed: int) -> 
     return choose(batches, families, folds=folds, seed=seed) if families else []
 
 
-def _gap_s(batches: MeasuredBatches) -> float:
-    return 0.0 if batches.gap is None else batches.gap.seconds
-
-
 def _model(fitted: Estimate, batches: MeasuredBatches) -> BatchTime:
     try:
-        return fitted.model(_gap_s(batches))
+        return fitted.model(0.0 if batches.gap is None else batches.gap.seconds)
     except InputError:
         raise InputError(
             f"{batches.source}: fitted to these batches, {fitted.name} leaves no time for a batch "
@@ -215,7 +211,7 @@ def _parameters(
     bends = np.array(fitted.likely if fitted.linear.family == "hinge" else ())
     few = bends[np.linspace(0, max(bends.size - 1, 0), min(bends.size, _BENDS)).astype(int)]
     candidates = [fitted.columns(batches), *(fitted.columns(batches, float(b0)) for b0 in few)]
-    blocks = batches.blocks(bootstrap_blocks(len(batches)), seed)
+    blocks = batches.blocks(_BLOCKS, seed)
     samples = resampled(candidates, batches.seconds, fitted.solution, blocks, seed)
     values = fitted.solution.coefficients.copy()
     if fitted.linear.family == "table":  # seconds at the knots, not the rises between them

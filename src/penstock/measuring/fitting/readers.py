@@ -12,7 +12,7 @@ import polars as pl
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.source import Source
-from penstock.inputs.tables import Table, open_table
+from penstock.inputs.tables import ROW, Table, as_numbers, open_table
 from penstock.measuring.fitting.batches import (
     COLUMNS,
     SHORTEST_S,
@@ -20,18 +20,16 @@ from penstock.measuring.fitting.batches import (
     MeasuredBatches,
     limits_of,
 )
-from penstock.measuring.fitting.columns import ROW, as_numbers
 from penstock.measuring.fitting.engine_logs import find_passes, find_stats
 from penstock.measuring.fitting.layers.profiles import degree_of, read_llmservingsim, read_vidur
 from penstock.measuring.fitting.layers.times import LayerTimes
-from penstock.measuring.fitting.vllm_log import find_iterations
+from penstock.measuring.fitting.vllm_log import find_iterations, has_iterations
 
 FORMATS = ("table", "vllm", "sglang", "tensorrt-llm", "blis", "splitwise", "vidur", "llmservingsim")
 """What `read_batches` reads."""
 
 _PER_SECOND = {"seconds": 1.0, "ms": 1e3, "us": 1e6}
-_BLOCK = 16
-"""Tokens in a KV block of vLLM by default."""
+_BLOCK = 16  # tokens in a KV block of vLLM by default
 _MOST = 1e15
 
 _BLIS = (
@@ -123,7 +121,7 @@ def _told(source: Source) -> str:
         for mark, name in _MARKS:
             if mark in head:
                 return name
-        if head.lstrip()[:1] not in (b"{", b"[") and _has_iterations(source):
+        if head.lstrip()[:1] not in (b"{", b"[") and has_iterations(source):
             return "vllm"
     header = set(open_table(source).header)
     for name, columns in (
@@ -141,14 +139,8 @@ _MARKS = (
     (b'"scheduled_requests"', "sglang"),
     (b'"inflightBatchingStats"', "tensorrt-llm"),
 )
+# Keys of results of inference-perf, vLLM and AIPerf, and of GuideLLM's.
 _BENCHMARKS = (b'"load_summary"', b'"request_throughput"', b'"request_latency"', b'"mean_ttft_ms"')
-"""Keys of results of inference-perf, vLLM and AIPerf, and of GuideLLM's."""
-
-
-def _has_iterations(source: Source) -> bool:
-    """Say whether a log whose beginning is about something else has lines on iterations."""
-    with source.open() as file:
-        return any(b"iteration elapsed time" in line for line in file)
 
 
 _LINES: dict[str, Callable[[Source], MeasuredBatches]] = {

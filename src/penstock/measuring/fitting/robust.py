@@ -32,7 +32,6 @@ _ROUNDS = 20
 _SETTLED = 1e-6
 _RIDGE = 1e-12
 _RESAMPLES = 400
-_MOST_BLOCKS = 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,8 +202,3 @@ def _solve_normal(products: Array) -> Array:
         nnls(root, np.linalg.solve(root.T, scaled[:-1, -1]))[0] * size[-1] / size[:-1]
     )
     return coefficients
-
-
-def bootstrap_blocks(rows: int) -> int:
-    """Return into how many blocks so many rows are cut."""
-    return min(rows, _MOST_BLOCKS)

@@ -2,7 +2,6 @@
 was chosen from.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -10,13 +9,13 @@ from penstock.measuring.fitting.families import COMPOSED
 from penstock.measuring.fitting.fit import Fit
 from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
 
+# Formulas by token load b.
 _FORMULAS = {
     "affine": "c + a b",
     "hinge": "c + a max(b - b0, 0)",
     "steps": "c + a ceil(b / b0)",
     "table": "linear between measured loads",
 }
-"""Formulas by token load b."""
 
 _COSTS = {
     "per_request": ("us", 1e6, "each request in the batch"),
@@ -29,26 +28,12 @@ _COSTS = {
 }
 
 _HELD_OUT = (
-    "Error: the mean of |predicted / measured - 1| on batches held out of the fit, block by "
-    "block. Of the models whose "
-    "error is at most one standard error above the least, the one with the fewest parameters is "
-    "taken."
+    "Error: the mean of |predicted / measured - 1| on batches held out of the fit, block by block. "
+    "Of the models whose error is at most one standard error above the least, the one with the "
+    "fewest parameters is taken."
 )
 _PLAIN = 1e4  # from here on four digits would need an exponent
-_KNOTS = 12
-"""Rows of a table of batch times that are shown at first."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Parameter:
-    """A parameter to be shown: value and interval in ``unit``, and what it is the cost of."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    unit: str
-    meaning: str
+_KNOTS = 12  # rows of a table of batch times that are shown at first
 
 
 def fit_page(fit: Fit) -> Page:
@@ -58,7 +43,7 @@ def fit_page(fit: Fit) -> Page:
     shown = _some(rows)
     spoken = f"Least squares of relative errors, with {fit.confidence:.0%} intervals"
     if len(shown) < len(rows):
-        loads = [sum(row.name.startswith("t_") for row in some) for some in (shown, rows)]
+        loads = [sum(row[0].startswith("t_") for row in some) for some in (shown, rows)]
         spoken += f"; {loads[0]} of {loads[1]} token loads"
     sections = [
         Section("Parameters", [f"{spoken}."], tables=[_table(shown)], notes=fit.warnings),
@@ -91,8 +76,8 @@ def _formula(fit: Fit) -> str:
     return formula if fit.batches.gap is None else f"{formula} + gap"
 
 
-def _parameters(fit: Fit) -> list[_Parameter]:
-    """Return the parameters in the units of people; knots of a table as they are."""
+def _parameters(fit: Fit) -> list[tuple[str, ...]]:
+    """Return a row for each parameter, in the units of people; knots of a table as they are."""
     steps = fit.name.endswith("steps")
     rows = []
     for name, ends in fit.parameters.items():
@@ -110,26 +95,21 @@ def _parameters(fit: Fit) -> list[_Parameter]:
             meaning = f"width of a step{others}" if steps else "tokens at no extra cost"
         elif name.startswith("t_"):
             meaning = f"a batch of {float(name[2:]):,.0f} tokens"
-        value, low, high = (end * scale for end in ends)
-        rows.append(_Parameter(name, value, low, high, unit, meaning))
+        rows.append((name, *(_digits(end * scale) for end in ends), unit, meaning))
     return rows
 
 
-def _some(rows: list[_Parameter]) -> list[_Parameter]:
+def _some(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Return the parameters with some of the knots of a table, the first and the last among
     them.
     """
-    loads = [row for row in rows if row.name.startswith("t_")]
+    loads = [row for row in rows if row[0].startswith("t_")]
     every = -(-len(loads) // _KNOTS) or 1
     return [*loads[:-1:every], *loads[-1:], *rows[len(loads) :]]
 
 
-def _table(rows: Sequence[_Parameter]) -> Table:
-    cells = [
-        (one.name, *map(_digits, (one.value, one.low, one.high)), one.unit, one.meaning)
-        for one in rows
-    ]
-    return Table(("Parameter", "Value", "From", "To", "Unit", "Cost of"), cells)
+def _table(rows: Sequence[tuple[str, ...]]) -> Table:
+    return Table(("Parameter", "Value", "From", "To", "Unit", "Cost of"), rows)
 
 
 def _digits(value: float) -> str:
@@ -162,15 +142,15 @@ def _quality(fit: Fit) -> list[Fact]:
 
 
 def _candidates(fit: Fit) -> Table:
-    rows = []
-    strong = []
-    for index, one in enumerate(fit.candidates):
-        held_out = (
-            f"{value:.2%}" if math.isfinite(value) else "-"
-            for value in (one.error, one.standard_error)
-        )
-        rows.append((one.name, str(one.parameters), *held_out, "chosen" if one.chosen else ""))
-        strong += [index] if one.chosen else []
+    def share(value: float) -> str:
+        return f"{value:.2%}" if math.isfinite(value) else "-"
+
+    rows = [
+        (one.name, str(one.parameters), share(one.error), share(one.standard_error),
+         "chosen" if one.chosen else "")
+        for one in fit.candidates
+    ]  # fmt: skip
+    strong = [index for index, one in enumerate(fit.candidates) if one.chosen]
     return Table(("Model", "Parameters", "Error", "Standard error", ""), rows, strong=strong)
 
 

@@ -53,6 +53,12 @@ def is_iteration(line: bytes) -> bool:
     return b"iteration elapsed time" in line
 
 
+def has_iterations(source: Source) -> bool:
+    """Return whether a file has lines on iterations, perhaps after lines about something else."""
+    with source.open() as file:
+        return any(map(is_iteration, file))
+
+
 def is_size(line: bytes) -> bool:
     """Return whether a line says what the KV cache holds, as an engine writes when it begins."""
     return _KV_TOKENS.search(line.decode("utf-8", "replace")) is not None

@@ -8,20 +8,27 @@ on at the pace that those had.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 EVERY_S = 0.25
 """Real seconds between two looks at the pace; it changes within a second."""
+# The rest of a wait is spent looking at the clock: sleep ends late by about a tenth of that.
 _SPIN_S = 0.002
-"""The rest of a wait is spent looking at the clock: sleep ends late by about a tenth of that."""
-_FIRST = 40
-"""Looks that say what the usual pace is."""
+_FIRST = 40  # looks that say what the usual pace is
 
 
 class Clock:
-    """Real time."""
+    """Real time.
+
+    Attributes
+    ----------
+    paces
+        Real seconds that a second of this clock took, in order; empty if it is always 1.
+    """
+
+    paces: Sequence[float] = ()
 
     def __call__(self) -> float:
         """Return seconds since some moment."""
@@ -34,11 +41,6 @@ class Clock:
 
     def between_batches(self) -> None:
         """Take the opportunity to do what must not disturb a batch."""
-
-    @property
-    def paces(self) -> tuple[float, ...]:
-        """Real seconds that a second of this clock took, in order; empty if it is always 1."""
-        return ()
 
 
 class PacedClock(Clock):
@@ -63,17 +65,17 @@ class PacedClock(Clock):
         self._work, self._now = work, now
         work()  # first times are slow
         self._usual = float(np.median([self._timed() for _ in range(_FIRST)]))
-        self._paces: list[float] = []
+        self.paces: list[float] = []
         self._passed = 0.0
         self._look()
 
     def __call__(self) -> float:
         """Return seconds since some moment."""
-        return self._passed + (self._now() - self._since) / self._paces[-1]
+        return self._passed + (self._now() - self._since) / self.paces[-1]
 
     def wait(self, seconds: float) -> None:
         """Wait so long, or until it is time to look at the pace."""
-        super().wait(min(seconds * self._paces[-1], EVERY_S))
+        super().wait(min(seconds * self.paces[-1], EVERY_S))
         self.between_batches()
 
     def between_batches(self) -> None:
@@ -82,13 +84,8 @@ class PacedClock(Clock):
             self._passed = self()
             self._look()
 
-    @property
-    def paces(self) -> tuple[float, ...]:
-        """Real seconds that a second of this clock took, in order."""
-        return tuple(self._paces)
-
     def _look(self) -> None:
-        self._paces.append(self._timed() / self._usual)
+        self.paces.append(self._timed() / self._usual)
         self._since = self._now()
 
     def _timed(self) -> float:

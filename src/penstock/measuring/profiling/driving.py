@@ -36,12 +36,6 @@ class Batches:
     end_s: Floats
     sums: Ints
 
-    @classmethod
-    def of(cls, times: Sequence[tuple[float, float]], batches: Sequence[Batch]) -> "Batches":
-        """Put batches in columns."""
-        begin, end = np.array(times, np.float64).reshape(-1, 2).T
-        return cls(begin, end, np.array([batch.sums for batch in batches], np.int64).reshape(-1, 6))
-
     @property
     def seconds(self) -> Floats:
         """Shape (batches,): how long each took."""
@@ -56,8 +50,6 @@ class Timeline:
     ----------
     arrival_s, first_token_s, finish_s
         Shape (requests,), seconds since the start; arrivals as planned.
-    submitted_s
-        Shape (requests,): when the engine got them. Between batches it gets none.
     gaps_s
         Seconds between successive tokens of a request, pooled.
     batches
@@ -65,7 +57,6 @@ class Timeline:
     """
 
     arrival_s: Floats
-    submitted_s: Floats
     first_token_s: Floats
     finish_s: Floats
     gaps_s: Floats
@@ -88,16 +79,16 @@ class _Steps:
 
     def next(self) -> Batch:
         """Run a batch; it began when the one before it ended, or when there was something to do."""
-        batch = self.engine.step()
-        begin = self.now
-        self.times.append((begin, self._passed()))
-        self.batches.append(batch)
-        return batch
+        self.batches.append(self.engine.step())
+        self.times.append((self.now, self._passed()))
+        return self.batches[-1]
 
     @property
     def done(self) -> Batches:
         """The batches in columns."""
-        return Batches.of(self.times, self.batches)
+        begin, end = np.array(self.times, np.float64).reshape(-1, 2).T
+        sums = np.array([batch.sums for batch in self.batches], np.int64).reshape(-1, 6)
+        return Batches(begin, end, sums)
 
     def _passed(self) -> float:
         self.now = self.clock() - self.start
@@ -133,7 +124,7 @@ def drive(
     """
     count, clock = arrival_s.size, engine.clock
     arrivals, prompts, outputs = arrival_s.tolist(), prompt_tokens.tolist(), output_tokens.tolist()
-    submitted, first, last = [0.0] * count, [-1.0] * count, [0.0] * count
+    first, last = [-1.0] * count, [0.0] * count
     gaps: list[float] = []
     came = 0
     clock.between_batches()
@@ -144,7 +135,6 @@ def drive(
                 steps.wait(arrivals[came])
             while came < count and arrivals[came] <= steps.now:
                 engine.submit(came, prompts[came], outputs[came])
-                submitted[came] = steps.now
                 came += 1
             for request in steps.next().puts_out:
                 if first[request] < 0:
@@ -161,9 +151,7 @@ def drive(
                 )
             if progress is not None and len(steps.batches) % 32 == 0:
                 progress(min(came / count, 0.999))
-    return Timeline(
-        arrival_s, np.array(submitted), np.array(first), np.array(last), np.array(gaps), steps.done
-    )
+    return Timeline(arrival_s, np.array(first), np.array(last), np.array(gaps), steps.done)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,9 +40,8 @@ class LlamaShape:
         if self.hidden % (2 * self.heads) or self.heads % self.kv_heads:
             raise InputError(
                 f"a model of hidden size {self.hidden:,} with {self.heads} heads and "
-                f"{self.kv_heads} of keys and "
-                "values: each head has an even width, and heads share keys evenly; mend hidden, "
-                "heads or kv_heads"
+                f"{self.kv_heads} of keys and values: each head has an even width, and heads share "
+                "keys evenly; mend hidden, heads or kv_heads"
             )
         checks.whole("model: vocab", self.vocab, 8, 2**20, "tokens", "some are set aside")
 

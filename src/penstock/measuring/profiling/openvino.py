@@ -26,8 +26,7 @@ from penstock.measuring.profiling.llama import LONGEST_CONTEXT, LlamaShape
 _EXTRA = "openvino"
 _PACKAGES = ("openvino", "openvino-genai")
 _TASK = "text-generation-with-past"
-_BLOCK = 32
-"""Tokens in a block of the KV cache on a CPU."""
+_BLOCK = 32  # tokens in a block of the KV cache on a CPU
 _SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 
 

@@ -27,10 +27,8 @@ from penstock.simulation.progress import Progress
 
 _PROMPTS = 6
 _STEPS_BETWEEN = 4
-_PREFILL_BATCHES = 64
-"""No episode takes more full batches to get ready."""
-_EACH = 256
-"""Of the warm-up: each token load up to this, and as many beyond."""
+_PREFILL_BATCHES = 64  # no episode takes more full batches to get ready
+_EACH = 256  # of the warm-up: each token load up to this, and as many beyond
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,14 +57,9 @@ class Sweep:
 
     def __post_init__(self) -> None:
         for name in ("token_budget", "decodes", "prompt", "context"):
-            checks.whole(
-                f"the sweep's {name}",
-                getattr(self, name),
-                1,
-                2**20,
-                "",
-                "batches of no size take no time",
-            )
+            value = getattr(self, name)
+            reason = "batches of no size take no time"
+            checks.whole(f"the sweep's {name}", value, 1, 2**20, "", reason)
         checks.whole("seed", self.seed, 0, 2**63, "", "take any")
 
     def episodes(self) -> Iterator[Episode]:

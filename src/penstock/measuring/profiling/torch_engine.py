@@ -20,10 +20,8 @@ from penstock.measuring.profiling.llama import LlamaShape
 from penstock.system.scheduler import Scheduler
 
 _PACKAGES = ("torch", "transformers")
-_ROUND = 256
-"""Decodes attend to a multiple of so many tokens."""
-_SPARE = 0.9
-"""Share of the free memory that weights, keys and values may take."""
+_ROUND = 256  # decodes attend to a multiple of so many tokens
+_SPARE = 0.9  # share of the free memory that weights, keys and values may take
 
 
 class TorchEngine(RealEngine):

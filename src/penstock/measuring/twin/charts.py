@@ -6,7 +6,7 @@ import altair as alt
 import polars as pl
 
 from penstock.checking.charts import latency_cdfs
-from penstock.show.charts import COLOURS, DASHES, GRID, SHORT
+from penstock.show.charts import COLOURS, DASHES, SHORT, on_grid
 from penstock.simulation.run import Run
 
 if TYPE_CHECKING:
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 SIDES = ("measured", "simulated")
 _POINTS = 400
-_MOST_ROUNDS = 6
-"""Rounds that are drawn."""
+_MOST_ROUNDS = 6  # rounds that are drawn
 
 
 def charts(found: "Twin") -> dict[str, Any]:
@@ -39,10 +38,7 @@ def tokens(found: "Twin") -> alt.HConcatChart:
     """Draw uncompleted tokens over time, a panel per load; rounds in one panel, both sides of
     each.
     """
-    row: alt.HConcatChart = alt.hconcat(*token_panels(found).values()).configure_axis(
-        gridColor=GRID
-    )
-    return row
+    return on_grid(alt.hconcat(*token_panels(found).values()))
 
 
 def token_panels(found: "Twin") -> dict[float, alt.Chart]:

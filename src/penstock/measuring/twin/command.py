@@ -25,7 +25,6 @@ from penstock.show.options import (
 
 if TYPE_CHECKING:
     from penstock.measuring.profiling.engine import RealEngine
-    from penstock.workload.pairs import Lengths
 
 EngineName = Annotated[
     str, typer.Option("--engine", help="openvino (CPU), or torch (CUDA where there is one).")
@@ -121,43 +120,42 @@ def profile(
 
 
 Loads = Annotated[str, typer.Option("--rho", help="Loads, separated by commas.")]
-Seeds = Annotated[int, typer.Option("--seeds", help="Rounds, each with other requests.")]
 Seconds = Annotated[
     float, typer.Option("--seconds", help="For how long requests arrive in each run.")
-]
-Backlog = Annotated[
-    float,
-    typer.Option(
-        "--backlog", help="Seconds of work that wait at the start, at loads of .85 and more."
-    ),
-]
-Calibrate = Annotated[
-    float,
-    typer.Option("--calibrate", help="Seconds for which batches are measured before each round."),
-]
-BatchTimeOf = Annotated[
-    Path | None,
-    typer.Option("--batch-time", metavar="FILE", help="A batch-time file, instead of measuring."),
 ]
 Prompt = Annotated[
     str, typer.Option("--prompt", help="Prompt tokens, a number or a distribution as in scenarios.")
 ]
-OutputLengths = Annotated[
-    str, typer.Option("--output", help="Output tokens, a number or a distribution as in scenarios.")
-]
-FirstSeed = Annotated[int, typer.Option("--seed", help="The first seed.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")]
 
 
 def twin(
     rho: Loads = ".5,.8,.9,1.1",
-    seeds: Seeds = 3,
+    seeds: Annotated[int, typer.Option("--seeds", help="Rounds, each with other requests.")] = 3,
     seconds: Seconds = 60.0,
-    backlog: Backlog = 10.0,
-    calibrate: Calibrate = 40.0,
-    batch_time: BatchTimeOf = None,
+    backlog: Annotated[
+        float,
+        typer.Option(
+            "--backlog", help="Seconds of work that wait at the start, at loads of .85 and more."
+        ),
+    ] = 10.0,
+    calibrate: Annotated[
+        float,
+        typer.Option(
+            "--calibrate", help="Seconds for which batches are measured before each round."
+        ),
+    ] = 40.0,
+    batch_time: Annotated[
+        Path | None,
+        typer.Option(
+            "--batch-time", metavar="FILE", help="A batch-time file, instead of measuring."
+        ),
+    ] = None,
     prompt: Prompt = "{lognormal: {mean: 100, cv: 0.8, max: 400}}",
-    output: OutputLengths = "{lognormal: {mean: 40, cv: 0.6, max: 160}}",
+    output: Annotated[
+        str,
+        typer.Option("--output", help="Output tokens, a number or a distribution as in scenarios."),
+    ] = "{lognormal: {mean: 40, cv: 0.6, max: 160}}",
     engine: EngineName = "openvino",
     model: Model = "small",
     token_budget: Budget = 128,
@@ -167,7 +165,7 @@ def twin(
     longest: Longest = 2048,
     device: Device = "auto",
     clock: ClockName = "wall",
-    seed: FirstSeed = 0,
+    seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
     markdown: Markdown = False,
     as_json: Json = False,
     figures: Figures = None,
@@ -185,10 +183,10 @@ def twin(
     check_outputs(inputs, {"--report": report}, figures)
     from penstock.measuring.twin import experiment, records
     from penstock.system.batch_time_file import read_batch_time
+    from penstock.workload.pairs import Independent
 
-    settings = records.Settings(
-        _lengths(prompt, output), _loads(rho), seeds, seconds, backlog, calibrate, seed=seed
-    )
+    lengths = Independent(_distribution("--prompt", prompt), _distribution("--output", output))
+    settings = records.Settings(lengths, _loads(rho), seeds, seconds, backlog, calibrate, seed=seed)
     stated = None if batch_time is None else read_batch_time(batch_time).batch_time
     running = _open(
         engine, model, token_budget, threads=threads, policy=policy, max_running=max_running,
@@ -216,12 +214,6 @@ def _open(name: str, model: str, token_budget: int, **options: Any) -> "RealEngi
 
     with progress.bar(f"Starting {name}"):
         return open_engine(name, llama(model), token_budget, **options)
-
-
-def _lengths(prompt: str, output: str) -> "Lengths":
-    from penstock.workload.pairs import Independent
-
-    return Independent(_distribution("--prompt", prompt), _distribution("--output", output))
 
 
 def _distribution(option: str, text: str) -> Any:

@@ -15,8 +15,7 @@ SETTLING = 0.15
 """Share of the arrivals' time that is left out at first: a backlog of prompts alone is no typical
 one.
 """
-_LEFT = 0.2
-"""The backlog counts as there while so much of the first one is left."""
+_LEFT = 0.2  # the backlog counts as there while so much of the first one is left
 
 Direction = Literal["drains", "grows", "undecided"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InputError
-from penstock.measuring.fitting.fit import fit
+from penstock.measuring.fitting.fit import Fit, fit
 from penstock.measuring.fitting.judged import seconds_of
 from penstock.measuring.profiling.driving import Batches, drive, joined, run_episode
 from penstock.measuring.profiling.engine import RealEngine
@@ -24,14 +24,13 @@ from penstock.measuring.twin.drift import drift_of
 from penstock.measuring.twin.observed import observed_run
 from penstock.measuring.twin.records import (
     NEAR,
-    Calibration,
     Prediction,
     Settings,
     Trial,
     Twin,
     summary,
 )
-from penstock.simulation.progress import Progress
+from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import BatchTime
 from penstock.system.machine_pace import scaled
@@ -44,17 +43,9 @@ from penstock.workload.workload import Workload
 _OVERLOAD = 1.1
 _PROBES = 4
 _REHEARSAL = 1_000_000  # added to a seed: other requests than those of the run
-_SLOWEST = 5.0
-"""A run may take so many times the time of its arrivals and its backlog."""
-
+_SLOWEST = 5.0  # A run may take so many times the time of its arrivals and its backlog
 
 Say = Callable[[str], None]
-
-
-def calibrate(sweep: Sweep, batches: Batches, description: str) -> Calibration:
-    """Fit a model to measured batches."""
-    fitted = fit(measured(batches, description))
-    return Calibration(fitted.model, fitted, sweep)
 
 
 def predict(
@@ -194,7 +185,7 @@ def twin(
     sweep = settings.sweep(engine.token_budget, engine.policy.name)
     if engine.max_running is not None:
         sweep = dataclasses.replace(sweep, decodes=min(sweep.decodes, engine.max_running))
-    calibrations = [] if batch_time is None else [Calibration(batch_time, None, sweep)]
+    fits: list[Fit] = []
     trials: list[Trial] = []
     share = _shares(settings, batch_time is None, progress)
     first = 0.0
@@ -202,16 +193,16 @@ def twin(
     for seed in range(settings.seed, settings.seed + settings.seeds):
         # Each round begins with a sweep, since machines drift.
         batches: Batches | None = None
-        if batch_time is None:
+        model = batch_time
+        if model is None:
             batches = measure(engine, sweep, settings.calibrate_s, warm=False, progress=next(share))
-            calibrations.append(calibrate(sweep, batches, engine.description))
+            fits.append(fit(measured(batches, engine.description)))
+            model = fits[-1].model
         if not first:
             _probe(engine, sweep)  # its first time is slow
             first = _probe(engine, sweep)
         for load in settings.loads:
-            server, prediction, batches = _prepared(
-                engine, settings, calibrations[-1], load, seed, batches
-            )
+            server, prediction, batches = _prepared(engine, settings, model, load, seed, batches)
             say(
                 f"rho {prediction.rho:g}, {prediction.rate:.3g} requests/s: a backlog "
                 f"{prediction.direction}, says the simulation; by theorem it is {prediction.theory}"
@@ -219,16 +210,14 @@ def twin(
             trials.append(run_trial(engine, server, prediction, settings, seed, next(share)))
             say(summary(trials[-1]))
     speed = _probe(engine, sweep) / first
-    rounds = tuple(calibrations)
-    return Twin(
-        engine.description, engine.facts, settings, rounds, tuple(trials), speed, _pace(engine)
-    )
+    about = (engine.description, engine.facts, settings)
+    return Twin(*about, tuple(fits), tuple(trials), speed, _pace(engine))
 
 
 def _prepared(
     engine: RealEngine,
     settings: Settings,
-    calibration: Calibration,
+    model: BatchTime,
     load: float,
     seed: int,
     batches: Batches | None,
@@ -238,28 +227,21 @@ def _prepared(
     Where batches were measured, a rehearsal joins them, and sets the pace: what was measured just
     before counts most.
     """
-    model = calibration.batch_time
     server = Server(model, engine.token_budget, engine.max_running, policy=engine.policy)
     (prediction,) = predict(server, settings.lengths, [load], settings.seed)
     if batches is None:
         return server, prediction, None
     rehearsed = rehearse(engine, prediction, settings, seed)
     batches = joined([batches, rehearsed])
-    model = calibrate(calibration.sweep, batches, engine.description).batch_time
+    model = fit(measured(batches, engine.description)).model
     pace = 1 / (1 + _batch_error(model, rehearsed))
     server = dataclasses.replace(server, batch_time=scaled(model, pace))
     (prediction,) = predict(server, settings.lengths, [load], settings.seed)
     return server, prediction, batches
 
 
-def _shares(
-    settings: Settings, calibrates: bool, progress: Progress | None
-) -> Iterator[Progress | None]:
+def _shares(settings: Settings, calibrates: bool, progress: Progress | None) -> Iterator[Progress]:
     """Yield for each stage of the work what reports its share as one of the whole."""
     stages = settings.seeds * (len(settings.loads) + calibrates)
     for stage in range(stages):
-        yield None if progress is None else _share(progress, stage, stages)
-
-
-def _share(progress: Progress, stage: int, stages: int) -> Progress:
-    return lambda done: progress((stage + done) / stages)
+        yield part_of(progress, stage / stages, (stage + 1) / stages)

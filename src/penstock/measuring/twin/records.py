@@ -12,7 +12,6 @@ from penstock.measuring.profiling.sweep import Sweep
 from penstock.measuring.twin.drift import Drift
 from penstock.show.page import Page, Shown
 from penstock.simulation.run import Run
-from penstock.system.batch_time import BatchTime
 from penstock.system.policies import resolve
 from penstock.words import METRICS
 from penstock.workload.pairs import Lengths
@@ -81,25 +80,6 @@ class Settings:
         return Sweep(
             token_budget, decodes, int(prompt.max()), int((prompt + output).max()), self.seed
         )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Calibration:
-    """Batch times of an engine, for a round of runs.
-
-    Attributes
-    ----------
-    batch_time
-        The model.
-    fit
-        How it was fitted; None where it was given.
-    sweep
-        What was visited.
-    """
-
-    batch_time: BatchTime
-    fit: Fit | None
-    sweep: Sweep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,8 +164,8 @@ class Twin(Shown):
         The engine and the machine.
     settings
         What was run.
-    calibrations
-        One per round, or one for all.
+    fits
+        Batch times of each round; none where they were given.
     trials
         In the order of the runs.
     speed
@@ -198,7 +178,7 @@ class Twin(Shown):
     description: str
     facts: dict[str, str | int]
     settings: Settings
-    calibrations: tuple[Calibration, ...]
+    fits: tuple[Fit, ...]
     trials: tuple[Trial, ...]
     speed: float
     pace: tuple[float, float, float] | None = None
@@ -235,7 +215,7 @@ def as_dict(twin: Twin) -> dict[str, Any]:
         "seconds": twin.settings.seconds,
         "speed": twin.speed,
         "pace": twin.pace,
-        "calibrations": [None if c.fit is None else c.fit.as_dict() for c in twin.calibrations],
+        "calibrations": [fit.as_dict() for fit in twin.fits] or [None],
         "runs": [_trial_as_dict(trial) for trial in twin.trials],
     }
 

@@ -2,6 +2,7 @@
 says.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
     from penstock.measuring.fitting.fit import Fit
     from penstock.measuring.twin.records import Trial, Twin
 
-_DRIFTED = 0.05
-"""A machine whose speed moved by more is said to have drifted."""
+_DRIFTED = 0.05  # A machine whose speed moved by more is said to have drifted
 
 
 def profile_page(description: str, machine: Mapping[str, str | int], fit: "Fit") -> Page:
@@ -77,9 +77,8 @@ def _runs(twin: "Twin") -> Table:
         )
     columns = ("rho", "Seed", "Requests/s", "Theory", "Requests", "Batches", "Tokens each", "Model")
     caption = (
-        "Theory: the certificate. Model: its time for the very batches of the run, over theirs: "
-        "an error of the batch "
-        "times, and none of the queueing."
+        "Theory: the certificate. Model: its time for the very batches of the run, over theirs: an "
+        "error of the batch times, and none of the queueing."
     )
     return Table(columns, rows, caption)
 
@@ -104,16 +103,8 @@ def _latency(twin: "Twin") -> Table:
 def _drifts(twin: "Twin") -> Table:
     """Lay out whether backlogs drained or grew, of the runs that began with one."""
     columns = (
-        "rho",
-        "Seed",
-        "Backlog",
-        "Predicted",
-        "Measured",
-        "Offered",
-        "Carried",
-        "95%",
-        "Sim.",
-    )
+        "rho", "Seed", "Backlog", "Predicted", "Measured", "Offered", "Carried", "95%", "Sim.",
+    )  # fmt: skip
     return Table(columns, [_drift(trial) for trial in twin.trials if trial.backlog])
 
 
@@ -122,16 +113,10 @@ def _drift(trial: "Trial") -> tuple[str, ...]:
     drift, other = trial.drift, trial.simulated_drift
     if drift is None:
         return (*start, "drains at once", "", "", "", "")
-    simulated = "" if other is None else f"{other.carried:,.0f}"
-    interval = f"±{drift.carried - drift.low:,.0f}"
     return (
-        *start,
-        drift.direction,
-        f"{drift.offered:,.0f}",
-        f"{drift.carried:,.0f}",
-        interval,
-        simulated,
-    )
+        *start, drift.direction, f"{drift.offered:,.0f}", f"{drift.carried:,.0f}",
+        f"±{drift.carried - drift.low:,.0f}", "" if other is None else f"{other.carried:,.0f}",
+    )  # fmt: skip
 
 
 def _start(trial: "Trial") -> tuple[str, str]:
@@ -141,14 +126,14 @@ def _start(trial: "Trial") -> tuple[str, str]:
 
 def _facts(twin: "Twin") -> list[Fact]:
     """Return how well batch times were fitted, and how steady the machine was."""
-    facts = []
-    for number, calibration in enumerate(twin.calibrations, start=1):
-        if calibration.fit is not None:
-            fit = calibration.fit
-            error = f"{fit.mean_absolute_error:.1%}"
-            facts.append(
-                Fact(f"Calibration {number}", error, f"mean error of {fit.n:,} batches, {fit.name}")
-            )
+    facts = [
+        Fact(
+            f"Calibration {number}",
+            f"{fit.mean_absolute_error:.1%}",
+            f"mean error of {fit.n:,} batches, {fit.name}",
+        )
+        for number, fit in enumerate(twin.fits, start=1)
+    ]
     if twin.pace:
         low, middle, high = twin.pace
         spread = (
@@ -156,13 +141,8 @@ def _facts(twin: "Twin") -> list[Fact]:
             "the paced clock"
         )
         facts.append(Fact("A paced second", f"{middle:.2f} s", spread))
-    facts.append(
-        Fact(
-            "Speed",
-            f"{twin.speed - 1:+.1%}",
-            "time of the same batches after the last run, over before",
-        )
-    )
+    explanation = "time of the same batches after the last run, over before"
+    facts.append(Fact("Speed", f"{twin.speed - 1:+.1%}", explanation))
     return facts
 
 
@@ -172,10 +152,9 @@ def _warnings(twin: "Twin") -> list[str]:
     worst = max((trial.batch_error for trial in twin.trials), key=abs)
     if abs(worst) > _DRIFTED:
         words.append(
-            f"the batch times themselves were off by up to {worst:+.1%}, which queues multiply: "
-            "do not read those "
-            "latencies as errors of the queueing; measure for longer (--calibrate), on a quieter "
-            "machine"
+            f"the batch times themselves were off by up to {worst:+.1%}, which queues multiply: do "
+            "not read those latencies as errors of the queueing; measure for longer (--calibrate), "
+            "on a quieter machine"
         )
     if abs(twin.speed - 1) > _DRIFTED:
         words.append(
@@ -220,22 +199,15 @@ def _latency_figures(twin: "Twin") -> list[Figure]:
     drawn = []
     for rho, (trial, *_) in twin.by_load.items():
         rows = []
-        for metric in METRICS:
-            for statistic in ("mean", "p50", "p99"):
-                measured, simulated = trial.latency(metric, statistic)
-                rows.append(
-                    (f"{metric[:-2].upper()} {statistic}", f"{measured:.4f}", f"{simulated:.4f}")
-                )
-        texts = [
+        for metric, statistic in itertools.product(METRICS, ("mean", "p50", "p99")):
+            times = (f"{seconds:.4f}" for seconds in trial.latency(metric, statistic))
+            rows.append((f"{metric[:-2].upper()} {statistic}", *times))
+        texts = (
             f"Cumulative distributions of {metric[:-2].upper()} at rho {rho:g}, measured and "
             "simulated."
             for metric in METRICS
-        ]
-        panels = latency_panels(runs_of(trial), legend=None)
-        table = Table(("Seconds", "Measured", "Simulated"), rows)
-        drawn.append(
-            Figure(
-                f"rho {rho:g}, seed {trial.seed}", dict(zip(texts, panels, strict=True)), [table]
-            )
         )
+        panels = dict(zip(texts, latency_panels(runs_of(trial), legend=None), strict=True))
+        table = Table(("Seconds", "Measured", "Simulated"), rows)
+        drawn.append(Figure(f"rho {rho:g}, seed {trial.seed}", panels, [table]))
     return drawn

@@ -70,8 +70,7 @@ class Grid:
         if min(table.shape) < 2:
             raise InputError(
                 f"{what} was measured at too few combinations: of {at.shape[0]:,} rows no grid of "
-                "two values on each "
-                "axis remains, so nothing lies between; measure more"
+                "two values on each axis remains, so nothing lies between; measure more"
             )
         return cls(tuple(axes), table)
 

@@ -83,8 +83,7 @@ def one_batch(prefill: npt.ArrayLike, decode: npt.ArrayLike) -> BatchContents:
     if (pairs.size and pairs.shape[1:] != (2,)) or decodes.ndim != 1:
         raise InputError(
             f"prefill has the shape {pairs.shape} and decode {decodes.shape}; give (new tokens, "
-            "tokens before) of each "
-            "prompt, and the tokens before each decode"
+            "tokens before) of each prompt, and the tokens before each decode"
         )
     new, before = pairs.reshape(-1, 2).T
     if not new.size + decodes.size or (new < 1).any() or (before < 0).any() or (decodes < 0).any():
@@ -131,8 +130,7 @@ def draw_batches(
     if prompt.size != output.size or min(prompt.min(), output.min()) < 1:
         raise InputError(
             f"{prompt.size:,} prompts from {prompt.min():g} and {output.size:,} outputs from "
-            f"{output.min():g} tokens: "
-            "give one of each per request, of at least one token"
+            f"{output.min():g} tokens: give one of each per request, of at least one token"
         )
     budget = checks.whole(
         "token_budget", token_budget, 2, MOST_TOKENS, "tokens", "a batch has tokens"

@@ -10,19 +10,16 @@ import polars as pl
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.source import Source
-from penstock.inputs.tables import Table, open_table
+from penstock.inputs.tables import ROW, Table, as_numbers, open_table
 from penstock.measuring.fitting.batches import Array
-from penstock.measuring.fitting.columns import ROW, as_numbers
 from penstock.measuring.fitting.layers.attention import Attention, Grid
 from penstock.measuring.fitting.layers.times import LayerTimes, Link
 
 _US, _MS = 1e6, 1e3
 _LONGEST = 1e12
 
-_TWICE = ("layernorm",)
-"""LLMServingSim profiles one of the two norms of a layer."""
-_ONCE = ("embedding", "final_layernorm", "emb")
-"""Layers that a model has once."""
+_TWICE = ("layernorm",)  # LLMServingSim profiles one of the two norms of a layer
+_ONCE = ("embedding", "final_layernorm", "emb")  # layers that a model has once
 
 
 def read_llmservingsim(

@@ -125,15 +125,13 @@ class LayerTimes:
         if self.data_parallel > 1 and self.experts is None:
             raise InputError(
                 f"data_parallel is {self.data_parallel}, but {self.source} has no experts to "
-                "share, so its ranks are "
-                "servers on their own; simulate a pool of them"
+                "share, so its ranks are servers on their own; simulate a pool of them"
             )
         if self.tensor_parallel * self.data_parallel > 1 and self.link is None:
             raise InputError(
-                f"{self.tensor_parallel * self.data_parallel} accelerators exchange activations "
-                "in every layer, but "
-                f"{self.source} does not say how fast; give link=Link(bandwidth, latency, "
-                "token_bytes)"
+                f"{self.tensor_parallel * self.data_parallel} accelerators exchange activations in "
+                f"every layer, but {self.source} does not say how fast; give link=Link(bandwidth, "
+                "latency, token_bytes)"
             )
 
     def seconds(self, prefill: npt.ArrayLike = (), decode: npt.ArrayLike = ()) -> float:

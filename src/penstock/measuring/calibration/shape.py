@@ -1,0 +1,353 @@
+"""A model's shape as the prior of a calibration: few factors, how far off each usually is, what
+rows say of them, and how uncertain that leaves them.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+import yaml
+
+from penstock import checks
+from penstock.checks import shown
+from penstock.document import parsed
+from penstock.errors import InputError, nearest
+from penstock.inputs.arrays import Floats
+from penstock.measuring.calibration.equations import Row, column_of, measured
+from penstock.measuring.calibration.laplace import Normal, Posterior, most_probable, slopes_of
+from penstock.measuring.calibration.predict import Overhead, Requests, predict, requests_of
+from penstock.measuring.calibration.priors import Prior
+from penstock.measuring.calibration.refine import FITTED, Fit, Sent, misfits_of_all
+from penstock.measuring.calibration.servers import USUAL, Build
+from penstock.measuring.calibration.steps import Common
+from penstock.measuring.shaped import limits_of
+from penstock.scenario.server import HardwareSection
+from penstock.simulation.progress import Progress, counting
+from penstock.system.batch_time import Composition
+from penstock.system.engines import ENGINES
+from penstock.system.memory import Memory
+from penstock.system.models.adjusted import KNOTS, Adjustment
+from penstock.system.models.served import ServedModel
+from penstock.system.server import Server
+from penstock.system.uncertain import Uncertainty
+
+_FILE = Path(__file__).parent / "shape_priors.yaml"
+
+ADJUSTED = tuple(field.name for field in dataclasses.fields(Adjustment))
+"""Parameters that batch times have; `overhead` and `kv_memory` come beside."""
+
+NAMES = (*ADJUSTED, "overhead", "kv_memory")
+"""What is fitted to a shape. Factors are 1 for what the shape says; the others are seconds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ShapePriors:
+    """How far off shapes usually are under an engine.
+
+    Attributes
+    ----------
+    priors
+        Of each of `NAMES`.
+    together
+        Correlations of the factors of small and medium, of medium and large, and of small and
+        large batches: a kernel that is slow at one load is slow near it.
+    noise
+        By metric (``ttft``, ``itl``): the scale of what no parameter explains, as a logarithm.
+    source
+        Which runs say so.
+    """
+
+    priors: Mapping[str, Prior]
+    together: tuple[float, float, float]
+    noise: Mapping[str, float]
+    source: str
+
+    @property
+    def normal(self) -> Normal:
+        """The priors as one distribution of logarithms."""
+        centres = np.log([self.priors[name].centre for name in NAMES])
+        deviations = np.array([self.priors[name].deviation for name in NAMES])
+        correlation = np.eye(len(NAMES))
+        small, medium, large = (NAMES.index(name) for name in KNOTS)
+        pairs = ((small, medium), (medium, large), (small, large))
+        for (one, other), share in zip(pairs, self.together, strict=True):
+            correlation[one, other] = correlation[other, one] = share
+        return Normal(centres, correlation * np.outer(deviations, deviations))
+
+
+@functools.cache
+def shape_priors(engine: str) -> ShapePriors:
+    """Return how far off shapes usually are under an engine, or under the first in its place."""
+    entries: Mapping[str, Any] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    entry = entries.get(engine) or next(iter(entries.values()))
+    priors = {
+        name: Prior(float(centre), float(factor), entry["source"])
+        for name, (centre, factor) in entry["priors"].items()
+    }
+    return ShapePriors(priors, tuple(entry["together"]), entry["noise"], entry["source"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShapeBuild(Build):
+    """Makes a server and an overhead of what is fitted to a shape.
+
+    Parameters
+    ----------
+    served
+        The model on its GPUs, under its engine.
+    """
+
+    served: ServedModel
+
+    def limit(self, name: str) -> int:
+        """Return a limit as it was stated, or else as the engine chooses it for these GPUs."""
+        if name not in self.assumed:
+            return super().limit(name)
+        return dict(zip(USUAL, limits_of(self.served), strict=True))[name] or USUAL[name]
+
+    @functools.cached_property
+    def shape(self) -> Composition:
+        """The batch times that follow from the shape alone."""
+        most = self.limit("token_budget") + self.limit("max_batch_size")
+        return self.served.times.composition(most)
+
+    @functools.cached_property
+    def kv_of_shape(self) -> int:
+        """The tokens that KV memory holds: as given, or what the GPUs leave."""
+        if self.kv_tokens is not None:
+            block = ENGINES[self.policy].block_size
+            one = f"one block of {self.policy} has {block}; give what the engine logs"
+            return checks.whole("kv_tokens", self.kv_tokens, block, 2**40, "tokens", one)
+        gpu, engine = self.served.on_gpus, ENGINES[self.served.engine]
+        return gpu.kv_tokens(engine, self.limit("token_budget")).tokens
+
+    def __call__(self, values: Mapping[str, float]) -> tuple[Server, Overhead]:
+        """Return the server with these values; given KV tokens are what they are."""
+        adjustment = Adjustment(**{name: values[name] for name in ADJUSTED})
+        tokens = self.kv_of_shape
+        if self.kv_tokens is None:
+            tokens = round(tokens * values["kv_memory"])
+        engine = ENGINES[self.policy]
+        memory = dataclasses.replace(
+            Memory.of_tokens(max(tokens, engine.block_size), engine.block_size),
+            prefix_caching=self.prefix_caching,
+            too_long="drop",
+        )
+        server = Server(
+            adjustment.of(self.shape),
+            self.limit("token_budget"),
+            self.limit("max_batch_size"),
+            self.policy,
+            policy_params=self.policy_params or (),
+            memory=memory,
+        )
+        return server, Overhead(values["overhead"])
+
+
+def possible_shapes(hardware: Mapping[str, Any], build: Build) -> list[ShapeBuild]:
+    """Return the shape that a mapping names, with each precision that its KV cache may have.
+
+    Parameters
+    ----------
+    hardware
+        As a scenario has it. Where it has no ``kv_precision``, the cache may be as published or
+        in 8 bits; where it has no ``engine``, the policy is it.
+    build
+        The limits of the server, its policy and its settings.
+
+    Raises
+    ------
+    InputError
+        If there is no such model or GPU, or the policy is no engine's.
+    """
+    if build.policy not in ENGINES:
+        raise InputError(
+            f"policy is {shown(build.policy)}, but a shape is served by an engine"
+            f"{nearest(build.policy, ENGINES)}"
+        )
+    section = parsed(hardware, HardwareSection, "hardware", "model and gpu")
+    engine = section.engine if "engine" in section.model_fields_set else build.policy
+    published = _served(section, engine, section.kv_precision)
+    possible = [published]
+    if section.kv_precision is None and published.numbers.kv == "bf16":
+        possible.append(_served(section, engine, "fp8"))
+    stated = vars(build) | {"policy": engine}
+    return [ShapeBuild(**stated, served=served) for served in possible]
+
+
+def _served(section: HardwareSection, engine: str, kv_precision: str | None) -> ServedModel:
+    """Return what a section names, under an engine and with a precision of the KV cache."""
+    chosen = section.model_copy(update={"engine": engine, "kv_precision": kv_precision})
+    served = chosen.build(Path()).served
+    assert served is not None
+    return served
+
+
+def values_of(theta: Floats) -> dict[str, float]:
+    """Return the parameters of their logarithms."""
+    return dict(zip(NAMES, np.exp(theta).tolist(), strict=True))
+
+
+_MOST_REQUESTS = 10_000  # of a row, while it is fitted
+_ROUNDS = 3  # that a fit usually takes, for the progress bar
+_T90 = 2.132  # half of the 90% interval of Student's t with four degrees of freedom, in its scales
+_N90 = 1.645  # and of a normal distribution
+
+
+# Metrics that get an interval, and whose noise they have.
+_NOISE_OF = {"ttft": "ttft", "itl": "itl", "e2e": "itl", "requests_per_s": "itl"}
+
+
+class ShapeFit(NamedTuple):
+    """What rows say of a shape.
+
+    Attributes
+    ----------
+    build
+        Makes the server; of several precisions of the KV cache, with the most probable.
+    common
+        The fit as others are.
+    posterior
+        Of the logarithms of `NAMES`.
+    priors
+        Beside which it was found.
+    """
+
+    build: ShapeBuild
+    common: Common
+    posterior: Posterior
+    priors: ShapePriors
+
+    def with_uncertainty(self, server: Server) -> Server:
+        """Return a server whose batch times know what the rows left open."""
+        here = [NAMES.index(name) for name in ADJUSTED]
+        covariance = self.posterior.covariance[np.ix_(here, here)]
+        values = {name: self.common.fit.values[name] for name in ADJUSTED}
+        batch_time = server.batch_time
+        assert isinstance(batch_time, Composition)
+        known = Uncertainty(values, covariance.tolist())
+        return dataclasses.replace(
+            server, batch_time=dataclasses.replace(batch_time, uncertainty=known)
+        )
+
+
+def shape_fit(
+    rows: Sequence[Row],
+    fitted: Sequence[bool],
+    builds: Sequence[ShapeBuild],
+    seed: int,
+    progress: Progress | None,
+) -> ShapeFit:
+    """Return what some rows say of a shape.
+
+    Parameters
+    ----------
+    rows, fitted
+        What was measured, and what of it is to be fitted.
+    builds
+        The shape with each precision of its KV cache that it may have had, the first as published.
+    seed
+        For arrivals and the order of lengths.
+    progress
+        Called now and then with the share that is done, at most.
+
+    Raises
+    ------
+    InputError
+        If no row to fit has a time to first token or an inter-token latency.
+    """
+    to_fit = [row for row, use in zip(rows, fitted, strict=True) if use]
+    if not any(measured(row, metric) for row in to_fit for metric in FITTED):
+        raise InputError(
+            f"{len(to_fit)} rows to fit have no inter-token latency and no time to first token, so "
+            "nothing can be fitted; choose rows with either, or benchmark with streaming"
+        )
+    priors = shape_priors(builds[0].policy)
+    guess = values_of(priors.normal.mean)
+    sent = [(row, requests_of(row, builds[0](guess)[0], seed, _MOST_REQUESTS)) for row in to_fit]
+    step = counting(progress, len(builds) * _ROUNDS * (len(NAMES) + 2))
+    posteriors: list[Posterior] = []
+    for build in builds:
+        start = posteriors[0].mean if posteriors else None
+        posteriors.append(posterior_of(sent, build, priors, step, start))
+    best = min(range(len(builds)), key=lambda index: posteriors[index].cost)
+    posterior, build = posteriors[best], builds[best]
+    held = _held(builds, build)
+    names = [name for name in NAMES if name not in held]
+    values, deviations = values_of(posterior.mean), posterior.deviations
+    fit = Fit(
+        {name: values[name] for name in names},
+        {name: float(deviations[NAMES.index(name)]) for name in names},
+        posterior.cost,
+        posterior.misfits,
+    )
+    return ShapeFit(build, Common(fit, sent, priors.priors, held, None), posterior, priors)
+
+
+def posterior_of(
+    sent: Sequence[Sent],
+    build: ShapeBuild,
+    priors: ShapePriors,
+    step: Callable[[], None] = lambda: None,
+    start: Floats | None = None,
+) -> Posterior:
+    """Return what rows say of one shape; ``start`` as in `most_probable`, ``step`` is called before
+    each simulation of the rows.
+    """
+    noise = np.array([priors.noise[metric] for _ in sent for metric in FITTED])
+
+    def misfits(theta: Floats) -> Floats:
+        step()
+        off = misfits_of_all(sent, *build(values_of(theta)))
+        return np.where(np.isinf(off), np.nan, off)
+
+    return most_probable(misfits, priors.normal, noise, start)
+
+
+def _held(builds: Sequence[ShapeBuild], chosen: ShapeBuild) -> dict[str, str]:
+    """Say which precision of the KV cache was taken, and whether its tokens were given."""
+    assert chosen.served is not None
+    kv = chosen.served.numbers.kv
+    held = {"kv_precision": f"{kv}: the rows fit better with it; give --kv-precision if known"}
+    if len(builds) == 1:
+        held = {"kv_precision": f"{kv}, as given or published"}
+    if chosen.kv_tokens is not None:
+        held["kv_memory"] = f"{chosen.kv_tokens:,} tokens were given"
+    return held
+
+
+def _interval_of(fit: ShapeFit, load: Requests, row: Row) -> dict[str, float | None]:
+    """Return ``ttft_low``, ``ttft_high`` and so on of a row, in seconds: 90% intervals, of
+    calibration and of what no parameter explains.
+    """
+
+    def logs(theta: Floats) -> Floats:
+        predicted = predict(load, *fit.build(values_of(theta)))
+        return np.log([predicted[column_of(row, metric)] for metric in _NOISE_OF])
+
+    mean = fit.posterior.mean
+    near = logs(mean)
+    slopes = slopes_of(logs, mean, near)
+    spread = np.einsum("mi,ij,mj->m", slopes, fit.posterior.covariance, slopes)
+    answer: dict[str, float | None] = {}
+    for metric, middle, variance in zip(_NOISE_OF, near, spread, strict=True):
+        noise = fit.priors.noise[_NOISE_OF[metric]]
+        half = float(np.hypot(_N90 * np.sqrt(variance), _T90 * noise))
+        known = bool(np.isfinite(middle) and np.isfinite(half))
+        answer[f"{metric}_low"] = float(np.exp(middle - half)) if known else None
+        answer[f"{metric}_high"] = float(np.exp(middle + half)) if known else None
+    return answer
+
+
+def with_intervals(
+    table: pl.DataFrame, fit: ShapeFit, rows: Sequence[Row], seed: int
+) -> pl.DataFrame:
+    """Return judged rows with the interval of each prediction."""
+    server = fit.build(fit.common.fit.values)[0]
+    entries = [_interval_of(fit, requests_of(row, server, seed), row) for row in rows]
+    names = [f"{metric}_{end}" for metric in _NOISE_OF for end in ("low", "high")]
+    return table.hstack(pl.DataFrame(entries, schema=dict.fromkeys(names, pl.Float64)))
