@@ -372,8 +372,7 @@ def _with_fewer_others(search: Search, best: Evaluation) -> str:
         below = prospect.family.counts[: prospect.least]
         if prospect.family.name == fewer.family and fewer.replicas in below:
             return f"stability: {prospect.why_not_fewer}"
-    reasons = (one.why for one in search.hopeless if one.family.name == fewer.family)
-    return next(reasons, "")
+    return next((one.why for one in search.hopeless if one.family.name == fewer.family), "")
 
 
 def _discarded(search: Search) -> list[Discarded]:

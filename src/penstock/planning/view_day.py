@@ -29,8 +29,7 @@ def day_section(day: "DayPlan") -> Section:
     def figures() -> list[Figure]:
         from penstock.planning.figures import day_figure
 
-        whole = [] if every == 1 else [_day_table(day, 1)]
-        return [day_figure(day, whole)]
+        return [day_figure(day, [] if every == 1 else [_day_table(day, 1)])]
 
     return Section(
         "Over the day",

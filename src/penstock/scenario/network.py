@@ -177,8 +177,7 @@ class PoolSection(KindSection):
 
     def known_gpu(self, folder: Path) -> Gpu | None:
         """Return the model on its GPUs that the batch times of the first kind are those of."""
-        kind = self.servers[0] if self.servers else self
-        measured = kind.measured(folder)
+        measured = (self.servers[0] if self.servers else self).measured(folder)
         return measured.gpu if measured else None
 
     def _servers(self, where: str, folder: Path, order: str) -> list[tuple[Server, int]]:
@@ -416,9 +415,8 @@ class WorkflowSection(Section):
         assert given is not None
         if self.pool is None:
             raise InputError("sessions: their requests need a `pool`; add it beside them")
-        path = folder / checks.path("sessions.trace", given.trace)
         made = read_sessions(
-            path,
+            folder / checks.path("sessions.trace", given.trace),
             self.pool,
             rate=given.rate,
             arrivals=given.arrivals,

@@ -97,8 +97,7 @@ class Pool:
     def server_of(self, replica: int) -> Server:
         """Return the kind of server that a replica is, which are counted kind by kind from 0."""
         ends = itertools.accumulate(count for _, count in self.servers)
-        kind = next(index for index, end in enumerate(ends) if replica < end)
-        return self.servers[kind][0]
+        return self.servers[next(index for index, end in enumerate(ends) if replica < end)][0]
 
     @property
     def policy(self) -> Scheduler:

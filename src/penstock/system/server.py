@@ -379,8 +379,7 @@ def _memory_of_gpu(
     size = engine.block_size if rules is None else rules.block_size
     if gpu.engine is not None and size == gpu.engine.block_size:
         size = engine.block_size  # not one that was chosen
-    tokens = gpu.kv_tokens(engine, token_budget).tokens
-    memory = Memory.of_tokens(tokens, size)
+    memory = Memory.of_tokens(gpu.kv_tokens(engine, token_budget).tokens, size)
     rules = dataclasses.replace(
         rules or memory, blocks=memory.blocks, block_size=size, estimated=True
     )

@@ -115,8 +115,7 @@ class InstantEstimate:
             return None
         means = {name: float(getattr(self, name)) for name in self.ranges}
         above = (means[name] / low - 1 for name, (low, _) in self.ranges.items())
-        below = (1 - means[name] / high for name, (_, high) in self.ranges.items())
-        return max(*above, *below)
+        return max(*above, *(1 - means[name] / high for name, (_, high) in self.ranges.items()))
 
     @property
     def ttft_s(self) -> float | None:

@@ -327,5 +327,4 @@ def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         return f"HTTP status {error.code}"
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    text = " ".join(str(cause).split())
-    return text or type(error).__name__
+    return " ".join(str(cause).split()) or type(error).__name__

@@ -110,10 +110,9 @@ def load(
             ids, rows["ids"].list.len().cast(pl.Int64).to_numpy(), prompt, chosen.hash_block
         )
     priority = rows["priority"].to_numpy(writable=True) if chosen.priority else None
-    declared = rows["declared"].to_numpy(writable=True) if chosen.declared else None
     return Trace(
         arrival_s, prompt, output, chosen.name, source.name, tuple(notices), prefixes, priority,
-        declared,
+        rows["declared"].to_numpy(writable=True) if chosen.declared else None,
     )  # fmt: skip
 
 

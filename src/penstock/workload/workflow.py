@@ -19,6 +19,7 @@ from penstock.workload.jobs import MOST_JOBS, Jobs, checked_seed, first_jobs
 from penstock.workload.lengths import LONGEST, Length
 from penstock.workload.means import MOST_SAMPLED, Means, Sample, sampled_jobs
 from penstock.workload.pairs import Empirical, Lengths, Recorded
+from penstock.workload.prefixes import Prefixes
 from penstock.workload.routes import END, Routes
 from penstock.workload.stage import (
     Stage,
@@ -253,6 +254,16 @@ class Workflow:
         return self.arrivals.rows is not None
 
     @property
+    def reuses(self) -> bool:
+        """Whether calls go on with the context of earlier ones."""
+        return self.context == "reuse"
+
+    @property
+    def prefixes(self) -> Prefixes | None:
+        """What recorded prompts have in common, where that is known."""
+        return self.arrivals.prefixes
+
+    @property
     def most_requests(self) -> Floats:
         """Shape (stages,), requests of each stage that one job can have at most, or a little more;
         infinite for loops without limit.
@@ -406,8 +417,7 @@ class Workflow:
         """Return the mean requests of so many jobs, or a number above ``most`` if that is more."""
         drawn = self._own_lengths.sample(np.random.default_rng((0, 1)), jobs)
         streams = Streams((0,), len(self.stages))
-        begin = self._begin(drawn[0])
-        return requests_of(self._plan, streams, *drawn, begin, most * jobs) / jobs
+        return requests_of(self._plan, streams, *drawn, self._begin(drawn[0]), most * jobs) / jobs
 
     @property
     def _own_lengths(self) -> Lengths:
@@ -484,11 +494,10 @@ class Workflow:
                 max_prompt = np.where(max_prompt > 0, most, 0)
         if not routes.limited:
             onward = routes.onward()
-        visits = np.asarray(np.linalg.solve(np.eye(len(stages)) - onward.T, external), np.float64)
         return Means(
             external,
             onward,
-            visits,
+            np.asarray(np.linalg.solve(np.eye(len(stages)) - onward.T, external), np.float64),
             prompt,
             output,
             both,

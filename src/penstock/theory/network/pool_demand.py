@@ -83,8 +83,7 @@ def link_seconds(pool: int) -> OfVisits:
     """Return what asks for the seconds that transfers take the links of a pool."""
 
     def asked(visits: Visits) -> Floats:
-        crosses = (visits.pool == pool) | (visits.sender == pool)
-        return np.where(crosses, visits.link_s, 0.0)
+        return np.where((visits.pool == pool) | (visits.sender == pool), visits.link_s, 0.0)
 
     return asked
 

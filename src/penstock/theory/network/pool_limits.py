@@ -327,8 +327,7 @@ def _by_slots_in_words(pool: Pool) -> str:
 
 def _kv_memory(pool: Pool, held: Sampled) -> PoolLimit:
     """Return the limit that KV memory sets, for so much held per second, as `_held` counts it."""
-    given = sum(count * _token_rate(server) for server, count in pool.servers)
-    load = held.times(1 / given)
+    load = held.times(1 / sum(count * _token_rate(server) for server, count in pool.servers))
     server = pool.server
     if len(pool.servers) > 1 or server.memory is None:
         why = f"requests hold at least {load.mean:.4g} of the KV memory of all replicas on average"
