@@ -13,7 +13,8 @@ from penstock.checking.targets import Judgement, Target
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
 from penstock.planning.evaluate import Evaluation
-from penstock.planning.search import Prospect, Search, rank
+from penstock.planning.prospects import Prospect, rank
+from penstock.planning.search import Search
 from penstock.planning.shortfalls import in_words, shortfalls
 from penstock.planning.space import Discarded, Family, Reason, Space
 from penstock.planning.unreachable import Unreachable, why_unreachable

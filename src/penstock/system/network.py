@@ -9,7 +9,6 @@ import numpy as np
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Floats, Ints
-from penstock.kernel.signatures import ROUTE_BY_FUNCTION, ROUTE_WORK
 from penstock.system.kv_transfer import received_tokens
 from penstock.system.network_faults import (
     checked_pools,
@@ -17,6 +16,7 @@ from penstock.system.network_faults import (
     refuse_unfed_decodes,
     refuse_unserved_stages,
 )
+from penstock.system.network_lengths import outputs_left, reuse_depends, router_weights
 from penstock.system.network_model import NetworkModel, model_of
 from penstock.system.pool import Pool as Pool
 from penstock.system.reuse import mean_per_request, reused, shared_at_most
@@ -31,7 +31,6 @@ from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
 
 _LONGEST_S = 1e9
-_WEIGHT = 1024  # routers weigh requests in whole numbers: mean tokens times this
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,7 +90,8 @@ class Network:
         )
 
     @functools.cached_property
-    def _pool_names(self) -> tuple[str, ...]:
+    def pool_names(self) -> tuple[str, ...]:
+        """The name of the pool of each stage, in order of stages."""
         return tuple(
             stage.pool for workflow in self.workflows for stage in workflow.stages.values()
         )
@@ -99,13 +99,13 @@ class Network:
     @property
     def pool_of_stage(self) -> dict[str, str]:
         """The name of the pool that serves each stage, in order of stages."""
-        return dict(zip(self.stages, self._pool_names, strict=True))
+        return dict(zip(self.stages, self.pool_names, strict=True))
 
     @functools.cached_property
     def stage_pool(self) -> Ints:
         """Shape (stages,), the pool that serves each stage, in order of `pools`."""
         numbers = {name: index for index, name in enumerate(self.pools)}
-        return np.array([numbers[name] for name in self._pool_names], np.int64)
+        return np.array([numbers[name] for name in self.pool_names], np.int64)
 
     @functools.cached_property
     def first_stage(self) -> Ints:
@@ -136,20 +136,7 @@ class Network:
         """Shape (stages, 2): what a request in prefill, and in decode, counts for routers that
         weigh; 0 for others.
         """
-        expected = _WEIGHT * np.column_stack(
-            [self.prefill_means + self.decode_means, self.decode_means]
-        )
-        weights = np.zeros_like(expected)
-        for stage, name in enumerate(self._pool_names):
-            router = self.pools[name].router
-            if router.code in (ROUTE_WORK, ROUTE_BY_FUNCTION):
-                weights[stage] = (
-                    _WEIGHT * np.array([router.prefill_weight, router.decode_weight])
-                    if router.prefill_weight is not None
-                    else expected[stage]
-                )
-        # what is above 0 stays so: a measure vanishes at empty replicas only
-        return np.maximum(np.rint(weights), weights > 0).astype(np.int64)
+        return router_weights(self)
 
     @functools.cached_property
     def order_params(self) -> tuple[Floats, ...]:
@@ -343,11 +330,13 @@ class Network:
         its pool's server.
         """
         engine = np.array(
-            [self.pools[name].server.convention == "engine" for name in self._pool_names]
+            [self.pools[name].server.convention == "engine" for name in self.pool_names]
         )
         mean = self.stacked("output") - np.where(engine, self.stacked("both"), 0.0)
         for workflow in range(len(self.workflows) if self.cuts_outputs.any() else 0):
-            mean -= self._sampled_means(workflow, lambda jobs: jobs.output - self._left(jobs))
+            mean -= self._sampled_means(
+                workflow, lambda jobs: jobs.output - outputs_left(self, jobs)
+            )
         return mean
 
     @functools.cached_property
@@ -359,29 +348,11 @@ class Network:
         """Return jobs whose outputs are what the longest contexts of engines leave of them."""
         if not self.cuts_outputs.any():
             return jobs
-        output = self._left(jobs).astype(jobs.output.dtype)
+        output = outputs_left(self, jobs).astype(jobs.output.dtype)
         declared = jobs.declared
         if declared is not None:
             declared = np.where(output < jobs.output, output, declared)
         return dataclasses.replace(jobs, output=output, declared=declared)
-
-    def _left(self, jobs: Jobs) -> Ints:
-        """Return the outputs that longest contexts leave of those of requests, shape
-        (requests,).
-        """
-        output = jobs.output.astype(np.int64)
-        received = self.received(jobs)
-        pool = self.stage_pool[jobs.stage]
-        for index, each in enumerate(self.pools.values()):
-            if not self.cuts_outputs[index]:
-                continue
-            policy = each.server.policy
-            here = np.flatnonzero((pool == index) & (output > 0))
-            most = policy.outputs_of(jobs.prompt[here].astype(np.int64), output[here])
-            # What comes from elsewhere has a token already, which is not in its KV memory yet.
-            room = np.maximum(policy.longest_context - received[here] - 1, 0)
-            output[here] = np.where(received[here] > 0, np.minimum(output[here], room), most)
-        return output
 
     @property
     def reuse_is_certain(self) -> bool:
@@ -396,22 +367,7 @@ class Network:
         where all that a job computed is not kept on one replica. It does not where no prompts have
         anything in common, or an engine keeps nothing for others.
         """
-        return np.array([self._depends(*pool) for pool in enumerate(self.pools.values())])
-
-    def _depends(self, index: int, pool: Pool) -> bool:
-        visitors = [
-            workflow
-            for workflow, first, last in zip(
-                self.workflows, self.first_stage[:-1], self.first_stage[1:], strict=True
-            )
-            if index in self.stage_pool[first:last]
-        ]
-        reuses = any(workflow.reuses for workflow in visitors)
-        if pool.server.by_lines:
-            kept = self.retention_s is None and (pool.replicas == 1 or pool.affinity)
-            return reuses and not kept
-        recorded = any(workflow.prefixes is not None for workflow in visitors)
-        return pool.caches_prefixes and (reuses or recorded)
+        return np.array([reuse_depends(self, *pool) for pool in enumerate(self.pools.values())])
 
     @property
     def _keeps_all(self) -> Bools:
