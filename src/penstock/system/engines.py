@@ -170,7 +170,7 @@ class Vllm(Engine):
         """Refuse what an engine cannot be told, and drafts that no batch has room for."""
         super().check(server)
         drafts = self.options["drafts"]
-        if drafts and server.memory is not None and server.memory.prefix_caching:
+        if drafts and server.caches_prefixes:
             raise InputError(
                 f"drafts is {drafts:,} and prefix_caching is on, but which blocks drafts leave to "
                 "others is not modelled; leave out the one or the other"

@@ -11,7 +11,6 @@ from penstock.errors import InputError, nearest
 from penstock.system import router_functions
 from penstock.system.pool import Pool
 from penstock.system.routing import Router
-from penstock.system.server import Server
 from penstock.workload.sessions import Sessions
 from penstock.workload.stage import released
 from penstock.workload.workflow import Workflow
@@ -161,7 +160,7 @@ def _looks_for_prompts(router: Router) -> bool:
 
 def _finds(network: "Network", name: str, pool: Pool) -> bool:
     """Whether replicas may have computed the beginning of a prompt that comes to a pool."""
-    caches = any(server.by_lines or _caches(server) for server, _ in pool.servers)
+    caches = any(server.by_lines or server.caches_prefixes for server, _ in pool.servers)
     return caches and any(
         workflow.reuses or workflow.prefixes is not None
         for workflow in network.workflows
@@ -169,13 +168,9 @@ def _finds(network: "Network", name: str, pool: Pool) -> bool:
     )
 
 
-def _caches(server: Server) -> bool:
-    return server.memory is not None and server.memory.prefix_caching
-
-
 def _why_nothing(pool: Pool) -> str:
     """Say what is missing for replicas to find prompts computed."""
-    if not any(server.by_lines or _caches(server) for server, _ in pool.servers):
+    if not any(server.by_lines or server.caches_prefixes for server, _ in pool.servers):
         return "no server caches prefixes; give them `memory: {prefix_caching: true}`"
     return (
         "no workflow has prompts in common; give one `context: reuse`, sessions, or a trace with "

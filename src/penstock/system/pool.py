@@ -107,8 +107,7 @@ class Pool:
     @property
     def caches_prefixes(self) -> bool:
         """Whether some of its replicas keep what prompts begin with for others."""
-        memories = [server.memory for server, _ in self.servers]
-        return any(memory is not None and memory.prefix_caching for memory in memories)
+        return any(server.caches_prefixes for server, _ in self.servers)
 
     @property
     def order_name(self) -> str:

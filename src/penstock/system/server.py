@@ -179,6 +179,16 @@ class Server:
         return self.batch_time.capacity(self.most_tokens)
 
     @property
+    def shortest_s(self) -> float:
+        """The least time of a batch, s."""
+        return float(self.batch_time.table(self.most_tokens)[1:].min())
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether it keeps what prompts begin with, for others."""
+        return self.memory is not None and self.memory.prefix_caching
+
+    @property
     def full_batch_rate(self) -> float:
         """Tokens/s of batches filled to the token budget."""
         return self.token_budget / float(self.batch_time(self.token_budget))

@@ -202,7 +202,7 @@ class Sglang(Engine):
         """Refuse what SGLang cannot be told, and batches of prompts beyond the token budget."""
         super().check(server)
         order = self.options["schedule_policy"]
-        caches = server.memory is not None and server.memory.prefix_caching
+        caches = server.caches_prefixes
         if caches and order not in ("fcfs", "lpm"):
             raise InputError(
                 f"schedule_policy is {order!r} beside prefix_caching, which is known for 'fcfs' "
