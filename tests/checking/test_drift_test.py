@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from tests.policy_capacities import policy_capacity
 
 import penstock as ps
 from penstock.checking.backlog import Backlog
@@ -15,7 +16,6 @@ from penstock.simulation.run import TICK_S
 from penstock.simulation.session_engine import open_session
 from penstock.simulation.window import Window
 from penstock.system.server import Convention
-from penstock.theory.capacity import policy_capacity
 from penstock.workload.arrivals import OnOff
 from penstock.workload.workload import Requests
 

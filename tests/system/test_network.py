@@ -145,11 +145,9 @@ def test_sampled_means_come_with_their_standard_error() -> None:
 def test_stages_have_lines_of_their_own_except_where_all_wait_in_one() -> None:
     network = rybko_stolyar()
     assert network.stage_line.tolist() == [0, 0, 1, 1]
-    assert network.pool_lines.tolist() == [2, 2]
     pools = {"one": Pool(PAPER), "two": Pool(PAPER, order="global-age")}
     single = Network(pools, network.workflows)
     assert single.stage_line.tolist() == [0] * 4
-    assert single.pool_lines.tolist() == [1, 1]
 
 
 def test_priorities_become_the_lines_of_their_pool_most_urgent_first() -> None:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.foster import foster
+from tests.policy_capacities import policy_capacity
 
 import penstock as ps
 from penstock.theory.attention import attention, prefill_seconds
-from penstock.theory.capacity import policy_capacity
 from penstock.theory.fluid import fluid
-from penstock.theory.foster import foster
 from penstock.theory.load import load, multiclass_load
 from penstock.theory.long_prompts import sarathi_region
 from penstock.theory.moments import mean_of, mean_product

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.foster import Foster, foster
 
 import penstock as ps
 from penstock.reference import markov_chain
-from penstock.theory.foster import Foster, foster
 
 State = tuple[int, tuple[tuple[int, int], ...]]
 """The paper's X: slots left of the batch, and (prefill left, decode left) of each request (eq:state)."""

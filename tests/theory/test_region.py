@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
+from tests.long_prompt_corners import closed_form
 
 import penstock as ps
 from penstock.system.batch_time import BatchTime
-from penstock.theory.long_prompts import closed_form, sarathi_region
+from penstock.theory.long_prompts import sarathi_region
 from penstock.theory.region import Region, linear_program, region
 from penstock.workload.pairs import Empirical
 

@@ -22,8 +22,8 @@ def blocks_of(requests):
     @pytest.fixture(scope="module")
     def blocks():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("penstock.workload.workflow._REQUESTS", requests)
-            patch.setattr("penstock.workload.workflow._FEWEST_AT_A_TIME", 1)
+            patch.setattr("penstock.workload.drawing._REQUESTS", requests)
+            patch.setattr("penstock.workload.drawing._FEWEST_AT_A_TIME", 1)
             patch.setattr("penstock.workload.means.MOST_SAMPLED", SAMPLED)
             yield
 

@@ -70,8 +70,7 @@ def read_recording(path: str | Path) -> tuple[list[Row], int]:
 
 
 def _check_header(line: str, source: Source) -> None:
-    header = _document(line)
-    number = header.get(MARK)
+    number = _document(line).get(MARK)
     if isinstance(number, int) and number > FORMAT:
         raise source.fault(
             f"is a recording of format {number}, but this version reads up to {FORMAT}. "

@@ -29,13 +29,21 @@ _DEFLATE = 1_032
 
 @dataclass(frozen=True)
 class Source:
-    """A file, decompressed where need be, and the errors that name it."""
+    """A file, decompressed where need be, and the errors that name it.
+
+    Attributes
+    ----------
+    path
+        Where it is.
+    content
+        The bytes, decompressed; None where they can be read from the file as they are.
+    most_gib
+        The limit that it was read under.
+    """
 
     path: Path
     content: bytes | None
-    """The bytes, decompressed; None where they can be read from the file as they are."""
     most_gib: float = MOST_GIB
-    """The limit that it was read under."""
 
     @classmethod
     def at(cls, path: str | Path, max_gib: float | None = None) -> "Source":

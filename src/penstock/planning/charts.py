@@ -45,15 +45,11 @@ def figures(
     """Return the figures that there are, by file name."""
     charts: dict[str, Any] = {}
     if plan is not None and plan.measured:
-        row: alt.HConcatChart = alt.hconcat(*frontier_panels(plan)).configure_axis(gridColor=GRID)
-        charts["frontier"] = row
+        charts["frontier"] = alt.hconcat(*frontier_panels(plan)).configure_axis(gridColor=GRID)
     if rates is not None:
         charts["stable_rates"] = rate_heat_map(rates)
     if day is not None:
-        column: alt.VConcatChart = alt.vconcat(*day_panels(day).values()).configure_axis(
-            gridColor=GRID
-        )
-        charts["day"] = column
+        charts["day"] = alt.vconcat(*day_panels(day).values()).configure_axis(gridColor=GRID)
     return charts
 
 
@@ -169,10 +165,7 @@ def _frontier_panel(plan: "Plan", rows: pl.DataFrame, title: str, y: alt.Y) -> a
             strokeWidth=1.6,
         )
         layers.append(marks.encode(x=x, y=y, color=color, shape=shape))
-    panel: alt.LayerChart = alt.LayerChart(layer=layers).properties(
-        width=340, height=280, title=title
-    )
-    return panel
+    return alt.LayerChart(layer=layers).properties(width=340, height=280, title=title)
 
 
 def day_panels(day: "DayPlan") -> dict[str, Any]:
@@ -207,8 +200,7 @@ def day_rows(day: "DayPlan") -> pl.DataFrame:
 
 def _to_the_end(rows: pl.DataFrame, day: "DayPlan") -> pl.DataFrame:
     """Repeat the last row at the end of the day, so that its step is drawn."""
-    end = day.profile.span_s / _HOUR_S
-    return pl.concat([rows, rows.tail(1).with_columns(hour=pl.lit(end))])
+    return pl.concat([rows, rows.tail(1).with_columns(hour=pl.lit(day.profile.span_s / _HOUR_S))])
 
 
 def _hours(day: "DayPlan") -> alt.X:
@@ -218,7 +210,7 @@ def _hours(day: "DayPlan") -> alt.X:
     return alt.X("hour:Q", title="Hour", scale=alt.Scale(domain=[0, end], nice=False), axis=axis)
 
 
-def _rates(day: "DayPlan") -> alt.Chart:
+def _rates(day: "DayPlan") -> Any:
     area = alt.Chart(_to_the_end(day_rows(day), day), title="Arrival rate").mark_area(
         interpolate="step-after",
         color=COLOURS[0],
@@ -226,11 +218,10 @@ def _rates(day: "DayPlan") -> alt.Chart:
         line={"color": COLOURS[0], "strokeWidth": 2},
     )
     y = alt.Y("rate:Q", title="Requests/s", axis=_LINEAR)
-    drawn: alt.Chart = area.encode(x=_hours(day), y=y).properties(width=560, height=150)
-    return drawn
+    return area.encode(x=_hours(day), y=y).properties(width=560, height=150)
 
 
-def _replicas(day: "DayPlan") -> alt.Chart:
+def _replicas(day: "DayPlan") -> Any:
     rows = _to_the_end(day_rows(day), day).unpivot(
         list(_FLEETS), index="hour", variable_name="fleet"
     )
@@ -243,7 +234,7 @@ def _replicas(day: "DayPlan") -> alt.Chart:
     colours, dashes, widths = (
         alt.Scale(domain=names, range=[look[i] for look in looks]) for i in range(3)
     )
-    drawn: alt.Chart = (
+    return (
         alt.Chart(rows, title="Replicas")
         .mark_line(interpolate="step-after")
         .encode(
@@ -260,7 +251,6 @@ def _replicas(day: "DayPlan") -> alt.Chart:
         )
         .properties(width=560, height=180)
     )
-    return drawn
 
 
 def latency_of_day(day: "DayPlan", target: "Target") -> list[float | None]:
@@ -292,7 +282,4 @@ def _latency_of_day(day: "DayPlan", target: "Target") -> alt.LayerChart:
         ),
     ]
     title = f"{target.label} by the time of arrival, simulated"
-    panel: alt.LayerChart = alt.LayerChart(layer=layers).properties(
-        width=560, height=170, title=title
-    )
-    return panel
+    return alt.LayerChart(layer=layers).properties(width=560, height=170, title=title)

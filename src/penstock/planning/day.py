@@ -363,12 +363,11 @@ def _periods(
         units = replicas if search.deployment.splits or search.deployment.router in SPLITTING else 1
         settles = relaxation_requests(rate / most, variability) / (rate / units) if rate else 0.0
         left = max(left + (rate - most) * profile.interval_s, 0.0)
-        certified = search.certified(rate) if rate else 0
         periods.append(
             Period(
                 index * profile.interval_s,
                 rate,
-                certified,
+                search.certified(rate) if rate else 0,
                 replicas,
                 met,
                 rate / most,

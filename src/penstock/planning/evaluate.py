@@ -323,12 +323,10 @@ def _network_of(workload: Workload, deployment: Deployment) -> Network:
     for server, _ in servers:
         _refuse_what_pools_drop(workload, server)
     if not prefill:
-        pool = Pool(servers, router=router)
-        return Network({"pool": pool}, [Workflow.single(workload, "pool")])
-    decode = servers[-1][0]
+        return Network({"pool": Pool(servers, router=router)}, [Workflow.single(workload, "pool")])
     pools = {
         "prefill": Pool(servers[0][0], prefill, router),
-        "decode": Pool(decode, deployment.replicas - prefill, router),
+        "decode": Pool(servers[-1][0], deployment.replicas - prefill, router),
     }
     apart = Workflow.disaggregated(
         workload, prefill="prefill", decode="decode",

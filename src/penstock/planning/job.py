@@ -16,7 +16,7 @@ longest takes alone.
 import bisect
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from penstock import checks
@@ -341,47 +341,43 @@ def _unreachable(job: Job, nearest: JobResult | None, discarded: Sequence[tuple[
     return f"no fleet allowed is sure to meet the targets of online requests by then; {more}"
 
 
-def _notices(job: Job, best: JobResult | None, nearest: JobResult | None) -> list[str]:
-    """Return what the user should know of the answer."""
-    notices = []
+def _notices(job: Job, best: JobResult | None, nearest: JobResult | None) -> Iterator[str]:
+    """Yield what the user should know of the answer."""
     if best is None and nearest is not None:
-        notices.append(
+        yield (
             f"nearest is {nearest.deployment.name}, which takes "
             f"{nearest.makespan.value:,.4g} s, at most {nearest.makespan.high:,.4g} s, of "
             f"{job.deadline_s:,.4g} s"
         )
     if best is not None and best.mode == "priority":
-        notices.append(
+        yield (
             "online requests go first: the servers serve by priority, and the job is sent with a "
             "larger number"
         )
     if best is not None and best.mode == "paced":
-        notices.append(
+        yield (
             "the job shares the queue with online requests, let in evenly over at most "
             f"{PACED_SHARE:.0%} of the "
             "time: sent at once it would go before them, and all later ones would wait"
         )
     if job.online is None and job.workload.arrivals is not None:
-        notices.append(
+        yield (
             "all of the job is there at the start: the arrivals of the workload play no part in it"
         )
     shown = best or nearest
     if shown is not None and shown.deployment.replicas > 1:
-        notices.append(
+        yield (
             "requests of the job are dealt to the replicas in turn (round-robin), whatever the "
             "search's router"
         )
     if shown is not None and job.targets and shown.beside < shown.runs:
         few = f"only {shown.beside:,}" if shown.beside else "none"
-        notices.append(
+        yield (
             f"online requests came while the job lasted in {few} of {counted(shown.runs, 'run')}, "
             "so "
             "their targets are hardly tested; more runs (plan.job.runs) tell more"
         )
     if job.workload.prefixes is not None:
-        notices.append(
-            "shared prefixes of the job's prompts are not counted, so it may be done sooner"
-        )
+        yield ("shared prefixes of the job's prompts are not counted, so it may be done sooner")
     if any(target.metric == "tbt_s" and target.statistic != "mean" for target in job.targets):
-        notices.append("percentiles of tbt are of online requests and job together")
-    return notices
+        yield "percentiles of tbt are of online requests and job together"

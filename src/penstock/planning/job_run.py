@@ -5,7 +5,7 @@ asks for.
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -170,15 +170,11 @@ def work_s(prompt: npt.NDArray[Any], output: npt.NDArray[Any], server: Server) -
     carries by what it conserves (`penstock.theory.bounds`), whenever the requests arrive: so many
     requests take so many seconds.
     """
+    rows = max(prompt.size, 2)  # one has no arrival rate
     even = Workload.from_arrays(
-        np.arange(max(prompt.size, 2), dtype=np.float64), *_at_least_two(prompt, output)
+        np.arange(rows, dtype=np.float64), np.resize(prompt, rows), np.resize(output, rows)
     )
     return float(prompt.size / certify(even, server).max_rate)
-
-
-def _at_least_two(*columns: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    # One has no arrival rate.
-    return (np.repeat(column, 2) if column.size == 1 else column for column in columns)
 
 
 def longest_s(prompt: npt.NDArray[Any], output: npt.NDArray[Any], server: Server) -> float:

@@ -128,8 +128,7 @@ class Launch:
                 "penstock-llm, and name it here"
             )
         notes.append("a gated model needs a token: take HF_TOKEN from a Secret of your own")
-        comments = "".join(f"# {line[:1].upper()}{line[1:]}.\n" for line in notes)
-        return comments + "---\n".join(
+        return "".join(f"# {line[:1].upper()}{line[1:]}.\n" for line in notes) + "---\n".join(
             yaml.dump(d, Dumper=_Plain, sort_keys=False, width=120) for d in documents
         )
 

@@ -225,6 +225,5 @@ class MixedLoad:
 
     def _at(self, replicas: int) -> ReplicaLoads:
         """Return what is asked of so many."""
-        numbers = [replicas, self._family.smallest.others]
-        full, capacity = np.repeat(self._rates, numbers, axis=0).T
+        full, capacity = np.repeat(self._rates, [replicas, self._family.smallest.others], axis=0).T
         return replica_loads(self._offered, full, self._router, capacity=capacity)

@@ -13,7 +13,8 @@ from penstock.checking.targets import Judgement, Target
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
 from penstock.planning.evaluate import Evaluation
-from penstock.planning.search import Prospect, Search, rank
+from penstock.planning.prospects import Prospect, rank
+from penstock.planning.search import Search
 from penstock.planning.shortfalls import in_words, shortfalls
 from penstock.planning.space import Discarded, Family, Reason, Space
 from penstock.planning.unreachable import Unreachable, why_unreachable
@@ -372,8 +373,7 @@ def _with_fewer_others(search: Search, best: Evaluation) -> str:
         below = prospect.family.counts[: prospect.least]
         if prospect.family.name == fewer.family and fewer.replicas in below:
             return f"stability: {prospect.why_not_fewer}"
-    reasons = (one.why for one in search.hopeless if one.family.name == fewer.family)
-    return next(reasons, "")
+    return next((one.why for one in search.hopeless if one.family.name == fewer.family), "")
 
 
 def _discarded(search: Search) -> list[Discarded]:

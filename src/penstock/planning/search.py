@@ -11,7 +11,6 @@ neither kind is better in all respects, every number is tried.
 """
 
 import bisect
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -28,8 +27,9 @@ from penstock.planning.evaluate import (
     refuse_idle_router,
 )
 from penstock.planning.mixing import MixedLoad, best_of, no_worse
+from penstock.planning.prospects import Hopeless, Prospect, order_of, rank
 from penstock.planning.share import share_of
-from penstock.planning.space import Family, Reason, Space
+from penstock.planning.space import Family, Space
 from penstock.system.server import Server
 from penstock.theory.bounds import bounds
 from penstock.theory.kv_blocks import drawn
@@ -48,70 +48,6 @@ _BEYOND_DOUBT = 1.01  # times the limit: some bounds are what simulations show, 
 _LONG_GAPS = 0.9
 _PATIENCE = 6  # undecided deployments
 
-Rank = tuple[float, float, str]
-
-
-def rank(evaluation: Evaluation) -> Rank:
-    """Return what the best has least of: cost, then the latency that the first target limits, then
-    the name.
-    """
-    value = evaluation.estimates[0].value
-    return (
-        evaluation.deployment.cost,
-        math.inf if value is None else value,
-        evaluation.deployment.name,
-    )
-
-
-@dataclasses.dataclass
-class Prospect:
-    """What is known of a family.
-
-    Attributes
-    ----------
-    family
-        Its deployments.
-    least
-        Index, in `Family.counts`, of the fewest replicas that theory does not rule out.
-    most
-        Index of the most that were searched; below `least` where none were.
-    answer
-        Index of the fewest that do what they have to; None: none known.
-    why_not_fewer
-        Why theory rules out fewer than `least`.
-    guess
-        Index at which to begin.
-    """
-
-    family: Family
-    least: int
-    guess: int
-    why_not_fewer: str = ""
-    most: int = -1
-    answer: int | None = None
-
-    def cost(self, index: int) -> float:
-        """Return what the deployment at an index costs."""
-        return self.family.at(self.family.counts[index]).cost
-
-    def last_within(self, cost: float) -> int:
-        """Return the index of the most replicas that cost no more; -1 if none do."""
-        costs = [self.family.at(count).cost for count in self.family.counts]
-        return bisect.bisect_right(costs, cost) - 1
-
-
-def _order(prospect: Prospect) -> tuple[float, bool, float, str]:
-    """Return by what families are put in order: the cost that is guessed, and those first whose
-    policy was known.
-    """
-    server, name = prospect.family.smallest.server, prospect.family.name
-    return (
-        prospect.cost(prospect.guess),
-        not server.policy.decode_first,
-        prospect.cost(prospect.least),
-        name,
-    )
-
 
 def _tail(target: Target) -> float:
     """Return a guess at a statistic over the mean, to begin with only: TTFT as if exponential,
@@ -120,27 +56,6 @@ def _tail(target: Target) -> float:
     if target.statistic == "mean" or target.metric != "ttft_s":
         return 1.0
     return max(-math.log1p(-share(target.statistic)), _LEAST_TAIL)
-
-
-@dataclasses.dataclass(frozen=True)
-class Hopeless:
-    """A family that is ruled out at any number of replicas.
-
-    Attributes
-    ----------
-    family
-        Its deployments.
-    by, why
-        What rules it out.
-    excess
-        How many times the limit a latency is that no policy undercuts; infinite where it is ruled
-        out otherwise.
-    """
-
-    family: Family
-    by: Reason
-    why: str
-    excess: float = math.inf
 
 
 class Search:
@@ -177,7 +92,7 @@ class Search:
                 self._judge_by_theory(family)
             except InputError as error:  # such as a request that no replica has the memory for
                 self.hopeless.append(Hopeless(family, "impossible", str(error)))
-        self.prospects.sort(key=_order)
+        self.prospects.sort(key=order_of)
 
     @property
     def evaluated(self) -> tuple[Evaluation, ...]:

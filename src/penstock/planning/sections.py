@@ -215,10 +215,9 @@ def job_of(
     servers = [(fleet.smallest if isinstance(fleet, Family) else fleet).server for fleet in fleets]
     own = sorted({server.token_budget for server in servers})
     # Where the search names some, no others.
-    budgets = section.token_budgets or (own if len(own) > 1 else ())
     return jobs.plan_job(
         workload, fleets, requests=section.requests, deadline_s=section.deadline_h * HOUR_S,
-        token_budgets=budgets,
+        token_budgets=section.token_budgets or (own if len(own) > 1 else ()),
         most_replicas=section.most_replicas, runs=section.runs, progress=progress,
         **section.traffic(online, aim),
     )  # fmt: skip

@@ -268,8 +268,7 @@ class _Choices:
         none.
         """
         try:
-            kind = self.kind(server, hardware, budget, slots, policy)
-            return self._of_kind(kind, router, ratio)
+            return self._of_kind(self.kind(server, hardware, budget, slots, policy), router, ratio)
         except InputError as error:
             return self._refused(hardware or "server", policy, budget, error)
 

@@ -35,12 +35,11 @@ class Unreachable:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        deployment = self.deployment and self.deployment.as_dict()
         return {
             "target": self.target,
             "why": self.why,
             "nearest": self.nearest,
-            "deployment": deployment,
+            "deployment": self.deployment and self.deployment.as_dict(),
         }
 
 

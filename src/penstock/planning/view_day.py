@@ -29,8 +29,7 @@ def day_section(day: "DayPlan") -> Section:
     def figures() -> list[Figure]:
         from penstock.planning.figures import day_figure
 
-        whole = [] if every == 1 else [_day_table(day, 1)]
-        return [day_figure(day, whole)]
+        return [day_figure(day, [] if every == 1 else [_day_table(day, 1)])]
 
     return Section(
         "Over the day",
@@ -85,7 +84,10 @@ def _day_table(day: "DayPlan", every: int) -> Table:
         "Certificate": [f"{day.periods[index].certified:,}" for index in indices],
         "Replicas": [f"{day.periods[index].replicas:,}" for index in indices],
         "Load": [f"{day.periods[index].rho:.2f}" for index in indices],
-        "Settles": [_settles(day.periods[index].settles_s) for index in indices],
+        "Settles": [
+            f"{seconds(settles)} s" if math.isfinite(settles) else "never"
+            for settles in (day.periods[index].settles_s for index in indices)
+        ],
     }
     limited = [
         (target.metric, target.statistic) for target in day.targets if target.metric != "tbt_s"
@@ -110,10 +112,6 @@ def _day_table(day: "DayPlan", every: int) -> Table:
     return Table(
         list(columns), rows, " ".join(caption), spare=[name for name in spare if name in columns]
     )
-
-
-def _settles(value: float) -> str:
-    return f"{seconds(value)} s" if math.isfinite(value) else "never"
 
 
 def job_verdict(job: "JobPlan") -> Verdict:

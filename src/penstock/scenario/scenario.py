@@ -137,7 +137,6 @@ def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
     workload = dataclasses.replace(workload, notices=notices)
     if requests is None and simulate.until is None:
         requests = workload.rows or DEFAULT_REQUESTS
-    measured = sections.server.measured(folder)
     return Scenario(
         Path(name).stem,
         workload,
@@ -146,7 +145,7 @@ def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
         simulate.until,
         folder,
         str(folder / name),
-        measured,
+        sections.server.measured(folder),
     )
 
 

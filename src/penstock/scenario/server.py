@@ -220,8 +220,7 @@ class ServerSection(Section):
 
     def _slots_note(self, measured: BatchTimeFile | None, server: Server) -> list[str]:
         """Say that vLLM always has a max batch size, where none is given."""
-        policy = server.policy
-        rule = policy.limit_rule
+        rule = server.policy.limit_rule
         if server.max_batch_size is not None or rule is None or not rule.usual_slots:
             return []
         memory_gib = measured.memory_gib if measured else None
@@ -307,8 +306,7 @@ class ServerSection(Section):
                 f"{parallel}"
             )
         of_shape = known.known if known is not None and model == known.model else None
-        utilization = asked.gpu_memory_utilization
-        return Gpu(model, memory_gib, parallel, utilization, known=of_shape)
+        return Gpu(model, memory_gib, parallel, asked.gpu_memory_utilization, known=of_shape)
 
     @property
     def _hardware_name(self) -> str:

@@ -189,40 +189,30 @@ def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[s
             )
         if key in settings:
             raise InputError(f"{name}: {key} is given twice; give it once")
-        option = known[key]
-        if option.known is not None:
-            # TensorRT-LLM writes them in capitals.
-            word = value.lower() if isinstance(value, str) else ""
-            if word not in option.known:
-                raise InputError(
-                    f"{name}: {key} is {checks.shown(value)}{nearest(str(value), option.known)}"
-                )
-            settings[key] = word
-        elif isinstance(option.default, bool):
-            if not isinstance(value, bool):
-                raise InputError(
-                    f"{name}: {key} is {checks.shown(value)}, but must be true or false"
-                )
-            settings[key] = value
-        elif isinstance(option.default, tuple):
-            settings[key] = _shares(f"{name}: {key}", value)
-        elif option.default is None and value is None:
-            settings[key] = None
-        elif option.default is None or isinstance(option.default, float):
-            settings[key] = checks.number(
-                f"{name}: {key}", value, option.low, option.high, "", "it is a share"
-            )
-        else:
-            low, high = int(option.low), int(option.high)
-            settings[key] = checks.whole(
-                f"{name}: {key}",
-                value,
-                low,
-                high,
-                "",
-                "it is a number of tokens, requests or steps",
-            )
+        settings[key] = _value(f"{name}: {key}", value, known[key])
     return settings
+
+
+def _value(what: str, value: Any, option: Option) -> Any:
+    """Return the value of a setting, once it is sound."""
+    if option.known is not None:
+        # TensorRT-LLM writes them in capitals.
+        word = value.lower() if isinstance(value, str) else ""
+        if word not in option.known:
+            raise InputError(f"{what} is {checks.shown(value)}{nearest(str(value), option.known)}")
+        return word
+    if isinstance(option.default, bool):
+        if not isinstance(value, bool):
+            raise InputError(f"{what} is {checks.shown(value)}, but must be true or false")
+        return value
+    if isinstance(option.default, tuple):
+        return _shares(what, value)
+    if option.default is None and value is None:
+        return None
+    if option.default is None or isinstance(option.default, float):
+        return checks.number(what, value, option.low, option.high, "", "it is a share")
+    low, high = int(option.low), int(option.high)
+    return checks.whole(what, value, low, high, "", "it is a number of tokens, requests or steps")
 
 
 def _shares(what: str, value: Any) -> tuple[float, ...]:

@@ -14,7 +14,7 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.kernel import records
 from penstock.system.engine import Engine, Option
-from penstock.system.scheduler import GpuRule, LimitRule, Options, Program
+from penstock.system.scheduler import GpuRule, LimitRule, Options, Program, words_where
 from penstock.system.sglang import Sglang
 
 if TYPE_CHECKING:
@@ -36,40 +36,36 @@ def _limits_of_vllm(gib: float, a100: bool, offline: bool) -> tuple[int, int]:
     return 8192 if offline else 2048, 256
 
 
-_AT_ONCE = ["--no-async-scheduling"]
+_AT_ONCE = "--no-async-scheduling"
 
 
 def _flags_of_vllm(options: Options) -> list[str]:
-    flags = []
-    if not options["chunked_prefill"]:
-        flags.append("--no-enable-chunked-prefill")
-    if options["long_prefill_threshold"]:
-        flags += ["--long-prefill-token-threshold", str(options["long_prefill_threshold"])]
-    if options["long_prefill_adaptive"]:
-        flags.append("--long-prefill-token-threshold-adaptive")
-    if options["prefill_interval"] > 1:
-        flags += ["--prefill-schedule-interval", str(options["prefill_interval"])]
-    if not options["reserve_prompt"]:
-        flags.append("--no-scheduler-reserve-full-isl")
-    if options["max_model_len"]:
-        flags += ["--max-model-len", str(options["max_model_len"])]
-    if not options["async_scheduling"]:
-        flags += _AT_ONCE
-    return flags
+    threshold, interval = options["long_prefill_threshold"], options["prefill_interval"]
+    longest = options["max_model_len"]
+    return words_where(
+        (not options["chunked_prefill"], "--no-enable-chunked-prefill"),
+        (threshold, "--long-prefill-token-threshold", str(threshold)),
+        (options["long_prefill_adaptive"], "--long-prefill-token-threshold-adaptive"),
+        (interval > 1, "--prefill-schedule-interval", str(interval)),
+        (not options["reserve_prompt"], "--no-scheduler-reserve-full-isl"),
+        (longest, "--max-model-len", str(longest)),
+        (not options["async_scheduling"], _AT_ONCE),
+    )
 
 
 def _notes_of_vllm(options: Options) -> list[str]:
-    notes = []
-    if not options["chunked_prefill"]:
-        notes.append(
-            "without chunked prefill vLLM wants max-num-batched-tokens to reach the longest context"
-        )
-    if options["drafts"]:
-        notes.append(
+    return words_where(
+        (
+            not options["chunked_prefill"],
+            "without chunked prefill vLLM wants max-num-batched-tokens to reach the longest "
+            "context",
+        ),
+        (
+            options["drafts"],
             f"speculation by {options['drafts']:,} drafts wants --speculative-config with the "
-            "method that drafts, which the plan does not know"
-        )
-    return notes
+            "method that drafts, which the plan does not know",
+        ),
+    )
 
 
 def _shares_accepted(options: Options) -> tuple[float, ...]:
@@ -129,7 +125,7 @@ class Vllm(Engine):
         other="the plan runs the scheduler {name!r}, which vLLM does not have: plan again with "
         "vllm",
         capped=True,
-        at_once=tuple(_AT_ONCE),
+        at_once=(_AT_ONCE,),
         plugin="--scheduler-cls",
     )
 
@@ -174,7 +170,7 @@ class Vllm(Engine):
         """Refuse what an engine cannot be told, and drafts that no batch has room for."""
         super().check(server)
         drafts = self.options["drafts"]
-        if drafts and server.memory is not None and server.memory.prefix_caching:
+        if drafts and server.caches_prefixes:
             raise InputError(
                 f"drafts is {drafts:,} and prefix_caching is on, but which blocks drafts leave to "
                 "others is not modelled; leave out the one or the other"

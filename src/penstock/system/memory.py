@@ -65,9 +65,8 @@ class Memory:
         checked = vars(self)
         holds = "it is what the KV cache holds"
         checked["blocks"] = checks.whole("kv_blocks", self.blocks, 1, MOST_BLOCKS, "blocks", holds)
-        tokens = "it is the tokens of one block"
         checked["block_size"] = checks.whole(
-            "block_size", self.block_size, 1, 2**20, "tokens", tokens
+            "block_size", self.block_size, 1, 2**20, "tokens", "it is the tokens of one block"
         )
         if self.watermark is not None:
             share = "it is the share of the blocks that stays free"

@@ -2,19 +2,22 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from penstock import checks
-from penstock.errors import InputError, nearest
+from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Floats, Ints
-from penstock.kernel.signatures import ROUTE_BY_FUNCTION, ROUTE_WORK
 from penstock.system.kv_transfer import received_tokens
-from penstock.system.network_faults import refuse_unfed_decodes
-from penstock.system.network_model import NetworkModel, ReplicaRates
+from penstock.system.network_faults import (
+    checked_pools,
+    checked_workflows,
+    refuse_unfed_decodes,
+    refuse_unserved_stages,
+)
+from penstock.system.network_lengths import outputs_left, reuse_depends, router_weights
+from penstock.system.network_model import NetworkModel, model_of
 from penstock.system.pool import Pool as Pool
 from penstock.system.reuse import mean_per_request, reused, shared_at_most
 from penstock.system.routing import Router
@@ -28,7 +31,6 @@ from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
 
 _LONGEST_S = 1e9
-_WEIGHT = 1024  # routers weigh requests in whole numbers: mean tokens times this
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,10 +54,10 @@ class Network:
 
     def __post_init__(self) -> None:
         vars(self).update(
-            pools=_checked_pools(self.pools),
-            workflows=_checked_workflows(self.workflows),
+            pools=checked_pools(self.pools),
+            workflows=checked_workflows(self.workflows),
         )
-        self._check_stages()
+        refuse_unserved_stages(self)
         if self.retention_s is not None:
             reason = (
                 "a replica keeps nothing for less than no time; give seconds, or leave it out to "
@@ -64,7 +66,7 @@ class Network:
             vars(self)["retention_s"] = checks.number(
                 "retention_s", self.retention_s, 0, _LONGEST_S, "s", reason
             )
-            if not any(_reuses(workflow) for workflow in self.workflows):
+            if not any(workflow.reuses for workflow in self.workflows):
                 raise InputError(
                     f"retention_s is {self.retention_s:g}, but no workflow reuses its context, so "
                     "nothing is kept; "
@@ -72,20 +74,6 @@ class Network:
                 )
         _ = self.order_params, self.prefixes
         refuse_unfed_decodes(self)
-
-    def _check_stages(self) -> None:
-        for name, pool in zip(self.stages, self._pool_names, strict=True):
-            if pool not in self.pools:
-                raise InputError(
-                    f"stage {name!r} is served by pool {checks.shown(pool)}, which there is not"
-                    f"{nearest(str(pool), self.pools)}"
-                )
-        for pool in self.pools:
-            if pool not in self._pool_names:
-                raise InputError(
-                    f"pool {pool!r} serves no stage, so it would stand idle; send it a stage or "
-                    "drop it"
-                )
 
     @classmethod
     def single(
@@ -102,21 +90,22 @@ class Network:
         )
 
     @functools.cached_property
-    def _pool_names(self) -> tuple[str, ...]:
+    def pool_names(self) -> tuple[str, ...]:
+        """The name of the pool of each stage, in order of stages."""
         return tuple(
             stage.pool for workflow in self.workflows for stage in workflow.stages.values()
         )
 
     @property
-    def _pool_of_stage(self) -> dict[str, str]:
+    def pool_of_stage(self) -> dict[str, str]:
         """The name of the pool that serves each stage, in order of stages."""
-        return dict(zip(self.stages, self._pool_names, strict=True))
+        return dict(zip(self.stages, self.pool_names, strict=True))
 
     @functools.cached_property
     def stage_pool(self) -> Ints:
         """Shape (stages,), the pool that serves each stage, in order of `pools`."""
         numbers = {name: index for index, name in enumerate(self.pools)}
-        return np.array([numbers[name] for name in self._pool_names], np.int64)
+        return np.array([numbers[name] for name in self.pool_names], np.int64)
 
     @functools.cached_property
     def first_stage(self) -> Ints:
@@ -143,46 +132,21 @@ class Network:
         return line
 
     @functools.cached_property
-    def pool_lines(self) -> Ints:
-        """Shape (pools,), lines at each replica."""
-        return np.array(
-            [self.stage_line[self.stage_pool == p].max() + 1 for p in range(len(self.pools))],
-            np.int64,
-        )
-
-    @functools.cached_property
     def router_weights(self) -> Ints:
         """Shape (stages, 2): what a request in prefill, and in decode, counts for routers that
         weigh; 0 for others.
         """
-        expected = _WEIGHT * np.column_stack(
-            [self.prefill_means + self.decode_means, self.decode_means]
-        )
-        weights = np.zeros_like(expected)
-        for stage, name in enumerate(self._pool_names):
-            router = self.pools[name].router
-            if router.code in (ROUTE_WORK, ROUTE_BY_FUNCTION):
-                weighs = router.prefill_weight is not None
-                weights[stage] = (
-                    _WEIGHT * np.array([router.prefill_weight, router.decode_weight])
-                    if weighs
-                    else expected[stage]
-                )
-        # what is above 0 stays so: a measure vanishes at empty replicas only
-        return np.maximum(np.rint(weights), weights > 0).astype(np.int64)
+        return router_weights(self)
 
     @functools.cached_property
     def order_params(self) -> tuple[Floats, ...]:
         """The parameters of each pool's order; for ``priority`` its lines, most urgent first."""
-        return tuple(self._order_params(index, name) for index, name in enumerate(self.pools))
-
-    def _order_params(self, index: int, name: str) -> Floats:
-        order = self.pools[name].order
-        if not order.ranks_stages:
-            return np.array(order.params, np.float64)
-        priorities = self.priorities[index]
-        assert priorities is not None
-        return np.asarray(self.stage_line[list(priorities)], np.float64)
+        return tuple(
+            np.array(pool.order.params, np.float64)
+            if ranked is None
+            else np.asarray(self.stage_line[list(ranked)], np.float64)
+            for pool, ranked in zip(self.pools.values(), self.priorities, strict=True)
+        )
 
     @functools.cached_property
     def priorities(self) -> tuple[tuple[int, ...] | None, ...]:
@@ -190,7 +154,7 @@ class Network:
         other orders.
         """
         return tuple(
-            ranking(name, pool.order.stages, self._pool_of_stage)
+            ranking(name, pool.order.stages, self.pool_of_stage)
             if pool.order.ranks_stages
             else None
             for name, pool in self.pools.items()
@@ -199,15 +163,9 @@ class Network:
     @functools.cached_property
     def prefixes(self) -> Prefixes | None:
         """What recorded prompts of all workflows have in common; None: nothing is known."""
-        parts = [part for part in map(_recorded_prompts, self.workflows) if part is not None]
+        known = (workflow.prefixes for workflow in self.workflows)
+        parts = [prefixes for prefixes in known if prefixes is not None]
         return Prefixes.joined(parts) if parts else None
-
-    @property
-    def _first_prefix(self) -> list[int]:
-        """Where the recorded prompts of each workflow begin among those of all."""
-        parts = map(_recorded_prompts, self.workflows)
-        counts = [0 if part is None else part.rows for part in parts]
-        return [0, *itertools.accumulate(counts)]
 
     def stage_number(self, stage: str) -> int:
         """Return the number of a stage by its name, ``workflow.stage``, or ``stage`` where only one
@@ -217,7 +175,7 @@ class Network:
             raise InputError(
                 f"a stage is {checks.shown(stage)}; give its name, one of {', '.join(self.stages)}"
             )
-        return place(stage, self.stages, "the network", self._pool_of_stage)
+        return place(stage, self.stages, "the network", self.pool_of_stage)
 
     def blocks(self, seed: int | None = None) -> Iterator[Jobs]:
         """Yield jobs in order of arrival, a block at a time, for ever or until all recordings end.
@@ -241,9 +199,9 @@ class Network:
 
     def numbered(self, jobs: Jobs, workflow: int) -> Jobs:
         """Return jobs of a workflow, by its number, as jobs of the network."""
-        return jobs.numbered(
-            workflow, int(self.first_stage[workflow]), self._first_prefix[workflow]
-        )
+        before = (each.prefixes for each in self.workflows[:workflow])
+        first_prefix = sum(prefixes.rows for prefixes in before if prefixes is not None)
+        return jobs.numbered(workflow, int(self.first_stage[workflow]), first_prefix)
 
     def jobs(self, count: int, seed: int | None = None) -> Jobs:
         """Return the first ``count`` jobs."""
@@ -259,8 +217,7 @@ class Network:
         index = int(np.searchsorted(self.first_stage, number, "right")) - 1
         workflow = self.workflows[index]
         name = list(workflow.stages)[number - self.first_stage[index]]
-        jobs = workflow.flooded(name, count, seed)
-        return jobs.numbered(index, int(self.first_stage[index]), 0)
+        return workflow.flooded(name, count, seed).numbered(index, int(self.first_stage[index]), 0)
 
     def begin_of_flood(self, stage: int) -> int:
         """Return the stage at which jobs begin that are to flood one: itself, or the one that sends
@@ -268,7 +225,7 @@ class Network:
         """
         tried = {stage}
         while (senders := self.senders[stage]) and not tried.issuperset(senders):
-            visits = self._stacked("visits")
+            visits = self.stacked("visits")
             new = [sender for sender in senders if sender not in tried]
             stage = max(new, key=lambda s: visits[s] * self.onward[s, stage])
             tried.add(stage)
@@ -327,15 +284,16 @@ class Network:
     @property
     def bounded(self) -> bool:
         """Whether all lengths have an upper limit."""
-        return all(means.bounded for means in self._means)
+        return all(means.bounded for means in self.means)
 
     @functools.cached_property
-    def _means(self) -> tuple[Means, ...]:
+    def means(self) -> tuple[Means, ...]:
+        """The means of each workflow."""
         return tuple(workflow.means() for workflow in self.workflows)
 
-    def _stacked(self, field: str) -> Floats:
+    def stacked(self, field: str) -> Floats:
         """Return a mean of all stages, shape (stages,)."""
-        return np.asarray(np.concatenate([getattr(means, field) for means in self._means]))
+        return np.asarray(np.concatenate([getattr(means, field) for means in self.means]))
 
     @functools.cached_property
     def onward(self) -> Floats:
@@ -345,7 +303,7 @@ class Network:
         An edge into a join of k branches counts 1/k.
         """
         matrix = np.zeros((len(self.stages), len(self.stages)))
-        for first, means in zip(self.first_stage, self._means, strict=False):
+        for first, means in zip(self.first_stage, self.means, strict=False):
             here = slice(first, first + len(means.visits))
             matrix[here, here] = means.onward
         return matrix
@@ -356,15 +314,15 @@ class Network:
 
         Less what is surely reused; in full where that depends on the run (`reuse_depends`).
         """
-        return self._stacked("prompt") - self._reused_means
+        return self.stacked("prompt") - self._found_means(self._keeps_all, self.surely_found)
 
-    @functools.cached_property
+    @property
     def least_prefill_means(self) -> Floats:
         """Shape (stages,), prompt tokens that a request has processed, on average, if its replica
         has all that it may have.
         """
         anywhere = np.ones(len(self.pools), np.bool_)
-        return self._stacked("prompt") - self._found_means(anywhere, self.found_at_most)
+        return self.stacked("prompt") - self._found_means(anywhere, self.found_at_most)
 
     @functools.cached_property
     def decode_means(self) -> Floats:
@@ -372,11 +330,13 @@ class Network:
         its pool's server.
         """
         engine = np.array(
-            [self.pools[name].server.convention == "engine" for name in self._pool_names]
+            [self.pools[name].server.convention == "engine" for name in self.pool_names]
         )
-        mean = self._stacked("output") - np.where(engine, self._stacked("both"), 0.0)
+        mean = self.stacked("output") - np.where(engine, self.stacked("both"), 0.0)
         for workflow in range(len(self.workflows) if self.cuts_outputs.any() else 0):
-            mean -= self._sampled_means(workflow, lambda jobs: jobs.output - self._left(jobs))
+            mean -= self._sampled_means(
+                workflow, lambda jobs: jobs.output - outputs_left(self, jobs)
+            )
         return mean
 
     @functools.cached_property
@@ -388,29 +348,11 @@ class Network:
         """Return jobs whose outputs are what the longest contexts of engines leave of them."""
         if not self.cuts_outputs.any():
             return jobs
-        output = self._left(jobs).astype(jobs.output.dtype)
+        output = outputs_left(self, jobs).astype(jobs.output.dtype)
         declared = jobs.declared
         if declared is not None:
             declared = np.where(output < jobs.output, output, declared)
         return dataclasses.replace(jobs, output=output, declared=declared)
-
-    def _left(self, jobs: Jobs) -> Ints:
-        """Return the outputs that longest contexts leave of those of requests, shape
-        (requests,).
-        """
-        output = jobs.output.astype(np.int64)
-        received = self.received(jobs)
-        pool = self.stage_pool[jobs.stage]
-        for index, each in enumerate(self.pools.values()):
-            if not self.cuts_outputs[index]:
-                continue
-            policy = each.server.policy
-            here = np.flatnonzero((pool == index) & (output > 0))
-            most = policy.outputs_of(jobs.prompt[here].astype(np.int64), output[here])
-            # What comes from elsewhere has a token already, which is not in its KV memory yet.
-            room = np.maximum(policy.longest_context - received[here] - 1, 0)
-            output[here] = np.where(received[here] > 0, np.minimum(output[here], room), most)
-        return output
 
     @property
     def reuse_is_certain(self) -> bool:
@@ -425,28 +367,18 @@ class Network:
         where all that a job computed is not kept on one replica. It does not where no prompts have
         anything in common, or an engine keeps nothing for others.
         """
-        return np.array([self._depends(*pool) for pool in enumerate(self.pools.values())])
+        return np.array([reuse_depends(self, *pool) for pool in enumerate(self.pools.values())])
 
-    def _depends(self, index: int, pool: Pool) -> bool:
-        visitors = [
-            workflow
-            for workflow, first, last in zip(
-                self.workflows, self.first_stage[:-1], self.first_stage[1:], strict=True
-            )
-            if index in self.stage_pool[first:last]
-        ]
-        reuses = any(_reuses(workflow) for workflow in visitors)
-        if pool.server.by_lines:
-            kept = self.retention_s is None and (pool.replicas == 1 or pool.affinity)
-            return reuses and not kept
-        recorded = any(_recorded_prompts(workflow) is not None for workflow in visitors)
-        return pool.caches_prefixes and (reuses or recorded)
+    @property
+    def _keeps_all(self) -> Bools:
+        """Shape (pools,), whether all that a job computes there surely stays on one replica."""
+        return ~self.by_engines & ~self.reuse_depends
 
     def surely_found(self, jobs: Jobs) -> Ints:
         """Return the tokens of each prompt that its replica has already in any run; shape
         (requests,).
         """
-        return self._found(jobs, ~self.by_engines & ~self.reuse_depends)
+        return self._found(jobs, self._keeps_all)
 
     def found_at_most(self, jobs: Jobs) -> Ints:
         """Return the most tokens of each prompt that its replica may have already; shape
@@ -465,18 +397,13 @@ class Network:
             return np.zeros(jobs.requests, np.int64)
         return np.where(here, reused(jobs, self.stage_pool), 0)
 
-    @property
-    def _reused_means(self) -> Floats:
-        """Shape (stages,), prompt tokens of a request that its replica surely has already."""
-        return self._found_means(~self.by_engines & ~self.reuse_depends, self.surely_found)
-
     def _found_means(self, pools: Bools, tokens: Callable[[Jobs], Ints]) -> Floats:
         """Return mean tokens of a request that may be found in some pools, in a sample of jobs;
         shape (stages,).
         """
         found = np.zeros(len(self.stages))
         for index, workflow in enumerate(self.workflows):
-            shares = _reuses(workflow) or _recorded_prompts(workflow) is not None
+            shares = workflow.reuses or workflow.prefixes is not None
             first, last = self.first_stage[index : index + 2].tolist()
             if shares and pools[self.stage_pool[first:last]].any():
                 found += self._sampled_means(index, tokens)
@@ -488,45 +415,12 @@ class Network:
         """
         workflow = self.workflows[index]
         blocks = workflow.blocks() if isinstance(workflow, Workflow) else [workflow.recorded]
-        most = self._means[index].sampled or MOST_SAMPLED
-        jobs = self._numbered(index, iter(blocks))
-        return mean_per_request(jobs, tokens, len(self.stages), most)
+        most = self.means[index].sampled or MOST_SAMPLED
+        return mean_per_request(self._numbered(index, iter(blocks)), tokens, len(self.stages), most)
 
     def model(self) -> NetworkModel:
         """Return what the theory sees: mean tokens, routes, rates and capacities."""
-        rates = np.repeat([workflow.rate for workflow in self.workflows], np.diff(self.first_stage))
-        sampled = [means.sampled for means in self._means if means.sampled is not None]
-        pools = self.pools.values()
-        full = [sum(n * s.full_batch_rate for s, n in pool.servers) for pool in pools]
-        capacity = [sum(n * s.capacity for s, n in pool.servers) for pool in pools]
-        return NetworkModel(
-            stages=self.stages,
-            pools=tuple(self.pools),
-            pool=self.stage_pool,
-            prefill=self.prefill_means,
-            decode=self.decode_means,
-            external=rates * self._stacked("external"),
-            onward=self.onward,
-            visits=rates * self._stacked("visits"),
-            replicas=self.replicas,
-            capacity=np.array(capacity),
-            full_batch=np.array(full),
-            branches=np.concatenate([workflow.branches for workflow in self.workflows]),
-            sampled=min(sampled, default=None),
-            standard_error=self._standard_error(),
-            unequal=tuple(_unequal(pool) for pool in pools),
-            least_prefill=None if self.reuse_is_certain else self.least_prefill_means,
-        )
-
-    def _standard_error(self) -> Floats:
-        """Return that of each pool's offered tokens/s, shape (pools,)."""
-        variance = np.zeros(len(self.pools))
-        for workflow, first, means in zip(
-            self.workflows, self.first_stage, self._means, strict=False
-        ):
-            at = np.eye(len(self.pools))[self.stage_pool[first : first + len(means.visits)]]
-            variance += workflow.rate**2 * np.diag(at.T @ means.covariance @ at)
-        return np.sqrt(np.maximum(variance, 0))
+        return model_of(self)
 
     def describe(self) -> str:
         """Say in a few words what serves and what arrives."""
@@ -534,63 +428,9 @@ class Network:
         return f"{pools}; {'; '.join(workflow.describe() for workflow in self.workflows)}"
 
 
-def _checked_pools(pools: Any) -> dict[str, Pool]:
-    if not isinstance(pools, Mapping) or not pools:
-        raise InputError(
-            f"pools are {checks.shown(pools)}, so nothing serves; give at least one, by name"
-        )
-    for name, pool in pools.items():
-        if not isinstance(name, str) or not name:
-            raise InputError(f"a pool is called {checks.shown(name)}; give it a name, as text")
-        if not isinstance(pool, Pool):
-            raise InputError(
-                f"pool {name!r} is {checks.shown(pool)}; give a Pool, as Pool(server, replicas=2)"
-            )
-    return dict(pools)
-
-
-def _checked_workflows(workflows: Any) -> tuple[Workflow | Sessions, ...]:
-    if isinstance(workflows, str | Mapping) or not isinstance(workflows, Sequence) or not workflows:
-        raise InputError(
-            f"workflows are {checks.shown(workflows)}, so nothing arrives; give a list of at "
-            "least one"
-        )
-    for workflow in workflows:
-        if not isinstance(workflow, Workflow | Sessions):
-            raise InputError(
-                f"a workflow is {checks.shown(workflow)}; give a Workflow, or what read_sessions "
-                "returns"
-            )
-    names = [workflow.name for workflow in workflows]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise InputError(
-            f"two workflows are called {twice!r}, so which is meant is unclear; rename one of them"
-        )
-    return tuple(workflows)
-
-
-def _unequal(pool: Pool) -> ReplicaRates | None:
-    """Return what the replicas of a pool process, where they differ."""
-    if len(pool.servers) == 1:
-        return None
-    counts = [count for _, count in pool.servers]
-    capacity = [server.capacity for server, _ in pool.servers]
-    full = [server.full_batch_rate for server, _ in pool.servers]
-    return ReplicaRates(np.repeat(capacity, counts), np.repeat(full, counts))
-
-
 def own_seed(workflow: Workflow | Sessions) -> int:
     """Return the seed by which a workflow draws its jobs."""
     return workflow.arrivals.seed if isinstance(workflow, Workflow) else workflow.seed
-
-
-def _reuses(workflow: Workflow | Sessions) -> bool:
-    return (
-        workflow.context == "reuse"
-        if isinstance(workflow, Workflow)
-        else bool(workflow.recorded.reuse.any())
-    )
 
 
 def _apart(seeds: Sequence[int]) -> list[int]:
@@ -601,8 +441,3 @@ def _apart(seeds: Sequence[int]) -> list[int]:
         else int(np.random.SeedSequence((seed, index)).generate_state(1, np.uint64)[0])
         for index, seed in enumerate(seeds)
     ]
-
-
-def _recorded_prompts(workflow: Workflow | Sessions) -> Prefixes | None:
-    """Return what the recorded prompts of a workflow have in common, where that is known."""
-    return workflow.arrivals.prefixes if isinstance(workflow, Workflow) else None

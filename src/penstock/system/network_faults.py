@@ -1,21 +1,75 @@
-"""What is asked of a network in vain: routers and affinity that look for what their pool never
-has, and contexts kept for a time where none are; and stages that only decode where nothing was
-prefilled.
+"""What no network can be made of, and what is asked of one in vain: routers and affinity that look
+for what their pool never has, contexts kept for a time where none are, and stages that only decode
+where nothing was prefilled.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from penstock.errors import InputError
+from penstock import checks
+from penstock.errors import InputError, nearest
 from penstock.system import router_functions
 from penstock.system.pool import Pool
 from penstock.system.routing import Router
-from penstock.system.server import Server
 from penstock.workload.sessions import Sessions
 from penstock.workload.stage import released
 from penstock.workload.workflow import Workflow
 
 if TYPE_CHECKING:
     from penstock.system.network import Network
+
+
+def checked_pools(pools: Any) -> dict[str, Pool]:
+    """Return the pools of a network by name, if they are such."""
+    if not isinstance(pools, Mapping) or not pools:
+        raise InputError(
+            f"pools are {checks.shown(pools)}, so nothing serves; give at least one, by name"
+        )
+    for name, pool in pools.items():
+        if not isinstance(name, str) or not name:
+            raise InputError(f"a pool is called {checks.shown(name)}; give it a name, as text")
+        if not isinstance(pool, Pool):
+            raise InputError(
+                f"pool {name!r} is {checks.shown(pool)}; give a Pool, as Pool(server, replicas=2)"
+            )
+    return dict(pools)
+
+
+def checked_workflows(workflows: Any) -> tuple[Workflow | Sessions, ...]:
+    """Return the workflows of a network, if they are such, each with a name of its own."""
+    if isinstance(workflows, str | Mapping) or not isinstance(workflows, Sequence) or not workflows:
+        raise InputError(
+            f"workflows are {checks.shown(workflows)}, so nothing arrives; give a list of at "
+            "least one"
+        )
+    for workflow in workflows:
+        if not isinstance(workflow, Workflow | Sessions):
+            raise InputError(
+                f"a workflow is {checks.shown(workflow)}; give a Workflow, or what read_sessions "
+                "returns"
+            )
+    names = [workflow.name for workflow in workflows]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(
+            f"two workflows are called {twice!r}, so which is meant is unclear; rename one of them"
+        )
+    return tuple(workflows)
+
+
+def refuse_unserved_stages(network: "Network") -> None:
+    """Refuse stages at pools that there are not, and pools without a stage."""
+    for name, pool in network.pool_of_stage.items():
+        if pool not in network.pools:
+            raise InputError(
+                f"stage {name!r} is served by pool {checks.shown(pool)}, which there is not"
+                f"{nearest(str(pool), network.pools)}"
+            )
+    for pool in network.pools:
+        if pool not in network.pool_of_stage.values():
+            raise InputError(
+                f"pool {pool!r} serves no stage, so it would stand idle; send it a stage or drop it"
+            )
 
 
 def refuse_in_vain(network: "Network") -> None:
@@ -87,7 +141,7 @@ def _check_retention(network: "Network") -> None:
     """Refuse to limit how long contexts are kept where only KV memory does."""
     if network.retention_s is None:
         return
-    reusing = [workflow for workflow in network.workflows if _goes_on(workflow)]
+    reusing = [workflow for workflow in network.workflows if workflow.reuses]
     visited = {stage.pool for workflow in reusing for stage in workflow.stages.values()}
     if not any(network.pools[pool].server.by_lines for pool in visited):
         raise InputError(
@@ -95,13 +149,6 @@ def _check_retention(network: "Network") -> None:
             "which keep them for as long as their KV memory has room, so it would change nothing; "
             "leave it out"
         )
-
-
-def _goes_on(workflow: Workflow | Sessions) -> bool:
-    """Whether calls of a workflow go on with the context of earlier ones."""
-    if isinstance(workflow, Sessions):
-        return bool(workflow.recorded.reuse.any())
-    return workflow.context == "reuse"
 
 
 def _looks_for_prompts(router: Router) -> bool:
@@ -113,28 +160,17 @@ def _looks_for_prompts(router: Router) -> bool:
 
 def _finds(network: "Network", name: str, pool: Pool) -> bool:
     """Whether replicas may have computed the beginning of a prompt that comes to a pool."""
-    caches = any(server.by_lines or _caches(server) for server, _ in pool.servers)
+    caches = any(server.by_lines or server.caches_prefixes for server, _ in pool.servers)
     return caches and any(
-        _recurs(workflow)
+        workflow.reuses or workflow.prefixes is not None
         for workflow in network.workflows
         if name in {stage.pool for stage in workflow.stages.values()}
     )
 
 
-def _caches(server: Server) -> bool:
-    return server.memory is not None and server.memory.prefix_caching
-
-
-def _recurs(workflow: Workflow | Sessions) -> bool:
-    """Whether prompts of a workflow begin as earlier ones do."""
-    if isinstance(workflow, Workflow) and workflow.arrivals.prefixes is not None:
-        return True
-    return _goes_on(workflow)
-
-
 def _why_nothing(pool: Pool) -> str:
     """Say what is missing for replicas to find prompts computed."""
-    if not any(server.by_lines or _caches(server) for server, _ in pool.servers):
+    if not any(server.by_lines or server.caches_prefixes for server, _ in pool.servers):
         return "no server caches prefixes; give them `memory: {prefix_caching: true}`"
     return (
         "no workflow has prompts in common; give one `context: reuse`, sessions, or a trace with "

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
-from penstock.errors import InputError, nearest
+from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.kernel.signatures import (
     BY_LINE,
@@ -39,7 +39,7 @@ from penstock.kernel.signatures import (
     ORDER_SIGNATURE,
     SPLIT,
 )
-from penstock.system.own_functions import check_whole, compiled, find, plain_function
+from penstock.system.own_functions import check_whole, compiled, plain_function, resolved
 
 OrderFunction = Callable[[Floats, Floats, Floats], int]
 
@@ -284,15 +284,4 @@ def resolve_order(choice: str | Order | OrderFunction, *, folder: Path | None = 
     folder
         Where ``module`` and ``file.py`` are looked for first (a scenario's folder).
     """
-    if isinstance(choice, Order):
-        return choice
-    if not isinstance(choice, str):
-        return _made(choice, None, ())
-    if choice in ORDERS:
-        return ORDERS[choice]
-    if ":" not in choice:
-        raise InputError(
-            f"unknown order {choice!r}{nearest(choice, ORDERS)} (or module:function for your own)"
-        )
-    chosen = find(choice, "order", Order, folder)
-    return chosen if isinstance(chosen, Order) else _made(chosen, None, ())
+    return resolved(choice, "order", ORDERS, Order, order, folder)

@@ -8,10 +8,10 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from numba import config, njit, types
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
@@ -19,8 +19,9 @@ from numba.core.errors import NumbaError, UnsupportedBytecodeError
 from penstock import checks
 from penstock.errors import InputError, nearest
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-"""What Numba puts into its messages for a terminal."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # that Numba puts into its messages for a terminal
+
+T = TypeVar("T")
 
 
 def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str) -> Any:
@@ -106,19 +107,43 @@ def plain_function(
     return function
 
 
-def find(choice: str, kind: str, made: type, folder: Path | None) -> Any:
-    """Return what ``module:function`` or ``file.py:function`` stands for: of the type ``made``, or
-    a function.
+def resolved(
+    choice: Any,
+    kind: str,
+    known: Mapping[str, T],
+    made: type,
+    make: Callable[[Any], T],
+    folder: Path | None,
+) -> T:
+    """Return what a known name, ``module:function``, ``file.py:function`` or a function stands for.
 
     Parameters
     ----------
     choice
-        As the user wrote it.
+        As the user gave it.
     kind, made
         What it should be: in words, and the type of those that are made already.
+    known
+        Those that have a name.
+    make
+        Makes one of a function.
     folder
         Where ``module`` and ``file.py`` are looked for first; None: the working folder.
     """
+    if isinstance(choice, str):
+        if choice in known:
+            return known[choice]
+        if ":" not in choice:
+            raise InputError(
+                f"unknown {kind} {choice!r}{nearest(choice, known)} (or module:function for your "
+                "own)"
+            )
+        choice = _find(choice, kind, made, folder)
+    return choice if isinstance(choice, made) else make(choice)  # type: ignore[return-value]
+
+
+def _find(choice: str, kind: str, made: type, folder: Path | None) -> Any:
+    """Return what ``module:function`` stands for: of the type ``made``, or a function."""
     module_name, _, function_name = choice.rpartition(":")
     module = _module(module_name, kind, folder or Path.cwd())
     function = getattr(module, function_name, None)

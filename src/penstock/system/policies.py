@@ -24,7 +24,7 @@ from typing import Any, Self, overload
 import numpy as np
 
 from penstock import checks
-from penstock.errors import InputError, nearest
+from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.kernel.signatures import (
     ARRIVAL_FIELDS,
@@ -42,7 +42,7 @@ from penstock.kernel.signatures import (
 from penstock.system import adaptive
 from penstock.system.adaptive import Parameters
 from penstock.system.engines import ENGINES
-from penstock.system.own_functions import compiled, find, plain_function
+from penstock.system.own_functions import compiled, plain_function, resolved
 from penstock.system.scheduler import Phases, Scheduler
 
 Composition = tuple[int, int, int]
@@ -328,19 +328,7 @@ def resolve(choice: str | Scheduler | PolicyFunction, *, folder: Path | None = N
     folder
         Where ``module`` and ``file.py`` are looked for first (a scenario's folder).
     """
-    if isinstance(choice, Scheduler):
-        return choice
-    if not isinstance(choice, str):
-        return _checked(choice, None, None)
-    name = choice.lower()
-    if name in POLICIES:
-        return POLICIES[name]
-    if name in ENGINES:
-        return ENGINES[name]
-    if ":" not in choice:
-        names = [*POLICIES, *ENGINES]
-        raise InputError(
-            f"unknown policy {choice!r}{nearest(choice, names)} (or module:function for your own)"
-        )
-    chosen = find(choice, "policy", Scheduler, folder)
-    return chosen if isinstance(chosen, Scheduler) else policy(chosen)
+    known: dict[str, Scheduler] = {**POLICIES, **ENGINES}
+    if isinstance(choice, str) and choice.lower() in known:
+        return known[choice.lower()]
+    return resolved(choice, "policy", known, Scheduler, policy, folder)

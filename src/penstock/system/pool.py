@@ -97,8 +97,7 @@ class Pool:
     def server_of(self, replica: int) -> Server:
         """Return the kind of server that a replica is, which are counted kind by kind from 0."""
         ends = itertools.accumulate(count for _, count in self.servers)
-        kind = next(index for index, end in enumerate(ends) if replica < end)
-        return self.servers[kind][0]
+        return self.servers[next(index for index, end in enumerate(ends) if replica < end)][0]
 
     @property
     def policy(self) -> Scheduler:
@@ -108,8 +107,7 @@ class Pool:
     @property
     def caches_prefixes(self) -> bool:
         """Whether some of its replicas keep what prompts begin with for others."""
-        memories = [server.memory for server, _ in self.servers]
-        return any(memory is not None and memory.prefix_caching for memory in memories)
+        return any(server.caches_prefixes for server, _ in self.servers)
 
     @property
     def order_name(self) -> str:

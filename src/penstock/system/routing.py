@@ -38,7 +38,7 @@ from penstock.kernel.signatures import (
     SEEN_FIELDS,
 )
 from penstock.system import router_functions
-from penstock.system.own_functions import check_whole, compiled, find, plain_function
+from penstock.system.own_functions import check_whole, compiled, plain_function, resolved
 
 RouterFunction = Callable[[Floats, Floats, Floats], int]
 
@@ -203,7 +203,6 @@ def _made(function: RouterFunction, name: str | None, settings: dict[str, float]
 
 
 def _setting(router: str, name: str, value: Any) -> float:
-    """Return a number that a router is told."""
     return checks.number(
         f"{name} of router {router}", value, 0, _LARGEST, "", "it weighs or limits"
     )
@@ -264,21 +263,15 @@ def resolve_router(
     InputError
         If there is none; it says which there are.
     """
-    if isinstance(choice, Router):
-        return choice
     if isinstance(choice, Mapping):
         return _with_named_settings(choice, folder)
-    if isinstance(choice, str) and choice in ROUTERS:
-        return ROUTERS[choice]
-    if isinstance(choice, str) and ":" in choice:
-        chosen = find(choice, "router", Router, folder)
-        return chosen if isinstance(chosen, Router) else _made(chosen, None, {})
-    if callable(choice):
-        return _made(choice, None, {})
-    raise InputError(
-        f"unknown router {checks.shown(choice)}{nearest(str(choice), ROUTERS)} (or module:function "
-        "for your own)"
-    )
+    named = isinstance(choice, str) and (choice in ROUTERS or ":" in choice)
+    if not named and not callable(choice):  # as a Router is, too
+        raise InputError(
+            f"unknown router {checks.shown(choice)}{nearest(str(choice), ROUTERS)} (or "
+            "module:function for your own)"
+        )
+    return resolved(choice, "router", ROUTERS, Router, router, folder)
 
 
 def _with_named_settings(choice: Mapping[str, Any], folder: Path | None) -> Router:

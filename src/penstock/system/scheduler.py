@@ -120,6 +120,11 @@ class Program(NamedTuple):
     plugin: str = ""
 
 
+def words_where(*cases: tuple[Any, *tuple[str, ...]]) -> list[str]:
+    """Return the words of those cases that hold: each is whether it does, then its words."""
+    return [word for holds, *words in cases if holds for word in words]
+
+
 class Scheduler(abc.ABC):
     """What forms batches.
 

@@ -179,6 +179,16 @@ class Server:
         return self.batch_time.capacity(self.most_tokens)
 
     @property
+    def shortest_s(self) -> float:
+        """The least time of a batch, s."""
+        return float(self.batch_time.table(self.most_tokens)[1:].min())
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether it keeps what prompts begin with, for others."""
+        return self.memory is not None and self.memory.prefix_caching
+
+    @property
     def full_batch_rate(self) -> float:
         """Tokens/s of batches filled to the token budget."""
         return self.token_budget / float(self.batch_time(self.token_budget))
@@ -379,8 +389,7 @@ def _memory_of_gpu(
     size = engine.block_size if rules is None else rules.block_size
     if gpu.engine is not None and size == gpu.engine.block_size:
         size = engine.block_size  # not one that was chosen
-    tokens = gpu.kv_tokens(engine, token_budget).tokens
-    memory = Memory.of_tokens(tokens, size)
+    memory = Memory.of_tokens(gpu.kv_tokens(engine, token_budget).tokens, size)
     rules = dataclasses.replace(
         rules or memory, blocks=memory.blocks, block_size=size, estimated=True
     )

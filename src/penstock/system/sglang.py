@@ -8,7 +8,7 @@ from penstock.errors import InputError
 from penstock.kernel import records
 from penstock.kernel.sglang_estimate import RANK
 from penstock.system.engine import Engine, Option
-from penstock.system.scheduler import GpuBytes, GpuRule, LimitRule, Options, Program
+from penstock.system.scheduler import GpuBytes, GpuRule, LimitRule, Options, Program, words_where
 
 if TYPE_CHECKING:
     from penstock.system.server import Server
@@ -77,32 +77,35 @@ def _first_ratio(options: Options) -> float:
 
 
 def _flags_of_sglang(options: Options) -> list[str]:
-    flags = ["--max-prefill-tokens", str(options["max_prefill_tokens"])]
-    if options["mixed_chunk"]:
-        flags.append("--enable-mixed-chunk")
-    if not options["overlap_schedule"]:
-        flags.append("--disable-overlap-schedule")
-    if options["schedule_conservativeness"] != 1:
-        flags += ["--schedule-conservativeness", f"{options['schedule_conservativeness']:g}"]
-    if not options["chunked_prefill"]:  # what comes last counts
-        flags += ["--chunked-prefill-size", "-1"]
-    if options["schedule_policy"] != "fcfs":
-        flags += ["--schedule-policy", options["schedule_policy"]]
+    conservative, policy = options["schedule_conservativeness"], options["schedule_policy"]
     threshold = options["priority_scheduling_preemption_threshold"]
-    if threshold != Sglang.known["priority_scheduling_preemption_threshold"].default:
-        flags += ["--priority-scheduling-preemption-threshold", str(threshold)]
-    return flags
+    usual = Sglang.known["priority_scheduling_preemption_threshold"].default
+    return words_where(
+        (True, "--max-prefill-tokens", str(options["max_prefill_tokens"])),
+        (options["mixed_chunk"], "--enable-mixed-chunk"),
+        (not options["overlap_schedule"], "--disable-overlap-schedule"),
+        (conservative != 1, "--schedule-conservativeness", f"{conservative:g}"),
+        (not options["chunked_prefill"], "--chunked-prefill-size", "-1"),  # what comes last counts
+        (policy != "fcfs", "--schedule-policy", policy),
+        (threshold != usual, "--priority-scheduling-preemption-threshold", str(threshold)),
+    )
 
 
 def _notes_of_sglang(options: Options) -> list[str]:
-    notes = []
-    if options["ignore_eos"]:
-        notes.append("ignore_eos is not the server's: each request has to ask for it")
-    if not options["priority_preemption"] or options["retraction_policy"] != "length":
-        notes.append("priority_preemption and retraction_policy have to be told the server by hand")
-    if not options["schedule_low_priority_values_first"]:
-        notes.append("larger priorities come first: leave out --schedule-low-priority-values-first")
-    return notes
+    return words_where(
+        (
+            options["ignore_eos"],
+            "ignore_eos is not the server's: each request has to ask for it",
+        ),
+        (
+            not options["priority_preemption"] or options["retraction_policy"] != "length",
+            "priority_preemption and retraction_policy have to be told the server by hand",
+        ),
+        (
+            not options["schedule_low_priority_values_first"],
+            "larger priorities come first: leave out --schedule-low-priority-values-first",
+        ),
+    )
 
 
 class Sglang(Engine):
@@ -199,7 +202,7 @@ class Sglang(Engine):
         """Refuse what SGLang cannot be told, and batches of prompts beyond the token budget."""
         super().check(server)
         order = self.options["schedule_policy"]
-        caches = server.memory is not None and server.memory.prefix_caching
+        caches = server.caches_prefixes
         if caches and order not in ("fcfs", "lpm"):
             raise InputError(
                 f"schedule_policy is {order!r} beside prefix_caching, which is known for 'fcfs' "

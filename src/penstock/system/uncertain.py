@@ -53,8 +53,7 @@ class Uncertainty:
         seed
             Of the random numbers.
         """
-        rng = np.random.default_rng(seed)
-        half = rng.multivariate_normal(
+        half = np.random.default_rng(seed).multivariate_normal(
             np.zeros(len(self.values)), np.asarray(self.covariance), -(-count // 2), method="eigh"
         )
         return np.concatenate([half, -half])

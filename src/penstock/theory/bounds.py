@@ -128,7 +128,7 @@ def bounds(workload: Workload, server: Server, demand: Load) -> tuple[Bound, ...
 def _kv_memory(work: Served, server: Server, memory: Memory) -> Bound:
     blocks = server.usable_blocks or 0
     held = block_iterations(work.lengths, server, memory) / server.policy.outputs_per_decode
-    shortest = float(server.batch_time.table(server.most_tokens)[1:].min())
+    shortest = server.shortest_s
     of = "tokens" if memory.block_size == 1 else f"blocks of {memory.block_size:,} tokens"
     return Bound(
         "KV memory",

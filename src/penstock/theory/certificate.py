@@ -214,8 +214,7 @@ def _sufficient(
         rate = demand.full_batch_tokens_per_s / demand.tokens_per_request if sound else None
         return WORK_CONSERVING + extended, (*shared, *fills, full), rate or None
     # Memory holds all that may run, so batches are as without a limit.
-    ample = dataclasses.replace(server, memory=None, gpu=None)
-    backlog = drift(demand.work.lengths, ample)
+    backlog = drift(demand.work.lengths, dataclasses.replace(server, memory=None, gpu=None))
     drains = conditions.every_batch_drains(demand, backlog)
     others = () if drains.held else (*fills, full)
     return DRIFT + extended, (*shared, *others, drains), backlog.certified_rate

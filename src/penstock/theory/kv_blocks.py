@@ -98,7 +98,7 @@ def reuses(workload: Workload, server: Server) -> bool:
     """Return whether requests may find parts of their prompts computed: those of a recording, by
     prefix caching.
     """
-    return server.memory is not None and server.memory.prefix_caching and workload.rows is not None
+    return server.caches_prefixes and workload.rows is not None
 
 
 def drawn(lengths: Lengths) -> tuple[Ints, Ints]:

@@ -115,8 +115,7 @@ class InstantEstimate:
             return None
         means = {name: float(getattr(self, name)) for name in self.ranges}
         above = (means[name] / low - 1 for name, (low, _) in self.ranges.items())
-        below = (1 - means[name] / high for name, (_, high) in self.ranges.items())
-        return max(*above, *below)
+        return max(*above, *(1 - means[name] / high for name, (_, high) in self.ranges.items()))
 
     @property
     def ttft_s(self) -> float | None:
@@ -345,15 +344,6 @@ def _binds(point: FixedPoint, rate: float, what: _About, server: Server) -> str 
     return None
 
 
-def _composed_already(point: field.Point, e2e: float, rate: float) -> float:
-    """Return for how long requests wait, on average, for a batch that was composed before they
-    came: for none if nobody is there, else for one.
-
-    That nobody is there is taken for as likely as where requests do not wait for each other.
-    """
-    return point.batch * -math.expm1(-rate * e2e)
-
-
 def _point(point: field.Point, what: _About, server: Server, rate: float) -> FixedPoint:
     ttft = point.ttft
     decoding = point.decoding
@@ -364,7 +354,9 @@ def _point(point: field.Point, what: _About, server: Server, rate: float) -> Fix
         decoding -= point.first_decode
         gaps -= 1
     if server.policy.ahead:
-        later = _composed_already(point, e2e, rate)
+        # For a batch that was composed before they came, unless nobody is there: as likely as where
+        # requests do not wait for each other.
+        later = point.batch * -math.expm1(-rate * e2e)
         ttft += later
         e2e += later
     return FixedPoint(

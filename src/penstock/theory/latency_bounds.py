@@ -187,8 +187,7 @@ def _lines(
     """Return t(b), b = 0 .. budget, lines (a, s) below it, a >= 0, and whether one batch takes no
     longer than two.
     """
-    seconds = batch_time.table(budget)
-    shortest = np.r_[0.0, np.minimum.accumulate(seconds[:0:-1])[::-1]]
+    shortest = np.r_[0.0, np.minimum.accumulate(batch_time.table(budget)[:0:-1])[::-1]]
     loads = np.arange(1, budget + 1)
     slopes = np.linspace(0.0, float((shortest[1:] / loads).min()), _LINES + 1)
     slopes = np.r_[slopes, min((shortest[-1] - shortest[1]) / max(budget - 1, 1), slopes[-1])]
@@ -218,13 +217,12 @@ def _requests(lengths: Lengths, server: Server, reused: bool) -> _Requests:
     prompt, output = drawn(lengths)
     sampled = not isinstance(lengths, Empirical)
     first, end = request_bounds(prompt, output, server, reused=reused)
-    moments = (_mean(prompt.astype(np.float64) ** power, sampled) for power in (1, 2))
     return _Requests(
         _statistics(first, sampled),
         _statistics(end, sampled),
         lengths.mean_prompt,
         lengths.mean_output,
-        *moments,
+        *(_mean(prompt.astype(np.float64) ** power, sampled) for power in (1, 2)),
     )
 
 
@@ -232,8 +230,7 @@ def _statistics(seconds: Floats, sampled: bool) -> dict[str, float]:
     """Return mean and percentiles; of a sample four standard errors less."""
     spread = _spread(seconds, sampled)
     shares = [max(q - spread * math.sqrt(q * (1 - q)), 0.0) for q in PERCENTILES.values()]
-    quantiles = np.quantile(seconds, shares, method="lower")
-    of = dict(zip(PERCENTILES, quantiles.tolist(), strict=True))
+    of = dict(zip(PERCENTILES, np.quantile(seconds, shares, method="lower").tolist(), strict=True))
     return {"mean": _mean(seconds, sampled), **of}
 
 

@@ -5,6 +5,7 @@ bring.
 import dataclasses
 from typing import Any
 
+from penstock.system.scheduler import words_where
 from penstock.system.server import Server
 from penstock.theory.bounds import Bound, bounds
 from penstock.theory.kv_blocks import least, reuses
@@ -140,33 +141,32 @@ def operating_point(
     decode = max(server.tokens_per_request(prompt, lengths.mean_output) - prompt, 0.0)
     budget, slots = server.token_budget, server.max_batch_size
     long_prompts = slots is not None and slots < budget and prompt >= budget - slots + 1
-    # What the region does not know, and how what it counts is to be read.
-    notes = []
-    if work.share < 1:
-        notes.append(
-            f"{1 - work.share:.2%} of the requests are dropped, as they never fit, and count as "
-            "nothing"
-        )
-    if reuses(workload, server):
-        notes.append(
-            "prompts may be found in the prefix cache, so each counts as one prefill token"
-        )
     by_load = server.batch_time.by_load
-    if not by_load:
-        notes.append(
-            "batch times depend on what is in a batch: region, mix and prices count the least for "
-            "so many tokens, and "
-            "hold more than can be carried; the highest rate counts attention"
-        )
     # The tightest limit, and by the estimate what full KV memory carries, where that is less.
     bound = min(bounds(workload, server, demand), key=lambda bound: bound.max_rate)
     full = memory_is_full(workload, server) if estimate_memory else None
     if full is not None and full.rate >= bound.max_rate:
         full = None
-    if server.memory is not None and bound.name != "KV memory":
-        notes.append(
-            "KV memory is not counted in the region, nor in its margin; max-rate counts it"
-        )
+    notes = words_where(
+        (
+            work.share < 1,
+            f"{1 - work.share:.2%} of the requests are dropped, as they never fit, and count as "
+            "nothing",
+        ),
+        (
+            reuses(workload, server),
+            "prompts may be found in the prefix cache, so each counts as one prefill token",
+        ),
+        (
+            not by_load,
+            "batch times depend on what is in a batch: region, mix and prices count the least for "
+            "so many tokens, and hold more than can be carried; the highest rate counts attention",
+        ),
+        (
+            server.memory is not None and bound.name != "KV memory",
+            "KV memory is not counted in the region, nor in its margin; max-rate counts it",
+        ),
+    )
     return OperatingPoint(
         region=region(server, prompt=lengths),
         point=(rate * prompt, rate * decode),

@@ -34,6 +34,7 @@ from penstock.system import hull
 from penstock.system.server import Server
 from penstock.workload.lengths import LONGEST, Length, as_length
 from penstock.workload.pairs import Lengths
+from penstock.workload.recorded import pair_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,10 +87,17 @@ class Region:
         direction
             As in `scale`.
         """
-        start, end = self.vertices[1:-1], self.vertices[2:]
-        normal = np.column_stack([end[:, 1] - start[:, 1], start[:, 0] - end[:, 0]])
-        prices = normal / (normal * start).sum(axis=1)[:, None]
+        normals = self.normals
+        prices = normals / (normals * self.vertices[1:-1]).sum(axis=1)[:, None]
         return np.asarray(prices[np.argmax(prices @ _direction(direction))])
+
+    @property
+    def normals(self) -> Floats:
+        """Prices of a prefill and a decode token, in some unit, at which each edge that is not on
+        an axis earns the same all along; shape (edges, 2).
+        """
+        start, end = self.vertices[1:-1], self.vertices[2:]
+        return np.column_stack([end[:, 1] - start[:, 1], start[:, 0] - end[:, 0]])
 
     def margin(self, point: npt.ArrayLike) -> float:
         """Return 1 less the load: what is left before the boundary along the point's ray, negative
@@ -399,14 +407,9 @@ def _request(
     server: Server, prompt: int | Length | Lengths, output: int | Length | None, mean_prompt: float
 ) -> tuple[float, float] | None:
     """Return the forward tokens of a mean request in each phase, if its output is known."""
-    if isinstance(prompt, Lengths):
-        if output is not None:
-            raise InputError("a joint distribution gives prompt and output; leave `output` out")
-        mean_output = prompt.mean_output
-    elif output is None:
+    if output is None and not isinstance(prompt, Lengths):
         return None
-    else:
-        mean_output = as_length("output", output).mean
+    mean_output = pair_of(prompt, output).mean_output
     return mean_prompt, max(server.tokens_per_request(mean_prompt, mean_output) - mean_prompt, 0.0)
 
 

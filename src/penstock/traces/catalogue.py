@@ -28,22 +28,31 @@ _TIMEOUT_S = 60
 
 @dataclass(frozen=True)
 class Entry:
-    """One public trace file."""
+    """One public trace file.
+
+    Attributes
+    ----------
+    name, description, licence, cite
+        For tables.
+    rows
+        As published, rounded where the publisher rounds; None where not stated.
+    format
+        Name in `penstock.workload.trace_formats.FORMATS`.
+    url, home
+        Official download, and the page that describes it.
+    sha256
+        Of the published file; None: not known, and the first download is then the reference.
+    """
 
     name: str
     description: str
     rows: int | None
-    """As published, rounded where the publisher rounds; None where not stated."""
     format: str
-    """Name in `penstock.workload.trace_formats.FORMATS`."""
     url: str
-    """Official download."""
     home: str
-    """Page that describes it."""
     licence: str
     cite: str
     sha256: str | None = None
-    """Of the published file; None: not known, and the first download is then the reference."""
 
 
 _SPLITWISE = (
@@ -327,5 +336,4 @@ def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         return f"HTTP status {error.code}"
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    text = " ".join(str(cause).split())
-    return text or type(error).__name__
+    return " ".join(str(cause).split()) or type(error).__name__

@@ -123,8 +123,7 @@ class Jobs:
         """Return the jobs from ``start`` up to ``stop``, as views of these."""
         jobs, requests = slice(start, stop), slice(*self.first_request[[start, stop]].tolist())
         first = self.first_request[start : stop + 1] - self.first_request[start]
-        columns = self._columns(requests)
-        return Jobs(self.arrival_s[jobs], self.workflow[jobs], first, **columns)
+        return Jobs(self.arrival_s[jobs], self.workflow[jobs], first, **self._columns(requests))
 
     def first(self, count: int) -> "Jobs":
         """Return the first ``count`` of them, or all if there are fewer."""
@@ -142,8 +141,7 @@ class Jobs:
         requests = np.arange(first[-1]) + np.repeat(
             self.first_request[:-1][chosen] - first[:-1], counts
         )
-        columns = self._columns(requests)
-        return Jobs(self.arrival_s[chosen], self.workflow[chosen], first, **columns)
+        return Jobs(self.arrival_s[chosen], self.workflow[chosen], first, **self._columns(requests))
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return a column of the requests; one that is None is what that stands for."""

@@ -135,11 +135,6 @@ class Routes:
             paths = steps @ steps > 0
         return paths
 
-    @property
-    def _beginning(self) -> str:
-        """The stages at which jobs begin, for messages."""
-        return " or ".join(repr(self.names[first]) for first in self.firsts)
-
     def _fault(self, stage: int, message: str) -> InputError:
         return InputError(f"stage {self.names[stage]!r} of {self.workflow} {message}")
 
@@ -152,9 +147,9 @@ class Routes:
                     "is a join that nothing reaches; name it in `then` of the forks' branches",
                 )
             self._check_copies(stage)
+            begin = " or ".join(repr(self.names[first]) for first in self.firsts)
             raise self._fault(
-                stage,
-                f"is reached by no path from {self._beginning}; name it in `then`, or leave it out",
+                stage, f"is reached by no path from {begin}; name it in `then`, or leave it out"
             )
 
     def _check_copies(self, left_out: int) -> None:

@@ -94,6 +94,15 @@ class Sessions:
         """Whether sessions come to an end, as each recorded one begins once."""
         return isinstance(self.arrivals, Replay)
 
+    @property
+    def reuses(self) -> bool:
+        """Whether calls go on with the context of earlier ones."""
+        return bool(self.recorded.reuse.any())
+
+    @property
+    def prefixes(self) -> None:
+        """What recorded prompts have in common by hash ids: sessions have none."""
+
     def with_load(self, factor: float) -> Self:
         """Return the same sessions with their arrival rate times a factor."""
         checks.number(

@@ -14,28 +14,39 @@ from penstock.workload.casts import Unit
 
 @dataclass(frozen=True)
 class Format:
-    """How one family of trace files says what it says."""
+    """How one family of trace files says what it says.
+
+    Attributes
+    ----------
+    name
+        For ``format``.
+    prompt, output
+        Columns of prompt and of output tokens.
+    arrival, unit
+        Column of arrival times, None for a lengths-only file, and their unit.
+    marks
+        Further columns by which the format is told from one with the same names.
+    zero_output_failed
+        Whether 0 output tokens mark a failed request, to be dropped.
+    hash_block
+        Tokens in a block of the prompt that the lists in the column ``hash_ids`` name; 0: it has no
+        such column.
+    priority
+        Column of priorities: smaller ones are served first.
+    declared
+        Column of the most output tokens that requests say they may make.
+    """
 
     name: str
     prompt: str
-    """Column of prompt tokens."""
     output: str
-    """Column of output tokens."""
     arrival: str | None = None
-    """Column of arrival times; None for a lengths-only file."""
     unit: Unit = "s"
     marks: tuple[str, ...] = ()
-    """Further columns by which the format is told from one with the same names."""
     zero_output_failed: bool = False
-    """Whether 0 output tokens mark a failed request, to be dropped."""
     hash_block: int = 0
-    """Tokens in a block of the prompt that the lists in the column ``hash_ids`` name; 0: it has no
-    such column.
-    """
     priority: str | None = None
-    """Column of priorities: smaller ones are served first."""
     declared: str | None = None
-    """Column of the most output tokens that requests say they may make."""
 
     @property
     def columns(self) -> tuple[str, ...]:

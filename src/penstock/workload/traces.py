@@ -37,24 +37,37 @@ NO_ROWS = "has no rows, so nothing arrives. Check that the file was written comp
 
 @dataclass(frozen=True)
 class Trace:
-    """What a trace file says: rows in order of arrival."""
+    """What a trace file says: rows in order of arrival.
+
+    Attributes
+    ----------
+    arrival_s
+        Seconds since the first arrival, sorted; None for a lengths-only file.
+    prompt_tokens, output_tokens
+        Shape (requests,), tokens.
+    format
+        Name of the format that was read.
+    source
+        File name, for messages.
+    notices
+        What the user must know: rows sorted, failures dropped and counted.
+    prefixes
+        What the prompts have in common, where the file says so.
+    priority
+        Shape (requests,), where the file has them.
+    declared
+        Shape (requests,), most output tokens that they say they may make, where the file has it.
+    """
 
     arrival_s: NDArray[np.float64] | None
-    """Seconds since the first arrival, sorted; None for a lengths-only file."""
     prompt_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
     format: str
-    """Name of the format that was read."""
     source: str
-    """File name, for messages."""
     notices: tuple[str, ...]
-    """What the user must know: rows sorted, failures dropped and counted."""
     prefixes: Prefixes | None = None
-    """What the prompts have in common, where the file says so."""
     priority: NDArray[np.int64] | None = None
-    """Shape (requests,), where the file has them."""
     declared: NDArray[np.int64] | None = None
-    """Shape (requests,), most output tokens that they say they may make, where the file has it."""
 
 
 def load(
@@ -110,10 +123,9 @@ def load(
             ids, rows["ids"].list.len().cast(pl.Int64).to_numpy(), prompt, chosen.hash_block
         )
     priority = rows["priority"].to_numpy(writable=True) if chosen.priority else None
-    declared = rows["declared"].to_numpy(writable=True) if chosen.declared else None
     return Trace(
         arrival_s, prompt, output, chosen.name, source.name, tuple(notices), prefixes, priority,
-        declared,
+        rows["declared"].to_numpy(writable=True) if chosen.declared else None,
     )  # fmt: skip
 
 

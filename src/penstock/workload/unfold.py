@@ -6,7 +6,7 @@ share; a join closes it when all have come.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,75 +16,13 @@ from penstock.inputs.arrays import Ints
 from penstock.workload.draws import Plan, Streams, drawn
 from penstock.workload.jobs import Jobs
 from penstock.workload.lengths import LONGEST, Length
+from penstock.workload.waves import NONE, Context, Frames, Wave, by_stage, rank_in_job
 
 MOST_REQUESTS = 2**26
 """Requests unfolded at a time; a job that has more is taken for one without end."""
 
 _Number = TypeVar("_Number", np.int32, np.uint32, np.float64)
 Seconds = npt.NDArray[np.float64]
-
-
-class _Context(NamedTuple):
-    """What requests go on with."""
-
-    tokens: Ints
-    holder: Ints  # the request whose replica has it in memory, -1 if there is none
-    held: Ints  # how many tokens of it
-
-    def of(self, places: Ints) -> "_Context":
-        return _Context(self.tokens[places], self.holder[places], self.held[places])
-
-
-class _Wave(NamedTuple):
-    """The tokens that make their next visit, in order of job; what the plan has no use for is
-    None.
-    """
-
-    job: Ints
-    stage: Ints
-    pending: Ints
-    frame: Ints | None  # innermost open fork, -1 outside of all
-    context: _Context | None
-    released_by: Ints | None  # prompt tokens of the request that releases it
-
-    def of(self, places: Ints) -> "_Wave":
-        frame, context, released_by = self.frame, self.context, self.released_by
-        return _Wave(
-            self.job[places],
-            self.stage[places],
-            self.pending[places],
-            None if frame is None else frame[places],
-            None if context is None else context.of(places),
-            None if released_by is None else released_by[places],
-        )
-
-
-_NONE = np.empty(0, np.int64)
-
-
-class _Frames:
-    """Forks whose branches are under way, or were; a column of each, a place for each fork.
-
-    up: the frame around it. size, left: its branches, and those that have not come to the join.
-    forked, tokens: the context at the fork, and with what branches added. holder, held: of the
-    branch that came first. join: the request that waits for it.
-    """
-
-    columns = ("up", "size", "left", "forked", "tokens", "holder", "held", "join")
-
-    def __init__(self) -> None:
-        self.up = self.size = self.left = self.forked = self.tokens = self.holder = self.held = (
-            self.join
-        ) = _NONE
-
-    def opened(self, up: Ints, size: Ints, context: Ints) -> Ints:
-        """Add frames; return their places."""
-        none = np.full(size.size, -1)
-        for name, new in zip(
-            self.columns, (up, size, size, context, context, none, none, none), strict=True
-        ):
-            setattr(self, name, np.concatenate([getattr(self, name), new]))
-        return np.arange(self.up.size - size.size, self.up.size)
 
 
 def unfold(
@@ -145,7 +83,7 @@ class _Unfolding:
         )
         self.is_fork, self.is_join = np.array(plan.routes.forks), np.array(plan.routes.joins)
         self.prefills = plan.prefills
-        self.frames = _Frames()
+        self.frames = Frames()
         self.waves: list[dict[str, npt.NDArray[Any]]] = []
         self.requests = 0
         self.of_job = np.zeros(prompt.size, np.int64)
@@ -158,22 +96,22 @@ class _Unfolding:
         ] = []  # parent, frame of the fork that its branch belongs to
         self.more: list[Ints] = []  # requests after which a sibling comes
 
-    def roots(self, jobs: int, begin: int | Ints) -> _Wave:
+    def roots(self, jobs: int, begin: int | Ints) -> Wave:
         zero, none = np.zeros(jobs, np.int64), np.full(jobs, -1)
         if self.routes.limited:
             self.visits[np.arange(jobs), begin] = 1
         frame = none if self.forks else None
         released_by = zero if self.transfers else None
-        context = _Context(zero, none, zero) if self.plan.context != "new" else None
-        return _Wave(np.arange(jobs), np.full(jobs, begin), zero, frame, context, released_by)
+        context = Context(zero, none, zero) if self.plan.context != "new" else None
+        return Wave(np.arange(jobs), np.full(jobs, begin), zero, frame, context, released_by)
 
-    def visit(self, wave: _Wave) -> tuple[Ints, Ints]:
+    def visit(self, wave: Wave) -> tuple[Ints, Ints]:
         """Draw a request for each token; return their prompts, context included, and outputs."""
         plan, streams, size = self.plan, self.streams, wave.job.size
         prompt, output = np.empty(size, np.int64), np.empty(size, np.int64)
         coin = np.empty(size, np.uint32)
         delay = np.zeros(size) if self.delays else None
-        for stage, places in _by_stage(wave.stage):
+        for stage, places in by_stage(wave.stage):
             jobs = wave.job[places]
             prompt[places] = drawn(plan.prompt[stage], streams.prompt[stage], self.job_prompt, jobs)
             output[places] = drawn(plan.output[stage], streams.output[stage], self.job_output, jobs)
@@ -236,11 +174,11 @@ class _Unfolding:
             places: Ints = self.of_job[job]
             self.of_job[job] += 1
             return places
-        places = self.of_job[job] + _rank(job)
+        places = self.of_job[job] + rank_in_job(job)
         self.of_job += np.bincount(job, minlength=self.of_job.size)
         return places
 
-    def onward(self, wave: _Wave, prompt: Ints, output: Ints) -> _Wave:
+    def onward(self, wave: Wave, prompt: Ints, output: Ints) -> Wave:
         """Return the tokens that the requests of this wave release."""
         chosen = self._chosen(wave)
         flat = chosen.ravel()
@@ -251,18 +189,18 @@ class _Unfolding:
         frame = self._frame_after(wave, chosen, context)
         released_by = prompt if self.transfers else None
         one = np.ones(wave.job.size, np.int64)
-        going = _Wave(wave.job, wave.stage, one, frame, context, released_by).of(source)
+        going = Wave(wave.job, wave.stage, one, frame, context, released_by).of(source)
         going = going._replace(stage=flat[taken])
         if going.frame is None:
             self.released.append((rows[source], self.requests + np.arange(source.size)))
             return going
         return self._past_joins(going, going.frame, rows[source])
 
-    def _chosen(self, wave: _Wave) -> Ints:
+    def _chosen(self, wave: Wave) -> Ints:
         """Return the stages that each token goes on to, shape (tokens, widest); -1: none."""
         chosen = np.full((wave.job.size, self.widest), -1)
         if not self.routes.limited:
-            for stage, places in _by_stage(wave.stage):
+            for stage, places in by_stage(wave.stage):
                 targets = self.routes.targets[stage]
                 if self.routes.forks[stage]:
                     chosen[places, : len(targets)] = targets
@@ -270,7 +208,7 @@ class _Unfolding:
                     chosen[places, 0] = self._choice(stage, wave.job[places].size)
             return chosen
         for turn in self._turns(wave.job):
-            for stage, within in _by_stage(wave.stage[turn]):
+            for stage, within in by_stage(wave.stage[turn]):
                 places = turn[within]
                 jobs, targets = wave.job[places], self.routes.targets[stage]
                 if self.routes.forks[stage]:
@@ -315,13 +253,11 @@ class _Unfolding:
         if not self.forks:
             yield np.arange(job.size)
             return
-        rank = _rank(job)
+        rank = rank_in_job(job)
         for turn in range(int(rank.max()) + 1):
             yield np.flatnonzero(rank == turn)
 
-    def _context_after(
-        self, wave: _Wave, prompt: Ints, output: Ints, rows: Ints
-    ) -> _Context | None:
+    def _context_after(self, wave: Wave, prompt: Ints, output: Ints, rows: Ints) -> Context | None:
         """Return the context after each request; one without a prompt leaves it where it was
         computed.
         """
@@ -330,9 +266,9 @@ class _Unfolding:
         tokens, holder, held = wave.context
         prefills = self.prefills[wave.stage]
         after = np.where(prefills, prompt, tokens) + output
-        return _Context(after, np.where(prefills, rows, holder), np.where(prefills, after, held))
+        return Context(after, np.where(prefills, rows, holder), np.where(prefills, after, held))
 
-    def _frame_after(self, wave: _Wave, chosen: Ints, context: _Context | None) -> Ints | None:
+    def _frame_after(self, wave: Wave, chosen: Ints, context: Context | None) -> Ints | None:
         """Return the innermost fork that is open after each request."""
         if wave.frame is None:
             return None
@@ -343,7 +279,7 @@ class _Unfolding:
         frame[forks] = self.frames.opened(frame[forks], size[forks], tokens[forks])
         return frame
 
-    def _past_joins(self, going: _Wave, frame: Ints, parent: Ints) -> _Wave:
+    def _past_joins(self, going: Wave, frame: Ints, parent: Ints) -> Wave:
         """Hold back tokens that come to a join until the last branch is there; one of them goes on
         then.
         """
@@ -363,7 +299,7 @@ class _Unfolding:
             self.frames.join[frame[closing]] = row[closing]
         return going.of(np.flatnonzero(stays))
 
-    def _arrived(self, going: _Wave, frame: Ints, parent: Ints, come: Ints) -> Ints:
+    def _arrived(self, going: Wave, frame: Ints, parent: Ints, come: Ints) -> Ints:
         """Count the branches that have come; return the places of those that were the last of their
         fork.
         """
@@ -380,7 +316,7 @@ class _Unfolding:
         frames.left[of] -= counts
         return np.sort(latest[frames.left[of] == 0])
 
-    def _closed(self, going: _Wave, frame: Ints, closing: Ints) -> _Wave:
+    def _closed(self, going: Wave, frame: Ints, closing: Ints) -> Wave:
         """Return the tokens with those that leave a join back in the frame around it, with all
         branches' context.
         """
@@ -389,7 +325,7 @@ class _Unfolding:
         pending[closing], around[closing] = frames.size[of], frames.up[of]
         context = going.context
         if context is not None:
-            context = _Context(*(column.copy() for column in context))
+            context = Context(*(column.copy() for column in context))
             for column, closed in zip(
                 context, (frames.tokens, frames.holder, frames.held), strict=True
             ):
@@ -420,7 +356,7 @@ class _Unfolding:
                 np.append(parents, waiting),
                 np.append(children, self.frames.join[frame]),
             )
-        more = np.concatenate([_NONE, *self.more])
+        more = np.concatenate([NONE, *self.more])
         reuse, context = np.zeros((2, self.requests), np.int32)
         if self.plan.context == "reuse":
             reuse = column("reuse", np.int32)
@@ -447,19 +383,3 @@ class _Unfolding:
         stage = np.concatenate([rows["stage"] for rows in self.waves])
         decodes = ~self.prefills[stage[children]] & ~self.is_join[stage[children]]
         return offset(parents[decodes], children[decodes])
-
-
-def _by_stage(stage: Ints) -> Iterator[tuple[int, slice | Ints]]:
-    """Yield each stage that tokens are at, and their places."""
-    if stage.size and (stage == stage[0]).all():
-        yield int(stage[0]), slice(None)
-        return
-    for which in np.flatnonzero(np.bincount(stage)).tolist():
-        yield which, np.flatnonzero(stage == which)
-
-
-def _rank(job: Ints) -> Ints:
-    """Return how many tokens of the same job stand before each."""
-    starts = np.flatnonzero(np.diff(job, prepend=-1))
-    rank: Ints = np.arange(job.size) - np.repeat(starts, np.diff(starts, append=job.size))
-    return rank

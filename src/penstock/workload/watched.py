@@ -78,11 +78,10 @@ def read_watched(path: str | Path, engine: str | None = None, seed: int = 0) -> 
             "watch for longer, or engines that have requests"
         )
     prompt = _length("prompt", intervals, str(path))
-    output = _length("output", intervals, str(path))
     workload = Workload.from_arrays(
         times - times[0],
         prompt.sample(rng, times.size),
-        output.sample(rng, times.size),
+        _length("output", intervals, str(path)).sample(rng, times.size),
         seed=seed,
         name=Path(path).stem,
     )

@@ -11,14 +11,15 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Floats, Ints
 from penstock.words import counted
-from penstock.workload.arrivals import BLOCK
+from penstock.workload.beginnings import Beginnings
+from penstock.workload.drawing import Drawing, at_random
 from penstock.workload.draws import Plan, Streams
 from penstock.workload.forgotten_joins import forgotten_joins
 from penstock.workload.inherited import inherited
 from penstock.workload.jobs import MOST_JOBS, Jobs, checked_seed, first_jobs
-from penstock.workload.lengths import LONGEST, Length
+from penstock.workload.lengths import Length
 from penstock.workload.means import MOST_SAMPLED, Means, Sample, sampled_jobs
-from penstock.workload.pairs import Empirical, Lengths, Recorded
+from penstock.workload.prefixes import Prefixes
 from penstock.workload.routes import END, Routes
 from penstock.workload.stage import (
     Stage,
@@ -28,17 +29,10 @@ from penstock.workload.stage import (
     is_fork,
     released,
 )
-from penstock.workload.unfold import requests_of, unfold
+from penstock.workload.unfold import unfold
 from penstock.workload.workload import Workload
 
 CONTEXTS = ("new", "grow", "reuse")
-
-_REQUESTS = 2**18
-"""Requests to be unfolded at a time, about; so many fit a cache."""
-_FEWEST_AT_A_TIME = 128
-"""Jobs to be unfolded at a time, however long they are: the time goes by visits, not by jobs."""
-MOST_REQUESTS_OF_JOB = 2**14
-"""On average: what `_FEWEST_AT_A_TIME` of them hold fits the memory, and is drawn in seconds."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,7 +96,7 @@ class Workflow:
             )
         for name, stage in self.stages.items():
             check_stage(self.name, name, stage, self.stages)
-        for first in self._begins:
+        for first in self.begins:
             if first not in self.stages:
                 raise InputError(
                     f"{self.name} begins at the unknown stage {checks.shown(first)}"
@@ -212,33 +206,11 @@ class Workflow:
     @property
     def begins(self) -> tuple[str, ...]:
         """The stages at which jobs begin."""
-        return tuple(self._begins)
+        return tuple(self._begins.longest)
 
     @functools.cached_property
-    def _begins(self) -> dict[str, float]:
-        """The stages at which jobs begin, and the longest prompt of those at each, rising."""
-        if not isinstance(self.first, Mapping):
-            return {next(iter(self.stages)) if self.first is None else self.first: np.inf}
-        reason = "it is a prompt; give each stage another, and one of them null, for all longer"
-        limits = {
-            stage: np.inf
-            if longest is None
-            else checks.whole(f"the longest prompt of {stage}", longest, 1, LONGEST, "", reason)
-            for stage, longest in self.first.items()
-        }
-        if sorted(limits.values())[-1:] != [np.inf] or len(set(limits.values())) < len(limits):
-            raise InputError(
-                f"the longest prompts of {self.name} are {checks.shown(dict(self.first))}, so "
-                f"where each job begins is unclear; {reason.partition('; ')[2]}"
-            )
-        return dict(sorted(limits.items(), key=lambda pair: pair[1]))
-
-    def _begin(self, prompt: Ints) -> Ints:
-        """Return the place of the stage at which each job begins, by the prompt it comes with."""
-        limits = np.array(list(self._begins.values()))
-        places = np.array([list(self.stages).index(stage) for stage in self._begins])
-        begins: Ints = places[np.searchsorted(limits, prompt, "left")]
-        return begins
+    def _begins(self) -> Beginnings:
+        return Beginnings.of(self.name, self.first, tuple(self.stages))
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -251,6 +223,16 @@ class Workflow:
     def ends(self) -> bool:
         """Whether jobs are recorded, so that they come to an end."""
         return self.arrivals.rows is not None
+
+    @property
+    def reuses(self) -> bool:
+        """Whether calls go on with the context of earlier ones."""
+        return self.context == "reuse"
+
+    @property
+    def prefixes(self) -> Prefixes | None:
+        """What recorded prompts have in common, where that is known."""
+        return self.arrivals.prefixes
 
     @property
     def most_requests(self) -> Floats:
@@ -292,13 +274,14 @@ class Workflow:
         arrivals = self.arrivals if seed is None else self.arrivals.with_seed(seed)
         streams = Streams((arrivals.seed, 2), len(self.stages))
         plan, recorded = self._plan, arrivals.prefixes is not None
+        at_a_time = self._drawing.at_a_time
         done = 0
         for block in arrivals.blocks():
-            for start in range(0, block.arrival_s.size, self._at_a_time):
-                some = block.where(slice(start, start + self._at_a_time))
+            for start in range(0, block.arrival_s.size, at_a_time):
+                some = block.where(slice(start, start + at_a_time))
                 lengths = some.prompt_tokens, some.output_tokens
                 jobs = unfold(
-                    plan, streams, some.arrival_s, *lengths, self._begin(some.prompt_tokens)
+                    plan, streams, some.arrival_s, *lengths, self._begins.places(some.prompt_tokens)
                 )
                 first = done if recorded else None
                 yield inherited(jobs, some, plan.prompt, plan.output, self.priority, first)
@@ -322,7 +305,7 @@ class Workflow:
             )
         count = checks.whole("the number of jobs", count, 1, MOST_JOBS, "", "that many are made")
         seed = checked_seed(seed)
-        jobs = Jobs.joined(list(self._resampled(count, self._at_a_time, (seed, 3), stage)))
+        jobs = Jobs.joined(list(self._drawing.jobs(count, (seed, 3), stage)))
         begins = jobs.first_request[:-1]
         jobs.delay_s[begins] = 0
         if jobs.transfer_s is not None:
@@ -355,14 +338,16 @@ class Workflow:
         index = {name: number for number, name in enumerate(self.stages)}
         edges = [released(stage) for stage in self.stages.values()]
         shares = (1.0,)
-        if len(self._begins) > 1:
-            prompts, _ = self._own_lengths.sample(np.random.default_rng((0, 5)), MOST_SAMPLED)
-            counts = np.bincount(self._begin(prompts), minlength=len(self.stages))
-            shares = tuple(counts[[index[each] for each in self._begins]] / prompts.size)
+        if len(self.begins) > 1:
+            prompts, _ = at_random(self.arrivals.lengths).sample(
+                np.random.default_rng((0, 5)), MOST_SAMPLED
+            )
+            counts = np.bincount(self._begins.places(prompts), minlength=len(self.stages))
+            shares = tuple(counts[[index[each] for each in self.begins]] / prompts.size)
         return Routes(
             workflow=self.name,
             names=tuple(self.stages),
-            firsts=tuple(index[stage] for stage in self._begins),
+            firsts=tuple(index[stage] for stage in self.begins),
             shares=shares,
             targets=tuple(tuple(index[target] for target, _ in edge) for edge in edges),
             chances=tuple(tuple(chance for _, chance in edge) for edge in edges),
@@ -375,83 +360,8 @@ class Workflow:
         )
 
     @functools.cached_property
-    def _at_a_time(self) -> int:
-        """Jobs unfolded at a time: a number of the workflow's own, so that it does not depend on
-        how many are asked.
-        """
-        fitting = np.log2(_REQUESTS / self._requests_of_job)
-        return 1 << int(np.clip(fitting, np.log2(_FEWEST_AT_A_TIME), np.log2(BLOCK)))
-
-    @functools.cached_property
-    def _requests_of_job(self) -> float:
-        """Requests of a job on average, if so many can be drawn; from a few jobs where no formula
-        gives them.
-        """
-        limited = self._plan.routes.limited
-        mean = (
-            self._requests_of_few(256, 1024) if limited else float(self._plan.routes.visits().sum())
-        )
-        if limited and mean > 1024:  # fewer do for longer ones
-            mean = self._requests_of_few(32, MOST_REQUESTS_OF_JOB)
-        if mean > MOST_REQUESTS_OF_JOB:
-            many = f"more than {MOST_REQUESTS_OF_JOB:,}" if limited else f"{mean:,.0f}"
-            raise InputError(
-                f"a job of {self.name} has {many} requests on average, but jobs are drawn whole, "
-                "of at most "
-                f"{MOST_REQUESTS_OF_JOB:,}; lower the probabilities of loops, or most_visits"
-            )
-        return mean
-
-    def _requests_of_few(self, jobs: int, most: int) -> float:
-        """Return the mean requests of so many jobs, or a number above ``most`` if that is more."""
-        drawn = self._own_lengths.sample(np.random.default_rng((0, 1)), jobs)
-        streams = Streams((0,), len(self.stages))
-        begin = self._begin(drawn[0])
-        return requests_of(self._plan, streams, *drawn, begin, most * jobs) / jobs
-
-    @property
-    def _own_lengths(self) -> Lengths:
-        """Lengths that come with jobs, drawn at random, recorded or not."""
-        lengths = self.arrivals.lengths
-        return (
-            Empirical(lengths.prompt_tokens, lengths.output_tokens)
-            if isinstance(lengths, Recorded)
-            else lengths
-        )
-
-    def _resampled(
-        self, count: int, at_a_time: int, seed: tuple[int, ...], stage: str | None = None
-    ) -> Iterator[Jobs]:
-        """Yield jobs at time 0 whose own lengths are drawn at random, recorded or not; all begin at
-        a stage, or each where it would.
-        """
-        streams, rng = Streams(seed, len(self.stages)), np.random.default_rng((*seed, 1))
-        lengths = self._own_lengths
-        if stage in self._begins and len(self._begins) > 1:
-            lengths = self._beginning_at(stage)
-        for done in range(
-            0, count, at_a_time
-        ):  # in full, so that the first jobs do not depend on how many there are
-            drawn = lengths.sample(rng, at_a_time)
-            begin = self._begin(drawn[0]) if stage is None else list(self.stages).index(stage)
-            yield unfold(self._plan, streams, np.zeros(at_a_time), *drawn, begin).first(
-                count - done
-            )
-
-    def _beginning_at(self, stage: str) -> Empirical:
-        """Return lengths of jobs that begin at a stage by their prompts: those of many drawn."""
-        lengths = self._own_lengths
-        if isinstance(lengths, Empirical):
-            prompt, output = lengths.prompt_tokens, lengths.output_tokens
-        else:
-            prompt, output = lengths.sample(np.random.default_rng((0, 5)), MOST_SAMPLED)
-        here = self._begin(prompt) == list(self.stages).index(stage)
-        if not here.any():
-            raise InputError(
-                f"none of {prompt.size:,} prompts of {self.name} begins at {stage!r}, so what it "
-                "carries is not known; change the longest prompts of its stages"
-            )
-        return Empirical(prompt[here], output[here])
+    def _drawing(self) -> Drawing:
+        return Drawing(self.name, self._plan, self._begins, at_random(self.arrivals.lengths))
 
     @functools.cached_property
     def _means(self) -> Means:
@@ -465,17 +375,16 @@ class Workflow:
         onward, sampled, covariance = np.empty(0), None, np.zeros((len(stages), len(stages)))
 
         # From a sample: contexts that grow, visits where they are limited, and who has both phases.
-        by_length = len(self._begins) > 1
+        by_length = len(self.begins) > 1
         if self.context != "new" or routes.limited or np.isnan(both).any() or by_length:
-            sampled = sampled_jobs(self._requests_of_job)
-            blocks = self._resampled(sampled, self._at_a_time, (self.arrivals.seed, 4))
-            sample = Sample.of(blocks, len(stages))
+            sampled = sampled_jobs(self._drawing.requests_of_job)
+            sample = Sample.of(self._drawing.jobs(sampled, (self.arrivals.seed, 4)), len(stages))
             covariance, both = sample.covariance, np.where(np.isnan(both), sample.both, both)
             onward = sample.onward
             if by_length:
                 external, prompt, output = sample.external, sample.prompt, sample.output
                 both = sample.both
-                max_prompt = self._most_that_begins(max_prompt)
+                max_prompt = self._begins.most(max_prompt, self.stages)
             if self.context != "new":
                 prompt = sample.prompt
                 most = float(
@@ -484,11 +393,10 @@ class Workflow:
                 max_prompt = np.where(max_prompt > 0, most, 0)
         if not routes.limited:
             onward = routes.onward()
-        visits = np.asarray(np.linalg.solve(np.eye(len(stages)) - onward.T, external), np.float64)
         return Means(
             external,
             onward,
-            visits,
+            np.asarray(np.linalg.solve(np.eye(len(stages)) - onward.T, external), np.float64),
             prompt,
             output,
             both,
@@ -497,15 +405,6 @@ class Workflow:
             sampled,
             covariance,
         )
-
-    def _most_that_begins(self, max_prompt: Floats) -> Floats:
-        """Return upper limits of prompts, where those of jobs that begin at a stage limit them."""
-        most = max_prompt.copy()
-        targets = {target for stage in self.stages.values() for target, _ in released(stage)}
-        for place, (name, stage) in enumerate(self.stages.items()):
-            if stage.prompt == "job" and name in self._begins and name not in targets:
-                most[place] = min(most[place], self._begins[name])
-        return most
 
     def _lengths_of(self, stage: Stage) -> tuple[float, float, float, float, float]:
         """Return mean prompt and output, share of requests with both (NaN: unknown), and upper

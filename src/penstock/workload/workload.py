@@ -16,8 +16,9 @@ from penstock.workload import traces
 from penstock.workload.arrivals import Arrivals, Replay
 from penstock.workload.lengths import Length, Tokens, as_length
 from penstock.workload.lookalikes import lookalike
-from penstock.workload.pairs import Empirical, Independent, Lengths, Recorded, checked_lengths
+from penstock.workload.pairs import Empirical, Lengths, Recorded
 from penstock.workload.prefixes import Prefixes, checked_prefixes
+from penstock.workload.recorded import checked_declared, checked_priority, pair_of
 
 
 class Requests(NamedTuple):
@@ -152,7 +153,7 @@ class Workload:
         seed
             For arrivals and lengths.
         """
-        return cls(processes.Poisson(rate), _lengths(prompt, output), seed)
+        return cls(processes.Poisson(rate), pair_of(prompt, output), seed)
 
     @classmethod
     def deterministic(
@@ -164,7 +165,7 @@ class Workload:
         seed: int = 0,
     ) -> Self:
         """Return evenly spaced arrivals; parameters as in `poisson`."""
-        return cls(processes.Deterministic(rate), _lengths(prompt, output), seed)
+        return cls(processes.Deterministic(rate), pair_of(prompt, output), seed)
 
     @classmethod
     def gamma(
@@ -179,7 +180,7 @@ class Workload:
         """Return gamma renewal arrivals whose gaps have coefficient of variation ``cv``; else as
         `poisson`.
         """
-        return cls(processes.GammaRenewal(rate, cv), _lengths(prompt, output), seed)
+        return cls(processes.GammaRenewal(rate, cv), pair_of(prompt, output), seed)
 
     @classmethod
     def preset(cls, name: str, *, seed: int = 0) -> Self:
@@ -226,11 +227,11 @@ class Workload:
         """
         replay = None if arrival_s is None else Replay(arrival_s)  # type: ignore[arg-type]
         lengths = Recorded(prompt_tokens, output_tokens)  # type: ignore[arg-type]
-        urgent = _priority(priority, lengths.prompt_tokens.size)
+        urgent = checked_priority(priority, lengths.prompt_tokens.size)
         prefixes = checked_prefixes(hash_ids, hash_block, lengths.prompt_tokens)
         return cls(
             replay, lengths, seed, name, priority=urgent, prefixes=prefixes,
-            declared=_declared(declared, lengths.output_tokens),
+            declared=checked_declared(declared, lengths.output_tokens),
         )  # fmt: skip
 
     def with_declared(self, declared: int | Length) -> Self:
@@ -379,58 +380,6 @@ class Workload:
                 "process (poisson)"
             )
         return self.arrivals
-
-
-def _lengths(prompt: int | Length | Lengths, output: int | Length | None) -> Lengths:
-    if isinstance(prompt, Lengths):
-        if output is not None:
-            raise InputError("a joint distribution gives prompt and output; leave `output` out")
-        return prompt
-    if output is None:
-        raise InputError(
-            "no output length given; give tokens, a distribution, or a joint distribution as "
-            "`prompt`"
-        )
-    return Independent(as_length("prompt", prompt), as_length("output", output))
-
-
-def _priority(priority: npt.ArrayLike | None, rows: int) -> Tokens | None:
-    """Return priorities as integers, one per request."""
-    if priority is None:
-        return None
-    try:
-        values = np.asarray(priority)
-    except ValueError:  # lists of unequal lengths
-        values = np.array(None)
-    whole = values.shape == (rows,) and values.dtype.kind in "iu"
-    if not whole or values.max(initial=0) >= 2**31 or values.min(initial=0) <= -(2**31):
-        raise InputError(
-            f"priority is {checks.shown(priority)}, but each of the {rows:,} requests has one, a "
-            "whole "
-            "number below 2^31"
-        )
-    return values.astype(np.int32)
-
-
-def _declared(declared: npt.ArrayLike | Length | None, output: Tokens) -> Tokens | Length | None:
-    """Return declared outputs as integers, one per request, or as a distribution."""
-    if declared is None:
-        return None
-    if isinstance(declared, Length | numbers.Integral):
-        return as_length("declared", declared)
-    values = checked_lengths("declared", declared)
-    if values.size != output.size:
-        raise InputError(
-            f"{values.size:,} declared outputs for {output.size:,} requests: each has one, so give "
-            "as many of both"
-        )
-    if (values < output).any():
-        first = int(np.argmax(values < output))
-        raise InputError(
-            f"request {first} declares {values[first]:,} output tokens at most, but makes "
-            f"{output[first]:,}; declare at least as many"
-        )
-    return values
 
 
 def read_trace(

@@ -77,8 +77,7 @@ class LayerTimes:
         if shape.experts is not None:
             seconds = seconds + shape.expert_layers * self._mixture(shape.experts, tokens)
         share = shape.vocabulary / self.tensor_parallel
-        rows = np.minimum(tokens, _LOGITS)
-        logits = self._gemm("bf16", rows, share, float(shape.hidden))
+        logits = self._gemm("bf16", np.minimum(tokens, _LOGITS), share, float(shape.hidden))
         return np.asarray(self._started(tokens, seconds + logits) + self.host.batch_s)
 
     def _started(self, tokens: Floats, seconds: Floats) -> Floats:
@@ -158,9 +157,8 @@ class LayerTimes:
         width = experts.width * ep / tp
         numbers = (shape.hidden, width, experts.per_token, experts.count, ep)
         flops = self._flops(precision) * _WEIGHT_ONLY.get(precision, 1.0)
-        each = BYTES[precision]
         seconds = seconds + kernels.experts(
-            self.gpu.sheet, p, flops, each, tokens, *_arrays(numbers)
+            self.gpu.sheet, p, flops, BYTES[precision], tokens, *_arrays(numbers)
         )
         if not experts.shared_width:
             return np.asarray(seconds + self._all_reduce(tokens))

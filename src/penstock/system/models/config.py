@@ -155,13 +155,12 @@ def _experts(get: _Reader, layers: int) -> Experts | None:
     first = get.count("first_k_dense_replace", default=0, low=0)
     step = get.count("decoder_sparse_step", "moe_layer_freq", default=1)
     dense = set(get.config.get("mlp_only_layers") or ())
-    sparse = [at for at in range(first, layers) if (at + 1) % step == 0 and at not in dense]
     return Experts(
         count=count,
         per_token=get.count("num_experts_per_tok", "experts_per_token", "num_experts_per_token"),
         width=width,
         shared_width=shared,
-        layers=len(sparse),
+        layers=len([at for at in range(first, layers) if (at + 1) % step == 0 and at not in dense]),
     )
 
 

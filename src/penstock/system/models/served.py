@@ -78,8 +78,7 @@ class ServedModel:
     def on_gpus(self) -> Gpu:
         """The model on its GPUs, from which KV memory follows."""
         memory = ShapeMemory(self.shape, self.numbers)
-        tp = self.tensor_parallel
-        return Gpu(self.shape.name, self.gpu.sheet.memory_gib, tp, known=memory)
+        return Gpu(self.shape.name, self.gpu.sheet.memory_gib, self.tensor_parallel, known=memory)
 
     @property
     def name(self) -> str:
@@ -168,31 +167,26 @@ def _check_precision(gpu: KnownGpu, numbers: Numbers, shape: ModelShape) -> None
 class ShapedHardware(BatchTimeFile):
     """Batch times that follow from a shape, in the place of a preset or a file."""
 
-    served: ServedModel | None = None
+    served: ServedModel = dataclasses.field(kw_only=True)
 
     @property
     def gpu(self) -> Gpu:
         """The model on its GPUs."""
-        assert self.served is not None
         return self.served.on_gpus
 
     @property
     def memory_gib(self) -> float:
         """Memory of one GPU, GiB."""
-        assert self.served is not None
         return self.served.gpu.sheet.memory_gib
 
     @property
     def origin(self) -> str:
         """Where the times come from."""
-        assert self.served is not None
         return f"{self.description}; batch times {self.served.caution}"
 
     def notes(self, token_budget: int, *, memory: bool) -> tuple[str, ...]:
         """Return what one should know who uses it; see `BatchTimeFile.notes`."""
-        assert self.served is not None
-        notes = super().notes(token_budget, memory=memory)
-        return (f"batch times {self.served.caution}", *notes)
+        return (f"batch times {self.served.caution}", *super().notes(token_budget, memory=memory))
 
 
 def shaped_hardware(served: ServedModel) -> ShapedHardware:

@@ -72,8 +72,7 @@ class Experts:
 
         A token visits an expert with probability k / E, each on its own: 1 - (1 - k / E)^n.
         """
-        missed = float((1.0 - self.per_token / self.count) ** tokens)
-        return 1.0 - missed
+        return 1.0 - float((1.0 - self.per_token / self.count) ** tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,14 +178,12 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """All weights."""
-        experts = self.experts.count if self.experts else 0
-        return self._parameters(experts)
+        return self._parameters(self.experts.count if self.experts else 0)
 
     @property
     def active_parameters(self) -> int:
         """Weights that one token goes through, embeddings included."""
-        experts = self.experts.per_token if self.experts else 0
-        return self._parameters(experts)
+        return self._parameters(self.experts.per_token if self.experts else 0)
 
     def _parameters(self, experts: int) -> int:
         mixture = self.expert_layers * (experts * self.expert_parameters + self.shared_parameters)

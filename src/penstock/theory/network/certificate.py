@@ -160,16 +160,15 @@ def of_network(network: Network) -> NetworkCertificate:
     # Of a server alone more is known.
     alone = _one_server(network) if certificate.verdict == "unknown" else None
     if alone is not None and alone.verdict in ("stable", "unstable"):
-        certified = (
-            None if alone.certified_rate is None else alone.certified_rate / alone.load.arrival_rate
-        )
         return dataclasses.replace(
             certificate,
             verdict=alone.verdict,
             theorem=alone.theorem,
             reason=alone.reason,
             hypotheses=alone.hypotheses,
-            certified_load=certified,
+            certified_load=None
+            if alone.certified_rate is None
+            else alone.certified_rate / alone.load.arrival_rate,
         )
     return _within_limits(certificate, network)
 

@@ -128,11 +128,10 @@ def network_path(
             "simulate"
         )
     rank = ranks(classes, ranking)
-    level = _start(classes, {start: 1.0} if isinstance(start, str) else start)
     return _walk(
         classes,
         rank,
-        level,
+        _start(classes, {start: 1.0} if isinstance(start, str) else start),
         checks.whole("most_events", most_events, 1, 10**6, "events", "a path has some"),
     )
 

@@ -129,8 +129,7 @@ def pool_loads(
     for stations in sets:
         for s in stations:
             before = seconds[leads[:, s]].max(initial=0.0)
-            alike = model.replica_rates(s) is None
-            drains = len(stations) == 1 and full[s] < 1 and alike
+            drains = len(stations) == 1 and full[s] < 1 and model.replica_rates(s) is None
             seconds[s] = (1 + before) / (1 - full[s]) if drains else np.inf
     return tuple(
         PoolLoad(

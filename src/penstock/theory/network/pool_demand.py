@@ -83,8 +83,7 @@ def link_seconds(pool: int) -> OfVisits:
     """Return what asks for the seconds that transfers take the links of a pool."""
 
     def asked(visits: Visits) -> Floats:
-        crosses = (visits.pool == pool) | (visits.sender == pool)
-        return np.where(crosses, visits.link_s, 0.0)
+        return np.where((visits.pool == pool) | (visits.sender == pool), visits.link_s, 0.0)
 
     return asked
 
@@ -102,7 +101,7 @@ def _held_at(server: Server, visits: Visits) -> Floats:
     """Return the same at one kind of server."""
     memory = server.memory
     assert memory is not None
-    prompt = visits.prompt - (visits.shared if _caches(server) else 0)
+    prompt = visits.prompt - (visits.shared if server.caches_prefixes else 0)
     blocks = block_iterations_of(prompt, visits.output, server, memory)
     here = np.flatnonzero(visits.received)
     if here.size:
@@ -129,7 +128,7 @@ def _attention_at(server: Server, visits: Visits) -> Floats:
     """Return the same at one kind of server."""
     model = server.batch_time
     assert isinstance(model, Composition)
-    caches = _caches(server)
+    caches = server.caches_prefixes
     # As in `penstock.theory.attention.attention`.
     lost = caches or (server.memory is not None and server.policy.loses_rest_of_prompt)
     per_token = 0.0 if lost else model.with_prefill / server.most_tokens
@@ -229,14 +228,4 @@ def _sampled(workflow: Workflow | Sessions, means: Means) -> Iterable[Jobs]:
 
 def iteration_s(server: Server) -> float:
     """Return the least time that an iteration of a request takes for each output, s."""
-    return shortest(server) / server.policy.outputs_per_decode
-
-
-def _caches(server: Server) -> bool:
-    """Whether requests may find parts of their prompts at it."""
-    return server.memory is not None and server.memory.prefix_caching
-
-
-def shortest(server: Server) -> float:
-    """Return the least time of a batch, s."""
-    return float(server.batch_time.table(server.most_tokens)[1:].min())
+    return server.shortest_s / server.policy.outputs_per_decode

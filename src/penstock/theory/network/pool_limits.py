@@ -60,7 +60,6 @@ from penstock.theory.network.pool_demand import (
     link_seconds,
     only_at,
     per_second,
-    shortest,
 )
 from penstock.theory.region import linear_program, region
 from penstock.workload.lengths import Geometric
@@ -156,8 +155,12 @@ def pool_limits(network: Network, model: NetworkModel) -> tuple[PoolLimits, ...]
             only_at(index, held_blocks(servers)),
             link_seconds(index),
         ]
-    sampled = any(_is_sampled(server) for pool in pools for server, _ in pool.servers)
-    sampled = sampled or any(network.senders)
+    # Whether a limit counts what is known of single requests only.
+    sampled = any(network.senders) or any(
+        server.memory is not None or not server.batch_time.by_load
+        for pool in pools
+        for server, _ in pool.servers
+    )
     nothing = np.zeros(len(asked))
     mean, error = per_second(network, asked) if sampled else (nothing, nothing)
     of_pools = np.column_stack([mean, error]).reshape(len(pools), 3, 2)
@@ -224,7 +227,9 @@ def _limits_of(
     if all(server.memory is not None for server, _ in pool.servers):
         limits.append(_kv_memory(pool, held))
     if links.mean:
-        limits.append(_transfers(pool, links))
+        why = f"transfers take {links.mean:.4g} s of links a second, of {pool.replicas:,}"
+        mean, error = links.mean / pool.replicas, links.error / pool.replicas
+        limits.append(PoolLimit("transfers", mean, error, LINKS, why))
     found = PoolLimits(tuple(limits), binding)
     tightest = found.tightest.name
     if tightest in ("KV memory", "transfers") or len(pool.servers) > 1:
@@ -243,17 +248,6 @@ def _max_batch_size(pool: Pool, load: float, error: float, attention: Sampled) -
         math.hypot(error, counted.error),
         SLOTS + (WITH_ATTENTION if counted.mean else ""),
         _by_slots_in_words(pool),
-    )
-
-
-def _transfers(pool: Pool, links: Sampled) -> PoolLimit:
-    """Return the limit of the links of a pool's replicas, of the seconds that transfers take."""
-    return PoolLimit(
-        "transfers",
-        links.mean / pool.replicas,
-        links.error / pool.replicas,
-        LINKS,
-        f"transfers take {links.mean:.4g} s of links a second, of {pool.replicas:,}",
     )
 
 
@@ -283,36 +277,17 @@ def _by_slots(pool: Pool, rates: Floats, prompt: Geometric) -> tuple[float | Non
     """Return the load under max batch sizes, None where none is below what a batch may have, and
     what binds one replica.
     """
-    binds = any(_slots_are_few(server) for server, _ in pool.servers)
+    binds = any((kind.max_batch_size or math.inf) < kind.most_tokens for kind, _ in pool.servers)
     outputs = max(server.policy.outputs_per_decode for server, _ in pool.servers)
     if len(pool.servers) == 1:
         best = linear_program(unhurried(pool.server), rates / pool.replicas, prompt=prompt)
         return (1 / best.scale / outputs if binds else None), best.binding
     if not binds:
         return None, ()
-    corners = [region(unhurried(server), prompt=prompt).vertices for server, _ in pool.servers]
-    prices = np.concatenate([_prices(vertices) for vertices in corners])
-    earned = np.sum(
-        [
-            count * (prices @ vertices.T).max(axis=1)
-            for (_, count), vertices in zip(pool.servers, corners, strict=True)
-        ],
-        axis=0,
-    )
+    regions = [(region(unhurried(server), prompt=prompt), n) for server, n in pool.servers]
+    prices = np.concatenate([each.normals for each, _ in regions])
+    earned = sum(count * (prices @ each.vertices.T).max(axis=1) for each, count in regions)
     return float((prices @ rates / earned).max()) / outputs, ()
-
-
-def _prices(vertices: Floats) -> Floats:
-    """Return the prices of a prefill and a decode token at which each edge of a region that is not
-    on an axis earns the same all along; shape (edges, 2).
-    """
-    start, end = vertices[1:-1], vertices[2:]
-    return np.column_stack([end[:, 1] - start[:, 1], start[:, 0] - end[:, 0]])
-
-
-def _slots_are_few(server: Server) -> bool:
-    """Whether its max batch size is below the tokens that a batch may have."""
-    return server.max_batch_size is not None and server.max_batch_size < server.most_tokens
 
 
 def _by_slots_in_words(pool: Pool) -> str:
@@ -327,8 +302,7 @@ def _by_slots_in_words(pool: Pool) -> str:
 
 def _kv_memory(pool: Pool, held: Sampled) -> PoolLimit:
     """Return the limit that KV memory sets, for so much held per second, as `_held` counts it."""
-    given = sum(count * _token_rate(server) for server, count in pool.servers)
-    load = held.times(1 / given)
+    load = held.times(1 / sum(count * _token_rate(server) for server, count in pool.servers))
     server = pool.server
     if len(pool.servers) > 1 or server.memory is None:
         why = f"requests hold at least {load.mean:.4g} of the KV memory of all replicas on average"
@@ -337,7 +311,7 @@ def _kv_memory(pool: Pool, held: Sampled) -> PoolLimit:
         of = "tokens" if size == 1 else f"blocks of {size:,} tokens"
         why = (
             f"a replica has {usable:,} {of}; requests hold at least {load.mean * usable:,.0f} on "
-            f"average, with batches of {shortest(server):.4g} s, the least"
+            f"average, with batches of {server.shortest_s:.4g} s, the least"
         )
     return PoolLimit("KV memory", load.mean, load.error, MEMORY, why)
 
@@ -346,8 +320,3 @@ def _token_rate(server: Server) -> float:
     """Return the token-iterations that the memory of a replica gives per second at most."""
     assert server.memory is not None
     return (server.usable_blocks or 0) * server.memory.block_size / iteration_s(server)
-
-
-def _is_sampled(server: Server) -> bool:
-    """Whether a limit of it counts what is known of single requests only."""
-    return server.memory is not None or not server.batch_time.by_load

@@ -60,9 +60,7 @@ class Foster:
         """Half the difference of offered and full rate, below 0."""
         return (self.offered_tokens_per_s - self.full_batch_tokens_per_s) / 2
 
-    def value(
-        self, prefill_left: npt.ArrayLike, decode_left: npt.ArrayLike, seconds_left: float = 0.0
-    ) -> float:
+    def value(self, prefill_left: npt.ArrayLike, decode_left: npt.ArrayLike, seconds_left: float = 0.0) -> float:
         """Return V of a state.
 
         Parameters
@@ -79,9 +77,7 @@ class Foster:
         return waiting + self.square_weight * squares + self.full_batch_tokens_per_s * seconds_left
 
 
-def foster(
-    server: Server, *, arrival_rate: float, prompt: npt.ArrayLike, output: npt.ArrayLike
-) -> Foster:
+def foster(server: Server, *, arrival_rate: float, prompt: npt.ArrayLike, output: npt.ArrayLike) -> Foster:
     """Return the Foster-Lyapunov function of a server below load 1.
 
     For i.i.d. arrivals per slot, a slot being any time of which all batch times are multiples, and
@@ -130,18 +126,14 @@ def foster(
     prompts, outputs = _tokens("prompt", prompt), _tokens("output", output)
     if prompts.size != outputs.size:
         raise InputError(
-            f"{prompts.size} prompts for {outputs.size} outputs: they come in pairs, so give as "
-            "many of both"
+            f"{prompts.size} prompts for {outputs.size} outputs: they come in pairs, so give as many of both"
         )
-    decodes = np.array(
-        [server.tokens_per_request(p, o) - p for p, o in zip(prompts, outputs, strict=True)]
-    )
+    decodes = np.array([server.tokens_per_request(p, o) - p for p, o in zip(prompts, outputs, strict=True)])
     tokens = prompts + decodes
     offered = rate * float(tokens.mean())
     if not offered < full:
         raise InputError(
-            f"{offered:g} tokens/s arrive and full batches carry {full:g}, so the backlog does "
-            "not fall; lower the rate"
+            f"{offered:g} tokens/s arrive and full batches carry {full:g}, so the backlog does not fall; lower the rate"
         )
     _full_batches_are_best(server, full)
     budget = server.token_budget
@@ -188,7 +180,6 @@ def _tokens(name: str, values: npt.ArrayLike) -> Floats:
     bad = ~((tokens >= 1) & (tokens <= LONGEST) & (tokens == np.rint(tokens)))
     if bad.any():
         raise InputError(
-            f"a {name} has {tokens[bad][0]:g} tokens, but must have a whole number from 1 to "
-            f"{LONGEST:,}; mend it"
+            f"a {name} has {tokens[bad][0]:g} tokens, but must have a whole number from 1 to {LONGEST:,}; mend it"
         )
     return tokens

@@ -161,16 +161,12 @@ def _work(server: Server, prompt: float, output: float) -> _Work:
             "without a limit only; "
             "leave it out, or ask `memory_bound_rate`"
         )
-    refuse_composition(
-        server, "what a policy carries", "ask `certify`, or `max_rate`, which simulates"
-    )
+    refuse_composition(server, "what a policy carries", "ask `certify`, or `max_rate`, which simulates")
     least = "a request has at least one token"
     prompt = checks.number("the prompt", prompt, 1, LONGEST, "tokens", least)
     output = checks.number("the output", output, 1, LONGEST, "tokens", least)
     decodes = server.tokens_per_request(prompt, output) - prompt
-    return _Work(
-        prompt, decodes, server.token_budget, float(server.batch_time(server.token_budget))
-    )
+    return _Work(prompt, decodes, server.token_budget, float(server.batch_time(server.token_budget)))
 
 
 def _busy_period(server: Server, work: _Work, rate: float) -> float:
@@ -190,9 +186,7 @@ def _busy_period(server: Server, work: _Work, rate: float) -> float:
     chance[waiting == 0] = 0.0  # over
     cut = waiting > budget
     m = np.where(cut, np.repeat(following, most), 0)
-    position = np.round(
-        np.where(cut, np.maximum(waiting - budget - remainder[m], 0) / prompt, 0.0), 6
-    )
+    position = np.round(np.where(cut, np.maximum(waiting - budget - remainder[m], 0) / prompt, 0.0), 6)
     near = np.floor(position).astype(np.int64)
     states = np.arange(waiting.size)
     moves = np.zeros(waiting.size**2)
@@ -204,9 +198,7 @@ def _busy_period(server: Server, work: _Work, rate: float) -> float:
         share = chance * weight[:, None]
         beyond = np.maximum(start[:, None] + prompts - (most - 1), 0)
         to = (m * most + start)[:, None] + prompts - beyond
-        moves += np.bincount(
-            (states[:, None] * waiting.size + to).ravel(), share.ravel(), moves.size
-        )
+        moves += np.bincount((states[:, None] * waiting.size + to).ravel(), share.ravel(), moves.size)
         seconds = seconds + (share * beyond).sum(axis=1) * per_prompt
     left = np.linalg.solve(np.eye(waiting.size) - moves.reshape(waiting.size, -1), seconds)
     return float(stats.poisson.pmf(prompts, rate * full) @ left[:most])
@@ -228,9 +220,7 @@ def _states(work: _Work, rate: float) -> tuple[Floats, Ints, int]:
             f"{work.budget:,}, more than "
             f"the {_STATES:,} that are told apart; simulate instead"
         )
-    remainder: Floats = np.round(
-        np.mod(-float(work.budget) * np.arange(rounds + 1), work.prompt), 6
-    )
+    remainder: Floats = np.round(np.mod(-float(work.budget) * np.arange(rounds + 1), work.prompt), 6)
     again = np.flatnonzero(remainder[1:] == 0)
     if again.size or rounds == 1:
         rounds = int(again[0]) + 1 if again.size else 1

@@ -1,0 +1,93 @@
+"""Families of deployments on their way through a search: those that may do, and the hopeless."""
+
+import bisect
+import dataclasses
+import math
+
+from penstock.planning.evaluate import Evaluation
+from penstock.planning.space import Family, Reason
+
+Rank = tuple[float, float, str]
+
+
+def rank(evaluation: Evaluation) -> Rank:
+    """Return what the best has least of: cost, then the latency that the first target limits, then
+    the name.
+    """
+    value = evaluation.estimates[0].value
+    return (
+        evaluation.deployment.cost,
+        math.inf if value is None else value,
+        evaluation.deployment.name,
+    )
+
+
+@dataclasses.dataclass
+class Prospect:
+    """What is known of a family.
+
+    Attributes
+    ----------
+    family
+        Its deployments.
+    least
+        Index, in `Family.counts`, of the fewest replicas that theory does not rule out.
+    most
+        Index of the most that were searched; below `least` where none were.
+    answer
+        Index of the fewest that do what they have to; None: none known.
+    why_not_fewer
+        Why theory rules out fewer than `least`.
+    guess
+        Index at which to begin.
+    """
+
+    family: Family
+    least: int
+    guess: int
+    why_not_fewer: str = ""
+    most: int = -1
+    answer: int | None = None
+
+    def cost(self, index: int) -> float:
+        """Return what the deployment at an index costs."""
+        return self.family.at(self.family.counts[index]).cost
+
+    def last_within(self, cost: float) -> int:
+        """Return the index of the most replicas that cost no more; -1 if none do."""
+        family = self.family
+        return bisect.bisect_right(family.counts, cost, key=lambda n: family.at(n).cost) - 1
+
+
+def order_of(prospect: Prospect) -> tuple[float, bool, float, str]:
+    """Return by what families are put in order: the cost that is guessed, and those first whose
+    policy was known.
+    """
+    server, name = prospect.family.smallest.server, prospect.family.name
+    return (
+        prospect.cost(prospect.guess),
+        not server.policy.decode_first,
+        prospect.cost(prospect.least),
+        name,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Hopeless:
+    """A family that is ruled out at any number of replicas.
+
+    Attributes
+    ----------
+    family
+        Its deployments.
+    by, why
+        What rules it out.
+    excess
+        How many times the limit a latency is that no policy undercuts; infinite where it is ruled
+        out otherwise.
+    """
+
+    family: Family
+    by: Reason
+    why: str
+    excess: float = math.inf

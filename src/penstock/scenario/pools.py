@@ -1,0 +1,133 @@
+"""The pools of a scenario of a network: servers, how many, and the router and order before them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from penstock import checks
+from penstock.document import Section, Whole
+from penstock.errors import InputError
+from penstock.scenario.server import ENGINE_NAMES, ServerSection, alias
+from penstock.system.gpu import Gpu
+from penstock.system.network import Pool
+from penstock.system.orders import Order, resolve_order
+from penstock.system.routing import Router, resolve_router
+from penstock.system.server import Server
+
+
+@contextmanager
+def within(where: str, section: str = "") -> Iterator[None]:
+    """Say where in the file a mistake is: in place of the name of the section, if the message
+    begins with that.
+    """
+    try:
+        yield
+    except InputError as error:
+        said = str(error)
+        if said.startswith(where):  # a part of it has said where
+            raise
+        named = bool(section) and said.startswith((f"{section}.", f"{section}:"))
+        raise InputError(where + said[len(section) :] if named else f"{where}: {said}") from error
+
+
+class _Weights(Section):
+    prefill: float
+    decode: float
+
+
+class _Measure(Section):
+    measure: _Weights
+
+
+def _router(value: Any) -> Any:
+    """Turn ``{measure: {prefill: 1, decode: 2}}`` into a router; what a name stands for may lie
+    beside the file.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    if list(value) == ["measure"]:
+        weights = _Measure.model_validate(value).measure
+        return Router.measure(prefill=weights.prefill, decode=weights.decode)
+    return value
+
+
+def _order(value: Any) -> str | Order:
+    """Turn ``{priority: [stages]}`` into an order; what a name stands for may lie beside the
+    file.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping) and list(value) == ["priority"]:
+        return Order.priority(value["priority"])
+    raise InputError(
+        f"an order is {checks.shown(value)}, but must be a name such as hlpps, `priority` (of the "
+        "requests), or {priority: [stages]}, most urgent first"
+    )
+
+
+class KindSection(ServerSection):
+    """One kind of server of a pool, and how many there are."""
+
+    replicas: Whole = 1
+
+
+_OF_POOL = ("servers", "router", "order", "affinity", "report_ms")
+
+
+class PoolSection(KindSection):
+    """A pool: the keys of a server, or several kinds of ``servers``, and the router before them.
+
+    ``order`` is between stages; ``priority`` alone is that of each server, between requests.
+    """
+
+    servers: list[KindSection] | None = None
+    router: Annotated[Any, BeforeValidator(_router)] = "jsq"
+    order: Annotated[Any, BeforeValidator(_order)] = Field(
+        "fcfs", validation_alias=alias(*ENGINE_NAMES["order"])
+    )
+    affinity: bool = False
+    report_ms: float = 0.0
+
+    def build_pool(self, where: str, folder: Path) -> Pool:
+        """Return the pool that stands there in the file; paths are looked for in ``folder``."""
+        with within(where, "server"):
+            by_priority = self.order == "priority"
+            servers = self._servers(where, folder, "priority" if by_priority else "fcfs")
+            with within(f"{where}.router"):
+                router = resolve_router(self.router, folder=folder)
+            with within(f"{where}.order"):
+                order = resolve_order("fcfs" if by_priority else self.order, folder=folder)
+            return Pool(servers, 1, router, order, self.affinity, self.report_ms)
+
+    def known_gpu(self, folder: Path) -> Gpu | None:
+        """Return the model on its GPUs that the batch times of the first kind are those of."""
+        measured = (self.servers[0] if self.servers else self).measured(folder)
+        return measured.gpu if measured else None
+
+    def _servers(self, where: str, folder: Path, order: str) -> list[tuple[Server, int]]:
+        """Return each kind of server, which serves requests in that order, and how many."""
+        if self.servers is None:
+            return [(self.model_copy(update={"order": order}).build(folder), self.replicas)]
+        beside = sorted(self.model_fields_set.difference(_OF_POOL))
+        if beside:
+            raise InputError(
+                f"{beside[0]} stands beside `servers`, which each have keys of their own, so it "
+                "would say nothing; put it into them"
+            )
+        if not self.servers:
+            raise InputError("servers is an empty list, so the pool serves nothing; give one")
+        kinds = []
+        for index, kind in enumerate(self.servers):
+            with within(f"{where}.servers.{index}", "server"):
+                if "order" in kind.model_fields_set:
+                    raise InputError(
+                        f"order is {kind.order}, but all servers of a pool have one; give it "
+                        "beside `servers`"
+                    )
+                kinds.append(
+                    (kind.model_copy(update={"order": order}).build(folder), kind.replicas)
+                )
+        return kinds

@@ -1,0 +1,300 @@
+"""The workflows of a scenario of a network: arrivals, stages, recorded sessions."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+from penstock import checks
+from penstock.document import Section, Whole, short
+from penstock.errors import InputError, nearest
+from penstock.scenario.pools import within
+from penstock.scenario.workload import WorkloadSection, length
+from penstock.system.gpu import Gpu
+from penstock.system.kv_transfer import checked_link, link_ms_per_token
+from penstock.workload.sessions import Sessions, read_sessions
+from penstock.workload.stage import Stage, check_stage, released
+from penstock.workload.workflow import Workflow
+from penstock.workload.workload import Workload
+
+
+def _stage_length(value: Any) -> Any:
+    """Turn a length of a stage into what `Stage` takes: a number, ``job``, ``rest`` or a
+    distribution.
+    """
+    if value in ("job", "rest") or type(value) in (int, float):
+        return value
+    if isinstance(value, str):
+        raise InputError(
+            f"a length is {checks.shown(value)}, but must be a number of tokens, a distribution "
+            "such as "
+            "{geometric: 112}, `job`, or for an output `rest`"
+        )
+    return length(value)
+
+
+def _delay(value: Any) -> Any:
+    """Turn a delay into what `Stage` takes: a number of milliseconds or a distribution."""
+    return length(value) if isinstance(value, Mapping) else value
+
+
+def _process(value: Any) -> Any:
+    """Ask for the process where arrivals are a rate alone."""
+    if isinstance(value, Mapping | ArrivalsSection) or value is None:
+        return value
+    rate = checks.shown(value) if type(value) in (int, float) else 3
+    raise InputError(
+        f"arrivals are {checks.shown(value)}, but need a process; give {{poisson: {rate}}}, in "
+        "jobs/s"
+    )
+
+
+def _rate(value: Any) -> Any:
+    """Ask for the number alone where a rate is a mapping, as it is in a workload."""
+    if isinstance(value, Mapping):
+        raise InputError(
+            f"the rate is {checks.shown(value)}, but must be a bare number of jobs/s, such as "
+            f"{checks.shown(value.get('rate', 3))}; lengths are those of the stages"
+        )
+    return value
+
+
+StageLength = Annotated[Any, BeforeValidator(_stage_length)]
+Delay = Annotated[Any, BeforeValidator(_delay)]
+Rate = Annotated[float | None, BeforeValidator(_rate)]
+
+
+class _GammaRate(Section):
+    rate: float
+    cv: float
+
+
+class ArrivalsSection(Section):
+    """When jobs arrive, where each stage has lengths of its own."""
+
+    poisson: Rate = None
+    deterministic: Rate = None
+    gamma: _GammaRate | None = None
+
+    def build(self, seed: int) -> Workload:
+        """Return such arrivals, with lengths that no stage takes."""
+        kinds = [
+            kind
+            for kind in ("poisson", "deterministic", "gamma")
+            if getattr(self, kind) is not None
+        ]
+        if len(kinds) != 1:
+            raise InputError(
+                "arrivals: give one of poisson, deterministic, gamma, not "
+                f"{' and '.join(kinds) or 'none'}"
+            )
+        if self.gamma is not None:
+            return Workload.gamma(self.gamma.rate, self.gamma.cv, 1, 1, seed=seed)
+        make = Workload.deterministic if self.poisson is None else Workload.poisson
+        return make(getattr(self, kinds[0]), 1, 1, seed=seed)
+
+
+class StageSection(Section):
+    """A stage of a workflow, see `Stage`."""
+
+    pool: str
+    prompt: StageLength
+    output: StageLength
+    then: Any = None
+    join: bool = False
+    delay_ms: Delay = 0
+    transfer_ms_per_token: float = 0.0
+    most_visits: Whole | None = None
+
+    def build(self) -> Stage:
+        """Return the stage."""
+        return Stage(**{name: getattr(self, name) for name in type(self).model_fields})
+
+
+class SessionsSection(Section):
+    """Recorded sessions of an agent, see `read_sessions`."""
+
+    trace: str
+    rate: float | None = None
+    arrivals: Literal["poisson", "deterministic"] = "poisson"
+    most_requests: Whole | None = None
+
+
+class DisaggregatedSection(Section):
+    """Prefill in one pool and decode in another, see `Workflow.disaggregated`."""
+
+    workload: WorkloadSection
+    prefill: str
+    decode: str
+    transfer_ms: Delay = 0.0
+    transfer_ms_per_token: float = 0.0
+    transfer_gb_per_s: float | None = None
+    kv_bytes_per_token: float | None = None
+
+    def ms_per_token(self, gpus: Mapping[str, Gpu | None]) -> float:
+        """Return how long the KV memory of a token takes a link, by the model of the pools."""
+        per_token, link = self.transfer_ms_per_token, self.transfer_gb_per_s
+        checked_link(per_token, link, self.kv_bytes_per_token)
+        if link is None:
+            return per_token
+        if self.prefill not in gpus:
+            raise InputError(
+                f"prefill is at pool {checks.shown(self.prefill)}, which there is not"
+                f"{nearest(self.prefill, gpus)}"
+            )
+        return link_ms_per_token(link, self.kv_bytes_per_token, gpus.get(self.prefill))
+
+
+class ByLengthSection(Section):
+    """Pools, and the longest prompt of each, see `Workflow.by_length`."""
+
+    workload: WorkloadSection
+    pools: dict[str, Whole | None]
+
+
+class WorkflowSection(Section):
+    """A workflow: ``stages``, ``sessions``, a ``disaggregated`` pair, pools ``by_length`` of the
+    prompts, or requests that all go to one ``pool``.
+    """
+
+    arrivals: Annotated[ArrivalsSection | None, BeforeValidator(_process)] = None
+    workload: WorkloadSection | None = None
+    context: Literal["new", "grow", "reuse"] | None = None
+    first: str | None = None
+    priority: Whole | None = None
+    stages: dict[str, StageSection] | None = None
+    sessions: SessionsSection | None = None
+    disaggregated: DisaggregatedSection | None = None
+    by_length: ByLengthSection | None = None
+    pool: str | None = None
+
+    def build(
+        self, name: str, folder: Path, seed: int, gpus: Mapping[str, Gpu | None]
+    ) -> Workflow | Sessions:
+        """Return the workflow of that name; relative paths are looked for in ``folder``, and the
+        models of pools are those of ``gpus``.
+        """
+        where = f"network.workflows.{short(name)}"
+        with within(where):
+            made = self._build(name, where, folder, seed, gpus)
+            if self.priority is None:
+                return made
+            assert isinstance(made, Workflow)  # sessions refuse the key
+            return dataclasses.replace(made, priority=self.priority)
+
+    def _build(
+        self, name: str, where: str, folder: Path, seed: int, gpus: Mapping[str, Gpu | None]
+    ) -> Workflow | Sessions:
+        kinds = {
+            "stages": self.stages,
+            "sessions": self.sessions,
+            "disaggregated": self.disaggregated,
+            "by_length": self.by_length,
+            "pool": self.pool if self.sessions is None else None,
+        }
+        given = [kind for kind, value in kinds.items() if value is not None]
+        if len(given) != 1:
+            raise InputError(f"give one of {', '.join(kinds)}, not {' and '.join(given) or 'none'}")
+        self._refuse_idle_keys(given[0])
+        if self.sessions is not None:
+            with within(f"{where}.sessions", "sessions"):
+                return self._sessions(name, folder, seed)
+        if self.disaggregated is not None:
+            pair = self.disaggregated
+            with within(f"{where}.disaggregated.workload", "workload"):
+                workload = pair.workload.build(folder, seed)
+            with within(f"{where}.disaggregated"):
+                per_token = pair.ms_per_token(gpus)
+            return Workflow.disaggregated(
+                workload, prefill=pair.prefill, decode=pair.decode, transfer_ms=pair.transfer_ms,
+                transfer_ms_per_token=per_token, name=name,
+            )  # fmt: skip
+        if self.by_length is not None:
+            with within(f"{where}.by_length.workload", "workload"):
+                workload = self.by_length.workload.build(folder, seed)
+            return Workflow.by_length(workload, self.by_length.pools, name=name)
+        if self.stages is None:
+            return Workflow.single(self._arrivals(where, folder, seed), str(self.pool), name=name)
+        stages = {each: stage.build() for each, stage in self.stages.items()}
+        arrivals = self._arrivals(where, folder, seed)
+        for each, stage in stages.items():
+            check_stage(name, each, stage, stages)
+        beginnings = _beginnings(stages) if self.first is None else [self.first]
+        # None: some are never reached, which a workflow refuses.
+        first = beginnings[0] if beginnings else None
+        workflow = Workflow(name, arrivals, stages, first=first, context=self.context or "new")
+        if len(beginnings) > 1:
+            raise InputError(
+                f"its jobs may begin at {' or '.join(beginnings)}, for all other stages are "
+                "reached from each of them; "
+                f"say at which, such as `first: {first}`"
+            )
+        return workflow
+
+    def _refuse_idle_keys(self, kind: str) -> None:
+        """Refuse keys that a workflow of this kind makes no use of."""
+        used = {
+            "stages": ("arrivals", "workload", "context", "first", "priority"),
+            "sessions": ("pool",),
+            "disaggregated": ("priority",),
+            "by_length": ("priority",),
+            "pool": ("workload", "priority"),
+        }[kind]
+        for key in ("arrivals", "workload", "context", "first", "priority"):
+            if getattr(self, key) is not None and key not in used:
+                raise InputError(f"`{key}` says nothing beside `{kind}`; leave it out")
+        if kind == "pool" and self.workload is None:
+            raise InputError(
+                "a `pool` needs the `workload` that it serves; add it, or give `stages`"
+            )
+
+    def _arrivals(self, where: str, folder: Path, seed: int) -> Workload:
+        if (self.arrivals is None) == (self.workload is None):
+            raise InputError(
+                "give either `arrivals`, where each stage has lengths of its own, or `workload`, "
+                "and not both"
+            )
+        if self.workload is not None:
+            with within(f"{where}.workload", "workload"):
+                return self.workload.build(folder, seed)
+        assert self.arrivals is not None
+        for stage_name, stage in (self.stages or {}).items():
+            if "job" in (stage.prompt, stage.output) or stage.output == "rest":
+                raise InputError(
+                    f"stage {stage_name!r} takes lengths of the job, but `arrivals` bring none; "
+                    "give a `workload`, or "
+                    "give the stage lengths of its own"
+                )
+        with within(f"{where}.arrivals", "arrivals"):
+            return self.arrivals.build(seed)
+
+    def _sessions(self, name: str, folder: Path, seed: int) -> Sessions:
+        given = self.sessions
+        assert given is not None
+        if self.pool is None:
+            raise InputError("sessions: their requests need a `pool`; add it beside them")
+        made = read_sessions(
+            folder / checks.path("sessions.trace", given.trace),
+            self.pool,
+            rate=given.rate,
+            arrivals=given.arrivals,
+            most_requests=given.most_requests,
+            seed=seed,
+        )
+        return dataclasses.replace(made, name=name)
+
+
+def _beginnings(stages: Mapping[str, Stage]) -> list[str]:
+    """Return the stages from which all others are reached.
+
+    The order of the stages does not count: a program that writes YAML may sort them.
+    """
+    import networkx  # half a second, which scenarios of one server need not wait for
+
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(stages)
+    for name, stage in stages.items():
+        graph.add_edges_from((name, target) for target, chance in released(stage) if chance)
+    return [name for name in stages if len(networkx.descendants(graph, name)) == len(stages) - 1]
