@@ -84,7 +84,9 @@ def usual(fits: list[Posterior], prior: Normal) -> Normal:
     taken = spread_by(prior.mean, TAKEN, TAKEN_SECONDS)
     wide = np.linalg.inv(prior.covariance)
     told = [np.linalg.inv(fit.covariance) - wide for fit in fits]
-    pulls = [np.linalg.inv(fit.covariance) @ fit.mean - wide @ prior.mean for fit in fits]
+    # What a deployment hardly says moves nothing: the fit is where it pulls to, and not what lies
+    # beyond, where the wide prior kept it from.
+    pulls = [information @ fit.mean for information, fit in zip(told, fits, strict=True)]
     mean, covariance = prior.mean.copy(), prior.covariance.copy()
     free = np.zeros_like(covariance, dtype=bool)
     np.fill_diagonal(free, val=True)
