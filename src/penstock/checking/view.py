@@ -3,15 +3,17 @@ run.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from penstock.checking.figures import gantt_figure, latency_figure, region_figure, token_figure
 from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
-from penstock.words import METRICS, STATISTICS, gathered, seconds, sentence
+from penstock.words import METRICS, STATISTICS, gathered, seconds, sentence, sharing
 
 if TYPE_CHECKING:
     from penstock.checking.answer import Answer, Drawn, TargetAnswer
+    from penstock.checking.any_answer import AnyAnswer
     from penstock.checking.latency import SteadyState
     from penstock.checking.targets import Estimate
     from penstock.scenario.scenario import Scenario
@@ -19,6 +21,15 @@ if TYPE_CHECKING:
     from penstock.system.server import Server
     from penstock.theory.certificate import Certificate
     from penstock.workload.workload import Workload
+
+
+class Doubted(Protocol):
+    """What may contradict itself."""
+
+    @property
+    def disagreement(self) -> str | None:
+        """What to doubt then; else None."""
+
 
 _SAME = 0.01
 """Share by which a certified rate may differ from the one above which no policy is stable, to be
@@ -103,11 +114,7 @@ def compare_page(scenario: "Scenario", answers: "Mapping[str, Answer]") -> Page:
         title=scenario.name,
         heading=heading(scenario.workload, scenario.server, f"{len(answers)} policies"),
         notes=gathered({name: answer.front for name, answer in answers.items()}),
-        verdicts=[
-            Verdict("contradiction", f"{answer.disagreement}.", about=name)
-            for name, answer in answers.items()
-            if answer.disagreement
-        ],
+        verdicts=contradictions(answers),
         sections=[
             Section(
                 "Policies",
@@ -140,21 +147,35 @@ def traffic(workload: "Workload") -> str:
     )
 
 
-def _verdicts(answer: "Answer") -> list[Verdict]:
-    """Return what theorem and test say, whichever decides first, and the targets."""
-    certificate = answer.certificate
-    source = f"by {certificate.theorem}" if certificate.theorem else "to theory"
-    both = [
-        Verdict(certificate.verdict, f"{certificate.reason}.", source),
-        Verdict(answer.stability.verdict, f"{answer.stability.reason}.", "by simulation"),
+def contradictions(answers: "Mapping[str, Doubted]") -> list[Verdict]:
+    """Return where theorem and test contradict each other, by the names of the answers."""
+    return [
+        Verdict("contradiction", f"{answer.disagreement}.", about=name)
+        for name, answer in answers.items()
+        if answer.disagreement
     ]
-    if certificate.verdict == "unknown":
-        both.reverse()
-    if answer.disagreement:
-        both.insert(0, Verdict("contradiction", f"{answer.disagreement}."))
-    elif answer.hinges_on_calibration:
-        both.insert(0, Verdict("undecided", f"{answer.reason}.", "because of the calibration"))
-    return both + target_verdicts(answer.targets)
+
+
+def theorem_and_test(answer: "AnyAnswer") -> list[Verdict]:
+    """Return what theorem and test say, whichever decides first, after what contradicts itself."""
+    certificate = answer.certificate
+    test = answer.stability
+    source = f"by {certificate.theorem}" if certificate.theorem else "to theory"
+    verdicts = [Verdict(certificate.verdict, f"{certificate.reason}.", source)]
+    if test:
+        verdicts.append(Verdict(test.verdict, f"{test.reason}.", "by simulation"))
+        if certificate.verdict == "unknown":
+            verdicts.reverse()
+    return contradictions({"": answer}) + verdicts
+
+
+def _verdicts(answer: "Answer") -> list[Verdict]:
+    """Return what theorem and test say, what calibration leaves open, and the targets."""
+    verdicts = theorem_and_test(answer)
+    if answer.hinges_on_calibration and not answer.disagreement:
+        doubt = Verdict("undecided", f"{answer.reason}.", "because of the calibration")
+        verdicts.insert(0, doubt)
+    return verdicts + target_verdicts(answer.targets)
 
 
 def _calibration(answer: "Answer") -> list[Section]:
@@ -228,10 +249,7 @@ def _limits(certificate: "Certificate") -> list[Table]:
     """Lay out the limits of any policy, where there are several."""
     if len(certificate.bounds) < 2:
         return []
-    rows = [
-        (bound.name, f"{bound.max_rate:,.4g}", bound.why, bound.theorem)
-        for bound in certificate.bounds
-    ]
+    rows = [(b.name, f"{b.max_rate:,.4g}", b.why, b.theorem) for b in certificate.bounds]
     title = "Above these rates no policy is stable"
     return [Table(("Limit", "Requests/s", "Why", "By"), rows, title=title, detail=True)]
 
@@ -306,11 +324,11 @@ def _latency_of(latency: "SteadyState") -> Table:
     """Lay out each latency over the ends of its interval."""
     rows: list[tuple[str, ...]] = []
     strong = []
-    for metric, estimates in latency.estimates.items():
-        statistics = [estimates[name] for name in STATISTICS]
+    for metric, of in latency.estimates.items():
+        statistics = [of[name] for name in STATISTICS]
         strong.append(len(rows))
         rows.append((METRICS[metric], *(seconds(estimate.value) for estimate in statistics)))
-        if any(estimate.low is not None or estimate.high is not None for estimate in statistics):
+        if any((estimate.low, estimate.high) != (None, None) for estimate in statistics):
             rows.append(("  from", *(seconds(estimate.low) for estimate in statistics)))
             rows.append(("  to", *(seconds(estimate.high) for estimate in statistics)))
     return Table(("", *STATISTICS), rows, strong=strong)
@@ -347,29 +365,21 @@ def _latency_of_all(answers: "Mapping[str, Answer]") -> list[Table]:
     """Lay out latency by policy; intervals in a table per metric."""
     columns = [f"{metric[:-2].upper()} {name}" for metric in METRICS for name in _HIGHLIGHTS]
     rows = []
-    open_end = False
+    caption = ""
     for name, answer in answers.items():
         if answer.latency_refused:
-            rows.append((name, "refused", *[""] * (len(columns) - 1)))
+            cells = ["refused", *[""] * (len(columns) - 1)]
         elif answer.latency:
-            estimates = [
+            shown = [
                 answer.latency.estimates[metric][of] for metric in METRICS for of in _HIGHLIGHTS
             ]
-            open_end = open_end or any(estimate.high is None for estimate in estimates)
-            rows.append(
-                (
-                    name,
-                    *(f"{seconds(e.value)}{'' if e.high is not None else '?'}" for e in estimates),
-                )
-            )
+            cells = [f"{seconds(e.value)}{'?' if e.high is None else ''}" for e in shown]
+            if any(estimate.high is None for estimate in shown):
+                caption = "?: the run is too short to bound this from above; check shows intervals."
         else:
             run = answer.run.latency().iter_rows(named=True)
-            rows.append((name, *(seconds(row[of]) for row in run for of in _HIGHLIGHTS)))
-    caption = (
-        "?: the run is too short to bound this from above; check shows intervals."
-        if open_end
-        else ""
-    )
+            cells = [seconds(row[of]) for row in run for of in _HIGHLIGHTS]
+        rows.append((name, *cells))
     steady = {name: answer.latency.estimates for name, answer in answers.items() if answer.latency}
     intervals = [
         Table(
@@ -389,32 +399,20 @@ def _latency_of_all(answers: "Mapping[str, Answer]") -> list[Table]:
 
 def _reasons(answers: "Mapping[str, Answer]") -> list[Fact]:
     """Return what theory says of each policy, those of which it says the same together."""
-    names_of: dict[tuple[str, str], list[str]] = {}
-    for name, answer in answers.items():
-        certificate = answer.certificate
-        names_of.setdefault((certificate.verdict, certificate.reason), []).append(name)
+    said = {name: [(a.certificate.verdict, a.certificate.reason)] for name, a in answers.items()}
     return [
-        Fact(", ".join(names), word, f"{reason}.") for (word, reason), names in names_of.items()
+        Fact(", ".join(names), word, f"{reason}.")
+        for (word, reason), names in sharing(said).items()
     ]
 
 
 def _figure_sections(runs: "Mapping[str, Run]", refused: Sequence[str] = ()) -> list[Section]:
     """Draw tokens in the system, and latency but for those that have no steady state."""
-
-    def tokens() -> list[Figure]:
-        from penstock.checking.figures import token_figure
-
-        return [token_figure(runs)]
-
-    def latencies() -> list[Figure]:
-        from penstock.checking.figures import latency_figure
-
-        return [latency_figure(runs, refused)]
-
-    sections = [Section("Tokens in the system", figures=tokens)]
-    if len(refused) < len(runs):
-        sections.append(Section("Distribution of latency", figures=latencies))
-    return sections
+    tokens = Section("Tokens in the system", figures=lambda: [token_figure(runs)])
+    if len(refused) == len(runs):
+        return [tokens]
+    latency = Section("Distribution of latency", figures=lambda: [latency_figure(runs, refused)])
+    return [tokens, latency]
 
 
 def _batch_sections(runs: "Mapping[str, Run]", drawn: "Mapping[str, Drawn]") -> list[Section]:
@@ -424,19 +422,14 @@ def _batch_sections(runs: "Mapping[str, Run]", drawn: "Mapping[str, Drawn]") -> 
         return []
 
     def region() -> list[Figure]:
-        from penstock.checking.figures import region_figure
-
         point = next(iter(drawn.values())).point
-        own = {name: drawn[name].point.own for name in runs}
-        known = {name: region for name, region in own.items() if region is not None}
-        return [region_figure(point.region, runs, point=point.point, own=known)]
-
-    def batches() -> list[Figure]:
-        from penstock.checking.figures import gantt_figure
-
-        return [gantt_figure(drawn[name].first, name) for name in runs]
+        own = {name: region for name in runs if (region := drawn[name].point.own) is not None}
+        return [region_figure(point.region, runs, point=point.point, own=own)]
 
     return [
         Section("Batches in the region", figures=region),
-        Section("The first batches", figures=batches),
+        Section(
+            "The first batches",
+            figures=lambda: [gantt_figure(drawn[name].first, name) for name in runs],
+        ),
     ]

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.checking.view import with_interval
+from penstock.checking.figures_network import comparison_figure
+from penstock.checking.view import contradictions, with_interval
 from penstock.checking.view_network import network_heading
-from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
-from penstock.words import seconds
+from penstock.show.page import Fact, Page, Section, Table
+from penstock.words import seconds, sharing
 
 if TYPE_CHECKING:
     from penstock.checking.batches import Statistics
@@ -37,11 +38,7 @@ def comparison_page(comparison: "NetworkComparison", title: str, what: str) -> P
     return Page(
         title=title,
         heading=network_heading(next(iter(answers.values())).network),
-        verdicts=[
-            Verdict("contradiction", f"{answer.disagreement}.", about=name)
-            for name, answer in answers.items()
-            if answer.disagreement
-        ],
+        verdicts=contradictions(answers),
         sections=[
             Section(
                 "Side by side",
@@ -127,11 +124,13 @@ def _latency_table(
     for row in rows:
         strong.append(len(cells))
         cells.append((row.network, *(seconds(e.value) for e in _shown(row.latency))))
-        if row.difference:
-            change = _shown(row.difference)
-            cells.append(("  change", *(signed(estimate.value) for estimate in change)))
-            cells.append(("  from", *(signed(estimate.low) for estimate in change)))
-            cells.append(("  to", *(signed(estimate.high) for estimate in change)))
+        change = _shown(row.difference or {})
+        if change:
+            cells += [
+                ("  change", *(signed(estimate.value) for estimate in change)),
+                ("  from", *(signed(estimate.low) for estimate in change)),
+                ("  to", *(signed(estimate.high) for estimate in change)),
+            ]
     columns = [f"{name} {of}" for name in _METRICS.values() for of in _STATISTICS]
     unknown = any(e.low is None for row in rows for e in _shown(row.difference or {}))
     captions = ["-: the run is too short to tell; simulate more jobs."] if unknown else []
@@ -189,23 +188,14 @@ def _reasons(answers: "Mapping[str, NetworkAnswer]") -> list[Section]:
 
 def _gathered(sentences: Mapping[str, Sequence[str]], count: int) -> list[Fact]:
     """Return each sentence once, after the names of which it is true."""
-    names_of: dict[str, list[str]] = {}
-    for name, texts in sentences.items():
-        for text in texts:
-            names_of.setdefault(text, []).append(name)
     return [
         Fact("all" if len(names) == count else ", ".join(names), "", f"{text}.")
-        for text, names in names_of.items()
+        for text, names in sharing(sentences).items()
     ]
 
 
 def _figures(comparison: "NetworkComparison", what: str) -> list[Section]:
     if not comparison.rows:
         return []
-
-    def drawn() -> list[Figure]:
-        from penstock.checking.figures_network import comparison_figure
-
-        return [comparison_figure(comparison, what)]
-
-    return [Section("Distribution of latency", figures=drawn)]
+    title = "Distribution of latency"
+    return [Section(title, figures=lambda: [comparison_figure(comparison, what)])]

@@ -3,8 +3,9 @@
 import math
 from typing import TYPE_CHECKING
 
+from penstock.checking.figures_network import flood_figure, graph_figure, queue_figure
 from penstock.checking.outages import outages_section
-from penstock.checking.view import growth, share, with_interval
+from penstock.checking.view import growth, share, theorem_and_test, with_interval
 from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
 from penstock.words import counted, digits, seconds, sentence
 
@@ -59,7 +60,7 @@ def network_page(answer: "NetworkAnswer", scenario: "NetworkScenario | None" = N
         sections=[
             Section("Load", facts=_load_facts(answer)),
             Section("Pools", tables=[_pools_table(answer), *_limits_tables(answer)]),
-            Section("The network", figures=lambda: _graph(answer)),
+            Section("The network", figures=lambda: [graph_figure(answer.network, certificate)]),
             Section(
                 f"Hypotheses of {used}",
                 hypotheses=[Hypothesis(h.name, h.state, h.why) for h in failing_first],
@@ -92,17 +93,9 @@ def network_heading(network: "Network") -> str:
 
 def _verdicts(answer: "NetworkAnswer") -> list[Verdict]:
     """Return what theorem and test say, whichever decides first."""
-    certificate, test = answer.certificate, answer.stability
-    source = f"by {certificate.theorem}" if certificate.theorem else "to theory"
-    verdicts = [Verdict(certificate.verdict, f"{certificate.reason}.", source)]
-    if test:
-        verdicts.append(Verdict(test.verdict, f"{test.reason}.", "by simulation"))
-        if certificate.verdict == "unknown":
-            verdicts.reverse()
-    elif answer.stability_skipped:
+    verdicts = theorem_and_test(answer)
+    if answer.stability_skipped:
         verdicts.append(Verdict("not tested", f"{answer.stability_skipped}."))
-    if answer.disagreement:
-        verdicts.insert(0, Verdict("contradiction", f"{answer.disagreement}."))
     return verdicts
 
 
@@ -157,17 +150,9 @@ def _virtual_station(certificate: "NetworkCertificate") -> list[Fact]:
 
 def _pools_table(answer: "NetworkAnswer") -> Table:
     columns = (
-        "Pool",
-        "Load",
-        "Margin",
-        "Busy",
-        "A batch",
-        "Replicas",
-        "Tokens/s",
-        "Order",
-        "Router",
-        "Policy",
-    )
+        "Pool", "Load", "Margin", "Busy", "A batch", "Replicas", "Tokens/s", "Order", "Router",
+        "Policy", "Held by",
+    )  # fmt: skip
     rows = [
         (
             pool.name,
@@ -188,24 +173,21 @@ def _pools_table(answer: "NetworkAnswer") -> Table:
     routed = any(pool.replicas > 1 for pool in answer.pools)
     ordered = any(pool.order != "fcfs" for pool in answer.pools)
     spare = ["Policy", "Tokens/s", *([] if ordered else ["Order"]), "A batch"]
-    spare = [*spare, "Router"] if routed else ["Router", *spare]
-    return Table((*columns, "Held by"), rows, _POOLS, spare=spare)
+    spare.insert(len(spare) if routed else 0, "Router")
+    return Table(columns, rows, _POOLS, spare=spare)
 
 
 def _limits_tables(answer: "NetworkAnswer") -> list[Table]:
     """Lay out what is asked of each limit, where a pool has one besides its token budget."""
     if all(len(pool.limits) < 2 for pool in answer.pools):
         return []
+    limits = [(pool.name, limit) for pool in answer.pools for limit in pool.limits]
+    sampled = any(limit.standard_error > 0 for _, limit in limits)
     rows = []
-    sampled = False
-    for pool in answer.pools:
-        for limit in pool.limits:
-            sampled = sampled or limit.standard_error > 0
-            error = f"{limit.standard_error:.1g}" if limit.standard_error else "-"
-            rows.append(
-                (pool.name, limit.name, share(limit.load, 1.0), error, share(limit.margin),
-                 limit.why)
-            )  # fmt: skip
+    for name, limit in limits:
+        error = f"{limit.standard_error:.1g}" if limit.standard_error else "-"
+        load, margin = share(limit.load, 1.0), share(limit.margin)
+        rows.append((name, limit.name, load, error, margin, limit.why))
     caption = _LIMITS + (". Error: standard error of a load that is sampled" if sampled else "")
     columns = ("Pool", "Limit", "Load", "Error", "Margin", "From")
     table = Table(columns, rows, f"{caption}.", title="Load by limit", spare=("From", "Error"))
@@ -368,14 +350,6 @@ def _short(stage: str) -> str:
     return stage.partition(".")[2]
 
 
-def _graph(answer: "NetworkAnswer") -> list[Figure]:
-    from penstock.checking.figures_network import graph_figure
-
-    return [graph_figure(answer.network, answer.certificate)]
-
-
 def _floods_and_queues(answer: "NetworkAnswer") -> list[Figure]:
-    from penstock.checking.figures_network import flood_figure, queue_figure
-
     floods = [flood_figure(answer.stability)] if answer.stability else []
     return [*floods, queue_figure(answer.run)]

@@ -4,7 +4,7 @@ import copy
 import os
 import tempfile
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +34,20 @@ def side_by_side(panels: list[alt.Chart], about: str) -> alt.HConcatChart:
     """Put panels in a row over one line that says what was simulated."""
     row: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=GRID)
     return with_line_under(row, about)
+
+
+def line_channels(column: str, names: Sequence[str], legend: alt.Legend | None) -> dict[str, Any]:
+    """Return colour and dash by name, one legend for both; no two of 49 names look the same."""
+    many = len(COLOURS)
+    colours = [COLOURS[i % many] for i in range(len(names))]
+    dashes = [list(DASHES[(i + i // many) % many]) for i in range(len(names))]
+    field, domain = f"{column}:N", list(names)
+    return {
+        "color": alt.Color(field, scale=alt.Scale(domain=domain, range=colours), legend=legend),
+        "strokeDash": alt.StrokeDash(
+            field, scale=alt.Scale(domain=domain, range=dashes), legend=legend
+        ),
+    }
 
 
 def with_line_under(chart: Chart, about: str) -> Chart:

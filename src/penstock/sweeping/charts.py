@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from penstock.show.charts import COLOURS, DASHES, GRID, with_line_under
+from penstock.show.charts import COLOURS, GRID, line_channels, with_line_under
 from penstock.show.heat_map import heat_map, significant
 from penstock.sweeping.fields import resolved
 from penstock.sweeping.limits import KNOWN, RATE, is_rate
@@ -120,23 +120,11 @@ def _as_lines(points: pl.DataFrame, what: Varied) -> tuple[str, pl.DataFrame, st
 
 
 def _channels(names: list[str], title: str) -> dict[str, Any]:
-    columns = 1 if max(map(len, names)) > _LONG else 2
-    look: dict[str, Any] = {
-        "symbolType": "stroke",
-        "symbolStrokeWidth": 2.5,
-        "symbolSize": 300,
-        "labelLimit": 280,
-    }
-    legend = alt.Legend(title=title, columns=columns, **look) if names != [""] else None
-    many = len(COLOURS)
-    colours = [COLOURS[i % many] for i in range(len(names))]
-    dashes = [list(DASHES[(i + i // many) % many]) for i in range(len(names))]
-    return {
-        "color": alt.Color("line:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
-        "strokeDash": alt.StrokeDash(
-            "line:N", scale=alt.Scale(domain=names, range=dashes), legend=legend
-        ),
-    }
+    legend = alt.Legend(
+        title=title, columns=1 if max(map(len, names)) > _LONG else 2, symbolType="stroke",
+        symbolStrokeWidth=2.5, symbolSize=300, labelLimit=280,
+    )  # fmt: skip
+    return line_channels("line", names, legend if names != [""] else None)
 
 
 def _lines(
