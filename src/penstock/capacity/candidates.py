@@ -218,9 +218,8 @@ def _sarathi(workload: Workload, server: Server, budget: int) -> float | None:
         return None
     if not server.batch_time.by_load:
         return None
-    decode = server.tokens_per_request(prompt, workload.mean_output) - prompt
     region = sarathi_region(dataclasses.replace(server.with_policy("sarathi"), token_budget=budget))
-    return region.scale((prompt, decode))
+    return region.scale((prompt, server.tokens_per_request(prompt, workload.mean_output) - prompt))
 
 
 def _budget(workload: Workload, server: Server, budget: int) -> _Budget:

@@ -99,9 +99,8 @@ def max_rate(
     document = read_document(scenario)
     if describes_network(document):
         refuse_options(f"{scenario} describes a network", {"--alpha": alpha})
-        chosen = chosen_network(scenario, document, None)
         axes = {"policies": policies, "routers": routers, "orders": orders}
-        _max_load(chosen, axes, precision, seed, as_json)
+        _max_load(chosen_network(scenario, document, None), axes, precision, seed, as_json)
         return
     refuse_options(f"{scenario} describes one server", {"--routers": routers, "--orders": orders})
     _max_rate(

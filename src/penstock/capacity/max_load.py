@@ -117,8 +117,7 @@ def _tested(
         raise InputError(RECORDED)
 
     def judge(load: float, part: Progress) -> NetworkStability:
-        at_load = network.with_load(load)
-        return flood_test(at_load, precision / 2, seed, None, part, tries=1)
+        return flood_test(network.with_load(load), precision / 2, seed, None, part, tries=1)
 
     low, high, trials = searched(judge, low, high, precision, progress)
     if not low:

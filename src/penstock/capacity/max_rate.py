@@ -179,8 +179,7 @@ def max_rate(
     alpha = 0.01 if alpha is None else alpha
 
     def judge(rate: float, part: Progress) -> Stability:
-        at_rate = workload.with_rate(rate)
-        return verdict(at_rate, server, alpha, precision / 2, seed, progress=part)
+        return verdict(workload.with_rate(rate), server, alpha, precision / 2, seed, progress=part)
 
     bound = certify(workload, server).max_rate
     low, high, trials = searched(judge, 0.0, bound, precision, progress)

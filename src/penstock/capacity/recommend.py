@@ -333,8 +333,7 @@ def _fewer_at_once(workload: Workload, chosen: Candidate) -> list[str]:
 def _warnings(workload: Workload, found: Sequence[Candidate], chosen: Candidate) -> tuple[str, ...]:
     current, rate = found[0], workload.rate
     warnings = list(workload.notices)
-    known = any(c.answer.verdict == "stable" for c in found)
-    if known and rate > SAFE * chosen.stable_rate:
+    if any(c.answer.verdict == "stable" for c in found) and rate > SAFE * chosen.stable_rate:
         warnings.append(
             f"{rate:,.4g} requests/s are {rate / chosen.stable_rate:.1%} of what {chosen.name} "
             "carries: delays are "

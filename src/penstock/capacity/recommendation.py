@@ -96,11 +96,10 @@ class Candidate:
     def choice(self) -> dict[str, Any]:
         """Return what to set: policy, token budget, and the parameters given to the policy."""
         server = self.server
-        params = server.policy.settings(server.policy_params)
         return {
             "policy": server.policy.name,
             "token_budget": server.token_budget,
-            "policy_params": params,
+            "policy_params": server.policy.settings(server.policy_params),
         }
 
     def as_dict(self) -> dict[str, Any]:

@@ -354,10 +354,9 @@ def gantt(run: Run, batches: int = 40, about: str = "") -> alt.LayerChart:
             .encode(x=alt.X("middle_s:Q"), y=row, text="label:N")
         )
     step = min(22.0, max(7.5, 460 / shown.len()))
-    chart: alt.LayerChart = alt.LayerChart(layer=layers).properties(
-        width=GANTT_WIDTH, height={"step": step}
+    return with_line_under(
+        alt.LayerChart(layer=layers).properties(width=GANTT_WIDTH, height={"step": step}), about
     )
-    return with_line_under(chart, about)
 
 
 def first_batches(run: Run, batches: int = 40) -> pl.DataFrame:

@@ -108,8 +108,7 @@ def chosen_policies(
     from penstock.system.policies import POLICIES, resolve
 
     names = default if policies is None else _names("--policies", policies, POLICIES)
-    chosen = [resolve(name, folder=scenario.folder) for name in names]
-    return _without_twins("--policies", chosen)
+    return _without_twins("--policies", [resolve(name, folder=scenario.folder) for name in names])
 
 
 def chosen_orders(scenario: "NetworkScenario", orders: str) -> "list[Order]":
@@ -117,8 +116,9 @@ def chosen_orders(scenario: "NetworkScenario", orders: str) -> "list[Order]":
     from penstock.system.orders import ORDERS, resolve_order
 
     names = _names("--orders", orders, ORDERS)
-    chosen = [resolve_order(name, folder=scenario.folder) for name in names]
-    return _without_twins("--orders", chosen)
+    return _without_twins(
+        "--orders", [resolve_order(name, folder=scenario.folder) for name in names]
+    )
 
 
 def chosen_routers(scenario: "NetworkScenario", routers: str) -> "list[Router]":
@@ -131,8 +131,9 @@ def chosen_routers(scenario: "NetworkScenario", routers: str) -> "list[Router]":
             f"--routers names {routers}, but each pool has one replica, so no router is asked; "
             "give one more `replicas`, or leave it out"
         )
-    chosen = [resolve_router(name, folder=scenario.folder) for name in names]
-    return _without_twins("--routers", chosen)
+    return _without_twins(
+        "--routers", [resolve_router(name, folder=scenario.folder) for name in names]
+    )
 
 
 def chosen_variants(

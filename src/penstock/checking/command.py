@@ -259,8 +259,7 @@ def simulate(
         "warnings": [*front, *warnings],
     }
     drawn = answer.Drawn(chosen.workload, chosen.server)
-    page = run_page(chosen, certificate, run, drawn, warnings)
-    show_page(page, document_of_run, report, as_json)
+    show_page(run_page(chosen, certificate, run, drawn, warnings), document_of_run, report, as_json)
 
 
 def _draw(

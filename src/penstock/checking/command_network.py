@@ -71,8 +71,7 @@ def network(
     from penstock.document import read_document
 
     check_outputs(files_of(scenario), {"--report": report}, figures)
-    document = read_document(scenario)
-    chosen = chosen_network(scenario, document, jobs)
+    chosen = chosen_network(scenario, read_document(scenario), jobs)
     answer_network(chosen, seed, resolution, orders, as_json, figures, report, strict)
 
 

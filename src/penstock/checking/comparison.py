@@ -63,12 +63,11 @@ class ComparedWorkflow:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        difference = self.difference and _as_dict(self.difference)
         return {
             "network": self.network,
             "workflow": self.workflow,
             "latency": _as_dict(self.latency),
-            "difference": difference,
+            "difference": self.difference and _as_dict(self.difference),
             "goodput": self.goodput and self.goodput.as_dict(),
         }
 
@@ -401,12 +400,10 @@ def _samples(run: NetworkRun, mine: Bools, batch: Ints) -> dict[str, Sample]:
     rows = recorded(run.rows, "requests")
     job = rows.jobs.job
     prompts = np.flatnonzero(mine[job] & (rows.jobs.prompt > 0) & (rows.first_token >= 0))
-    ttft = (rows.first_token - rows.ready)[prompts]
     jobs = np.flatnonzero(mine & (run.finish >= 0))
-    e2e = (run.finish - run.arrival)[jobs]
     return {
-        "ttft_s": Sample(batched(batch, job[prompts], ttft)),
-        "e2e_s": Sample(batched(batch, jobs, e2e)),
+        "ttft_s": Sample(batched(batch, job[prompts], (rows.first_token - rows.ready)[prompts])),
+        "e2e_s": Sample(batched(batch, jobs, (run.finish - run.arrival)[jobs])),
     }
 
 

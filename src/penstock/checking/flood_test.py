@@ -181,12 +181,11 @@ class NetworkStability:
         names = (
             "stage", "decodes", "outcome", "initial", "arrivals", "ratio", "highest", "barrier",
         )  # fmt: skip
-        floods = [{name: getattr(flood, name) for name in names} for flood in self.floods]
         return {
             "verdict": self.verdict,
             "reason": self.reason,
             "resolution": self.resolution,
-            "floods": floods,
+            "floods": [{name: getattr(flood, name) for name in names} for flood in self.floods],
         }
 
 
@@ -318,13 +317,12 @@ class _Flooded:
         self.initial, self.normal = _initial(
             network, model, self.stage, self.pool, resolution, seed, times, decodes, sample
         )
-        flood = _flood_of(network, self.stage, self.initial, seed, decodes)
         self.session = NetworkSession(network, TICK_S, True, NEVER)
         # Seconds that the jobs known bring to each pool, summed up.
         self.known = np.zeros((1, len(network.pools)))
         self.done = self.requests = 0
         self.level = False
-        self._add(Jobs.joined([flood, first]))
+        self._add(Jobs.joined([_flood_of(network, self.stage, self.initial, seed, decodes), first]))
         brought = self.known[self.initial]
         self.work, self.work_here = float(brought.sum()), float(brought[self.pool])
         self.fallen_here = FALLEN / _fewest_alike(network, self.pool)

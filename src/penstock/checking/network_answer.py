@@ -226,8 +226,7 @@ def of_network(
     refuse_late_outages(network, jobs, seed, options, outages)
     certificate = certify(network)
     if stability is None and not network.ends:
-        tested = part_of(progress, 0.0, _TEST_SHARE)
-        stability = flooded(network, seed, resolution, tested)
+        stability = flooded(network, seed, resolution, part_of(progress, 0.0, _TEST_SHARE))
     run = run_network(network, jobs, seed, options)
     windows: tuple[OutageWindow, ...] = ()
     if outages:
@@ -281,12 +280,11 @@ def _length_of_run(network: Network, jobs: int | None, until: float | None) -> i
     network.check_rates()
     jobs = jobs_of_run(network, jobs, until, MOST_JOBS, "each keeps a row per request in memory")
     if until is not None:
-        longest = MOST_JOBS / sum(workflow.rate for workflow in network.workflows)
         checks.number(
             "until",
             until,
             1e-9,
-            longest,
+            MOST_JOBS / sum(workflow.rate for workflow in network.workflows),
             "s",
             f"a row per request is kept, of up to {MOST_JOBS:,} jobs",
         )

@@ -116,14 +116,13 @@ def _workflow_as_dict(workflow: "WorkflowAnswer") -> dict[str, Any]:
 
 
 def _stage_as_dict(stage: "StageAnswer") -> dict[str, Any]:
-    latency = stage.latency
     return {
         "stage": stage.name,
         "pool": stage.pool,
         "visits_per_s": stage.visits_per_s,
         "prefill_tokens": stage.prefill_tokens,
         "decode_tokens": stage.decode_tokens,
-        **_latency_as_dict(latency),
+        **_latency_as_dict(stage.latency),
     }
 
 

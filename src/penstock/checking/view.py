@@ -173,8 +173,7 @@ def _verdicts(answer: "Answer") -> list[Verdict]:
     """Return what theorem and test say, what calibration leaves open, and the targets."""
     verdicts = theorem_and_test(answer)
     if answer.hinges_on_calibration and not answer.disagreement:
-        doubt = Verdict("undecided", f"{answer.reason}.", "because of the calibration")
-        verdicts.insert(0, doubt)
+        verdicts.insert(0, Verdict("undecided", f"{answer.reason}.", "because of the calibration"))
     return verdicts + target_verdicts(answer.targets)
 
 

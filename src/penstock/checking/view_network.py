@@ -249,10 +249,9 @@ def _latency_section(answer: "NetworkAnswer") -> Section:
     table = Table(columns, rows, f"{caption}.", strong=strong)
     if not joins:
         table = table.without("Join wait")
-    means = f"In seconds: means, with the {steady.confidence:.0%} interval of E2E."
     return Section(
         "Latency in the steady state",
-        [means],
+        [f"In seconds: means, with the {steady.confidence:.0%} interval of E2E."],
         tables=[table, *_by_priority(answer), *_intervals(answer)],
     )
 
@@ -272,12 +271,18 @@ def _by_priority(answer: "NetworkAnswer") -> list[Table]:
         e2e = of.latency.get("e2e_s")
         whole = _interval(e2e) if e2e else ("-", "-", "-", "-")
         rows.append((name, f"{of.priority:,}", *whole, *first))
-    columns = ("", "Priority", "E2E", "from", "to", "p99", "TTFT", "TTFT p99")
-    caption = (
-        "The smaller priority is served first. Jobs by the priority of their first request, stages "
-        "by that of the request there."
-    )
-    return [Table(columns, rows, caption, title="By priority", strong=strong)]
+    return [
+        Table(
+            ("", "Priority", "E2E", "from", "to", "p99", "TTFT", "TTFT p99"),
+            rows,
+            (
+                "The smaller priority is served first. Jobs by the priority of their first request, stages "
+                "by that of the request there."
+            ),
+            title="By priority",
+            strong=strong,
+        )
+    ]
 
 
 def _latency_of(stage: "StageAnswer") -> tuple[str, ...]:

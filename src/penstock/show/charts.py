@@ -55,8 +55,7 @@ def with_line_under(chart: Chart, about: str) -> Chart:
     title = alt.TitleParams(
         about, anchor="start", fontWeight="normal", fontSize=12, orient="bottom", offset=12
     )
-    titled: Chart = chart.properties(title=title)
-    return titled if about else chart
+    return chart.properties(title=title) if about else chart
 
 
 def stacked(chart: Any) -> Any:

@@ -193,10 +193,7 @@ def _line(
         )
     marks = base.mark_point(size=45, filled=True, opacity=1)
     layers.append(marks.encode(x=across, y=y, color=look["color"], shape=shape))
-    panel: alt.LayerChart = alt.LayerChart(layer=layers).properties(
-        width=260, height=260, title=name
-    )
-    return panel
+    return alt.LayerChart(layer=layers).properties(width=260, height=260, title=name)
 
 
 def _across(values: pl.Series, field: str) -> alt.X:
@@ -279,9 +276,10 @@ def _map(points: pl.DataFrame, x: str, y: str, column: str, name: str, unit: str
                 note = "not served"
         # No steady state to colour.
         value = row[column] if row["state"] != "unstable" or column == RATE else None
-        first = value is not None and value == best
-        cell = {"x": _tick(row[x]), "y": _tick(row[y]), "value": value, "text": significant(value)}
-        rows.append(cell | {"note": note, "best": first})
+        rows.append(
+            {"x": _tick(row[x]), "y": _tick(row[y]), "value": value, "text": significant(value)}
+            | {"note": note, "best": value is not None and value == best}
+        )
     across, up = (points[field].unique().sort(nulls_last=True) for field in (x, y))
     return heat_map(
         pl.DataFrame(rows, schema_overrides={"value": pl.Float64}),

@@ -298,8 +298,7 @@ def _chunk_size(plan: Sweep, left: int, count: int) -> int:
     simulate = plan.job.document.get("simulate")
     requests = simulate.get("requests") if isinstance(simulate, Mapping) else None
     requests = requests if isinstance(requests, int) and requests > 0 else DEFAULT_REQUESTS
-    fair = left // (8 * count)
-    return max(1, min(_REQUESTS_TO_A_CHUNK // requests, fair, _MOST_TO_A_CHUNK))
+    return max(1, min(_REQUESTS_TO_A_CHUNK // requests, left // (8 * count), _MOST_TO_A_CHUNK))
 
 
 def _own_seed(seed: int, index: int) -> int:
