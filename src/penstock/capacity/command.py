@@ -39,8 +39,7 @@ from penstock.words import gathered
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.capacity.max_load import MaxLoad
-    from penstock.capacity.max_rate import MaxRate
+    from penstock.capacity.max_rate import MaxLoad, MaxRate
     from penstock.scenario.network import NetworkScenario
     from penstock.scenario.scenario import Scenario
 

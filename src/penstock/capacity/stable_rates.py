@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock import checks
-from penstock.capacity.max_rate import max_rate
+from penstock.capacity.max_rate import SIMULATION, max_rate
 from penstock.errors import InputError
 from penstock.simulation.progress import Progress, part_of
 from penstock.system.server import Server
@@ -19,8 +19,6 @@ PRECISION = 0.02
 """Relative distance that is left between the highest rate known to be stable and the lowest known
 not to be.
 """
-
-SIMULATION = "simulation"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,7 @@ from penstock.show.page import Fact, Page, Section, Table, Verdict
 from penstock.words import METRICS, seconds, sentence
 
 if TYPE_CHECKING:
-    from penstock.capacity.max_load import MaxLoad
-    from penstock.capacity.max_rate import MaxRate
+    from penstock.capacity.max_rate import MaxLoad, MaxRate
     from penstock.capacity.recommendation import Candidate, Recommendation
     from penstock.scenario.network import NetworkScenario
     from penstock.scenario.scenario import Scenario

@@ -11,9 +11,10 @@ import polars as pl
 
 from penstock.checking.charts import cdf_panel
 from penstock.checking.comparison import NetworkComparison
-from penstock.checking.flood_test import FALLEN, NetworkStability
+from penstock.checking.flood_test import FALLEN
 from penstock.checking.graph import network_graph as network_graph
 from penstock.checking.graph_layout import pool_of_stage
+from penstock.checking.stability import NetworkStability
 from penstock.errors import InputError, nearest
 from penstock.show.charts import COLOURS, GRID, SHORT, line_channels, with_line_under
 from penstock.simulation.network_run import NetworkRun

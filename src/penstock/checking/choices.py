@@ -107,33 +107,10 @@ def chosen_policies(
     """Return the policies named."""
     from penstock.system.policies import POLICIES, resolve
 
-    names = default if policies is None else _names("--policies", policies, POLICIES)
-    return _without_twins("--policies", [resolve(name, folder=scenario.folder) for name in names])
-
-
-def chosen_orders(scenario: "NetworkScenario", orders: str) -> "list[Order]":
-    """Return the orders named."""
-    from penstock.system.orders import ORDERS, resolve_order
-
-    names = _names("--orders", orders, ORDERS)
-    return _without_twins(
-        "--orders", [resolve_order(name, folder=scenario.folder) for name in names]
-    )
-
-
-def chosen_routers(scenario: "NetworkScenario", routers: str) -> "list[Router]":
-    """Return the routers named, where there is something to choose for them."""
-    from penstock.system.routing import ROUTERS, resolve_router
-
-    names = _names("--routers", routers, ROUTERS)
-    if all(pool.replicas == 1 for pool in scenario.network.pools.values()):
-        raise InputError(
-            f"--routers names {routers}, but each pool has one replica, so no router is asked; "
-            "give one more `replicas`, or leave it out"
-        )
-    return _without_twins(
-        "--routers", [resolve_router(name, folder=scenario.folder) for name in names]
-    )
+    resolved = partial(resolve, folder=scenario.folder)
+    if policies is None:
+        return _without_twins("--policies", list(map(resolved, default)))
+    return _chosen("--policies", policies, POLICIES, resolved)
 
 
 def chosen_variants(
@@ -144,27 +121,42 @@ def chosen_variants(
     """
     from penstock.checking.variants import with_order, with_policy, with_router
     from penstock.system.network_faults import refuse_in_vain
+    from penstock.system.orders import ORDERS, resolve_order
+    from penstock.system.policies import POLICIES, resolve
+    from penstock.system.routing import ROUTERS, resolve_router
 
-    if all(given is None for given in axes.values()):
+    kinds: dict[str, tuple[Iterable[str], Callable[..., Any], Callable[..., Network]]] = {
+        "policies": (POLICIES, resolve, with_policy),
+        "routers": (ROUTERS, resolve_router, with_router),
+        "orders": (ORDERS, resolve_order, with_order),
+    }
+    parts = []
+    for axis, (known, resolved, change) in kinds.items():
+        names = axes[axis]
+        if names is not None:
+            if axis == "routers":
+                _refuse_routers_in_vain(scenario.network, names)
+            chosen = _chosen(f"--{axis}", names, known, partial(resolved, folder=scenario.folder))
+            parts.append([(each, change) for each in chosen])
+    if not parts:
         return {"as it is": scenario.network}
-    parts: list[list[tuple[str, Callable[[Network], Network]]]] = []
-    if axes["policies"] is not None:
-        policies = chosen_policies(scenario, axes["policies"], ())
-        parts.append([(p.name, partial(with_policy, policy=p)) for p in policies])
-    if axes["routers"] is not None:
-        routers = chosen_routers(scenario, axes["routers"])
-        parts.append([(r.name, partial(with_router, router=r)) for r in routers])
-    if axes["orders"] is not None:
-        orders = chosen_orders(scenario, axes["orders"])
-        parts.append([(o.name, partial(with_order, order=o)) for o in orders])
     networks = {}
-    for changes in itertools.product(*parts):
+    for choices in itertools.product(*parts):
         network = scenario.network
-        for _, change in changes:
-            network = change(network)
+        for each, change in choices:
+            network = change(network, each)
         refuse_in_vain(network)  # as where the scenario names the router
-        networks[", ".join(name for name, _ in changes)] = network
+        networks[", ".join(each.name for each, _ in choices)] = network
     return networks
+
+
+def _refuse_routers_in_vain(network: "Network", routers: str) -> None:
+    """Refuse routers where there is nothing to choose for them."""
+    if all(pool.replicas == 1 for pool in network.pools.values()):
+        raise InputError(
+            f"--routers names {routers}, but each pool has one replica, so no router is asked; "
+            "give one more `replicas`, or leave it out"
+        )
 
 
 def varied(axes: "Mapping[str, str | None]") -> str:
@@ -176,12 +168,14 @@ def varied(axes: "Mapping[str, str | None]") -> str:
 _SINGULAR = {"policies": "policy", "routers": "router", "orders": "order"}
 
 
-def _names(option: str, given: str, known: "Iterable[str]") -> list[str]:
-    """Return the names in an option, of which it is to have some."""
+def _chosen(
+    option: str, given: str, known: "Iterable[str]", resolved: "Callable[[str], Named]"
+) -> "list[Named]":
+    """Return what the names in an option mean, of which it is to have some."""
     names = [name.strip() for name in given.split(",") if name.strip()]
     if not names:
         raise InputError(f"{option} names none; give some of {', '.join(known)}")
-    return names
+    return _without_twins(option, list(map(resolved, names)))
 
 
 def _without_twins(option: str, chosen: "list[Named]") -> "list[Named]":

@@ -13,7 +13,7 @@ from penstock.checking.targets import Target
 from penstock.checking.verdict import verdict
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.progress import Progress, part_of
-from penstock.simulation.run import TICK_S, Distribution, Run, checked_tick
+from penstock.simulation.run import TICK_S, Distribution, Run
 from penstock.simulation.session_engine import open_session
 from penstock.simulation.simulate import length_of_run, windows
 from penstock.simulation.window import Window
@@ -38,7 +38,6 @@ def estimate(
     confidence: float = 0.95,
     rho: float | None = None,
     most_requests: int | None = None,
-    tick_s: float = TICK_S,
     progress: Progress | None = None,
 ) -> tuple[Run, SteadyState]:
     """Simulate until the latency of the steady state is known well enough, or the budget is spent.
@@ -65,7 +64,7 @@ def estimate(
         `penstock.verdict` finds.
     most_requests
         Budget; default: `MOST_TIMES_LONGER` times ``requests``.
-    tick_s, progress
+    progress
         As in `penstock.simulate`.
 
     Raises
@@ -74,7 +73,6 @@ def estimate(
         If a value cannot be used.
     """
     refuse_all_but_a_server("estimate", workload, server)
-    tick_s = checked_tick(tick_s)
     confidence = checked_confidence(confidence)
     begin = length_of_run(workload, requests, None)
     begin = checks.whole("requests", begin, 1, 10**9, "", "each keeps a row in memory")
@@ -88,8 +86,24 @@ def estimate(
         rho = 1 / (1 - min(verdict(workload, server, seed=workload.seed).drift, _MOST_DRIFT))
     if rho >= 1 or (precision is None and not targets):
         budget = begin
-    search = _Search(workload, server, precision, targets, confidence, rho, drain, tick_s, progress)
-    return search.within(begin, budget)
+    # Who looks several times is wrong more often, so each interval has the confidence
+    # 1 - (1 - confidence) / looks, and all looks together the one asked for (Bonferroni).
+    looks = 1 + math.ceil(math.log2(budget / begin))
+    level = 1 - (1 - confidence) / looks
+    count = begin
+    while True:
+        part = part_of(progress, 0.0, count / budget)
+        run, gaps = _simulated(workload, server, count, drain, part)
+        steady = steady_state(run, targets=targets, rho=rho, confidence=level, gap_sections=gaps)
+        missing = _missing(steady, precision, targets)
+        if not missing or count >= budget:
+            break
+        count = min(2 * count, budget)
+    notices = steady.notices
+    if missing:
+        said = f"{run.arrived:,} requests were not enough to {' or to '.join(missing)}"
+        notices = (*notices, said)
+    return run, dataclasses.replace(steady, confidence=confidence, notices=notices)
 
 
 def _budget(workload: Workload, requests: int, most_requests: int | None) -> int:
@@ -103,56 +117,12 @@ def _budget(workload: Workload, requests: int, most_requests: int | None) -> int
     return min(budget, max(workload.rows, requests))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Search:
-    """What runs of growing length are to know: see `estimate`."""
-
-    workload: Workload
-    server: Server
-    precision: float | None
-    targets: Sequence[Target]
-    confidence: float
-    rho: float
-    drain: bool
-    tick_s: float
-    progress: Progress | None
-
-    def within(self, requests: int, budget: int) -> tuple[Run, SteadyState]:
-        """Simulate so many requests, and twice as many while that is not enough.
-
-        Who looks several times is wrong more often, so each interval has the confidence 1 - (1 -
-        confidence) / looks, and all looks together have the one asked for (Bonferroni).
-        """
-        looks = 1 + math.ceil(math.log2(budget / requests))
-        level = 1 - (1 - self.confidence) / looks
-        while True:
-            part = part_of(self.progress, 0.0, requests / budget)
-            run, gaps = _simulated(
-                self.workload, self.server, requests, self.drain, self.tick_s, part
-            )
-            steady = steady_state(
-                run, targets=self.targets, rho=self.rho, confidence=level, gap_sections=gaps
-            )
-            missing = self._missing(steady)
-            if not missing or requests >= budget:
-                break
-            requests = min(2 * requests, budget)
-        notices = steady.notices
-        if missing:
-            notices = (
-                *notices,
-                f"{run.arrived:,} requests were not enough to {' or to '.join(missing)}",
-            )
-        return run, dataclasses.replace(steady, confidence=self.confidence, notices=notices)
-
-    def _missing(self, steady: SteadyState) -> list[str]:
-        """Say what the run was asked for and did not give."""
-        missing = [
-            f"decide {target}" for target in self.targets if steady.judge(target) == "undecided"
-        ]
-        if self.precision is not None and not steady.precision <= self.precision:
-            missing.insert(0, f"know every mean to {self.precision:.3g} of its value")
-        return missing
+def _missing(steady: SteadyState, precision: float | None, targets: Sequence[Target]) -> list[str]:
+    """Say what the run was asked for and did not give."""
+    missing = [f"decide {target}" for target in targets if steady.judge(target) == "undecided"]
+    if precision is not None and not steady.precision <= precision:
+        missing.insert(0, f"know every mean to {precision:.3g} of its value")
+    return missing
 
 
 def _simulated(
@@ -160,14 +130,13 @@ def _simulated(
     server: Server,
     requests: int,
     drain: bool,
-    tick_s: float,
     progress: Progress,
 ) -> tuple[Run, list[Distribution]]:
     """Simulate in sections, and count the times between tokens in each; the run is the one
     `simulate` gives.
     """
-    session = open_session(server, "requests", tick_s, True, NEVER, workload.prefixes)
-    window = session.keep(Window.joined(list(windows(workload, requests, NEVER, tick_s))))
+    session = open_session(server, "requests", TICK_S, True, NEVER, workload.prefixes)
+    window = session.keep(Window.joined(list(windows(workload, requests, NEVER, TICK_S))))
     requests = window.arrival.size
     session.fit(window)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.checking.flood_test import NetworkStability
 from penstock.checking.graph_layout import network_ways, pool_cycles, pool_of_stage
+from penstock.checking.stability import NetworkStability
 from penstock.show.page import Figure, Table
 from penstock.simulation.network_run import NetworkRun
 from penstock.system.network import Network

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from penstock import checks
 from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_state
 from penstock.checking.batches import Statistics
-from penstock.checking.flood_test import NetworkStability
 from penstock.checking.latency_network import NetworkSteadyState, network_steady_state
 from penstock.checking.outages import OutageWindow, outage_windows
 from penstock.checking.pools import PoolAnswer, pool_answers, pool_warnings
+from penstock.checking.stability import RECORDED, NetworkStability
 from penstock.checking.verdict import verdict
 from penstock.show.page import Page
 from penstock.simulation.network_run import NetworkRun
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
 
 MOST_JOBS = 10_000_000
 """Of a run: each keeps a row per request in memory."""
-
-RECORDED = (
-    "all jobs are recorded and come to an end, so nothing can grow for ever; give them a rate to "
-    "test stability"
-)
 
 _TEST_SHARE, _RUN_SHARE = 0.5, 0.75  # of the work that is then done, for the progress bar
 

@@ -10,8 +10,7 @@ from penstock.system.server import Server
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from penstock.checking.flood_test import Flood, NetworkStability
-    from penstock.checking.stability import Stability, Watch
+    from penstock.checking.stability import Flood, NetworkStability, Stability, Watch
     from penstock.system.network import Network
 
 Outcome = Literal["stable", "unstable", "undecided"]

@@ -271,18 +271,12 @@ def _by_priority(answer: "NetworkAnswer") -> list[Table]:
         e2e = of.latency.get("e2e_s")
         whole = _interval(e2e) if e2e else ("-", "-", "-", "-")
         rows.append((name, f"{of.priority:,}", *whole, *first))
-    return [
-        Table(
-            ("", "Priority", "E2E", "from", "to", "p99", "TTFT", "TTFT p99"),
-            rows,
-            (
-                "The smaller priority is served first. Jobs by the priority of their first request, stages "
-                "by that of the request there."
-            ),
-            title="By priority",
-            strong=strong,
-        )
-    ]
+    caption = (
+        "The smaller priority is served first. Jobs by the priority of their first request, stages "
+        "by that of the request there."
+    )
+    columns = ("", "Priority", "E2E", "from", "to", "p99", "TTFT", "TTFT p99")
+    return [Table(columns, rows, caption, title="By priority", strong=strong)]
 
 
 def _latency_of(stage: "StageAnswer") -> tuple[str, ...]:
