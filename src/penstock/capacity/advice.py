@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from penstock.capacity.recommendation import Candidate
     from penstock.checking.answer import TargetAnswer
 
-_WORTH_A_WORD = 0.05
-"""Share of a rate or latency from which a trade is worth a sentence."""
+_WORTH_A_WORD = 0.05  # share of a rate or latency from which a trade is worth a sentence
 
 _LONGER = 16  # times the requests, where a target is undecided
 

@@ -105,9 +105,8 @@ def candidates(
     carried = max((b.carried for b in budgets.values() if b.carried), default=0.0)
     wanted = carried if most_stable else min(workload.rate / SAFE, carried)
     kept, pruned = [server], []
-    for policy, budget in itertools.product(
-        _policies(server, policies), _nearest_first(budgets, server.token_budget)
-    ):
+    nearest_first = sorted(budgets, key=lambda budget: abs(math.log(budget / server.token_budget)))
+    for policy, budget in itertools.product(_policies(server, policies), nearest_first):
         if policy is server.policy and budget == server.token_budget:
             continue
         only_policy = budget == server.token_budget  # what that alone would bring is worth knowing
@@ -136,10 +135,6 @@ def _policies(server: Server, names: Sequence[str | Scheduler]) -> list[Schedule
     for policy in map(resolve, names):
         policies.setdefault(policy.name, policy)
     return list(policies.values())
-
-
-def _nearest_first(budgets: dict[int, _Budget], current: int) -> list[int]:
-    return sorted(budgets, key=lambda budget: abs(math.log(budget / current)))
 
 
 def _budgets(workload: Workload, server: Server, short_gaps: bool) -> dict[int, _Budget]:

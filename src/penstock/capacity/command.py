@@ -15,7 +15,7 @@ from penstock.checking.choices import (
     chosen_scenario,
     chosen_servers,
     chosen_variants,
-    refuse_options,
+    read_either,
     varied,
 )
 from penstock.checking.command_network import Orders, Routers, chosen_network
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from penstock.capacity.max_rate import MaxLoad, MaxRate
     from penstock.scenario.network import NetworkScenario
     from penstock.scenario.scenario import Scenario
+    from penstock.system.network import Network
 
 
 def region(
@@ -92,19 +93,14 @@ def max_rate(
     Of a network: the highest load, in times all its arrival rates, under each policy, router and
     order between stages.
     """
-    from penstock.document import read_document
-    from penstock.scenario.scenario import describes_network
-
-    document = read_document(scenario)
-    if describes_network(document):
-        refuse_options(f"{scenario} describes a network", {"--alpha": alpha})
+    of_network = {"--routers": routers, "--orders": orders}
+    document, is_network = read_either(scenario, {"--alpha": alpha}, of_network)
+    if is_network:
         axes = {"policies": policies, "routers": routers, "orders": orders}
         _max_load(chosen_network(scenario, document, None), axes, precision, seed, as_json)
         return
-    refuse_options(f"{scenario} describes one server", {"--routers": routers, "--orders": orders})
-    _max_rate(
-        chosen_scenario(scenario, None, None, seed, document), policies, precision, alpha, as_json
-    )
+    chosen = chosen_scenario(scenario, None, None, seed, document)
+    _max_rate(chosen, policies, precision, alpha, as_json)
 
 
 def _max_rate(
@@ -153,16 +149,7 @@ def _max_load(
         for index, (name, network) in enumerate(networks.items()):
             part = part_of(show, index / len(networks), (index + 1) / len(networks))
             found[name] = search.max_rate(network, precision=precision, seed=seed, progress=part)
-    pools = {
-        name: [
-            note
-            for pool in network.pools.values()
-            for server, _ in pool.servers
-            for note in server.kv_notes
-        ]
-        for name, network in networks.items()
-    }
-    notes = gathered(pools)
+    notes = gathered({name: _kv_notes(network) for name, network in networks.items()})
     if chosen.outages:
         notes.append(
             "outages are left out: they end, so they do not change up to which load queues stay "
@@ -175,6 +162,12 @@ def _max_load(
     }
     page = max_load_page(found, chosen, varied(axes), [*notes, *notices])
     show_page(page, document, None, as_json)
+
+
+def _kv_notes(network: "Network") -> list[str]:
+    """Return what to know of the KV memory of all servers."""
+    servers = [server for pool in network.pools.values() for server, _ in pool.servers]
+    return [note for server in servers for note in server.kv_notes]
 
 
 def recommend(

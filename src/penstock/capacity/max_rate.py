@@ -25,8 +25,7 @@ SIMULATION = "simulation"
 """What is known by no theorem."""
 
 _HALVINGS = 40
-_GUIDED = 6
-"""Trials that go by the drift of those before; then halves are taken."""
+_GUIDED = 6  # trials that go by the drift of those before; then halves are taken
 
 
 Test = TypeVar("Test", Stability, NetworkStability)
@@ -72,12 +71,10 @@ class MaxRate:
         certified = self.certificate.certified_rate
         if certified is None or not unstable or min(unstable) >= certified:
             return None
+        doubt = "the seed, or Penstock itself"
         unchecked = [h.name for h in self.certificate.hypotheses if not h.checked]
-        doubt = (
-            f"what was taken on trust: {', '.join(unchecked)}"
-            if unchecked
-            else "the seed, or Penstock itself"
-        )
+        if unchecked:
+            doubt = f"what was taken on trust: {', '.join(unchecked)}"
         return (
             f"{self.certificate.theorem} says stable up to {certified:,.4g} requests/s, but the "
             "test found "

@@ -22,7 +22,7 @@ from penstock.capacity.recommendation import (
     gains_of,
 )
 from penstock.checking.answer import ROWS_UP_TO, check, judged
-from penstock.checking.targets import Target
+from penstock.checking.targets import Target, parsed_targets
 from penstock.checking.verdict import Outcome, verdict
 from penstock.errors import InputError, nearest
 from penstock.simulation.progress import Progress, part_of
@@ -104,9 +104,7 @@ def recommend(
     if requests is None:
         requests = min(REQUESTS, workload.rows or REQUESTS)
     requests = checks.whole("requests", requests, 1, ROWS_UP_TO, "", "each keeps a row in memory")
-    limits = tuple(
-        target if isinstance(target, Target) else Target.parse(target) for target in targets
-    )
+    limits = tuple(parsed_targets(targets))
     if policies is None:
         policies = _usual_policies(server)
     most_stable = objective == "stable-rate"
@@ -305,22 +303,15 @@ def _fewer_at_once(workload: Workload, chosen: Candidate) -> list[str]:
     """
     server = chosen.server
     slots = min(server.max_batch_size or server.token_budget, 4096)
-    best = 0.0, 0
+    rates = []
     for share in _SLOTS_FEWER:
         fewer = max(int(slots * share), 1)
         try:
-            best = max(
-                best,
-                (
-                    memory_estimate(
-                        workload, dataclasses.replace(server, max_batch_size=fewer)
-                    ).rate,
-                    fewer,
-                ),
-            )
+            limited = dataclasses.replace(server, max_batch_size=fewer)
+            rates.append((memory_estimate(workload, limited).rate, fewer))
         except InputError:
             return []
-    rate, fewer = best
+    rate, fewer = max(rates)
     if rate < (1 + ROOM) * chosen.stable_rate:
         return []
     return [
@@ -360,8 +351,10 @@ def _warnings(workload: Workload, found: Sequence[Candidate], chosen: Candidate)
             warnings += [
                 f"{candidate.name}: {notice}" for notice in candidate.answer.latency.notices
             ]
-    for candidate in found:
-        for said in (candidate.found.disagreement, candidate.answer.disagreement):
-            if said:
-                warnings.append(f"{candidate.name}: CONTRADICTION: {said}")
+    warnings += [
+        f"{candidate.name}: CONTRADICTION: {said}"
+        for candidate in found
+        for said in (candidate.found.disagreement, candidate.answer.disagreement)
+        if said
+    ]
     return tuple(warnings)

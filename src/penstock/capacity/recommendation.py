@@ -104,18 +104,14 @@ class Candidate:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        steady = (
-            self.answer.latency.as_dict()
-            if self.answer.latency
-            else {"latency": None, "intervals": None}
-        )
+        steady = self.answer.latency.as_dict() if self.answer.latency else {}
         return self.choice() | {
             "stable_rate": self.stable_rate,
             "above": self.above,
             "bound": self.found.bound,
             "verdict": self.answer.verdict,
-            "latency": steady["latency"],
-            "latency_interval": steady["intervals"],
+            "latency": steady.get("latency"),
+            "latency_interval": steady.get("intervals"),
             "refused": self.answer.latency_refused,
             "targets": {str(target): judgement for target, _, judgement in self.targets},
         }
@@ -264,13 +260,11 @@ class Recommendation:
                 f"no candidate has a steady state, so no target can be met; {new.name} is the "
                 "best of them"
             )
-        nearest = ""
         if 1 < new.overshoot < np.inf:
             limit, found, _ = max(new.targets, key=lambda answer: _overshoot(answer))
             assert found is not None
-            name = f"{limit.metric[:-2]}_{limit.statistic}"
             nearest = (
-                f"comes nearest, at a {name} of {digits(found.value or 0.0)} s (limit "
+                f"comes nearest, at a {limit.name} of {digits(found.value or 0.0)} s (limit "
                 f"{limit.limit_s:g} s)"
             )
         elif new.overshoot <= 1:
@@ -278,11 +272,6 @@ class Recommendation:
         else:
             nearest = "is the best of them, but its latency cannot be estimated"
         return f"nothing that was tried is known to meet {targets}; {new.name} {nearest}"
-
-    @property
-    def _sentences(self) -> list[str]:
-        """What is said beside the reason."""
-        return [said for said in (self.overload, self.trade) if said]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``recommend``."""
@@ -300,7 +289,11 @@ class Recommendation:
             "gains": self.gains,
             "larger_max_batch_size": self.step._asdict() if self.step else None,
             "with_plugin": self.with_plugin,
-            "warnings": [*self._sentences, *self.current.answer.front, *self.warnings],
+            "warnings": [
+                *filter(None, (self.overload, self.trade)),
+                *self.current.answer.front,
+                *self.warnings,
+            ],
         }
 
 

@@ -11,9 +11,8 @@ from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_
 from penstock.checking.calibration_doubt import CalibrationDoubt, calibration_doubt
 from penstock.checking.documents import latency_as_dict, load_as_dict, run_as_dict
 from penstock.checking.enough_requests import estimate
-from penstock.checking.kv_limit import kv_notes
 from penstock.checking.latency import SteadyState
-from penstock.checking.notes import load_warnings, memory_warnings
+from penstock.checking.notes import kv_notes, load_warnings, memory_warnings
 from penstock.checking.stability import Stability
 from penstock.checking.targets import Estimate, Judgement, Target, parsed_targets
 from penstock.checking.verdict import verdict

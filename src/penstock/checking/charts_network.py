@@ -22,8 +22,7 @@ from penstock.theory.network.fluid import NetworkPath
 from penstock.words import METRICS
 
 _SERIES_POINTS = 500
-_MOST_ROWS = 4_800
-"""Of the data of one chart; Altair allows 5,000."""
+_MOST_ROWS = 4_800  # of the data of one chart; Altair allows 5,000
 _MOST_COLUMNS = 3
 
 

@@ -188,8 +188,8 @@ def _without_twins(option: str, chosen: "list[Named]") -> "list[Named]":
     return chosen
 
 
+# the length of a run: requests of one server, jobs of a network
 _INSTEAD = {"--requests": "--jobs", "--jobs": "--requests"}
-"""The length of a run: requests of one server, jobs of a network."""
 
 
 def refuse_options(what: str, options: dict[str, Any]) -> None:
@@ -198,6 +198,24 @@ def refuse_options(what: str, options: dict[str, Any]) -> None:
         if value is not None:
             remedy = f"give {_INSTEAD[option]}" if option in _INSTEAD else "leave it out"
             raise InputError(f"{what}, which knows no {option}; {remedy}")
+
+
+def read_either(
+    path: Path, of_server: dict[str, Any], of_network: dict[str, Any]
+) -> tuple[Any, bool]:
+    """Return what a scenario holds and whether it describes a network, and refuse the options of
+    the other kind.
+    """
+    from penstock.document import read_document
+    from penstock.scenario.scenario import describes_network
+
+    document = read_document(path)
+    is_network = describes_network(document)
+    if is_network:
+        refuse_options(f"{path} describes a network", of_server)
+    else:
+        refuse_options(f"{path} describes one server", of_network)
+    return document, is_network
 
 
 def about(scenario: "Scenario") -> str:

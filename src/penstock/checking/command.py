@@ -15,7 +15,7 @@ from penstock.checking.choices import (
     chosen_scenario,
     chosen_servers,
     measured,
-    refuse_options,
+    read_either,
 )
 from penstock.checking.command_network import (
     Jobs,
@@ -89,21 +89,15 @@ def check(
     or, for a network, `network` with pools and workflows in place of the first two.
     """  # noqa: D301 - the escape itself keeps the lines of the example apart
     check_outputs(files_of(scenario), {"--report": report}, figures)
-    from penstock.document import read_document
-    from penstock.scenario.scenario import describes_network
-
-    document = read_document(scenario)
-    # A network has options of its own, and an answer of its own.
-    if describes_network(document):
-        of_server = {"--policy": policy, "--requests": requests, "--target": targets}
-        refuse_options(
-            f"{scenario} describes a network",
-            of_server | {"--precision": precision, "--alpha": alpha},
-        )
+    of_server = {
+        "--policy": policy, "--requests": requests, "--target": targets, "--precision": precision,
+        "--alpha": alpha,
+    }  # fmt: skip
+    document, is_network = read_either(scenario, of_server, {"--jobs": jobs, "--orders": orders})
+    if is_network:
         network = chosen_network(scenario, document, jobs)
         answer_network(network, seed, resolution, orders, as_json, figures, report, strict)
         return
-    refuse_options(f"{scenario} describes one server", {"--jobs": jobs, "--orders": orders})
     chosen = chosen_scenario(scenario, policy, requests, seed, document)
     from penstock.checking import answer
     from penstock.checking.targets import Target
@@ -158,36 +152,16 @@ def compare(
     with how sure each difference to the first one is.
     """
     check_outputs(files_of(scenario), {"--report": report}, figures)
-    from penstock.document import read_document
-    from penstock.scenario.scenario import describes_network
-
-    document = read_document(scenario)
-    if describes_network(document):
-        refuse_options(
-            f"{scenario} describes a network", {"--requests": requests, "--alpha": alpha}
-        )
+    of_server = {"--requests": requests, "--alpha": alpha}
+    of_network = {"--routers": routers, "--orders": orders, "--jobs": jobs, "--target": targets}
+    document, is_network = read_either(scenario, of_server, of_network)
+    if is_network:
         axes = {"policies": policies, "routers": routers, "orders": orders}
         asked = {"seed": seed, "resolution": resolution, "targets": targets or ()}
         network = chosen_network(scenario, document, jobs)
         compare_variants(network, axes, asked, as_json, figures, report, strict)
         return
-    of_network = {"--routers": routers, "--orders": orders, "--jobs": jobs, "--target": targets}
-    refuse_options(f"{scenario} describes one server", of_network)
     chosen = chosen_scenario(scenario, None, requests, seed, document)
-    _compare(chosen, policies, alpha, resolution, as_json, figures, report, strict)
-
-
-def _compare(
-    chosen: "Scenario",
-    policies: str | None,
-    alpha: float | None,
-    resolution: float | None,
-    as_json: bool,
-    figures: Path | None,
-    report: Path | None,
-    strict: bool,
-) -> None:
-    """Put policies of one server side by side."""
     from penstock.checking import answer
     from penstock.checking.view import compare_page
     from penstock.system.policies import POLICIES

@@ -106,26 +106,21 @@ class NetworkComparison(Shown):
     def _warnings(self, name: str) -> list[str]:
         """Return what is to know of a network and is not said of all, or in the tables."""
         answer = self.answers[name]
-        said = [*reuse_warnings(answer.network, answer.run)]
-        if answer.latency:
-            said += answer.latency.bursts_notice
+        bursts = answer.latency.bursts_notice if answer.latency else ()
+        said = (*reuse_warnings(answer.network, answer.run), *bursts)
         return [warning for warning in answer.warnings if warning not in said]
 
     @property
     def _few(self) -> list[str]:
         """Say how many jobs tell what these cannot."""
-        short = {name for name, answer in self.answers.items() if self._is_short(answer)}
+        steady = {name: answer.latency for name, answer in self.answers.items() if answer.latency}
         estimates = {
             f"{row.workflow} {metric.removesuffix('_s')} at {row.network}": statistics
             for row in self.rows
             for metric, statistics in row.latency.items()
-            if row.network not in short
+            if not steady[row.network].too_short
         }
         return few_bursts(estimates, self.confidence, self.jobs, "jobs")
-
-    @staticmethod
-    def _is_short(answer: NetworkAnswer) -> bool:
-        return answer.latency is not None and answer.latency.too_short
 
     def by_workflow(self) -> dict[str, list[ComparedWorkflow]]:
         """Return the rows of each workflow, the first network's first."""
@@ -235,13 +230,9 @@ def compare_orders(
     InputError
         If a value cannot be used.
     """
+    networks = _reordered(network, orders)
     return compare_networks(
-        _reordered(network, orders),
-        jobs=jobs,
-        until=until,
-        seed=seed,
-        resolution=resolution,
-        progress=progress,
+        networks, jobs=jobs, until=until, seed=seed, resolution=resolution, progress=progress
     )
 
 
@@ -300,16 +291,16 @@ def _compared(
     _check_jobs(runs)
     begin = max(latency.warmup_jobs for latency in steady.values())
     end = min(latency.warmup_jobs + latency.jobs for latency in steady.values())
-    few = end - begin < LEAST_JOBS
     used = max(end - begin, 0)
+    few = used < LEAST_JOBS
     if not few:
         used = used // BATCHES * BATCHES
-    arrived = next(iter(runs.values())).arrived
-    batch = in_batches(arrived, end - used, end, few)
-    confidence = next(iter(steady.values())).confidence
+    first = next(iter(steady))
+    batch = in_batches(runs[first].arrived, end - used, end, few)
+    confidence = steady[first].confidence
     short = frozenset(name for name, latency in steady.items() if latency.too_short)
-    question = _Question(runs, batch, targets, confidence, short)
-    return NetworkComparison(answers, targets, question.rows(), used, end - used, confidence)
+    rows = _Question(runs, batch, targets, confidence, short).rows()
+    return NetworkComparison(answers, targets, rows, used, end - used, confidence)
 
 
 def _check_jobs(runs: Mapping[str, NetworkRun]) -> None:

@@ -18,12 +18,9 @@ from penstock.words import METRICS, amount, seconds
 if TYPE_CHECKING:
     from penstock.checking.comparison import NetworkComparison
 
-_SHARES = (0.1, 0.5, 0.9, 0.95, 0.99, 0.999)
-"""Of a table of a distribution."""
-_ROWS = 20
-"""Of a table of values over time."""
-_PHONE = 480
-"""Px; a wider drawing scrolls on a phone."""
+_SHARES = (0.1, 0.5, 0.9, 0.95, 0.99, 0.999)  # of a table of a distribution
+_ROWS = 20  # of a table of values over time
+_PHONE = 480  # px; a wider drawing scrolls on a phone
 _FLOODS = (
     "Each stage in turn is flooded with jobs that begin there, beside those that arrive; the "
     "network is stable if its "

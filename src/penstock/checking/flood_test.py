@@ -193,9 +193,7 @@ class _Flooded:
         first = next(self.source)
         count = min(_SAMPLE, model.sampled or _SAMPLE)
         sample = first.first(count) if count <= first.count else network.jobs(count, seed)
-        self.initial, self.normal = _initial(
-            network, model, self.stage, self.pool, resolution, seed, times, decodes, sample
-        )
+        self.initial, self.normal = self._size(model, resolution, seed, times, sample)
         self.session = NetworkSession(network, TICK_S, True, NEVER)
         # Seconds that the jobs known bring to each pool, summed up.
         self.known = np.zeros((1, len(network.pools)))
@@ -211,6 +209,35 @@ class _Flooded:
         self.patience_s = (
             _PATIENCE / resolution * max(self.work_here / model.rho[self.pool], share * self.work)
         )
+
+    def _size(
+        self, model: NetworkModel, resolution: float, seed: int, times: int, sample: Jobs
+    ) -> tuple[int, float]:
+        """Return how many jobs flood the stage, and the seconds of work that the network may hold
+        anyway.
+
+        The flood brings its pool a multiple of what that holds in batches and delays anyway, and
+        so much that chance moves it to a barrier against a drift of the resolution with a
+        probability of 1% at most: exp(-resolution W E[S]/E[S^2]), S what an arriving job brings.
+        """
+        network, pool = self.network, self.pool
+        trial = _flood_of(network, self.stage, _FEWEST_JOBS, seed, self.decodes)
+        brought = _tokens(network, trial).mean(axis=0)
+        arriving = _tokens(network, sample)[:, pool]
+        delay_s = float(trial.wait_s.sum()) / trial.count  # of tools, while jobs wait in no batch
+        pipeline = _pipeline(network)
+        held = np.minimum(model.rho, 1.0) * (pipeline + model.offered * delay_s) / model.capacity
+        normal = _NORMAL * float(held.sum())
+        chance = _LOG_ERROR / resolution * float((arriving**2).sum() / max(arriving.sum(), 1.0))
+        work = max(
+            _PASSES * float(pipeline[pool]), _DELAYS * float(model.offered[pool]) * delay_s, chance
+        )
+        times *= math.ceil(_fewest_alike(network, pool))
+        jobs = max(
+            times * work / max(float(brought[pool]), 1.0),
+            min(_PASSES * normal / float((brought / model.capacity).sum()), _MOST_FOR_OTHERS),
+        )
+        return min(max(math.ceil(jobs), _FEWEST_JOBS), _MOST_JOBS), normal
 
     def _add(self, jobs: Jobs) -> None:
         """Let jobs arrive, and note what they bring to each pool."""
@@ -299,42 +326,6 @@ def _fewest_alike(network: Network, pool: int) -> float:
     """Return how many times as many replicas a pool has as it has of the kind with the fewest."""
     counts = [count for _, count in list(network.pools.values())[pool].servers]
     return sum(counts) / min(counts)
-
-
-def _initial(
-    network: Network,
-    model: NetworkModel,
-    stage: str,
-    pool: int,
-    resolution: float,
-    seed: int,
-    times: int,
-    decodes: bool,
-    sample: Jobs,
-) -> tuple[int, float]:
-    """Return how many jobs flood a stage, and the seconds of work that the network may hold anyway.
-
-    The flood brings its pool a multiple of what that holds in batches and delays anyway, and so
-    much that chance moves it to a barrier against a drift of the resolution with a probability of
-    1% at most: exp(-resolution W E[S]/E[S^2]), S what an arriving job brings.
-    """
-    trial = _flood_of(network, stage, _FEWEST_JOBS, seed, decodes)
-    brought = _tokens(network, trial).mean(axis=0)
-    arriving = _tokens(network, sample)[:, pool]
-    delay_s = float(trial.wait_s.sum()) / trial.count  # of tools, while jobs wait in no batch
-    pipeline = _pipeline(network)
-    held = np.minimum(model.rho, 1.0) * (pipeline + model.offered * delay_s) / model.capacity
-    normal = _NORMAL * float(held.sum())
-    chance = _LOG_ERROR / resolution * float((arriving**2).sum() / max(arriving.sum(), 1.0))
-    work = max(
-        _PASSES * float(pipeline[pool]), _DELAYS * float(model.offered[pool]) * delay_s, chance
-    )
-    times *= math.ceil(_fewest_alike(network, pool))
-    jobs = max(
-        times * work / max(float(brought[pool]), 1.0),
-        min(_PASSES * normal / float((brought / model.capacity).sum()), _MOST_FOR_OTHERS),
-    )
-    return min(max(math.ceil(jobs), _FEWEST_JOBS), _MOST_JOBS), normal
 
 
 def _tokens(network: Network, jobs: Jobs) -> Floats:

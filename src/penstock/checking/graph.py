@@ -219,8 +219,8 @@ def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) 
     ]
 
 
+# colour and dash of each kind of route
 _LOOKS = {"route": (PLAIN, [1, 0]), "route in a cycle of pools": (CYCLE, list(CYCLE_DASH))}
-"""Colour and dash of each kind of route."""
 
 
 def _lines(canvas: _Canvas, points: list[dict[str, Any]]) -> list[alt.Chart]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock import checks
@@ -178,13 +178,11 @@ class NetworkAnswer(AnyAnswer):
         certifies = "certifies" if others else "would, if the other hypotheses held, certify"
         rows = []
         for cycle in anyone.cycles if anyone else ():
-            if cycle.max_load == 0:
-                what = "nothing is known of every work-conserving order of the stages"
-            else:
+            what = "nothing is known of every work-conserving order of the stages"
+            if cycle.max_load > 0:
                 what = (
                     f"the linear program {certifies} every work-conserving order of the stages up "
-                    "to so many times "
-                    "this load"
+                    "to so many times this load"
                 )
                 if cycle.max_load >= cycle.overload * (1 - 1e-5):
                     what += ", where a pool is overloaded"
@@ -197,7 +195,7 @@ class NetworkAnswer(AnyAnswer):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``network``."""
-        from penstock.checking.network_json import network_as_dict
+        from penstock.checking.documents import network_as_dict
 
         return network_as_dict(self)
 
@@ -250,7 +248,7 @@ def of_network(
         stability=stability,
         run=run,
         pools=pools,
-        workflows=_workflows(network, run, latency),
+        workflows=tuple(_workflows(network, run, latency)),
         stages=_stages(model, latency),
         latency=latency,
         warnings=tuple(dict.fromkeys(warnings)),
@@ -291,33 +289,25 @@ def _loads(certificate: NetworkCertificate, pools: Sequence[PoolAnswer]) -> list
     station.
     """
     virtual = certificate.virtual_station
-    return [
-        max(
-            1 - pool.margin, 1 / virtual.max_load if virtual and pool.name in virtual.pools else 0.0
-        )
-        for pool in pools
-    ]
+    in_virtual = dict.fromkeys(virtual.pools, 1 / virtual.max_load) if virtual else {}
+    return [max(1 - pool.margin, in_virtual.get(pool.name, 0.0)) for pool in pools]
 
 
 def _workflows(
     network: Network, run: NetworkRun, latency: NetworkSteadyState | None
-) -> tuple[WorkflowAnswer, ...]:
+) -> Iterator[WorkflowAnswer]:
     assert run.rows is not None
     earliest = earliest_of_jobs(network, run.rows.jobs)
-    answers = []
     for index, workflow in enumerate(network.workflows):
         mine = run.workflow == index
-        answers.append(
-            WorkflowAnswer(
-                workflow.name,
-                workflow.rate,
-                int(mine.sum()),
-                int((mine & (run.finish < 0)).sum()),
-                latency.workflows[workflow.name] if latency else None,
-                float(earliest[mine].mean()) if mine.any() else 0.0,
-            )
+        yield WorkflowAnswer(
+            workflow.name,
+            workflow.rate,
+            int(mine.sum()),
+            int((mine & (run.finish < 0)).sum()),
+            latency.workflows[workflow.name] if latency else None,
+            float(earliest[mine].mean()) if mine.any() else 0.0,
         )
-    return tuple(answers)
 
 
 def _stages(model: NetworkModel, latency: NetworkSteadyState | None) -> tuple[StageAnswer, ...]:

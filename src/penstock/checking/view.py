@@ -31,13 +31,11 @@ class Doubted(Protocol):
         """What to doubt then; else None."""
 
 
+# share by which a certified rate may differ from the one above which no policy is stable, to be
+# called the same
 _SAME = 0.01
-"""Share by which a certified rate may differ from the one above which no policy is stable, to be
-called the same.
-"""
 
-_HIGHLIGHTS = ("p50", "p99")
-"""Statistics in the table of several policies."""
+_HIGHLIGHTS = ("p50", "p99")  # statistics in the table of several policies
 
 
 def answer_page(answer: "Answer", scenario: "Scenario | None" = None) -> Page:

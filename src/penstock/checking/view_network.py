@@ -242,9 +242,7 @@ def _latency_section(answer: "NetworkAnswer") -> Section:
     caption = "Stages: from arrival at a replica to the last token (E2E) and the first (TTFT)"
     if joins:
         caption += "; join wait: what a branch that is done waits for the others"
-    if steady.too_short or any(
-        None in (of["mean"].low, of["mean"].high) for of in _end_to_end(answer)
-    ):
+    if steady.too_short or any("-" in row[2:4] for row in rows):
         caption += "; -: the run is too short to tell"
     table = Table(columns, rows, f"{caption}.", strong=strong)
     if not joins:
@@ -286,11 +284,6 @@ def _latency_of(stage: "StageAnswer") -> tuple[str, ...]:
     wait = seconds(waits["mean"].value) if waits else ""
     first = (seconds(ttft["mean"].value), seconds(ttft["p99"].value))
     return (f"  {_short(stage.name)}", *_interval(stage.latency["e2e_s"]), *first, wait)
-
-
-def _end_to_end(answer: "NetworkAnswer") -> "list[Statistics]":
-    of_jobs = [workflow.e2e for workflow in answer.workflows if workflow.e2e]
-    return of_jobs + [stage.latency["e2e_s"] for stage in answer.stages if stage.latency]
 
 
 def _intervals(answer: "NetworkAnswer") -> list[Table]:

@@ -308,14 +308,12 @@ def _own_seed(seed: int, index: int) -> int:
 def _document(scenario: Any) -> tuple[dict[str, Any], Path, str]:
     """Return what a scenario holds, the folder of its paths, and its name."""
     if isinstance(scenario, Mapping):
-        document = dict(scenario)
-        folder = Path.cwd()
-        name = "scenario"
+        document: Any = dict(scenario)
+        path = Path("scenario")
     else:
         path = checks.path("the name of a scenario", scenario)
         document = read_document(path)
-        folder = path.resolve().parent
-        name = path.name
+    name = path.name
     if not isinstance(document, dict):
         raise InputError(
             f"{name} holds {checks.shown(document)}, but a scenario is a mapping with `workload` "
@@ -327,4 +325,4 @@ def _document(scenario: Any) -> tuple[dict[str, Any], Path, str]:
             "`server`"
         )
     parsed(document, _Parts, name, "`workload` and `server`")
-    return document, folder, Path(name).stem
+    return document, path.resolve().parent, path.stem

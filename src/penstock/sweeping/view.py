@@ -25,6 +25,7 @@ _LATENCIES = {
     for metric in METRICS
     for statistic in ("mean", *SHOWN)
 }
+# the head of a column of the sweep's table, and how a value is written
 _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "seed": ("seed", str),
     "verdict": ("Verdict", str),
@@ -33,7 +34,6 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     **{column: (head, digits) for column, head in _LATENCIES.items()},
     RATE: ("Stable rate (req/s)", digits),
 }
-"""The head of a column of the sweep's table, and how a value is written."""
 
 _SPARE = (
     "E2E mean", "TBT mean", "TTFT mean", "Stable rate (req/s)", "TBT p50", "E2E p99", "TTFT p99",
@@ -190,8 +190,6 @@ def cell(value: Any) -> str:
     """Return the value of a field."""
     if value is None:
         return NO_LIMIT
-    return (
-        f"{value:,.6g}"
-        if isinstance(value, int | float) and not isinstance(value, bool)
-        else str(value)
-    )
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:,.6g}"
+    return str(value)
