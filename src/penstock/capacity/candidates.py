@@ -195,12 +195,10 @@ def _efficient_loads(batch_time: BatchTime, most: int) -> Ints:
 
 def _near(load: int, efficient: Ints) -> int:
     """Return the efficient load within half an octave that is nearest, else the load itself."""
-    if efficient.size:
-        distance = np.abs(np.log2(efficient / load))
-        nearest = int(np.argmin(distance))
-        if distance[nearest] <= 0.5:
-            return int(efficient[nearest])
-    return load
+    distance = np.abs(np.log2(efficient / load))
+    if distance.min(initial=np.inf) > 0.5:
+        return load
+    return int(efficient[np.argmin(distance)])
 
 
 def _sarathi(workload: Workload, server: Server, budget: int) -> float | None:

@@ -180,15 +180,9 @@ def _with_plugin(
     _, best = choose([chosen, *(c for c in others if c is not chosen)], rate, decided)
     if best is chosen:
         return None
-    gains = {
-        name: gain
-        for name, gain in gains_of(chosen, best).items()
-        if gain is not None and abs(gain) > WORTH
-    }
-    better = [
-        f"{WORDS[name]} {gain:.0%} {_BETTER[name]}" for name, gain in gains.items() if gain > 0
-    ]
-    worse = [f"{WORDS[name]} {-gain:.0%} {WORSE[name]}" for name, gain in gains.items() if gain < 0]
+    gains = {name: gain or 0.0 for name, gain in gains_of(chosen, best).items()}
+    better = [f"{WORDS[n]} {gain:.0%} {_BETTER[n]}" for n, gain in gains.items() if gain > WORTH]
+    worse = [f"{WORDS[n]} {-gain:.0%} {WORSE[n]}" for n, gain in gains.items() if gain < -WORTH]
     price = f", at the price of {' and '.join(worse)}" if worse else ""
     return f"{best.name} has {' and '.join(better) or 'no gain'} than {chosen.name}{price}"
 
@@ -259,12 +253,12 @@ class _Study(NamedTuple):
         """
         if not found:
             return 0.0
-        rate, most = self.workload.rate, max(c.stable_rate for c in found)
-        wanted = most if self.most_stable else min(rate / SAFE, most)
-        if (
-            server.token_budget == found[0].server.token_budget
-        ):  # what another policy alone brings is worth knowing
-            wanted = min(wanted, rate)
+        rate = self.workload.rate
+        wanted = max(c.stable_rate for c in found)
+        if not self.most_stable:
+            wanted = min(rate / SAFE, wanted)
+        if server.token_budget == found[0].server.token_budget:
+            wanted = min(wanted, rate)  # what another policy alone brings is worth knowing
         return wanted * (1 - WORTH)
 
     def _verdict(self, rate: float, server: Server) -> Outcome:

@@ -214,11 +214,9 @@ class Recommendation:
         elif targets and self.change:
             why = f"{new.name} meets {targets} and carries {carries}"
         elif not self.change:
-            done = (
-                "carries more"
-                if self.objective == "stable-rate"
-                else f"has a lower mean {self.objective.upper()}"
-            )
+            done = f"has a lower mean {self.objective.upper()}"
+            if self.objective == "stable-rate":
+                done = "carries more"
             why = f"nothing that was tried {done} beyond the noise: {old.name} carries {carries}"
         elif old.answer.verdict != "stable" or self.rate > SAFE * old.stable_rate:
             share = self.rate / old.stable_rate
@@ -231,10 +229,11 @@ class Recommendation:
             before, after = old.mean(metric) or 0.0, new.mean(metric) or 0.0
             change = f"{digits(after)} s instead of {digits(before)} s"
             why = f"the mean {self.objective.upper()} is {change}; {new.name} carries {carries}"
-        losses = {
-            name: -gain for name, gain in self.gains.items() if gain is not None and gain < -WORTH
-        }
-        price = [f"{WORDS[name]} {loss:.0%} {WORSE[name]}" for name, loss in losses.items()]
+        price = [
+            f"{WORDS[name]} {-gain:.0%} {WORSE[name]}"
+            for name, gain in self.gains.items()
+            if gain is not None and gain < -WORTH
+        ]
         if price:
             why += f"; the price is {' and '.join(price)}"
         if self.binding == ("batch time",):

@@ -166,10 +166,8 @@ def rate_map(
             "the map of stable rates has no token budget or no max batch size; give at least one "
             "of each"
         )
-    report = progress or (lambda share: None)
-    limits = list(
-        itertools.product(budgets, sorted(sizes, key=lambda size: (size is None, size or 0)))
-    )
+    ascending = sorted(sizes, key=lambda size: (size is None, size or 0))
+    limits = list(itertools.product(budgets, ascending))
     cells = {}
     for done, (budget, size) in enumerate(limits):
         part = part_of(progress, done / len(limits), (done + 1) / len(limits))
@@ -178,7 +176,7 @@ def rate_map(
             cells[budget, size] = stable_rate(workload, limited, precision=precision, progress=part)
         except InputError as error:
             cells[budget, size] = StableRate(None, None, str(error))
-    report(1.0)
+    part_of(progress, 0.0, 1.0)(1.0)
     return RateMap(workload, server, cells)
 
 

@@ -87,10 +87,9 @@ def chosen_servers(
     else of the scenario's.
     """
     own = scenario.server
-    chosen = chosen_policies(scenario, policies, default)
-    as_it_is = {own.policy.name: own}
     servers = {
-        policy.name: as_it_is.get(policy.name) or own.with_policy(policy) for policy in chosen
+        policy.name: own if policy.name == own.policy.name else own.with_policy(policy)
+        for policy in chosen_policies(scenario, policies, default)
     }
     engine = next((server for server in servers.values() if server.policy.has_kv_memory), own)
     for name, server in servers.items():

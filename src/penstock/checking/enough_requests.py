@@ -13,7 +13,7 @@ from penstock.checking.targets import Target
 from penstock.checking.verdict import verdict
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.progress import Progress, part_of
-from penstock.simulation.run import TICK_S, Distribution, Run
+from penstock.simulation.run import TICK_S, Distribution, Run, checked_tick
 from penstock.simulation.session_engine import open_session
 from penstock.simulation.simulate import length_of_run, windows
 from penstock.simulation.window import Window
@@ -38,6 +38,7 @@ def estimate(
     confidence: float = 0.95,
     rho: float | None = None,
     most_requests: int | None = None,
+    tick_s: float = TICK_S,
     progress: Progress | None = None,
 ) -> tuple[Run, SteadyState]:
     """Simulate until the latency of the steady state is known well enough, or the budget is spent.
@@ -64,7 +65,7 @@ def estimate(
         `penstock.verdict` finds.
     most_requests
         Budget; default: `MOST_TIMES_LONGER` times ``requests``.
-    progress
+    tick_s, progress
         As in `penstock.simulate`.
 
     Raises
@@ -73,6 +74,7 @@ def estimate(
         If a value cannot be used.
     """
     refuse_all_but_a_server("estimate", workload, server)
+    tick_s = checked_tick(tick_s)
     confidence = checked_confidence(confidence)
     begin = length_of_run(workload, requests, None)
     begin = checks.whole("requests", begin, 1, 10**9, "", "each keeps a row in memory")
@@ -93,7 +95,7 @@ def estimate(
     count = begin
     while True:
         part = part_of(progress, 0.0, count / budget)
-        run, gaps = _simulated(workload, server, count, drain, part)
+        run, gaps = _simulated(workload, server, count, drain, tick_s, part)
         steady = steady_state(run, targets=targets, rho=rho, confidence=level, gap_sections=gaps)
         missing = _missing(steady, precision, targets)
         if not missing or count >= budget:
@@ -130,13 +132,14 @@ def _simulated(
     server: Server,
     requests: int,
     drain: bool,
+    tick_s: float,
     progress: Progress,
 ) -> tuple[Run, list[Distribution]]:
     """Simulate in sections, and count the times between tokens in each; the run is the one
     `simulate` gives.
     """
-    session = open_session(server, "requests", TICK_S, True, NEVER, workload.prefixes)
-    window = session.keep(Window.joined(list(windows(workload, requests, NEVER, TICK_S))))
+    session = open_session(server, "requests", tick_s, True, NEVER, workload.prefixes)
+    window = session.keep(Window.joined(list(windows(workload, requests, NEVER, tick_s))))
     requests = window.arrival.size
     session.fit(window)
 

@@ -183,10 +183,10 @@ def _calibration(answer: "Answer") -> list[Section]:
     facts = [
         Fact("Max rate", f"{doubt.max_rate.low:,.4g}", f"to {doubt.max_rate.high:,.4g} requests/s"),
         Fact("Margin", share(doubt.margin.low), f"to {share(doubt.margin.high)}"),
-    ]
-    facts += [
-        Fact(METRICS[metric], f"{ends.low:.2f}", f"to {ends.high:.2f} times the mean below")
-        for metric, ends in doubt.latency.items()
+        *(
+            Fact(METRICS[metric], f"{ends.low:.2f}", f"to {ends.high:.2f} times the mean below")
+            for metric, ends in doubt.latency.items()
+        ),
     ]
     said = (
         "90% intervals of what the rows of the calibration leave open, beside those of simulation."
@@ -221,7 +221,8 @@ def with_interval(estimate: "Estimate") -> str:
 
 def _load_facts(certificate: "Certificate", server: "Server") -> list[Fact]:
     """Return what arrives and what can be carried."""
-    load, max_rate = certificate.load, certificate.max_rate
+    load = certificate.load
+    max_rate = certificate.max_rate
     capacity = load.capacity_in_words
     if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
         capacity += f"; the max batch size of {server.max_batch_size:,} can only lower it"
@@ -264,9 +265,10 @@ def _beside_the_limit(certificate: "Certificate", server: "Server") -> str:
     certified = certificate.certified_rate or 0.0
     if certified >= (1 - _SAME) * certificate.max_rate or certificate.margin < 0:
         return ""
-    memory = server.memory is not None and certificate.binding.name != "KV memory"
-    counted = ", KV memory not counted" if memory else ""
-    return f"{counted}; a scheduler's own limit may be lower: ask max-rate"
+    said = "; a scheduler's own limit may be lower: ask max-rate"
+    if server.memory is not None and certificate.binding.name != "KV memory":
+        return f", KV memory not counted{said}"
+    return said
 
 
 def _hypotheses(certificate: "Certificate") -> list[Section]:

@@ -264,10 +264,9 @@ def _by_priority(answer: "NetworkAnswer") -> list[Table]:
         if of.stage is None:
             strong.append(len(rows))
         name = of.workflow if of.stage is None else f"  {_short(of.stage)}"
-        ttft = of.latency.get("ttft_s")
-        first = (seconds(ttft["mean"].value), seconds(ttft["p99"].value)) if ttft else ("", "")
         e2e = of.latency.get("e2e_s")
         whole = _interval(e2e) if e2e else ("-", "-", "-", "-")
+        first = _mean_and_p99(of.latency.get("ttft_s"))
         rows.append((name, f"{of.priority:,}", *whole, *first))
     caption = (
         "The smaller priority is served first. Jobs by the priority of their first request, stages "
@@ -279,11 +278,13 @@ def _by_priority(answer: "NetworkAnswer") -> list[Table]:
 
 def _latency_of(stage: "StageAnswer") -> tuple[str, ...]:
     assert stage.latency is not None
-    ttft = stage.latency["ttft_s"]
-    waits = stage.latency.get("join_wait_s")
-    wait = seconds(waits["mean"].value) if waits else ""
-    first = (seconds(ttft["mean"].value), seconds(ttft["p99"].value))
+    wait, _ = _mean_and_p99(stage.latency.get("join_wait_s"))
+    first = _mean_and_p99(stage.latency["ttft_s"])
     return (f"  {_short(stage.name)}", *_interval(stage.latency["e2e_s"]), *first, wait)
+
+
+def _mean_and_p99(of: "Statistics | None") -> tuple[str, str]:
+    return (seconds(of["mean"].value), seconds(of["p99"].value)) if of else ("", "")
 
 
 def _intervals(answer: "NetworkAnswer") -> list[Table]:
@@ -326,8 +327,8 @@ def _cells(of: "Statistics") -> list[str]:
 
 
 def _interval(of: "Statistics") -> tuple[str, str, str, str]:
-    mean = of["mean"]
-    return seconds(mean.value), seconds(mean.low), seconds(mean.high), seconds(of["p99"].value)
+    mean, p99 = _mean_and_p99(of)
+    return mean, seconds(of["mean"].low), seconds(of["mean"].high), p99
 
 
 def _of(answer: "NetworkAnswer", workflow: str) -> "list[StageAnswer]":

@@ -53,7 +53,6 @@ def with_stable_rates(
         servers.setdefault(_key(point.values, kept), point.values)
     if len(servers) > MOST:
         return rows
-    report = progress or (lambda share: None)
     rates: dict[tuple[Any, ...], StableRate] = {}
     for done, (key, values) in enumerate(servers.items()):
         part = part_of(progress, done / len(servers), (done + 1) / len(servers))
@@ -62,7 +61,7 @@ def with_stable_rates(
             rates[key] = stable_rate(built.workload, built.server, progress=part)
         except InputError as error:
             rates[key] = StableRate(None, None, str(error))
-    report(1.0)
+    part_of(progress, 0.0, 1.0)(1.0)
     of_point = {point.index: rates[_key(point.values, kept)] for point in plan.points}
     limits = [of_point[index] for index in rows["point"]]
     return rows.with_columns(
