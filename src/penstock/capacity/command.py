@@ -33,13 +33,12 @@ from penstock.show.options import (
     save_figures,
     show_page,
 )
-from penstock.simulation.progress import part_of
+from penstock.simulation.progress import in_parts
 from penstock.words import gathered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.capacity.max_rate import MaxLoad, MaxRate
     from penstock.scenario.network import NetworkScenario
     from penstock.scenario.scenario import Scenario
     from penstock.system.network import Network
@@ -115,14 +114,14 @@ def _max_rate(
     from penstock.capacity.view import max_rate_page
 
     servers = chosen_servers(chosen, policies, [chosen.server.policy])
-    found: dict[str, MaxRate] = {}
     with progress.bar("Searching") as show:
-        for index, (name, server) in enumerate(servers.items()):
-            found[name] = search.max_rate(
+        found = {
+            name: search.max_rate(
                 chosen.workload, server, precision=precision, alpha=alpha,
-                seed=chosen.workload.seed,
-                progress=part_of(show, index / len(servers), (index + 1) / len(servers)),
-            )  # fmt: skip
+                seed=chosen.workload.seed, progress=part,
+            )
+            for (name, server), part in in_parts(show, servers.items())
+        }  # fmt: skip
     notes = gathered({name: server.kv_notes for name, server in servers.items()})
     policies_found = {name: rate.as_dict() for name, rate in found.items()}
     document = {"policies": policies_found, "warnings": [*notes, *chosen.workload.notices]}
@@ -144,11 +143,11 @@ def _max_load(
     networks = chosen_variants(chosen, axes)
     workflows = chosen.network.workflows
     seed = own_seed(workflows[0]) if seed is None else seed
-    found: dict[str, MaxLoad] = {}
     with progress.bar("Searching") as show:
-        for index, (name, network) in enumerate(networks.items()):
-            part = part_of(show, index / len(networks), (index + 1) / len(networks))
-            found[name] = search.max_rate(network, precision=precision, seed=seed, progress=part)
+        found = {
+            name: search.max_rate(network, precision=precision, seed=seed, progress=part)
+            for (name, network), part in in_parts(show, networks.items())
+        }
     notes = gathered({name: _kv_notes(network) for name, network in networks.items()})
     if chosen.outages:
         notes.append(

@@ -11,7 +11,7 @@ from penstock import checks
 from penstock.checking.stability import RECORDED, NetworkStability, Stability
 from penstock.checking.verdict import verdict
 from penstock.errors import InputError
-from penstock.simulation.progress import Progress
+from penstock.simulation.progress import Progress, silent
 from penstock.system.kinds import as_network, refuse
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
@@ -331,7 +331,7 @@ def _searched(
     progress
         Called now and then with the share that is done.
     """
-    report = progress or (lambda share: None)
+    report = progress or silent
     trials: list[Trial[Test]] = []
     rate = high / (1 + precision) if high < math.inf else max(low, 1.0)
     while (low == 0 or high > low * (1 + precision) * (1 + 1e-9)) and len(trials) <= _HALVINGS:

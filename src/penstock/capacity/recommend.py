@@ -25,7 +25,7 @@ from penstock.checking.answer import ROWS_UP_TO, check, judged
 from penstock.checking.targets import Target, parsed_targets
 from penstock.checking.verdict import Outcome, verdict
 from penstock.errors import InputError, nearest
-from penstock.simulation.progress import Progress, part_of
+from penstock.simulation.progress import Progress, in_parts, part_of
 from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.policies import POLICIES
 from penstock.system.scheduler import Scheduler
@@ -207,10 +207,8 @@ class _Study(NamedTuple):
         """
         measured: list[Candidate] = []
         pruned = []
-        for done, server in enumerate(
-            sorted(servers, key=lambda s: s.token_budget != current.token_budget)
-        ):
-            part = part_of(progress, done / len(servers), (done + 1) / len(servers))
+        current_first = sorted(servers, key=lambda s: s.token_budget != current.token_budget)
+        for server, part in in_parts(progress, current_first):
             try:
                 candidate = self.measure(server, measured, part)
             except InputError as error:

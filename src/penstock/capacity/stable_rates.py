@@ -10,7 +10,7 @@ from typing import Any
 from penstock import checks
 from penstock.capacity.max_rate import SIMULATION, max_rate
 from penstock.errors import InputError
-from penstock.simulation.progress import Progress, part_of
+from penstock.simulation.progress import Progress, in_parts, silent
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.workload.workload import Workload
@@ -169,14 +169,13 @@ def rate_map(
     ascending = sorted(sizes, key=lambda size: (size is None, size or 0))
     limits = list(itertools.product(budgets, ascending))
     cells = {}
-    for done, (budget, size) in enumerate(limits):
-        part = part_of(progress, done / len(limits), (done + 1) / len(limits))
+    for (budget, size), part in in_parts(progress, limits):
         try:
             limited = dataclasses.replace(server, token_budget=budget, max_batch_size=size)
             cells[budget, size] = stable_rate(workload, limited, precision=precision, progress=part)
         except InputError as error:
             cells[budget, size] = StableRate(None, None, str(error))
-    part_of(progress, 0.0, 1.0)(1.0)
+    (progress or silent)(1.0)
     return RateMap(workload, server, cells)
 
 

@@ -340,19 +340,19 @@ def gantt(run: Run, batches: int = 40, about: str = "") -> alt.LayerChart:
         .mark_rule(color="#777777", strokeWidth=0.8)
         .encode(x=time, x2="end_s:Q", y=row),
     ]
-    for phase, height in (("decode", 0.55), ("prefill", 0.95)):
-        layers.append(
-            alt.Chart(bars.filter(pl.col("phase") == phase))
-            .mark_bar(height={"band": height}, stroke="#333333", strokeWidth=0.4)
-            .encode(x=time, x2="end_s:Q", y=row, color=colour, tooltip=tooltip)
-        )
+    layers += [
+        alt.Chart(bars.filter(pl.col("phase") == phase))
+        .mark_bar(height={"band": height}, stroke="#333333", strokeWidth=0.4)
+        .encode(x=time, x2="end_s:Q", y=row, color=colour, tooltip=tooltip)
+        for phase, height in (("decode", 0.55), ("prefill", 0.95))
+    ]
     roomy = bars.filter(pl.col("label") != "")
-    for phase, ink in (("decode", "black"), ("prefill", "white")):
-        layers.append(
-            alt.Chart(roomy.filter(pl.col("phase") == phase))
-            .mark_text(color=ink, fontSize=9)
-            .encode(x=alt.X("middle_s:Q"), y=row, text="label:N")
-        )
+    layers += [
+        alt.Chart(roomy.filter(pl.col("phase") == phase))
+        .mark_text(color=ink, fontSize=9)
+        .encode(x=alt.X("middle_s:Q"), y=row, text="label:N")
+        for phase, ink in (("decode", "black"), ("prefill", "white"))
+    ]
     step = min(22.0, max(7.5, 460 / shown.len()))
     return with_line_under(
         alt.LayerChart(layer=layers).properties(width=GANTT_WIDTH, height={"step": step}), about

@@ -40,10 +40,9 @@ from penstock.show.options import (
     save_figures,
     show_page,
 )
-from penstock.simulation.progress import part_of
+from penstock.simulation.progress import in_parts
 
 if TYPE_CHECKING:
-    from penstock.checking.answer import Answer
     from penstock.scenario.scenario import Scenario
     from penstock.simulation.run import Run
 
@@ -166,19 +165,19 @@ def compare(
     from penstock.checking.view import compare_page
     from penstock.system.policies import POLICIES
 
-    results: dict[str, Answer] = {}
     own = chosen.server.policy
     # The scenario's own policy comes first, so that the others are compared with it.
     servers = chosen_servers(
         chosen, policies, [*([] if own.name in POLICIES else [own]), *POLICIES]
     )
     with progress.bar("Simulating") as show:
-        for index, (name, server) in enumerate(servers.items()):
-            results[name] = answer.check(
+        results = {
+            name: answer.check(
                 chosen.workload, server, requests=chosen.requests, until=chosen.until, alpha=alpha,
-                resolution=resolution,
-                progress=part_of(show, index / len(servers), (index + 1) / len(servers)),
-            )  # fmt: skip
+                resolution=resolution, progress=part,
+            )
+            for (name, server), part in in_parts(show, servers.items())
+        }  # fmt: skip
     refused = [name for name, a in results.items() if a.latency_refused]
     _draw(figures, chosen, {name: a.run for name, a in results.items()}, as_json, refused)
     answers = {name: a.as_dict() for name, a in results.items()}

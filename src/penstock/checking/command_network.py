@@ -168,9 +168,9 @@ def _beside_its_own(chosen: "NetworkScenario", orders: str) -> "dict[str, Networ
     """Return the network under its own order and those named, its own first."""
     from penstock.checking.variants import own_order
 
-    own = own_order(chosen.network)
     variants = chosen_variants(chosen, {"policies": None, "routers": None, "orders": orders})
-    return {own: chosen.network} | {n: v for n, v in variants.items() if n != own}
+    own = {own_order(chosen.network): chosen.network}
+    return own | variants | own
 
 
 def chosen_network(path: Path, document: Any, jobs: int | None) -> "NetworkScenario":

@@ -1,6 +1,7 @@
 """Networks side by side, on the same jobs: routers, policies, orders between stages."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints
 from penstock.show.page import Page, Shown
 from penstock.simulation.network_run import NetworkRun
-from penstock.simulation.progress import Progress, part_of
+from penstock.simulation.progress import Progress, in_parts
 from penstock.simulation.run import Distribution, recorded
 from penstock.system.network import Network
 from penstock.system.orders import resolve_order
@@ -124,10 +125,8 @@ class NetworkComparison(Shown):
 
     def by_workflow(self) -> dict[str, list[ComparedWorkflow]]:
         """Return the rows of each workflow, the first network's first."""
-        rows: dict[str, list[ComparedWorkflow]] = {}
-        for row in self.rows:
-            rows.setdefault(row.workflow, []).append(row)
-        return rows
+        grouped = itertools.groupby(self.rows, key=lambda row: row.workflow)
+        return {workflow: list(rows) for workflow, rows in grouped}
 
     @property
     def first(self) -> str | None:
@@ -196,12 +195,12 @@ def compare_networks(
     """
     limits = tuple(parsed_targets(targets))
     _check_networks(networks)
-    answers = {}
-    for index, (name, network) in enumerate(networks.items()):
-        part = part_of(progress, index / len(networks), (index + 1) / len(networks))
-        answers[name] = check(
+    answers = {
+        name: check(
             network, jobs=jobs, until=until, seed=seed, resolution=resolution, progress=part
         )
+        for (name, network), part in in_parts(progress, networks.items())
+    }
     return _compared(answers, limits)
 
 

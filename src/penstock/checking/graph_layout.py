@@ -338,10 +338,8 @@ class _Router:
         is in some rows.
         """
         positions = np.arange(_PAD / 2, self.right + 300.0, 2.0)
-        clear = np.ones(positions.size, np.bool_)
-        for row in rows:
-            for across, reach in self.taken.get(row, []):
-                clear &= np.abs(positions - across) >= reach
+        taken = [place for row in rows for place in self.taken.get(row, [])]
+        clear = np.all([np.abs(positions - across) >= reach for across, reach in taken], axis=0)
         outside = np.where(positions > self.right, 40.0, 0.0)
         cost = (
             np.abs(positions[:, None] - np.array(near)) @ np.linspace(1.0, 1.2, len(near)) + outside

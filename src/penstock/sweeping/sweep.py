@@ -171,10 +171,8 @@ def set_up(
             f"nothing varies: {name} has no section `sweep`, and no fields are given; give --vary "
             "server.token_budget=128,512 or the like"
         )
-    if own is not None or vary is None:
-        section = parsed(
-            own if own is not None else {}, SweepSection, f"{name}: the section sweep", "`vary`"
-        )
+    if own is not None:
+        section = parsed(own, SweepSection, f"{name}: the section sweep", "`vary`")
         if vary is None:
             vary = section.vary
             sample = section.sample if sample is None else sample
@@ -224,19 +222,24 @@ def table(plan: Sweep, rows: Mapping[int, Row]) -> pl.DataFrame:
     bad point has nothing else.
     """
     done = [point for point in plan.points if point.index in rows]
-    columns: dict[str, pl.Series] = {
-        "point": pl.Series([point.index for point in done], dtype=pl.Int64)
-    }
-    for index, field in enumerate(plan.fields):
-        columns[field] = _column([point.values[index] for point in done])
-    columns["seed"] = pl.Series([point.seed for point in done], dtype=pl.Int64)
     kinds = {str: pl.String, float: pl.Float64, int: pl.Int64}
     wanted = {**FACTS, **dict.fromkeys(LATENCIES, float), "error": str}
-    for name, kind in wanted.items():
-        columns[name] = pl.Series(
-            [rows[point.index].get(name) for point in done], dtype=kinds[kind], strict=False
-        )
-    return pl.DataFrame(columns)
+    return pl.DataFrame(
+        {
+            "point": pl.Series([point.index for point in done], dtype=pl.Int64),
+            **{
+                field: _column([point.values[index] for point in done])
+                for index, field in enumerate(plan.fields)
+            },
+            "seed": pl.Series([point.seed for point in done], dtype=pl.Int64),
+            **{
+                name: pl.Series(
+                    [rows[point.index].get(name) for point in done], dtype=kinds[kind], strict=False
+                )
+                for name, kind in wanted.items()
+            },
+        }
+    )
 
 
 def _column(values: Sequence[Any]) -> pl.Series:
