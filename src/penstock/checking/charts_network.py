@@ -2,6 +2,7 @@
 (`penstock.checking.graph`).
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -134,19 +135,16 @@ def _widest(path: NetworkPath) -> tuple[list[str], list[str]]:
     Where it does not go round: the two classes that rise highest.
     """
     count = len(path.classes)
+    pairs = itertools.combinations(range(count), 2)
     sides = [[i] for i in range(count)]
-    sides += [
-        [i, j] for i in range(count) for j in range(i + 1, count) if path.pool[i] != path.pool[j]
-    ]
+    sides += [[i, j] for i, j in pairs if path.pool[i] != path.pool[j]]
     level = {
         tuple(of): path.requests[:, of[0]] - path.requests[:, of[1:]].sum(axis=1) for of in sides
     }
     highest = np.argsort(-path.requests.max(axis=0), kind="stable")
     best, pair = np.pi, ([int(highest[0])], [int(highest[min(1, count - 1)])])
-    for i, across in enumerate(sides):
-        for upwards in sides[i + 1 :]:
-            if set(across) & set(upwards):
-                continue
+    for across, upwards in itertools.combinations(sides, 2):
+        if set(across).isdisjoint(upwards):
             turned = _turned(level[tuple(across)], level[tuple(upwards)])
             if turned > best * (1 + 1e-9):
                 best, pair = turned, (across, upwards)

@@ -181,12 +181,8 @@ def compare(
     refused = [name for name, a in results.items() if a.latency_refused]
     _draw(figures, chosen, {name: a.run for name, a in results.items()}, as_json, refused)
     answers = {name: a.as_dict() for name, a in results.items()}
-    show_page(
-        compare_page(chosen, results),
-        {"policies": answers, "measured": measured(chosen)},
-        report,
-        as_json,
-    )
+    document = {"policies": answers, "measured": measured(chosen)}
+    show_page(compare_page(chosen, results), document, report, as_json)
     if strict and any(a.verdict != "stable" for a in results.values()):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
@@ -211,7 +207,6 @@ def simulate(
 
     # The load is said beside the run, though no verdict is drawn from it.
     certificate = certify(chosen.workload, chosen.server)
-    demand = certificate.load
     with progress.bar(f"Simulating {chosen.server.policy.name}") as show:
         run = run_once(
             chosen.workload,
@@ -221,15 +216,14 @@ def simulate(
             record=answer.record_for(chosen.requests, chosen.until),
             progress=show,
         )
-    warnings = [*chosen.workload.notices, *load_warnings(demand, chosen.server)]
-    front = chosen.server.kv_notes
+    warnings = [*chosen.workload.notices, *load_warnings(certificate.load, chosen.server)]
     _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
     document_of_run = {
         "load": documents.load_as_dict(certificate),
         "simulation": documents.run_as_dict(run),
         "latency": documents.latency_as_dict(run),
         "latency_refused": None,
-        "warnings": [*front, *warnings],
+        "warnings": [*chosen.server.kv_notes, *warnings],
     }
     drawn = answer.Drawn(chosen.workload, chosen.server)
     show_page(run_page(chosen, certificate, run, drawn, warnings), document_of_run, report, as_json)
