@@ -2,23 +2,20 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from penstock.capacity.max_rate import MaxLoad, MaxRate
+from penstock.capacity.recommendation import Candidate, Recommendation
 from penstock.checking.figures import region_figure
 from penstock.checking.view import contradictions, heading, target_verdicts, with_interval
 from penstock.checking.view_network import network_heading
+from penstock.scenario.network import NetworkScenario
+from penstock.scenario.scenario import Scenario
 from penstock.show.page import Fact, Page, Section, Table, Verdict
+from penstock.theory.operating_point import OperatingPoint
 from penstock.words import METRICS, seconds, sentence
 
-if TYPE_CHECKING:
-    from penstock.capacity.max_rate import MaxLoad, MaxRate
-    from penstock.capacity.recommendation import Candidate, Recommendation
-    from penstock.scenario.network import NetworkScenario
-    from penstock.scenario.scenario import Scenario
-    from penstock.theory.operating_point import OperatingPoint
 
-
-def region_page(point: "OperatingPoint", scenario: "Scenario") -> Page:
+def region_page(point: OperatingPoint, scenario: Scenario) -> Page:
     """Show the region's corners, where the load lies, and what holds it back."""
     policy = scenario.server.policy.name
     reason = (
@@ -79,7 +76,7 @@ def region_page(point: "OperatingPoint", scenario: "Scenario") -> Page:
     )
 
 
-def _load_facts(point: "OperatingPoint", policy: str) -> list[Fact]:
+def _load_facts(point: OperatingPoint, policy: str) -> list[Fact]:
     prefill, decode = point.point
     best = point.optimum
     facts = [
@@ -113,7 +110,7 @@ def _load_facts(point: "OperatingPoint", policy: str) -> list[Fact]:
     ]
 
 
-def _held_by(point: "OperatingPoint") -> str:
+def _held_by(point: OperatingPoint) -> str:
     """Say what more of the binding limit would bring."""
     if point.full is not None:
         return (
@@ -133,9 +130,7 @@ def _held_by(point: "OperatingPoint") -> str:
     return ""
 
 
-def max_rate_page(
-    rates: "Mapping[str, MaxRate]", scenario: "Scenario", notes: Sequence[str]
-) -> Page:
+def max_rate_page(rates: Mapping[str, MaxRate], scenario: Scenario, notes: Sequence[str]) -> Page:
     """Show the highest stable rate of each policy beside its bound, after notes on their KV
     memory.
     """
@@ -163,7 +158,7 @@ _HIGHEST = ("Stable up to", "Not at", "Any policy", "Share", "Certified to")
 
 
 def _highest(
-    name: str, value: float, search: "MaxRate | MaxLoad", certified: float | None
+    name: str, value: float, search: MaxRate | MaxLoad, certified: float | None
 ) -> tuple[str, ...]:
     """Return the row of the highest stable rate or load, beside its bound."""
     return (
@@ -177,8 +172,8 @@ def _highest(
 
 
 def max_load_page(
-    loads: "Mapping[str, MaxLoad]",
-    scenario: "NetworkScenario",
+    loads: Mapping[str, MaxLoad],
+    scenario: NetworkScenario,
     what: str,
     notes: Sequence[str],
 ) -> Page:
@@ -203,7 +198,7 @@ def max_load_page(
     )
 
 
-def recommend_page(recommendation: "Recommendation", scenario: "Scenario") -> Page:
+def recommend_page(recommendation: Recommendation, scenario: Scenario) -> Page:
     """Show what to use, what that gains, and what else was looked at."""
     server = scenario.server
     asides = {
@@ -234,7 +229,7 @@ def recommend_page(recommendation: "Recommendation", scenario: "Scenario") -> Pa
     )
 
 
-def _verdicts(recommendation: "Recommendation") -> list[Verdict]:
+def _verdicts(recommendation: Recommendation) -> list[Verdict]:
     new = recommendation.recommended.server
     if recommendation.change:
         word, use = "change", f"to policy {new.policy.name}, token budget {new.token_budget:,}"
@@ -246,7 +241,7 @@ def _verdicts(recommendation: "Recommendation") -> list[Verdict]:
     return verdicts + target_verdicts(recommendation.recommended.targets)
 
 
-def _gains(recommendation: "Recommendation") -> Table:
+def _gains(recommendation: Recommendation) -> Table:
     """Lay out what there is now beside what is recommended."""
     now, then = recommendation.current, recommendation.recommended
     candidates = (now, then) if recommendation.change else (now,)
@@ -272,7 +267,7 @@ def _gains(recommendation: "Recommendation") -> Table:
     return Table(("", "Now", "Recommended", "Gain"), rows, caption)
 
 
-def _candidates(recommendation: "Recommendation") -> Section:
+def _candidates(recommendation: Recommendation) -> Section:
     columns = (
         "  Policy", "Budget", "Stable", "TTFT", "TTFT p99", "TBT", "TBT p99", "E2E", "E2E p99",
     )  # fmt: skip
@@ -296,7 +291,7 @@ def _candidates(recommendation: "Recommendation") -> Section:
     return Section("What was simulated", [spoken], tables=[table])
 
 
-def _candidate(candidate: "Candidate", mark: str) -> tuple[str, ...]:
+def _candidate(candidate: Candidate, mark: str) -> tuple[str, ...]:
     server, latency = candidate.server, candidate.answer.latency
     values = ["refused", *[""] * (2 * len(METRICS) - 1)]
     if latency:
@@ -313,7 +308,7 @@ def _candidate(candidate: "Candidate", mark: str) -> tuple[str, ...]:
     )
 
 
-def _pruned(recommendation: "Recommendation") -> list[Fact]:
+def _pruned(recommendation: Recommendation) -> list[Fact]:
     """Return what was ruled out, by its reason."""
     by_reason: dict[str, dict[str, list[int]]] = {}
     for policy, budget, reason in recommendation.pruned:

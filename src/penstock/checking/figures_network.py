@@ -3,10 +3,9 @@
 Charts are imported when one is drawn: a terminal never waits for that.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from penstock.checking.comparison import NetworkComparison
 from penstock.checking.graph_layout import network_ways, pool_cycles, pool_of_stage
 from penstock.checking.stability import NetworkStability
 from penstock.show.page import Figure, Table
@@ -14,9 +13,6 @@ from penstock.simulation.network_run import NetworkRun
 from penstock.system.network import Network
 from penstock.theory.network.certificate import NetworkCertificate
 from penstock.words import METRICS, amount, seconds
-
-if TYPE_CHECKING:
-    from penstock.checking.comparison import NetworkComparison
 
 _SHARES = (0.1, 0.5, 0.9, 0.95, 0.99, 0.999)  # of a table of a distribution
 _ROWS = 20  # of a table of values over time
@@ -140,7 +136,7 @@ def queue_figure(run: NetworkRun) -> Figure:
     )
 
 
-def comparison_figure(comparison: "NetworkComparison", what: str) -> Figure:
+def comparison_figure(comparison: NetworkComparison, what: str) -> Figure:
     """Draw the distributions of latency of networks side by side."""
     from penstock.checking import charts_network
 

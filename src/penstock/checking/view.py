@@ -3,24 +3,22 @@ run.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from penstock.checking.answer import Answer, Drawn, TargetAnswer
+from penstock.checking.any_answer import AnyAnswer
 from penstock.checking.figures import gantt_figure, latency_figure, region_figure, token_figure
+from penstock.checking.latency import SteadyState
+from penstock.checking.targets import Estimate
+from penstock.scenario.scenario import Scenario
 from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
+from penstock.simulation.run import Run
+from penstock.system.server import Server
+from penstock.theory.certificate import Certificate
 from penstock.words import METRICS, STATISTICS, gathered, seconds, sentence, sharing
-
-if TYPE_CHECKING:
-    from penstock.checking.answer import Answer, Drawn, TargetAnswer
-    from penstock.checking.any_answer import AnyAnswer
-    from penstock.checking.latency import SteadyState
-    from penstock.checking.targets import Estimate
-    from penstock.scenario.scenario import Scenario
-    from penstock.simulation.run import Run
-    from penstock.system.server import Server
-    from penstock.theory.certificate import Certificate
-    from penstock.workload.workload import Workload
+from penstock.workload.workload import Workload
 
 
 class Doubted(Protocol):
@@ -38,7 +36,7 @@ _SAME = 0.01
 _HIGHLIGHTS = ("p50", "p99")  # statistics in the table of several policies
 
 
-def answer_page(answer: "Answer", scenario: "Scenario | None" = None) -> Page:
+def answer_page(answer: Answer, scenario: Scenario | None = None) -> Page:
     """Show the answer for one policy: verdicts first.
 
     Parameters
@@ -73,10 +71,10 @@ def answer_page(answer: "Answer", scenario: "Scenario | None" = None) -> Page:
 
 
 def run_page(
-    scenario: "Scenario",
-    certificate: "Certificate",
-    run: "Run",
-    drawn: "Drawn",
+    scenario: Scenario,
+    certificate: Certificate,
+    run: Run,
+    drawn: Drawn,
     warnings: Sequence[str],
 ) -> Page:
     """Show what happened in one finite run, and in its first batches, without a verdict."""
@@ -103,7 +101,7 @@ def run_page(
     )
 
 
-def compare_page(scenario: "Scenario", answers: "Mapping[str, Answer]") -> Page:
+def compare_page(scenario: Scenario, answers: Mapping[str, Answer]) -> Page:
     """Show the answers for several policies side by side."""
     first = next(iter(answers.values()))
     runs = {name: answer.run for name, answer in answers.items()}
@@ -132,12 +130,12 @@ def compare_page(scenario: "Scenario", answers: "Mapping[str, Answer]") -> Page:
     )
 
 
-def heading(workload: "Workload", server: "Server", policies: str) -> str:
+def heading(workload: Workload, server: Server, policies: str) -> str:
     """Say what arrives, and what serves it."""
     return f"{traffic(workload)}; {policies}, {server.limits}"
 
 
-def traffic(workload: "Workload") -> str:
+def traffic(workload: Workload) -> str:
     """Say what arrives."""
     return (
         f"{workload.describe()}, {workload.rate:,.4g} requests/s, "
@@ -145,7 +143,7 @@ def traffic(workload: "Workload") -> str:
     )
 
 
-def contradictions(answers: "Mapping[str, Doubted]") -> list[Verdict]:
+def contradictions(answers: Mapping[str, Doubted]) -> list[Verdict]:
     """Return where theorem and test contradict each other, by the names of the answers."""
     return [
         Verdict("contradiction", f"{answer.disagreement}.", about=name)
@@ -154,7 +152,7 @@ def contradictions(answers: "Mapping[str, Doubted]") -> list[Verdict]:
     ]
 
 
-def theorem_and_test(answer: "AnyAnswer") -> list[Verdict]:
+def theorem_and_test(answer: AnyAnswer) -> list[Verdict]:
     """Return what theorem and test say, whichever decides first, after what contradicts itself."""
     certificate = answer.certificate
     test = answer.stability
@@ -167,7 +165,7 @@ def theorem_and_test(answer: "AnyAnswer") -> list[Verdict]:
     return contradictions({"": answer}) + verdicts
 
 
-def _verdicts(answer: "Answer") -> list[Verdict]:
+def _verdicts(answer: Answer) -> list[Verdict]:
     """Return what theorem and test say, what calibration leaves open, and the targets."""
     verdicts = theorem_and_test(answer)
     if answer.hinges_on_calibration and not answer.disagreement:
@@ -175,7 +173,7 @@ def _verdicts(answer: "Answer") -> list[Verdict]:
     return verdicts + target_verdicts(answer.targets)
 
 
-def _calibration(answer: "Answer") -> list[Section]:
+def _calibration(answer: Answer) -> list[Section]:
     """Return the intervals that the calibration of the batch times leaves."""
     doubt = answer.calibration
     if doubt is None:
@@ -195,7 +193,7 @@ def _calibration(answer: "Answer") -> list[Section]:
     return [Section("Calibration", [said + held], facts=facts)]
 
 
-def target_verdicts(targets: "Sequence[TargetAnswer]") -> list[Verdict]:
+def target_verdicts(targets: Sequence[TargetAnswer]) -> list[Verdict]:
     """Return each target, whether it is met, and the estimate that says so."""
     return [
         Verdict(
@@ -208,7 +206,7 @@ def target_verdicts(targets: "Sequence[TargetAnswer]") -> list[Verdict]:
     ]
 
 
-def with_interval(estimate: "Estimate") -> str:
+def with_interval(estimate: Estimate) -> str:
     """Return an estimate and its interval as text; ? for an end that is not known."""
     if estimate.value is None:
         return "-"
@@ -219,7 +217,7 @@ def with_interval(estimate: "Estimate") -> str:
     return f"{value} ({seconds(estimate.low)} to {high})"
 
 
-def _load_facts(certificate: "Certificate", server: "Server") -> list[Fact]:
+def _load_facts(certificate: Certificate, server: Server) -> list[Fact]:
     """Return what arrives and what can be carried."""
     load = certificate.load
     max_rate = certificate.max_rate
@@ -243,7 +241,7 @@ def _load_facts(certificate: "Certificate", server: "Server") -> list[Fact]:
     ]
 
 
-def _limits(certificate: "Certificate") -> list[Table]:
+def _limits(certificate: Certificate) -> list[Table]:
     """Lay out the limits of any policy, where there are several."""
     if len(certificate.bounds) < 2:
         return []
@@ -258,7 +256,7 @@ def share(value: float, limit: float = 0.0) -> str:
     return f"{value:.{digits}f}"
 
 
-def _beside_the_limit(certificate: "Certificate", server: "Server") -> str:
+def _beside_the_limit(certificate: Certificate, server: Server) -> str:
     """Say what the limit of any policy leaves out: KV memory, and that a scheduler's own may be
     lower.
     """
@@ -271,14 +269,14 @@ def _beside_the_limit(certificate: "Certificate", server: "Server") -> str:
     return said
 
 
-def _hypotheses(certificate: "Certificate") -> list[Section]:
+def _hypotheses(certificate: Certificate) -> list[Section]:
     if not certificate.hypotheses:
         return []
     rows = [Hypothesis(h.name, h.state, h.why) for h in certificate.hypotheses]
     return [Section(f"Hypotheses of {certificate.theorem or 'the theorems'}", hypotheses=rows)]
 
 
-def run_in_words(run: "Run") -> str:
+def run_in_words(run: Run) -> str:
     """Say what one run did."""
     return (
         f"{run.arrived:,} requests ({run.unfinished:,} unfinished), "
@@ -299,11 +297,11 @@ def growth(tokens_per_s: float) -> str:
     return f"{tokens_per_s:+,.1f} tokens/s"
 
 
-def _tokens_per_batch(run: "Run") -> float:
+def _tokens_per_batch(run: Run) -> float:
     return run.started_tokens / run.n_batches if run.n_batches else 0.0
 
 
-def _latency_section(answer: "Answer") -> Section:
+def _latency_section(answer: Answer) -> Section:
     if answer.latency_refused:
         return Section("No latency", [sentence(answer.latency_refused)])
     if answer.latency is None:
@@ -312,14 +310,14 @@ def _latency_section(answer: "Answer") -> Section:
     return Section("Latency in the steady state", [said], tables=[_latency_of(answer.latency)])
 
 
-def _latency_of_run(run: "Run") -> Table:
+def _latency_of_run(run: Run) -> Table:
     rows = [
         (METRICS[metric], *map(seconds, values)) for metric, *values in run.latency().iter_rows()
     ]
     return Table(("", *STATISTICS), rows)
 
 
-def _latency_of(latency: "SteadyState") -> Table:
+def _latency_of(latency: SteadyState) -> Table:
     """Lay out each latency over the ends of its interval."""
     rows: list[tuple[str, ...]] = []
     strong = []
@@ -333,7 +331,7 @@ def _latency_of(latency: "SteadyState") -> Table:
     return Table(("", *STATISTICS), rows, strong=strong)
 
 
-def _policies_table(answers: "Mapping[str, Answer]") -> Table:
+def _policies_table(answers: Mapping[str, Answer]) -> Table:
     """Lay out verdicts and runs, a row per policy."""
     columns = ["Policy", "Theory", "Test", "Can do", "Tokens/s", "A batch", "Unfinished"]
     limited = any(answer.server.memory for answer in answers.values())
@@ -360,7 +358,7 @@ def _policies_table(answers: "Mapping[str, Answer]") -> Table:
     )
 
 
-def _latency_of_all(answers: "Mapping[str, Answer]") -> list[Table]:
+def _latency_of_all(answers: Mapping[str, Answer]) -> list[Table]:
     """Lay out latency by policy; intervals in a table per metric."""
     columns = [f"{metric[:-2].upper()} {name}" for metric in METRICS for name in _HIGHLIGHTS]
     rows = []
@@ -396,7 +394,7 @@ def _latency_of_all(answers: "Mapping[str, Answer]") -> list[Table]:
     return [Table(("Policy", *columns), rows, caption), *intervals]
 
 
-def _reasons(answers: "Mapping[str, Answer]") -> list[Fact]:
+def _reasons(answers: Mapping[str, Answer]) -> list[Fact]:
     """Return what theory says of each policy, those of which it says the same together."""
     said = {name: [(a.certificate.verdict, a.certificate.reason)] for name, a in answers.items()}
     return [
@@ -405,7 +403,7 @@ def _reasons(answers: "Mapping[str, Answer]") -> list[Fact]:
     ]
 
 
-def _figure_sections(runs: "Mapping[str, Run]", refused: Sequence[str] = ()) -> list[Section]:
+def _figure_sections(runs: Mapping[str, Run], refused: Sequence[str] = ()) -> list[Section]:
     """Draw tokens in the system, and latency but for those that have no steady state."""
     tokens = Section("Tokens in the system", figures=lambda: [token_figure(runs)])
     if len(refused) == len(runs):
@@ -414,7 +412,7 @@ def _figure_sections(runs: "Mapping[str, Run]", refused: Sequence[str] = ()) -> 
     return [tokens, latency]
 
 
-def _batch_sections(runs: "Mapping[str, Run]", drawn: "Mapping[str, Drawn]") -> list[Section]:
+def _batch_sections(runs: Mapping[str, Run], drawn: Mapping[str, Drawn]) -> list[Section]:
     """Draw the batches in the region, and who was in the first of them, if there was any batch."""
     runs = {name: run for name, run in runs.items() if run.compositions.height}
     if not runs:

@@ -1,21 +1,18 @@
 """What is known of a network as a page: under one order between stages, or several side by side."""
 
 import math
-from typing import TYPE_CHECKING
 
+from penstock.checking.batches import Statistics
 from penstock.checking.figures_network import flood_figure, graph_figure, queue_figure
+from penstock.checking.network_answer import NetworkAnswer, StageAnswer
 from penstock.checking.outages import outages_section
 from penstock.checking.view import growth, share, theorem_and_test, with_interval
+from penstock.scenario.network import NetworkScenario
 from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
+from penstock.simulation.network_run import NetworkRun
+from penstock.system.network import Network
+from penstock.theory.network.certificate import NetworkCertificate
 from penstock.words import counted, digits, seconds, sentence
-
-if TYPE_CHECKING:
-    from penstock.checking.batches import Statistics
-    from penstock.checking.network_answer import NetworkAnswer, StageAnswer
-    from penstock.scenario.network import NetworkScenario
-    from penstock.simulation.network_run import NetworkRun
-    from penstock.system.network import Network
-    from penstock.theory.network.certificate import NetworkCertificate
 
 _POOLS = (
     "Load: tokens that arrive, over the most that batches filled up to the token budget process. "
@@ -38,7 +35,7 @@ _STATISTICS = ("mean", "p50", "p90", "p99")
 _LATENCY = {"ttft_s": "TTFT", "e2e_s": "E2E", "join_wait_s": "Wait at the join"}
 
 
-def network_page(answer: "NetworkAnswer", scenario: "NetworkScenario | None" = None) -> Page:
+def network_page(answer: NetworkAnswer, scenario: NetworkScenario | None = None) -> Page:
     """Show the answer for a network: verdicts first.
 
     Parameters
@@ -78,7 +75,7 @@ def network_page(answer: "NetworkAnswer", scenario: "NetworkScenario | None" = N
     )
 
 
-def network_heading(network: "Network") -> str:
+def network_heading(network: Network) -> str:
     """Say how many pools and replicas there are, and what visits them."""
     replicas = int(network.replicas.sum())
     pools = counted(len(network.pools), "pool")
@@ -91,7 +88,7 @@ def network_heading(network: "Network") -> str:
     return "; ".join([pools, *workflows])
 
 
-def _verdicts(answer: "NetworkAnswer") -> list[Verdict]:
+def _verdicts(answer: NetworkAnswer) -> list[Verdict]:
     """Return what theorem and test say, whichever decides first."""
     verdicts = theorem_and_test(answer)
     if answer.stability_skipped:
@@ -99,7 +96,7 @@ def _verdicts(answer: "NetworkAnswer") -> list[Verdict]:
     return verdicts
 
 
-def _load_facts(answer: "NetworkAnswer") -> list[Fact]:
+def _load_facts(answer: NetworkAnswer) -> list[Fact]:
     """Return bottleneck, margin, cycles, virtual station and joins."""
     certificate, tightest = answer.certificate, answer.bottleneck
     held = f", held by the {' and '.join(tightest.binding)}" if tightest.binding else ""
@@ -130,7 +127,7 @@ def _load_facts(answer: "NetworkAnswer") -> list[Fact]:
     return facts
 
 
-def _virtual_station(certificate: "NetworkCertificate") -> list[Fact]:
+def _virtual_station(certificate: NetworkCertificate) -> list[Fact]:
     """Return up to which load a priority order is not known to fail."""
     virtual = certificate.virtual_station
     if not virtual:
@@ -148,7 +145,7 @@ def _virtual_station(certificate: "NetworkCertificate") -> list[Fact]:
     return [Fact("This order", f"{virtual.max_load:,.4g} x", meaning)]
 
 
-def _pools_table(answer: "NetworkAnswer") -> Table:
+def _pools_table(answer: NetworkAnswer) -> Table:
     columns = (
         "Pool", "Load", "Margin", "Busy", "A batch", "Replicas", "Tokens/s", "Order", "Router",
         "Policy", "Held by",
@@ -177,7 +174,7 @@ def _pools_table(answer: "NetworkAnswer") -> Table:
     return Table(columns, rows, _POOLS, spare=spare)
 
 
-def _limits_tables(answer: "NetworkAnswer") -> list[Table]:
+def _limits_tables(answer: NetworkAnswer) -> list[Table]:
     """Lay out what is asked of each limit, where a pool has one besides its token budget."""
     if all(len(pool.limits) < 2 for pool in answer.pools):
         return []
@@ -194,7 +191,7 @@ def _limits_tables(answer: "NetworkAnswer") -> list[Table]:
     return [table if sampled else table.without("Error")]
 
 
-def _asked(answer: "NetworkAnswer") -> Table:
+def _asked(answer: NetworkAnswer) -> Table:
     """Lay out what each workflow and stage asks for."""
     rows: list[tuple[str, ...]] = []
     strong = []
@@ -214,7 +211,7 @@ def _asked(answer: "NetworkAnswer") -> Table:
     return Table(("", "Pool", "Visits/s", "Prefill tokens", "Decode tokens"), rows, strong=strong)
 
 
-def _run_in_words(run: "NetworkRun") -> str:
+def _run_in_words(run: NetworkRun) -> str:
     return (
         f"{run.arrived:,} jobs ({run.arrived - run.finished:,} unfinished), "
         f"{run.requests.height:,} requests, {run.seconds:,.0f} s; over the second half of the "
@@ -223,7 +220,7 @@ def _run_in_words(run: "NetworkRun") -> str:
     )
 
 
-def _latency_section(answer: "NetworkAnswer") -> Section:
+def _latency_section(answer: NetworkAnswer) -> Section:
     """Lay out E2E of workflows and stages with intervals, time to first token, and waits at
     joins.
     """
@@ -254,7 +251,7 @@ def _latency_section(answer: "NetworkAnswer") -> Section:
     )
 
 
-def _by_priority(answer: "NetworkAnswer") -> list[Table]:
+def _by_priority(answer: NetworkAnswer) -> list[Table]:
     """Lay out the latency of each priority, where requests have several."""
     if not answer.priorities:
         return []
@@ -276,18 +273,18 @@ def _by_priority(answer: "NetworkAnswer") -> list[Table]:
     return [Table(columns, rows, caption, title="By priority", strong=strong)]
 
 
-def _latency_of(stage: "StageAnswer") -> tuple[str, ...]:
+def _latency_of(stage: StageAnswer) -> tuple[str, ...]:
     assert stage.latency is not None
     wait, _ = _mean_and_p99(stage.latency.get("join_wait_s"))
     first = _mean_and_p99(stage.latency["ttft_s"])
     return (f"  {_short(stage.name)}", *_interval(stage.latency["e2e_s"]), *first, wait)
 
 
-def _mean_and_p99(of: "Statistics | None") -> tuple[str, str]:
+def _mean_and_p99(of: Statistics | None) -> tuple[str, str]:
     return (seconds(of["mean"].value), seconds(of["p99"].value)) if of else ("", "")
 
 
-def _intervals(answer: "NetworkAnswer") -> list[Table]:
+def _intervals(answer: NetworkAnswer) -> list[Table]:
     """Lay out all statistics with their intervals, which a terminal has no room for."""
     jobs = [
         (
@@ -322,16 +319,16 @@ def _intervals(answer: "NetworkAnswer") -> list[Table]:
     ]
 
 
-def _cells(of: "Statistics") -> list[str]:
+def _cells(of: Statistics) -> list[str]:
     return [with_interval(of[name]) for name in _STATISTICS]
 
 
-def _interval(of: "Statistics") -> tuple[str, str, str, str]:
+def _interval(of: Statistics) -> tuple[str, str, str, str]:
     mean, p99 = _mean_and_p99(of)
     return mean, seconds(of["mean"].low), seconds(of["mean"].high), p99
 
 
-def _of(answer: "NetworkAnswer", workflow: str) -> "list[StageAnswer]":
+def _of(answer: NetworkAnswer, workflow: str) -> list[StageAnswer]:
     """Return the stages of a workflow."""
     index = [one.name for one in answer.workflows].index(workflow)
     first, last = answer.network.first_stage[index : index + 2].tolist()
@@ -343,6 +340,6 @@ def _short(stage: str) -> str:
     return stage.partition(".")[2]
 
 
-def _floods_and_queues(answer: "NetworkAnswer") -> list[Figure]:
+def _floods_and_queues(answer: NetworkAnswer) -> list[Figure]:
     floods = [flood_figure(answer.stability)] if answer.stability else []
     return [*floods, queue_figure(answer.run)]
