@@ -7,10 +7,9 @@ from .capacity.recommendation import Recommendation
 from .checking.answer import Answer, check
 from .checking.comparison import NetworkComparison, compare_networks, compare_orders
 from .checking.enough_requests import estimate
-from .checking.flood_test import NetworkStability
 from .checking.latency import SteadyState, steady_state
 from .checking.network_answer import NetworkAnswer
-from .checking.stability import Stability
+from .checking.stability import NetworkStability, Stability
 from .checking.targets import Target
 from .checking.verdict import verdict
 from .errors import InputError

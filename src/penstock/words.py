@@ -1,7 +1,10 @@
 """Numbers and names of figures as words, the same in messages, tables and pages."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+Said = TypeVar("Said", bound=Hashable)
 
 METRICS = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e_s": "End to end"}
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -57,14 +60,19 @@ def gathered(said: Mapping[str, Sequence[str]]) -> list[str]:
     """Return each sentence once, after the names of those that it is about, unless it is about
     all.
     """
-    names_of: dict[str, list[str]] = {}
-    for name, sentences in said.items():
-        for sentence in sentences:
-            names_of.setdefault(sentence, []).append(name)
     return [
         text if len(names) == len(said) else f"{', '.join(names)}: {text}"
-        for text, names in names_of.items()
+        for text, names in sharing(said).items()
     ]
+
+
+def sharing(said: Mapping[str, Iterable[Said]]) -> dict[Said, list[str]]:
+    """Return each thing that is said once, with the names of those of which it is said."""
+    names_of: dict[Said, list[str]] = {}
+    for name, things in said.items():
+        for thing in things:
+            names_of.setdefault(thing, []).append(name)
+    return names_of
 
 
 def sentence(text: str) -> str:

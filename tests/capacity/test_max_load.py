@@ -9,7 +9,7 @@ from tests.conftest import Said
 from tests.network_examples import DESTABILISING, REVERSED, dag, rybko_stolyar
 
 import penstock as ps
-from penstock.capacity.max_load import MaxLoad
+from penstock.capacity.max_rate import MaxLoad
 from penstock.errors import InputError
 
 SERVER = ps.Server(ps.Affine(c=0.01, a=1e-4), 256, 64)

@@ -5,7 +5,7 @@ import re
 
 import penstock as ps
 from penstock.checking.answer import check
-from penstock.checking.kv_limit import kv_notes
+from penstock.checking.notes import kv_notes
 from penstock.system.gpu import Gpu
 
 # Batches of 0.02 s at least: 2 requests/s of 301 decodes need some 12 running requests of up to 700 tokens.

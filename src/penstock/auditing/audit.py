@@ -171,10 +171,10 @@ class _Findings:
         for sentence, broken in rules.items():
             indices = np.flatnonzero(broken)
             self.count += indices.size
-            for i in indices[: MOST_KEPT - len(self.kept)]:
-                self.kept.append(
-                    sentence.format(**{name: column[i] for name, column in columns.items()})
-                )
+            self.kept += [
+                sentence.format(**{name: column[i] for name, column in columns.items()})
+                for i in indices[: MOST_KEPT - len(self.kept)]
+            ]
 
 
 def _real(rows: Rows, batch_rows: Ints, allocation_rows: Ints, findings: _Findings) -> Ints:
@@ -231,13 +231,9 @@ def _check_batches(run: Run, rows: Ints, r: Replay, findings: _Findings) -> None
     free = np.append(0, r.end)[:m]
     expected, error = _ticks(run, r, requests)
     columns = {
-        "b": np.arange(m),
-        "start": r.start,
-        "ticks": r.end - r.start,
-        "free": free,
-        "expected": expected,
-    }
-    columns |= {"load": r.load, "counted": counted, "budget": budget}
+        "b": np.arange(m), "start": r.start, "ticks": r.end - r.start, "free": free,
+        "expected": expected, "load": r.load, "counted": counted, "budget": budget,
+    }  # fmt: skip
     which = "batch {b} (tick {start}) "
     over = (
         f"has {{counted}} requests in scope {server.scope}, over the limit of {limit} "

@@ -45,8 +45,7 @@ def supply_of(run: Run, r: Replay) -> Ints | None:
     if run.server.scope == "running":
         if (np.diff(r.admitted_in) < 0).any():
             return None
-        admitted = r.before(r.admitted_in)
-        last = np.clip(gone + limit, admitted, arrived)
+        last = np.clip(gone + limit, r.before(r.admitted_in), arrived)
         return np.asarray(everything - (prompt_ends[arrived] - prompt_ends[last]), np.int64)
     if not _prompts_in_order(r, prompt_ends):
         return None

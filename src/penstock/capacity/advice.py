@@ -2,6 +2,7 @@
 do next.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
     from penstock.capacity.recommendation import Candidate
     from penstock.checking.answer import TargetAnswer
 
-_WORTH_A_WORD = 0.05
-"""Share of a rate or latency from which a trade is worth a sentence."""
+_WORTH_A_WORD = 0.05  # share of a rate or latency from which a trade is worth a sentence
 
 _LONGER = 16  # times the requests, where a target is undecided
 
@@ -46,8 +46,8 @@ def trade(chosen: "Candidate", others: Sequence["Candidate"], metric: str) -> st
     metric
         The mean latency that decided.
     """
-    more = [c for c in others if c.stable_rate >= (1 + _WORTH_A_WORD) * chosen.stable_rate]
-    more = [c for c in more if chosen.missed or not c.missed]
+    enough = (1 + _WORTH_A_WORD) * chosen.stable_rate
+    more = [c for c in others if c.stable_rate >= enough and (chosen.missed or not c.missed)]
     if not more:
         return None
     most = max(c.stable_rate for c in more)
@@ -55,9 +55,8 @@ def trade(chosen: "Candidate", others: Sequence["Candidate"], metric: str) -> st
     gain = best.stable_rate / chosen.stable_rate - 1
     said = (
         f"{best.name} carries {gain:.0%} more ({best.stable_rate:,.4g} requests/s) at no higher "
-        "mean "
+        f"mean {metric[:-2].upper()}"
     )
-    said += metric[:-2].upper()
     prices = _prices(chosen, best)
     return f"{said}; its price is {' and '.join(prices)}" if prices else said
 
@@ -67,15 +66,12 @@ def _prices(chosen: "Candidate", other: "Candidate") -> list[str]:
     if chosen.answer.latency is None or other.answer.latency is None:
         return []
     prices = []
-    for metric in METRICS:
-        for statistic in ("mean", "p99"):
-            now = chosen.answer.latency.estimates[metric][statistic].value
-            then = other.answer.latency.estimates[metric][statistic].value
-            if now and then and then > (1 + _WORTH_A_WORD) * now:
-                name = metric[:-2].upper()
-                prices.append(
-                    f"a {statistic} {name} of {digits(then)} s instead of {digits(now)} s"
-                )
+    for metric, statistic in itertools.product(METRICS, ("mean", "p99")):
+        now = chosen.answer.latency.estimates[metric][statistic].value
+        then = other.answer.latency.estimates[metric][statistic].value
+        if now and then and then > (1 + _WORTH_A_WORD) * now:
+            name = f"{statistic} {metric[:-2].upper()}"
+            prices.append(f"a {name} of {digits(then)} s instead of {digits(now)} s")
     return prices
 
 

@@ -105,9 +105,8 @@ def candidates(
     carried = max((b.carried for b in budgets.values() if b.carried), default=0.0)
     wanted = carried if most_stable else min(workload.rate / SAFE, carried)
     kept, pruned = [server], []
-    for policy, budget in itertools.product(
-        _policies(server, policies), _nearest_first(budgets, server.token_budget)
-    ):
+    nearest_first = sorted(budgets, key=lambda budget: abs(math.log(budget / server.token_budget)))
+    for policy, budget in itertools.product(_policies(server, policies), nearest_first):
         if policy is server.policy and budget == server.token_budget:
             continue
         only_policy = budget == server.token_budget  # what that alone would bring is worth knowing
@@ -136,10 +135,6 @@ def _policies(server: Server, names: Sequence[str | Scheduler]) -> list[Schedule
     for policy in map(resolve, names):
         policies.setdefault(policy.name, policy)
     return list(policies.values())
-
-
-def _nearest_first(budgets: dict[int, _Budget], current: int) -> list[int]:
-    return sorted(budgets, key=lambda budget: abs(math.log(budget / current)))
 
 
 def _budgets(workload: Workload, server: Server, short_gaps: bool) -> dict[int, _Budget]:
@@ -200,12 +195,10 @@ def _efficient_loads(batch_time: BatchTime, most: int) -> Ints:
 
 def _near(load: int, efficient: Ints) -> int:
     """Return the efficient load within half an octave that is nearest, else the load itself."""
-    if efficient.size:
-        distance = np.abs(np.log2(efficient / load))
-        nearest = int(np.argmin(distance))
-        if distance[nearest] <= 0.5:
-            return int(efficient[nearest])
-    return load
+    distance = np.abs(np.log2(efficient / load))
+    if distance.min(initial=np.inf) > 0.5:
+        return load
+    return int(efficient[np.argmin(distance)])
 
 
 def _sarathi(workload: Workload, server: Server, budget: int) -> float | None:
@@ -218,9 +211,8 @@ def _sarathi(workload: Workload, server: Server, budget: int) -> float | None:
         return None
     if not server.batch_time.by_load:
         return None
-    decode = server.tokens_per_request(prompt, workload.mean_output) - prompt
     region = sarathi_region(dataclasses.replace(server.with_policy("sarathi"), token_budget=budget))
-    return region.scale((prompt, decode))
+    return region.scale((prompt, server.tokens_per_request(prompt, workload.mean_output) - prompt))
 
 
 def _budget(workload: Workload, server: Server, budget: int) -> _Budget:

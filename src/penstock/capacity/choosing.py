@@ -64,8 +64,7 @@ def slower(one: Candidate, other: Candidate, metric: str) -> bool:
     if mean is None or sums.size < BATCHES or not counts.sum():
         return False
     low, _ = intervals.ratio_interval(sums, counts, _CONFIDENCE)
-    difference = float(sums.sum() / counts.sum()) * one.answer.run.tick_s
-    return low > 0 and difference > WORTH * mean
+    return low > 0 and float(sums.sum() / counts.sum()) * one.answer.run.tick_s > WORTH * mean
 
 
 def _differences(one: Candidate, other: Candidate, metric: str) -> tuple[Floats, Floats]:

@@ -15,7 +15,7 @@ from penstock.checking.choices import (
     chosen_scenario,
     chosen_servers,
     chosen_variants,
-    refuse_options,
+    read_either,
     varied,
 )
 from penstock.checking.command_network import Orders, Routers, chosen_network
@@ -33,16 +33,15 @@ from penstock.show.options import (
     save_figures,
     show_page,
 )
-from penstock.simulation.progress import part_of
+from penstock.simulation.progress import in_parts
 from penstock.words import gathered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.capacity.max_load import MaxLoad
-    from penstock.capacity.max_rate import MaxRate
     from penstock.scenario.network import NetworkScenario
     from penstock.scenario.scenario import Scenario
+    from penstock.system.network import Network
 
 
 def region(
@@ -93,20 +92,14 @@ def max_rate(
     Of a network: the highest load, in times all its arrival rates, under each policy, router and
     order between stages.
     """
-    from penstock.document import read_document
-    from penstock.scenario.scenario import describes_network
-
-    document = read_document(scenario)
-    if describes_network(document):
-        refuse_options(f"{scenario} describes a network", {"--alpha": alpha})
-        chosen = chosen_network(scenario, document, None)
+    of_network = {"--routers": routers, "--orders": orders}
+    document, is_network = read_either(scenario, {"--alpha": alpha}, of_network)
+    if is_network:
         axes = {"policies": policies, "routers": routers, "orders": orders}
-        _max_load(chosen, axes, precision, seed, as_json)
+        _max_load(chosen_network(scenario, document, None), axes, precision, seed, as_json)
         return
-    refuse_options(f"{scenario} describes one server", {"--routers": routers, "--orders": orders})
-    _max_rate(
-        chosen_scenario(scenario, None, None, seed, document), policies, precision, alpha, as_json
-    )
+    chosen = chosen_scenario(scenario, None, None, seed, document)
+    _max_rate(chosen, policies, precision, alpha, as_json)
 
 
 def _max_rate(
@@ -121,14 +114,14 @@ def _max_rate(
     from penstock.capacity.view import max_rate_page
 
     servers = chosen_servers(chosen, policies, [chosen.server.policy])
-    found: dict[str, MaxRate] = {}
     with progress.bar("Searching") as show:
-        for index, (name, server) in enumerate(servers.items()):
-            found[name] = search.max_rate(
+        found = {
+            name: search.max_rate(
                 chosen.workload, server, precision=precision, alpha=alpha,
-                seed=chosen.workload.seed,
-                progress=part_of(show, index / len(servers), (index + 1) / len(servers)),
-            )  # fmt: skip
+                seed=chosen.workload.seed, progress=part,
+            )
+            for (name, server), part in in_parts(show, servers.items())
+        }  # fmt: skip
     notes = gathered({name: server.kv_notes for name, server in servers.items()})
     policies_found = {name: rate.as_dict() for name, rate in found.items()}
     document = {"policies": policies_found, "warnings": [*notes, *chosen.workload.notices]}
@@ -150,21 +143,12 @@ def _max_load(
     networks = chosen_variants(chosen, axes)
     workflows = chosen.network.workflows
     seed = own_seed(workflows[0]) if seed is None else seed
-    found: dict[str, MaxLoad] = {}
     with progress.bar("Searching") as show:
-        for index, (name, network) in enumerate(networks.items()):
-            part = part_of(show, index / len(networks), (index + 1) / len(networks))
-            found[name] = search.max_rate(network, precision=precision, seed=seed, progress=part)
-    pools = {
-        name: [
-            note
-            for pool in network.pools.values()
-            for server, _ in pool.servers
-            for note in server.kv_notes
-        ]
-        for name, network in networks.items()
-    }
-    notes = gathered(pools)
+        found = {
+            name: search.max_rate(network, precision=precision, seed=seed, progress=part)
+            for (name, network), part in in_parts(show, networks.items())
+        }
+    notes = gathered({name: _kv_notes(network) for name, network in networks.items()})
     if chosen.outages:
         notes.append(
             "outages are left out: they end, so they do not change up to which load queues stay "
@@ -177,6 +161,12 @@ def _max_load(
     }
     page = max_load_page(found, chosen, varied(axes), [*notes, *notices])
     show_page(page, document, None, as_json)
+
+
+def _kv_notes(network: "Network") -> list[str]:
+    """Return what to know of the KV memory of all servers."""
+    servers = [server for pool in network.pools.values() for server, _ in pool.servers]
+    return [note for server in servers for note in server.kv_notes]
 
 
 def recommend(

@@ -8,26 +8,27 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 from penstock import checks
-from penstock.checking.stability import Stability
+from penstock.checking.stability import RECORDED, NetworkStability, Stability
 from penstock.checking.verdict import verdict
 from penstock.errors import InputError
-from penstock.simulation.progress import Progress
+from penstock.simulation.progress import Progress, silent
 from penstock.system.kinds import as_network, refuse
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from penstock.capacity.max_load import MaxLoad
-    from penstock.checking.flood_test import NetworkStability
     from penstock.system.network import Network
+    from penstock.theory.network.certificate import NetworkCertificate
+
+SIMULATION = "simulation"
+"""What is known by no theorem."""
 
 _HALVINGS = 40
-_GUIDED = 6
-"""Trials that go by the drift of those before; then halves are taken."""
+_GUIDED = 6  # trials that go by the drift of those before; then halves are taken
 
 
-Test = TypeVar("Test", "Stability", "NetworkStability")
+Test = TypeVar("Test", Stability, NetworkStability)
 
 
 class Trial(NamedTuple, Generic[Test]):
@@ -56,7 +57,7 @@ class MaxRate:
     rate: float
     above: float
     certificate: Certificate = dataclasses.field(repr=False)
-    trials: "tuple[Trial[Stability], ...]" = dataclasses.field(repr=False)
+    trials: tuple[Trial[Stability], ...] = dataclasses.field(repr=False)
 
     @property
     def bound(self) -> float:
@@ -70,12 +71,10 @@ class MaxRate:
         certified = self.certificate.certified_rate
         if certified is None or not unstable or min(unstable) >= certified:
             return None
+        doubt = "the seed, or Penstock itself"
         unchecked = [h.name for h in self.certificate.hypotheses if not h.checked]
-        doubt = (
-            f"what was taken on trust: {', '.join(unchecked)}"
-            if unchecked
-            else "the seed, or Penstock itself"
-        )
+        if unchecked:
+            doubt = f"what was taken on trust: {', '.join(unchecked)}"
         return (
             f"{self.certificate.theorem} says stable up to {certified:,.4g} requests/s, but the "
             "test found "
@@ -97,11 +96,77 @@ class MaxRate:
             "certified_rate": self.certificate.certified_rate,
             "disagreement": self.disagreement,
             "arrivals": sum(trial.stability.arrivals for trial in self.trials),
-            "trials": trials_as_dicts(self.trials),
+            "trials": _trials_as_dicts(self.trials),
         }
 
 
-def trials_as_dicts(trials: Sequence[Trial[Any]], unit: str = "rate") -> list[dict[str, Any]]:
+@dataclasses.dataclass(frozen=True, eq=False)
+class MaxLoad:
+    """How much a network carries under its policies, orders and routers.
+
+    Loads are factors on all arrival rates.
+
+    Attributes
+    ----------
+    load
+        Highest load known to be stable.
+    above
+        Lowest load above it that is not: unstable, or too close to the limit to tell.
+    known
+        The theorem that says stable at ``load``, or ``simulation``.
+    bound
+        Load above which no policy is stable, even if requests find all of their prompts that they
+        may.
+    certificate
+        What theory says of the network as it is.
+    trials
+        The loads tried, in order.
+    """
+
+    load: float
+    above: float
+    known: str
+    bound: float
+    certificate: "NetworkCertificate" = dataclasses.field(repr=False)
+    trials: tuple[Trial[NetworkStability], ...] = dataclasses.field(repr=False)
+
+    @property
+    def certified_load(self) -> float | None:
+        """Load up to which a theorem says stable, None where none does at any."""
+        return self.certificate.certified_load
+
+    @property
+    def disagreement(self) -> str | None:
+        """What to doubt where a theorem certifies a load that the test found unstable, or None."""
+        unstable = [trial.rate for trial in self.trials if trial.stability.verdict == "unstable"]
+        certified = self.certified_load
+        if certified is None or not unstable or min(unstable) >= certified:
+            return None
+        return (
+            f"{self.certificate.theorem} says stable up to {certified:,.4g} times this load, but "
+            f"the test found {min(unstable):,.4g} unstable; try another seed and a finer precision"
+        )
+
+    @property
+    def share(self) -> float:
+        """The load as a share of the bound."""
+        return self.load / self.bound
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "load": self.load,
+            "above": self.above,
+            "known": self.known,
+            "bound": self.bound,
+            "share": self.share,
+            "certified_load": self.certified_load,
+            "disagreement": self.disagreement,
+            "trials": _trials_as_dicts(self.trials, "load"),
+        }
+
+
+def _trials_as_dicts(trials: Sequence[Trial[Any]], unit: str = "rate") -> list[dict[str, Any]]:
     """Return the JSON form of what was tried."""
     return [
         {
@@ -131,7 +196,7 @@ def max_rate(
     precision: float | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-) -> "MaxLoad": ...
+) -> MaxLoad: ...
 def max_rate(
     workload: "Workload | Network",
     server: Server | None = None,
@@ -140,7 +205,7 @@ def max_rate(
     alpha: float | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-) -> "MaxRate | MaxLoad":
+) -> MaxRate | MaxLoad:
     """Find the highest stable rate of a server, or the highest stable load of a network, for any
     policy.
 
@@ -172,18 +237,15 @@ def max_rate(
     if not isinstance(workload, Workload) or not isinstance(server, Server):
         network = as_network("max_rate", workload, server)
         refuse(alpha=alpha)
-        from penstock.capacity.max_load import max_load
-
-        return max_load(network, checked_precision(precision, 0.05), seed, progress)
-    precision = checked_precision(precision, 0.01)
+        return _max_load(network, _checked_precision(precision, 0.05), seed, progress)
+    precision = _checked_precision(precision, 0.01)
     alpha = 0.01 if alpha is None else alpha
 
     def judge(rate: float, part: Progress) -> Stability:
-        at_rate = workload.with_rate(rate)
-        return verdict(at_rate, server, alpha, precision / 2, seed, progress=part)
+        return verdict(workload.with_rate(rate), server, alpha, precision / 2, seed, progress=part)
 
     bound = certify(workload, server).max_rate
-    low, high, trials = searched(judge, 0.0, bound, precision, progress)
+    low, high, trials = _searched(judge, 0.0, bound, precision, progress)
     if not low:
         raise InputError(
             f"{server.policy.name} is not stable at {high:g} requests/s, far below what the "
@@ -193,7 +255,55 @@ def max_rate(
     return MaxRate(low, high, certify(workload.with_rate(low), server), trials)
 
 
-def checked_precision(precision: float | None, default: float) -> float:
+def _max_load(
+    network: "Network", precision: float, seed: int, progress: Progress | None
+) -> MaxLoad:
+    """Find the highest stable load of a network: see `max_rate`."""
+    certificate = certify(network)
+    bound = high = certificate.max_load
+    low = certificate.certified_load or 0.0
+    # above the load of a virtual station this order of the stages is unstable, though others be not
+    if certificate.virtual_station is not None:
+        high = min(high, max(certificate.virtual_station.max_load, low))
+    load = low
+    trials: tuple[Trial[NetworkStability], ...] = ()
+    if low * (1 + precision) < high:
+        load, high, trials = _tested(network, low, high, precision, seed, progress)
+    known = SIMULATION
+    if load == low:
+        known = certify(network.with_load(low / 2)).theorem or SIMULATION
+    return MaxLoad(load, high, known, bound, certificate, trials)
+
+
+def _tested(
+    network: "Network",
+    low: float,
+    high: float,
+    precision: float,
+    seed: int,
+    progress: Progress | None,
+) -> tuple[float, float, tuple[Trial[NetworkStability], ...]]:
+    """Search between a load that is stable by theorem, if there is one, and the least that is
+    not.
+    """
+    from penstock.checking.flood_test import flood_test
+
+    if network.ends:
+        raise InputError(RECORDED)
+
+    def judge(load: float, part: Progress) -> NetworkStability:
+        return flood_test(network.with_load(load), precision / 2, seed, None, part, tries=1)
+
+    low, high, trials = _searched(judge, low, high, precision, progress)
+    if not low:
+        raise InputError(
+            f"the network is not stable at {high:g} times this load, far below what its pools "
+            "could carry; mend its policies or orders"
+        )
+    return low, high, trials
+
+
+def _checked_precision(precision: float | None, default: float) -> float:
     """Return the relative distance that a search may leave, if it can be had."""
     value = default if precision is None else precision
     return checks.number(
@@ -201,7 +311,7 @@ def checked_precision(precision: float | None, default: float) -> float:
     )
 
 
-def searched(
+def _searched(
     judge: Callable[[float, Progress], Test],
     low: float,
     high: float,
@@ -221,7 +331,7 @@ def searched(
     progress
         Called now and then with the share that is done.
     """
-    report = progress or (lambda share: None)
+    report = progress or silent
     trials: list[Trial[Test]] = []
     rate = high / (1 + precision) if high < math.inf else max(low, 1.0)
     while (low == 0 or high > low * (1 + precision) * (1 + 1e-9)) and len(trials) <= _HALVINGS:

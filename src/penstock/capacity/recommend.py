@@ -22,10 +22,10 @@ from penstock.capacity.recommendation import (
     gains_of,
 )
 from penstock.checking.answer import ROWS_UP_TO, check, judged
-from penstock.checking.targets import Target
+from penstock.checking.targets import Target, parsed_targets
 from penstock.checking.verdict import Outcome, verdict
 from penstock.errors import InputError, nearest
-from penstock.simulation.progress import Progress, part_of
+from penstock.simulation.progress import Progress, in_parts, part_of
 from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.policies import POLICIES
 from penstock.system.scheduler import Scheduler
@@ -104,9 +104,7 @@ def recommend(
     if requests is None:
         requests = min(REQUESTS, workload.rows or REQUESTS)
     requests = checks.whole("requests", requests, 1, ROWS_UP_TO, "", "each keeps a row in memory")
-    limits = tuple(
-        target if isinstance(target, Target) else Target.parse(target) for target in targets
-    )
+    limits = tuple(parsed_targets(targets))
     if policies is None:
         policies = _usual_policies(server)
     most_stable = objective == "stable-rate"
@@ -182,15 +180,9 @@ def _with_plugin(
     _, best = choose([chosen, *(c for c in others if c is not chosen)], rate, decided)
     if best is chosen:
         return None
-    gains = {
-        name: gain
-        for name, gain in gains_of(chosen, best).items()
-        if gain is not None and abs(gain) > WORTH
-    }
-    better = [
-        f"{WORDS[name]} {gain:.0%} {_BETTER[name]}" for name, gain in gains.items() if gain > 0
-    ]
-    worse = [f"{WORDS[name]} {-gain:.0%} {WORSE[name]}" for name, gain in gains.items() if gain < 0]
+    gains = {name: gain or 0.0 for name, gain in gains_of(chosen, best).items()}
+    better = [f"{WORDS[n]} {gain:.0%} {_BETTER[n]}" for n, gain in gains.items() if gain > WORTH]
+    worse = [f"{WORDS[n]} {-gain:.0%} {WORSE[n]}" for n, gain in gains.items() if gain < -WORTH]
     price = f", at the price of {' and '.join(worse)}" if worse else ""
     return f"{best.name} has {' and '.join(better) or 'no gain'} than {chosen.name}{price}"
 
@@ -215,10 +207,8 @@ class _Study(NamedTuple):
         """
         measured: list[Candidate] = []
         pruned = []
-        for done, server in enumerate(
-            sorted(servers, key=lambda s: s.token_budget != current.token_budget)
-        ):
-            part = part_of(progress, done / len(servers), (done + 1) / len(servers))
+        current_first = sorted(servers, key=lambda s: s.token_budget != current.token_budget)
+        for server, part in in_parts(progress, current_first):
             try:
                 candidate = self.measure(server, measured, part)
             except InputError as error:
@@ -261,12 +251,12 @@ class _Study(NamedTuple):
         """
         if not found:
             return 0.0
-        rate, most = self.workload.rate, max(c.stable_rate for c in found)
-        wanted = most if self.most_stable else min(rate / SAFE, most)
-        if (
-            server.token_budget == found[0].server.token_budget
-        ):  # what another policy alone brings is worth knowing
-            wanted = min(wanted, rate)
+        rate = self.workload.rate
+        wanted = max(c.stable_rate for c in found)
+        if not self.most_stable:
+            wanted = min(rate / SAFE, wanted)
+        if server.token_budget == found[0].server.token_budget:
+            wanted = min(wanted, rate)  # what another policy alone brings is worth knowing
         return wanted * (1 - WORTH)
 
     def _verdict(self, rate: float, server: Server) -> Outcome:
@@ -305,22 +295,15 @@ def _fewer_at_once(workload: Workload, chosen: Candidate) -> list[str]:
     """
     server = chosen.server
     slots = min(server.max_batch_size or server.token_budget, 4096)
-    best = 0.0, 0
+    rates = []
     for share in _SLOTS_FEWER:
         fewer = max(int(slots * share), 1)
         try:
-            best = max(
-                best,
-                (
-                    memory_estimate(
-                        workload, dataclasses.replace(server, max_batch_size=fewer)
-                    ).rate,
-                    fewer,
-                ),
-            )
+            limited = dataclasses.replace(server, max_batch_size=fewer)
+            rates.append((memory_estimate(workload, limited).rate, fewer))
         except InputError:
             return []
-    rate, fewer = best
+    rate, fewer = max(rates)
     if rate < (1 + ROOM) * chosen.stable_rate:
         return []
     return [
@@ -333,8 +316,7 @@ def _fewer_at_once(workload: Workload, chosen: Candidate) -> list[str]:
 def _warnings(workload: Workload, found: Sequence[Candidate], chosen: Candidate) -> tuple[str, ...]:
     current, rate = found[0], workload.rate
     warnings = list(workload.notices)
-    known = any(c.answer.verdict == "stable" for c in found)
-    if known and rate > SAFE * chosen.stable_rate:
+    if any(c.answer.verdict == "stable" for c in found) and rate > SAFE * chosen.stable_rate:
         warnings.append(
             f"{rate:,.4g} requests/s are {rate / chosen.stable_rate:.1%} of what {chosen.name} "
             "carries: delays are "
@@ -361,8 +343,10 @@ def _warnings(workload: Workload, found: Sequence[Candidate], chosen: Candidate)
             warnings += [
                 f"{candidate.name}: {notice}" for notice in candidate.answer.latency.notices
             ]
-    for candidate in found:
-        for said in (candidate.found.disagreement, candidate.answer.disagreement):
-            if said:
-                warnings.append(f"{candidate.name}: CONTRADICTION: {said}")
+    warnings += [
+        f"{candidate.name}: CONTRADICTION: {said}"
+        for candidate in found
+        for said in (candidate.found.disagreement, candidate.answer.disagreement)
+        if said
+    ]
     return tuple(warnings)

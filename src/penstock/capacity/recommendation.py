@@ -96,27 +96,22 @@ class Candidate:
     def choice(self) -> dict[str, Any]:
         """Return what to set: policy, token budget, and the parameters given to the policy."""
         server = self.server
-        params = server.policy.settings(server.policy_params)
         return {
             "policy": server.policy.name,
             "token_budget": server.token_budget,
-            "policy_params": params,
+            "policy_params": server.policy.settings(server.policy_params),
         }
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        steady = (
-            self.answer.latency.as_dict()
-            if self.answer.latency
-            else {"latency": None, "intervals": None}
-        )
+        steady = self.answer.latency.as_dict() if self.answer.latency else {}
         return self.choice() | {
             "stable_rate": self.stable_rate,
             "above": self.above,
             "bound": self.found.bound,
             "verdict": self.answer.verdict,
-            "latency": steady["latency"],
-            "latency_interval": steady["intervals"],
+            "latency": steady.get("latency"),
+            "latency_interval": steady.get("intervals"),
             "refused": self.answer.latency_refused,
             "targets": {str(target): judgement for target, _, judgement in self.targets},
         }
@@ -219,11 +214,9 @@ class Recommendation:
         elif targets and self.change:
             why = f"{new.name} meets {targets} and carries {carries}"
         elif not self.change:
-            done = (
-                "carries more"
-                if self.objective == "stable-rate"
-                else f"has a lower mean {self.objective.upper()}"
-            )
+            done = f"has a lower mean {self.objective.upper()}"
+            if self.objective == "stable-rate":
+                done = "carries more"
             why = f"nothing that was tried {done} beyond the noise: {old.name} carries {carries}"
         elif old.answer.verdict != "stable" or self.rate > SAFE * old.stable_rate:
             share = self.rate / old.stable_rate
@@ -236,10 +229,11 @@ class Recommendation:
             before, after = old.mean(metric) or 0.0, new.mean(metric) or 0.0
             change = f"{digits(after)} s instead of {digits(before)} s"
             why = f"the mean {self.objective.upper()} is {change}; {new.name} carries {carries}"
-        losses = {
-            name: -gain for name, gain in self.gains.items() if gain is not None and gain < -WORTH
-        }
-        price = [f"{WORDS[name]} {loss:.0%} {WORSE[name]}" for name, loss in losses.items()]
+        price = [
+            f"{WORDS[name]} {-gain:.0%} {WORSE[name]}"
+            for name, gain in self.gains.items()
+            if gain is not None and gain < -WORTH
+        ]
         if price:
             why += f"; the price is {' and '.join(price)}"
         if self.binding == ("batch time",):
@@ -265,13 +259,11 @@ class Recommendation:
                 f"no candidate has a steady state, so no target can be met; {new.name} is the "
                 "best of them"
             )
-        nearest = ""
         if 1 < new.overshoot < np.inf:
             limit, found, _ = max(new.targets, key=lambda answer: _overshoot(answer))
             assert found is not None
-            name = f"{limit.metric[:-2]}_{limit.statistic}"
             nearest = (
-                f"comes nearest, at a {name} of {digits(found.value or 0.0)} s (limit "
+                f"comes nearest, at a {limit.name} of {digits(found.value or 0.0)} s (limit "
                 f"{limit.limit_s:g} s)"
             )
         elif new.overshoot <= 1:
@@ -279,11 +271,6 @@ class Recommendation:
         else:
             nearest = "is the best of them, but its latency cannot be estimated"
         return f"nothing that was tried is known to meet {targets}; {new.name} {nearest}"
-
-    @property
-    def _sentences(self) -> list[str]:
-        """What is said beside the reason."""
-        return [said for said in (self.overload, self.trade) if said]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``recommend``."""
@@ -301,7 +288,11 @@ class Recommendation:
             "gains": self.gains,
             "larger_max_batch_size": self.step._asdict() if self.step else None,
             "with_plugin": self.with_plugin,
-            "warnings": [*self._sentences, *self.current.answer.front, *self.warnings],
+            "warnings": [
+                *filter(None, (self.overload, self.trade)),
+                *self.current.answer.front,
+                *self.warnings,
+            ],
         }
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock import checks
-from penstock.capacity.max_rate import max_rate
+from penstock.capacity.max_rate import SIMULATION, max_rate
 from penstock.errors import InputError
-from penstock.simulation.progress import Progress, part_of
+from penstock.simulation.progress import Progress, in_parts, silent
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.workload.workload import Workload
@@ -19,8 +19,6 @@ PRECISION = 0.02
 """Relative distance that is left between the highest rate known to be stable and the lowest known
 not to be.
 """
-
-SIMULATION = "simulation"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,19 +166,16 @@ def rate_map(
             "the map of stable rates has no token budget or no max batch size; give at least one "
             "of each"
         )
-    report = progress or (lambda share: None)
-    limits = list(
-        itertools.product(budgets, sorted(sizes, key=lambda size: (size is None, size or 0)))
-    )
+    ascending = sorted(sizes, key=lambda size: (size is None, size or 0))
+    limits = list(itertools.product(budgets, ascending))
     cells = {}
-    for done, (budget, size) in enumerate(limits):
-        part = part_of(progress, done / len(limits), (done + 1) / len(limits))
+    for (budget, size), part in in_parts(progress, limits):
         try:
             limited = dataclasses.replace(server, token_budget=budget, max_batch_size=size)
             cells[budget, size] = stable_rate(workload, limited, precision=precision, progress=part)
         except InputError as error:
             cells[budget, size] = StableRate(None, None, str(error))
-    report(1.0)
+    (progress or silent)(1.0)
     return RateMap(workload, server, cells)
 
 

@@ -1,23 +1,21 @@
 """Regions, highest rates and recommendations as pages."""
 
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from penstock.checking.view import heading, target_verdicts, with_interval
+from penstock.capacity.max_rate import MaxLoad, MaxRate
+from penstock.capacity.recommendation import Candidate, Recommendation
+from penstock.checking.figures import region_figure
+from penstock.checking.view import contradictions, heading, target_verdicts, with_interval
 from penstock.checking.view_network import network_heading
-from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
+from penstock.scenario.network import NetworkScenario
+from penstock.scenario.scenario import Scenario
+from penstock.show.page import Fact, Page, Section, Table, Verdict
+from penstock.theory.operating_point import OperatingPoint
 from penstock.words import METRICS, seconds, sentence
 
-if TYPE_CHECKING:
-    from penstock.capacity.max_load import MaxLoad
-    from penstock.capacity.max_rate import MaxRate
-    from penstock.capacity.recommendation import Candidate, Recommendation
-    from penstock.scenario.network import NetworkScenario
-    from penstock.scenario.scenario import Scenario
-    from penstock.theory.operating_point import OperatingPoint
 
-
-def region_page(point: "OperatingPoint", scenario: "Scenario") -> Page:
+def region_page(point: OperatingPoint, scenario: Scenario) -> Page:
     """Show the region's corners, where the load lies, and what holds it back."""
     policy = scenario.server.policy.name
     reason = (
@@ -44,12 +42,7 @@ def region_page(point: "OperatingPoint", scenario: "Scenario") -> Page:
         "well."
     )
 
-    def region() -> list[Figure]:
-        from penstock.checking.figures import region_figure
-
-        own = {} if point.own is None else {policy: point.own}
-        return [region_figure(point.region, point=point.point, own=own)]
-
+    own = {} if point.own is None else {policy: point.own}
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, scenario.server, policy),
@@ -75,12 +68,15 @@ def region_page(point: "OperatingPoint", scenario: "Scenario") -> Page:
                     )
                 ],
             ),
-            Section("Stability region", figures=region),
+            Section(
+                "Stability region",
+                figures=lambda: [region_figure(point.region, point=point.point, own=own)],
+            ),
         ],
     )
 
 
-def _load_facts(point: "OperatingPoint", policy: str) -> list[Fact]:
+def _load_facts(point: OperatingPoint, policy: str) -> list[Fact]:
     prefill, decode = point.point
     best = point.optimum
     facts = [
@@ -114,7 +110,7 @@ def _load_facts(point: "OperatingPoint", policy: str) -> list[Fact]:
     ]
 
 
-def _held_by(point: "OperatingPoint") -> str:
+def _held_by(point: OperatingPoint) -> str:
     """Say what more of the binding limit would bring."""
     if point.full is not None:
         return (
@@ -134,101 +130,75 @@ def _held_by(point: "OperatingPoint") -> str:
     return ""
 
 
-def max_rate_page(
-    rates: "Mapping[str, MaxRate]", scenario: "Scenario", notes: Sequence[str]
-) -> Page:
+def max_rate_page(rates: Mapping[str, MaxRate], scenario: Scenario, notes: Sequence[str]) -> Page:
     """Show the highest stable rate of each policy beside its bound, after notes on their KV
     memory.
     """
-    rows = []
-    for name, rate in rates.items():
-        certified = rate.certificate.certified_rate
-        rows.append(
-            (
-                name,
-                f"{rate.rate:,.4g}",
-                f"{rate.above:,.4g}",
-                f"{rate.bound:,.4g}",
-                f"{rate.share:.1%}",
-                "-" if certified is None else f"{certified:,.4g}",
-            )
-        )
-    columns = ("Policy", "Stable up to", "Not at", "Any policy", "Share", "Certified to")
+    rows = [
+        _highest(name, rate.rate, rate, rate.certificate.certified_rate)
+        for name, rate in rates.items()
+    ]
     caption = (
         "Requests/s. 'Stable up to' and 'not at' were found by simulation of the same requests at "
         "each rate; above "
         "'any policy' none is stable; up to 'certified to' a theorem says stable."
     )
     policies = f"{len(rates)} policies" if len(rates) > 1 else next(iter(rates))
-    contradictions = [
-        Verdict("contradiction", f"{rate.disagreement}.", about=name)
-        for name, rate in rates.items()
-        if rate.disagreement
-    ]
-    rates_section = Section(
-        "", tables=[Table(columns, rows, caption)], notes=scenario.workload.notices
-    )
+    table = Table(("Policy", *_HIGHEST), rows, caption)
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, scenario.server, policies),
         notes=notes,
-        verdicts=contradictions,
-        sections=[rates_section],
+        verdicts=contradictions(rates),
+        sections=[Section("", tables=[table], notes=scenario.workload.notices)],
+    )
+
+
+_HIGHEST = ("Stable up to", "Not at", "Any policy", "Share", "Certified to")
+
+
+def _highest(
+    name: str, value: float, search: MaxRate | MaxLoad, certified: float | None
+) -> tuple[str, ...]:
+    """Return the row of the highest stable rate or load, beside its bound."""
+    return (
+        name,
+        f"{value:,.4g}",
+        f"{search.above:,.4g}",
+        f"{search.bound:,.4g}",
+        f"{search.share:.1%}",
+        "-" if certified is None else f"{certified:,.4g}",
     )
 
 
 def max_load_page(
-    loads: "Mapping[str, MaxLoad]",
-    scenario: "NetworkScenario",
+    loads: Mapping[str, MaxLoad],
+    scenario: NetworkScenario,
     what: str,
     notes: Sequence[str],
 ) -> Page:
     """Show the highest stable load of a network, as it is or under what varies, beside its
     bound.
     """
-    rows = []
-    for name, load in loads.items():
-        bound, share, certified = load.bound, load.share, load.certified_load
-        rows.append(
-            (
-                name,
-                f"{load.load:,.4g}",
-                f"{load.above:,.4g}",
-                "-" if bound is None else f"{bound:,.4g}",
-                "-" if share is None else f"{share:.1%}",
-                "-" if certified is None else f"{certified:,.4g}",
-                load.known,
-            )
-        )
-    columns = (
-        what,
-        "Stable up to",
-        "Not at",
-        "Any policy",
-        "Share",
-        "Certified to",
-        "Known by",
-    )
+    rows = [
+        (*_highest(name, load.load, load, load.certified_load), load.known)
+        for name, load in loads.items()
+    ]
     caption = (
         "In times this load, that is all arrival rates as the scenario has them. Above 'any "
         "policy' none is stable; up to 'certified to' a theorem says stable; between them floods "
         "were simulated, of the same jobs at each load."
     )
-    contradictions = [
-        Verdict("contradiction", f"{load.disagreement}.", about=name)
-        for name, load in loads.items()
-        if load.disagreement
-    ]
-    table = Table(columns, rows, caption, spare=("Known by", "Share"))
+    table = Table((what, *_HIGHEST, "Known by"), rows, caption, spare=("Known by", "Share"))
     return Page(
         title=scenario.name,
         heading=network_heading(scenario.network),
-        verdicts=contradictions,
+        verdicts=contradictions(loads),
         sections=[Section("", tables=[table], notes=notes)],
     )
 
 
-def recommend_page(recommendation: "Recommendation", scenario: "Scenario") -> Page:
+def recommend_page(recommendation: Recommendation, scenario: Scenario) -> Page:
     """Show what to use, what that gains, and what else was looked at."""
     server = scenario.server
     asides = {
@@ -259,7 +229,7 @@ def recommend_page(recommendation: "Recommendation", scenario: "Scenario") -> Pa
     )
 
 
-def _verdicts(recommendation: "Recommendation") -> list[Verdict]:
+def _verdicts(recommendation: Recommendation) -> list[Verdict]:
     new = recommendation.recommended.server
     if recommendation.change:
         word, use = "change", f"to policy {new.policy.name}, token budget {new.token_budget:,}"
@@ -271,25 +241,20 @@ def _verdicts(recommendation: "Recommendation") -> list[Verdict]:
     return verdicts + target_verdicts(recommendation.recommended.targets)
 
 
-def _gains(recommendation: "Recommendation") -> Table:
+def _gains(recommendation: Recommendation) -> Table:
     """Lay out what there is now beside what is recommended."""
     now, then = recommendation.current, recommendation.recommended
     candidates = (now, then) if recommendation.change else (now,)
     rows = [["Stable up to", *(f"{one.stable_rate:,.4g} requests/s" for one in candidates)]]
-    gains = [recommendation.gains["stable_rate"]] if recommendation.change else []
-    for metric in METRICS:
-        for statistic in ("mean", "p99"):
-            row = [f"{metric[:-2].upper()} {statistic}"]
-            for one in candidates:
-                latency = one.answer.latency
-                row.append(
-                    f"{with_interval(latency.estimates[metric][statistic])} s"
-                    if latency
-                    else "refused"
-                )
-            rows.append(row)
-            if recommendation.change:
-                gains.append(recommendation.gains[metric] if statistic == "mean" else None)
+    gains = [recommendation.gains["stable_rate"]]
+    for metric, statistic in itertools.product(METRICS, ("mean", "p99")):
+        steady = [one.answer.latency for one in candidates]
+        cells = [
+            f"{with_interval(of.estimates[metric][statistic])} s" if of else "refused"
+            for of in steady
+        ]
+        rows.append([f"{metric[:-2].upper()} {statistic}", *cells])
+        gains.append(recommendation.gains[metric] if statistic == "mean" else None)
     if not recommendation.change:
         return Table(("", "Now"), rows)
     for row, gain in zip(rows, gains, strict=True):
@@ -302,18 +267,10 @@ def _gains(recommendation: "Recommendation") -> Table:
     return Table(("", "Now", "Recommended", "Gain"), rows, caption)
 
 
-def _candidates(recommendation: "Recommendation") -> Section:
+def _candidates(recommendation: Recommendation) -> Section:
     columns = (
-        "  Policy",
-        "Budget",
-        "Stable",
-        "TTFT",
-        "TTFT p99",
-        "TBT",
-        "TBT p99",
-        "E2E",
-        "E2E p99",
-    )
+        "  Policy", "Budget", "Stable", "TTFT", "TTFT p99", "TBT", "TBT p99", "E2E", "E2E p99",
+    )  # fmt: skip
     candidates = recommendation.candidates
     best = candidates.index(recommendation.recommended)
     rows = [
@@ -334,7 +291,7 @@ def _candidates(recommendation: "Recommendation") -> Section:
     return Section("What was simulated", [spoken], tables=[table])
 
 
-def _candidate(candidate: "Candidate", mark: str) -> tuple[str, ...]:
+def _candidate(candidate: Candidate, mark: str) -> tuple[str, ...]:
     server, latency = candidate.server, candidate.answer.latency
     values = ["refused", *[""] * (2 * len(METRICS) - 1)]
     if latency:
@@ -351,7 +308,7 @@ def _candidate(candidate: "Candidate", mark: str) -> tuple[str, ...]:
     )
 
 
-def _pruned(recommendation: "Recommendation") -> list[Fact]:
+def _pruned(recommendation: Recommendation) -> list[Fact]:
     """Return what was ruled out, by its reason."""
     by_reason: dict[str, dict[str, list[int]]] = {}
     for policy, budget, reason in recommendation.pruned:

@@ -11,9 +11,8 @@ from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_
 from penstock.checking.calibration_doubt import CalibrationDoubt, calibration_doubt
 from penstock.checking.documents import latency_as_dict, load_as_dict, run_as_dict
 from penstock.checking.enough_requests import estimate
-from penstock.checking.kv_limit import kv_notes
 from penstock.checking.latency import SteadyState
-from penstock.checking.notes import load_warnings, memory_warnings
+from penstock.checking.notes import kv_notes, load_warnings, memory_warnings
 from penstock.checking.stability import Stability
 from penstock.checking.targets import Estimate, Judgement, Target, parsed_targets
 from penstock.checking.verdict import verdict
@@ -30,8 +29,8 @@ from penstock.theory.memory import MemoryEstimate, memory_is_full
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from penstock.checking.flood_test import NetworkStability
     from penstock.checking.network_answer import NetworkAnswer
+    from penstock.checking.stability import NetworkStability
     from penstock.scenario.scenario import Scenario
     from penstock.system.network import Network
     from penstock.theory.operating_point import OperatingPoint
@@ -287,109 +286,97 @@ def check(
     """
     if isinstance(workload, Workload) and isinstance(server, Server):
         refuse(jobs=jobs, seed=seed, outages=listed(outages) or None)
-        limits = parsed_targets(targets)
-        question = _Question(
-            workload, server, requests, until, limits, precision, estimate_memory, progress,
-            stability if isinstance(stability, Stability) else None,
+        known = stability if isinstance(stability, Stability) else None
+        return _of_server(
+            workload, server, requests=requests, until=until, targets=parsed_targets(targets),
+            precision=precision, alpha=alpha, resolution=resolution,
+            estimate_memory=estimate_memory, progress=progress, stability=known,
         )  # fmt: skip
-        return question.answer(alpha, resolution)
     network = as_network("check", workload, server)
-    memory = None if estimate_memory else False
     refuse(
         requests=requests,
         targets=targets or None,
         precision=precision,
         alpha=alpha,
-        estimate_memory=memory,
+        estimate_memory=None if estimate_memory else False,
     )
     from penstock.checking.network_answer import of_network
 
-    known = None if isinstance(stability, Stability) else stability
-    return of_network(network, jobs, until, seed, resolution, progress, outages, known)
+    of_floods = None if isinstance(stability, Stability) else stability
+    return of_network(network, jobs, until, seed, resolution, progress, outages, of_floods)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Question:
-    """What is asked about a server: see `check`."""
-
-    workload: Workload
-    server: Server
-    requests: int | None
-    until: float | None
-    targets: list[Target]
-    precision: float | None
-    estimate_memory: bool
-    progress: Progress | None
-    stability: Stability | None
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether a row per request is no burden, so that there are intervals."""
-        return self.until is None and (self.requests or self.workload.rows or 0) <= ROWS_UP_TO
-
-    def answer(self, alpha: float | None, resolution: float | None) -> Answer:
-        """Put theorem, test and run together."""
-        workload, server = self.workload, self.server
-        # The length is refused before the test, not after it.
-        length = length_of_run(workload, self.requests, self.until)
-        stop = stop_tick(self.until, TICK_S)
-        if (self.targets or self.precision is not None) and not self.has_rows:
-            raise InputError(
-                f"targets and precision need a run with a row per request, up to {ROWS_UP_TO:,}; "
-                "give `requests` up to "
-                "that, and no `until`"
-            )
-        certificate = certify(workload, server)
-        tested = part_of(self.progress, 0.0, _TEST_SHARE)
-        stability = self.stability or verdict(
-            workload, server, alpha, resolution, workload.seed, progress=tested
+def _of_server(
+    workload: Workload,
+    server: Server,
+    *,
+    requests: int | None,
+    until: float | None,
+    targets: Sequence[Target],
+    precision: float | None,
+    alpha: float | None,
+    resolution: float | None,
+    estimate_memory: bool,
+    progress: Progress | None,
+    stability: Stability | None,
+) -> Answer:
+    """Answer for a server: see `check`."""
+    # The length is refused before the test, not after it.
+    length = length_of_run(workload, requests, until)
+    stop = stop_tick(until, TICK_S)
+    has_rows = until is None and (requests or workload.rows or 0) <= ROWS_UP_TO
+    if (targets or precision is not None) and not has_rows:
+        raise InputError(
+            f"targets and precision need a run with a row per request, up to {ROWS_UP_TO:,}; "
+            "give `requests` up to that, and no `until`"
         )
-        simulated = part_of(self.progress, _TEST_SHARE, 1.0)
-        latency = None
-        if self.has_rows and not no_steady_state(certificate, stability):
-            # Under a backlog the server carries 1 / rho times what arrives.
-            rho = 1 / (1 - min(stability.drift, 0.0))
-            run, latency = estimate(
-                workload, server, requests=self.requests, precision=self.precision,
-                targets=self.targets, rho=rho,
-                progress=simulated,
-            )  # fmt: skip
-        else:
-            options = RunOptions(stop, progress=simulated)
-            run = run_server(
-                workload, server, length, options, record_for(self.requests, self.until)
-            )
-        full = memory_is_full(workload, server) if self.estimate_memory else None
-        return Answer(
-            workload,
-            server,
-            certificate,
-            stability,
-            run,
-            latency,
-            targets=tuple(judged(target, latency) for target in self.targets),
-            warnings=tuple(
-                self._warnings(certificate, full)
-                + latency_warnings(certificate, stability, latency)
-            ),
-            front=kv_notes(workload, server, stability.verdict, search=self.estimate_memory),
-            full=full,
-            calibration=calibration_doubt(workload, server),
-        )
+    certificate = certify(workload, server)
+    if stability is None:
+        tested = part_of(progress, 0.0, _TEST_SHARE)
+        stability = verdict(workload, server, alpha, resolution, workload.seed, progress=tested)
+    simulated = part_of(progress, _TEST_SHARE, 1.0)
+    latency = None
+    if has_rows and not no_steady_state(certificate, stability):
+        # Under a backlog the server carries 1 / rho times what arrives.
+        rho = 1 / (1 - min(stability.drift, 0.0))
+        run, latency = estimate(
+            workload, server, requests=requests, precision=precision, targets=targets, rho=rho,
+            progress=simulated,
+        )  # fmt: skip
+    else:
+        options = RunOptions(stop, progress=simulated)
+        run = run_server(workload, server, length, options, record_for(requests, until))
+    full = memory_is_full(workload, server) if estimate_memory else None
+    return Answer(
+        workload,
+        server,
+        certificate,
+        stability,
+        run,
+        latency,
+        targets=tuple(judged(target, latency) for target in targets),
+        warnings=(
+            *_warnings(workload, server, certificate, full),
+            *latency_warnings(certificate, stability, latency),
+        ),
+        front=kv_notes(workload, server, stability.verdict, search=estimate_memory),
+        full=full,
+        calibration=calibration_doubt(workload, server),
+    )
 
-    def _warnings(self, certificate: Certificate, full: MemoryEstimate | None) -> list[str]:
-        """Return what the user should know of the workload and the limits; ``full`` as in
-        `Answer`.
-        """
-        warnings = list(self.workload.notices)
-        if self.workload.rows is not None:
-            warnings.append(
-                "the test repeats the recording without end; for requests that are independent, "
-                "draw them from it with "
-                "arrivals 'poisson'"
-            )
-        warnings += load_warnings(certificate.load, self.server)
-        return warnings + memory_warnings(certificate.load, self.workload, self.server, full)
+
+def _warnings(
+    workload: Workload, server: Server, certificate: Certificate, full: MemoryEstimate | None
+) -> list[str]:
+    """Return what the user should know of the workload and the limits; ``full`` as in `Answer`."""
+    warnings = list(workload.notices)
+    if workload.rows is not None:
+        warnings.append(
+            "the test repeats the recording without end; for requests that are independent, "
+            "draw them from it with arrivals 'poisson'"
+        )
+    warnings += load_warnings(certificate.load, server)
+    return warnings + memory_warnings(certificate.load, workload, server, full)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.show.page import Shown
 
 if TYPE_CHECKING:
-    from penstock.checking.flood_test import NetworkStability
     from penstock.checking.latency import SteadyState
     from penstock.checking.latency_network import NetworkSteadyState
-    from penstock.checking.stability import Stability
+    from penstock.checking.stability import NetworkStability, Stability
     from penstock.theory.certificate import Certificate
     from penstock.theory.network.certificate import NetworkCertificate
 

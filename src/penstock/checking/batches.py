@@ -246,3 +246,13 @@ def variability(arrival: Ints, tokens: npt.NDArray[Any]) -> float:
     if groups.size < 2 or not math.isfinite(groups.sum()):
         return 0.0
     return float(groups.var(ddof=1)) / size
+
+
+def values(statistics: Statistics) -> dict[str, float | None]:
+    """Return the estimates by statistic, as documents have them."""
+    return {name: estimate.value for name, estimate in statistics.items()}
+
+
+def ends(statistics: Statistics) -> dict[str, list[float | None]]:
+    """Return the intervals by statistic, as documents have them."""
+    return {name: [estimate.low, estimate.high] for name, estimate in statistics.items()}

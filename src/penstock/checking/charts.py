@@ -9,18 +9,19 @@ import polars as pl
 
 from penstock.show.charts import (
     COLOURS,
-    DASHES,
     FILL,
     GANTT_WIDTH,
     GRID,
     OUTLINE,
     RAY,
     SHORT,
+    line_channels,
     side_by_side,
     with_line_under,
 )
 from penstock.simulation.run import Distribution, Run
 from penstock.theory.region import Region
+from penstock.words import METRICS
 
 PHASES = {"prefill": "#0072B2", "decode": "#F0E442"}
 """Dark and light, so that a grey printer keeps them apart; prefill is drawn taller besides."""
@@ -29,35 +30,19 @@ PHASES = {"prefill": "#0072B2", "decode": "#F0E442"}
 MOST_REQUESTS = 60
 """Rows that a Gantt chart can show."""
 
+SAMPLES = ("ttft", "gaps", "e2e")
+"""Of a `Run`: its samples of each of the `METRICS`."""
 
 _CDF_POINTS = 400
-
-
 _SERIES_POINTS = 500
-
-
 _CELLS = 48  # batches of a region chart are gathered on a grid of so many cells each way
-
-
 _DIGIT_WIDTH = 6.5  # px
 
 
-def _policy_channels(names: list[str], legend_title: str | None = "Policy") -> dict[str, Any]:
-    """Colour and dash by policy, or whatever the legend says, one legend for both."""
-    count = range(len(names))
-    legend = alt.Legend(title=legend_title, symbolStrokeWidth=2.5, symbolSize=300)
-    return {
-        "color": alt.Color(
-            "policy:N",
-            scale=alt.Scale(domain=names, range=[COLOURS[i % len(COLOURS)] for i in count]),
-            legend=legend,
-        ),
-        "strokeDash": alt.StrokeDash(
-            "policy:N",
-            scale=alt.Scale(domain=names, range=[list(DASHES[i % len(DASHES)]) for i in count]),
-            legend=legend,
-        ),
-    }
+def _policy_channels(names: list[str], title: str | None = "Policy") -> dict[str, Any]:
+    """Colour and dash by policy, or whatever the legend says."""
+    legend = alt.Legend(title=title, symbolStrokeWidth=2.5, symbolSize=300)
+    return line_channels("policy", names, legend)
 
 
 def tokens_over_time(runs: Mapping[str, Run], about: str = "") -> alt.HConcatChart:
@@ -69,28 +54,26 @@ def tokens_over_time(runs: Mapping[str, Run], about: str = "") -> alt.HConcatCha
 
 def token_panels(runs: Mapping[str, Run]) -> list[alt.Chart]:
     """Return the panels of `tokens_over_time`."""
-    parts = []
-    for name, series in series_while_arriving(runs).items():
-        series = series.gather_every(-(-series.height // _SERIES_POINTS))
-        parts.append(
-            series.select("time_s", pl.col("uncompleted_tokens").clip(1), policy=pl.lit(name))
+    parts = [
+        series.gather_every(-(-series.height // _SERIES_POINTS)).select(
+            "time_s", pl.col("uncompleted_tokens").clip(1), policy=pl.lit(name)
         )
+        for name, series in series_while_arriving(runs).items()
+    ]
     lines = alt.Chart(pl.concat(parts)).mark_line(strokeWidth=1.5)
-    panels = []
-    for title, scale in (("Tokens in the system", "linear"), ("The same on a log scale", "log")):
-        panels.append(
-            lines.encode(
-                x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5)),
-                y=alt.Y(
-                    "uncompleted_tokens:Q",
-                    title="Uncompleted tokens",
-                    axis=alt.Axis(labelExpr=SHORT, tickCount=6),
-                    scale=alt.Scale(type=scale),  # type: ignore[arg-type]
-                ),
-                **_policy_channels(list(runs)),
-            ).properties(width=380, height=280, title=title)
-        )
-    return panels
+    return [
+        lines.encode(
+            x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5)),
+            y=alt.Y(
+                "uncompleted_tokens:Q",
+                title="Uncompleted tokens",
+                axis=alt.Axis(labelExpr=SHORT, tickCount=6),
+                scale=alt.Scale(type=scale),  # type: ignore[arg-type]
+            ),
+            **_policy_channels(list(runs)),
+        ).properties(width=380, height=280, title=title)
+        for title, scale in (("Tokens in the system", "linear"), ("The same on a log scale", "log"))
+    ]
 
 
 def series_while_arriving(runs: Mapping[str, Run]) -> dict[str, pl.DataFrame]:
@@ -128,16 +111,14 @@ def latency_panels(
     runs: Mapping[str, Run], policies: Iterable[str] | None = None, legend: str | None = "Policy"
 ) -> list[alt.Chart]:
     """Return the panels of `latency_cdfs`."""
-    names = list(policies or runs)
-    metrics = {"Time to first token": "ttft", "Time between tokens": "gaps", "End to end": "e2e"}
     return [
         cdf_panel(
             title,
-            {name: (getattr(run, metric), run.tick_s) for name, run in runs.items()},
-            names,
+            {name: (getattr(run, samples), run.tick_s) for name, run in runs.items()},
+            list(policies or runs),
             legend,
         )
-        for title, metric in metrics.items()
+        for title, samples in zip(METRICS.values(), SAMPLES, strict=True)
     ]
 
 
@@ -230,7 +211,7 @@ def _rate_axes() -> dict[str, Any]:
     }
 
 
-def _outlines(lines: Mapping[str, Any], filled: bool = False) -> alt.Chart:
+def _outlines(lines: Mapping[str, Any], filled: bool = False) -> Any:
     """Draw lines through points of the plane, or fill what is inside."""
     parts = [
         pl.DataFrame(
@@ -238,23 +219,17 @@ def _outlines(lines: Mapping[str, Any], filled: bool = False) -> alt.Chart:
         ).with_columns(line=pl.lit(name))
         for name, path in lines.items()
     ]
-    chart = alt.Chart(pl.concat(parts))
-    drawn: alt.Chart
+    chart = alt.Chart(pl.concat(parts)).encode(**_rate_axes(), order="order:Q")
     if filled:
-        drawn = chart.mark_line(fill=FILL, fillOpacity=0.12, strokeWidth=0).encode(
-            **_rate_axes(), order="order:Q"
-        )
-        return drawn
+        return chart.mark_line(fill=FILL, fillOpacity=0.12, strokeWidth=0)
     looks = {
         "stability region": (FILL, [1, 0]),
         "policy's own region": (OUTLINE, [7, 3]),
         "ray of the load": (RAY, [2, 2]),
     }
     legend = alt.Legend(title=None, symbolStrokeWidth=2.5, symbolSize=300)
-    colours, dashes = [looks[name][0] for name in lines], [looks[name][1] for name in lines]
-    drawn = chart.mark_line(strokeWidth=2).encode(
-        **_rate_axes(),
-        order="order:Q",
+    colours, dashes = ([looks[name][part] for name in lines] for part in (0, 1))
+    return chart.mark_line(strokeWidth=2).encode(
         color=alt.Color(
             "line:N", scale=alt.Scale(domain=list(lines), range=colours), legend=legend
         ),
@@ -262,10 +237,9 @@ def _outlines(lines: Mapping[str, Any], filled: bool = False) -> alt.Chart:
             "line:N", scale=alt.Scale(domain=list(lines), range=dashes), legend=legend
         ),
     )
-    return drawn
 
 
-def _batches(mix: pl.DataFrame, region: Region) -> alt.Chart:
+def _batches(mix: pl.DataFrame, region: Region) -> Any:
     """Draw batches at their rates, those in one cell of a grid at their mean over time."""
     cell = np.maximum(region.vertices.max(axis=0) / _CELLS, 1e-9)
     rates = mix.select(
@@ -288,34 +262,33 @@ def _batches(mix: pl.DataFrame, region: Region) -> alt.Chart:
         )
         .sort("time", "i", "j", descending=[True, False, False])
     )
-    size = alt.Size(
-        "time:Q",
-        scale=alt.Scale(range=[6, 500], domain=[0, 1]),
-        legend=alt.Legend(title="Batches: share of busy time", format="%", values=[0.01, 0.1, 0.5]),
+    legend = alt.Legend(title="Batches: share of busy time", format="%", values=[0.01, 0.1, 0.5])
+    return (
+        alt.Chart(gathered)
+        .mark_circle(color=COLOURS[2], opacity=0.65, stroke="#00513c", strokeWidth=0.5)
+        .encode(
+            **_rate_axes(),
+            size=alt.Size("time:Q", scale=alt.Scale(range=[6, 500], domain=[0, 1]), legend=legend),
+        )
     )
-    circles = alt.Chart(gathered).mark_circle(
-        color=COLOURS[2], opacity=0.65, stroke="#00513c", strokeWidth=0.5
-    )
-    drawn: alt.Chart = circles.encode(**_rate_axes(), size=size)
-    return drawn
 
 
-def _points(points: Mapping[str, tuple[float, float]]) -> alt.Chart:
+def _points(points: Mapping[str, tuple[float, float]]) -> Any:
     data = pl.DataFrame(
         [{"prefill": float(x), "decode": float(y), "at": name} for name, (x, y) in points.items()]
     )
     names, legend = list(points), alt.Legend(title=None, symbolSize=110)
-    marks = alt.Chart(data).mark_point(size=110, stroke="black", strokeWidth=1.5, opacity=1)
-    drawn: alt.Chart = marks.encode(
-        **_rate_axes(),
-        shape=alt.Shape(
-            "at:N", scale=alt.Scale(domain=names, range=["diamond", "circle"]), legend=legend
-        ),
-        fill=alt.Fill(
-            "at:N", scale=alt.Scale(domain=names, range=["black", "white"]), legend=legend
-        ),
+    shapes = alt.Scale(domain=names, range=["diamond", "circle"])
+    fills = alt.Scale(domain=names, range=["black", "white"])
+    return (
+        alt.Chart(data)
+        .mark_point(size=110, stroke="black", strokeWidth=1.5, opacity=1)
+        .encode(
+            **_rate_axes(),
+            shape=alt.Shape("at:N", scale=shapes, legend=legend),
+            fill=alt.Fill("at:N", scale=fills, legend=legend),
+        )
     )
-    return drawn
 
 
 def gantt(run: Run, batches: int = 40, about: str = "") -> alt.LayerChart:
@@ -346,8 +319,12 @@ def gantt(run: Run, batches: int = 40, about: str = "") -> alt.LayerChart:
         start_s=(pl.col("arrival_ns") * 1e-9).clip(start, end),
         end_s=(pl.col("finish_ns") * 1e-9).fill_null(end).clip(start, end),
     )
-    scale = alt.Scale(domain=[start, end], nice=False)
-    time = alt.X("start_s:Q", title="Time (s)", scale=scale, axis=alt.Axis(grid=False))
+    time = alt.X(
+        "start_s:Q",
+        title="Time (s)",
+        scale=alt.Scale(domain=[start, end], nice=False),
+        axis=alt.Axis(grid=False),
+    )
     row = alt.Y("request:O", title="Request", axis=alt.Axis(labelOverlap=True, ticks=False))
     colour = alt.Color(
         "phase:N",
@@ -363,22 +340,23 @@ def gantt(run: Run, batches: int = 40, about: str = "") -> alt.LayerChart:
         .mark_rule(color="#777777", strokeWidth=0.8)
         .encode(x=time, x2="end_s:Q", y=row),
     ]
-    for phase, height in (("decode", 0.55), ("prefill", 0.95)):
-        bar = alt.Chart(bars.filter(pl.col("phase") == phase)).encode(x=time, x2="end_s:Q", y=row)
-        layers.append(
-            bar.mark_bar(height={"band": height}, stroke="#333333", strokeWidth=0.4).encode(
-                color=colour, tooltip=tooltip
-            )
-        )
+    layers += [
+        alt.Chart(bars.filter(pl.col("phase") == phase))
+        .mark_bar(height={"band": height}, stroke="#333333", strokeWidth=0.4)
+        .encode(x=time, x2="end_s:Q", y=row, color=colour, tooltip=tooltip)
+        for phase, height in (("decode", 0.55), ("prefill", 0.95))
+    ]
     roomy = bars.filter(pl.col("label") != "")
-    for phase, ink in (("decode", "black"), ("prefill", "white")):
-        text = alt.Chart(roomy.filter(pl.col("phase") == phase)).mark_text(color=ink, fontSize=9)
-        layers.append(text.encode(x=alt.X("middle_s:Q"), y=row, text="label:N"))
+    layers += [
+        alt.Chart(roomy.filter(pl.col("phase") == phase))
+        .mark_text(color=ink, fontSize=9)
+        .encode(x=alt.X("middle_s:Q"), y=row, text="label:N")
+        for phase, ink in (("decode", "black"), ("prefill", "white"))
+    ]
     step = min(22.0, max(7.5, 460 / shown.len()))
-    chart: alt.LayerChart = alt.LayerChart(layer=layers).properties(
-        width=GANTT_WIDTH, height={"step": step}
+    return with_line_under(
+        alt.LayerChart(layer=layers).properties(width=GANTT_WIDTH, height={"step": step}), about
     )
-    return with_line_under(chart, about)
 
 
 def first_batches(run: Run, batches: int = 40) -> pl.DataFrame:
@@ -390,11 +368,11 @@ def first_batches(run: Run, batches: int = 40) -> pl.DataFrame:
     first = int(crowded[0]) if crowded.len() else 0
     return table.slice(first, batches).select(
         "batch",
-        start_s=pl.col("start_ns") * 1e-9,
-        end_s=(pl.col("start_ns") + pl.col("duration_ns")) * 1e-9,
-        prefill_tokens="prefill_tokens",
-        decode_tokens="decode_tokens",
-        requests="requests",
+        (pl.col("start_ns") * 1e-9).alias("start_s"),
+        ((pl.col("start_ns") + pl.col("duration_ns")) * 1e-9).alias("end_s"),
+        "prefill_tokens",
+        "decode_tokens",
+        "requests",
     )
 
 
@@ -429,8 +407,10 @@ def _cdf(samples: Distribution, tick_s: float) -> pl.DataFrame:
     )
     keep = keep[keep < share.size]
     seconds = np.maximum(samples.values[keep], 1) * tick_s
-    points = {
-        "seconds": np.concatenate([seconds[:1], seconds]),
-        "share": np.concatenate([share[:0], [0.0][: keep.size], share[keep]]),
-    }
-    return pl.DataFrame(points, schema={"seconds": pl.Float64, "share": pl.Float64})
+    return pl.DataFrame(
+        {
+            "seconds": np.concatenate([seconds[:1], seconds]),
+            "share": np.concatenate([share[:0], [0.0][: keep.size], share[keep]]),
+        },
+        schema={"seconds": pl.Float64, "share": pl.Float64},
+    )

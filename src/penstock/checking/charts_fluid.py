@@ -36,20 +36,17 @@ def fluid_trajectories(
         If a run kept no rows of requests, or does not tell the end of prefill.
     """
     fluid = "fluid"
-    ends = [run.seconds / size for size, run in runs.items()]
-    end = (
-        1.15 * path.drain_s
-        if 0 < path.drain_s < float("inf")
-        else max(ends, default=1.15 * path.time_s[-1] or 1.0)
-    )
+    end = 1.15 * path.drain_s
+    if not 0 < end < float("inf"):
+        ends = [run.seconds / size for size, run in runs.items()]
+        end = max(ends, default=1.15 * path.time_s[-1] or 1.0)
     names = [f"{size:,}" for size in runs] + [fluid]
     time = np.union1d(np.linspace(0, end, _POINTS), path.time_s[path.time_s <= end])
     prefill, decode = (phase.reshape(time.size, -1).sum(axis=1) for phase in path.at(time))
     columns = {"time": time, "prefill": prefill, "decode": decode, "tokens": path.work_at(time)}
-    parts = [pl.DataFrame(columns).with_columns(size=pl.lit(fluid))]
-    parts += [
-        _scaled(run, size, time).with_columns(size=pl.lit(f"{size:,}"))
-        for size, run in runs.items()
+    parts = [
+        pl.DataFrame(columns | {"size": fluid}),
+        *(_scaled(run, size, time) for size, run in runs.items()),
     ]
     legend = alt.Legend(
         title=["Requests at the start", "(the scale of a run)"], symbolStrokeWidth=2, symbolSize=300
@@ -100,4 +97,4 @@ def _scaled(run: Run, size: int, time: Floats) -> pl.DataFrame:
     )
     tokens = np.interp(time * size, run.series["time_s"], run.series["unprocessed_tokens"])
     phases = {"prefill": (came - began) / size, "decode": (began - left) / size}
-    return pl.DataFrame({"time": time, **phases, "tokens": tokens / size})
+    return pl.DataFrame({"time": time, **phases, "tokens": tokens / size, "size": f"{size:,}"})

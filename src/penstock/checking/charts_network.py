@@ -2,6 +2,7 @@
 (`penstock.checking.graph`).
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,34 +12,24 @@ import polars as pl
 
 from penstock.checking.charts import cdf_panel
 from penstock.checking.comparison import NetworkComparison
-from penstock.checking.flood_test import FALLEN, NetworkStability
+from penstock.checking.flood_test import FALLEN
 from penstock.checking.graph import network_graph as network_graph
+from penstock.checking.graph_layout import pool_of_stage
+from penstock.checking.stability import NetworkStability
 from penstock.errors import InputError, nearest
-from penstock.show.charts import COLOURS, DASHES, GRID, SHORT, with_line_under
+from penstock.show.charts import COLOURS, GRID, SHORT, line_channels, with_line_under
 from penstock.simulation.network_run import NetworkRun
 from penstock.theory.network.fluid import NetworkPath
 from penstock.words import METRICS
 
 _SERIES_POINTS = 500
-_MOST_ROWS = 4_800
-"""Of the data of one chart; Altair allows 5,000."""
+_MOST_ROWS = 4_800  # of the data of one chart; Altair allows 5,000
 _MOST_COLUMNS = 3
 
 
 def _line_channels(column: str, names: Sequence[str], title: str) -> dict[str, Any]:
-    """Colour and dash by name, one legend for both; no two names look the same."""
-    colours = [COLOURS[i % len(COLOURS)] for i in range(len(names))]
-    dashes = [list(DASHES[(i + i // len(COLOURS)) % len(DASHES)]) for i in range(len(names))]
     legend = alt.Legend(title=title, symbolStrokeWidth=2.5, symbolSize=300, labelLimit=260)
-    names = list(names)
-    return {
-        "color": alt.Color(
-            f"{column}:N", scale=alt.Scale(domain=names, range=colours), legend=legend
-        ),
-        "strokeDash": alt.StrokeDash(
-            f"{column}:N", scale=alt.Scale(domain=names, range=dashes), legend=legend
-        ),
-    }
+    return line_channels(column, names, legend)
 
 
 def fluid_path(
@@ -62,8 +53,9 @@ def fluid_path(
     InputError
         If a class is not known.
     """
-    panels = fluid_panels(path, against)
-    row: alt.HConcatChart = alt.hconcat(*panels).configure_axis(grid=True, gridColor=GRID)
+    row: alt.HConcatChart = alt.hconcat(*fluid_panels(path, against)).configure_axis(
+        grid=True, gridColor=GRID
+    )
     return with_line_under(row, about)
 
 
@@ -76,10 +68,9 @@ def fluid_panels(
     part = slice(-most, None) if path.grows else slice(most)
     sides = against or _widest(path)
     across, upwards = (_level(path, classes)[part] for classes in sides)
-    rows = pl.DataFrame(
+    levels = pl.DataFrame(
         {"time": path.time_s[part]} | dict(zip(path.classes, path.requests[part].T, strict=True))
-    )
-    levels = rows.unpivot(index="time", variable_name="class", value_name="level")
+    ).unpivot(index="time", variable_name="class", value_name="level")
     axis = alt.Axis(labelExpr=SHORT, tickCount=6)
     over_time = (
         alt.Chart(levels, title="Levels over time")
@@ -104,7 +95,6 @@ def _turns(
 ) -> alt.LayerChart:
     """Draw some levels against others, with arrows along the way."""
     turns = pl.DataFrame({"x": across, "y": upwards, "order": np.arange(across.size)})
-    base = alt.Chart(turns, title="Level against level")
     x = alt.X("x:Q", title=f"{' minus '.join(sides[0])} (requests)", axis=axis)
     y = alt.Y("y:Q", title=f"{' minus '.join(sides[1])} (requests)", axis=axis)
     ends = pl.DataFrame({"x": across[[0, -1]], "y": upwards[[0, -1]], "at": ["start", "end"]})
@@ -113,21 +103,18 @@ def _turns(
         scale=alt.Scale(domain=["start", "end"], range=["circle", "diamond"]),
         legend=alt.Legend(title="Path", symbolSize=110),
     )
-    marks = (
+    layers = [
+        alt.Chart(turns, title="Level against level")
+        .mark_line(strokeWidth=1.6, color=COLOURS[0])
+        .encode(x=x, y=y, order="order:Q"),
+        alt.Chart(_arrows(across, upwards))
+        .mark_point(shape="triangle", size=60, filled=True, color=COLOURS[0], opacity=1)
+        .encode(x=x, y=y, angle=alt.Angle("angle:Q", scale=None)),
         alt.Chart(ends)
         .mark_point(size=90, filled=True, color="black", opacity=1)
-        .encode(x=x, y=y, shape=shape)
-    )
-    middles = _arrows(across, upwards)
-    heads = alt.Chart(middles).mark_point(
-        shape="triangle", size=60, filled=True, color=COLOURS[0], opacity=1
-    )
-    line = base.mark_line(strokeWidth=1.6, color=COLOURS[0]).encode(x=x, y=y, order="order:Q")
-    arrows = heads.encode(x=x, y=y, angle=alt.Angle("angle:Q", scale=None))
-    spiral: alt.LayerChart = alt.LayerChart(layer=[line, arrows, marks]).properties(
-        width=300, height=300
-    )
-    return spiral
+        .encode(x=x, y=y, shape=shape),
+    ]
+    return alt.LayerChart(layer=layers).properties(width=300, height=300)
 
 
 def _level(path: NetworkPath, classes: Sequence[str]) -> Any:
@@ -148,19 +135,16 @@ def _widest(path: NetworkPath) -> tuple[list[str], list[str]]:
     Where it does not go round: the two classes that rise highest.
     """
     count = len(path.classes)
+    pairs = itertools.combinations(range(count), 2)
     sides = [[i] for i in range(count)]
-    sides += [
-        [i, j] for i in range(count) for j in range(i + 1, count) if path.pool[i] != path.pool[j]
-    ]
+    sides += [[i, j] for i, j in pairs if path.pool[i] != path.pool[j]]
     level = {
         tuple(of): path.requests[:, of[0]] - path.requests[:, of[1:]].sum(axis=1) for of in sides
     }
     highest = np.argsort(-path.requests.max(axis=0), kind="stable")
     best, pair = np.pi, ([int(highest[0])], [int(highest[min(1, count - 1)])])
-    for i, across in enumerate(sides):
-        for upwards in sides[i + 1 :]:
-            if set(across) & set(upwards):
-                continue
+    for across, upwards in itertools.combinations(sides, 2):
+        if set(across).isdisjoint(upwards):
             turned = _turned(level[tuple(across)], level[tuple(upwards)])
             if turned > best * (1 + 1e-9):
                 best, pair = turned, (across, upwards)
@@ -171,9 +155,8 @@ def _turned(x: Any, y: Any) -> float:
     """Return by how much a path turns round the origin in all, radians; parts that pass through it
     do not count.
     """
-    here = x[:-1] + 1j * y[:-1]
-    after = x[1:] + 1j * y[1:]
-    turn = np.angle(after * here.conj())
+    path = x + 1j * y
+    turn = np.angle(path[1:] * path[:-1].conj())
     return abs(float(turn[np.abs(np.abs(turn) - np.pi) > 1e-6].sum()))
 
 
@@ -184,8 +167,13 @@ def _arrows(x: Any, y: Any) -> pl.DataFrame:
     reach = max(float(np.ptp(x)), 1e-300), max(float(np.ptp(y)), 1e-300)
     dx, dy = np.diff(x) / reach[0], np.diff(y) / reach[1]
     long = np.hypot(dx, dy) > 0.12
-    middles = {"x": (x[:-1] + x[1:])[long] / 2, "y": (y[:-1] + y[1:])[long] / 2}
-    return pl.DataFrame(middles | {"angle": np.degrees(np.arctan2(dx, dy))[long]})
+    return pl.DataFrame(
+        {
+            "x": (x[:-1] + x[1:])[long] / 2,
+            "y": (y[:-1] + y[1:])[long] / 2,
+            "angle": np.degrees(np.arctan2(dx, dy))[long],
+        }
+    )
 
 
 def flood_paths(stability: NetworkStability, about: str = "") -> alt.LayerChart:
@@ -198,14 +186,10 @@ def flood_paths(stability: NetworkStability, about: str = "") -> alt.LayerChart:
     low = min(
         FALLEN / 1.25, max(0.05, min(float(flood.path[:, 1].min()) for flood in stability.floods))
     )
-    most = _MOST_ROWS // len(names)
-    paths = {flood.name: _thinned(flood.path, most) for flood in stability.floods}
-    parts = [
-        pl.DataFrame({"time": path[:, 0], "work": path[:, 1].clip(low)}).with_columns(
-            stage=pl.lit(stage)
-        )
-        for stage, path in paths.items()
-    ]
+    parts = []
+    for flood in stability.floods:
+        time, work = _thinned(flood.path, _MOST_ROWS // len(names)).T
+        parts.append(pl.DataFrame({"time": time, "work": work.clip(low), "stage": flood.name}))
     y = alt.Y(
         "work:Q",
         title="Work over that at the start",
@@ -214,14 +198,12 @@ def flood_paths(stability: NetworkStability, about: str = "") -> alt.LayerChart:
     )
     x = alt.X("time:Q", title="Time (s)", axis=alt.Axis(tickCount=6, labelExpr=SHORT))
     lines = alt.Chart(pl.concat(parts)).mark_line(strokeWidth=1.6)
-    texts = ("stable: it fell to half", "unstable: it rose so far")
-    barriers = alt.Chart(pl.DataFrame({"work": [FALLEN, high], "text": list(texts)})).encode(y=y)
+    texts = ["stable: it fell to half", "unstable: it rose so far"]
+    barriers = alt.Chart(pl.DataFrame({"work": [FALLEN, high], "text": texts})).encode(y=y)
     # On the left: paths start between the barriers.
     words = barriers.encode(x=alt.value(5), text="text:N")
-    below, above = (
-        words.transform_filter(alt.datum.work < 1),
-        words.transform_filter(alt.datum.work > 1),
-    )
+    below = words.transform_filter(alt.datum.work < 1)
+    above = words.transform_filter(alt.datum.work > 1)
     halo: dict[str, Any] = {"color": "white", "stroke": "white", "strokeWidth": 4}
     chart: alt.LayerChart = (
         alt.layer(
@@ -248,9 +230,8 @@ def queue_lengths(run: NetworkRun, about: str = "") -> alt.ConcatChart:
     """Requests in each stage over time while jobs arrive, in prefill and decode together, a panel
     per pool.
     """
-    panels = queue_panels(run).values()
     grid: alt.ConcatChart = (
-        alt.concat(*panels, columns=_MOST_COLUMNS)
+        alt.concat(*queue_panels(run).values(), columns=_MOST_COLUMNS)
         .resolve_scale(color="independent", strokeDash="independent")
         .configure_axis(gridColor=GRID)
     )
@@ -259,15 +240,13 @@ def queue_lengths(run: NetworkRun, about: str = "") -> alt.ConcatChart:
 
 def queue_panels(run: NetworkRun) -> dict[str, alt.Chart]:
     """Return the panels of `queue_lengths`, by pool."""
-    network = run.network
+    served = pool_of_stage(run.network)
     queues = stage_queues(run)
-    times = queues["time_s"].unique().sort()
+    times = queues["time_s"].unique().sort().to_numpy()
     panels = {}
-    for k, pool in enumerate(network.pools):
-        stages = [
-            stage for stage, at in zip(network.stages, network.stage_pool, strict=True) if at == k
-        ]
-        shown = _thinned(times.to_numpy(), min(_SERIES_POINTS, _MOST_ROWS // len(stages)))
+    for pool in run.network.pools:
+        stages = [stage for stage, at in served.items() if at == pool]
+        shown = _thinned(times, min(_SERIES_POINTS, _MOST_ROWS // len(stages)))
         here = queues.filter(pl.col("stage").is_in(stages) & pl.col("time_s").is_in(shown.tolist()))
         panels[pool] = (
             alt.Chart(here, title=f"Requests at {pool}")
@@ -298,8 +277,8 @@ def compared_latencies(
     comparison: NetworkComparison, what: str = "Network", about: str = ""
 ) -> alt.ConcatChart:
     """Cumulative distributions of TTFT and E2E, a line per network, panels by workflow."""
-    panels = comparison_panels(comparison, what).values()
-    grid: alt.ConcatChart = alt.concat(*panels, columns=2).configure_axis(gridColor=GRID)
+    panels = comparison_panels(comparison, what)
+    grid: alt.ConcatChart = alt.concat(*panels.values(), columns=2).configure_axis(gridColor=GRID)
     return with_line_under(grid, about)
 
 

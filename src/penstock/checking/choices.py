@@ -87,10 +87,9 @@ def chosen_servers(
     else of the scenario's.
     """
     own = scenario.server
-    chosen = chosen_policies(scenario, policies, default)
-    as_it_is = {own.policy.name: own}
     servers = {
-        policy.name: as_it_is.get(policy.name) or own.with_policy(policy) for policy in chosen
+        policy.name: own if policy.name == own.policy.name else own.with_policy(policy)
+        for policy in chosen_policies(scenario, policies, default)
     }
     engine = next((server for server in servers.values() if server.policy.has_kv_memory), own)
     for name, server in servers.items():
@@ -107,32 +106,10 @@ def chosen_policies(
     """Return the policies named."""
     from penstock.system.policies import POLICIES, resolve
 
-    names = default if policies is None else _names("--policies", policies, POLICIES)
-    chosen = [resolve(name, folder=scenario.folder) for name in names]
-    return _without_twins("--policies", chosen)
-
-
-def chosen_orders(scenario: "NetworkScenario", orders: str) -> "list[Order]":
-    """Return the orders named."""
-    from penstock.system.orders import ORDERS, resolve_order
-
-    names = _names("--orders", orders, ORDERS)
-    chosen = [resolve_order(name, folder=scenario.folder) for name in names]
-    return _without_twins("--orders", chosen)
-
-
-def chosen_routers(scenario: "NetworkScenario", routers: str) -> "list[Router]":
-    """Return the routers named, where there is something to choose for them."""
-    from penstock.system.routing import ROUTERS, resolve_router
-
-    names = _names("--routers", routers, ROUTERS)
-    if all(pool.replicas == 1 for pool in scenario.network.pools.values()):
-        raise InputError(
-            f"--routers names {routers}, but each pool has one replica, so no router is asked; "
-            "give one more `replicas`, or leave it out"
-        )
-    chosen = [resolve_router(name, folder=scenario.folder) for name in names]
-    return _without_twins("--routers", chosen)
+    resolved = partial(resolve, folder=scenario.folder)
+    if policies is None:
+        return _without_twins("--policies", list(map(resolved, default)))
+    return _chosen("--policies", policies, POLICIES, resolved)
 
 
 def chosen_variants(
@@ -143,27 +120,42 @@ def chosen_variants(
     """
     from penstock.checking.variants import with_order, with_policy, with_router
     from penstock.system.network_faults import refuse_in_vain
+    from penstock.system.orders import ORDERS, resolve_order
+    from penstock.system.policies import POLICIES, resolve
+    from penstock.system.routing import ROUTERS, resolve_router
 
-    if all(given is None for given in axes.values()):
+    kinds: dict[str, tuple[Iterable[str], Callable[..., Any], Callable[..., Network]]] = {
+        "policies": (POLICIES, resolve, with_policy),
+        "routers": (ROUTERS, resolve_router, with_router),
+        "orders": (ORDERS, resolve_order, with_order),
+    }
+    parts = []
+    for axis, (known, resolved, change) in kinds.items():
+        names = axes[axis]
+        if names is not None:
+            if axis == "routers":
+                _refuse_routers_in_vain(scenario.network, names)
+            chosen = _chosen(f"--{axis}", names, known, partial(resolved, folder=scenario.folder))
+            parts.append([(each, change) for each in chosen])
+    if not parts:
         return {"as it is": scenario.network}
-    parts: list[list[tuple[str, Callable[[Network], Network]]]] = []
-    if axes["policies"] is not None:
-        policies = chosen_policies(scenario, axes["policies"], ())
-        parts.append([(p.name, partial(with_policy, policy=p)) for p in policies])
-    if axes["routers"] is not None:
-        routers = chosen_routers(scenario, axes["routers"])
-        parts.append([(r.name, partial(with_router, router=r)) for r in routers])
-    if axes["orders"] is not None:
-        orders = chosen_orders(scenario, axes["orders"])
-        parts.append([(o.name, partial(with_order, order=o)) for o in orders])
     networks = {}
-    for changes in itertools.product(*parts):
+    for choices in itertools.product(*parts):
         network = scenario.network
-        for _, change in changes:
-            network = change(network)
+        for each, change in choices:
+            network = change(network, each)
         refuse_in_vain(network)  # as where the scenario names the router
-        networks[", ".join(name for name, _ in changes)] = network
+        networks[", ".join(each.name for each, _ in choices)] = network
     return networks
+
+
+def _refuse_routers_in_vain(network: "Network", routers: str) -> None:
+    """Refuse routers where there is nothing to choose for them."""
+    if all(pool.replicas == 1 for pool in network.pools.values()):
+        raise InputError(
+            f"--routers names {routers}, but each pool has one replica, so no router is asked; "
+            "give one more `replicas`, or leave it out"
+        )
 
 
 def varied(axes: "Mapping[str, str | None]") -> str:
@@ -175,12 +167,14 @@ def varied(axes: "Mapping[str, str | None]") -> str:
 _SINGULAR = {"policies": "policy", "routers": "router", "orders": "order"}
 
 
-def _names(option: str, given: str, known: "Iterable[str]") -> list[str]:
-    """Return the names in an option, of which it is to have some."""
+def _chosen(
+    option: str, given: str, known: "Iterable[str]", resolved: "Callable[[str], Named]"
+) -> "list[Named]":
+    """Return what the names in an option mean, of which it is to have some."""
     names = [name.strip() for name in given.split(",") if name.strip()]
     if not names:
         raise InputError(f"{option} names none; give some of {', '.join(known)}")
-    return names
+    return _without_twins(option, list(map(resolved, names)))
 
 
 def _without_twins(option: str, chosen: "list[Named]") -> "list[Named]":
@@ -193,8 +187,8 @@ def _without_twins(option: str, chosen: "list[Named]") -> "list[Named]":
     return chosen
 
 
+# the length of a run: requests of one server, jobs of a network
 _INSTEAD = {"--requests": "--jobs", "--jobs": "--requests"}
-"""The length of a run: requests of one server, jobs of a network."""
 
 
 def refuse_options(what: str, options: dict[str, Any]) -> None:
@@ -203,6 +197,24 @@ def refuse_options(what: str, options: dict[str, Any]) -> None:
         if value is not None:
             remedy = f"give {_INSTEAD[option]}" if option in _INSTEAD else "leave it out"
             raise InputError(f"{what}, which knows no {option}; {remedy}")
+
+
+def read_either(
+    path: Path, of_server: dict[str, Any], of_network: dict[str, Any]
+) -> tuple[Any, bool]:
+    """Return what a scenario holds and whether it describes a network, and refuse the options of
+    the other kind.
+    """
+    from penstock.document import read_document
+    from penstock.scenario.scenario import describes_network
+
+    document = read_document(path)
+    is_network = describes_network(document)
+    if is_network:
+        refuse_options(f"{path} describes a network", of_server)
+    else:
+        refuse_options(f"{path} describes one server", of_network)
+    return document, is_network
 
 
 def about(scenario: "Scenario") -> str:

@@ -15,7 +15,7 @@ from penstock.checking.choices import (
     chosen_scenario,
     chosen_servers,
     measured,
-    refuse_options,
+    read_either,
 )
 from penstock.checking.command_network import (
     Jobs,
@@ -40,10 +40,9 @@ from penstock.show.options import (
     save_figures,
     show_page,
 )
-from penstock.simulation.progress import part_of
+from penstock.simulation.progress import in_parts
 
 if TYPE_CHECKING:
-    from penstock.checking.answer import Answer
     from penstock.scenario.scenario import Scenario
     from penstock.simulation.run import Run
 
@@ -89,21 +88,15 @@ def check(
     or, for a network, `network` with pools and workflows in place of the first two.
     """  # noqa: D301 - the escape itself keeps the lines of the example apart
     check_outputs(files_of(scenario), {"--report": report}, figures)
-    from penstock.document import read_document
-    from penstock.scenario.scenario import describes_network
-
-    document = read_document(scenario)
-    # A network has options of its own, and an answer of its own.
-    if describes_network(document):
-        of_server = {"--policy": policy, "--requests": requests, "--target": targets}
-        refuse_options(
-            f"{scenario} describes a network",
-            of_server | {"--precision": precision, "--alpha": alpha},
-        )
+    of_server = {
+        "--policy": policy, "--requests": requests, "--target": targets, "--precision": precision,
+        "--alpha": alpha,
+    }  # fmt: skip
+    document, is_network = read_either(scenario, of_server, {"--jobs": jobs, "--orders": orders})
+    if is_network:
         network = chosen_network(scenario, document, jobs)
         answer_network(network, seed, resolution, orders, as_json, figures, report, strict)
         return
-    refuse_options(f"{scenario} describes one server", {"--jobs": jobs, "--orders": orders})
     chosen = chosen_scenario(scenario, policy, requests, seed, document)
     from penstock.checking import answer
     from penstock.checking.targets import Target
@@ -158,62 +151,38 @@ def compare(
     with how sure each difference to the first one is.
     """
     check_outputs(files_of(scenario), {"--report": report}, figures)
-    from penstock.document import read_document
-    from penstock.scenario.scenario import describes_network
-
-    document = read_document(scenario)
-    if describes_network(document):
-        refuse_options(
-            f"{scenario} describes a network", {"--requests": requests, "--alpha": alpha}
-        )
+    of_server = {"--requests": requests, "--alpha": alpha}
+    of_network = {"--routers": routers, "--orders": orders, "--jobs": jobs, "--target": targets}
+    document, is_network = read_either(scenario, of_server, of_network)
+    if is_network:
         axes = {"policies": policies, "routers": routers, "orders": orders}
         asked = {"seed": seed, "resolution": resolution, "targets": targets or ()}
         network = chosen_network(scenario, document, jobs)
         compare_variants(network, axes, asked, as_json, figures, report, strict)
         return
-    of_network = {"--routers": routers, "--orders": orders, "--jobs": jobs, "--target": targets}
-    refuse_options(f"{scenario} describes one server", of_network)
     chosen = chosen_scenario(scenario, None, requests, seed, document)
-    _compare(chosen, policies, alpha, resolution, as_json, figures, report, strict)
-
-
-def _compare(
-    chosen: "Scenario",
-    policies: str | None,
-    alpha: float | None,
-    resolution: float | None,
-    as_json: bool,
-    figures: Path | None,
-    report: Path | None,
-    strict: bool,
-) -> None:
-    """Put policies of one server side by side."""
     from penstock.checking import answer
     from penstock.checking.view import compare_page
     from penstock.system.policies import POLICIES
 
-    results: dict[str, Answer] = {}
     own = chosen.server.policy
     # The scenario's own policy comes first, so that the others are compared with it.
     servers = chosen_servers(
         chosen, policies, [*([] if own.name in POLICIES else [own]), *POLICIES]
     )
     with progress.bar("Simulating") as show:
-        for index, (name, server) in enumerate(servers.items()):
-            results[name] = answer.check(
+        results = {
+            name: answer.check(
                 chosen.workload, server, requests=chosen.requests, until=chosen.until, alpha=alpha,
-                resolution=resolution,
-                progress=part_of(show, index / len(servers), (index + 1) / len(servers)),
-            )  # fmt: skip
+                resolution=resolution, progress=part,
+            )
+            for (name, server), part in in_parts(show, servers.items())
+        }  # fmt: skip
     refused = [name for name, a in results.items() if a.latency_refused]
     _draw(figures, chosen, {name: a.run for name, a in results.items()}, as_json, refused)
     answers = {name: a.as_dict() for name, a in results.items()}
-    show_page(
-        compare_page(chosen, results),
-        {"policies": answers, "measured": measured(chosen)},
-        report,
-        as_json,
-    )
+    document = {"policies": answers, "measured": measured(chosen)}
+    show_page(compare_page(chosen, results), document, report, as_json)
     if strict and any(a.verdict != "stable" for a in results.values()):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
@@ -238,7 +207,6 @@ def simulate(
 
     # The load is said beside the run, though no verdict is drawn from it.
     certificate = certify(chosen.workload, chosen.server)
-    demand = certificate.load
     with progress.bar(f"Simulating {chosen.server.policy.name}") as show:
         run = run_once(
             chosen.workload,
@@ -248,19 +216,17 @@ def simulate(
             record=answer.record_for(chosen.requests, chosen.until),
             progress=show,
         )
-    warnings = [*chosen.workload.notices, *load_warnings(demand, chosen.server)]
-    front = chosen.server.kv_notes
+    warnings = [*chosen.workload.notices, *load_warnings(certificate.load, chosen.server)]
     _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
     document_of_run = {
         "load": documents.load_as_dict(certificate),
         "simulation": documents.run_as_dict(run),
         "latency": documents.latency_as_dict(run),
         "latency_refused": None,
-        "warnings": [*front, *warnings],
+        "warnings": [*chosen.server.kv_notes, *warnings],
     }
     drawn = answer.Drawn(chosen.workload, chosen.server)
-    page = run_page(chosen, certificate, run, drawn, warnings)
-    show_page(page, document_of_run, report, as_json)
+    show_page(run_page(chosen, certificate, run, drawn, warnings), document_of_run, report, as_json)
 
 
 def _draw(

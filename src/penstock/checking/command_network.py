@@ -71,8 +71,7 @@ def network(
     from penstock.document import read_document
 
     check_outputs(files_of(scenario), {"--report": report}, figures)
-    document = read_document(scenario)
-    chosen = chosen_network(scenario, document, jobs)
+    chosen = chosen_network(scenario, read_document(scenario), jobs)
     answer_network(chosen, seed, resolution, orders, as_json, figures, report, strict)
 
 
@@ -169,9 +168,9 @@ def _beside_its_own(chosen: "NetworkScenario", orders: str) -> "dict[str, Networ
     """Return the network under its own order and those named, its own first."""
     from penstock.checking.variants import own_order
 
-    own = own_order(chosen.network)
     variants = chosen_variants(chosen, {"policies": None, "routers": None, "orders": orders})
-    return {own: chosen.network} | {n: v for n, v in variants.items() if n != own}
+    own = {own_order(chosen.network): chosen.network}
+    return own | variants | own
 
 
 def chosen_network(path: Path, document: Any, jobs: int | None) -> "NetworkScenario":

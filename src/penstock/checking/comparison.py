@@ -1,6 +1,7 @@
 """Networks side by side, on the same jobs: routers, policies, orders between stages."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints
 from penstock.show.page import Page, Shown
 from penstock.simulation.network_run import NetworkRun
-from penstock.simulation.progress import Progress, part_of
+from penstock.simulation.progress import Progress, in_parts
 from penstock.simulation.run import Distribution, recorded
 from penstock.system.network import Network
 from penstock.system.orders import resolve_order
@@ -63,12 +64,11 @@ class ComparedWorkflow:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        difference = self.difference and _as_dict(self.difference)
         return {
             "network": self.network,
             "workflow": self.workflow,
             "latency": _as_dict(self.latency),
-            "difference": difference,
+            "difference": self.difference and _as_dict(self.difference),
             "goodput": self.goodput and self.goodput.as_dict(),
         }
 
@@ -107,33 +107,26 @@ class NetworkComparison(Shown):
     def _warnings(self, name: str) -> list[str]:
         """Return what is to know of a network and is not said of all, or in the tables."""
         answer = self.answers[name]
-        said = [*reuse_warnings(answer.network, answer.run)]
-        if answer.latency:
-            said += answer.latency.bursts_notice
+        bursts = answer.latency.bursts_notice if answer.latency else ()
+        said = (*reuse_warnings(answer.network, answer.run), *bursts)
         return [warning for warning in answer.warnings if warning not in said]
 
     @property
     def _few(self) -> list[str]:
         """Say how many jobs tell what these cannot."""
-        short = {name for name, answer in self.answers.items() if self._is_short(answer)}
+        steady = {name: answer.latency for name, answer in self.answers.items() if answer.latency}
         estimates = {
             f"{row.workflow} {metric.removesuffix('_s')} at {row.network}": statistics
             for row in self.rows
             for metric, statistics in row.latency.items()
-            if row.network not in short
+            if not steady[row.network].too_short
         }
         return few_bursts(estimates, self.confidence, self.jobs, "jobs")
 
-    @staticmethod
-    def _is_short(answer: NetworkAnswer) -> bool:
-        return answer.latency is not None and answer.latency.too_short
-
     def by_workflow(self) -> dict[str, list[ComparedWorkflow]]:
         """Return the rows of each workflow, the first network's first."""
-        rows: dict[str, list[ComparedWorkflow]] = {}
-        for row in self.rows:
-            rows.setdefault(row.workflow, []).append(row)
-        return rows
+        grouped = itertools.groupby(self.rows, key=lambda row: row.workflow)
+        return {workflow: list(rows) for workflow, rows in grouped}
 
     @property
     def first(self) -> str | None:
@@ -202,12 +195,12 @@ def compare_networks(
     """
     limits = tuple(parsed_targets(targets))
     _check_networks(networks)
-    answers = {}
-    for index, (name, network) in enumerate(networks.items()):
-        part = part_of(progress, index / len(networks), (index + 1) / len(networks))
-        answers[name] = check(
+    answers = {
+        name: check(
             network, jobs=jobs, until=until, seed=seed, resolution=resolution, progress=part
         )
+        for (name, network), part in in_parts(progress, networks.items())
+    }
     return _compared(answers, limits)
 
 
@@ -236,13 +229,9 @@ def compare_orders(
     InputError
         If a value cannot be used.
     """
+    networks = _reordered(network, orders)
     return compare_networks(
-        _reordered(network, orders),
-        jobs=jobs,
-        until=until,
-        seed=seed,
-        resolution=resolution,
-        progress=progress,
+        networks, jobs=jobs, until=until, seed=seed, resolution=resolution, progress=progress
     )
 
 
@@ -301,16 +290,16 @@ def _compared(
     _check_jobs(runs)
     begin = max(latency.warmup_jobs for latency in steady.values())
     end = min(latency.warmup_jobs + latency.jobs for latency in steady.values())
-    few = end - begin < LEAST_JOBS
     used = max(end - begin, 0)
+    few = used < LEAST_JOBS
     if not few:
         used = used // BATCHES * BATCHES
-    arrived = next(iter(runs.values())).arrived
-    batch = in_batches(arrived, end - used, end, few)
-    confidence = next(iter(steady.values())).confidence
+    first = next(iter(steady))
+    batch = in_batches(runs[first].arrived, end - used, end, few)
+    confidence = steady[first].confidence
     short = frozenset(name for name, latency in steady.items() if latency.too_short)
-    question = _Question(runs, batch, targets, confidence, short)
-    return NetworkComparison(answers, targets, question.rows(), used, end - used, confidence)
+    rows = _Question(runs, batch, targets, confidence, short).rows()
+    return NetworkComparison(answers, targets, rows, used, end - used, confidence)
 
 
 def _check_jobs(runs: Mapping[str, NetworkRun]) -> None:
@@ -401,12 +390,10 @@ def _samples(run: NetworkRun, mine: Bools, batch: Ints) -> dict[str, Sample]:
     rows = recorded(run.rows, "requests")
     job = rows.jobs.job
     prompts = np.flatnonzero(mine[job] & (rows.jobs.prompt > 0) & (rows.first_token >= 0))
-    ttft = (rows.first_token - rows.ready)[prompts]
     jobs = np.flatnonzero(mine & (run.finish >= 0))
-    e2e = (run.finish - run.arrival)[jobs]
     return {
-        "ttft_s": Sample(batched(batch, job[prompts], ttft)),
-        "e2e_s": Sample(batched(batch, jobs, e2e)),
+        "ttft_s": Sample(batched(batch, job[prompts], (rows.first_token - rows.ready)[prompts])),
+        "e2e_s": Sample(batched(batch, jobs, (run.finish - run.arrival)[jobs])),
     }
 
 

@@ -1,11 +1,18 @@
-"""Parts of answers as JSON documents say them: the load, a run, its latency."""
+"""Answers and their parts as JSON documents say them."""
 
+import dataclasses
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from penstock.checking.batches import Statistics, ends, values
 from penstock.simulation.run import Run
 from penstock.theory.certificate import Certificate
 from penstock.words import STATISTICS
+
+if TYPE_CHECKING:
+    from penstock.checking.network_answer import NetworkAnswer, StageAnswer, WorkflowAnswer
+    from penstock.theory.network.certificate import NetworkCertificate
 
 
 def load_as_dict(certificate: Certificate) -> dict[str, float]:
@@ -45,4 +52,124 @@ def latency_as_dict(run: Run) -> dict[str, dict[str, float | None]]:
     return {
         row["metric"]: {name: row[name] for name in STATISTICS}
         for row in run.latency().iter_rows(named=True)
+    }
+
+
+def network_as_dict(answer: "NetworkAnswer") -> dict[str, Any]:
+    """Return the JSON form of the answer for a network."""
+    bottleneck = answer.bottleneck
+    return {
+        "verdict": answer.verdict,
+        "load": {
+            "bottleneck": bottleneck.name,
+            "rho": bottleneck.rho,
+            "margin": bottleneck.margin,
+            "max_load": answer.max_load if math.isfinite(answer.max_load) else None,
+        },
+        "certificate": certificate_as_dict(answer.certificate),
+        "stability": answer.stability.as_dict() if answer.stability else None,
+        "stability_skipped": answer.stability_skipped,
+        "simulation": _run_as_dict(answer),
+        "pools": [
+            dataclasses.asdict(pool)
+            | {
+                "binding": list(pool.binding),
+                "limits": [dataclasses.asdict(of) | {"margin": of.margin} for of in pool.limits],
+            }
+            for pool in answer.pools
+        ],
+        "workflows": [_workflow_as_dict(workflow) for workflow in answer.workflows],
+        "stages": [_stage_as_dict(stage) for stage in answer.stages],
+        "priorities": [
+            {"workflow": of.workflow, "stage": of.stage, "priority": of.priority}
+            | _latency_as_dict(of.latency)
+            for of in answer.priorities
+        ],
+        "outages": [window.as_dict() for window in answer.outages],
+        "steady_state": answer.latency
+        and {
+            "jobs": answer.latency.jobs,
+            "warmup_jobs": answer.latency.warmup_jobs,
+            "confidence": answer.latency.confidence,
+        },
+        "latency_refused": answer.latency_refused,
+        "disagreement": answer.disagreement,
+        "warnings": list(answer.warnings),
+    }
+
+
+def certificate_as_dict(certificate: "NetworkCertificate") -> dict[str, Any]:
+    """Return the JSON form of a certificate."""
+    anyone, virtual = certificate.any_policy, certificate.virtual_station
+    return {
+        "verdict": certificate.verdict,
+        "theorem": certificate.theorem,
+        "reason": certificate.reason,
+        "hypotheses": [dataclasses.asdict(hypothesis) for hypothesis in certificate.hypotheses],
+        "certified_load": certificate.certified_load,
+        "any_policy": anyone
+        and {
+            "max_load": anyone.max_load,
+            "exact": anyone.exact,
+            "cycles": [
+                {"pools": list(cycle.pools), "max_load": cycle.max_load, "exact": cycle.exact}
+                for cycle in anyone.cycles
+            ],
+        },
+        "virtual_station": virtual
+        and {
+            "pools": list(virtual.pools),
+            "stages": [list(stages) for stages in virtual.classes],
+            "pushes": [list(stages) for stages in virtual.pushes],
+            "loads": list(virtual.loads),
+            "max_load": virtual.max_load,
+        },
+        "order": [list(pools) for pools in certificate.order],
+        "joins": [
+            {"stage": join.stage, "branches": join.branches, "bound": join.bound}
+            for join in certificate.joins
+        ],
+    }
+
+
+def _run_as_dict(answer: "NetworkAnswer") -> dict[str, Any]:
+    run = answer.run
+    growth = run.growth_tokens_per_s
+    return {
+        "verdict": answer.stability.verdict if answer.stability else None,
+        "jobs": run.arrived,
+        "unfinished": run.arrived - run.finished,
+        "requests": run.requests.height,
+        "seconds": run.seconds,
+        "growth_tokens_per_s": growth if math.isfinite(growth) else None,
+    }
+
+
+def _workflow_as_dict(workflow: "WorkflowAnswer") -> dict[str, Any]:
+    return {
+        "workflow": workflow.name,
+        "jobs_per_s": workflow.jobs_per_s,
+        "jobs": workflow.jobs,
+        "unfinished": workflow.unfinished,
+        "e2e_s": workflow.e2e and values(workflow.e2e),
+        "e2e_interval": workflow.e2e and ends(workflow.e2e),
+        "earliest_s": workflow.earliest_s,
+    }
+
+
+def _stage_as_dict(stage: "StageAnswer") -> dict[str, Any]:
+    return {
+        "stage": stage.name,
+        "pool": stage.pool,
+        "visits_per_s": stage.visits_per_s,
+        "prefill_tokens": stage.prefill_tokens,
+        "decode_tokens": stage.decode_tokens,
+        **_latency_as_dict(stage.latency),
+    }
+
+
+def _latency_as_dict(latency: Mapping[str, Statistics] | None) -> dict[str, Any]:
+    return {
+        "latency": latency and {metric: values(of) for metric, of in latency.items()},
+        "latency_interval": latency and {metric: ends(of) for metric, of in latency.items()},
     }

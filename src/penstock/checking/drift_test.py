@@ -93,9 +93,7 @@ def drift_test(
     with.
     """
     test = _Test.of(workload, server, alpha, resolution, most_arrivals)
-    starts: tuple[Start, ...] = ("prefill",)
-    if test.decodes > 0:
-        starts = ("prefill", "mixed", "decode")
+    starts: tuple[Start, ...] = ("prefill", "mixed", "decode") if test.decodes > 0 else ("prefill",)
     outcome, watches = up_to_unstable(
         [functools.partial(test.watch, start) for start in starts], progress
     )
@@ -357,6 +355,5 @@ def _keeps_long_queues(server: Server) -> bool:
     """Whether long queues may be normal: a policy that looks at them may keep them, a cache is
     quick about them.
     """
-    if server.memory is not None and server.memory.prefix_caching:
-        return True
-    return server.policy.keeps_queues
+    cached = server.memory is not None and server.memory.prefix_caching
+    return cached or server.policy.keeps_queues

@@ -88,8 +88,24 @@ def estimate(
         rho = 1 / (1 - min(verdict(workload, server, seed=workload.seed).drift, _MOST_DRIFT))
     if rho >= 1 or (precision is None and not targets):
         budget = begin
-    search = _Search(workload, server, precision, targets, confidence, rho, drain, tick_s, progress)
-    return search.within(begin, budget)
+    # Who looks several times is wrong more often, so each interval has the confidence
+    # 1 - (1 - confidence) / looks, and all looks together the one asked for (Bonferroni).
+    looks = 1 + math.ceil(math.log2(budget / begin))
+    level = 1 - (1 - confidence) / looks
+    count = begin
+    while True:
+        part = part_of(progress, 0.0, count / budget)
+        run, gaps = _simulated(workload, server, count, drain, tick_s, part)
+        steady = steady_state(run, targets=targets, rho=rho, confidence=level, gap_sections=gaps)
+        missing = _missing(steady, precision, targets)
+        if not missing or count >= budget:
+            break
+        count = min(2 * count, budget)
+    notices = steady.notices
+    if missing:
+        said = f"{run.arrived:,} requests were not enough to {' or to '.join(missing)}"
+        notices = (*notices, said)
+    return run, dataclasses.replace(steady, confidence=confidence, notices=notices)
 
 
 def _budget(workload: Workload, requests: int, most_requests: int | None) -> int:
@@ -103,56 +119,12 @@ def _budget(workload: Workload, requests: int, most_requests: int | None) -> int
     return min(budget, max(workload.rows, requests))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Search:
-    """What runs of growing length are to know: see `estimate`."""
-
-    workload: Workload
-    server: Server
-    precision: float | None
-    targets: Sequence[Target]
-    confidence: float
-    rho: float
-    drain: bool
-    tick_s: float
-    progress: Progress | None
-
-    def within(self, requests: int, budget: int) -> tuple[Run, SteadyState]:
-        """Simulate so many requests, and twice as many while that is not enough.
-
-        Who looks several times is wrong more often, so each interval has the confidence 1 - (1 -
-        confidence) / looks, and all looks together have the one asked for (Bonferroni).
-        """
-        looks = 1 + math.ceil(math.log2(budget / requests))
-        level = 1 - (1 - self.confidence) / looks
-        while True:
-            part = part_of(self.progress, 0.0, requests / budget)
-            run, gaps = _simulated(
-                self.workload, self.server, requests, self.drain, self.tick_s, part
-            )
-            steady = steady_state(
-                run, targets=self.targets, rho=self.rho, confidence=level, gap_sections=gaps
-            )
-            missing = self._missing(steady)
-            if not missing or requests >= budget:
-                break
-            requests = min(2 * requests, budget)
-        notices = steady.notices
-        if missing:
-            notices = (
-                *notices,
-                f"{run.arrived:,} requests were not enough to {' or to '.join(missing)}",
-            )
-        return run, dataclasses.replace(steady, confidence=self.confidence, notices=notices)
-
-    def _missing(self, steady: SteadyState) -> list[str]:
-        """Say what the run was asked for and did not give."""
-        missing = [
-            f"decide {target}" for target in self.targets if steady.judge(target) == "undecided"
-        ]
-        if self.precision is not None and not steady.precision <= self.precision:
-            missing.insert(0, f"know every mean to {self.precision:.3g} of its value")
-        return missing
+def _missing(steady: SteadyState, precision: float | None, targets: Sequence[Target]) -> list[str]:
+    """Say what the run was asked for and did not give."""
+    missing = [f"decide {target}" for target in targets if steady.judge(target) == "undecided"]
+    if precision is not None and not steady.precision <= precision:
+        missing.insert(0, f"know every mean to {precision:.3g} of its value")
+    return missing
 
 
 def _simulated(

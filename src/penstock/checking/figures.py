@@ -1,11 +1,13 @@
-"""Figures of a page on a server: charts, what they show in words, and their figures as a table."""
+"""Figures of a page on a server: charts, what they show in words, and their figures as a table.
+
+Charts are imported when one is drawn: a terminal never waits for that.
+"""
 
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 import polars as pl
 
-from penstock.checking import charts
 from penstock.show.page import Figure, Table
 from penstock.simulation.run import Distribution, Run
 from penstock.theory.region import Region
@@ -18,6 +20,8 @@ _MIX_ROWS = 12
 
 def token_figure(runs: Mapping[str, Run]) -> Figure:
     """Draw the tokens in the system over time, a line per policy."""
+    from penstock.checking import charts
+
     ends = charts.series_while_arriving(runs)
     said = "; ".join(
         f"{name} ends with {series['uncompleted_tokens'][-1]:,}" for name, series in ends.items()
@@ -51,11 +55,13 @@ def token_figure(runs: Mapping[str, Run]) -> Figure:
 
 def latency_figure(runs: Mapping[str, Run], refused: Iterable[str] = ()) -> Figure:
     """Draw the distributions of latency of the policies that have one."""
+    from penstock.checking import charts
+
     left_out = [name for name in runs if name in set(refused)]
     kept = {name: run for name, run in runs.items() if name not in left_out}
     panels = charts.latency_panels(kept, runs)
     texts, tables = [], []
-    for name, pick in zip(METRICS.values(), ("ttft", "gaps", "e2e"), strict=True):
+    for name, pick in zip(METRICS.values(), charts.SAMPLES, strict=True):
         samples = {policy: getattr(run, pick) for policy, run in kept.items()}
         medians = "; ".join(
             f"{policy} {_quantile(d, 0.5, kept[policy].tick_s)} s at the median, "
@@ -97,23 +103,20 @@ def region_figure(
     own
         Regions of policies of their own, where one is known.
     """
+    from penstock.checking import charts
+
     said = _region_in_words(region, point)
-    own = dict(own or {})
+    own = own or {}
     if not runs:
-        shown = next(iter(own.items()), ("", None))
-        chart = charts.region_chart(region, point, shown[1])
-        return Figure(
-            "Stability region",
-            {said: chart},
-            [_vertices(region, own)],
-            "No policy is stable outside.",
-        )
-    drawings = {}
-    for name, run in runs.items():
-        chart = charts.region_chart(region, point, own.get(name), run.compositions).properties(
-            title=name
-        )
-        drawings[f"{name}: {_most_used(run)}. {said}"] = chart
+        chart = charts.region_chart(region, point, next(iter(own.values()), None))
+        tables = [_vertices(region, own)]
+        return Figure("Stability region", {said: chart}, tables, "No policy is stable outside.")
+    drawings = {
+        f"{name}: {_most_used(run)}. {said}": charts.region_chart(
+            region, point, own.get(name), run.compositions
+        ).properties(title=name)
+        for name, run in runs.items()
+    }
     caption = (
         "Each batch stands at the tokens/s that it carries; its area is its share of the busy "
         "time. "
@@ -131,6 +134,8 @@ def gantt_figure(run: Run, name: str = "", batches: int = 40) -> Figure:
     """Draw the first batches of a run, simulated with ``record="allocations"``, coloured by
     phase.
     """
+    from penstock.checking import charts
+
     window = charts.first_batches(run, batches)
     text = (
         f"Gantt chart of {window.height} batches from {seconds(window['start_s'][0])} s: a row "
@@ -162,9 +167,10 @@ def gantt_figure(run: Run, name: str = "", batches: int = 40) -> Figure:
 
 def _nearest(series: pl.DataFrame, time: float) -> str:
     """Return the tokens at or just before a time, or a dash after the last one."""
-    place = int(np.searchsorted(series["time_s"].to_numpy(), time * (1 + 1e-12), side="right")) - 1
-    ended = time > series["time_s"][-1] * 1.05 + 1e-9
-    return "-" if ended else f"{series['uncompleted_tokens'][max(place, 0)]:,}"
+    if time > series["time_s"][-1] * 1.05 + 1e-9:
+        return "-"
+    index = int(np.searchsorted(series["time_s"].to_numpy(), time * (1 + 1e-12), side="right")) - 1
+    return f"{series['uncompleted_tokens'][max(index, 0)]:,}"
 
 
 def _region_in_words(region: Region, point: tuple[float, float] | None) -> str:
@@ -190,11 +196,7 @@ def _most_used(run: Run) -> str:
 
 def _vertices(region: Region, own: Mapping[str, Region]) -> Table:
     regions = {"region": region} | {f"{name}'s own": policys for name, policys in own.items()}
-    rows = [
-        (name, f"{x:,.1f}", f"{y:,.1f}")
-        for name, drawn in regions.items()
-        for x, y in drawn.vertices
-    ]
+    rows = [(name, f"{x:,.1f}", f"{y:,.1f}") for name in regions for x, y in regions[name].vertices]
     return Table(("Corner of", "Prefill (tokens/s)", "Decode (tokens/s)"), rows)
 
 

@@ -1,23 +1,22 @@
-"""Figures of a page on a network: charts, what they show in words, and their figures as a table."""
+"""Figures of a page on a network: charts, what they show in words, and their figures as a table.
+
+Charts are imported when one is drawn: a terminal never waits for that.
+"""
 
 import numpy as np
 
-from penstock.checking import charts_network, graph
 from penstock.checking.comparison import NetworkComparison
-from penstock.checking.flood_test import NetworkStability
-from penstock.checking.graph_layout import network_ways, pool_cycles
+from penstock.checking.graph_layout import network_ways, pool_cycles, pool_of_stage
+from penstock.checking.stability import NetworkStability
 from penstock.show.page import Figure, Table
 from penstock.simulation.network_run import NetworkRun
 from penstock.system.network import Network
 from penstock.theory.network.certificate import NetworkCertificate
 from penstock.words import METRICS, amount, seconds
 
-_SHARES = (0.1, 0.5, 0.9, 0.95, 0.99, 0.999)
-"""Of a table of a distribution."""
-_ROWS = 20
-"""Of a table of values over time."""
-_PHONE = 480
-"""Px; a wider drawing scrolls on a phone."""
+_SHARES = (0.1, 0.5, 0.9, 0.95, 0.99, 0.999)  # of a table of a distribution
+_ROWS = 20  # of a table of values over time
+_PHONE = 480  # px; a wider drawing scrolls on a phone
 _FLOODS = (
     "Each stage in turn is flooded with jobs that begin there, beside those that arrive; the "
     "network is stable if its "
@@ -27,16 +26,17 @@ _FLOODS = (
 
 def graph_figure(network: Network, certificate: NetworkCertificate | None = None) -> Figure:
     """Draw pools, stages and the ways of jobs."""
+    from penstock.checking import graph
+
     names, ways, model = list(network.pools), network_ways(network), network.model()
-    loads = graph.pool_loads(network)
     cycles = pool_cycles(network)
-    pools = "; ".join(f"{name}, {graph.load_in_words(load)}" for name, load in loads.items())
-    round_trips = "; ".join(" - ".join(name for name in names if name in of) for of in cycles)
-    cycle = (
-        f"jobs can go round between {round_trips}"
-        if cycles
-        else "no job comes back to a pool that it has left"
+    pools = "; ".join(
+        f"{name}, {graph.load_in_words(load)}" for name, load in graph.pool_loads(network).items()
     )
+    cycle = "no job comes back to a pool that it has left"
+    if cycles:
+        round_trips = "; ".join(" - ".join(name for name in names if name in of) for of in cycles)
+        cycle = f"jobs can go round between {round_trips}"
     text = f"Graph of {len(names)} pools and {len(network.stages)} stages: {pools}; {cycle}."
     rows = [
         (
@@ -52,17 +52,15 @@ def graph_figure(network: Network, certificate: NetworkCertificate | None = None
     caption = (
         "A column is a pool, darker where its load is higher; jobs go down, and a number is the "
         "share of them that "
-        "takes a way. A bar below a stage: all that follow begin; above: it waits for all. "
+        "takes a way. A bar below a stage: all that follow begin; above: it waits for all."
     )
-    marked = any(name in of for of in cycles for name in names)
-    caption += (
-        "Dashed: pools between which jobs can go round, where load below 1 is not enough."
-        if marked
-        else ""
-    )
+    if cycles:
+        caption += (
+            " Dashed: pools between which jobs can go round, where load below 1 is not enough."
+        )
     chart = graph.network_graph(network, certificate)
     wide = chart.width > _PHONE
-    return Figure("The network", {text: chart}, [Table(columns, rows)], caption.strip(), wide=wide)
+    return Figure("The network", {text: chart}, [Table(columns, rows)], caption, wide=wide)
 
 
 def _then_in_words(fork: bool, targets: dict[str, float]) -> str:
@@ -75,6 +73,8 @@ def _then_in_words(fork: bool, targets: dict[str, float]) -> str:
 
 def flood_figure(stability: NetworkStability) -> Figure:
     """Draw how the work went after each flood."""
+    from penstock.checking import charts_network
+
     went = "; ".join(
         f"with {flood.name} flooded it went to {flood.ratio:.2f} times, at most {flood.highest:.2f}"
         for flood in stability.floods
@@ -113,15 +113,14 @@ def flood_figure(stability: NetworkStability) -> Figure:
 
 def queue_figure(run: NetworkRun) -> Figure:
     """Draw the requests at each stage over time, a chart per pool."""
+    from penstock.checking import charts_network
+
     stages = run.network.stages
+    served = pool_of_stage(run.network)
     wide = charts_network.stage_queues(run).pivot(on="stage", index="time_s", values="requests")
     charts = {}
     for pool, panel in charts_network.queue_panels(run).items():
-        here = [
-            s
-            for s, k in zip(stages, run.network.stage_pool, strict=True)
-            if list(run.network.pools)[k] == pool
-        ]
+        here = [stage for stage in stages if served[stage] == pool]
         most = "; ".join(f"{s} at most {wide[s].to_numpy().max():,}" for s in here)
         charts[f"Lines of requests at pool {pool} over time: {most}."] = panel
     picked = np.unique(np.linspace(0, wide.height - 1, _ROWS + 1).astype(int)).tolist()
@@ -139,17 +138,19 @@ def queue_figure(run: NetworkRun) -> Figure:
 
 def comparison_figure(comparison: NetworkComparison, what: str) -> Figure:
     """Draw the distributions of latency of networks side by side."""
+    from penstock.checking import charts_network
+
     charts = {}
     tables = []
+    columns = (what, *(f"{100 * share:g}%" for share in _SHARES))
+    by_workflow = comparison.by_workflow()
     for (workflow, metric), panel in charts_network.comparison_panels(comparison, what).items():
-        rows = comparison.by_workflow()[workflow]
         cells = [
             (row.network, *(seconds(row.samples[metric].quantile(s) * row.tick_s) for s in _SHARES))
-            for row in rows
+            for row in by_workflow[workflow]
         ]
         title = f"{METRICS[metric]} of {workflow}"
         text = "; ".join(f"{row[0]} {row[2]} s at the median, {row[-2]} s at 99%" for row in cells)
         charts[f"{title}, cumulative distribution: {text}."] = panel
-        columns = (what, *(f"{100 * share:g}%" for share in _SHARES))
         tables.append(Table(columns, cells, f"{title}: at most so many seconds"))
     return Figure("Latency", charts, tables, "Share of calls or jobs that took at most so long.")

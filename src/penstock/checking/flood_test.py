@@ -25,10 +25,10 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
+from penstock.checking.stability import Flood, NetworkStability
 from penstock.checking.verdict import Outcome, up_to_unstable
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints
@@ -66,128 +66,6 @@ _PATIENCE = 10.0  # initial work over the resolution: what may arrive before the
 _STEPS = 256  # batches between two looks, at first
 _STEPS_OF_ONE = 64  # of each replica, where there are so many that it comes to more
 _LOOKS = 256  # at the path, about, before it is thinned
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Flood:
-    """The test with one stage flooded.
-
-    Attributes
-    ----------
-    stage
-        The stage.
-    decodes
-        Whether it was flooded with requests that have nothing but decodes left.
-    outcome
-        ``stable``: the work fell to half. ``unstable``: it rose to the barrier. ``undecided``:
-        neither.
-    initial, arrivals
-        Jobs that began there, and that arrived while it was watched.
-    ratio
-        Work at the end over that at the start.
-    highest
-        The most that the work ever was over that at the start.
-    barrier
-        What the work may not rise to, over that at the start.
-    path
-        Shape (looks, 2): seconds, and work over that at the start.
-    """
-
-    stage: str
-    outcome: Outcome
-    initial: int
-    arrivals: int
-    ratio: float
-    highest: float
-    barrier: float
-    path: Floats = dataclasses.field(repr=False)
-    decodes: bool = False
-
-    @property
-    def name(self) -> str:
-        """The stage, and with what it was flooded where that is not its requests."""
-        return f"{self.stage}, decodes alone" if self.decodes else self.stage
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class NetworkStability:
-    """Whether the work of a network drains.
-
-    Attributes
-    ----------
-    verdict
-        ``stable``, ``unstable`` or ``undecided``.
-    resolution
-        Networks whose loads are at least so far from the critical ones are decided.
-    floods
-        One for each stage; those after one from which the work rises are left out.
-    """
-
-    verdict: Outcome
-    resolution: float
-    floods: tuple[Flood, ...]
-
-    @property
-    def deciding(self) -> Flood:
-        """Of the floods that gave the verdict, the one whose work rose highest."""
-        return max(
-            (flood for flood in self.floods if flood.outcome == self.verdict),
-            key=lambda flood: flood.highest,
-        )
-
-    @property
-    def drift(self) -> float:
-        """Change of the deciding backlog, as a share of the jobs that arrived; below 0 it shrinks.
-
-        A rough figure: a job of a flood may bring less work than one that arrives.
-        """
-        flood = self.deciding
-        return (flood.ratio - 1) * flood.initial / max(flood.arrivals, 1)
-
-    @property
-    def reason(self) -> str:
-        """One sentence."""
-        flood = self.deciding
-        begun = f"{flood.initial:,} jobs put at {flood.name}"
-        arrived = f"while {flood.arrivals:,} more arrived"
-        match self.verdict:
-            case "stable":
-                rose = (
-                    f", after rising to {flood.highest:.2f} times" if flood.highest > 1.05 else ""
-                )
-                hardest = f"hardest with {begun}{rose}, {arrived}"
-                return f"a large backlog put at any one stage was worked down to half ({hardest})"
-            case "unstable":
-                return (
-                    f"with {begun}, the work left rose to {flood.ratio:.1f} times what it was "
-                    f"{arrived}"
-                )
-        return (
-            f"with {begun}, the work left went to {flood.ratio:.2f} times what it was {arrived}: "
-            "too little to tell at "
-            "this resolution"
-        )
-
-    @property
-    def error(self) -> str:
-        """What a wrong verdict is, and what to do about it."""
-        return (
-            "the test is wrong at this resolution, or there is a bug: try another seed and a "
-            "finer resolution"
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        names = (
-            "stage", "decodes", "outcome", "initial", "arrivals", "ratio", "highest", "barrier",
-        )  # fmt: skip
-        floods = [{name: getattr(flood, name) for name in names} for flood in self.floods]
-        return {
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "resolution": self.resolution,
-            "floods": floods,
-        }
 
 
 def flood_test(
@@ -315,16 +193,13 @@ class _Flooded:
         first = next(self.source)
         count = min(_SAMPLE, model.sampled or _SAMPLE)
         sample = first.first(count) if count <= first.count else network.jobs(count, seed)
-        self.initial, self.normal = _initial(
-            network, model, self.stage, self.pool, resolution, seed, times, decodes, sample
-        )
-        flood = _flood_of(network, self.stage, self.initial, seed, decodes)
+        self.initial, self.normal = self._size(model, resolution, seed, times, sample)
         self.session = NetworkSession(network, TICK_S, True, NEVER)
         # Seconds that the jobs known bring to each pool, summed up.
         self.known = np.zeros((1, len(network.pools)))
         self.done = self.requests = 0
         self.level = False
-        self._add(Jobs.joined([flood, first]))
+        self._add(Jobs.joined([_flood_of(network, self.stage, self.initial, seed, decodes), first]))
         brought = self.known[self.initial]
         self.work, self.work_here = float(brought.sum()), float(brought[self.pool])
         self.fallen_here = FALLEN / _fewest_alike(network, self.pool)
@@ -334,6 +209,35 @@ class _Flooded:
         self.patience_s = (
             _PATIENCE / resolution * max(self.work_here / model.rho[self.pool], share * self.work)
         )
+
+    def _size(
+        self, model: NetworkModel, resolution: float, seed: int, times: int, sample: Jobs
+    ) -> tuple[int, float]:
+        """Return how many jobs flood the stage, and the seconds of work that the network may hold
+        anyway.
+
+        The flood brings its pool a multiple of what that holds in batches and delays anyway, and
+        so much that chance moves it to a barrier against a drift of the resolution with a
+        probability of 1% at most: exp(-resolution W E[S]/E[S^2]), S what an arriving job brings.
+        """
+        network, pool = self.network, self.pool
+        trial = _flood_of(network, self.stage, _FEWEST_JOBS, seed, self.decodes)
+        brought = _tokens(network, trial).mean(axis=0)
+        arriving = _tokens(network, sample)[:, pool]
+        delay_s = float(trial.wait_s.sum()) / trial.count  # of tools, while jobs wait in no batch
+        pipeline = _pipeline(network)
+        held = np.minimum(model.rho, 1.0) * (pipeline + model.offered * delay_s) / model.capacity
+        normal = _NORMAL * float(held.sum())
+        chance = _LOG_ERROR / resolution * float((arriving**2).sum() / max(arriving.sum(), 1.0))
+        work = max(
+            _PASSES * float(pipeline[pool]), _DELAYS * float(model.offered[pool]) * delay_s, chance
+        )
+        times *= math.ceil(_fewest_alike(network, pool))
+        jobs = max(
+            times * work / max(float(brought[pool]), 1.0),
+            min(_PASSES * normal / float((brought / model.capacity).sum()), _MOST_FOR_OTHERS),
+        )
+        return min(max(math.ceil(jobs), _FEWEST_JOBS), _MOST_JOBS), normal
 
     def _add(self, jobs: Jobs) -> None:
         """Let jobs arrive, and note what they bring to each pool."""
@@ -422,42 +326,6 @@ def _fewest_alike(network: Network, pool: int) -> float:
     """Return how many times as many replicas a pool has as it has of the kind with the fewest."""
     counts = [count for _, count in list(network.pools.values())[pool].servers]
     return sum(counts) / min(counts)
-
-
-def _initial(
-    network: Network,
-    model: NetworkModel,
-    stage: str,
-    pool: int,
-    resolution: float,
-    seed: int,
-    times: int,
-    decodes: bool,
-    sample: Jobs,
-) -> tuple[int, float]:
-    """Return how many jobs flood a stage, and the seconds of work that the network may hold anyway.
-
-    The flood brings its pool a multiple of what that holds in batches and delays anyway, and so
-    much that chance moves it to a barrier against a drift of the resolution with a probability of
-    1% at most: exp(-resolution W E[S]/E[S^2]), S what an arriving job brings.
-    """
-    trial = _flood_of(network, stage, _FEWEST_JOBS, seed, decodes)
-    brought = _tokens(network, trial).mean(axis=0)
-    arriving = _tokens(network, sample)[:, pool]
-    delay_s = float(trial.wait_s.sum()) / trial.count  # of tools, while jobs wait in no batch
-    pipeline = _pipeline(network)
-    held = np.minimum(model.rho, 1.0) * (pipeline + model.offered * delay_s) / model.capacity
-    normal = _NORMAL * float(held.sum())
-    chance = _LOG_ERROR / resolution * float((arriving**2).sum() / max(arriving.sum(), 1.0))
-    work = max(
-        _PASSES * float(pipeline[pool]), _DELAYS * float(model.offered[pool]) * delay_s, chance
-    )
-    times *= math.ceil(_fewest_alike(network, pool))
-    jobs = max(
-        times * work / max(float(brought[pool]), 1.0),
-        min(_PASSES * normal / float((brought / model.capacity).sum()), _MOST_FOR_OTHERS),
-    )
-    return min(max(math.ceil(jobs), _FEWEST_JOBS), _MOST_JOBS), normal
 
 
 def _tokens(network: Network, jobs: Jobs) -> Floats:

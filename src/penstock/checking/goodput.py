@@ -52,6 +52,5 @@ def goodput_share(good: npt.NDArray[np.bool_], confidence: float, too_short: boo
     # where none or all are good there is no spread: as for so many independent requests (Clopper
     # and Pearson)
     unseen = ((1 - confidence) / 2) ** (1 / size)
-    value = float(good[good.size - size :].mean())
     low, high = min(max(low, 0.0), unseen), max(min(high, 1.0), 1 - unseen)
-    return Estimate(value, None if too_short else low, high)
+    return Estimate(float(good[good.size - size :].mean()), None if too_short else low, high)

@@ -7,7 +7,12 @@ import altair as alt
 import numpy as np
 
 from penstock.checking import graph_layout as place
-from penstock.checking.graph_layout import Layout, network_layout, pool_cycles
+from penstock.checking.graph_layout import (
+    Layout,
+    network_layout,
+    pool_cycles,
+    pool_of_stage,
+)
 from penstock.show.charts import COLOURS, with_line_under
 from penstock.system.network import Network
 from penstock.theory.network.certificate import NetworkCertificate
@@ -41,10 +46,10 @@ def network_graph(
     about
         One line under the figure.
     """
-    layout, cycles = network_layout(network), pool_cycles(network)
-    cyclic = frozenset().union(*cycles)
+    layout = network_layout(network)
+    cycles = pool_cycles(network)
     layers = [
-        *_lanes(network, layout, cyclic),
+        *_lanes(network, layout, frozenset().union(*cycles)),
         *_routes(network, layout, cycles),
         *_stages(network, layout, certificate),
     ]
@@ -88,10 +93,9 @@ class _Canvas:
 
 def pool_loads(network: Network) -> dict[str, float | None]:
     """Return the load of each pool; None where the arrival rate is not known."""
-    rho = network.model().rho
     return {
         pool: float(load) if np.isfinite(load) else None
-        for pool, load in zip(network.pools, rho, strict=True)
+        for pool, load in zip(network.pools, network.model().rho, strict=True)
     }
 
 
@@ -105,7 +109,8 @@ def load_in_words(load: float | None) -> str:
 
 def _lanes(network: Network, layout: Layout, cyclic: frozenset[str]) -> list[alt.Chart]:
     """Draw a band for each pool, and on its left what it is."""
-    canvas, loads = _Canvas(layout), pool_loads(network)
+    canvas = _Canvas(layout)
+    loads = pool_loads(network)
     bands, heads, around, words = [], [], [], []
     for lane in layout.lanes:
         pool, load = network.pools[lane.pool], loads[lane.pool]
@@ -124,11 +129,10 @@ def _lanes(network: Network, layout: Layout, cyclic: frozenset[str]) -> list[alt
         )
         ink = "white" if load is not None and load > DARK else "black"
         for i, text in enumerate(lines):
-            y = place.HEADER / 2 + (i - (len(lines) - 1) / 2) * 16
             words.append(
                 {
                     "x": (lane.left + lane.right) / 2,
-                    "y": y,
+                    "y": place.HEADER / 2 + (i - (len(lines) - 1) / 2) * 16,
                     "text": text,
                     "ink": ink,
                     "bold": i == 0,
@@ -136,24 +140,18 @@ def _lanes(network: Network, layout: Layout, cyclic: frozenset[str]) -> list[alt
             )
     narrowest = min(lane.right - lane.left for lane in layout.lanes)
     corners = {"x2": "x2:Q", "y2": "y2:Q"}
-    look = {"fill": "#f6f6f6", "stroke": "#bbbbbb", "strokeWidth": 0.8}
     with_load = [row for row in heads if row["load"] is not None]
     without_load = [row for row in heads if row["load"] is None]
+    band = {"fill": "#f6f6f6", "stroke": "#bbbbbb", "strokeWidth": 0.8}
+    head = {"stroke": "#333333", "strokeWidth": 0.8}
     frame: dict[str, Any] = {"fillOpacity": 0, "strokeWidth": 3}
+    dashed = frame | {"stroke": CYCLE, "strokeDash": list(CYCLE_DASH)}
     layers = [
-        *canvas.draw(bands, "rect", look, **corners),
-        *canvas.draw(
-            with_load,
-            "rect",
-            {"stroke": "#333333", "strokeWidth": 0.8},
-            fill=_load_fill(),
-            **corners,
-        ),
+        *canvas.draw(bands, "rect", band, **corners),
+        *canvas.draw(with_load, "rect", head, fill=_load_fill(), **corners),
         *canvas.draw(without_load, "rect", {"fill": UNKNOWN, "stroke": "#333333"}, **corners),
         *canvas.draw(around, "rect", frame | {"stroke": "white"}, **corners),  # seen on any blue
-        *canvas.draw(
-            around, "rect", frame | {"stroke": CYCLE, "strokeDash": list(CYCLE_DASH)}, **corners
-        ),
+        *canvas.draw(around, "rect", dashed, **corners),
     ]
     for ink in ("white", "black"):
         for bold, size, weight in ((True, 13, "bold"), (False, 11, "normal")):
@@ -178,8 +176,7 @@ def _load_fill() -> alt.Fill:
 def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) -> list[alt.Chart]:
     """Draw the ways of jobs, with arrows, probabilities, and the bars of forks and joins."""
     canvas = _Canvas(layout)
-    names = list(network.pools)
-    served = {stage: names[k] for stage, k in zip(network.stages, network.stage_pool, strict=True)}
+    served = pool_of_stage(network)
     points, arrows, rings, words = [], [], [], []
     # Ways end in an arrow at a stage, or in a ring where jobs leave; words are probabilities.
     for number, route in enumerate(layout.routes):
@@ -204,29 +201,36 @@ def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) 
                 words.append({"x": at_x, "y": at_y, "text": _chance(route.chance).strip()})
     layers = _lines(canvas, points)
     for kind, (colour, _) in _LOOKS.items():
-        look = {"shape": "triangle-down", "size": 70, "filled": True, "opacity": 1}
-        heads = [row for row in arrows if row["kind"] == kind]
-        layers += canvas.draw(heads, "point", look | {"color": colour})
-    ring = {"shape": "circle", "size": 60, "filled": True, "color": "white", "opacity": 1}
-    layers += canvas.draw(rings, "point", ring | {"stroke": PLAIN, "strokeWidth": 2})
-    bars = _bars(layout)
-    layers += canvas.draw(bars, "rule", {"strokeWidth": 5, "color": "black"}, x2="x2:Q", y2="y2:Q")
-    layers += canvas.words(words, color="white", stroke="white", strokeWidth=4, opacity=0.9)
-    layers += canvas.words(words, color="black")
-    return layers
+        head = {
+            "shape": "triangle-down", "size": 70, "filled": True, "opacity": 1, "color": colour,
+        }  # fmt: skip
+        layers += canvas.draw([row for row in arrows if row["kind"] == kind], "point", head)
+    ring = {
+        "shape": "circle", "size": 60, "filled": True, "color": "white", "opacity": 1,
+        "stroke": PLAIN, "strokeWidth": 2,
+    }  # fmt: skip
+    bar = {"strokeWidth": 5, "color": "black"}
+    return [
+        *layers,
+        *canvas.draw(rings, "point", ring),
+        *canvas.draw(_bars(layout), "rule", bar, x2="x2:Q", y2="y2:Q"),
+        *canvas.words(words, color="white", stroke="white", strokeWidth=4, opacity=0.9),
+        *canvas.words(words, color="black"),
+    ]
 
 
+# colour and dash of each kind of route
 _LOOKS = {"route": (PLAIN, [1, 0]), "route in a cycle of pools": (CYCLE, list(CYCLE_DASH))}
-"""Colour and dash of each kind of route."""
 
 
 def _lines(canvas: _Canvas, points: list[dict[str, Any]]) -> list[alt.Chart]:
     """Draw the ways; only a graph with a cycle needs a legend that tells its routes from others."""
     kinds = [kind for kind in _LOOKS if any(point["kind"] == kind for point in points)]
-    legend = alt.Legend(
-        title=None, orient="bottom", symbolType="stroke", symbolSize=400, labelLimit=240
-    )
-    legend = legend if len(kinds) > 1 else None  # type: ignore[assignment]
+    legend: alt.Legend | None = None
+    if len(kinds) > 1:
+        legend = alt.Legend(
+            title=None, orient="bottom", symbolType="stroke", symbolSize=400, labelLimit=240
+        )
     colours = alt.Scale(domain=kinds, range=[_LOOKS[kind][0] for kind in kinds])
     dashes = alt.Scale(domain=kinds, range=[_LOOKS[kind][1] for kind in kinds])
     return canvas.draw(
@@ -275,14 +279,15 @@ def _stages(
     for k, stage in enumerate(network.stages):
         x, y = layout.stages[stage]
         half = layout.stage_width / 2
-        marked = any(name.startswith(stage) for name in in_virtual)
-        corners: dict[str, Any] = {
-            "x": x - half,
-            "x2": x + half,
-            "y": y - place.HEIGHT / 2,
-            "y2": y + place.HEIGHT / 2,
-        }
-        boxes.append(corners | {"marked": marked})
+        boxes.append(
+            {
+                "x": x - half,
+                "x2": x + half,
+                "y": y - place.HEIGHT / 2,
+                "y2": y + place.HEIGHT / 2,
+                "marked": any(name.startswith(stage) for name in in_virtual),
+            }
+        )
         lines = [f"{_short(model.visits[k])}/s, {_short(tokens[k])} tokens"]
         shape = ["join"] * (stage in layout.joins) + ["fork"] * (stage in layout.forks)
         notes = [*shape, *_rank(network, k)]
@@ -309,26 +314,25 @@ def _stages(
     )
     unmarked = [row for row in boxes if not row["marked"]]
     in_station = [row | {"marked": _VIRTUAL} for row in boxes if row["marked"]]
-    layers = [
+    return [
         *canvas.draw(unmarked, "rect", plain, x2="x2:Q", y2="y2:Q"),
         *canvas.draw(in_station, "rect", dashed, x2="x2:Q", y2="y2:Q", stroke=stroke),
         *canvas.words(names, fontSize=12, fontWeight="bold", limit=layout.stage_width - 8),
         *canvas.words(figures, color="#333333", fontSize=10.5, limit=layout.stage_width - 6),
+        *_arrivals(canvas, network, layout),
     ]
-    return layers + _arrivals(canvas, network, layout)
 
 
 def _arrivals(canvas: _Canvas, network: Network, layout: Layout) -> list[alt.Chart]:
     """Write where jobs come from, and how many."""
-    arrivals = [route for route in layout.routes if route.kind == "arrival"]
-    layers: list[alt.Chart] = []
     words = []
     begin = dict(zip(network.stages, network.model().external.tolist(), strict=True))
-    for route in arrivals:
+    for route in (route for route in layout.routes if route.kind == "arrival"):
         x, y = route.path[0]
         stage = str(route.target)
         rate = f"{_short(begin[stage])} jobs/s" if np.isfinite(begin[stage]) else "recorded jobs"
         words += [(x, y - 21, stage.partition(".")[0], "bold"), (x, y - 7, rate, "normal")]
+    layers: list[alt.Chart] = []
     for weight in ("bold", "normal"):
         rows = [{"x": x, "y": y, "text": text} for x, y, text, how in words if how == weight]
         layers += canvas.words(rows, fontWeight=weight, limit=layout.stage_width)

@@ -161,10 +161,8 @@ def _then(stage: Stage) -> tuple[bool, dict[str, float]]:
 
 def pool_cycles(network: Network) -> list[frozenset[str]]:
     """Return the sets of pools between which jobs can go round."""
-    pools, graph = list(network.pools), nx.DiGraph()
-    served = {
-        stage: pools[index] for stage, index in zip(network.stages, network.stage_pool, strict=True)
-    }
+    graph = nx.DiGraph()
+    served = pool_of_stage(network)
     for source, (_, targets) in network_ways(network).items():
         graph.add_edges_from((served[source], served[target]) for target in targets)
     return [
@@ -172,6 +170,14 @@ def pool_cycles(network: Network) -> list[frozenset[str]]:
         for members in nx.strongly_connected_components(graph)
         if len(members) > 1
     ]
+
+
+def pool_of_stage(network: Network) -> dict[str, str]:
+    """Return the pool that serves each stage."""
+    pools = list(network.pools)
+    return {
+        stage: pools[index] for stage, index in zip(network.stages, network.stage_pool, strict=True)
+    }
 
 
 def _stages(network: Network) -> dict[str, Stage]:
@@ -218,28 +224,28 @@ def _lanes(
     """Return the lanes, and where across each stage stands: near those it is linked to, where there
     is a choice.
     """
-    pools = list(network.pools)
-    members = [
-        [s for s, p in zip(network.stages, network.stage_pool, strict=True) if p == k]
-        for k in range(len(pools))
-    ]
+    members: dict[str, list[str]] = {pool: [] for pool in network.pools}
+    for stage, pool in pool_of_stage(network).items():
+        members[pool].append(stage)
     ranked = sorted(
-        range(len(pools)),
-        key=lambda k: (min(row[s] for s in members[k]), np.mean([row[s] for s in members[k]]), k),
+        members,
+        key=lambda pool: (
+            min(row[s] for s in members[pool]),
+            np.mean([row[s] for s in members[pool]]),
+        ),
     )
     # Stages of one pool and one row share a cell; a lane is as wide as its fullest one.
-    cells: dict[tuple[int, int], list[str]] = {}
-    for k in ranked:
-        for stage in members[k]:
-            cells.setdefault((k, row[stage]), []).append(stage)
+    cells: dict[tuple[str, int], list[str]] = {}
     lanes, middle = [], {}
     left = 0.0
     pitch = width + _BESIDE
-    for k in ranked:
-        most = max(len(of) for (pool, _), of in cells.items() if pool == k)
+    for pool in ranked:
+        for stage in members[pool]:
+            cells.setdefault((pool, row[stage]), []).append(stage)
+        most = max(len(of) for (at, _), of in cells.items() if at == pool)
         right = left + most * pitch - _BESIDE + 2 * _PAD
-        lanes.append(Lane(pools[k], left, right))
-        middle[k] = (left + right) / 2
+        lanes.append(Lane(pool, left, right))
+        middle[pool] = (left + right) / 2
         left = right + _BETWEEN
     # Inside a cell stages move towards those that they are linked to, a few times over.
     near: dict[str, list[str]] = {stage: [] for stage in network.stages}
@@ -249,7 +255,7 @@ def _lanes(
             near[target].append(source)
     across: dict[str, float] = {}
     for sweep in range(_SWEEPS):
-        for (k, _), stages in cells.items():
+        for (pool, _), stages in cells.items():
             if sweep:
                 stages.sort(
                     key=lambda s: (
@@ -257,7 +263,7 @@ def _lanes(
                     )
                 )
             across |= {
-                s: middle[k] + (i - (len(stages) - 1) / 2) * pitch for i, s in enumerate(stages)
+                s: middle[pool] + (i - (len(stages) - 1) / 2) * pitch for i, s in enumerate(stages)
             }
     return tuple(lanes), across
 
@@ -317,13 +323,10 @@ class _Router:
 
     def _passing(self, source: str, target: str) -> list[float]:
         """Return where a route passes the rows between its ends, and take that place."""
-        first, last = self.row[source], self.row[target]
-        positions = []
-        for row in range(first + 1, last):
-            share = (row - first) / (last - first)
-            straight = (1 - share) * self.middle[source][1] + share * self.middle[target][1]
-            positions.append(self._free([row], straight))
-        return positions
+        ends = (self.row[source], self.row[target])
+        across = (self.middle[source][1], self.middle[target][1])
+        between = range(ends[0] + 1, ends[1])
+        return [self._free([row], float(np.interp(row, ends, across))) for row in between]
 
     def _track(self, source: str, target: str) -> list[float]:
         """Return where a route back goes up, and take that place."""
@@ -335,10 +338,8 @@ class _Router:
         is in some rows.
         """
         positions = np.arange(_PAD / 2, self.right + 300.0, 2.0)
-        clear = np.ones(positions.size, np.bool_)
-        for row in rows:
-            for across, reach in self.taken.get(row, []):
-                clear &= np.abs(positions - across) >= reach
+        taken = [place for row in rows for place in self.taken.get(row, [])]
+        clear = np.all([np.abs(positions - across) >= reach for across, reach in taken], axis=0)
         outside = np.where(positions > self.right, 40.0, 0.0)
         cost = (
             np.abs(positions[:, None] - np.array(near)) @ np.linspace(1.0, 1.2, len(near)) + outside

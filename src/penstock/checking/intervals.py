@@ -57,14 +57,12 @@ class QuantileInterval(NamedTuple):
 
 _MOST_WIDENING = 0.8  # correlation up to which its effect can be estimated from a few batches
 
+# E[T^4] E[T]^2 / E[T^2]^3 of the time T that a burst stays beyond a level, in heavy traffic. The
+# work in the queue is then a Brownian motion, scaled here to the drift -1 and the variance 1. The
+# time that it spends beyond a level once it has reached it has the Laplace transform 2 / (1 +
+# sqrt(1 + 2 s)), so the moments are 1/2, 1, 15/4 and 21. For bursts of one length the ratio is 1,
+# for exponential ones 3.
 _BURST_KURTOSIS = 21 / 4
-"""E[T^4] E[T]^2 / E[T^2]^3 of the time T that a burst stays beyond a level, in heavy traffic.
-
-The work in the queue is then a Brownian motion, scaled here to the drift -1 and the variance 1. The
-time that it spends beyond a level once it has reached it has the Laplace transform 2 / (1 + sqrt(1
-+ 2 s)), so the moments are 1/2, 1, 15/4 and 21. For bursts of one length the ratio is 1, for
-exponential ones 3.
-"""
 
 
 def warmup(series: npt.ArrayLike) -> tuple[int, bool]:

@@ -16,15 +16,19 @@ from penstock.checking.batches import (
     LEAST_REQUESTS,
     RELAXATIONS,
     Batches,
+    Statistics,
     before_unfinished,
     checked_confidence,
+    ends,
     few_bursts,
     relaxation_requests,
     unsteady,
+    values,
     variability,
 )
 from penstock.checking.targets import Estimate, Judgement, Target, share, statistics_of
 from penstock.errors import InputError
+from penstock.inputs.arrays import Ints
 from penstock.simulation.run import Distribution, Rows, Run, recorded
 
 
@@ -47,7 +51,7 @@ class SteadyState:
         What the user should know besides, a sentence each.
     """
 
-    estimates: Mapping[str, Mapping[str, Estimate]]
+    estimates: Mapping[str, Statistics]
     requests: int
     warmup_requests: int
     confidence: float
@@ -85,13 +89,8 @@ class SteadyState:
             "requests": self.requests,
             "warmup_requests": self.warmup_requests,
             "confidence": self.confidence,
-            "latency": {
-                metric: {s: e.value for s, e in of.items()} for metric, of in self.estimates.items()
-            },
-            "intervals": {
-                metric: {s: [e.low, e.high] for s, e in of.items()}
-                for metric, of in self.estimates.items()
-            },
+            "latency": {metric: values(of) for metric, of in self.estimates.items()},
+            "intervals": {metric: ends(of) for metric, of in self.estimates.items()},
             "notices": list(self.notices),
         }
 
@@ -185,18 +184,17 @@ def _in_batches(
     too few.
     """
     if used < LEAST_REQUESTS:
-        return {
-            "ttft_s": Batches.none(run.ttft),
-            "tbt_s": Batches.none(run.gaps),
-            "e2e_s": Batches.none(run.e2e),
-        }
+        samples = {"ttft_s": run.ttft, "tbt_s": run.gaps, "e2e_s": run.e2e}
+        return {metric: Batches.none(whole) for metric, whole in samples.items()}
     removed = rows.arrival.size - used
-    ttft = (rows.first_token - rows.arrival)[removed:]
-    e2e = (rows.finish - rows.arrival)[removed:]
+
+    def equal(ticks: Ints) -> Batches:
+        return Batches.of([Distribution.of(part) for part in np.split(ticks[removed:], BATCHES)])
+
     return {
-        "ttft_s": Batches.of([Distribution.of(part) for part in np.split(ttft, BATCHES)]),
+        "ttft_s": equal(rows.first_token - rows.arrival),
         "tbt_s": _gap_batches(run.gaps, rows, removed, gap_sections),
-        "e2e_s": Batches.of([Distribution.of(part) for part in np.split(e2e, BATCHES)]),
+        "e2e_s": equal(rows.finish - rows.arrival),
     }
 
 

@@ -46,12 +46,10 @@ yet full.
 MOST_PRIORITIES = 12
 """Of which latencies are told apart."""
 
+# times as long as it is itself that a run can say a run should be; a shorter one names a least
 _FORESIGHT = 10
-"""Times as long as it is itself that a run can say a run should be; a shorter one names a least."""
-_GROUPS = 100
-"""Of jobs, over which the variability of what they bring is measured (`variability`)."""
-_NO_RUN = 1e8
-"""Jobs that no run has."""
+_GROUPS = 100  # of jobs, over which the variability of what they bring is measured (`variability`)
+_NO_RUN = 1e8  # jobs that no run has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,23 +228,23 @@ def _by_name(
     workflows: Mapping[str, Statistics], stages: Mapping[str, Mapping[str, Statistics]]
 ) -> dict[str, Statistics]:
     """Return estimates by the names that notices call them."""
-    by_name = {f"{name} e2e": statistics for name, statistics in workflows.items()}
-    for stage, metrics in stages.items():
-        by_name |= {
-            f"{stage} {metric.removesuffix('_s')}": statistics
-            for metric, statistics in metrics.items()
-        }
-    return by_name
+    return {f"{name} e2e": statistics for name, statistics in workflows.items()} | {
+        f"{stage} {metric.removesuffix('_s')}": statistics
+        for stage, metrics in stages.items()
+        for metric, statistics in metrics.items()
+    }
 
 
 def _of_workflows(run: NetworkRun, count: int, batch: Ints) -> dict[str, Batches]:
     """Return E2E of the first ``count`` jobs by workflow, which all have ended."""
     e2e = (run.finish - run.arrival)[:count]
-    chosen = {
-        workflow.name: run.workflow[:count] == index
-        for index, workflow in enumerate(run.network.workflows)
+    chosen = [
+        np.flatnonzero(run.workflow[:count] == index) for index in range(len(run.network.workflows))
+    ]
+    return {
+        workflow.name: batched(batch, jobs, e2e[jobs])
+        for workflow, jobs in zip(run.network.workflows, chosen, strict=True)
     }
-    return {name: batched(batch, np.flatnonzero(mine), e2e[mine]) for name, mine in chosen.items()}
 
 
 def _of_stages(run: NetworkRun, rows: RequestRows, batch: Ints) -> dict[str, dict[str, Batches]]:
@@ -361,13 +359,9 @@ def _shortness(
     enough = max(2 * LEAST_JOBS, doubt * (BATCHES * batch + FILLING * at_once))
     if enough >= _NO_RUN:
         return [f"{reason}; no run is long enough" for reason in few]
-    # Else too little was seen of the steady state to promise anything.
-    foreseeable = count >= enough / _FORESIGHT
-    would_do = (
-        f"{rounded_up(enough):,} would do"
-        if foreseeable
-        else f"simulate {rounded_up(enough):,} or more"
-    )
+    would_do = f"{rounded_up(enough):,} would do"
+    if count < enough / _FORESIGHT:  # too little was seen of the steady state to promise anything
+        would_do = f"simulate {rounded_up(enough):,} or more"
     return [f"{reason}; {would_do}" for reason in few]
 
 

@@ -2,16 +2,16 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock import checks
 from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_state
 from penstock.checking.batches import Statistics
-from penstock.checking.flood_test import NetworkStability
 from penstock.checking.latency_network import NetworkSteadyState, network_steady_state
 from penstock.checking.outages import OutageWindow, outage_windows
 from penstock.checking.pools import PoolAnswer, pool_answers, pool_warnings
+from penstock.checking.stability import RECORDED, NetworkStability
 from penstock.checking.verdict import verdict
 from penstock.show.page import Page
 from penstock.simulation.network_run import NetworkRun
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
 
 MOST_JOBS = 10_000_000
 """Of a run: each keeps a row per request in memory."""
-
-RECORDED = (
-    "all jobs are recorded and come to an end, so nothing can grow for ever; give them a rate to "
-    "test stability"
-)
 
 _TEST_SHARE, _RUN_SHARE = 0.5, 0.75  # of the work that is then done, for the progress bar
 
@@ -183,13 +178,11 @@ class NetworkAnswer(AnyAnswer):
         certifies = "certifies" if others else "would, if the other hypotheses held, certify"
         rows = []
         for cycle in anyone.cycles if anyone else ():
-            if cycle.max_load == 0:
-                what = "nothing is known of every work-conserving order of the stages"
-            else:
+            what = "nothing is known of every work-conserving order of the stages"
+            if cycle.max_load > 0:
                 what = (
                     f"the linear program {certifies} every work-conserving order of the stages up "
-                    "to so many times "
-                    "this load"
+                    "to so many times this load"
                 )
                 if cycle.max_load >= cycle.overload * (1 - 1e-5):
                     what += ", where a pool is overloaded"
@@ -202,7 +195,7 @@ class NetworkAnswer(AnyAnswer):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``network``."""
-        from penstock.checking.network_json import network_as_dict
+        from penstock.checking.documents import network_as_dict
 
         return network_as_dict(self)
 
@@ -226,8 +219,7 @@ def of_network(
     refuse_late_outages(network, jobs, seed, options, outages)
     certificate = certify(network)
     if stability is None and not network.ends:
-        tested = part_of(progress, 0.0, _TEST_SHARE)
-        stability = flooded(network, seed, resolution, tested)
+        stability = flooded(network, seed, resolution, part_of(progress, 0.0, _TEST_SHARE))
     run = run_network(network, jobs, seed, options)
     windows: tuple[OutageWindow, ...] = ()
     if outages:
@@ -256,7 +248,7 @@ def of_network(
         stability=stability,
         run=run,
         pools=pools,
-        workflows=_workflows(network, run, latency),
+        workflows=tuple(_workflows(network, run, latency)),
         stages=_stages(model, latency),
         latency=latency,
         warnings=tuple(dict.fromkeys(warnings)),
@@ -281,12 +273,11 @@ def _length_of_run(network: Network, jobs: int | None, until: float | None) -> i
     network.check_rates()
     jobs = jobs_of_run(network, jobs, until, MOST_JOBS, "each keeps a row per request in memory")
     if until is not None:
-        longest = MOST_JOBS / sum(workflow.rate for workflow in network.workflows)
         checks.number(
             "until",
             until,
             1e-9,
-            longest,
+            MOST_JOBS / sum(workflow.rate for workflow in network.workflows),
             "s",
             f"a row per request is kept, of up to {MOST_JOBS:,} jobs",
         )
@@ -298,33 +289,25 @@ def _loads(certificate: NetworkCertificate, pools: Sequence[PoolAnswer]) -> list
     station.
     """
     virtual = certificate.virtual_station
-    return [
-        max(
-            1 - pool.margin, 1 / virtual.max_load if virtual and pool.name in virtual.pools else 0.0
-        )
-        for pool in pools
-    ]
+    in_virtual = dict.fromkeys(virtual.pools, 1 / virtual.max_load) if virtual else {}
+    return [max(1 - pool.margin, in_virtual.get(pool.name, 0.0)) for pool in pools]
 
 
 def _workflows(
     network: Network, run: NetworkRun, latency: NetworkSteadyState | None
-) -> tuple[WorkflowAnswer, ...]:
+) -> Iterator[WorkflowAnswer]:
     assert run.rows is not None
     earliest = earliest_of_jobs(network, run.rows.jobs)
-    answers = []
     for index, workflow in enumerate(network.workflows):
         mine = run.workflow == index
-        answers.append(
-            WorkflowAnswer(
-                workflow.name,
-                workflow.rate,
-                int(mine.sum()),
-                int((mine & (run.finish < 0)).sum()),
-                latency.workflows[workflow.name] if latency else None,
-                float(earliest[mine].mean()) if mine.any() else 0.0,
-            )
+        yield WorkflowAnswer(
+            workflow.name,
+            workflow.rate,
+            int(mine.sum()),
+            int((mine & (run.finish < 0)).sum()),
+            latency.workflows[workflow.name] if latency else None,
+            float(earliest[mine].mean()) if mine.any() else 0.0,
         )
-    return tuple(answers)
 
 
 def _stages(model: NetworkModel, latency: NetworkSteadyState | None) -> tuple[StageAnswer, ...]:

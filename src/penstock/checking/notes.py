@@ -1,13 +1,25 @@
-"""What the user should know of the load and the limits of a server, beside the verdict."""
+"""What the user should know of a server beside the verdict: of the load, the limits, and KV memory
+that nobody gave.
+"""
 
+import dataclasses
+import math
+
+from penstock.checking.verdict import verdict
+from penstock.errors import InputError
+from penstock.system.memory import Memory
 from penstock.system.server import Server
-from penstock.theory.kv_blocks import reuses
+from penstock.theory.kv_blocks import drawn, reuses
 from penstock.theory.load import Load
 from penstock.theory.memory import MemoryEstimate
 from penstock.workload.workload import Workload
 
 _LOSS_WORTH_A_WARNING = 0.01
 _SOME = 0.01  # preemptions of a request
+# of tests with other KV memory: nearer to the limit its tokens matter less than what is unknown
+_RESOLUTION = 0.05
+_COARSE = 4.0  # from one size to the next, until the verdict turns
+_CLOSE = 1.25  # of the two sizes between which it turns
 
 
 def memory_warnings(
@@ -47,14 +59,86 @@ def load_warnings(load: Load, server: Server) -> list[str]:
     load alone decides.
     """
     warnings = [server.scope_warning] if server.scope_warning else []
-    if any(load.attention_s):
-        return warnings
     full, best = load.filled_batch_tokens_per_s, load.best_batch_tokens_per_s
-    if full >= best * (1 - _LOSS_WORTH_A_WARNING):
-        return warnings
-    return [
-        *warnings,
-        f"batches filled to the token budget of {server.token_budget:,} carry {full:,.0f} "
-        "tokens/s, but batches of "
-        f"{load.best_token_load:,} carry {best:,.0f}: set the budget to {load.best_token_load:,}",
-    ]
+    if not any(load.attention_s) and full < best * (1 - _LOSS_WORTH_A_WARNING):
+        warnings.append(
+            f"batches filled to the token budget of {server.token_budget:,} carry {full:,.0f} "
+            f"tokens/s, but batches of {load.best_token_load:,} carry {best:,.0f}: set the budget "
+            f"to {load.best_token_load:,}"
+        )
+    return warnings
+
+
+def kv_notes(
+    workload: Workload, server: Server, outcome: str, *, search: bool = True
+) -> tuple[str, ...]:
+    """Return what to know of the KV memory before the verdict on a server is read, in a sentence or
+    none.
+
+    Parameters
+    ----------
+    workload, server
+        What arrives and what serves.
+    outcome
+        The verdict of the test.
+    search
+        Whether to say at how many tokens it would turn: up to a dozen more tests.
+    """
+    if server.kv_note is None:
+        return ()
+    note = server.kv_note
+    if search and server.kv_estimate is not None:
+        ends = {"stable": server.kv_estimate.low, "unstable": server.kv_estimate.high}
+        if outcome in ends:
+            note += _at_the_end(workload, server, outcome, ends[outcome])
+    elif search and outcome == "stable":
+        note += _below(workload, server)
+    return (f"{note}.",)
+
+
+def _at_the_end(workload: Workload, server: Server, outcome: str, tokens: int) -> str:
+    """Say whether the verdict is the same at the end of an estimate where it may turn."""
+    there = _verdict(workload, server, tokens)
+    if there == outcome:
+        return f". The verdict below ({outcome}) is the same at {tokens:,} tokens"
+    return (
+        f". The verdict below ({outcome}) is {there} at {tokens:,} tokens, so measure that "
+        "number first"
+    )
+
+
+def _below(workload: Workload, server: Server) -> str:
+    """Say between which sizes a verdict of stable turns, by simulation."""
+    prompt, output = drawn(workload.lengths)
+    slots = min(server.max_batch_size or server.token_budget, server.token_budget)
+    stable = math.inf
+    tokens = slots * float((prompt + output).mean())
+    unstable = 1.0
+    while stable / unstable > _CLOSE:
+        if _verdict(workload, server, int(tokens)) == "stable":
+            stable = tokens
+        else:
+            unstable = tokens
+        if math.isinf(stable):
+            return ""
+        tokens = stable / _COARSE if unstable == 1.0 else math.sqrt(stable * unstable)
+        if tokens < server.policy.block_size:
+            break
+    if unstable == 1.0:
+        return f"; with {stable:,.0f} tokens it is stable too"
+    return f"; with {stable:,.0f} tokens the verdict is stable too, with {unstable:,.0f} it is not"
+
+
+def _verdict(workload: Workload, server: Server, tokens: int) -> str:
+    """Return the verdict with so many KV tokens; ``unstable`` where a request never fits."""
+    size = server.policy.block_size if server.memory is None else server.memory.block_size
+    if tokens < size:
+        return "unstable"
+    memory = Memory.of_tokens(tokens, size)
+    if server.memory is not None:
+        memory = dataclasses.replace(server.memory, blocks=memory.blocks)
+    try:
+        limited = dataclasses.replace(server, memory=memory, gpu=None)
+        return verdict(workload, limited, resolution=_RESOLUTION, seed=workload.seed).verdict
+    except InputError:
+        return "unstable"

@@ -132,17 +132,17 @@ def outages_section(windows: tuple[OutageWindow, ...]) -> list[Section]:
         return []
     rows: dict[str, list[tuple[str, ...]]] = {}
     for window in windows:
-        rows.setdefault(_title(window), []).append(
-            (
-                window.when,
-                f"{window.requests:,}",
-                f"{window.sent_again + window.lost:,}",
-                _beside(window.ttft_s["p50"], window.ttft_without_s["p50"]),
-                _beside(window.ttft_s["p99"], window.ttft_without_s["p99"]),
-                _beside(window.e2e_s["p50"], window.e2e_without_s["p50"]),
-                _beside(window.e2e_s["p99"], window.e2e_without_s["p99"]),
+        hit = f"{window.sent_again + window.lost:,}"
+        latency = [
+            f"{seconds(value)} ({seconds(without[statistic])})"
+            for those, without in (
+                (window.ttft_s, window.ttft_without_s),
+                (window.e2e_s, window.e2e_without_s),
             )
-        )
+            for statistic, value in those.items()
+        ]
+        cells = (window.when, f"{window.requests:,}", hit, *latency)
+        rows.setdefault(_title(window), []).append(cells)
     columns = ("", "Came", "Hit", "TTFT p50", "TTFT p99", "E2E p50", "E2E p99")
     tables = [Table(columns, those, title=title) for title, those in rows.items()]
     return [Section("Outages", [_CAPTION], tables=tables)]
@@ -153,7 +153,3 @@ def _title(window: OutageWindow) -> str:
     fate = "lost" if outage.requests == LOST else "sent again"
     hit = f"hit {counted(window.hit, 'request')}, {fate}"
     return f"{outage.name} from {outage.start_s:g} to {outage.end_s:g} s: {hit}"
-
-
-def _beside(value: float | None, without: float | None) -> str:
-    return f"{seconds(value)} ({seconds(without)})"

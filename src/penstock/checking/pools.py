@@ -72,28 +72,26 @@ def pool_answers(
         for of in (run.busy, run.tokens, run.n_batches)
     )
     ticks = max(run.end, 1)
-    answers = []
-    for index, (loaded, pool) in enumerate(
-        zip(certificate.pools, network.pools.values(), strict=True)
-    ):
-        answers.append(
-            PoolAnswer(
-                name=loaded.name,
-                replicas=pool.replicas,
-                router=pool.router.name + (" with affinity" if pool.affinity else ""),
-                policy=" and ".join(dict.fromkeys(s.policy.name for s, _ in pool.servers)),
-                order=pool.order_name,
-                rho=loaded.rho,
-                margin=loaded.margin,
-                binding=loaded.binding,
-                drain_s=loaded.drain_s,
-                busy=float(busy[index]) / ticks / pool.replicas,
-                tokens_per_s=float(tokens[index]) / (ticks * run.tick_s),
-                tokens_per_batch=float(tokens[index]) / max(float(batches[index]), 1.0),
-                limits=loaded.limits,
-            )
+    return tuple(
+        PoolAnswer(
+            name=loaded.name,
+            replicas=pool.replicas,
+            router=pool.router.name + (" with affinity" if pool.affinity else ""),
+            policy=" and ".join(dict.fromkeys(s.policy.name for s, _ in pool.servers)),
+            order=pool.order_name,
+            rho=loaded.rho,
+            margin=loaded.margin,
+            binding=loaded.binding,
+            drain_s=loaded.drain_s,
+            busy=float(busy[index]) / ticks / pool.replicas,
+            tokens_per_s=float(tokens[index]) / (ticks * run.tick_s),
+            tokens_per_batch=float(tokens[index]) / max(float(batches[index]), 1.0),
+            limits=loaded.limits,
         )
-    return tuple(answers)
+        for index, (loaded, pool) in enumerate(
+            zip(certificate.pools, network.pools.values(), strict=True)
+        )
+    )
 
 
 def pool_warnings(network: Network, pools: Sequence[PoolAnswer], run: NetworkRun) -> list[str]:

@@ -1,10 +1,17 @@
-"""What the tests of the drift say of a server: does its backlog shrink?"""
+"""What the tests say: does the backlog of a server shrink, does the work of a network drain?"""
 
 import dataclasses
 from typing import Any
 
 from penstock.checking.backlog import Path, Start
 from penstock.checking.verdict import Outcome
+from penstock.inputs.arrays import Floats
+
+RECORDED = (
+    "all jobs are recorded and come to an end, so nothing can grow for ever; give them a rate to "
+    "test stability"
+)
+"""Why there is no test of a network."""
 
 _BEGUN = {"prefill": " of prompts", "mixed": "", "decode": " of decodes"}
 _FAR = 10**7  # arrivals that nobody will wait for
@@ -177,4 +184,125 @@ class Stability:
             "drift": watch.drift if self.interval else None,
             "interval": list(self.interval) if self.interval else None,
             "needed": watch.needed if self.verdict == "undecided" else None,
+        }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Flood:
+    """The test with one stage flooded.
+
+    Attributes
+    ----------
+    stage
+        The stage.
+    decodes
+        Whether it was flooded with requests that have nothing but decodes left.
+    outcome
+        ``stable``: the work fell to half. ``unstable``: it rose to the barrier. ``undecided``:
+        neither.
+    initial, arrivals
+        Jobs that began there, and that arrived while it was watched.
+    ratio
+        Work at the end over that at the start.
+    highest
+        The most that the work ever was over that at the start.
+    barrier
+        What the work may not rise to, over that at the start.
+    path
+        Shape (looks, 2): seconds, and work over that at the start.
+    """
+
+    stage: str
+    outcome: Outcome
+    initial: int
+    arrivals: int
+    ratio: float
+    highest: float
+    barrier: float
+    path: Floats = dataclasses.field(repr=False)
+    decodes: bool = False
+
+    @property
+    def name(self) -> str:
+        """The stage, and with what it was flooded where that is not its requests."""
+        return f"{self.stage}, decodes alone" if self.decodes else self.stage
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NetworkStability:
+    """Whether the work of a network drains.
+
+    Attributes
+    ----------
+    verdict
+        ``stable``, ``unstable`` or ``undecided``.
+    resolution
+        Networks whose loads are at least so far from the critical ones are decided.
+    floods
+        One for each stage; those after one from which the work rises are left out.
+    """
+
+    verdict: Outcome
+    resolution: float
+    floods: tuple[Flood, ...]
+
+    @property
+    def deciding(self) -> Flood:
+        """Of the floods that gave the verdict, the one whose work rose highest."""
+        return max(
+            (flood for flood in self.floods if flood.outcome == self.verdict),
+            key=lambda flood: flood.highest,
+        )
+
+    @property
+    def drift(self) -> float:
+        """Change of the deciding backlog, as a share of the jobs that arrived; below 0 it shrinks.
+
+        A rough figure: a job of a flood may bring less work than one that arrives.
+        """
+        flood = self.deciding
+        return (flood.ratio - 1) * flood.initial / max(flood.arrivals, 1)
+
+    @property
+    def reason(self) -> str:
+        """One sentence."""
+        flood = self.deciding
+        begun = f"{flood.initial:,} jobs put at {flood.name}"
+        arrived = f"while {flood.arrivals:,} more arrived"
+        match self.verdict:
+            case "stable":
+                rose = (
+                    f", after rising to {flood.highest:.2f} times" if flood.highest > 1.05 else ""
+                )
+                hardest = f"hardest with {begun}{rose}, {arrived}"
+                return f"a large backlog put at any one stage was worked down to half ({hardest})"
+            case "unstable":
+                return (
+                    f"with {begun}, the work left rose to {flood.ratio:.1f} times what it was "
+                    f"{arrived}"
+                )
+        return (
+            f"with {begun}, the work left went to {flood.ratio:.2f} times what it was {arrived}: "
+            "too little to tell at "
+            "this resolution"
+        )
+
+    @property
+    def error(self) -> str:
+        """What a wrong verdict is, and what to do about it."""
+        return (
+            "the test is wrong at this resolution, or there is a bug: try another seed and a "
+            "finer resolution"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        names = (
+            "stage", "decodes", "outcome", "initial", "arrivals", "ratio", "highest", "barrier",
+        )  # fmt: skip
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "resolution": self.resolution,
+            "floods": [{name: getattr(flood, name) for name in names} for flood in self.floods],
         }

@@ -104,10 +104,9 @@ class Target:
             raise InputError(f"{shown} has no '<', so no limit can be read; {example}")
         name, _, statistic = left.strip().replace("_s_", "_", 1).partition("_")
         if name == "itl":
-            instead = text.strip().lower().replace("itl", "tbt", 1)
             raise InputError(
                 f"{shown} has the metric 'itl' (inter-token latency), which is called tbt here; "
-                f"write it like {instead}"
+                f"write it like {text.strip().lower().replace('itl', 'tbt', 1)}"
             )
         if f"{name}_s" not in METRICS:
             raise InputError(

@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
 from penstock import checks
-from penstock.simulation.progress import Progress, part_of
+from penstock.simulation.progress import Progress, in_parts, part_of
 from penstock.system.kinds import as_network, refuse
 from penstock.system.server import Server
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from penstock.checking.flood_test import Flood, NetworkStability
-    from penstock.checking.stability import Stability, Watch
+    from penstock.checking.stability import Flood, NetworkStability, Stability, Watch
     from penstock.system.network import Network
 
 Outcome = Literal["stable", "unstable", "undecided"]
@@ -126,8 +125,8 @@ def up_to_unstable(
     are.
     """
     results: list[_Test] = []
-    for index, test in enumerate(tests):
-        results.append(test(part_of(progress, index / len(tests), (index + 1) / len(tests))))
+    for test, part in in_parts(progress, tests):
+        results.append(test(part))
         if results[-1].outcome == "unstable":
             break
     outcomes = {result.outcome for result in results}

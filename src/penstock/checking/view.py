@@ -3,33 +3,40 @@ run.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
+from penstock.checking.answer import Answer, Drawn, TargetAnswer
+from penstock.checking.any_answer import AnyAnswer
+from penstock.checking.figures import gantt_figure, latency_figure, region_figure, token_figure
+from penstock.checking.latency import SteadyState
+from penstock.checking.targets import Estimate
+from penstock.scenario.scenario import Scenario
 from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
-from penstock.words import METRICS, STATISTICS, gathered, seconds, sentence
+from penstock.simulation.run import Run
+from penstock.system.server import Server
+from penstock.theory.certificate import Certificate
+from penstock.words import METRICS, STATISTICS, gathered, seconds, sentence, sharing
+from penstock.workload.workload import Workload
 
-if TYPE_CHECKING:
-    from penstock.checking.answer import Answer, Drawn, TargetAnswer
-    from penstock.checking.latency import SteadyState
-    from penstock.checking.targets import Estimate
-    from penstock.scenario.scenario import Scenario
-    from penstock.simulation.run import Run
-    from penstock.system.server import Server
-    from penstock.theory.certificate import Certificate
-    from penstock.workload.workload import Workload
 
+class Doubted(Protocol):
+    """What may contradict itself."""
+
+    @property
+    def disagreement(self) -> str | None:
+        """What to doubt then; else None."""
+
+
+# share by which a certified rate may differ from the one above which no policy is stable, to be
+# called the same
 _SAME = 0.01
-"""Share by which a certified rate may differ from the one above which no policy is stable, to be
-called the same.
-"""
 
-_HIGHLIGHTS = ("p50", "p99")
-"""Statistics in the table of several policies."""
+_HIGHLIGHTS = ("p50", "p99")  # statistics in the table of several policies
 
 
-def answer_page(answer: "Answer", scenario: "Scenario | None" = None) -> Page:
+def answer_page(answer: Answer, scenario: Scenario | None = None) -> Page:
     """Show the answer for one policy: verdicts first.
 
     Parameters
@@ -64,10 +71,10 @@ def answer_page(answer: "Answer", scenario: "Scenario | None" = None) -> Page:
 
 
 def run_page(
-    scenario: "Scenario",
-    certificate: "Certificate",
-    run: "Run",
-    drawn: "Drawn",
+    scenario: Scenario,
+    certificate: Certificate,
+    run: Run,
+    drawn: Drawn,
     warnings: Sequence[str],
 ) -> Page:
     """Show what happened in one finite run, and in its first batches, without a verdict."""
@@ -94,7 +101,7 @@ def run_page(
     )
 
 
-def compare_page(scenario: "Scenario", answers: "Mapping[str, Answer]") -> Page:
+def compare_page(scenario: Scenario, answers: Mapping[str, Answer]) -> Page:
     """Show the answers for several policies side by side."""
     first = next(iter(answers.values()))
     runs = {name: answer.run for name, answer in answers.items()}
@@ -103,11 +110,7 @@ def compare_page(scenario: "Scenario", answers: "Mapping[str, Answer]") -> Page:
         title=scenario.name,
         heading=heading(scenario.workload, scenario.server, f"{len(answers)} policies"),
         notes=gathered({name: answer.front for name, answer in answers.items()}),
-        verdicts=[
-            Verdict("contradiction", f"{answer.disagreement}.", about=name)
-            for name, answer in answers.items()
-            if answer.disagreement
-        ],
+        verdicts=contradictions(answers),
         sections=[
             Section(
                 "Policies",
@@ -127,12 +130,12 @@ def compare_page(scenario: "Scenario", answers: "Mapping[str, Answer]") -> Page:
     )
 
 
-def heading(workload: "Workload", server: "Server", policies: str) -> str:
+def heading(workload: Workload, server: Server, policies: str) -> str:
     """Say what arrives, and what serves it."""
     return f"{traffic(workload)}; {policies}, {server.limits}"
 
 
-def traffic(workload: "Workload") -> str:
+def traffic(workload: Workload) -> str:
     """Say what arrives."""
     return (
         f"{workload.describe()}, {workload.rate:,.4g} requests/s, "
@@ -140,24 +143,37 @@ def traffic(workload: "Workload") -> str:
     )
 
 
-def _verdicts(answer: "Answer") -> list[Verdict]:
-    """Return what theorem and test say, whichever decides first, and the targets."""
-    certificate = answer.certificate
-    source = f"by {certificate.theorem}" if certificate.theorem else "to theory"
-    both = [
-        Verdict(certificate.verdict, f"{certificate.reason}.", source),
-        Verdict(answer.stability.verdict, f"{answer.stability.reason}.", "by simulation"),
+def contradictions(answers: Mapping[str, Doubted]) -> list[Verdict]:
+    """Return where theorem and test contradict each other, by the names of the answers."""
+    return [
+        Verdict("contradiction", f"{answer.disagreement}.", about=name)
+        for name, answer in answers.items()
+        if answer.disagreement
     ]
-    if certificate.verdict == "unknown":
-        both.reverse()
-    if answer.disagreement:
-        both.insert(0, Verdict("contradiction", f"{answer.disagreement}."))
-    elif answer.hinges_on_calibration:
-        both.insert(0, Verdict("undecided", f"{answer.reason}.", "because of the calibration"))
-    return both + target_verdicts(answer.targets)
 
 
-def _calibration(answer: "Answer") -> list[Section]:
+def theorem_and_test(answer: AnyAnswer) -> list[Verdict]:
+    """Return what theorem and test say, whichever decides first, after what contradicts itself."""
+    certificate = answer.certificate
+    test = answer.stability
+    source = f"by {certificate.theorem}" if certificate.theorem else "to theory"
+    verdicts = [Verdict(certificate.verdict, f"{certificate.reason}.", source)]
+    if test:
+        verdicts.append(Verdict(test.verdict, f"{test.reason}.", "by simulation"))
+        if certificate.verdict == "unknown":
+            verdicts.reverse()
+    return contradictions({"": answer}) + verdicts
+
+
+def _verdicts(answer: Answer) -> list[Verdict]:
+    """Return what theorem and test say, what calibration leaves open, and the targets."""
+    verdicts = theorem_and_test(answer)
+    if answer.hinges_on_calibration and not answer.disagreement:
+        verdicts.insert(0, Verdict("undecided", f"{answer.reason}.", "because of the calibration"))
+    return verdicts + target_verdicts(answer.targets)
+
+
+def _calibration(answer: Answer) -> list[Section]:
     """Return the intervals that the calibration of the batch times leaves."""
     doubt = answer.calibration
     if doubt is None:
@@ -165,10 +181,10 @@ def _calibration(answer: "Answer") -> list[Section]:
     facts = [
         Fact("Max rate", f"{doubt.max_rate.low:,.4g}", f"to {doubt.max_rate.high:,.4g} requests/s"),
         Fact("Margin", share(doubt.margin.low), f"to {share(doubt.margin.high)}"),
-    ]
-    facts += [
-        Fact(METRICS[metric], f"{ends.low:.2f}", f"to {ends.high:.2f} times the mean below")
-        for metric, ends in doubt.latency.items()
+        *(
+            Fact(METRICS[metric], f"{ends.low:.2f}", f"to {ends.high:.2f} times the mean below")
+            for metric, ends in doubt.latency.items()
+        ),
     ]
     said = (
         "90% intervals of what the rows of the calibration leave open, beside those of simulation."
@@ -177,7 +193,7 @@ def _calibration(answer: "Answer") -> list[Section]:
     return [Section("Calibration", [said + held], facts=facts)]
 
 
-def target_verdicts(targets: "Sequence[TargetAnswer]") -> list[Verdict]:
+def target_verdicts(targets: Sequence[TargetAnswer]) -> list[Verdict]:
     """Return each target, whether it is met, and the estimate that says so."""
     return [
         Verdict(
@@ -190,7 +206,7 @@ def target_verdicts(targets: "Sequence[TargetAnswer]") -> list[Verdict]:
     ]
 
 
-def with_interval(estimate: "Estimate") -> str:
+def with_interval(estimate: Estimate) -> str:
     """Return an estimate and its interval as text; ? for an end that is not known."""
     if estimate.value is None:
         return "-"
@@ -201,9 +217,10 @@ def with_interval(estimate: "Estimate") -> str:
     return f"{value} ({seconds(estimate.low)} to {high})"
 
 
-def _load_facts(certificate: "Certificate", server: "Server") -> list[Fact]:
+def _load_facts(certificate: Certificate, server: Server) -> list[Fact]:
     """Return what arrives and what can be carried."""
-    load, max_rate = certificate.load, certificate.max_rate
+    load = certificate.load
+    max_rate = certificate.max_rate
     capacity = load.capacity_in_words
     if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
         capacity += f"; the max batch size of {server.max_batch_size:,} can only lower it"
@@ -224,14 +241,11 @@ def _load_facts(certificate: "Certificate", server: "Server") -> list[Fact]:
     ]
 
 
-def _limits(certificate: "Certificate") -> list[Table]:
+def _limits(certificate: Certificate) -> list[Table]:
     """Lay out the limits of any policy, where there are several."""
     if len(certificate.bounds) < 2:
         return []
-    rows = [
-        (bound.name, f"{bound.max_rate:,.4g}", bound.why, bound.theorem)
-        for bound in certificate.bounds
-    ]
+    rows = [(b.name, f"{b.max_rate:,.4g}", b.why, b.theorem) for b in certificate.bounds]
     title = "Above these rates no policy is stable"
     return [Table(("Limit", "Requests/s", "Why", "By"), rows, title=title, detail=True)]
 
@@ -242,26 +256,27 @@ def share(value: float, limit: float = 0.0) -> str:
     return f"{value:.{digits}f}"
 
 
-def _beside_the_limit(certificate: "Certificate", server: "Server") -> str:
+def _beside_the_limit(certificate: Certificate, server: Server) -> str:
     """Say what the limit of any policy leaves out: KV memory, and that a scheduler's own may be
     lower.
     """
     certified = certificate.certified_rate or 0.0
     if certified >= (1 - _SAME) * certificate.max_rate or certificate.margin < 0:
         return ""
-    memory = server.memory is not None and certificate.binding.name != "KV memory"
-    counted = ", KV memory not counted" if memory else ""
-    return f"{counted}; a scheduler's own limit may be lower: ask max-rate"
+    said = "; a scheduler's own limit may be lower: ask max-rate"
+    if server.memory is not None and certificate.binding.name != "KV memory":
+        return f", KV memory not counted{said}"
+    return said
 
 
-def _hypotheses(certificate: "Certificate") -> list[Section]:
+def _hypotheses(certificate: Certificate) -> list[Section]:
     if not certificate.hypotheses:
         return []
     rows = [Hypothesis(h.name, h.state, h.why) for h in certificate.hypotheses]
     return [Section(f"Hypotheses of {certificate.theorem or 'the theorems'}", hypotheses=rows)]
 
 
-def run_in_words(run: "Run") -> str:
+def run_in_words(run: Run) -> str:
     """Say what one run did."""
     return (
         f"{run.arrived:,} requests ({run.unfinished:,} unfinished), "
@@ -282,11 +297,11 @@ def growth(tokens_per_s: float) -> str:
     return f"{tokens_per_s:+,.1f} tokens/s"
 
 
-def _tokens_per_batch(run: "Run") -> float:
+def _tokens_per_batch(run: Run) -> float:
     return run.started_tokens / run.n_batches if run.n_batches else 0.0
 
 
-def _latency_section(answer: "Answer") -> Section:
+def _latency_section(answer: Answer) -> Section:
     if answer.latency_refused:
         return Section("No latency", [sentence(answer.latency_refused)])
     if answer.latency is None:
@@ -295,28 +310,28 @@ def _latency_section(answer: "Answer") -> Section:
     return Section("Latency in the steady state", [said], tables=[_latency_of(answer.latency)])
 
 
-def _latency_of_run(run: "Run") -> Table:
+def _latency_of_run(run: Run) -> Table:
     rows = [
         (METRICS[metric], *map(seconds, values)) for metric, *values in run.latency().iter_rows()
     ]
     return Table(("", *STATISTICS), rows)
 
 
-def _latency_of(latency: "SteadyState") -> Table:
+def _latency_of(latency: SteadyState) -> Table:
     """Lay out each latency over the ends of its interval."""
     rows: list[tuple[str, ...]] = []
     strong = []
-    for metric, estimates in latency.estimates.items():
-        statistics = [estimates[name] for name in STATISTICS]
+    for metric, of in latency.estimates.items():
+        statistics = [of[name] for name in STATISTICS]
         strong.append(len(rows))
         rows.append((METRICS[metric], *(seconds(estimate.value) for estimate in statistics)))
-        if any(estimate.low is not None or estimate.high is not None for estimate in statistics):
+        if any((estimate.low, estimate.high) != (None, None) for estimate in statistics):
             rows.append(("  from", *(seconds(estimate.low) for estimate in statistics)))
             rows.append(("  to", *(seconds(estimate.high) for estimate in statistics)))
     return Table(("", *STATISTICS), rows, strong=strong)
 
 
-def _policies_table(answers: "Mapping[str, Answer]") -> Table:
+def _policies_table(answers: Mapping[str, Answer]) -> Table:
     """Lay out verdicts and runs, a row per policy."""
     columns = ["Policy", "Theory", "Test", "Can do", "Tokens/s", "A batch", "Unfinished"]
     limited = any(answer.server.memory for answer in answers.values())
@@ -343,33 +358,25 @@ def _policies_table(answers: "Mapping[str, Answer]") -> Table:
     )
 
 
-def _latency_of_all(answers: "Mapping[str, Answer]") -> list[Table]:
+def _latency_of_all(answers: Mapping[str, Answer]) -> list[Table]:
     """Lay out latency by policy; intervals in a table per metric."""
     columns = [f"{metric[:-2].upper()} {name}" for metric in METRICS for name in _HIGHLIGHTS]
     rows = []
-    open_end = False
+    caption = ""
     for name, answer in answers.items():
         if answer.latency_refused:
-            rows.append((name, "refused", *[""] * (len(columns) - 1)))
+            cells = ["refused", *[""] * (len(columns) - 1)]
         elif answer.latency:
-            estimates = [
+            shown = [
                 answer.latency.estimates[metric][of] for metric in METRICS for of in _HIGHLIGHTS
             ]
-            open_end = open_end or any(estimate.high is None for estimate in estimates)
-            rows.append(
-                (
-                    name,
-                    *(f"{seconds(e.value)}{'' if e.high is not None else '?'}" for e in estimates),
-                )
-            )
+            cells = [f"{seconds(e.value)}{'?' if e.high is None else ''}" for e in shown]
+            if any(estimate.high is None for estimate in shown):
+                caption = "?: the run is too short to bound this from above; check shows intervals."
         else:
             run = answer.run.latency().iter_rows(named=True)
-            rows.append((name, *(seconds(row[of]) for row in run for of in _HIGHLIGHTS)))
-    caption = (
-        "?: the run is too short to bound this from above; check shows intervals."
-        if open_end
-        else ""
-    )
+            cells = [seconds(row[of]) for row in run for of in _HIGHLIGHTS]
+        rows.append((name, *cells))
     steady = {name: answer.latency.estimates for name, answer in answers.items() if answer.latency}
     intervals = [
         Table(
@@ -387,56 +394,39 @@ def _latency_of_all(answers: "Mapping[str, Answer]") -> list[Table]:
     return [Table(("Policy", *columns), rows, caption), *intervals]
 
 
-def _reasons(answers: "Mapping[str, Answer]") -> list[Fact]:
+def _reasons(answers: Mapping[str, Answer]) -> list[Fact]:
     """Return what theory says of each policy, those of which it says the same together."""
-    names_of: dict[tuple[str, str], list[str]] = {}
-    for name, answer in answers.items():
-        certificate = answer.certificate
-        names_of.setdefault((certificate.verdict, certificate.reason), []).append(name)
+    said = {name: [(a.certificate.verdict, a.certificate.reason)] for name, a in answers.items()}
     return [
-        Fact(", ".join(names), word, f"{reason}.") for (word, reason), names in names_of.items()
+        Fact(", ".join(names), word, f"{reason}.")
+        for (word, reason), names in sharing(said).items()
     ]
 
 
-def _figure_sections(runs: "Mapping[str, Run]", refused: Sequence[str] = ()) -> list[Section]:
+def _figure_sections(runs: Mapping[str, Run], refused: Sequence[str] = ()) -> list[Section]:
     """Draw tokens in the system, and latency but for those that have no steady state."""
-
-    def tokens() -> list[Figure]:
-        from penstock.checking.figures import token_figure
-
-        return [token_figure(runs)]
-
-    def latencies() -> list[Figure]:
-        from penstock.checking.figures import latency_figure
-
-        return [latency_figure(runs, refused)]
-
-    sections = [Section("Tokens in the system", figures=tokens)]
-    if len(refused) < len(runs):
-        sections.append(Section("Distribution of latency", figures=latencies))
-    return sections
+    tokens = Section("Tokens in the system", figures=lambda: [token_figure(runs)])
+    if len(refused) == len(runs):
+        return [tokens]
+    latency = Section("Distribution of latency", figures=lambda: [latency_figure(runs, refused)])
+    return [tokens, latency]
 
 
-def _batch_sections(runs: "Mapping[str, Run]", drawn: "Mapping[str, Drawn]") -> list[Section]:
+def _batch_sections(runs: Mapping[str, Run], drawn: Mapping[str, Drawn]) -> list[Section]:
     """Draw the batches in the region, and who was in the first of them, if there was any batch."""
     runs = {name: run for name, run in runs.items() if run.compositions.height}
     if not runs:
         return []
 
     def region() -> list[Figure]:
-        from penstock.checking.figures import region_figure
-
         point = next(iter(drawn.values())).point
-        own = {name: drawn[name].point.own for name in runs}
-        known = {name: region for name, region in own.items() if region is not None}
-        return [region_figure(point.region, runs, point=point.point, own=known)]
-
-    def batches() -> list[Figure]:
-        from penstock.checking.figures import gantt_figure
-
-        return [gantt_figure(drawn[name].first, name) for name in runs]
+        own = {name: region for name in runs if (region := drawn[name].point.own) is not None}
+        return [region_figure(point.region, runs, point=point.point, own=own)]
 
     return [
         Section("Batches in the region", figures=region),
-        Section("The first batches", figures=batches),
+        Section(
+            "The first batches",
+            figures=lambda: [gantt_figure(drawn[name].first, name) for name in runs],
+        ),
     ]

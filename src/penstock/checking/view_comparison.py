@@ -4,24 +4,22 @@ jobs.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from penstock.checking.view import with_interval
+from penstock.checking.batches import Statistics
+from penstock.checking.comparison import ComparedWorkflow, NetworkComparison
+from penstock.checking.figures_network import comparison_figure
+from penstock.checking.network_answer import NetworkAnswer
+from penstock.checking.targets import Estimate
+from penstock.checking.view import contradictions, with_interval
 from penstock.checking.view_network import network_heading
-from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
-from penstock.words import seconds
-
-if TYPE_CHECKING:
-    from penstock.checking.batches import Statistics
-    from penstock.checking.comparison import ComparedWorkflow, NetworkComparison
-    from penstock.checking.network_answer import NetworkAnswer
-    from penstock.checking.targets import Estimate
+from penstock.show.page import Fact, Page, Section, Table
+from penstock.words import seconds, sharing
 
 _METRICS = {"ttft_s": "TTFT", "e2e_s": "E2E"}
 _STATISTICS = ("mean", "p50", "p99")
 
 
-def comparison_page(comparison: "NetworkComparison", title: str, what: str) -> Page:
+def comparison_page(comparison: NetworkComparison, title: str, what: str) -> Page:
     """Show networks side by side.
 
     Parameters
@@ -37,11 +35,7 @@ def comparison_page(comparison: "NetworkComparison", title: str, what: str) -> P
     return Page(
         title=title,
         heading=network_heading(next(iter(answers.values())).network),
-        verdicts=[
-            Verdict("contradiction", f"{answer.disagreement}.", about=name)
-            for name, answer in answers.items()
-            if answer.disagreement
-        ],
+        verdicts=contradictions(answers),
         sections=[
             Section(
                 "Side by side",
@@ -56,7 +50,7 @@ def comparison_page(comparison: "NetworkComparison", title: str, what: str) -> P
     )
 
 
-def _runs_table(comparison: "NetworkComparison", what: str) -> Table:
+def _runs_table(comparison: NetworkComparison, what: str) -> Table:
     """Lay out verdicts, and what a run did besides latency."""
     goodput = {
         workflow: {row.network: row.goodput for row in rows}
@@ -92,7 +86,7 @@ def _runs_table(comparison: "NetworkComparison", what: str) -> Table:
     return dataclasses.replace(table, caption=" ".join(captions))
 
 
-def _latency_section(comparison: "NetworkComparison", what: str) -> Section:
+def _latency_section(comparison: NetworkComparison, what: str) -> Section:
     """Lay out latency, and below it how much more that is than in the first network."""
     refused = [name for name, answer in comparison.answers.items() if answer.latency_refused]
     if not comparison.rows:
@@ -120,18 +114,20 @@ def _latency_section(comparison: "NetworkComparison", what: str) -> Section:
 
 
 def _latency_table(
-    rows: "Sequence[ComparedWorkflow]", refused: Sequence[str], what: str, title: str
+    rows: Sequence[ComparedWorkflow], refused: Sequence[str], what: str, title: str
 ) -> Table:
     cells: list[tuple[str, ...]] = []
     strong = []
     for row in rows:
         strong.append(len(cells))
         cells.append((row.network, *(seconds(e.value) for e in _shown(row.latency))))
-        if row.difference:
-            change = _shown(row.difference)
-            cells.append(("  change", *(signed(estimate.value) for estimate in change)))
-            cells.append(("  from", *(signed(estimate.low) for estimate in change)))
-            cells.append(("  to", *(signed(estimate.high) for estimate in change)))
+        change = _shown(row.difference or {})
+        if change:
+            cells += [
+                ("  change", *(signed(estimate.value) for estimate in change)),
+                ("  from", *(signed(estimate.low) for estimate in change)),
+                ("  to", *(signed(estimate.high) for estimate in change)),
+            ]
     columns = [f"{name} {of}" for name in _METRICS.values() for of in _STATISTICS]
     unknown = any(e.low is None for row in rows for e in _shown(row.difference or {}))
     captions = ["-: the run is too short to tell; simulate more jobs."] if unknown else []
@@ -141,7 +137,7 @@ def _latency_table(
     return Table((what, *columns), cells, " ".join(captions), title=title, strong=strong)
 
 
-def _intervals(rows: "Sequence[ComparedWorkflow]", what: str) -> Table:
+def _intervals(rows: Sequence[ComparedWorkflow], what: str) -> Table:
     """Lay out latencies with their own intervals, which a terminal has no room for."""
     cells = [
         (row.network, _METRICS[metric], *(with_interval(of[name]) for name in _STATISTICS))
@@ -152,7 +148,7 @@ def _intervals(rows: "Sequence[ComparedWorkflow]", what: str) -> Table:
     return Table((what, "Latency", *_STATISTICS), cells, title=title, detail=True)
 
 
-def _shown(latency: "Mapping[str, Statistics]") -> "list[Estimate]":
+def _shown(latency: Mapping[str, Statistics]) -> list[Estimate]:
     return [
         latency[metric][name] for metric in _METRICS if metric in latency for name in _STATISTICS
     ]
@@ -165,11 +161,11 @@ def signed(value: float | None) -> str:
     return f"{'-' if value < 0 else '+'}{seconds(abs(value))}"
 
 
-def _share(estimate: "Estimate | None") -> str:
+def _share(estimate: Estimate | None) -> str:
     return "-" if estimate is None or estimate.value is None else f"{estimate.value:.1%}"
 
 
-def _reasons(answers: "Mapping[str, NetworkAnswer]") -> list[Section]:
+def _reasons(answers: Mapping[str, NetworkAnswer]) -> list[Section]:
     """Return what theory and test say of the orders, those of which they say the same together."""
     theory: dict[str, list[str]] = {}
     failing: dict[str, list[str]] = {}
@@ -189,23 +185,14 @@ def _reasons(answers: "Mapping[str, NetworkAnswer]") -> list[Section]:
 
 def _gathered(sentences: Mapping[str, Sequence[str]], count: int) -> list[Fact]:
     """Return each sentence once, after the names of which it is true."""
-    names_of: dict[str, list[str]] = {}
-    for name, texts in sentences.items():
-        for text in texts:
-            names_of.setdefault(text, []).append(name)
     return [
         Fact("all" if len(names) == count else ", ".join(names), "", f"{text}.")
-        for text, names in names_of.items()
+        for text, names in sharing(sentences).items()
     ]
 
 
-def _figures(comparison: "NetworkComparison", what: str) -> list[Section]:
+def _figures(comparison: NetworkComparison, what: str) -> list[Section]:
     if not comparison.rows:
         return []
-
-    def drawn() -> list[Figure]:
-        from penstock.checking.figures_network import comparison_figure
-
-        return [comparison_figure(comparison, what)]
-
-    return [Section("Distribution of latency", figures=drawn)]
+    title = "Distribution of latency"
+    return [Section(title, figures=lambda: [comparison_figure(comparison, what)])]

@@ -1,20 +1,18 @@
 """What is known of a network as a page: under one order between stages, or several side by side."""
 
 import math
-from typing import TYPE_CHECKING
 
+from penstock.checking.batches import Statistics
+from penstock.checking.figures_network import flood_figure, graph_figure, queue_figure
+from penstock.checking.network_answer import NetworkAnswer, StageAnswer
 from penstock.checking.outages import outages_section
-from penstock.checking.view import growth, share, with_interval
+from penstock.checking.view import growth, share, theorem_and_test, with_interval
+from penstock.scenario.network import NetworkScenario
 from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
+from penstock.simulation.network_run import NetworkRun
+from penstock.system.network import Network
+from penstock.theory.network.certificate import NetworkCertificate
 from penstock.words import counted, digits, seconds, sentence
-
-if TYPE_CHECKING:
-    from penstock.checking.batches import Statistics
-    from penstock.checking.network_answer import NetworkAnswer, StageAnswer
-    from penstock.scenario.network import NetworkScenario
-    from penstock.simulation.network_run import NetworkRun
-    from penstock.system.network import Network
-    from penstock.theory.network.certificate import NetworkCertificate
 
 _POOLS = (
     "Load: tokens that arrive, over the most that batches filled up to the token budget process. "
@@ -37,7 +35,7 @@ _STATISTICS = ("mean", "p50", "p90", "p99")
 _LATENCY = {"ttft_s": "TTFT", "e2e_s": "E2E", "join_wait_s": "Wait at the join"}
 
 
-def network_page(answer: "NetworkAnswer", scenario: "NetworkScenario | None" = None) -> Page:
+def network_page(answer: NetworkAnswer, scenario: NetworkScenario | None = None) -> Page:
     """Show the answer for a network: verdicts first.
 
     Parameters
@@ -59,7 +57,7 @@ def network_page(answer: "NetworkAnswer", scenario: "NetworkScenario | None" = N
         sections=[
             Section("Load", facts=_load_facts(answer)),
             Section("Pools", tables=[_pools_table(answer), *_limits_tables(answer)]),
-            Section("The network", figures=lambda: _graph(answer)),
+            Section("The network", figures=lambda: [graph_figure(answer.network, certificate)]),
             Section(
                 f"Hypotheses of {used}",
                 hypotheses=[Hypothesis(h.name, h.state, h.why) for h in failing_first],
@@ -77,7 +75,7 @@ def network_page(answer: "NetworkAnswer", scenario: "NetworkScenario | None" = N
     )
 
 
-def network_heading(network: "Network") -> str:
+def network_heading(network: Network) -> str:
     """Say how many pools and replicas there are, and what visits them."""
     replicas = int(network.replicas.sum())
     pools = counted(len(network.pools), "pool")
@@ -90,23 +88,15 @@ def network_heading(network: "Network") -> str:
     return "; ".join([pools, *workflows])
 
 
-def _verdicts(answer: "NetworkAnswer") -> list[Verdict]:
+def _verdicts(answer: NetworkAnswer) -> list[Verdict]:
     """Return what theorem and test say, whichever decides first."""
-    certificate, test = answer.certificate, answer.stability
-    source = f"by {certificate.theorem}" if certificate.theorem else "to theory"
-    verdicts = [Verdict(certificate.verdict, f"{certificate.reason}.", source)]
-    if test:
-        verdicts.append(Verdict(test.verdict, f"{test.reason}.", "by simulation"))
-        if certificate.verdict == "unknown":
-            verdicts.reverse()
-    elif answer.stability_skipped:
+    verdicts = theorem_and_test(answer)
+    if answer.stability_skipped:
         verdicts.append(Verdict("not tested", f"{answer.stability_skipped}."))
-    if answer.disagreement:
-        verdicts.insert(0, Verdict("contradiction", f"{answer.disagreement}."))
     return verdicts
 
 
-def _load_facts(answer: "NetworkAnswer") -> list[Fact]:
+def _load_facts(answer: NetworkAnswer) -> list[Fact]:
     """Return bottleneck, margin, cycles, virtual station and joins."""
     certificate, tightest = answer.certificate, answer.bottleneck
     held = f", held by the {' and '.join(tightest.binding)}" if tightest.binding else ""
@@ -137,7 +127,7 @@ def _load_facts(answer: "NetworkAnswer") -> list[Fact]:
     return facts
 
 
-def _virtual_station(certificate: "NetworkCertificate") -> list[Fact]:
+def _virtual_station(certificate: NetworkCertificate) -> list[Fact]:
     """Return up to which load a priority order is not known to fail."""
     virtual = certificate.virtual_station
     if not virtual:
@@ -155,19 +145,11 @@ def _virtual_station(certificate: "NetworkCertificate") -> list[Fact]:
     return [Fact("This order", f"{virtual.max_load:,.4g} x", meaning)]
 
 
-def _pools_table(answer: "NetworkAnswer") -> Table:
+def _pools_table(answer: NetworkAnswer) -> Table:
     columns = (
-        "Pool",
-        "Load",
-        "Margin",
-        "Busy",
-        "A batch",
-        "Replicas",
-        "Tokens/s",
-        "Order",
-        "Router",
-        "Policy",
-    )
+        "Pool", "Load", "Margin", "Busy", "A batch", "Replicas", "Tokens/s", "Order", "Router",
+        "Policy", "Held by",
+    )  # fmt: skip
     rows = [
         (
             pool.name,
@@ -188,31 +170,28 @@ def _pools_table(answer: "NetworkAnswer") -> Table:
     routed = any(pool.replicas > 1 for pool in answer.pools)
     ordered = any(pool.order != "fcfs" for pool in answer.pools)
     spare = ["Policy", "Tokens/s", *([] if ordered else ["Order"]), "A batch"]
-    spare = [*spare, "Router"] if routed else ["Router", *spare]
-    return Table((*columns, "Held by"), rows, _POOLS, spare=spare)
+    spare.insert(len(spare) if routed else 0, "Router")
+    return Table(columns, rows, _POOLS, spare=spare)
 
 
-def _limits_tables(answer: "NetworkAnswer") -> list[Table]:
+def _limits_tables(answer: NetworkAnswer) -> list[Table]:
     """Lay out what is asked of each limit, where a pool has one besides its token budget."""
     if all(len(pool.limits) < 2 for pool in answer.pools):
         return []
+    limits = [(pool.name, limit) for pool in answer.pools for limit in pool.limits]
+    sampled = any(limit.standard_error > 0 for _, limit in limits)
     rows = []
-    sampled = False
-    for pool in answer.pools:
-        for limit in pool.limits:
-            sampled = sampled or limit.standard_error > 0
-            error = f"{limit.standard_error:.1g}" if limit.standard_error else "-"
-            rows.append(
-                (pool.name, limit.name, share(limit.load, 1.0), error, share(limit.margin),
-                 limit.why)
-            )  # fmt: skip
+    for name, limit in limits:
+        error = f"{limit.standard_error:.1g}" if limit.standard_error else "-"
+        load, margin = share(limit.load, 1.0), share(limit.margin)
+        rows.append((name, limit.name, load, error, margin, limit.why))
     caption = _LIMITS + (". Error: standard error of a load that is sampled" if sampled else "")
     columns = ("Pool", "Limit", "Load", "Error", "Margin", "From")
     table = Table(columns, rows, f"{caption}.", title="Load by limit", spare=("From", "Error"))
     return [table if sampled else table.without("Error")]
 
 
-def _asked(answer: "NetworkAnswer") -> Table:
+def _asked(answer: NetworkAnswer) -> Table:
     """Lay out what each workflow and stage asks for."""
     rows: list[tuple[str, ...]] = []
     strong = []
@@ -232,7 +211,7 @@ def _asked(answer: "NetworkAnswer") -> Table:
     return Table(("", "Pool", "Visits/s", "Prefill tokens", "Decode tokens"), rows, strong=strong)
 
 
-def _run_in_words(run: "NetworkRun") -> str:
+def _run_in_words(run: NetworkRun) -> str:
     return (
         f"{run.arrived:,} jobs ({run.arrived - run.finished:,} unfinished), "
         f"{run.requests.height:,} requests, {run.seconds:,.0f} s; over the second half of the "
@@ -241,7 +220,7 @@ def _run_in_words(run: "NetworkRun") -> str:
     )
 
 
-def _latency_section(answer: "NetworkAnswer") -> Section:
+def _latency_section(answer: NetworkAnswer) -> Section:
     """Lay out E2E of workflows and stages with intervals, time to first token, and waits at
     joins.
     """
@@ -260,22 +239,19 @@ def _latency_section(answer: "NetworkAnswer") -> Section:
     caption = "Stages: from arrival at a replica to the last token (E2E) and the first (TTFT)"
     if joins:
         caption += "; join wait: what a branch that is done waits for the others"
-    if steady.too_short or any(
-        None in (of["mean"].low, of["mean"].high) for of in _end_to_end(answer)
-    ):
+    if steady.too_short or any("-" in row[2:4] for row in rows):
         caption += "; -: the run is too short to tell"
     table = Table(columns, rows, f"{caption}.", strong=strong)
     if not joins:
         table = table.without("Join wait")
-    means = f"In seconds: means, with the {steady.confidence:.0%} interval of E2E."
     return Section(
         "Latency in the steady state",
-        [means],
+        [f"In seconds: means, with the {steady.confidence:.0%} interval of E2E."],
         tables=[table, *_by_priority(answer), *_intervals(answer)],
     )
 
 
-def _by_priority(answer: "NetworkAnswer") -> list[Table]:
+def _by_priority(answer: NetworkAnswer) -> list[Table]:
     """Lay out the latency of each priority, where requests have several."""
     if not answer.priorities:
         return []
@@ -285,34 +261,30 @@ def _by_priority(answer: "NetworkAnswer") -> list[Table]:
         if of.stage is None:
             strong.append(len(rows))
         name = of.workflow if of.stage is None else f"  {_short(of.stage)}"
-        ttft = of.latency.get("ttft_s")
-        first = (seconds(ttft["mean"].value), seconds(ttft["p99"].value)) if ttft else ("", "")
         e2e = of.latency.get("e2e_s")
         whole = _interval(e2e) if e2e else ("-", "-", "-", "-")
+        first = _mean_and_p99(of.latency.get("ttft_s"))
         rows.append((name, f"{of.priority:,}", *whole, *first))
-    columns = ("", "Priority", "E2E", "from", "to", "p99", "TTFT", "TTFT p99")
     caption = (
         "The smaller priority is served first. Jobs by the priority of their first request, stages "
         "by that of the request there."
     )
+    columns = ("", "Priority", "E2E", "from", "to", "p99", "TTFT", "TTFT p99")
     return [Table(columns, rows, caption, title="By priority", strong=strong)]
 
 
-def _latency_of(stage: "StageAnswer") -> tuple[str, ...]:
+def _latency_of(stage: StageAnswer) -> tuple[str, ...]:
     assert stage.latency is not None
-    ttft = stage.latency["ttft_s"]
-    waits = stage.latency.get("join_wait_s")
-    wait = seconds(waits["mean"].value) if waits else ""
-    first = (seconds(ttft["mean"].value), seconds(ttft["p99"].value))
+    wait, _ = _mean_and_p99(stage.latency.get("join_wait_s"))
+    first = _mean_and_p99(stage.latency["ttft_s"])
     return (f"  {_short(stage.name)}", *_interval(stage.latency["e2e_s"]), *first, wait)
 
 
-def _end_to_end(answer: "NetworkAnswer") -> "list[Statistics]":
-    of_jobs = [workflow.e2e for workflow in answer.workflows if workflow.e2e]
-    return of_jobs + [stage.latency["e2e_s"] for stage in answer.stages if stage.latency]
+def _mean_and_p99(of: Statistics | None) -> tuple[str, str]:
+    return (seconds(of["mean"].value), seconds(of["p99"].value)) if of else ("", "")
 
 
-def _intervals(answer: "NetworkAnswer") -> list[Table]:
+def _intervals(answer: NetworkAnswer) -> list[Table]:
     """Lay out all statistics with their intervals, which a terminal has no room for."""
     jobs = [
         (
@@ -347,16 +319,16 @@ def _intervals(answer: "NetworkAnswer") -> list[Table]:
     ]
 
 
-def _cells(of: "Statistics") -> list[str]:
+def _cells(of: Statistics) -> list[str]:
     return [with_interval(of[name]) for name in _STATISTICS]
 
 
-def _interval(of: "Statistics") -> tuple[str, str, str, str]:
-    mean = of["mean"]
-    return seconds(mean.value), seconds(mean.low), seconds(mean.high), seconds(of["p99"].value)
+def _interval(of: Statistics) -> tuple[str, str, str, str]:
+    mean, p99 = _mean_and_p99(of)
+    return mean, seconds(of["mean"].low), seconds(of["mean"].high), p99
 
 
-def _of(answer: "NetworkAnswer", workflow: str) -> "list[StageAnswer]":
+def _of(answer: NetworkAnswer, workflow: str) -> list[StageAnswer]:
     """Return the stages of a workflow."""
     index = [one.name for one in answer.workflows].index(workflow)
     first, last = answer.network.first_stage[index : index + 2].tolist()
@@ -368,14 +340,6 @@ def _short(stage: str) -> str:
     return stage.partition(".")[2]
 
 
-def _graph(answer: "NetworkAnswer") -> list[Figure]:
-    from penstock.checking.figures_network import graph_figure
-
-    return [graph_figure(answer.network, answer.certificate)]
-
-
-def _floods_and_queues(answer: "NetworkAnswer") -> list[Figure]:
-    from penstock.checking.figures_network import flood_figure, queue_figure
-
+def _floods_and_queues(answer: NetworkAnswer) -> list[Figure]:
     floods = [flood_figure(answer.stability)] if answer.stability else []
     return [*floods, queue_figure(answer.run)]

@@ -4,7 +4,7 @@ import copy
 import os
 import tempfile
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,13 +42,26 @@ def side_by_side(panels: list[alt.Chart], about: str) -> alt.HConcatChart:
     return with_line_under(on_grid(alt.hconcat(*panels)), about)
 
 
+def line_channels(column: str, names: Sequence[str], legend: alt.Legend | None) -> dict[str, Any]:
+    """Return colour and dash by name, one legend for both; no two of 49 names look the same."""
+    many = len(COLOURS)
+    colours = [COLOURS[i % many] for i in range(len(names))]
+    dashes = [list(DASHES[(i + i // many) % many]) for i in range(len(names))]
+    field, domain = f"{column}:N", list(names)
+    return {
+        "color": alt.Color(field, scale=alt.Scale(domain=domain, range=colours), legend=legend),
+        "strokeDash": alt.StrokeDash(
+            field, scale=alt.Scale(domain=domain, range=dashes), legend=legend
+        ),
+    }
+
+
 def with_line_under(chart: Chart, about: str) -> Chart:
     """Return the chart with a line of text below it."""
     title = alt.TitleParams(
         about, anchor="start", fontWeight="normal", fontSize=12, orient="bottom", offset=12
     )
-    titled: Chart = chart.properties(title=title)
-    return titled if about else chart
+    return chart.properties(title=title) if about else chart
 
 
 def stacked(chart: Any) -> Any:

@@ -67,8 +67,7 @@ def heat_map(
         layers.append(base.mark_text(fontSize=10, dy=9).encode(text="note:N", color=ink))
     width, height = (_WIDE, _HIGH) if roomy else (_NARROW, _LOW)
     size = {"width": max(width * across, 220), "height": max(height * down, 180)}
-    chart: alt.LayerChart = alt.LayerChart(layer=layers).properties(**size, title=name)
-    return chart
+    return alt.LayerChart(layer=layers).properties(**size, title=name)
 
 
 def significant(value: float | None) -> str:

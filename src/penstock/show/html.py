@@ -3,6 +3,7 @@
 Charts are drawn to SVG when the page is written, so it needs no network and no script.
 """
 
+import itertools
 import re
 from importlib import metadata
 from pathlib import Path
@@ -77,7 +78,7 @@ def rendered(template: str, **values: Any) -> str:
     )
     environment.filters["tone"] = _tone
     environment.filters["judged"] = lambda cell: _tone(cell) if cell in GOOD | BAD | OPEN else ""
-    drawn = iter(range(1_000_000))
+    drawn = itertools.count()
     environment.globals["stacked"] = charts.stacked
     environment.globals["svg"] = lambda chart, text: _svg(chart, text, f"c{next(drawn)}-")
     return environment.get_template(template).render(

@@ -31,7 +31,7 @@ def _section(section: Section) -> Iterator[str]:
         yield "\n".join(
             [
                 _row(table.columns),
-                _row([_rule(words) for words in table.of_words]),
+                _row(["---" if words else "---:" for words in table.of_words]),
                 *map(_row, table.rows),
             ]
         )
@@ -39,10 +39,5 @@ def _section(section: Section) -> Iterator[str]:
             yield table.caption
 
 
-def _rule(words: bool) -> str:
-    return "---" if words else "---:"
-
-
 def _row(cells: Sequence[str]) -> str:
-    row = " | ".join(cells).replace("\n", " ")
-    return f"| {row} |"
+    return f"| {' | '.join(cells)} |".replace("\n", " ")

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 EXIT_ANSWER_IS_NO = 1
 EXIT_BAD_INPUT = 2
 
+# endings of what is read from a folder; a report in it may be written again
 _DATA = (".json", ".csv", ".jsonl", ".parquet", ".gz")
-"""Endings of what is read from a folder; a report in it may be written again."""
 
 _DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|m|h)?\s*")
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}

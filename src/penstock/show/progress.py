@@ -100,8 +100,7 @@ class _Line:
             self.progress.stop()
 
 
-_open: list[_Line] = []
-"""The line of the work that goes on, if any: a terminal shows one at a time."""
+_open: list[_Line] = []  # the line of the work that goes on, if any: a terminal shows one at a time
 
 
 @contextlib.contextmanager

@@ -1,7 +1,10 @@
 """What long work reports of itself."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 Progress = Callable[[float], None]
 """Called now and then with the share of the work that is done."""
@@ -25,3 +28,9 @@ def counting(progress: Progress | None, most: int) -> Callable[[], None]:
     steps = itertools.count(1)
     report = part_of(progress, 0.0, 1.0)
     return lambda: report(next(steps) / most)
+
+
+def in_parts(progress: Progress | None, items: Collection[Item]) -> Iterator[tuple[Item, Progress]]:
+    """Yield each item with where to report the share of it that is done; all take as long."""
+    for index, item in enumerate(items):
+        yield item, part_of(progress, index / len(items), (index + 1) / len(items))

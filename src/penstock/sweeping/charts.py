@@ -11,15 +11,16 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from penstock.show.charts import COLOURS, DASHES, GRID, with_line_under
+from penstock.show.charts import COLOURS, GRID, line_channels, with_line_under
 from penstock.show.heat_map import heat_map, significant
 from penstock.sweeping.fields import resolved
 from penstock.sweeping.limits import KNOWN, RATE, is_rate
 from penstock.sweeping.points import SHOWN, Varied, averages, varied
-from penstock.words import METRICS, NO_LIMIT
+from penstock.sweeping.view import cell
+from penstock.words import METRICS
 
+# of points, by verdict
 _SHAPES = {"stable": "circle", "undecided": "triangle-up", "unstable": "cross"}
-"""Of points, by verdict."""
 
 LIMITS = "Vertical lines: the highest stable rate of each."
 
@@ -107,7 +108,7 @@ def _as_lines(points: pl.DataFrame, what: Varied) -> tuple[str, pl.DataFrame, st
     others = [field for field in what.numbers if field != x]
     words = [pl.col("line")] if what.names else []
     # The title has their names.
-    words += [pl.col(f).map_elements(_tick, pl.String, skip_nulls=False) for f in others]
+    words += [pl.col(f).map_elements(cell, pl.String, skip_nulls=False) for f in others]
     shown = (
         points.with_columns(pl.concat_str(words, separator=", ").alias("line")) if words else points
     )
@@ -120,23 +121,11 @@ def _as_lines(points: pl.DataFrame, what: Varied) -> tuple[str, pl.DataFrame, st
 
 
 def _channels(names: list[str], title: str) -> dict[str, Any]:
-    columns = 1 if max(map(len, names)) > _LONG else 2
-    look: dict[str, Any] = {
-        "symbolType": "stroke",
-        "symbolStrokeWidth": 2.5,
-        "symbolSize": 300,
-        "labelLimit": 280,
-    }
-    legend = alt.Legend(title=title, columns=columns, **look) if names != [""] else None
-    many = len(COLOURS)
-    colours = [COLOURS[i % many] for i in range(len(names))]
-    dashes = [list(DASHES[(i + i // many) % many]) for i in range(len(names))]
-    return {
-        "color": alt.Color("line:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
-        "strokeDash": alt.StrokeDash(
-            "line:N", scale=alt.Scale(domain=names, range=dashes), legend=legend
-        ),
-    }
+    legend = alt.Legend(
+        title=title, columns=1 if max(map(len, names)) > _LONG else 2, symbolType="stroke",
+        symbolStrokeWidth=2.5, symbolSize=300, labelLimit=280,
+    )  # fmt: skip
+    return line_channels("line", names, legend if names != [""] else None)
 
 
 def _lines(
@@ -185,7 +174,7 @@ def _line(
     look, across = _channels(lines, title), _across(points[x], x)
     if points[x].null_count():
         shown = shown.with_columns(
-            x=pl.Series([_tick(value) for value in shown["x"]], dtype=pl.String)
+            x=pl.Series([cell(value) for value in shown["x"]], dtype=pl.String)
         )
     kinds = [state for state in _SHAPES if (shown["state"] == state).any()]
     shape = alt.Shape(
@@ -205,10 +194,7 @@ def _line(
         )
     marks = base.mark_point(size=45, filled=True, opacity=1)
     layers.append(marks.encode(x=across, y=y, color=look["color"], shape=shape))
-    panel: alt.LayerChart = alt.LayerChart(layer=layers).properties(
-        width=260, height=260, title=name
-    )
-    return panel
+    return alt.LayerChart(layer=layers).properties(width=260, height=260, title=name)
 
 
 def _across(values: pl.Series, field: str) -> alt.X:
@@ -218,7 +204,7 @@ def _across(values: pl.Series, field: str) -> alt.X:
     title, ticks = label(field), values.unique().sort(nulls_last=True)
     if values.null_count():
         return alt.X(
-            "x:N", title=title, sort=[_tick(value) for value in ticks], axis=alt.Axis(labelAngle=0)
+            "x:N", title=title, sort=[cell(value) for value in ticks], axis=alt.Axis(labelAngle=0)
         )
     if is_rate(field) or ticks.len() > _MOST_TICKS:
         # A label that is moved inwards runs into the next.
@@ -291,25 +277,20 @@ def _map(points: pl.DataFrame, x: str, y: str, column: str, name: str, unit: str
                 note = "not served"
         # No steady state to colour.
         value = row[column] if row["state"] != "unstable" or column == RATE else None
-        first = value is not None and value == best
-        cell = {"x": _tick(row[x]), "y": _tick(row[y]), "value": value, "text": significant(value)}
-        rows.append(cell | {"note": note, "best": first})
+        rows.append(
+            {"x": cell(row[x]), "y": cell(row[y]), "value": value, "text": significant(value)}
+            | {"note": note, "best": value is not None and value == best}
+        )
     across, up = (points[field].unique().sort(nulls_last=True) for field in (x, y))
     return heat_map(
         pl.DataFrame(rows, schema_overrides={"value": pl.Float64}),
-        x=alt.X(
-            "x:N", sort=[_tick(v) for v in across], title=label(x), axis=alt.Axis(labelAngle=0)
-        ),
-        y=alt.Y("y:N", sort=[_tick(v) for v in up][::-1], title=label(y)),
+        x=alt.X("x:N", sort=[cell(v) for v in across], title=label(x), axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("y:N", sort=[cell(v) for v in up][::-1], title=label(y)),
         value="value",
         title=unit,
         name=name,
         cells=(across.len(), up.len()),
     )
-
-
-def _tick(value: float | None) -> str:
-    return NO_LIMIT if value is None else f"{value:,.6g}"
 
 
 def _scattered(points: pl.DataFrame, what: Varied) -> dict[str, Any]:

@@ -96,8 +96,9 @@ def at(
                 here[key] = {}
             here = here[key]
         if len(keys) == 2 and keys[0] == "server":
-            for other in _spellings(keys[1]):
+            for other in ENGINE_NAMES.get(keys[1], (keys[1],)):
                 here.pop(other, None)
+                here.pop(other.replace("_", "-"), None)
         here[keys[-1]] = value
     return changed
 
@@ -147,11 +148,6 @@ def _own_name(section: type[Section], key: str) -> str | None:
     return next(
         (own for own, names in ENGINE_NAMES.items() if key.replace("-", "_") in names), None
     )
-
-
-def _spellings(own: str) -> list[str]:
-    names = ENGINE_NAMES.get(own, (own,))
-    return [*names, *(name.replace("_", "-") for name in names)]
 
 
 def _nearest_in(section: type[Section], where: str, key: str) -> str:

@@ -246,7 +246,7 @@ def _parsed(field: str, text: str, whole: bool | None) -> Axis:
         )
     last = math.floor(count + _SHORT_OF_A_STEP * max(count, 1.0))
     made = [low * by**i if times else low + i * by for i in range(last + 1)]
-    return Values(tuple(round(v) if whole and abs(v - round(v)) < 1e-9 else _tidy(v) for v in made))
+    return Values(tuple(_tidy(value, whole) for value in made))
 
 
 class _Loader(yaml.SafeLoader):
@@ -351,8 +351,10 @@ def _number(text: str) -> int | float:
     )
 
 
-def _tidy(value: float) -> float:
-    """Drop what floats add to a tenth: 0.30000000000000004."""
+def _tidy(value: float, whole: bool | None) -> float:
+    """Drop what floats add to a tenth, 0.30000000000000004, and to a whole number."""
+    if whole and abs(value - round(value)) < 1e-9:
+        return round(value)
     return value if isinstance(value, int) else float(f"{value:.12g}")
 
 

@@ -9,7 +9,7 @@ import polars as pl
 from penstock.capacity.stable_rates import StableRate, stable_rate
 from penstock.errors import InputError
 from penstock.scenario import scenario
-from penstock.simulation.progress import Progress, part_of
+from penstock.simulation.progress import Progress, in_parts, silent
 from penstock.sweeping.fields import at, resolved
 from penstock.sweeping.sweep import Sweep
 
@@ -53,16 +53,14 @@ def with_stable_rates(
         servers.setdefault(_key(point.values, kept), point.values)
     if len(servers) > MOST:
         return rows
-    report = progress or (lambda share: None)
     rates: dict[tuple[Any, ...], StableRate] = {}
-    for done, (key, values) in enumerate(servers.items()):
-        part = part_of(progress, done / len(servers), (done + 1) / len(servers))
+    for (key, values), part in in_parts(progress, servers.items()):
         try:
             built = scenario.build(at(plan.job.document, plan.job.keys, values), plan.job.folder)
             rates[key] = stable_rate(built.workload, built.server, progress=part)
         except InputError as error:
             rates[key] = StableRate(None, None, str(error))
-    report(1.0)
+    (progress or silent)(1.0)
     of_point = {point.index: rates[_key(point.values, kept)] for point in plan.points}
     limits = [of_point[index] for index in rows["point"]]
     return rows.with_columns(

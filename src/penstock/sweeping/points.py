@@ -64,10 +64,8 @@ def averages(rows: pl.DataFrame, fields: Sequence[str]) -> pl.DataFrame:
     )
     state = pl.col("rank").replace_strict(dict(enumerate(STATES)), return_dtype=pl.String)
     names = varied(rows, fields).names
-    line = pl.lit("")
-    if names:
-        texts = [pl.col(name).cast(pl.String).fill_null(NO_LIMIT) for name in names]
-        line = pl.concat_str(texts, separator=", ")
+    texts = [pl.col(name).cast(pl.String).fill_null(NO_LIMIT) for name in names]
+    line = pl.concat_str(texts, separator=", ") if texts else pl.lit("")
     return points.with_columns(state.alias("state"), line.alias("line")).drop("rank")
 
 

@@ -171,10 +171,8 @@ def set_up(
             f"nothing varies: {name} has no section `sweep`, and no fields are given; give --vary "
             "server.token_budget=128,512 or the like"
         )
-    if own is not None or vary is None:
-        section = parsed(
-            own if own is not None else {}, SweepSection, f"{name}: the section sweep", "`vary`"
-        )
+    if own is not None:
+        section = parsed(own, SweepSection, f"{name}: the section sweep", "`vary`")
         if vary is None:
             vary = section.vary
             sample = section.sample if sample is None else sample
@@ -224,19 +222,24 @@ def table(plan: Sweep, rows: Mapping[int, Row]) -> pl.DataFrame:
     bad point has nothing else.
     """
     done = [point for point in plan.points if point.index in rows]
-    columns: dict[str, pl.Series] = {
-        "point": pl.Series([point.index for point in done], dtype=pl.Int64)
-    }
-    for index, field in enumerate(plan.fields):
-        columns[field] = _column([point.values[index] for point in done])
-    columns["seed"] = pl.Series([point.seed for point in done], dtype=pl.Int64)
     kinds = {str: pl.String, float: pl.Float64, int: pl.Int64}
     wanted = {**FACTS, **dict.fromkeys(LATENCIES, float), "error": str}
-    for name, kind in wanted.items():
-        columns[name] = pl.Series(
-            [rows[point.index].get(name) for point in done], dtype=kinds[kind], strict=False
-        )
-    return pl.DataFrame(columns)
+    return pl.DataFrame(
+        {
+            "point": pl.Series([point.index for point in done], dtype=pl.Int64),
+            **{
+                field: _column([point.values[index] for point in done])
+                for index, field in enumerate(plan.fields)
+            },
+            "seed": pl.Series([point.seed for point in done], dtype=pl.Int64),
+            **{
+                name: pl.Series(
+                    [rows[point.index].get(name) for point in done], dtype=kinds[kind], strict=False
+                )
+                for name, kind in wanted.items()
+            },
+        }
+    )
 
 
 def _column(values: Sequence[Any]) -> pl.Series:
@@ -298,8 +301,7 @@ def _chunk_size(plan: Sweep, left: int, count: int) -> int:
     simulate = plan.job.document.get("simulate")
     requests = simulate.get("requests") if isinstance(simulate, Mapping) else None
     requests = requests if isinstance(requests, int) and requests > 0 else DEFAULT_REQUESTS
-    fair = left // (8 * count)
-    return max(1, min(_REQUESTS_TO_A_CHUNK // requests, fair, _MOST_TO_A_CHUNK))
+    return max(1, min(_REQUESTS_TO_A_CHUNK // requests, left // (8 * count), _MOST_TO_A_CHUNK))
 
 
 def _own_seed(seed: int, index: int) -> int:
@@ -309,14 +311,12 @@ def _own_seed(seed: int, index: int) -> int:
 def _document(scenario: Any) -> tuple[dict[str, Any], Path, str]:
     """Return what a scenario holds, the folder of its paths, and its name."""
     if isinstance(scenario, Mapping):
-        document = dict(scenario)
-        folder = Path.cwd()
-        name = "scenario"
+        document: Any = dict(scenario)
+        path = Path("scenario")
     else:
         path = checks.path("the name of a scenario", scenario)
         document = read_document(path)
-        folder = path.resolve().parent
-        name = path.name
+    name = path.name
     if not isinstance(document, dict):
         raise InputError(
             f"{name} holds {checks.shown(document)}, but a scenario is a mapping with `workload` "
@@ -328,4 +328,4 @@ def _document(scenario: Any) -> tuple[dict[str, Any], Path, str]:
             "`server`"
         )
     parsed(document, _Parts, name, "`workload` and `server`")
-    return document, folder, Path(name).stem
+    return document, path.resolve().parent, path.stem

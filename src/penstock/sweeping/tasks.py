@@ -135,7 +135,7 @@ def _refuse_endless(workload: Workload, requests: int | None, until: float | Non
 
 def _measured(run: Run) -> Row:
     """Return what a run shows, in plain numbers."""
-    row: Row = {
+    return {
         "requests": run.arrived,
         "unfinished": run.unfinished,
         "batches": run.n_batches,
@@ -144,11 +144,12 @@ def _measured(run: Run) -> Row:
         "tokens_per_s": run.tokens_per_s,
         "utilisation": run.utilisation,
         "preemptions": run.preemptions,
+        **{
+            f"{latency['metric'].removesuffix('_s')}_{statistic}_s": latency[statistic]
+            for latency in run.latency().iter_rows(named=True)
+            for statistic in STATISTICS
+        },
     }
-    for latency in run.latency().iter_rows(named=True):
-        metric = latency["metric"].removesuffix("_s")
-        row |= {f"{metric}_{statistic}_s": latency[statistic] for statistic in STATISTICS}
-    return row
 
 
 def _workload(document: Mapping[str, Any], folder: Path) -> Workload:

@@ -25,6 +25,7 @@ _LATENCIES = {
     for metric in METRICS
     for statistic in ("mean", *SHOWN)
 }
+# the head of a column of the sweep's table, and how a value is written
 _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "seed": ("seed", str),
     "verdict": ("Verdict", str),
@@ -33,7 +34,6 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     **{column: (head, digits) for column, head in _LATENCIES.items()},
     RATE: ("Stable rate (req/s)", digits),
 }
-"""The head of a column of the sweep's table, and how a value is written."""
 
 _SPARE = (
     "E2E mean", "TBT mean", "TTFT mean", "Stable rate (req/s)", "TBT p50", "E2E p99", "TTFT p99",
@@ -92,20 +92,19 @@ def _varied(rows: pl.DataFrame, fields: Sequence[str]) -> list[Fact]:
     several = varied(rows, fields)
     for field in (*several.numbers, *several.names):
         values = rows[field].unique().sort(nulls_last=True)
-        shown = ", ".join(cell(value) for value in values)
+        shown = ", ".join(map(cell, values))
         if values.len() > _MOST_VALUES:
-            drawn = values.drop_nulls()
-            shown = f"from {cell(drawn.min())} to {cell(drawn.max())}"
+            shown = f"from {cell(values.min())} to {cell(values.max())}"
         facts.append(Fact(field, counted(values.len(), "value"), shown))
     return [*facts, Fact("Requests", f"{int(rows['requests'].sum() or 0):,}", "simulated in all")]
 
 
 def _bad(bad: pl.DataFrame, fields: Sequence[str]) -> list[str]:
     """Say which points could not be simulated, and why."""
-    notes = []
-    for row in bad.head(_MOST_BAD).iter_rows(named=True):
-        point = ", ".join(f"{field}={row[field]}" for field in fields)
-        notes.append(f"{point}: {row['error']}")
+    notes = [
+        f"{', '.join(f'{field}={row[field]}' for field in fields)}: {row['error']}"
+        for row in bad.head(_MOST_BAD).iter_rows(named=True)
+    ]
     if bad.height > _MOST_BAD:
         rest = counted(bad.height - _MOST_BAD, "more bad row")
         notes.append(f"{rest}: the column error of the table says why")
@@ -150,12 +149,13 @@ def points_table(
     shown = [column for column in _COLUMNS if column in rows.columns and column not in left_out]
     if RATE in shown and not rows[RATE].count():
         shown.remove(RATE)
-    cells = []
-    for row in rows.head(_MOST_POINTS).iter_rows(named=True):
-        known = [
-            "-" if row[column] is None else _COLUMNS[column][1](row[column]) for column in shown
+    cells = [
+        [
+            *(cell(row[field]) for field in fields),
+            *("-" if row[name] is None else _COLUMNS[name][1](row[name]) for name in shown),
         ]
-        cells.append([*(cell(row[field]) for field in fields), *known])
+        for row in rows.head(_MOST_POINTS).iter_rows(named=True)
+    ]
     parts = [f"{caption}Latencies in seconds."]
     if (rows["verdict"] != "stable").any():
         parts.append(
@@ -190,8 +190,6 @@ def cell(value: Any) -> str:
     """Return the value of a field."""
     if value is None:
         return NO_LIMIT
-    return (
-        f"{value:,.6g}"
-        if isinstance(value, int | float) and not isinstance(value, bool)
-        else str(value)
-    )
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:,.6g}"
+    return str(value)

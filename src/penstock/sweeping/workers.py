@@ -29,10 +29,9 @@ KINDS = ("loky", "ray", "dask")
 # chunks to each worker before Ray's are waited for: its backend hands results back all at once
 _ROUND = 4
 _PATIENCE_S = 30.0
+# for the process that cleans up after loky: what an interrupt leaves behind is removed without a
+# word
 _NO_LEAKS = "ignore::UserWarning:joblib.externals.loky.backend.resource_tracker"
-"""For the process that cleans up after loky: what an interrupt leaves behind is removed without a
-word.
-"""
 
 _WATCH_S = 0.1
 
