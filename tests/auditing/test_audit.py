@@ -10,7 +10,8 @@ from penstock.auditing.audit import MOST_KEPT, audit
 from penstock.auditing.conservation import Shortfall
 from penstock.errors import InputError
 from penstock.reference import markov_chain
-from penstock.simulation.run import Distribution, Rows, Run
+from penstock.simulation.distribution import Distribution
+from penstock.simulation.run import Rows, Run
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine, BatchTime, Composition, PiecewiseConstant
 from penstock.system.memory import Memory

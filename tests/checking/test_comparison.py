@@ -14,7 +14,7 @@ from penstock.checking.comparison import compare_networks, compare_orders
 from penstock.checking.differences import Sample, difference
 from penstock.checking.variants import own_order, with_order, with_policy, with_router
 from penstock.errors import InputError
-from penstock.simulation.run import Distribution
+from penstock.simulation.distribution import Distribution
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 TICKS = st.integers(0, 10**6)

@@ -15,7 +15,7 @@ from penstock.checking.enough_requests import _simulated, estimate
 from penstock.checking.latency import expected_bursts, steady_state
 from penstock.checking.targets import METRICS, Estimate, Target
 from penstock.errors import InputError
-from penstock.simulation.run import Distribution
+from penstock.simulation.distribution import Distribution
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 CODE = ps.Workload.preset("azure-code").with_rate(1.2, arrivals="poisson")  # load 0.745

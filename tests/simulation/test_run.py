@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.simulation.run import LEADING_BITS, Distribution, Fold, exact_sum
+from penstock.simulation.distribution import LEADING_BITS, Distribution, Fold, exact_sum
 
 ONE_SECOND = ps.PiecewiseConstant(c=1.0, a=0.0, b0=1)
 

@@ -13,7 +13,7 @@ from penstock import checks
 from penstock.checking import intervals
 from penstock.checking.targets import Estimate, share
 from penstock.inputs.arrays import Floats, Ints
-from penstock.simulation.run import Distribution
+from penstock.simulation.distribution import Distribution
 from penstock.words import counted
 
 Statistics = Mapping[str, Estimate]

@@ -19,7 +19,8 @@ from penstock.show.charts import (
     side_by_side,
     with_line_under,
 )
-from penstock.simulation.run import Distribution, Run
+from penstock.simulation.distribution import Distribution
+from penstock.simulation.run import Run
 from penstock.theory.region import Region
 from penstock.words import METRICS
 

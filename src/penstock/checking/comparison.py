@@ -20,9 +20,10 @@ from penstock.checking.variants import OrderChoice, with_order
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints
 from penstock.show.page import Page, Shown
+from penstock.simulation.distribution import Distribution
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.progress import Progress, in_parts
-from penstock.simulation.run import Distribution, recorded
+from penstock.simulation.run import recorded
 from penstock.system.network import Network
 from penstock.system.orders import resolve_order
 from penstock.words import gathered

@@ -22,7 +22,7 @@ from penstock.checking import intervals
 from penstock.checking.batches import Batches
 from penstock.checking.targets import Estimate, share
 from penstock.inputs.arrays import Floats
-from penstock.simulation.run import Distribution
+from penstock.simulation.distribution import Distribution
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,8 +12,9 @@ from penstock.checking.latency import SteadyState, steady_state
 from penstock.checking.targets import Target
 from penstock.checking.verdict import verdict
 from penstock.kernel.due_epochs import NEVER
+from penstock.simulation.distribution import Distribution
 from penstock.simulation.progress import Progress, part_of
-from penstock.simulation.run import TICK_S, Distribution, Run, checked_tick
+from penstock.simulation.run import TICK_S, Run, checked_tick
 from penstock.simulation.session_engine import open_session
 from penstock.simulation.simulate import length_of_run, windows
 from penstock.simulation.window import Window

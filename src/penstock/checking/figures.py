@@ -9,7 +9,8 @@ import numpy as np
 import polars as pl
 
 from penstock.show.page import Figure, Table
-from penstock.simulation.run import Distribution, Run
+from penstock.simulation.distribution import Distribution
+from penstock.simulation.run import Run
 from penstock.theory.region import Region
 from penstock.words import METRICS, amount, seconds
 

@@ -35,7 +35,7 @@ import numpy.typing as npt
 from scipy import special
 
 from penstock.inputs.arrays import Floats
-from penstock.simulation.run import Distribution
+from penstock.simulation.distribution import Distribution
 
 
 class QuantileInterval(NamedTuple):

@@ -29,7 +29,8 @@ from penstock.checking.batches import (
 from penstock.checking.targets import Estimate, Judgement, Target, share, statistics_of
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
-from penstock.simulation.run import Distribution, Rows, Run, recorded
+from penstock.simulation.distribution import Distribution
+from penstock.simulation.run import Rows, Run, recorded
 
 
 @dataclasses.dataclass(frozen=True)

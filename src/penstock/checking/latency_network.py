@@ -32,8 +32,9 @@ from penstock.checking.batches import (
 from penstock.checking.targets import Target, statistics_of
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints, Ints32
+from penstock.simulation.distribution import Distribution
 from penstock.simulation.network_run import NetworkRun, RequestRows
-from penstock.simulation.run import Distribution, recorded
+from penstock.simulation.run import recorded
 
 LEAST_JOBS = 1_000
 """Jobs after the warm-up below which no interval is given."""

@@ -13,7 +13,8 @@ from penstock.inputs.arrays import Floats
 from penstock.planning.deployment import Deployment
 from penstock.planning.job_run import statistic_s
 from penstock.planning.rates import RateProfile
-from penstock.simulation.run import Distribution, Run
+from penstock.simulation.distribution import Distribution
+from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.words import STATISTICS
 from penstock.workload.arrivals import Replay

@@ -28,10 +28,11 @@ from penstock.inputs.arrays import Floats
 from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
 from penstock.planning.share import share_of
+from penstock.simulation.distribution import Distribution
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.network_simulation import run_network
 from penstock.simulation.progress import Progress, part_of, silent
-from penstock.simulation.run import Distribution, Run
+from penstock.simulation.run import Run
 from penstock.simulation.servable import never_served
 from penstock.simulation.simulate import RunOptions
 from penstock.system.network import Network

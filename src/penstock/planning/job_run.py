@@ -15,7 +15,8 @@ from penstock.checking.intervals import merged, student
 from penstock.checking.targets import Estimate, Judgement, Target, share
 from penstock.planning.aim import together
 from penstock.planning.deployment import Deployment
-from penstock.simulation.run import Distribution, Run
+from penstock.simulation.distribution import Distribution
+from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.server import Server
 from penstock.theory.certificate import certify

@@ -6,7 +6,7 @@ from penstock.inputs.arrays import Ints
 from penstock.kernel import counting
 from penstock.kernel.recording import MIX_TICKS
 from penstock.kernel.records import World
-from penstock.simulation.run import Distribution
+from penstock.simulation.distribution import Distribution
 
 
 def compositions(world: World) -> tuple[tuple[Ints, Ints], Ints]:

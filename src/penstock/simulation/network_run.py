@@ -11,10 +11,10 @@ import polars as pl
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Floats, Ints, Ints32
+from penstock.simulation.distribution import Distribution
 from penstock.simulation.replica_run import first_replicas, run_of_replica
 from penstock.simulation.run import (
     COLUMN_TYPES,
-    Distribution,
     Run,
     allocation_table,
     batch_table,

@@ -14,10 +14,11 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
 from penstock.kernel.due_epochs import NEVER
+from penstock.simulation.distribution import Distribution, Fold
 from penstock.simulation.network_run import NetworkRecord, NetworkRun, RequestRows
 from penstock.simulation.progress import Progress, silent
 from penstock.simulation.replica_run import first_replicas
-from penstock.simulation.run import TICK_S, Distribution, Fold
+from penstock.simulation.run import TICK_S
 from penstock.simulation.session_network import NetworkSession, Passed
 from penstock.simulation.simulate import RunOptions, checked_record, cut, refuse_both
 from penstock.system.network import Network

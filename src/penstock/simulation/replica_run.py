@@ -7,7 +7,8 @@ import numpy as np
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Ints
-from penstock.simulation.run import Distribution, Rows, Run, recorded
+from penstock.simulation.distribution import Distribution
+from penstock.simulation.run import Rows, Run, recorded
 from penstock.system.network import Network
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from penstock.kernel.in_progress import begun_again
 from penstock.kernel.server import compiled_advance
 from penstock.kernel.server_arrays import new_arrays
 from penstock.simulation.compositions import compositions
+from penstock.simulation.distribution import Fold
 from penstock.simulation.new_world import NO_LIMIT, new_world
-from penstock.simulation.run import Fold, Record, Rows, Run
+from penstock.simulation.run import Record, Rows, Run
 from penstock.simulation.session_world import WorldSession, gap_bits, views
 from penstock.simulation.ticks import check_costs, terms_of
 from penstock.simulation.window import Window

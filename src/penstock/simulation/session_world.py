@@ -15,8 +15,8 @@ from penstock.kernel.due_epochs import chain
 from penstock.kernel.events import compiled_advance
 from penstock.kernel.gaps import CARRY
 from penstock.kernel.records import World
+from penstock.simulation.distribution import LEADING_BITS, Distribution
 from penstock.simulation.new_world import more_slots
-from penstock.simulation.run import LEADING_BITS, Distribution
 from penstock.system.server import Server
 
 

@@ -4,7 +4,8 @@ import numpy as np
 
 from penstock.inputs.arrays import Ints
 from penstock.measuring.profiling.driving import Timeline
-from penstock.simulation.run import TICK_S, Distribution, Rows, Run
+from penstock.simulation.distribution import Distribution
+from penstock.simulation.run import TICK_S, Rows, Run
 from penstock.system.server import Server
 
 _INSTANTS = 1_000
