@@ -139,7 +139,11 @@ def resolved(
                 "own)"
             )
         choice = _find(choice, kind, made, folder)
-    return choice if isinstance(choice, made) else make(choice)  # type: ignore[return-value]
+    if isinstance(choice, made):
+        return choice  # type: ignore[return-value]
+    if choice is None:  # `make` would take it for a decorator's call
+        raise InputError(f"{kind} is None; give one of {', '.join(known)}, or a function")
+    return make(choice)
 
 
 def _find(choice: str, kind: str, made: type, folder: Path | None) -> Any:
