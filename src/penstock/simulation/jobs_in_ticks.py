@@ -102,7 +102,6 @@ class JobsInTicks:
             rows[field] = getattr(jobs, field)
         goes_on = self.has_engines or self.counts_gaps
         tokens = rows.left.astype(np.int64) + rows.decodes
-        received = self.network.received(jobs)
         again = records.table(records.AGAIN, jobs.requests if goes_on else 0)
         again.last = records.NONE_YET
         if self.has_engines:
@@ -111,10 +110,12 @@ class JobsInTicks:
             again.prefix, again.named = self._prefixes(jobs)
             later = np.flatnonzero(jobs.context)
             np.add.at(again.followed, later + jobs.context[later], 1)
-        here = np.flatnonzero(received)
-        assert self.sends_memory or not here.size
+        delay = self._counted("a delay", jobs.wait_s)
         sent = records.table(records.SENT, jobs.requests if self.sends_memory else 0)
         if self.sends_memory:
+            received = self.network.received(jobs)
+            here = np.flatnonzero(received)
+            delay[here] = 0  # what comes after it is its KV memory
             again.target[here] = received[here]
             sent.tokens = received
             sent.sender = jobs.column("sender")
@@ -123,7 +124,7 @@ class JobsInTicks:
         tries = records.table(records.TRY, jobs.requests if self.has_outages else 0)
         if self.has_outages:
             tries.came, tries.left, tries.decodes = -1, rows.left, rows.decodes
-            if received.any():
+            if sent.tokens.any():
                 raise InputError(
                     "outages of a network that sends KV memory from pool to pool are not modelled; "
                     "leave out the outages, or let one pool do both phases"
@@ -137,7 +138,7 @@ class JobsInTicks:
             "again": again,
             "sent": sent,
             "tries": tries,
-            "delay": np.where(received > 0, 0, self._counted("a delay", jobs.wait_s)),
+            "delay": delay,
             "coin": np.asarray(jobs.coin, np.uint32),
             "context": np.asarray(jobs.context, np.int32),
             "reuse": np.where(jobs.context < 0, jobs.reuse, 0).astype(np.int32),
@@ -198,6 +199,8 @@ class JobsInTicks:
     def _counted(self, what: str, seconds: Floats) -> Ints:
         """Round to ticks."""
         longest = float(seconds.max(initial=0.0))
+        if longest == 0:  # as delays usually are
+            return np.zeros(seconds.size, np.int64)
         if longest / self.tick_s >= NEVER / 4:
             raise InputError(
                 f"{what} of {longest:g} s is more ticks of {self.tick_s:g} s than can be counted; "

@@ -222,7 +222,7 @@ class _Running:
             jobs = Jobs.joined([part.jobs for part in passed]).first(count)
 
             def column(name: str) -> npt.NDArray[Any]:
-                return np.concatenate([getattr(part, name) for part in passed])[: jobs.requests]
+                return _joined([getattr(part, name) for part in passed])[: jobs.requests]
 
             replica = column("server") - first_replicas(network)[network.stage_pool[jobs.stage]]
             names: tuple[str, ...] = _COLUMNS
@@ -237,9 +237,9 @@ class _Running:
             tick_s=session.tick_s,
             end=session.now,
             last_arrival=self.last_arrival if session.stop == NEVER else session.stop,
-            workflow=np.concatenate([part.jobs.workflow for part in passed])[:count],
-            arrival=np.concatenate([part.arrival for part in passed])[:count],
-            finish=np.concatenate([_job_finish(part) for part in passed])[:count],
+            workflow=_joined([part.jobs.workflow for part in passed])[:count],
+            arrival=_joined([part.arrival for part in passed])[:count],
+            finish=_joined([_job_finish(part) for part in passed])[:count],
             replica_pool=session.pool_of_replica,
             n_batches=servers["batches"].copy(),
             busy=session.busy(),
@@ -257,6 +257,11 @@ class _Running:
                 for earlier, later in itertools.pairwise([Distribution.of(_NONE), *self.gaps])
             ),
         )
+
+
+def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Put columns after one another; one alone is not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 _COLUMNS = ("ready", "first_token", "finish", "cached")
