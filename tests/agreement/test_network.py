@@ -200,6 +200,11 @@ def in_blocks(system, sizes):
         return simulate(network, **length, **options)
 
 
+def test_one_replica_dies_as_another_comes_back():
+    """Requests that are sent again then wait for nobody, though none served a moment before."""
+    assert_agree(draw_system(Random(7496), dying=True))
+
+
 @pytest.mark.slow
 def test_kernel_and_reference_agree_on_thousands_of_random_networks():
     for seed in range(50, 20_050):

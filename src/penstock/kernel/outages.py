@@ -61,6 +61,7 @@ def hold(world: World, request: int) -> None:
     trial, clock = world.tries[request], world.clock[0]
     if trial.came < 0:
         trial.came = clock.now
+    trial.held = 1
     clock.held += 1
 
 
@@ -79,9 +80,9 @@ def _return(world: World, server: int) -> None:
     if pool.up > 1 or world.clock[0].held == 0:
         return
     for request in range(world.rows.size):
-        held = world.tries[request].came >= 0 and world.ready[request] < 0
-        stage = world.stages[world.rows[request].stage]
-        if held and world.pools[stage.pool].first_server == pool.first_server:
+        stage, trial = world.stages[world.rows[request].stage], world.tries[request]
+        if trial.held != 0 and world.pools[stage.pool].first_server == pool.first_server:
+            trial.held = 0
             world.clock[0].held -= 1
             arrive_now(world, request)
 

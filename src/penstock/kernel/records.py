@@ -283,11 +283,11 @@ ticks on the links, and more until all is there; from which request, as an offse
 0 for none; and the blocks taken for them at either end.
 """
 
-TRY = record(i8="came", i4="left decodes times")
+TRY = record(i8="came", i4="left decodes times held")
 """One per request where replicas die.
 
-When it came to its pool first (-1: it has not been sent again), what it asked for, and how often it
-was sent again.
+When it came to its pool first (-1: it has not been sent again), what it asked for, how often it was
+sent again, and whether it waits until a replica is back.
 """
 
 LOST = -2
