@@ -14,7 +14,7 @@ from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.engine_ends import grown, settle
 from penstock.kernel.in_progress import begun_again
 from penstock.kernel.radix import pages_in_tree
-from penstock.kernel.records import BY_LINES, World
+from penstock.kernel.records import BY_LINES, TENSORRT, World
 from penstock.kernel.signatures import (
     ASKED_COIN,
     ASKED_HOME,
@@ -45,6 +45,22 @@ def _tokens(replica: Any, tick: int) -> Any:
     return replica.unprocessed - begun_again(replica, tick) * replica.tokens
 
 
+@uncounted()
+def _not_begun(world: World, engine: Any) -> Any:
+    """Return how many requests of TensorRT-LLM's running list have got no token yet, and the blocks
+    that are kept for them: to a router they wait.
+    """
+    requests = blocks = 0
+    place = engine.first_slot
+    while place >= 0:
+        slot = world.slots[place]
+        if slot.left == slot.target and slot.taken == 0:
+            requests += 1
+            blocks += slot.held
+        place = slot.next
+    return requests, blocks
+
+
 @uncounted(inline=True)
 def _memory_in_use(world: World, replica: Any, pool: Any, tick: int) -> Any:
     """Return the share of the KV memory in use before a tick; what a cache would give up is not."""
@@ -54,6 +70,9 @@ def _memory_in_use(world: World, replica: Any, pool: Any, tick: int) -> Any:
     if engine.usable == 0:
         return 0.0
     free = engine.free + engine.evictable
+    if pool.rule == TENSORRT:
+        _, kept = _not_begun(world, engine)
+        free += kept
     if replica.equal > 1:
         free -= grown(world, engine, pool, begun_again(replica, tick) + 1) - engine.settled
     return (engine.usable - free) / engine.usable
@@ -69,6 +88,9 @@ def look(world: World, server: int, tick: int) -> None:
     seen[SEEN_WAITING] = replica.count
     if pool.rule != BY_LINES:
         seen[SEEN_WAITING] = world.engines[replica.engine].waiting
+    if pool.rule == TENSORRT:
+        not_begun, _ = _not_begun(world, world.engines[replica.engine])
+        seen[SEEN_WAITING] += not_begun
     seen[SEEN_TOKENS] = _tokens(replica, tick)
     seen[SEEN_WORK] = replica.work
     if pool.looks_at_memory != 0:
