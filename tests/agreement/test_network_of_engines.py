@@ -70,6 +70,11 @@ def test_kernel_and_reference_agree_on_networks_of_engines(engine, systems):
         assert_agree(draw_system(Random(f"{engine} {seed} together"), engines=(engine,), dying=seed % 4 == 3))
 
 
+def test_to_a_router_requests_wait_until_a_batch_has_served_them():
+    """Those of TensorRT-LLM that have a place, and no token yet."""
+    assert_agree(draw_system(Random("tensorrt-llm 59 together"), engines=("tensorrt-llm",), dying=True))
+
+
 @pytest.mark.parametrize("systems", [12, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("engine", FAMILY)
 def test_a_replica_serves_what_comes_to_it_as_one_server_of_the_kernel(engine, systems):
