@@ -53,6 +53,16 @@ def test_the_blocks_of_the_kv_memory_are_those_that_the_engine_states():
     assert (memory.blocks, memory.block_size) == (500, 128)
 
 
+@pytest.mark.parametrize("odd", [{"kv_block": 0.5}, {"kv_block": 2.0**40}, {"kv_tokens": 2.0**52}, {"kv_tokens": 3}])
+def test_kv_memory_that_cannot_be_is_told_of_and_ends_nothing(odd):
+    server = described_engine(None, None, "codellama-34b-a100-tp1", {"token_budget": 512})
+    watched = Engine("a", Description(server, {}))
+    for scrape in scrapes(0.5, 100.0):
+        watched.take(dataclasses.replace(scrape, **{"kv_tokens": 64_000, "kv_block": 16} | odd))
+    assert watched.state().server.memory.estimated
+    assert "cannot be used" in " ".join(conclude([watched.state()], Settings()).notes)
+
+
 @pytest.mark.parametrize("other", [{"kv_tokens": 16_000}, {"kv_block": 16}])
 def test_kv_memory_that_is_not_what_was_given_is_told_of(other):
     watched = Engine("a", Description(engine(), {}))

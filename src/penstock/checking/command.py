@@ -117,29 +117,33 @@ def check(
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
+Policies = Annotated[
+    str | None,
+    typer.Option(
+        "--policies",
+        help="Policies, separated by commas; default, of a server: the scenario's own, the "
+        "paper's and the adaptive ones.",
+    ),
+]
+GoodputLimits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target",
+        metavar="TARGET",
+        help="Of a network: a limit of goodput such as ttft_p99<2s; repeatable.",
+    ),
+]
+
+
 def compare(
     scenario: ScenarioPath,
-    policies: Annotated[
-        str | None,
-        typer.Option(
-            "--policies",
-            help="Policies, separated by commas; default, of a server: the scenario's own, the "
-            "paper's and the adaptive ones.",
-        ),
-    ] = None,
+    policies: Policies = None,
     routers: Routers = None,
     orders: Orders = None,
     requests: Requests = None,
     jobs: Jobs = None,
     seed: Seed = None,
-    targets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--target",
-            metavar="TARGET",
-            help="Of a network: a limit of goodput such as ttft_p99<2s; repeatable.",
-        ),
-    ] = None,
+    targets: GoodputLimits = None,
     alpha: AlphaOfServer = None,
     resolution: ResolutionOfEither = None,
     as_json: Json = False,

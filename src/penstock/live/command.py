@@ -156,30 +156,23 @@ def watch(
     limits["kv_tokens"] = kv_tokens
     is_told = iterations is not None or log is not None
     engine = described_engine(server, batch_time, hardware, limits, is_told=is_told)
-    live: dict[str, Any] = {
-        "--prometheus": prometheus,
-        "--arrivals": arrivals,
-        "URL": places or None,
-    }
-    live |= {"--iterations": iterations, "--log": log, "--match": match}
+    live: dict[str, object] = {"--prometheus": prometheus, "--arrivals": arrivals, "--match": match}
+    live |= {"URL": places or None, "--iterations": iterations, "--log": log}
     _refuse_beside_replay(replay, {**live, "--record": record, "--export": export})
     _refuse_once(once, export)
-    ends = replay is not None
     if replay is not None:
         from penstock.live.recording import replayed
 
+        ends = True
         rounds = replayed(replay)
     else:
         given = None if engine is None else engine.batch_time
         where = Where(places or [], prometheus, match, arrivals, iterations, log)
         rounds, ends = rounds_at(where, given, every_s, once=once)
-    shown: _Shown = "pages"
-    if once or ends:
-        shown = "end"
-    if as_json and not once and (replay is not None or not ends):
-        shown = "lines"
+    with_lines = as_json and not once and (replay is not None or not ends)
     engines = Watch(engine, settings, limits)
     with contextlib.ExitStack() as stack:
+        shown = _shown(with_lines, ends)
         outputs = _Outputs(stack, shown, record, export, every_s)
         with contextlib.suppress(KeyboardInterrupt):
             for came in rounds:
@@ -188,6 +181,12 @@ def watch(
     outputs.end(answer, as_json=as_json)
     if strict:
         _leave(answer)
+
+
+def _shown(with_lines: bool, ends: bool) -> _Shown:
+    if with_lines:
+        return "lines"
+    return "end" if ends else "pages"
 
 
 class _Outputs:

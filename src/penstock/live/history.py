@@ -12,7 +12,7 @@ _COUNTERS = (
 )  # fmt: skip
 _GAUGES = (
     "running", "waiting", "backlog_tokens", "preempted", "preempted_tokens", "context_tokens",
-    "kv_used", "kv_tokens",
+    "kv_used", "kv_tokens", "kv_block",
 )  # fmt: skip
 
 _KEPT = 4_096

@@ -171,10 +171,12 @@ class Engine:
         if server.memory is not None and not server.memory.estimated:
             return server
         size = int(last.kv_block or server.policy.block_size or 16)
-        if last.kv_tokens < size:
-            return server
         # What the engine says itself is better than what its GPU has room for.
-        memory = Memory.of_tokens(int(last.kv_tokens), size)
+        try:
+            memory = Memory.of_tokens(int(last.kv_tokens), size)
+        except InputError as error:
+            self.history.note(f"the KV memory that the engine states cannot be used: {error}")
+            return server
         return dataclasses.replace(server, memory=memory, gpu=None)
 
     def _carried(self, server: Server, means: Lengths) -> dict[str, Carried]:

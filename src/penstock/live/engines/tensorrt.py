@@ -102,7 +102,7 @@ class TensorRT:
             batch_tokens=self._prompt_tokens + self._decode_tokens,
             kv_used=used / blocks if blocks and used is not None and used <= blocks else None,
             kv_tokens=blocks * size if blocks and size else None,
-            kv_block=size,
+            kv_block=size or None,
             backlog_tokens=_number(batch, "numQueuedCtxTokens"),
             context_tokens=_number(batch, "numGenKvTokens"),
         )

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,119 +23,139 @@ from penstock.show.options import (
     show_page,
 )
 
+if TYPE_CHECKING:
+    from penstock.measuring.calibration.calibration import Calibration
+
+Results = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RESULTS...",
+        help="Benchmark results or folders of them: GuideLLM, vllm bench, inference-perf, "
+        "AIPerf, GenAI-Perf, CSV; -: standard input.",
+    ),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="guidellm, vllm-bench, inference-perf, aiperf or csv; default: detected.",
+    ),
+]
+TokenBudget = Annotated[
+    int | None,
+    typer.Option(
+        "--token-budget",
+        help="Of the server (max_num_batched_tokens); default: 8192 is assumed.",
+        show_default=False,
+    ),
+]
+MaxBatchSize = Annotated[
+    int | None,
+    typer.Option(
+        "--max-batch-size",
+        help="Of the server (max_num_seqs); default: 1024 is assumed.",
+        show_default=False,
+    ),
+]
+Policy = Annotated[str, typer.Option("--policy", help="A policy or an engine's scheduler.")]
+PolicyParam = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy-param",
+        metavar="NAME=VALUE",
+        help="A setting of the policy, such as async_scheduling=false or drafts=3; may be "
+        "given several times.",
+    ),
+]
+KvTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-tokens",
+        help="Tokens that KV memory holds; default: found where rows identify it.",
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="Take the shape of this model, on --gpu, as the prior: a known name, or the path "
+        "of a config.json.",
+    ),
+]
+Gpu = Annotated[str | None, typer.Option("--gpu", help="Of --model, such as h100-sxm.")]
+Tp = Annotated[int | None, typer.Option("--tp", help="GPUs that share each layer.")]
+Precision = Annotated[
+    str | None, typer.Option("--precision", help="Of the weights: bf16, fp8 or fp4.")
+]
+KvPrecision = Annotated[
+    str | None, typer.Option("--kv-precision", help="Of the KV cache: bf16 or fp8.")
+]
+PrefixHits = Annotated[
+    float | None,
+    typer.Option(
+        "--prefix-hits",
+        help="Share of prompt tokens that the prefix cache held, where results do not say it; "
+        "needs --kv-tokens.",
+        show_default=False,
+    ),
+]
+DeclaredTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--declared-tokens",
+        help="Output tokens that requests said they may make (max_tokens); default: as they made.",
+        show_default=False,
+    ),
+]
+FitRows = Annotated[
+    str,
+    typer.Option(
+        "--fit-rows", help="Of each shape: lowest:N loads, spread:N over the loads, or all."
+    ),
+]
+Parameters = Annotated[
+    str | None,
+    typer.Option("--parameters", help="What to fit, separated by commas; default: all."),
+]
+PerRun = Annotated[
+    str,
+    typer.Option(
+        "--per-run", help="What to adjust to each file's own rows: nothing, overhead or all."
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Of arrivals and lengths.")]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Exit with status 1 if a row is missed by more than 25%."),
+]
+
 
 def calibrate(
-    results: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RESULTS...",
-            help="Benchmark results or folders of them: GuideLLM, vllm bench, inference-perf, "
-            "AIPerf, GenAI-Perf, CSV; -: standard input.",
-        ),
-    ],
-    format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            help="guidellm, vllm-bench, inference-perf, aiperf or csv; default: detected.",
-        ),
-    ] = None,
-    token_budget: Annotated[
-        int | None,
-        typer.Option(
-            "--token-budget",
-            help="Of the server (max_num_batched_tokens); default: 8192 is assumed.",
-            show_default=False,
-        ),
-    ] = None,
-    max_batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--max-batch-size",
-            help="Of the server (max_num_seqs); default: 1024 is assumed.",
-            show_default=False,
-        ),
-    ] = None,
-    policy: Annotated[
-        str, typer.Option("--policy", help="A policy or an engine's scheduler.")
-    ] = "vllm",
-    policy_param: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--policy-param",
-            metavar="NAME=VALUE",
-            help="A setting of the policy, such as async_scheduling=false or drafts=3; may be "
-            "given several times.",
-        ),
-    ] = None,
-    kv_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--kv-tokens",
-            help="Tokens that KV memory holds; default: found where rows identify it.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            help="Take the shape of this model, on --gpu, as the prior: a known name, or the path "
-            "of a config.json.",
-        ),
-    ] = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Of --model, such as h100-sxm.")] = None,
-    tp: Annotated[int | None, typer.Option("--tp", help="GPUs that share each layer.")] = None,
-    precision: Annotated[
-        str | None, typer.Option("--precision", help="Of the weights: bf16, fp8 or fp4.")
-    ] = None,
-    kv_precision: Annotated[
-        str | None, typer.Option("--kv-precision", help="Of the KV cache: bf16 or fp8.")
-    ] = None,
-    prefix_hits: Annotated[
-        float | None,
-        typer.Option(
-            "--prefix-hits",
-            help="Share of prompt tokens that the prefix cache held, where results do not say it; "
-            "needs --kv-tokens.",
-            show_default=False,
-        ),
-    ] = None,
-    declared_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--declared-tokens",
-            help="Output tokens that requests said they may make (max_tokens); default: as they "
-            "made.",
-            show_default=False,
-        ),
-    ] = None,
-    fit_rows: Annotated[
-        str,
-        typer.Option(
-            "--fit-rows", help="Of each shape: lowest:N loads, spread:N over the loads, or all."
-        ),
-    ] = "spread:3",
-    parameters: Annotated[
-        str | None,
-        typer.Option("--parameters", help="What to fit, separated by commas; default: all."),
-    ] = None,
-    per_run: Annotated[
-        str,
-        typer.Option(
-            "--per-run", help="What to adjust to each file's own rows: nothing, overhead or all."
-        ),
-    ] = "all",
-    seed: Annotated[int, typer.Option("--seed", help="Of arrivals and lengths.")] = 0,
+    results: Results,
+    format: Format = None,
+    token_budget: TokenBudget = None,
+    max_batch_size: MaxBatchSize = None,
+    policy: Policy = "vllm",
+    policy_param: PolicyParam = None,
+    kv_tokens: KvTokens = None,
+    model: Model = None,
+    gpu: Gpu = None,
+    tp: Tp = None,
+    precision: Precision = None,
+    kv_precision: KvPrecision = None,
+    prefix_hits: PrefixHits = None,
+    declared_tokens: DeclaredTokens = None,
+    fit_rows: FitRows = "spread:3",
+    parameters: Parameters = None,
+    per_run: PerRun = "all",
+    seed: Seed = 0,
     output: Output = None,
     description: Description = "",
     max_gib: MaxGib = None,
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Exit with status 1 if a row is missed by more than 25%."),
-    ] = False,
+    strict: Strict = False,
 ) -> None:
     """Calibrate a server on a few rows of its benchmarks, predict all of them, and say how far off
     that is.
@@ -147,13 +167,11 @@ def calibrate(
     benchmarks = read_benchmarks(results, format, max_gib=max_gib)
     progress.announce_compilation()
     with progress.bar(f"Simulating {benchmarks.height:,} loads") as show:
-        found = calibrate_on(
+        answer = calibrate_on(
             benchmarks,
             hardware=_hardware(model, gpu, tp, precision, kv_precision),
             fit_rows=fit_rows,
-            parameters=None
-            if parameters is None
-            else [name.strip() for name in parameters.split(",")],
+            parameters=_names(parameters),
             token_budget=token_budget,
             max_batch_size=max_batch_size,
             policy=policy,
@@ -165,23 +183,33 @@ def calibrate(
             seed=seed,
             progress=show,
         )
-    names = ", ".join(path.name for path in results[:3]) + (
-        f" and {len(results) - 3} more" if len(results) > 3 else ""
-    )
+    names = ", ".join(path.name for path in results[:3])
+    if len(results) > 3:
+        names += f" and {len(results) - 3} more"
     if output is not None:
-        from penstock.system.batch_time_file import write_batch_time
-
-        write_batch_time(
-            output, found.batch_time_file(description or f"Calibrated on {names}", names)
-        )
-        say_written("Batch-time file", [output], as_json)
+        _write(answer, output, description, names, as_json)
     if figures is not None:
-        from penstock.measuring.calibration import charts as plotting_calibrate
+        from penstock.measuring.calibration import charts
 
-        save_figures(plotting_calibrate.figures(found), figures, as_json)
-    show_page(found.page(names), found.as_dict(), report, as_json)
-    if strict and found.missed:
+        save_figures(charts.figures(answer), figures, as_json)
+    show_page(answer.page(names), answer.as_dict(), report, as_json)
+    if strict and answer.missed:
         raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+def _names(parameters: str | None) -> list[str] | None:
+    return None if parameters is None else [name.strip() for name in parameters.split(",")]
+
+
+def _write(
+    answer: "Calibration", output: Path, description: str, names: str, as_json: bool
+) -> None:
+    """Write the batch-time file."""
+    from penstock.system.batch_time_file import write_batch_time
+
+    document = answer.batch_time_file(description or f"Calibrated on {names}", names)
+    write_batch_time(output, document)
+    say_written("Batch-time file", [output], as_json)
 
 
 def _hardware(

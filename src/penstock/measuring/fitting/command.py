@@ -26,44 +26,52 @@ Layers = Annotated[
 ]
 
 
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE...",
+        help="Measured batches: a table, an engine's log or metrics, a layer profile; -: "
+        "standard input.",
+    ),
+]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        help="auto, affine, hinge, steps, table, composition, or composition-affine ...",
+    ),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="table, vllm, sglang, tensorrt-llm, blis, splitwise, vidur, llmservingsim.",
+    ),
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where", metavar="COLUMN=VALUE", help="Keep these rows of a table; may be repeated."
+    ),
+]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Leave larger batches out.")]
+B0 = Annotated[
+    int | None, typer.Option("--b0", help="Step width or bend, instead of the one found.")
+]
+Confidence = Annotated[float, typer.Option("--confidence", help="Of the intervals.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of the bootstrap.")]
+
+
 def fit(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE...",
-            help="Measured batches: a table, an engine's log or metrics, a layer profile; -: "
-            "standard input.",
-        ),
-    ],
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            help="auto, affine, hinge, steps, table, composition, or composition-affine ...",
-        ),
-    ] = "auto",
-    format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            help="table, vllm, sglang, tensorrt-llm, blis, splitwise, vidur, llmservingsim.",
-        ),
-    ] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--where", metavar="COLUMN=VALUE", help="Keep these rows of a table; may be repeated."
-        ),
-    ] = None,
+    files: Files,
+    model: Model = "auto",
+    format: Format = None,
+    where: Where = None,
     layers: Layers = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", help="Leave larger batches out.")
-    ] = None,
-    b0: Annotated[
-        int | None, typer.Option("--b0", help="Step width or bend, instead of the one found.")
-    ] = None,
-    confidence: Annotated[float, typer.Option("--confidence", help="Of the intervals.")] = 0.95,
-    seed: Annotated[int, typer.Option("--seed", help="Of the bootstrap.")] = 0,
+    max_tokens: MaxTokens = None,
+    b0: B0 = None,
+    confidence: Confidence = 0.95,
+    seed: Seed = 0,
     output: Output = None,
     description: Description = "",
     max_gib: MaxGib = None,

@@ -55,37 +55,39 @@ ClockName = Annotated[
 ]
 
 
+Out = Annotated[Path, typer.Argument(metavar="FILE", help="The batch-time file to write (YAML).")]
+SecondsOption = Annotated[
+    float, typer.Option("--seconds", help="For how long batches are measured.")
+]
+Decodes = Annotated[int, typer.Option("--decodes", help="Most requests that decode side by side.")]
+PromptOption = Annotated[int, typer.Option("--prompt", help="Longest prompt, tokens.")]
+Context = Annotated[int, typer.Option("--context", help="Most tokens before a decode.")]
+FitModel = Annotated[str, typer.Option("--fit", help="The model to fit, as of penstock fit.")]
+Measurements = Annotated[
+    Path | None,
+    typer.Option("--measurements", metavar="FILE", help="Write a row per batch, .csv or .parquet."),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Of the batches to measure.")]
+
+
 def profile(
-    out: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The batch-time file to write (YAML).")
-    ],
+    out: Out,
     engine: EngineName = "openvino",
     model: Model = "small",
     token_budget: Budget = 128,
-    seconds: Annotated[
-        float, typer.Option("--seconds", help="For how long batches are measured.")
-    ] = 60.0,
-    decodes: Annotated[
-        int, typer.Option("--decodes", help="Most requests that decode side by side.")
-    ] = 64,
-    prompt: Annotated[int, typer.Option("--prompt", help="Longest prompt, tokens.")] = 512,
-    context: Annotated[int, typer.Option("--context", help="Most tokens before a decode.")] = 1024,
+    seconds: SecondsOption = 60.0,
+    decodes: Decodes = 64,
+    prompt: PromptOption = 512,
+    context: Context = 1024,
     threads: Threads = 1,
     policy: PolicyOf = "sarathi",
     max_running: MaxRunning = 64,
     longest: Longest = 2048,
     device: Device = "auto",
     clock: ClockName = "wall",
-    fit_model: Annotated[
-        str, typer.Option("--fit", help="The model to fit, as of penstock fit.")
-    ] = "auto",
-    measurements: Annotated[
-        Path | None,
-        typer.Option(
-            "--measurements", metavar="FILE", help="Write a row per batch, .csv or .parquet."
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the batches to measure.")] = 0,
+    fit_model: FitModel = "auto",
+    measurements: Measurements = None,
+    seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Measure the batch times of a real engine on this machine, and write them as a batch-time
@@ -129,33 +131,37 @@ Prompt = Annotated[
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")]
 
 
+Seeds = Annotated[int, typer.Option("--seeds", help="Rounds, each with other requests.")]
+Backlog = Annotated[
+    float,
+    typer.Option(
+        "--backlog", help="Seconds of work that wait at the start, at loads of .85 and more."
+    ),
+]
+Calibrate = Annotated[
+    float,
+    typer.Option("--calibrate", help="Seconds for which batches are measured before each round."),
+]
+BatchTime = Annotated[
+    Path | None,
+    typer.Option("--batch-time", metavar="FILE", help="A batch-time file, instead of measuring."),
+]
+Output = Annotated[
+    str,
+    typer.Option("--output", help="Output tokens, a number or a distribution as in scenarios."),
+]
+SeedOfTwin = Annotated[int, typer.Option("--seed", help="The first seed.")]
+
+
 def twin(
     rho: Loads = ".5,.8,.9,1.1",
-    seeds: Annotated[int, typer.Option("--seeds", help="Rounds, each with other requests.")] = 3,
+    seeds: Seeds = 3,
     seconds: Seconds = 60.0,
-    backlog: Annotated[
-        float,
-        typer.Option(
-            "--backlog", help="Seconds of work that wait at the start, at loads of .85 and more."
-        ),
-    ] = 10.0,
-    calibrate: Annotated[
-        float,
-        typer.Option(
-            "--calibrate", help="Seconds for which batches are measured before each round."
-        ),
-    ] = 40.0,
-    batch_time: Annotated[
-        Path | None,
-        typer.Option(
-            "--batch-time", metavar="FILE", help="A batch-time file, instead of measuring."
-        ),
-    ] = None,
+    backlog: Backlog = 10.0,
+    calibrate: Calibrate = 40.0,
+    batch_time: BatchTime = None,
     prompt: Prompt = "{lognormal: {mean: 100, cv: 0.8, max: 400}}",
-    output: Annotated[
-        str,
-        typer.Option("--output", help="Output tokens, a number or a distribution as in scenarios."),
-    ] = "{lognormal: {mean: 40, cv: 0.6, max: 160}}",
+    output: Output = "{lognormal: {mean: 40, cv: 0.6, max: 160}}",
     engine: EngineName = "openvino",
     model: Model = "small",
     token_budget: Budget = 128,
@@ -165,7 +171,7 @@ def twin(
     longest: Longest = 2048,
     device: Device = "auto",
     clock: ClockName = "wall",
-    seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
+    seed: SeedOfTwin = 0,
     markdown: Markdown = False,
     as_json: Json = False,
     figures: Figures = None,
