@@ -139,9 +139,6 @@ class System:
         )
 
 
-DRAFTS = ("drafts", "acceptance", "draft_lookahead")
-
-
 def draw_drafts(rng):
     """Draw the speculation of an engine, none for most."""
     drafts = int(rng.choice([0, 0, 1, 2, 4]))
@@ -270,7 +267,7 @@ def with_shared_prefixes(rng, system):
         shared = int(rng.integers(0, 41))
         whole = (*told[int(rng.integers(len(told)))][:shared], *range(10_000 * (index + 1), 10_000 * (index + 1) + 40))
         ids.append(whole[: 0 if rng.random() < 0.1 else prompt // system.block_size + int(rng.integers(0, 2))])
-    settings = {name: value for name, value in system.settings if name not in DRAFTS}
+    settings = dict(system.settings)
     if system.policy == "sglang":
         settings["schedule_policy"] = str(rng.choice(["fcfs", "lpm"]))
         system = dataclasses.replace(system, order="fcfs")

@@ -68,6 +68,7 @@ def keep_accepted(world: World, engine: Any, pool: Any) -> Any:
     place = engine.first_slot
     while place >= 0:
         slot = world.slots[place]
+        slot.flight = 0
         if slot.left == 0 and slot.taken > 0:
             forget_rejected(pool, slot)
             more = slot.stay - 1
@@ -89,7 +90,7 @@ def know_rejected(world: World, engine: Any) -> None:
     """Take note of the drafts that were wrong: the batch that they were in has ended."""
     place = engine.first_slot
     while place >= 0:
-        world.slots[place].rejected = 0
+        world.slots[place].rejected = world.slots[place].flight = 0
         place = world.slots[place].next
 
 
@@ -97,5 +98,6 @@ def know_rejected(world: World, engine: Any) -> None:
 def forget_rejected(pool: Any, slot: Any) -> None:
     """Forget drafts that were wrong; a step ahead, the next batch is composed as if they stayed."""
     if pool.ahead != 0:
+        slot.flight = slot.stay
         slot.rejected = 1 + slot.drafted - slot.stay
     slot.drafted = 0

@@ -75,11 +75,6 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
     Composed ahead, that is when it starts, and who finishes stays until it ends.
     """
     decodes = replica.decodes - replica.verified - engine.wasted
-    if pool.caching != 0 and pool.ahead == 0:
-        epoch = engine.epoch + (1 if decodes > 0 else 0)
-        heads = world.heads[engine.line]
-        if replica.prefill > 0 or heads[epoch & (heads.size - 1)] >= 0:
-            _give_back_of_finished(world, engine, pool, epoch)
     if pool.radix != 0 and pool.ahead == 0:
         epoch = engine.epoch + (1 if decodes > 0 else 0)
         heads = world.heads[engine.line]
@@ -88,6 +83,11 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
     alone = engine.decoding == 0
     if pool.drafts > 0:
         _count_kept(world, keep_accepted(world, engine, pool))
+    if pool.caching != 0 and pool.ahead == 0:
+        epoch = engine.epoch + (1 if decodes > 0 else 0)
+        heads = world.heads[engine.line]
+        if replica.prefill > 0 or heads[epoch & (heads.size - 1)] >= 0:
+            _give_back_of_finished(world, engine, pool, epoch)
     if decodes > 0:
         _count_gaps(world, replica, engine, pool)
         engine.step_before = engine.last_step
@@ -153,23 +153,19 @@ def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> 
     place = engine.first_slot
     while place >= 0:
         slot = world.slots[place]
-        done: Any = -1
-        wasted: Any = 0
-        if slot.left == IN_FLIGHT:
-            done = np.int64(slot.total)
-            wasted = np.int64(slot.taken)
-        elif pool.ahead != 0:
-            done = -1
-        elif slot.left == 0:
-            if slot.due == epoch:
-                done = np.int64(slot.total)
-        elif slot.left == slot.taken and slot.outputs == pool.convention:
-            done = np.int64(slot.target)
-        if done >= 0:
-            size = pool.block_size
-            held, full = blocks_of(done + wasted, size), done // size
+        ends = slot.left == IN_FLIGHT
+        if pool.ahead == 0 and slot.left == 0:
+            ends = slot.due == epoch
+        elif pool.ahead == 0:
+            kept = max(slot.stay - 1, 0)  # drafts beside its last token
+            ends = slot.left == slot.taken and slot.outputs == pool.convention + kept
+        if ends:
+            wasted = slot.taken if slot.left == IN_FLIGHT else 0
+            held: Any = blocks_of(slot.total + wasted, pool.block_size)
+            if pool.drafts > 0:
+                held = np.int64(slot.held if slot.left > 0 else slot.grown)
             sought = world.again[slot.request].followed != 0
-            give_back(world, engine, pool, place, held, full, sought)
+            give_back(world, engine, pool, place, held, slot.total // pool.block_size, sought)
         place = slot.next
 
 

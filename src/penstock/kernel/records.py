@@ -302,7 +302,7 @@ SLOT = record(
     i8="due last before request",
     i4="""
     previous next chain left target total outputs held taken served_next
-    drafted stay rejected grown
+    drafted stay rejected flight grown
     shared named end_node joined next_joined
     """,
 )
@@ -313,7 +313,8 @@ last token, and of the last that came apart from all others'; prefill tokens lef
 `IN_FLIGHT`) and in all; tokens that it has processed when it finishes; outputs to come when its
 prefill began; blocks, while it does not grow by decodes; tokens in the batch being formed; the next
 one in prefill that is served. With drafts: how many are in that batch; its tokens that stay; those
-of the batch in progress that do not, where the next one is composed before that is known; blocks.
+of the batch in progress that do not, and those that do, where the next one is composed before that
+is known; blocks.
 With a prefix cache, the blocks held that have names. With SGLang's, the pages held that the tree
 has, the node that they end with, and whether, and before whom, its prefill is complete when the
 batch in progress ends.

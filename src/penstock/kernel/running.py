@@ -173,7 +173,7 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
     slot.last = again.last
     slot.before = NONE_YET
     slot.shared = slot.named = slot.joined = 0
-    slot.taken = slot.drafted = slot.stay = slot.rejected = 0
+    slot.taken = slot.drafted = slot.stay = slot.rejected = slot.flight = 0
     append(world, engine, place)
     engine.running += 1
     engine.prefilling += 1
@@ -275,12 +275,13 @@ def _strike(world: World, engine: Any, place: int) -> None:
 def _named(pool: Any, slot: Any, done: int) -> Any:
     """Return the tokens of a running request of which full blocks have their names.
 
-    What is in the batch has its name already; but a step ahead, the last token that a decode
-    computes is not known before the batch after it starts.
+    What is in the batch has its name already; but a step ahead, what the batch in progress brings
+    is not known before the batch after it starts.
     """
-    if pool.ahead != 0 and slot.left == 0:
-        return max(slot.target, done - 1 + slot.taken)
-    return done + slot.taken
+    if pool.ahead == 0 or slot.left > 0:
+        return done + slot.taken
+    flight = slot.flight if pool.drafts > 0 else 1
+    return max(slot.target, done - flight + slot.taken)
 
 
 @uncounted()
@@ -354,9 +355,9 @@ def _evict_ahead(world: World, engine: Any, pool: Any, place: int) -> None:
     if pool.caching == 0:
         engine.free += held
     else:
-        known = max(slot.target, slot.total - 1 + slot.taken)
+        full = _named(pool, slot, slot.total) // pool.block_size
         sought = world.again[slot.request].followed != 0
-        give_back(world, engine, pool, place, held, known // pool.block_size, sought)
+        give_back(world, engine, pool, place, held, full, sought)
     if ends_unforeseen(world, slot):
         engine.unforeseen -= 1
         engine.wasted -= slot.taken

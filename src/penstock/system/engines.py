@@ -170,11 +170,6 @@ class Vllm(Engine):
         """Refuse what an engine cannot be told, and drafts that no batch has room for."""
         super().check(server)
         drafts = self.options["drafts"]
-        if drafts and server.caches_prefixes:
-            raise InputError(
-                f"drafts is {drafts:,} and prefix_caching is on, but which blocks drafts leave to "
-                "others is not modelled; leave out the one or the other"
-            )
         if drafts and drafts >= server.token_budget:
             raise InputError(
                 f"drafts is {drafts:,}, but a batch has {server.token_budget:,} tokens "

@@ -150,7 +150,7 @@ class PrefixCache(Server):
         Of a decode the token before it is known, if its batch has ended; drafts are not.
         """
         self.hold(request, request.blocks + self.growth(request, tokens))
-        known = request.computed + tokens
+        known = min(request.computed + tokens, request.target)
         if request.decoding:
             known = request.computed + 1 - request.in_flight
         self.give_names(request, known)
