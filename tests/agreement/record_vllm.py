@@ -355,6 +355,22 @@ RECORDINGS: dict[str, tuple[list[Call], dict[str, Any]]] = {
         lognormal(120, 6.0, 21, prompt=(100, 600), output=(60, 300)),
         {"budget": 100, "max_seqs": 40, "num_blocks": 130, "drafts": 4, "accepts": 2, "async_scheduling": True},
     ),
+    "drafts_prefix_caching_tight": (
+        conversations(120, 12.0, 22, people=9, block_size=16),
+        {"budget": 128, "max_seqs": 16, "num_blocks": 90, "prefix_caching": True, "drafts": 3, "accepts": 2},
+    ),
+    "async_drafts_prefix_caching_tight": (
+        conversations(120, 12.0, 23, people=9, block_size=16),
+        {
+            "budget": 128,
+            "max_seqs": 16,
+            "num_blocks": 90,
+            "prefix_caching": True,
+            "drafts": 3,
+            "accepts": 2,
+            "async_scheduling": True,
+        },
+    ),
     "settings_tight": (
         lognormal(120, 7.0, 18, prompt=(300, 3000), output=(60, 400)),
         {
