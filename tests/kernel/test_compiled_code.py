@@ -98,3 +98,38 @@ print(sum(next_due_epoch.stats.cache_hits.values()))
         for when in ("now", "now", "later", "later")
     ]
     assert hits == ["0", "1", "0", "1"]
+
+
+def test_kept_code_is_loaded_without_what_compiles_and_a_policy_of_ones_own_compiles_after_it(
+    tmp_path: Path,
+) -> None:
+    source = """
+import sys
+import numpy as np
+from penstock.kernel.counting import add, new_multiset
+from penstock.kernel.signatures import DECODE_FIRST, Limits, Queue
+from penstock.system.policies import POLICIES, policy
+
+add(new_multiset(), 5, 1)
+POLICIES["orca"].compiled
+print("numba.np.arraymath" in sys.modules)
+
+def mine(queue, limits, params):
+    shares = np.ones(2)  # counted, as what Penstock has of its own is not
+    return int(shares.sum()), queue.decoding, DECODE_FIRST
+
+for made in (POLICIES["orca"], policy(mine)):
+    print(made.compiled(Queue(*range(len(Queue._fields))), Limits(512, 8), np.ones(1))[:2])
+"""
+    path = tmp_path / "source.py"
+    path.write_text(source)
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    cold, warm = [
+        subprocess.run(
+            [sys.executable, path], env=environment, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        for _ in range(2)
+    ]
+    assert (cold[0], warm[0]) == ("True", "False")
+    assert cold[1:] == warm[1:]
+    assert len(warm) == 3

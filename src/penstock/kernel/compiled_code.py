@@ -5,6 +5,7 @@ Imported before anything is compiled. Beside the package or in the user's cache 
 where both are read-only, as in many containers; Numba then refuses to compile at all.
 """
 
+import functools
 import os
 import stat
 import sys
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core.caching import FunctionCache
 from numba.core.dispatcher import Dispatcher
 
-__all__ = ["entry", "find_place", "uncounted"]
+__all__ = ["allocating_nothing", "entry", "find_place", "uncounted"]
 
 
 def uncounted(*, inline: bool = False) -> Callable[[Any], Any]:
@@ -25,18 +27,31 @@ def uncounted(*, inline: bool = False) -> Callable[[Any], Any]:
     Functions of the kernel take rows of arrays, and Numba would count each of those, which costs
     more than what they do. Nothing is allocated, so nothing needs counting.
     """
-    njit = numba.njit(cache=True, forceinline=inline, nogil=True, _nrt=False)  # type: ignore[call-overload]
+    return functools.partial(allocating_nothing, forceinline=inline, nogil=True)
 
-    def compiled(function: Any) -> Any:
-        dispatcher = njit(function)
+
+def allocating_nothing(function: Any, **options: bool) -> Any:
+    """Return what `numba.njit` makes of a function that allocates nothing; kept code is loaded
+    alone.
+
+    Numba would load all that it can compile first, which takes longer than many a run. Kept code
+    calls nothing of that but what counts references; to compile, Numba loads it all the same.
+    """
+    dispatcher = numba.njit(cache=True, _nrt=False, **options)(function)  # type: ignore[call-overload]
+    cache = getattr(dispatcher, "_cache", None)
+    if isinstance(cache, FunctionCache):
+        cache.load_overload = functools.partial(_load_overload, cache)  # type: ignore[method-assign]
         # What is kept of a function has those that it calls inside: it is good as long as no file
         # of the kernel has changed, where Numba looks at the function's own only.
-        kept = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
-        if kept is not None:
-            kept._source_stamp = _STAMP
-        return dispatcher
+        kept = cache._cache_file
+        kept._source_stamp = (kept._source_stamp, _STAMP)
+    return dispatcher
 
-    return compiled
+
+def _load_overload(cache: FunctionCache, signature: Any, context: Any) -> Any:
+    """Do what Numba's method does, but for a refresh of the context."""
+    with cache._guard_against_spurious_io_errors():
+        return cache._load_overload(signature, context)  # type: ignore[no-untyped-call]
 
 
 def _stamp() -> tuple[float, int]:

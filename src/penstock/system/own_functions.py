@@ -18,6 +18,7 @@ from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.kernel.compiled_code import allocating_nothing
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # that Numba puts into its messages for a terminal
 
@@ -39,6 +40,12 @@ def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str)
     InputError
         If it cannot be compiled to that type.
     """
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]  # interpreted: nothing is known of what it returns
+        return function
+    if function.__module__.startswith("penstock."):  # good as it is
+        made = allocating_nothing(function, boundscheck=True)
+        made.compile(signature)
+        return made
     try:
         try:
             # bounds are checked: it may look for a parameter that it was not given
@@ -47,8 +54,6 @@ def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str)
             made = njit(signature, boundscheck=True)(function)
     except (NumbaError, UnsupportedBytecodeError, TypeError, NotImplementedError) as error:
         raise InputError(f"{what} cannot be compiled: {_reason(error)}; {rule}") from error
-    if config.DISABLE_JIT:  # type: ignore[attr-defined]  # interpreted: nothing is known of what it returns
-        return made
     if (
         made.nopython_signatures[0].return_type != signature.return_type
     ):  # as Numba takes a body that only raises
