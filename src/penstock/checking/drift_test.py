@@ -39,7 +39,6 @@ import functools
 import math
 
 import numpy as np
-from scipy import special
 
 from penstock.checking.backlog import (
     FEWEST_LOOKS,
@@ -54,6 +53,7 @@ from penstock.checking.backlog import (
 from penstock.checking.stability import Stability, Watch
 from penstock.checking.verdict import Outcome, up_to_unstable
 from penstock.errors import InputError
+from penstock.inputs import special_functions as special
 from penstock.inputs.arrays import Floats
 from penstock.simulation.progress import Progress
 from penstock.system.server import Server

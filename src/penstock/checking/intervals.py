@@ -32,8 +32,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
+from penstock.inputs import special_functions as special
 from penstock.inputs.arrays import Floats
 from penstock.simulation.distribution import Distribution
 

@@ -13,8 +13,8 @@ so that a change is seen where none was in one watch of a hundred, however long 
 import math
 
 import numpy as np
-from scipy import special
 
+from penstock.inputs import special_functions as special
 from penstock.inputs.arrays import Floats
 
 CHANGE_ALPHA = 0.01

@@ -53,9 +53,9 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from scipy import special
 
 from penstock.errors import InputError
+from penstock.inputs import special_functions as special
 from penstock.inputs.arrays import Floats, Ints
 from penstock.system.memory import Memory
 from penstock.system.server import Server

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy import special
 
+from penstock.inputs import special_functions as special
 from penstock.inputs.arrays import Floats
 from penstock.workload.lengths import (
     LONGEST,

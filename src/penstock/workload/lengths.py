@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs import special_functions as special
 from penstock.inputs.arrays import Floats
 
 LONGEST = 2**24 - 1

@@ -8,10 +8,10 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.inputs import special_functions as special
 from penstock.workload.arrivals import Arrivals, OnOff, WanderingRate
 from penstock.workload.lengths import Tabulated
 from penstock.workload.pairs import Independent

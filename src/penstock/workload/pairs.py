@@ -5,10 +5,10 @@ import dataclasses
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs import special_functions as special
 from penstock.workload.lengths import LONGEST, Length, Tabulated, Tokens, settle
 
 
