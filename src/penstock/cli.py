@@ -2,7 +2,7 @@
 and others.
 """
 
-from penstock.show import interrupts
+from penstock.show import process
 
 # isort: split
 import os
@@ -100,7 +100,7 @@ def main() -> None:
         _complain(said)
         status = EXIT_BAD_INPUT
     except (KeyboardInterrupt, typer.Abort):
-        status = interrupts.EXIT_INTERRUPTED
+        status = process.EXIT_INTERRUPTED
     except (BrokenPipeError, SystemExit) as error:
         # whoever reads the answer has enough of it, as `head` has; typer and rich make status 1 of
         # it
@@ -117,8 +117,8 @@ def main() -> None:
         else:
             _complain(f"cannot use {error.filename}: {error.strerror}")
         status = EXIT_BAD_INPUT
-    if status == interrupts.EXIT_INTERRUPTED:  # typer turns Ctrl-C into this status without a word
-        interrupts.complain()
+    if status == process.EXIT_INTERRUPTED:  # typer turns Ctrl-C into this status without a word
+        process.complain()
     sys.exit(status if isinstance(status, int) else 0)
 
 

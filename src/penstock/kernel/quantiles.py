@@ -1,15 +1,18 @@
 """Draws from a table of cumulative probabilities, by inversion."""
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
+from numba import types
 
-from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.compiled_code import entry
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-@uncounted()
 def find_quantiles(shares: Floats, cumulative: Floats, guide: Ints, places: Ints) -> None:
     """Write down, for each share, how many cumulative probabilities lie below it.
 
@@ -29,3 +32,10 @@ def find_quantiles(shares: Floats, cumulative: Floats, guide: Ints, places: Ints
             else:
                 high = middle
         places[index] = low
+
+
+@functools.cache
+def compiled_find_quantiles() -> Callable[[Floats, Floats, Ints, Ints], None]:
+    """Return `find_quantiles` compiled."""
+    floats, ints = types.float64[::1], types.int64[::1]
+    return entry(find_quantiles, types.void(floats, floats, ints, ints))

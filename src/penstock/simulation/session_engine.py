@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
-from penstock.kernel import engine_batches, records
+from penstock.kernel import records
 from penstock.kernel.records import World
 from penstock.simulation.new_world import declared_of, wider_table
 from penstock.simulation.run import Record, Rows, Run
@@ -180,7 +180,9 @@ class EngineSession(OneServer, WorldSession):
         if not self.server.policy.by_phase:
             # No run of an engine leads to more decodes than fill a batch.
             most = min(most, self.server.most_tokens)
-        engine_batches.compiled_begin_decoding()(self.show(window), 0, count, most)
+        from penstock.kernel.engine_batches import compiled_begin_decoding
+
+        compiled_begin_decoding()(self.show(window), 0, count, most)
 
     def show(self, window: Window) -> World:
         """Return the kernel's arrays with the requests of a window in them."""

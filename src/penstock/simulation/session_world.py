@@ -12,7 +12,6 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
 from penstock.kernel import counting, records
 from penstock.kernel.due_epochs import chain
-from penstock.kernel.events import compiled_advance
 from penstock.kernel.gaps import CARRY
 from penstock.kernel.records import World
 from penstock.simulation.distribution import LEADING_BITS, Distribution
@@ -98,6 +97,9 @@ class WorldSession:
 
     def _advance(self) -> int:
         """Call the kernel once."""
+        # Imported here, as a paper server alone does without the loop of all others.
+        from penstock.kernel.events import compiled_advance
+
         return compiled_advance()(self.world)
 
     def _who(self) -> str:

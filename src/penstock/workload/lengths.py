@@ -339,10 +339,11 @@ class Tabulated(Length):
         0 to 1).
         """
         # Imported here, as it loads a compiler that a look at a workload does without.
-        from penstock.kernel.quantiles import find_quantiles
+        from penstock.kernel.quantiles import compiled_find_quantiles
 
         lengths = np.empty(share.size, np.int64)
-        find_quantiles(share, self._cumulative, self._guide, lengths)
+        shares = np.ascontiguousarray(share, np.float64)
+        compiled_find_quantiles()(shares, self._cumulative, self._guide, lengths)
         lengths += self.low
         return lengths
 
