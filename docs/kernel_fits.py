@@ -137,8 +137,8 @@ def fit_experts(gpu: str, root: Path) -> dict[str, Any]:
         flops, each = sheet.flops[units], WEIGHT_BYTES[precision]
 
         def predict(p, i, n=n, h=h, w=w / tp, k=k, count=count, ep=ep, flops=flops, each=each):
-            shape = (n[i], h[i], w[i], k[i], count[i], ep[i])
-            return kernels.experts(sheet, p, flops, each, *shape)
+            layer = kernels.ExpertLayer(h[i], w[i], k[i], count[i], ep[i])
+            return kernels.experts(sheet, p, flops, each, n[i], layer)
 
         answer[precision] = fitted(predict, names, ms * 1e-3)
     return answer
@@ -241,7 +241,8 @@ def fit_latent(gpu: str, root: Path, phase: str) -> dict[str, Any]:
         weights = latent_weights(h)
 
         def predict(p, i, w=weights, t=tokens, q=pairs, c=kept, e=each_pair, f=flops, by=each):
-            return kernels.latent_attention(sheet, p, f, w[i], by, t[i], q[i], c[i], e[i])
+            moved = w[i] * by + c[i]
+            return kernels.latent_attention(sheet, p, f, w[i], moved, t[i], q[i], e[i])
 
         names = ("floor_us", "memory", "compute", "attention", "sharpness", "token_ns")
         answer[precision] = fitted(predict, names, ms * 1e-3)

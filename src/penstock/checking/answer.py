@@ -286,12 +286,13 @@ def check(
     """
     if isinstance(workload, Workload) and isinstance(server, Server):
         refuse(jobs=jobs, seed=seed, outages=listed(outages) or None)
-        known = stability if isinstance(stability, Stability) else None
-        return _of_server(
-            workload, server, requests=requests, until=until, targets=parsed_targets(targets),
-            precision=precision, alpha=alpha, resolution=resolution,
-            estimate_memory=estimate_memory, progress=progress, stability=known,
-        )  # fmt: skip
+        # The length is refused before the test, not after it.
+        asked = _RunAsked(workload, requests, until, parsed_targets(targets), precision)
+        if not isinstance(stability, Stability):
+            tested = part_of(progress, 0.0, _TEST_SHARE)
+            stability = verdict(workload, server, alpha, resolution, workload.seed, progress=tested)
+        simulated = part_of(progress, _TEST_SHARE, 1.0)
+        return _of_server(server, asked, stability, estimate_memory, simulated)
     network = as_network("check", workload, server)
     refuse(
         requests=requests,
@@ -306,46 +307,64 @@ def check(
     return of_network(network, jobs, until, seed, resolution, progress, outages, of_floods)
 
 
+@dataclasses.dataclass(frozen=True)
+class _RunAsked:
+    """The run that a user wants: how long, and what it should decide."""
+
+    workload: Workload
+    requests: int | None
+    until: float | None
+    targets: Sequence[Target]
+    precision: float | None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be simulated."""
+        length_of_run(self.workload, self.requests, self.until)
+        stop_tick(self.until, TICK_S)
+        if (self.targets or self.precision is not None) and not self.has_rows:
+            raise InputError(
+                f"targets and precision need a run with a row per request, up to {ROWS_UP_TO:,}; "
+                "give `requests` up to that, and no `until`"
+            )
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it keeps a row per request, from which the latency of a steady state follows."""
+        return self.until is None and (self.requests or self.workload.rows or 0) <= ROWS_UP_TO
+
+    def simulated(
+        self, server: Server, rho: float | None, progress: Progress
+    ) -> tuple[Run, SteadyState | None]:
+        """Simulate it: with the latency of the steady state at a load ``rho``; None: there is no
+        steady state.
+        """
+        requests, until = self.requests, self.until
+        if rho is not None and self.has_rows:
+            return estimate(
+                self.workload, server, requests=requests, precision=self.precision,
+                targets=self.targets, rho=rho, progress=progress,
+            )  # fmt: skip
+        length = length_of_run(self.workload, requests, until)
+        options = RunOptions(stop_tick(until, TICK_S), progress=progress)
+        record = record_for(requests, until)
+        return run_server(self.workload, server, length, options, record), None
+
+
 def _of_server(
-    workload: Workload,
     server: Server,
-    *,
-    requests: int | None,
-    until: float | None,
-    targets: Sequence[Target],
-    precision: float | None,
-    alpha: float | None,
-    resolution: float | None,
+    asked: _RunAsked,
+    stability: Stability,
     estimate_memory: bool,
-    progress: Progress | None,
-    stability: Stability | None,
+    progress: Progress,
 ) -> Answer:
     """Answer for a server: see `check`."""
-    # The length is refused before the test, not after it.
-    length = length_of_run(workload, requests, until)
-    stop = stop_tick(until, TICK_S)
-    has_rows = until is None and (requests or workload.rows or 0) <= ROWS_UP_TO
-    if (targets or precision is not None) and not has_rows:
-        raise InputError(
-            f"targets and precision need a run with a row per request, up to {ROWS_UP_TO:,}; "
-            "give `requests` up to that, and no `until`"
-        )
+    workload = asked.workload
     certificate = certify(workload, server)
-    if stability is None:
-        tested = part_of(progress, 0.0, _TEST_SHARE)
-        stability = verdict(workload, server, alpha, resolution, workload.seed, progress=tested)
-    simulated = part_of(progress, _TEST_SHARE, 1.0)
-    latency = None
-    if has_rows and not no_steady_state(certificate, stability):
+    rho = None
+    if not no_steady_state(certificate, stability):
         # Under a backlog the server carries 1 / rho times what arrives.
         rho = 1 / (1 - min(stability.drift, 0.0))
-        run, latency = estimate(
-            workload, server, requests=requests, precision=precision, targets=targets, rho=rho,
-            progress=simulated,
-        )  # fmt: skip
-    else:
-        options = RunOptions(stop, progress=simulated)
-        run = run_server(workload, server, length, options, record_for(requests, until))
+    run, latency = asked.simulated(server, rho, progress)
     full = memory_is_full(workload, server) if estimate_memory else None
     return Answer(
         workload,
@@ -354,7 +373,7 @@ def _of_server(
         stability,
         run,
         latency,
-        targets=tuple(judged(target, latency) for target in targets),
+        targets=tuple(judged(target, latency) for target in asked.targets),
         warnings=(
             *_warnings(workload, server, certificate, full),
             *latency_warnings(certificate, stability, latency),

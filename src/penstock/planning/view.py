@@ -103,21 +103,16 @@ def _verdicts(plan: "Plan") -> list[Verdict]:
         f"{deployment.fleet}, {server.policy.name}, {deployment.limits}; {_cost(plan, deployment)}."
     )
     verdicts = [Verdict("met", answer, "at the least cost")]
-    if (
-        plan.objective == "goodput"
-    ):  # single targets are not judged: their values are among the facts
+    if plan.objective == "goodput":
+        # Single targets are not judged: their values are among the facts.
         about = f"goodput of {plan.aim.goodput:.4g}"
-        return [
-            *verdicts,
-            Verdict(best.answer, f"{in_words('goodput', best.goodput)}.", about=about),
-        ]
-    for target, estimate, judgement, margin in zip(
-        plan.targets, best.estimates, best.judgements, plan.margins, strict=True
-    ):
+        goodput = f"{in_words('goodput', best.goodput)}."
+        return [*verdicts, Verdict(best.answer, goodput, about=about)]
+    judged = zip(plan.targets, best.estimates, best.judgements, plan.margins, strict=True)
+    for target, estimate, judgement, margin in judged:
         left = "" if math.isnan(margin) else f"; margin {margin:.0%}"
-        verdicts.append(
-            Verdict(judgement, f"{in_words(target, estimate)}{left}.", about=str(target))
-        )
+        text = f"{in_words(target, estimate)}{left}."
+        verdicts.append(Verdict(judgement, text, about=str(target)))
     return verdicts
 
 

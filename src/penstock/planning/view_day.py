@@ -193,28 +193,29 @@ def _fleets_table(job: "JobPlan") -> Table:
     """Lay out the fleets that were simulated."""
     rows: list[tuple[str, ...]] = []
     strong = []
-    for result in sorted(
-        job.results, key=lambda one: (one.deployment.cost, one.makespan.value or 0)
-    )[:_MOST_FLEETS]:
-        deployment = result.deployment
+    by_cost = sorted(job.results, key=lambda one: (one.deployment.cost, one.makespan.value or 0))
+    for result in by_cost[:_MOST_FLEETS]:
         if result is job.best:
             strong.append(len(rows))
-        rows.append(
-            (
-                deployment.brief
-                if result.mode == "alone"
-                else f"{deployment.brief}, {result.mode}",
-                f"{deployment.total_accelerators:,}",
-                _long(result.makespan.value),
-                _long(result.lower_bound_s),
-                f"{result.tokens_per_s:,.0f}",
-                amount(result.accelerator_hours),
-                result.answer,
-            )
-        )
+        rows.append(_fleet_row(result))
     columns = ("Fleet", "Acc.", "Done after", "At least", "Tokens/s", "Acc.-hours", "Judged")
     return Table(
         columns, rows, title="Fleets simulated", strong=strong, spare=("Acc.-hours", "At least")
+    )
+
+
+def _fleet_row(result: "JobResult") -> tuple[str, ...]:
+    """Lay out one fleet."""
+    deployment = result.deployment
+    mode = "" if result.mode == "alone" else f", {result.mode}"
+    return (
+        f"{deployment.brief}{mode}",
+        f"{deployment.total_accelerators:,}",
+        _long(result.makespan.value),
+        _long(result.lower_bound_s),
+        f"{result.tokens_per_s:,.0f}",
+        amount(result.accelerator_hours),
+        result.answer,
     )
 
 

@@ -1,5 +1,6 @@
 """How little the batch time depends on what is in a batch of so many tokens."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -27,7 +28,7 @@ from penstock.reproducing.item import (
 )
 from penstock.reproducing.looks import STROKES, channels
 from penstock.show.charts import on_grid
-from penstock.system.batch_time import PiecewiseConstant
+from penstock.system.batch_time import BatchTime, PiecewiseConstant
 from penstock.system.presets import hardware
 from penstock.workload.workload import Workload, read_trace
 
@@ -99,26 +100,8 @@ def run(setup: Setup) -> Reproduction:
     full = loads[-1]
     rows = _varied(setup, settings, pairs, times, loads, (prompt, output))
     variation = {(name, load): cv for name, load, _, _, cv in rows}
-    # at full load no more variation than a good fit leaves, and less for the larger model
     most = room_for_composition(settings.relatively_constant)
-    claims = [
-        Claim.judged(
-            f"CV at {full:,} tokens, {model.name}", f"relatively constant (up to {most:.1%})",
-            f"{variation[model.name, full]:.1%}", variation[model.name, full] <= most,
-            "attention, which reads the tokens before each decode, takes too much of the batch "
-            "time",
-        )
-        for model in itertools.chain.from_iterable(pairs)
-    ]  # fmt: skip
-    for smaller, larger in pairs:
-        small, large = (variation[model.name, full] for model in (smaller, larger))
-        claims.append(
-            Claim.judged(
-                f"CV of the larger model, {smaller.card}", "smaller",
-                f"{larger.model} {large:.1%}, {smaller.model} {small:.1%}", large < small,
-                "attention grew at least as much as the linear layers from one model to the other",
-            )
-        )  # fmt: skip
+    claims = _claims(pairs, variation, full, most)
     table = pl.DataFrame(rows, ["model", "token_load", "batches", "mean_s", "cv"], orient="row")
     (worst, at), cv = max(variation.items(), key=lambda cell: cell[1])
     assumed = (
@@ -143,6 +126,33 @@ def run(setup: Setup) -> Reproduction:
         "time.",
         (), assumed,
     )  # fmt: skip
+
+
+def _claims(
+    pairs: list[list[_Model]], variation: Mapping[tuple[str, int], float], full: int, most: float
+) -> list[Claim]:
+    """Compare the variation at full load with what a good fit leaves, and the larger model with the
+    smaller.
+    """
+    claims = [
+        Claim.judged(
+            f"CV at {full:,} tokens, {model.name}", f"relatively constant (up to {most:.1%})",
+            f"{variation[model.name, full]:.1%}", variation[model.name, full] <= most,
+            "attention, which reads the tokens before each decode, takes too much of the batch "
+            "time",
+        )
+        for model in itertools.chain.from_iterable(pairs)
+    ]  # fmt: skip
+    for smaller, larger in pairs:
+        small, large = (variation[model.name, full] for model in (smaller, larger))
+        claims.append(
+            Claim.judged(
+                f"CV of the larger model, {smaller.card}", "smaller",
+                f"{larger.model} {large:.1%}, {smaller.model} {small:.1%}", large < small,
+                "attention grew at least as much as the linear layers from one model to the other",
+            )
+        )  # fmt: skip
+    return claims
 
 
 def _varied(
@@ -214,19 +224,19 @@ def _times(setup: Setup, model: _Model) -> Callable[[BatchContents], Floats] | N
         return read_llmservingsim(file, model.layers, tensor_parallel=model.tensor_parallel).of
     if model.hardware is None:
         return None
-    model_of = hardware(model.hardware).batch_time
+    return functools.partial(_by_preset, hardware(model.hardware).batch_time)
 
-    def of(batches: BatchContents) -> Floats:
-        return model_of.of_batches(
-            batches.prefill,
-            batches.decodes,
-            batches.prompts + batches.decodes,
-            batches.per_batch(batches.new**2),
-            batches.per_batch(batches.new * batches.before),
-            batches.context,
-        )
 
-    return of
+def _by_preset(batch_time: BatchTime, batches: BatchContents) -> Floats:
+    """Return the seconds of batches by the batch time of a preset."""
+    return batch_time.of_batches(
+        batches.prefill,
+        batches.decodes,
+        batches.prompts + batches.decodes,
+        batches.per_batch(batches.new**2),
+        batches.per_batch(batches.new * batches.before),
+        batches.context,
+    )
 
 
 def _profiled(setup: Setup, model: _Model) -> Path | None:

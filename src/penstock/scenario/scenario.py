@@ -35,23 +35,11 @@ class RunSection(Section):
                 f"simulate: `{unit}` and `until` both say when to stop; give one of them"
             )
         if count is not None:
-            checks.whole(
-                f"simulate.{unit}",
-                count,
-                1,
-                MOST_ARRIVALS,
-                "",
-                f"it is the number of {unit} that arrive",
-            )
+            reason = f"it is the number of {unit} that arrive"
+            checks.whole(f"simulate.{unit}", count, 1, MOST_ARRIVALS, "", reason)
         if self.until is not None:
-            checks.number(
-                "simulate.until",
-                self.until,
-                1e-9,
-                1e9,
-                "s",
-                "it is the simulated time at which to stop",
-            )
+            reason = "it is the simulated time at which to stop"
+            checks.number("simulate.until", self.until, 1e-9, 1e9, "s", reason)
         checks.whole("simulate.seed", self.seed, 0, 2**128, "", "take any")
         return count
 

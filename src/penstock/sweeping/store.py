@@ -154,14 +154,7 @@ class Journal:
                 "lost; give another "
                 "file, or --fresh to begin anew"
             )
-        try:
-            file = path.open("a+b")
-        except (OSError, ValueError) as error:  # it may not be written to; its name holds a zero
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise InputError(
-                f"cannot write {checks.shown(str(path))}: {reason}; give another file to --out"
-            ) from None
-        with file:
+        with _opened(path) as file:
             _lock(file, out)
             rows = {} if fresh else _read(file, out, digest)
             # the head is written with the first row: what fails before it leaves no results behind
@@ -255,3 +248,14 @@ def _read(file: IO[bytes], out: Path, digest: str) -> dict[int, Row]:
     file.truncate(end)
     file.seek(end)
     return rows
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file to read it and to write at its end."""
+    try:
+        return path.open("a+b")
+    except (OSError, ValueError) as error:  # it may not be written to; its name holds a zero
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(
+            f"cannot write {checks.shown(str(path))}: {reason}; give another file to --out"
+        ) from None

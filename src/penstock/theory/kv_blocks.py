@@ -265,26 +265,21 @@ def _refuse_what_never_fits(lengths: Lengths, server: Server) -> None:
 
 
 def _why_not(prompt: int, output: int, server: Server) -> str:
-    usable, memory = server.usable_blocks, server.memory
+    usable, memory, policy = server.usable_blocks, server.memory, server.policy
     if usable is not None and memory is not None:
         needed = int(peak_blocks(np.array([prompt]), np.array([output]), server, memory)[0])
         spare = server.spare_blocks
         if needed + spare > usable:
             beside = f" beside a watermark of {spare:,}" if spare else ""
-            return (
-                f"needs {needed:,} blocks of {memory.block_size:,}{beside}, but the KV memory has "
-                f"{usable:,}"
-            )
-    policy = server.policy
+            blocks = f"{needed:,} blocks of {memory.block_size:,}{beside}"
+            return f"needs {blocks}, but the KV memory has {usable:,}"
     if policy.reserved_tokens:
         return (
             f"is more than the {policy.reserved_tokens:,} (max_tokens) that {policy.name} reserves"
         )
-    whole = (
-        "prompts whole, with outputs lost by preemption,"
-        if memory is not None
-        else "prompts whole,"
-    )
+    whole = "prompts whole,"
+    if memory is not None:
+        whole = "prompts whole, with outputs lost by preemption,"
     cut = f" ({policy.cut_by}: true would cut them)" if policy.cut_by else ""
     return (
         f"is more than {policy.name} takes: {whole} in batches of {server.token_budget:,} "

@@ -44,9 +44,9 @@ def test_a_gemm_takes_no_less_than_its_bytes_and_its_flops_and_more_for_more_tok
 def test_experts_cost_more_the_more_are_visited_and_no_more_than_all_of_them(gpu: KnownGpu, tokens: int) -> None:
     """128 experts of 4096 x 1536, eight for each token."""
     p = gpu.shares("experts")
+    layer = kernels.ExpertLayer(*of(4096, 1536, 8, 128, 1))
     times = [
-        float(kernels.experts(gpu.sheet, p, gpu.sheet.flops["bf16"], 2.0, *of(n, 4096, 1536, 8, 128, 1)))
-        for n in (tokens, 2 * tokens)
+        float(kernels.experts(gpu.sheet, p, gpu.sheet.flops["bf16"], 2.0, *of(n), layer)) for n in (tokens, 2 * tokens)
     ]
     assert times[0] <= times[1] <= 2 * times[0]
     one = 3 * 4096 * 1536 * 2.0 / (gpu.sheet.bandwidth * CACHED)

@@ -183,9 +183,7 @@ def calibrate(
             seed=seed,
             progress=show,
         )
-    names = ", ".join(path.name for path in results[:3])
-    if len(results) > 3:
-        names += f" and {len(results) - 3} more"
+    names = _in_short(results)
     if output is not None:
         _write(answer, output, description, names, as_json)
     if figures is not None:
@@ -195,6 +193,12 @@ def calibrate(
     show_page(answer.page(names), answer.as_dict(), report, as_json)
     if strict and answer.missed:
         raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+def _in_short(results: list[Path]) -> str:
+    """Return the names of the first files."""
+    names = ", ".join(path.name for path in results[:3])
+    return names if len(results) <= 3 else f"{names} and {len(results) - 3} more"
 
 
 def _names(parameters: str | None) -> list[str] | None:

@@ -190,31 +190,35 @@ def _degree(where: dict[str, str]) -> int:
 
 def _plain(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatches:
     """Read a table with the columns of `MeasuredBatches`."""
+    unit = _unit_of_time(source, table)
+    names = [name for name in COLUMNS if name != "seconds" and name in table.header]
+    both = {"prefill_tokens", "decode_tokens"}
+    if unit is None or ("tokens" not in names and not both.issubset(names)):
+        raise source.fault(
+            f"has the columns {checks.shown(', '.join(table.header))}, but batches need tokens (or "
+            "prefill_tokens and decode_tokens) and seconds, ms or us. Rename them"
+        )
+    columns: dict[str, Any] = _numbers(source, table, (*names, unit), where)
+    seconds = columns.pop(unit) / _PER_SECOND[unit]
+    if "tokens" in columns:
+        tokens = columns.pop("tokens")
+    else:
+        tokens = columns["prefill_tokens"] + columns["decode_tokens"]
+    return MeasuredBatches(seconds, tokens, **columns, source=source.name)
+
+
+def _unit_of_time(source: Source, table: Table) -> str | None:
+    """Return the column that has the times of batches; None: there is none."""
     units = [name for name in _PER_SECOND if name in table.header]
     if len(units) > 1:
         raise source.fault(
             f"has the columns {' and '.join(units)}, so which one is meant is unclear. Drop one"
         )
-    names = [name for name in COLUMNS if name != "seconds" and name in table.header]
     if {"layer", "time_us"}.issubset(table.header):
         raise source.fault(
             "has times of layers, not of batches. Name the folder that it lies in, with --layers"
         )
-    if not units or (
-        "tokens" not in names and not {"prefill_tokens", "decode_tokens"}.issubset(names)
-    ):
-        raise source.fault(
-            f"has the columns {checks.shown(', '.join(table.header))}, but batches need tokens (or "
-            "prefill_tokens and decode_tokens) and seconds, ms or us. Rename them"
-        )
-    columns: dict[str, Any] = _numbers(source, table, (*names, *units), where)
-    seconds = columns.pop(units[0]) / _PER_SECOND[units[0]]
-    tokens = (
-        columns.pop("tokens")
-        if "tokens" in columns
-        else columns["prefill_tokens"] + columns["decode_tokens"]
-    )
-    return MeasuredBatches(seconds, tokens, **columns, source=source.name)
+    return units[0] if units else None
 
 
 def _blis(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatches:

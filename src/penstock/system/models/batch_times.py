@@ -155,10 +155,12 @@ class LayerTimes:
         p = self.gpu.shares("experts", precision)
         seconds = self._gemm("bf16", tokens, float(experts.count), float(shape.hidden))
         width = experts.width * ep / tp
-        numbers = (shape.hidden, width, experts.per_token, experts.count, ep)
+        layer = kernels.ExpertLayer(
+            *_arrays((shape.hidden, width, experts.per_token, experts.count, ep))
+        )
         flops = self._flops(precision) * _WEIGHT_ONLY.get(precision, 1.0)
         seconds = seconds + kernels.experts(
-            self.gpu.sheet, p, flops, BYTES[precision], tokens, *_arrays(numbers)
+            self.gpu.sheet, p, flops, BYTES[precision], tokens, layer
         )
         if not experts.shared_width:
             return np.asarray(seconds + self._all_reduce(tokens))
@@ -257,10 +259,9 @@ class LayerTimes:
             p,
             self._flops(precision),
             weights,
-            BYTES[precision],
+            weights * BYTES[precision] + cached,
             tokens,
             pairs,
-            cached,
             np.array(per_pair),
         )
 

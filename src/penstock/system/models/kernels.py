@@ -11,6 +11,7 @@ sheet with usual shares.
 
 import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -76,32 +77,29 @@ def gemm(
     return np.asarray(seconds)
 
 
+class ExpertLayer(NamedTuple):
+    """The experts of one layer: ``width``, inner width of one on this GPU; ``total``, of which the
+    GPU has one part in ``parallel``.
+    """
+
+    hidden: Floats
+    width: Floats
+    per_token: Floats
+    total: Floats
+    parallel: Floats
+
+
 def experts(
-    sheet: Sheet,
-    p: Shares,
-    flops: float,
-    weight_bytes: float,
-    tokens: Floats,
-    hidden: Floats,
-    width: Floats,
-    per_token: Floats,
-    count: Floats,
-    parallel: Floats,
+    sheet: Sheet, p: Shares, flops: float, weight_bytes: float, tokens: Floats, layer: ExpertLayer
 ) -> Floats:
     """Return the seconds of the experts of one layer on one GPU.
-
-    Parameters
-    ----------
-    width
-        Inner width of one expert on this GPU.
-    count
-        Experts of the layer, of which the GPU has one part in ``parallel``.
 
     Notes
     -----
     A batch visits 1 - (1 - k / E)^n of the experts, and only those are read. Some are liked better
     than others, so fewer are visited: as many as ``spread`` times the tokens would visit at random.
     """
+    hidden, width, per_token, count, parallel = layer
     visited = count / parallel * (1.0 - (1.0 - per_token / count) ** (p["spread"] * tokens))
     pairs = tokens * per_token / parallel
     moved = visited * 3.0 * hidden * width * weight_bytes
@@ -165,10 +163,9 @@ def latent_attention(
     p: Shares,
     flops: float,
     weights: Floats,
-    weight_bytes: float,
+    moved: Floats,
     tokens: Floats,
     pairs: Floats,
-    kept: Floats,
     flops_per_pair: Floats,
 ) -> Floats:
     """Return the seconds of a whole module of latent attention, its projections included.
@@ -177,12 +174,11 @@ def latent_attention(
     ----------
     weights
         Of its projections, on this GPU.
-    kept
-        Bytes of the KV cache that are read.
+    moved
+        Bytes that are read: of weights and of the KV cache.
     flops_per_pair
         FLOPs of a new token and one that it looks at.
     """
-    moved = weights * weight_bytes + kept
     memory = moved / (sheet.bandwidth * p["memory"])
     projected = 2.0 * tokens * weights / (flops * p["compute"])
     looked = pairs * flops_per_pair / (sheet.flops["bf16"] * p["attention"])

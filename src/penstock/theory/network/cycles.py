@@ -42,7 +42,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from penstock.inputs.arrays import Ints
+from penstock.inputs.arrays import Floats, Ints
 from penstock.system.network_model import NetworkModel
 from penstock.theory.network.fluid_classes import FluidClasses, components, fluid_classes
 from penstock.theory.network.lyapunov import Condition, LyapunovProgram
@@ -231,10 +231,23 @@ def _cycle(
     if conditions is None:
         return Cycle(names, False, 0.0, overload, {}, False)
     program = LyapunovProgram(classes, conditions)
+    low, best = _highest_load(program, overload)
+    # Shown are the weights that certify the load given, or else the highest load.
+    at_load = program.weights(1.0) if overload > 1 else None
+    shown = best if at_load is None else at_load
+    pairs = [] if shown is None else zip(shown[0].tolist(), shown[1].tolist(), strict=True)
+    named = dict(zip(classes.names, pairs, strict=False))
+    return Cycle(names, at_load is not None, low, overload, named, exact or low == overload)
+
+
+def _highest_load(
+    program: LyapunovProgram, overload: float
+) -> tuple[float, tuple[Floats, Floats] | None]:
+    """Return the highest load below overload that weights certify, by bisection, and those."""
     low, high = 0.0, overload
     best = program.weights(overload * (1 - _PRECISION))
     if best is not None:
-        low = overload
+        return overload, best
     while high - low > _PRECISION * high / 2:
         middle = (low + high) / 2
         weights = program.weights(middle)
@@ -242,13 +255,7 @@ def _cycle(
             high = middle
         else:
             low, best = middle, weights
-
-    # Shown are the weights that certify the load given, or else the highest load.
-    at_load = program.weights(1.0) if overload > 1 else None
-    shown = best if at_load is None else at_load
-    pairs = [] if shown is None else zip(shown[0].tolist(), shown[1].tolist(), strict=True)
-    named = dict(zip(classes.names, pairs, strict=False))
-    return Cycle(names, at_load is not None, low, overload, named, exact or low == overload)
+    return low, best
 
 
 def _combined(classes: FluidClasses, of_station: dict[int, list[Condition]]) -> Conditions:
