@@ -19,7 +19,7 @@ import typer
 import vl_convert
 from typer.main import get_command
 
-from penstock.cli import app
+from penstock.cli import command_line
 from penstock.reproducing.catalogue import ITEMS, reproduce
 from penstock.reproducing.item import Item
 from penstock.reproducing.write import write
@@ -139,7 +139,8 @@ def where(path: Path) -> str:
 def commands() -> str:
     """Return the help of every command."""
     return "\n\n".join(
-        f"## penstock {name}\n\n```text\n{text}\n```" for name, text in helps(get_command(app), "")
+        f"## penstock {name}\n\n```text\n{text}\n```"
+        for name, text in helps(get_command(command_line()), "")
     )
 
 

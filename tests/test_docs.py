@@ -16,7 +16,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from penstock.cli import app
+from penstock.cli import command_line
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -175,7 +175,7 @@ def test_every_command_of_a_page_exists_with_the_options_that_it_is_given(page: 
         name, *arguments = shlex.split(line, comments=True)[1:]
         if not name.isascii() or name.isupper():
             continue  # penstock COMMAND
-        command = get_command(app).commands[name]  # type: ignore[attr-defined]
+        command = get_command(command_line()).commands[name]  # type: ignore[attr-defined]
         known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         given = {word.split("=")[0] for word in arguments if word.startswith("--")}
         assert given <= known | {"--help"}, line

@@ -5,43 +5,66 @@ and others.
 from penstock.show import process
 
 # isort: split
+import importlib
 import os
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from typing import Annotated, Any
 
 import typer
 
-from penstock.capacity.command import max_rate, recommend, region
-from penstock.checking.command import check, compare, simulate
-from penstock.checking.command_network import network
 from penstock.errors import DISK_FULL, InputError
-from penstock.live.command import watch
-from penstock.measuring.calibration.command import calibrate
-from penstock.measuring.command import hardware
-from penstock.measuring.fitting.command import fit
-from penstock.measuring.twin.command import profile, twin
-from penstock.planning.command import plan
-from penstock.reproducing.command import reproduce
-from penstock.serving.command import serve
 from penstock.show.options import EXIT_BAD_INPUT
-from penstock.sweeping.command import sweep
-from penstock.traces.command import traces_app
 
-app = typer.Typer(
-    name="penstock",
-    help="Is this LLM deployment stable, how much can it carry, and with which scheduler?",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+COMMANDS = {
+    "check": "checking.command",
+    "compare": "checking.command",
+    "region": "capacity.command",
+    "max-rate": "capacity.command",
+    "recommend": "capacity.command",
+    "simulate": "checking.command",
+    "sweep": "sweeping.command",
+    "fit": "measuring.fitting.command",
+    "calibrate": "measuring.calibration.command",
+    "profile": "measuring.twin.command",
+    "twin": "measuring.twin.command",
+    "hardware": "measuring.command",
+    "plan": "planning.command",
+    "watch": "live.command",
+    "serve": "serving.command",
+    "reproduce": "reproducing.command",
+    "network": "checking.command_network",
+    "traces": "traces.command",
+}
+"""Commands, in the order of the help, and the module that has each."""
 
 _UsageError: Any = (
     typer.BadParameter.__base__
 )  # typer does not export it, and has it from click or from within
 
 
-@app.callback(invoke_without_command=True)
+def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """Return the command line with some commands; to load them all takes a tenth of a short run."""
+    app = typer.Typer(
+        name="penstock",
+        help="Is this LLM deployment stable, how much can it carry, and with which scheduler?",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    app.callback(invoke_without_command=True)(penstock)
+    for name in names:
+        module = importlib.import_module(f"penstock.{COMMANDS[name]}")
+        if name == "traces":
+            app.add_typer(module.traces_app, name=name)
+        else:
+            # `network` is what `check` says of a network; older scripts call it.
+            command = getattr(module, name.replace("-", "_"))
+            app.command(name, hidden=name == "network")(command)
+    return app
+
+
 def penstock(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
@@ -51,30 +74,6 @@ def penstock(
         print(metadata.version("penstock-llm"))
     elif context.invoked_subcommand is None:
         print(context.get_help())
-
-
-for command in (
-    check,
-    compare,
-    region,
-    max_rate,
-    recommend,
-    simulate,
-    network,
-    sweep,
-    fit,
-    calibrate,
-    profile,
-    twin,
-    hardware,
-    plan,
-    watch,
-    serve,
-    reproduce,
-):
-    app.command(command.__name__.replace("_", "-"))(command)
-app.command(hidden=True)(network)  # what `check` says of a network; older scripts call it
-app.add_typer(traces_app, name="traces")
 
 
 def main() -> None:
@@ -88,7 +87,8 @@ def main() -> None:
         )
         sys.exit(EXIT_BAD_INPUT)
     try:
-        status = app(prog_name="penstock", standalone_mode=False)
+        asked = [name for name in sys.argv[1:2] if name in COMMANDS]
+        status = command_line(asked or COMMANDS)(prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()
     except InputError as error:
         _complain(str(error))

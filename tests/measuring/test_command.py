@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli import app
+from penstock.cli import command_line
 from penstock.system.batch_time_file import BatchTimeSection
 from penstock.system.presets import HARDWARE
 
@@ -13,7 +13,7 @@ run = CliRunner().invoke
 
 
 def test_every_entry_is_listed_with_its_times():
-    result = run(app, ["hardware"], env={"COLUMNS": "80"})
+    result = run(command_line(), ["hardware"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
     assert all(name in result.output for name in HARDWARE)
     assert max(map(len, result.output.splitlines())) <= 80
@@ -21,7 +21,7 @@ def test_every_entry_is_listed_with_its_times():
 
 @pytest.mark.parametrize("name", HARDWARE)
 def test_one_entry_says_its_parameters_its_source_and_its_licence(name):
-    result = run(app, ["hardware", name], env={"COLUMNS": "120"})
+    result = run(command_line(), ["hardware", name], env={"COLUMNS": "120"})
     assert result.exit_code == 0
     assert "Source:" in result.output
     assert "Licence:" in result.output
@@ -29,7 +29,7 @@ def test_one_entry_says_its_parameters_its_source_and_its_licence(name):
 
 
 def test_json_is_one_document_from_which_the_models_can_be_built(tmp_path):
-    result = run(app, ["hardware", "--json"])
+    result = run(command_line(), ["hardware", "--json"])
     entries = json.loads(result.output)["hardware"]
     assert [entry["name"] for entry in entries] == list(HARDWARE)
     for entry in entries:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli import app
+from penstock.cli import command_line
 from penstock.errors import InputError
 from penstock.planning.scenario import read_plan
 from penstock.scenario.scenario import Scenario, read_scenario
@@ -122,12 +122,12 @@ def test_a_plan_counts_the_gpus_that_share_the_model(tmp_path: Path) -> None:
 
 def test_the_command_says_shape_memory_times_and_how_far_off_they_may_be() -> None:
     line = ["hardware", "Mixtral-8x7B", "--gpu", "h200", "--tp", "2"]
-    shown = CliRunner().invoke(app, line)
+    shown = CliRunner().invoke(command_line(), line)
     assert shown.exit_code == 0
     text = " ".join(shown.stdout.split())
     for part in ("46.70", "12.88 of them", "KV memory", "64 decodes and a prompt of 448", "nobody measured them"):
         assert part in text
-    document = json.loads(CliRunner().invoke(app, [*line, "--json"]).stdout)
+    document = json.loads(CliRunner().invoke(command_line(), [*line, "--json"]).stdout)
     assert document["weights_bytes_per_gpu"] == pytest.approx(46.7e9, rel=0.01)
     assert document["kv_tokens"]["low"] < document["kv_tokens"]["estimate"]
     assert document["within_a_factor_of"]["tpot"] > 1
@@ -137,7 +137,7 @@ def test_the_command_says_shape_memory_times_and_how_far_off_they_may_be() -> No
     ("line", "named"), [(["--gpu", "h100"], "no model is named"), (["x", "--tp", "2"], "no GPU is given")]
 )
 def test_the_command_refuses_half_a_question(line: list[str], named: str) -> None:
-    shown = CliRunner().invoke(app, ["hardware", *line])
+    shown = CliRunner().invoke(command_line(), ["hardware", *line])
     assert isinstance(shown.exception, InputError | SystemExit)
     assert named in f"{shown.exception}{shown.output}"
 
