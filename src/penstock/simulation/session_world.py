@@ -221,10 +221,6 @@ class WorldSession:
         if self.clock.clients:
             self.clock.next_sent -= count
 
-    def engine_sum(self, field: str) -> int:
-        """Return the sum of a field over all engines."""
-        return int(self.world.engines[field].sum())
-
 
 def gap_bits(record: str, servers: Sequence[Server]) -> int:
     """Return how many leading digits are kept of times between tokens; 0: all."""
