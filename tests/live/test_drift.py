@@ -6,17 +6,24 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
-from penstock.live.drift import FEWEST, drift, radius, requests_to_decide
+from penstock.live.drift import FEWEST, drift, requests_to_decide
 
 
-def test_a_sum_stays_within_the_radius_at_all_times_at_once():
-    rng = np.random.default_rng(0)
-    outside = 0
-    for _ in range(400):
-        walk = np.cumsum(rng.exponential(1.0, 3_000) - 1.0)
-        outside += any(abs(walk[n]) > radius(n + 1.0, 0.05) for n in range(FEWEST, 3_000, 7))
-    assert outside <= 32  # 20 are allowed; more than 32 has probability .004
+@pytest.mark.parametrize("alpha", [0.01, 0.05])
+@pytest.mark.parametrize("error", [0.0, 0.03])
+def test_at_a_load_of_one_either_verdict_is_as_rare_as_alpha_at_all_looks_at_once(alpha, error):
+    rng, runs = np.random.default_rng(0), 2_000
+    looks = np.arange(FEWEST, 4_000, 10)
+    low, high = np.array([drift(1.0, n, 1.0, error, alpha).always for n in looks]).T
+    unstable = stable = 0
+    for _ in range(runs):
+        work = np.cumsum(rng.exponential(1.0, looks[-1]))[looks - 1]
+        load = work / looks + error * rng.standard_normal()  # what is carried is off all along
+        unstable += bool((load * low > 1).any())
+        stable += bool((load * high < 1).any())
+    assert max(unstable, stable) <= stats.binom.ppf(0.999, runs, alpha)
 
 
 @given(st.floats(0.1, 3.0), st.floats(0.0, 1e5), st.floats(0.5, 20.0), st.floats(0.0, 0.3))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
@@ -30,6 +31,18 @@ def test_the_load_is_found_with_the_hosts_time_and_judged(load, verdict, lengths
     assert together.load.low <= load <= together.load.high
     assert together.binding == "token budget"
     assert together.replicas_low <= math.ceil(load / 0.8) <= together.replicas_high
+
+
+def test_lengths_that_are_looked_at_no_more_have_had_their_part_of_alpha(monkeypatch):
+    """Else each 200 requests anew had a chance to be far off, and some of many would be."""
+    monkeypatch.setattr("penstock.live.lengths._WINDOW", 200.0)
+    taken = scrapes(0.6, 900.0, seed=2, lengths=SPREAD)
+    reached = []
+    for seconds in (300, 900):
+        together = watch([scrape for scrape in taken if scrape.time_s < seconds]).together
+        high = float(re.search(r"and ([\d.]+) at every look", together.reason)[1])
+        reached.append((high - together.load.value) / (together.load.high - together.load.value))
+    assert reached[1] > 1.1 * reached[0]
 
 
 def test_a_step_is_noticed_and_the_load_is_that_after_it():

@@ -130,10 +130,9 @@ class _Case:
         """Variance of the work that arrives, per request, in units of the mean work squared;
         lengths that fewer requests tell of count for more.
         """
-        share = self.arrivals.requests / self.lengths.requests
         prompt = self.limit.by_prompt * self.lengths.prompt_spread
         output = self.limit.by_output * self.lengths.output_spread
-        return self.arrivals.dispersion + max(share, 1.0) * (prompt**2 + output**2)
+        return self.arrivals.dispersion + self._windows * (prompt**2 + output**2)
 
     @property
     def error(self) -> float:
@@ -144,9 +143,16 @@ class _Case:
 
     @property
     def alpha(self) -> float:
-        """What this stretch without a change may be wrong by: those before it had their part."""
-        stretch = 1 + sum(state.stretches - 1 for state in self.states)
+        """What may be wrong now: stretches before a change had their part, and so had requests
+        whose lengths are no longer looked at.
+        """
+        stretch = self._windows + sum(state.stretches - 1 for state in self.states)
         return self.settings.alpha * 6 / (math.pi * stretch) ** 2
+
+    @property
+    def _windows(self) -> float:
+        """How many times as many requests came as lengths are taken from; 1 at least."""
+        return max(self.arrivals.requests / self.lengths.requests, 1.0)
 
 
 def _answering(states: list[State]) -> list[State]:
