@@ -12,6 +12,7 @@ import penstock as ps
 from penstock.errors import InputError
 from penstock.live.settings import Settings
 from penstock.live.simulated import simulated_scrapes
+from penstock.live.view import watch_page
 from penstock.live.watching import Watch
 
 
@@ -43,6 +44,17 @@ def test_lengths_that_are_looked_at_no_more_have_had_their_part_of_alpha(monkeyp
         high = float(re.search(r"and ([\d.]+) at every look", together.reason)[1])
         reached.append((high - together.load.value) / (together.load.high - together.load.value))
     assert reached[1] > 1.1 * reached[0]
+
+
+def test_limits_that_are_reached_together_are_all_named():
+    answer = watch(scrapes(0.6, 300.0, seed=2))
+    together = answer.together
+    assert "of the token budget, which binds first" in str(watch_page(answer))
+    loads = tuple(dataclasses.replace(each, load=together.load) for each in together.loads)
+    tied = dataclasses.replace(answer, together=dataclasses.replace(together, loads=loads))
+    names = " and the ".join(each.limit for each in loads)
+    assert len(loads) > 1
+    assert f"of the {names}, which bind first" in str(watch_page(tied))
 
 
 def test_a_step_is_noticed_and_the_load_is_that_after_it():

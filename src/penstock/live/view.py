@@ -40,13 +40,15 @@ def _verdict(reading: Reading) -> Verdict:
 
 
 def _load_facts(reading: Reading) -> list[Fact]:
-    """Show the load of each limit, that which binds first."""
-    of_limit = f"of the {reading.binding}, which binds first"
+    """Show the load of each limit, first those that bind: alike as far as they are shown."""
+    alike = [load.limit for load in reading.loads if _value(load.load) == _value(reading.load)]
+    first = " and the ".join(alike)
+    of_limit = f"of the {first}, which {'bind' if len(alike) > 1 else 'binds'} first"
     facts = [
         _fact("Load", reading.load, of_limit if reading.binding in _LIMITS else _AS_SEEN),
         _fact("Margin", reading.margin, "left until no scheduler keeps up"),
     ]
-    others = [load for load in reading.loads if load.limit != reading.binding]
+    others = [load for load in reading.loads if load.limit not in alike]
     facts += [_limit_fact(load) for load in others]
     running = _amount(reading.running)
     facts.append(Fact("Running", running, f"requests; {_amount(reading.waiting)} wait"))
