@@ -103,7 +103,7 @@ async function ask() {
 }
 
 function take(part, mine) {
-  if (part.part === "theory") known = { ...known, theory: part };
+  if (part.part === "theory") { known = { ...known, theory: part }; if (!known.bounds) draw(); } // the first estimate compiles
   if (part.part === "estimate") known.estimate = part;
   if (part.part === "bounds") { known.bounds = part.bounds; refuse(null, ""); draw(); redrawn(mine); theoryEnds(mine); }
   if (part.part === "refused") { refuse(part.field, part.message); theoryEnds(mine); document.body.classList.remove("working"); }
@@ -135,7 +135,7 @@ function refuse(field, message) {
   for (const place of document.querySelectorAll(".wrong")) place.textContent = "";
   for (const place of document.querySelectorAll("[aria-invalid]")) place.removeAttribute("aria-invalid");
   byId("refused").textContent = field ? "" : message;
-  byId("answers").classList.toggle("stale", Boolean(message));
+  for (const place of ["answers", "summary"]) byId(place).classList.toggle("stale", Boolean(message));
   if (message) {
     document.body.dataset.state = "refused";
     byId("source").textContent = "of the values before, not of these";
