@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from scipy import stats
 from tests.live.engines_simulated import FIXED, HOST_S, SPREAD, capacity, engine, scrapes
 
 import penstock as ps
@@ -44,6 +45,21 @@ def test_lengths_that_are_looked_at_no_more_have_had_their_part_of_alpha(monkeyp
         high = float(re.search(r"and ([\d.]+) at every look", together.reason)[1])
         reached.append((high - together.load.value) / (together.load.high - together.load.value))
     assert reached[1] > 1.1 * reached[0]
+
+
+def test_a_burst_at_the_beginning_is_no_overload():
+    """The first intervals do not tell yet how much arrivals scatter."""
+    alarms, runs = 0, 100
+    for seed in range(runs):
+        workload = ps.Workload.gamma(0.95 * capacity(), 3.0, *FIXED, seed=seed)
+        run = ps.simulate(workload, engine(HOST_S), until=60.0, record="batches")
+        watching = Watch(engine(), Settings(alpha=0.05))
+        for scrape in simulated_scrapes(run, np.arange(5.0, 60.0, 5.0)):
+            watching.take(scrape)
+            if watching.answer(ahead=False).together.verdict == "unstable":
+                alarms += 1
+                break
+    assert alarms <= stats.binom.ppf(0.999, runs, 0.05)
 
 
 def test_limits_that_are_reached_together_are_all_named():

@@ -16,6 +16,13 @@ from penstock.live.reading import TOGETHER, Z95, Estimate, LimitLoad, Reading, T
 from penstock.live.settings import Settings
 from penstock.live.state import State
 
+_UNSURE = 7.5
+"""Over the pairs of intervals that a scatter is known from: by how much it counts for more.
+
+The quantile of Student's t at z = 3 is the normal one with the variance (1 + (z^2 + 1) / (2 k)); k
+degrees of freedom are in 1.5 k pairs of neighbours.
+"""
+
 
 def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Reading:
     """Return what follows for engines that share what arrives; one state of each.
@@ -77,12 +84,13 @@ class _Arrivals:
     """What came to all engines since the rate last changed.
 
     Requests (of several engines: as many as tell as much), requests/s with an interval, and the
-    variance over mean of their number.
+    variance over mean of their number, with the pairs of intervals that it is known from.
     """
 
     requests: float
     rate: Estimate
     dispersion: float
+    pairs: int
 
     @classmethod
     def of(cls, states: list[State]) -> "_Arrivals | None":
@@ -106,7 +114,7 @@ class _Arrivals:
         middle = requests + dispersion * Z95**2 / 2
         reach = Z95 * math.sqrt(dispersion * (max(requests, 0.0) + dispersion * Z95**2 / 4))
         interval = Estimate(rate, max(middle - reach, 0.0) / seconds, (middle + reach) / seconds)
-        return cls(requests, interval, dispersion)
+        return cls(requests, interval, dispersion, sum(part.pairs for part in parts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,11 +136,12 @@ class _Case:
     @property
     def variance(self) -> float:
         """Variance of the work that arrives, per request, in units of the mean work squared;
-        lengths that fewer requests tell of count for more.
+        lengths that fewer requests tell of count for more, and arrivals that few intervals do.
         """
+        scatter = self.arrivals.dispersion * (1 + _UNSURE / (1 + self.arrivals.pairs))
         prompt = self.limit.by_prompt * self.lengths.prompt_spread
         output = self.limit.by_output * self.lengths.output_spread
-        return self.arrivals.dispersion + self._windows * (prompt**2 + output**2)
+        return scatter + self._windows * (prompt**2 + output**2)
 
     @property
     def error(self) -> float:
