@@ -51,22 +51,35 @@ class Case:
     prompt: ps.LogNormal | ps.Constant
     output: ps.LogNormal | ps.Constant
     cv: float  # of the gaps between arrivals
+    server: ps.Server
 
 
-CASES = (
-    Case("constant lengths", ps.Constant(100), ps.Constant(42), 1.0),
-    Case("lognormal lengths", ps.LogNormal(100, 0.8, max=1_000), ps.LogNormal(42, 0.8, max=400), 1),
-    Case("bursts", ps.LogNormal(100, 0.8, max=1_000), ps.LogNormal(42, 0.8, max=400), 2.0),
-    Case("long outputs", ps.LogNormal(60, 1.0, max=1_000), ps.LogNormal(160, 0.5, max=800), 1.0),
-)
-
-
-def server() -> ps.Server:
-    """Return an engine with known batch times: 45 ms, .5 ms a token, 10 us a token of context."""
-    times = ps.Composition(ps.Affine(0.045, 0.0005), decode_attention=1e-5)
+def _server(batch_time: ps.BatchTime, token_budget: int, slots: int, blocks: int) -> ps.Server:
+    """Return an engine with known batch times, and ample KV memory in blocks of 128 tokens."""
     synchronous = {"async_scheduling": False}
-    memory = ps.Memory(400, 128)
-    return ps.Server(times, 128, 128, "vllm", policy_params=synchronous, memory=memory)
+    memory = ps.Memory(blocks, 128)
+    return ps.Server(
+        batch_time, token_budget, slots, "vllm", policy_params=synchronous, memory=memory
+    )
+
+
+SMALL = _server(ps.Composition(ps.Affine(0.045, 5e-4), decode_attention=1e-5), 128, 128, 400)
+LARGE = _server(ps.Composition(ps.Affine(0.01, 5e-5), decode_attention=1e-7), 256, 512, 8192)
+CASES = (
+    Case("constant lengths", ps.Constant(100), ps.Constant(42), 1.0, SMALL),
+    Case(
+        "lognormal lengths",
+        ps.LogNormal(100, 0.8, max=1_000), ps.LogNormal(42, 0.8, max=400), 1.0, SMALL,
+    ),
+    Case(
+        "bursts",
+        ps.LogNormal(100, 0.8, max=1_000), ps.LogNormal(42, 0.8, max=400), 2.0, SMALL,
+    ),
+    Case(
+        "long outputs",
+        ps.LogNormal(100, 1.0, max=1_000), ps.LogNormal(2_000, 0.5, max=8_000), 1.0, LARGE,
+    ),
+)  # fmt: skip
 
 
 def workload(case: Case, rate: float, seed: int) -> ps.Workload:
@@ -185,17 +198,15 @@ RULES: dict[str, Callable[[Seen], bool]] = {
 OURS = "Penstock"
 
 
-def alarms(case: Case, load: float, seed: int) -> dict[str, tuple[float | None, bool]]:
+def alarms(case: Case, rate: float, seed: int) -> dict[str, tuple[float | None, bool]]:
     """Return for each detector when it first cried, and whether it does at the end."""
-    machine = server()
-    most = min(b.max_rate for b in ps.certify(workload(case, 1.0, 0), machine).bounds)
-    run = ps.simulate(workload(case, most * load, seed), machine, until=SECONDS, record="batches")
+    run = ps.simulate(workload(case, rate, seed), case.server, until=SECONDS, record="batches")
     scrapes = simulated_scrapes(run, np.arange(EVERY_S, SECONDS, EVERY_S))
     columns = run.requests.select("arrival_ns", "first_token_ns", "finish_ns")
     arrival, first, finish = (column.fill_null(2**62).to_numpy() * 1e-9 for column in columns)
     first_alarm: dict[str, float | None] = dict.fromkeys((*RULES, OURS))
     at_end = dict.fromkeys((*RULES, OURS), False)
-    watch = Watch(machine, Settings(alpha=ALPHA))
+    watch = Watch(case.server, Settings(alpha=ALPHA))
     for count, scrape in enumerate(scrapes, start=1):
         watch.take(scrape)
         seen = Seen(scrapes[:count], arrival, first, finish)
@@ -214,8 +225,9 @@ def main() -> None:
     heads = " | ".join(f"{load:g}" for load in LOADS)
     with concurrent.futures.ProcessPoolExecutor() as pool:
         for case in CASES:
+            most = ps.certify(workload(case, 1.0, 0), case.server).max_rate
             rows = {
-                load: list(pool.map(functools.partial(alarms, case, load), range(seeds)))
+                load: list(pool.map(functools.partial(alarms, case, most * load), range(seeds)))
                 for load in LOADS
             }
             print(f"\n{case.name}, {seeds} seeds\n\n| detector | {heads} |")
