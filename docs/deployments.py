@@ -3,6 +3,7 @@
 Read by `docs/prior_fits.py` and `docs/how_far_off_calibrated.py`.
 """
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,12 @@ from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.benchmarks import COLUMNS
 from penstock.measuring.calibration.laplace import Normal, Posterior, most_probable
 from penstock.measuring.calibration.predict import predict, requests_of
-from penstock.measuring.calibration.shape import ShapeBuild, shape_priors, values_of
+from penstock.measuring.calibration.shape import (
+    ShapeBuild,
+    WholeRequests,
+    shape_priors,
+    values_of,
+)
 from penstock.system.models.config import read_shape
 from penstock.system.models.served import ServedModel, served_model
 
@@ -62,15 +68,17 @@ class Deployment:
         return np.log([[time["ttft_mean_s"], time["tpot_mean_s"]] for time in times])
 
     def fit(
-        self, which: list[int], prior: Normal | None = None, noise: Floats | None = None
+        self, which: list[int], prior: Normal | None = None, noise: dict[str, float] | None = None
     ) -> Posterior:
         """Return what some points say of its parameters."""
-        if noise is None:
-            noise = np.array([self.priors.noise["ttft"], self.priors.noise["itl"]])
+        known = self.measured[which]
+        outputs = np.array([0.9 * self.points[number]["osl"] for number in which])
+        requests = WholeRequests.of(np.exp(known), outputs)
+        priors = self.priors if noise is None else dataclasses.replace(self.priors, noise=noise)
         return most_probable(
-            lambda theta: (self.predicted(which, theta) - self.measured[which]).ravel(),
-            prior or self.priors.normal,
-            np.tile(noise, len(which)),
+            lambda theta: requests.misfits(self.predicted(which, theta) - known),
+            prior or priors.normal,
+            priors.noise_of(requests),
         )
 
 

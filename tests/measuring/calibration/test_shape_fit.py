@@ -12,7 +12,13 @@ from penstock.errors import InputError
 from penstock.measuring.calibration.benchmarks import COLUMNS
 from penstock.measuring.calibration.predict import predict, requests_of
 from penstock.measuring.calibration.servers import Build
-from penstock.measuring.calibration.shape import NAMES, possible_shapes, shape_priors, values_of
+from penstock.measuring.calibration.shape import (
+    NAMES,
+    WholeRequests,
+    possible_shapes,
+    shape_priors,
+    values_of,
+)
 from penstock.system.batch_time_file import read_batch_time, write_batch_time
 
 HARDWARE = {"model": "Llama-3.1-8B", "gpu": "h100-sxm", "kv_precision": "bf16"}
@@ -50,6 +56,22 @@ def found(benchmarks: pl.DataFrame) -> ps.Calibration:
 def test_rows_move_the_factors_that_they_tell(found: ps.Calibration) -> None:
     assert found.values["small_batches"] == pytest.approx(1.2, rel=0.05)
     assert found.errors(False)["itl"] == pytest.approx(0, abs=0.03)
+
+
+def test_time_that_moves_from_the_first_token_to_the_others_is_no_misfit_of_the_request() -> None:
+    requests = WholeRequests.of(np.array([[3.0, 0.1]]), np.array([11.0]))  # 3 s and then 1 s
+    assert requests.misfits(np.log([[2.5 / 3, 1.5]])) == pytest.approx([np.log(2.5 / 3), np.log(1.5), 0.0])
+    assert requests.misfits(np.log([[1.1, 1.1]])) == pytest.approx(np.log([1.1] * 3))
+
+
+def test_a_request_that_is_hardly_more_than_its_tokens_says_little_beside_them() -> None:
+    requests = WholeRequests.of(np.array([[0.1, 0.1], [99.9, 0.1], [np.nan, 0.1]]), np.array([1000.0] * 3))
+    ttft, itl = (shape_priors("vllm").noise[metric] for metric in ("ttft", "itl"))
+    noise = shape_priors("vllm").noise_of(requests).reshape(3, 3)
+    assert noise[:, :2].tolist() == [[ttft, itl]] * 3
+    assert noise[0, 2] > 30 * itl
+    assert noise[1, 2] == pytest.approx(itl * np.sqrt(2), rel=0.01)
+    assert np.isnan(requests.misfits(np.full((3, 2), 0.1)).reshape(3, 3)[2, 2])
 
 
 def test_what_rows_do_not_tell_is_named_with_its_interval(found: ps.Calibration) -> None:
