@@ -19,6 +19,7 @@ from penstock.measuring.calibration.laplace import Normal, Posterior, most_proba
 from penstock.measuring.calibration.predict import predict, requests_of
 from penstock.measuring.calibration.shape import (
     ShapeBuild,
+    ShapePriors,
     WholeRequests,
     shape_priors,
     values_of,
@@ -39,14 +40,20 @@ Point = dict[str, Any]
 class Deployment:
     """One engine with one model on some GPUs, and what was measured of it."""
 
-    def __init__(self, data: Path, points: list[Point], kv: str | None = None) -> None:
+    def __init__(
+        self,
+        data: Path,
+        points: list[Point],
+        kv: str | None = None,
+        priors: ShapePriors | None = None,
+    ) -> None:
         self.data, self.points = data, points
         backend = points[0]["backend"]
         self.engine = ENGINES_HERE[backend]
         budget = BUDGETS.get(backend, TOKEN_BUDGET)
         served = served_of(data, points[0], kv)
         self.build = ShapeBuild(budget, SLOTS, self.engine, None, served=served)
-        self.priors = shape_priors(self.engine)
+        self.priors = priors or shape_priors(self.engine)
         server = self.build(values_of(self.priors.normal.mean))[0]
         rows = [row_of(point, number) for number, point in enumerate(points)]
         self.sent = [requests_of(row, server) for row in rows]
@@ -90,13 +97,15 @@ def deployments(data: Path, kept: pl.Expr) -> list[list[Point]]:
     return [part for part in parts if len(part) >= FEWEST and _fits(data, part[0])]
 
 
-def candidates(data: Path, points: list[Point]) -> list[Deployment]:
+def candidates(
+    data: Path, points: list[Point], priors: ShapePriors | None = None
+) -> list[Deployment]:
     """Return a deployment with its KV cache as published, and in 8 bits, which no point states."""
-    published = Deployment(data, points)
+    published = Deployment(data, points, None, priors)
     assert published.build.served is not None
     if published.build.served.numbers.kv != "bf16":
         return [published]
-    return [published, Deployment(data, points, "fp8")]
+    return [published, Deployment(data, points, "fp8", priors)]
 
 
 def row_of(point: Point, number: int) -> dict[str, Any]:

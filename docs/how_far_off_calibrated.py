@@ -6,8 +6,9 @@ Each deployment of InferenceX is calibrated with its shape as the prior, and jud
 points (the fewest requests in flight, the most, and those between), all others judged; and on
 three points of one prompt and output length, those of all other lengths judged. Beside it stand
 what the shape says by itself, a straight line between the fitted points, and a queue with three
-parameters. Priors were fitted to all of these deployments but Qwen3-32B and the B200
-(`docs/prior_fits.py`), which are judged apart.
+parameters. The priors of each are fitted to all other deployments of its engine
+(`docs/prior_fits.py`); never to Qwen3-32B and the B200, which are judged apart, with the priors
+that are shipped.
 """
 
 import sys
@@ -16,13 +17,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+import yaml
 from deployments import Deployment, Point, candidates, deployments
+from prior_fits import LEFT_OUT, fitted, section
 from scipy.optimize import nnls
 
 from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.laplace import Posterior
+from penstock.measuring.calibration.shape import ShapePriors, priors_in
 
-LEFT_OUT = pl.col("model_path").str.contains("Qwen3-32B") | (pl.col("system") == "b200_sxm")
 SLOPE = 0.02  # change of a logarithm that slopes are taken over
 N90, T90 = 1.645, 2.132  # half of 90% of a normal distribution, and of Student's t of four degrees
 MOST_SPLITS = 3  # lengths of a deployment that are fitted, each by itself
@@ -113,9 +116,13 @@ def _costs(point: Point) -> tuple[list[float], list[float]]:
 # ------------------------------------------------------------------ judging
 
 
-def judged(data: Path, points: list[Point], group: str) -> list[dict[str, Any]]:
-    """Return a row for each prediction of each split of a deployment."""
-    shapes = candidates(data, points)
+def judged(
+    data: Path, points: list[Point], group: str, priors: ShapePriors | None = None
+) -> list[dict[str, Any]]:
+    """Return a row for each prediction of each split of a deployment, with priors that have not
+    seen it; None: those that are shipped.
+    """
+    shapes = candidates(data, points, priors)
     top = _largest(points)
     answers = []
     for split in splits(points):
@@ -179,13 +186,18 @@ def _median(off: pl.Series) -> str:
 def main() -> None:
     """Judge, and print tables."""
     data, backend = Path(sys.argv[1]), sys.argv[2]
+    here = pl.col("backend") == backend
+    both = fitted(data, backend)
     rows = []
-    for group, kept in (("fitted priors", ~LEFT_OUT), ("left out", LEFT_OUT)):
-        if len(sys.argv) > 3 and sys.argv[3] != group:
-            continue
-        for points in deployments(data, kept & (pl.col("backend") == backend)):
-            rows += judged(data, points, group)
-            print(rows[-1]["deployment"], file=sys.stderr, flush=True)
+    for points in deployments(data, here & ~LEFT_OUT):
+        name = Deployment(data, points).name
+        entry = section(backend, [fit for fit in both if fit[0].name != name])
+        (priors,) = yaml.safe_load(entry).values()
+        rows += judged(data, points, "one left out", priors_in(priors))
+        print(name, file=sys.stderr, flush=True)
+    for points in deployments(data, here & LEFT_OUT):
+        rows += judged(data, points, "never fitted")
+        print(rows[-1]["deployment"], file=sys.stderr, flush=True)
     table = pl.DataFrame(rows, infer_schema_length=None)
     for (group, kind), part in table.group_by("group", "kind", maintain_order=True):
         print(f"| {group}, {kind} {summary(part)}")
