@@ -96,6 +96,18 @@ def test_intervals_hold_what_was_measured(found: ps.Calibration) -> None:
         assert ((found.rows[f"{metric}_low"] < measured) & (measured < found.rows[f"{metric}_high"])).all()
 
 
+def test_a_length_of_which_no_row_was_fitted_has_a_wider_interval(benchmarks: pl.DataFrame) -> None:
+    asked = {"hardware": HARDWARE, "fit_rows": [True, True, True, False], "token_budget": 2048, "max_batch_size": 256}
+    other = pl.when(pl.col("row") == 3).then(pl.lit("another")).otherwise("shape").alias("shape")
+    seen, unseen = (
+        ps.calibrate(rows, **asked).rows.row(3, named=True)  # type: ignore[arg-type]
+        for rows in (benchmarks, benchmarks.with_columns(other))
+    )
+    for metric in ("ttft", "itl"):
+        assert unseen[f"{metric}_high"] / unseen[f"{metric}_low"] > 1.1 * seen[f"{metric}_high"] / seen[f"{metric}_low"]
+    assert unseen["ttft_predicted"] == seen["ttft_predicted"]
+
+
 def test_the_file_carries_what_is_left_open(found: ps.Calibration, tmp_path: Path) -> None:
     write_batch_time(tmp_path / "server.yaml", found.batch_time_file("mine", "a test"))
     batch_time = read_batch_time(tmp_path / "server.yaml").batch_time
@@ -120,6 +132,7 @@ def test_priors_cover_every_parameter_of_every_engine() -> None:
     for engine in ("vllm", "sglang", "tensorrt-llm"):
         priors = shape_priors(engine)
         assert set(priors.priors) == set(NAMES)
+        assert min(priors.unseen["ttft"], priors.unseen["itl"]) >= 1
         assert (np.linalg.eigvalsh(priors.normal.covariance) > 0).all()
     assert shape_priors("vllm-v0") == shape_priors("vllm")
 

@@ -90,6 +90,9 @@ class ShapePriors:
         large batches: a kernel that is slow at one load is slow near it.
     noise
         By metric (``ttft``, ``itl``): the scale of what no parameter explains, as a logarithm.
+    unseen
+        By metric: how many times that is the noise of rows of a length that none of the fitted
+        rows has.
     source
         Which runs say so.
     """
@@ -97,6 +100,7 @@ class ShapePriors:
     priors: Mapping[str, Prior]
     together: tuple[float, float, float]
     noise: Mapping[str, float]
+    unseen: Mapping[str, float]
     source: str
 
     def noise_of(self, requests: WholeRequests) -> Floats:
@@ -132,7 +136,9 @@ def priors_in(entry: Mapping[str, Any]) -> ShapePriors:
         name: Prior(float(centre), float(factor), entry["source"])
         for name, (centre, factor) in entry["priors"].items()
     }
-    return ShapePriors(priors, tuple(entry["together"]), entry["noise"], entry["source"])
+    noise = entry["noise"]
+    unseen = entry.get("unseen", dict.fromkeys(noise, 1.0))
+    return ShapePriors(priors, tuple(entry["together"]), noise, unseen, entry["source"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -367,8 +373,10 @@ def _held(builds: Sequence[ShapeBuild], chosen: ShapeBuild) -> dict[str, str]:
 
 def _interval_of(fit: ShapeFit, load: Requests, row: Row) -> dict[str, float | None]:
     """Return ``ttft_low``, ``ttft_high`` and so on of a row, in seconds: 90% intervals, of
-    calibration and of what no parameter explains.
+    calibration and of what no parameter explains, which is more where no row of its shape was
+    fitted.
     """
+    seen = any(row["shape"] == fitted["shape"] for fitted, _ in fit.common.sent)
 
     def logs(theta: Floats) -> Floats:
         predicted = predict(load, *fit.build(values_of(theta)))
@@ -381,6 +389,7 @@ def _interval_of(fit: ShapeFit, load: Requests, row: Row) -> dict[str, float | N
     answer: dict[str, float | None] = {}
     for metric, middle, variance in zip(_NOISE_OF, near, spread, strict=True):
         noise = fit.priors.noise[_NOISE_OF[metric]]
+        noise *= 1.0 if seen else fit.priors.unseen[_NOISE_OF[metric]]
         half = float(np.hypot(_N90 * np.sqrt(variance), _T90 * noise))
         known = bool(np.isfinite(middle) and np.isfinite(half))
         answer[f"{metric}_low"] = float(np.exp(middle - half)) if known else None
