@@ -3,6 +3,7 @@
 Read by `docs/prior_fits.py` and `docs/how_far_off_calibrated.py`.
 """
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,13 @@ from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.benchmarks import COLUMNS
 from penstock.measuring.calibration.laplace import Normal, Posterior, most_probable
 from penstock.measuring.calibration.predict import predict, requests_of
-from penstock.measuring.calibration.shape import ShapeBuild, shape_priors, values_of
+from penstock.measuring.calibration.shape import (
+    ShapeBuild,
+    ShapePriors,
+    WholeRequests,
+    shape_priors,
+    values_of,
+)
 from penstock.system.models.config import read_shape
 from penstock.system.models.served import ServedModel, served_model
 
@@ -33,14 +40,20 @@ Point = dict[str, Any]
 class Deployment:
     """One engine with one model on some GPUs, and what was measured of it."""
 
-    def __init__(self, data: Path, points: list[Point], kv: str | None = None) -> None:
+    def __init__(
+        self,
+        data: Path,
+        points: list[Point],
+        kv: str | None = None,
+        priors: ShapePriors | None = None,
+    ) -> None:
         self.data, self.points = data, points
         backend = points[0]["backend"]
         self.engine = ENGINES_HERE[backend]
         budget = BUDGETS.get(backend, TOKEN_BUDGET)
         served = served_of(data, points[0], kv)
         self.build = ShapeBuild(budget, SLOTS, self.engine, None, served=served)
-        self.priors = shape_priors(self.engine)
+        self.priors = priors or shape_priors(self.engine)
         server = self.build(values_of(self.priors.normal.mean))[0]
         rows = [row_of(point, number) for number, point in enumerate(points)]
         self.sent = [requests_of(row, server) for row in rows]
@@ -62,15 +75,17 @@ class Deployment:
         return np.log([[time["ttft_mean_s"], time["tpot_mean_s"]] for time in times])
 
     def fit(
-        self, which: list[int], prior: Normal | None = None, noise: Floats | None = None
+        self, which: list[int], prior: Normal | None = None, noise: dict[str, float] | None = None
     ) -> Posterior:
         """Return what some points say of its parameters."""
-        if noise is None:
-            noise = np.array([self.priors.noise["ttft"], self.priors.noise["itl"]])
+        known = self.measured[which]
+        outputs = np.array([0.9 * self.points[number]["osl"] for number in which])
+        requests = WholeRequests.of(np.exp(known), outputs)
+        priors = self.priors if noise is None else dataclasses.replace(self.priors, noise=noise)
         return most_probable(
-            lambda theta: (self.predicted(which, theta) - self.measured[which]).ravel(),
-            prior or self.priors.normal,
-            np.tile(noise, len(which)),
+            lambda theta: requests.misfits(self.predicted(which, theta) - known),
+            prior or priors.normal,
+            priors.noise_of(requests),
         )
 
 
@@ -82,13 +97,15 @@ def deployments(data: Path, kept: pl.Expr) -> list[list[Point]]:
     return [part for part in parts if len(part) >= FEWEST and _fits(data, part[0])]
 
 
-def candidates(data: Path, points: list[Point]) -> list[Deployment]:
+def candidates(
+    data: Path, points: list[Point], priors: ShapePriors | None = None
+) -> list[Deployment]:
     """Return a deployment with its KV cache as published, and in 8 bits, which no point states."""
-    published = Deployment(data, points)
+    published = Deployment(data, points, None, priors)
     assert published.build.served is not None
     if published.build.served.numbers.kv != "bf16":
         return [published]
-    return [published, Deployment(data, points, "fp8")]
+    return [published, Deployment(data, points, "fp8", priors)]
 
 
 def row_of(point: Point, number: int) -> dict[str, Any]:

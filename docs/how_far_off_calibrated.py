@@ -6,8 +6,9 @@ Each deployment of InferenceX is calibrated with its shape as the prior, and jud
 points (the fewest requests in flight, the most, and those between), all others judged; and on
 three points of one prompt and output length, those of all other lengths judged. Beside it stand
 what the shape says by itself, a straight line between the fitted points, and a queue with three
-parameters. Priors were fitted to all of these deployments but Qwen3-32B and the B200
-(`docs/prior_fits.py`), which are judged apart.
+parameters. The priors of each are fitted to all other deployments of its engine
+(`docs/prior_fits.py`); never to Qwen3-32B and the B200, which are judged apart, with the priors
+that are shipped.
 """
 
 import sys
@@ -16,15 +17,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+import yaml
 from deployments import Deployment, Point, candidates, deployments
+from prior_fits import LEFT_OUT, fitted, section
 from scipy.optimize import nnls
 
 from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.laplace import Posterior
+from penstock.measuring.calibration.shape import ShapePriors, priors_in
 
-LEFT_OUT = pl.col("model_path").str.contains("Qwen3-32B") | (pl.col("system") == "b200_sxm")
 SLOPE = 0.02  # change of a logarithm that slopes are taken over
 N90, T90 = 1.645, 2.132  # half of 90% of a normal distribution, and of Student's t of four degrees
+FACTORS = np.arange(1.0, 6.0, 0.1).round(1)  # of noise, that are tried
+ONE_LEFT_OUT, NEVER_FITTED = "one left out", "never fitted"
 MOST_SPLITS = 3  # lengths of a deployment that are fitted, each by itself
 
 
@@ -61,13 +66,47 @@ def calibrated(shapes: list[Deployment], split: Split) -> tuple[Deployment, Post
     return min(fits, key=lambda fit: fit[1].cost)
 
 
-def half_widths(shape: Deployment, fit: Posterior, which: list[int], near: Floats) -> Floats:
-    """Return half of the 90% interval of each predicted logarithm."""
+def deviations(shape: Deployment, fit: Posterior, which: list[int], near: Floats) -> Floats:
+    """Return what the parameters leave open of each predicted logarithm."""
     ahead = [shape.predicted(which, fit.mean + SLOPE * unit) for unit in np.eye(fit.mean.size)]
     slopes = np.stack([(then - near) / SLOPE for then in ahead], axis=-1)
-    spread = np.einsum("rmi,ij,rmj->rm", slopes, fit.covariance, slopes)
-    noise = np.array([shape.priors.noise["ttft"], shape.priors.noise["itl"]])
-    return np.asarray(np.hypot(N90 * np.sqrt(spread), T90 * noise))
+    return np.asarray(np.sqrt(np.einsum("rmi,ij,rmj->rm", slopes, fit.covariance, slopes)))
+
+
+def half_widths(rows: pl.DataFrame, metric: str, unseen: float) -> Floats:
+    """Return half of the 90% interval of each predicted logarithm, where the noise of lengths that
+    were not fitted is so many times that of others.
+    """
+    noise = rows[f"noise {metric}"].to_numpy() * np.where(rows["seen"].to_numpy(), 1.0, unseen)
+    return np.asarray(np.hypot(N90 * rows[f"deviation {metric}"].to_numpy(), T90 * noise))
+
+
+def unseen(rows: pl.DataFrame, metric: str) -> float:
+    """Return how many times the noise lengths that were not fitted have: so that intervals of these
+    rows hold nine of ten, deployments counting alike.
+    """
+    rows = rows.filter(~pl.col("seen"))
+    off = rows[f"calibrated {metric}"].abs().to_numpy()
+    for factor in FACTORS:
+        held = rows.select("deployment", held=off <= half_widths(rows, metric, factor))
+        if held.group_by("deployment").agg(pl.col("held").mean())["held"].mean() >= 0.9:
+            return float(factor)
+    return float(FACTORS[-1])
+
+
+def with_intervals(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows with half of each interval, the noise of unseen lengths being that of all other
+    deployments to which priors are fitted.
+    """
+    parts = []
+    for (name,), part in rows.group_by("deployment", maintain_order=True):
+        others = rows.filter((pl.col("group") == ONE_LEFT_OUT) & (pl.col("deployment") != name))
+        halves = {
+            f"half {metric}": half_widths(part, metric, unseen(others, metric))
+            for metric in ("ttft", "tpot")
+        }
+        parts.append(part.with_columns(**halves))
+    return pl.concat(parts)
 
 
 # ------------------------------------------------------------------ what it is compared with
@@ -113,15 +152,20 @@ def _costs(point: Point) -> tuple[list[float], list[float]]:
 # ------------------------------------------------------------------ judging
 
 
-def judged(data: Path, points: list[Point], group: str) -> list[dict[str, Any]]:
-    """Return a row for each prediction of each split of a deployment."""
-    shapes = candidates(data, points)
+def judged(
+    data: Path, points: list[Point], group: str, priors: ShapePriors | None = None
+) -> list[dict[str, Any]]:
+    """Return a row for each prediction of each split of a deployment, with priors that have not
+    seen it; None: those that are shipped.
+    """
+    shapes = candidates(data, points, priors)
     top = _largest(points)
     answers = []
     for split in splits(points):
         shape, fit = calibrated(shapes, split)
         near = shape.predicted(split.judged, fit.mean)
-        half = half_widths(shape, fit, split.judged, near)
+        left_open = deviations(shape, fit, split.judged, near)
+        lengths = {(points[n]["isl"], points[n]["osl"]) for n in split.fitted}
         alone = shapes[0].predicted(split.judged, shapes[0].priors.normal.mean)
         others = {
             "shape alone": alone,
@@ -136,7 +180,10 @@ def judged(data: Path, points: list[Point], group: str) -> list[dict[str, Any]]:
                 rate = _seconds(point, logs[place]) - _seconds(point, truth)
                 answer |= {f"{name} ttft": off[0], f"{name} tpot": off[1]}
                 answer[f"{name} rate"] = rate if number in top else None
-            answer |= {"half ttft": half[place, 0], "half tpot": half[place, 1]}
+            for column, (metric, name) in enumerate((("ttft", "ttft"), ("tpot", "itl"))):
+                answer[f"deviation {metric}"] = left_open[place, column]
+                answer[f"noise {metric}"] = shape.priors.noise[name]
+            answer["seen"] = (point["isl"], point["osl"]) in lengths
             answers.append(answer | {"point": number, "kv": shape.build.served.numbers.kv})
     return answers
 
@@ -179,14 +226,21 @@ def _median(off: pl.Series) -> str:
 def main() -> None:
     """Judge, and print tables."""
     data, backend = Path(sys.argv[1]), sys.argv[2]
+    here = pl.col("backend") == backend
+    both = fitted(data, backend)
     rows = []
-    for group, kept in (("fitted priors", ~LEFT_OUT), ("left out", LEFT_OUT)):
-        if len(sys.argv) > 3 and sys.argv[3] != group:
-            continue
-        for points in deployments(data, kept & (pl.col("backend") == backend)):
-            rows += judged(data, points, group)
-            print(rows[-1]["deployment"], file=sys.stderr, flush=True)
-    table = pl.DataFrame(rows, infer_schema_length=None)
+    for points in deployments(data, here & ~LEFT_OUT):
+        name = Deployment(data, points).name
+        entry = section(backend, [fit for fit in both if fit[0].name != name])
+        (priors,) = yaml.safe_load(entry).values()
+        rows += judged(data, points, ONE_LEFT_OUT, priors_in(priors))
+        print(name, file=sys.stderr, flush=True)
+    for points in deployments(data, here & LEFT_OUT):
+        rows += judged(data, points, NEVER_FITTED)
+        print(rows[-1]["deployment"], file=sys.stderr, flush=True)
+    table = with_intervals(pl.DataFrame(rows, infer_schema_length=None))
+    known = table.filter(pl.col("group") == ONE_LEFT_OUT)
+    print(f"unseen: {{ttft: {unseen(known, 'ttft'):g}, itl: {unseen(known, 'tpot'):g}}}")
     for (group, kind), part in table.group_by("group", "kind", maintain_order=True):
         print(f"| {group}, {kind} {summary(part)}")
         for (name,), own in part.group_by("deployment", maintain_order=True):

@@ -34,8 +34,8 @@ FURTHER = 4  # deployments
 BATCH_S, STREAM_S = 3e-4, 3e-6
 """Seconds of the host around which fits begin, and of the four deployments more; what it adds to a
 request's TTFT is in `hosts.yaml`."""
-WEIGHTS = {"vllm": (0.1, 0.05)}
-OTHER_WEIGHTS = (0.4, 0.05)
+WEIGHTS = {"vllm": {"ttft": 0.1, "itl": 0.05}}
+OTHER_WEIGHTS = {"ttft": 0.4, "itl": 0.05}
 """Noise of TTFT and time per output token while deployments are fitted: round numbers."""
 TOGETHER = tuple(NAMES.index(name) for name in KNOTS)
 """Factors by token load go together: a kernel that is slow at one load is slow near it."""
@@ -56,7 +56,7 @@ def begin(engine: str) -> Floats:
 def fitted(data: Path, backend: str) -> list[tuple[Deployment, Posterior]]:
     """Return each deployment with what all of its points say."""
     prior = spread_by(begin(ENGINES_HERE[backend]), WIDE, WIDE_SECONDS)
-    noise = np.array(WEIGHTS.get(backend, OTHER_WEIGHTS))
+    noise = WEIGHTS.get(backend, OTHER_WEIGHTS)
     answers = []
     for points in deployments(data, (pl.col("backend") == backend) & ~LEFT_OUT):
         possible = [point for point in points if busy_share(point, data) < TOO_FAST]
@@ -107,7 +107,7 @@ def usual(fits: list[Posterior], prior: Normal) -> Normal:
 
 def noise_of(fits: list[Posterior], metric: int) -> float:
     """Return the scale of Student's t of what parameters do not explain."""
-    off = np.concatenate([fit.misfits.reshape(-1, 2)[:, metric] for fit in fits])
+    off = np.concatenate([fit.misfits.reshape(-1, 3)[:, metric] for fit in fits])
     off = off[np.isfinite(off)]
     parameters = sum(_spent(fit) for fit in fits) / 2
     scale = 0.1
@@ -122,10 +122,9 @@ def _spent(fit: Posterior) -> float:
     return float((fit.deviations < WIDE / 2).sum())
 
 
-def section(data: Path, backend: str) -> str:
-    """Return what `shape_priors.yaml` says of an engine."""
+def section(backend: str, both: list[tuple[Deployment, Posterior]]) -> str:
+    """Return what `shape_priors.yaml` says of an engine, from fits of its deployments."""
     engine = ENGINES_HERE[backend]
-    both = fitted(data, backend)
     fits = [fit for _, fit in both]
     answer = usual(fits, spread_by(begin(engine), WIDE, WIDE_SECONDS))
     points = sum(len(deployment.points) for deployment, _ in both)
@@ -141,7 +140,7 @@ def section(data: Path, backend: str) -> str:
 def main() -> None:
     """Print a section for each engine."""
     for backend in sys.argv[2:]:
-        print(section(Path(sys.argv[1]), backend), flush=True)
+        print(section(backend, fitted(Path(sys.argv[1]), backend)), flush=True)
 
 
 def _correlations(covariance: Floats) -> list[float]:

@@ -12,7 +12,13 @@ from penstock.errors import InputError
 from penstock.measuring.calibration.benchmarks import COLUMNS
 from penstock.measuring.calibration.predict import predict, requests_of
 from penstock.measuring.calibration.servers import Build
-from penstock.measuring.calibration.shape import NAMES, possible_shapes, shape_priors, values_of
+from penstock.measuring.calibration.shape import (
+    NAMES,
+    WholeRequests,
+    possible_shapes,
+    shape_priors,
+    values_of,
+)
 from penstock.system.batch_time_file import read_batch_time, write_batch_time
 
 HARDWARE = {"model": "Llama-3.1-8B", "gpu": "h100-sxm", "kv_precision": "bf16"}
@@ -52,6 +58,22 @@ def test_rows_move_the_factors_that_they_tell(found: ps.Calibration) -> None:
     assert found.errors(False)["itl"] == pytest.approx(0, abs=0.03)
 
 
+def test_time_that_moves_from_the_first_token_to_the_others_is_no_misfit_of_the_request() -> None:
+    requests = WholeRequests.of(np.array([[3.0, 0.1]]), np.array([11.0]))  # 3 s and then 1 s
+    assert requests.misfits(np.log([[2.5 / 3, 1.5]])) == pytest.approx([np.log(2.5 / 3), np.log(1.5), 0.0])
+    assert requests.misfits(np.log([[1.1, 1.1]])) == pytest.approx(np.log([1.1] * 3))
+
+
+def test_a_request_that_is_hardly_more_than_its_tokens_says_little_beside_them() -> None:
+    requests = WholeRequests.of(np.array([[0.1, 0.1], [99.9, 0.1], [np.nan, 0.1]]), np.array([1000.0] * 3))
+    ttft, itl = (shape_priors("vllm").noise[metric] for metric in ("ttft", "itl"))
+    noise = shape_priors("vllm").noise_of(requests).reshape(3, 3)
+    assert noise[:, :2].tolist() == [[ttft, itl]] * 3
+    assert noise[0, 2] > 30 * itl
+    assert noise[1, 2] == pytest.approx(itl * np.sqrt(2), rel=0.01)
+    assert np.isnan(requests.misfits(np.full((3, 2), 0.1)).reshape(3, 3)[2, 2])
+
+
 def test_what_rows_do_not_tell_is_named_with_its_interval(found: ps.Calibration) -> None:
     assert "kv_memory" in found.unidentified
     assert "small_batches" not in found.unidentified
@@ -72,6 +94,18 @@ def test_intervals_hold_what_was_measured(found: ps.Calibration) -> None:
     for metric in ("ttft", "itl", "requests_per_s"):
         measured = found.rows[f"{metric}_measured"]
         assert ((found.rows[f"{metric}_low"] < measured) & (measured < found.rows[f"{metric}_high"])).all()
+
+
+def test_a_length_of_which_no_row_was_fitted_has_a_wider_interval(benchmarks: pl.DataFrame) -> None:
+    asked = {"hardware": HARDWARE, "fit_rows": [True, True, True, False], "token_budget": 2048, "max_batch_size": 256}
+    other = pl.when(pl.col("row") == 3).then(pl.lit("another")).otherwise("shape").alias("shape")
+    seen, unseen = (
+        ps.calibrate(rows, **asked).rows.row(3, named=True)  # type: ignore[arg-type]
+        for rows in (benchmarks, benchmarks.with_columns(other))
+    )
+    for metric in ("ttft", "itl"):
+        assert unseen[f"{metric}_high"] / unseen[f"{metric}_low"] > 1.1 * seen[f"{metric}_high"] / seen[f"{metric}_low"]
+    assert unseen["ttft_predicted"] == seen["ttft_predicted"]
 
 
 def test_the_file_carries_what_is_left_open(found: ps.Calibration, tmp_path: Path) -> None:
@@ -98,6 +132,7 @@ def test_priors_cover_every_parameter_of_every_engine() -> None:
     for engine in ("vllm", "sglang", "tensorrt-llm"):
         priors = shape_priors(engine)
         assert set(priors.priors) == set(NAMES)
+        assert min(priors.unseen["ttft"], priors.unseen["itl"]) >= 1
         assert (np.linalg.eigvalsh(priors.normal.covariance) > 0).all()
     assert shape_priors("vllm-v0") == shape_priors("vllm")
 

@@ -44,6 +44,39 @@ NAMES = (*ADJUSTED, "overhead", "kv_memory")
 """What is fitted to a shape. Factors are 1 for what the shape says; the others are seconds."""
 
 
+class WholeRequests(NamedTuple):
+    """What rows say of whole requests: TTFT, and the time of all tokens after the first.
+
+    A scheduler that is not quite the one that ran moves time from one of the two to the other. It
+    hardly moves their sum, which decides how many requests end in a second. The sum says the more
+    that is new, the larger the share of TTFT is: without it the time between tokens says the same.
+
+    Attributes
+    ----------
+    parts
+        Shape (rows, 2), measured seconds of the two; NaN: not measured.
+    """
+
+    parts: Floats
+
+    @classmethod
+    def of(cls, seconds: Floats, outputs: Floats) -> "WholeRequests":
+        """Return those of rows with TTFT and time between tokens, and so many output tokens."""
+        return cls(seconds * np.column_stack([np.ones_like(outputs), outputs - 1.0]))
+
+    @property
+    def share(self) -> Floats:
+        """Of TTFT in the time of a request; 1 where it is not known."""
+        return np.asarray(np.nan_to_num(self.parts[:, 0] / self.parts.sum(axis=1), nan=1.0))
+
+    def misfits(self, off: Floats) -> Floats:
+        """Return misfits of TTFT, time between tokens and requests of each row, one row after
+        another, from those of the first two, shape (rows, 2).
+        """
+        whole = np.log((self.parts * np.exp(off)).sum(axis=1) / self.parts.sum(axis=1))
+        return np.column_stack([off, whole]).ravel()
+
+
 @dataclasses.dataclass(frozen=True)
 class ShapePriors:
     """How far off shapes usually are under an engine.
@@ -57,6 +90,9 @@ class ShapePriors:
         large batches: a kernel that is slow at one load is slow near it.
     noise
         By metric (``ttft``, ``itl``): the scale of what no parameter explains, as a logarithm.
+    unseen
+        By metric: how many times that is the noise of rows of a length that none of the fitted
+        rows has.
     source
         Which runs say so.
     """
@@ -64,7 +100,15 @@ class ShapePriors:
     priors: Mapping[str, Prior]
     together: tuple[float, float, float]
     noise: Mapping[str, float]
+    unseen: Mapping[str, float]
     source: str
+
+    def noise_of(self, requests: WholeRequests) -> Floats:
+        """Return the noise of each misfit of some rows, as `WholeRequests.misfits` has them."""
+        noise = np.full((requests.parts.shape[0], 3), self.noise["itl"])
+        noise[:, 0] = self.noise["ttft"]
+        noise[:, 2] /= np.sqrt(requests.share)
+        return noise.ravel()
 
     @property
     def normal(self) -> Normal:
@@ -83,12 +127,18 @@ class ShapePriors:
 def shape_priors(engine: str) -> ShapePriors:
     """Return how far off shapes usually are under an engine, or under the first in its place."""
     entries: Mapping[str, Any] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
-    entry = entries.get(engine) or next(iter(entries.values()))
+    return priors_in(entries.get(engine) or next(iter(entries.values())))
+
+
+def priors_in(entry: Mapping[str, Any]) -> ShapePriors:
+    """Return what a section of the file of priors says."""
     priors = {
         name: Prior(float(centre), float(factor), entry["source"])
         for name, (centre, factor) in entry["priors"].items()
     }
-    return ShapePriors(priors, tuple(entry["together"]), entry["noise"], entry["source"])
+    noise = entry["noise"]
+    unseen = entry.get("unseen", dict.fromkeys(noise, 1.0))
+    return ShapePriors(priors, tuple(entry["together"]), noise, unseen, entry["source"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -298,14 +348,15 @@ def posterior_of(
     """Return what rows say of one shape; ``start`` as in `most_probable`, ``step`` is called before
     each simulation of the rows.
     """
-    noise = np.array([priors.noise[metric] for _ in sent for metric in FITTED])
+    times = np.array([[measured(row, metric) or np.nan for metric in FITTED] for row, _ in sent])
+    requests = WholeRequests.of(times, np.array([row["output_tokens"] for row, _ in sent]))
 
     def misfits(theta: Floats) -> Floats:
         step()
         off = misfits_of_all(sent, *build(values_of(theta)))
-        return np.where(np.isinf(off), np.nan, off)
+        return requests.misfits(np.where(np.isinf(off), np.nan, off).reshape(times.shape))
 
-    return most_probable(misfits, priors.normal, noise, start)
+    return most_probable(misfits, priors.normal, priors.noise_of(requests), start)
 
 
 def _held(builds: Sequence[ShapeBuild], chosen: ShapeBuild) -> dict[str, str]:
@@ -322,8 +373,10 @@ def _held(builds: Sequence[ShapeBuild], chosen: ShapeBuild) -> dict[str, str]:
 
 def _interval_of(fit: ShapeFit, load: Requests, row: Row) -> dict[str, float | None]:
     """Return ``ttft_low``, ``ttft_high`` and so on of a row, in seconds: 90% intervals, of
-    calibration and of what no parameter explains.
+    calibration and of what no parameter explains, which is more where no row of its shape was
+    fitted.
     """
+    seen = any(row["shape"] == fitted["shape"] for fitted, _ in fit.common.sent)
 
     def logs(theta: Floats) -> Floats:
         predicted = predict(load, *fit.build(values_of(theta)))
@@ -336,6 +389,7 @@ def _interval_of(fit: ShapeFit, load: Requests, row: Row) -> dict[str, float | N
     answer: dict[str, float | None] = {}
     for metric, middle, variance in zip(_NOISE_OF, near, spread, strict=True):
         noise = fit.priors.noise[_NOISE_OF[metric]]
+        noise *= 1.0 if seen else fit.priors.unseen[_NOISE_OF[metric]]
         half = float(np.hypot(_N90 * np.sqrt(variance), _T90 * noise))
         known = bool(np.isfinite(middle) and np.isfinite(half))
         answer[f"{metric}_low"] = float(np.exp(middle - half)) if known else None
