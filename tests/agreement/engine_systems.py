@@ -148,6 +148,13 @@ def draw_drafts(rng):
     return {"drafts": drafts, "acceptance": chances, "draft_lookahead": int(rng.choice([0, 0, 2]))}
 
 
+def draw_ratios(rng):
+    """Draw new token ratios, for most those that follow; after a retraction they may be below the least."""
+    if rng.random() < 0.7:
+        return {}
+    return {"new_token_ratio": 1.0, "min_new_token_ratio": float(rng.choice([0.5, 1.0]))}
+
+
 def draw_settings(rng, policy, longest, longest_prompt):
     match policy:
         case "vllm":
@@ -179,7 +186,7 @@ def draw_settings(rng, policy, longest, longest_prompt):
                 "priority_scheduling_preemption_threshold": int(rng.choice([0, 0, 1])),
                 "schedule_low_priority_values_first": bool(rng.random() < 0.7),
                 "retraction_policy": str(rng.choice(["length", "priority"])),
-            }
+            } | draw_ratios(rng)
         case "tensorrt-llm":
             return {
                 "capacity": str(rng.choice(["guaranteed_no_evict", "max_utilization", "static_batch"])),

@@ -57,8 +57,13 @@ def begin_ratio(world: World, engine: Any, pool: Any) -> None:
 
 @uncounted(inline=True)
 def lower_ratio(world: World, engine: Any, pool: Any, batches: int) -> None:
-    """Let the ratio fall with so many batches of decodes, step by step as floats do."""
+    """Let the ratio fall with so many batches of decodes, step by step as floats do.
+
+    After a retraction it may be below the least, and then it rises to that.
+    """
     fall, least = world.params[pool.params + 2], world.params[pool.params + 1]
+    if batches > 0:
+        engine.ratio = max(engine.ratio, least)
     while batches > 0 and engine.ratio > least and fall > 0:
         engine.ratio = max(engine.ratio - fall, least)
         batches -= 1
