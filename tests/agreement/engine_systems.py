@@ -152,7 +152,8 @@ def draw_ratios(rng):
     """Draw new token ratios, for most those that follow; after a retraction they may be below the least."""
     if rng.random() < 0.7:
         return {}
-    return {"new_token_ratio": 1.0, "min_new_token_ratio": float(rng.choice([0.5, 1.0]))}
+    least = float(rng.choice([0.5, 1.0]))
+    return {"schedule_conservativeness": 1.0, "new_token_ratio": 1.0, "min_new_token_ratio": least}
 
 
 def draw_settings(rng, policy, longest, longest_prompt):
