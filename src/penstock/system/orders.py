@@ -39,7 +39,7 @@ from penstock.kernel.signatures import (
     ORDER_SIGNATURE,
     SPLIT,
 )
-from penstock.system.own_functions import check_whole, compiled, plain_function, resolved
+from penstock.system.own_functions import compiled, plain_function, resolved
 
 OrderFunction = Callable[[Floats, Floats, Floats], int]
 
@@ -181,7 +181,6 @@ def _made(function: OrderFunction, name: str | None, params: Sequence[float]) ->
     )
     made = Order(name or function.__name__.replace("_", "-"), function, numbers)
     _ = made.compiled
-    check_whole(function, ORDER_SIGNATURE, f"order {made.name!r}", _RULE)
     return made
 
 

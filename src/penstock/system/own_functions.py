@@ -28,6 +28,8 @@ T = TypeVar("T")
 def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str) -> Any:
     """Return the function under an explicit Numba type, kept on disk where it comes from a file.
 
+    One that must return a whole number has to do so by itself: Numba would cut a float to one.
+
     Parameters
     ----------
     function, signature
@@ -38,7 +40,7 @@ def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str)
     Raises
     ------
     InputError
-        If it cannot be compiled to that type.
+        If it cannot be compiled to that type, or returns no whole number where it must.
     """
     if config.DISABLE_JIT:  # type: ignore[attr-defined]  # interpreted: nothing is known of what it returns
         return function
@@ -54,23 +56,15 @@ def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str)
             made = njit(signature, boundscheck=True)(function)
     except (NumbaError, UnsupportedBytecodeError, TypeError, NotImplementedError) as error:
         raise InputError(f"{what} cannot be compiled: {_reason(error)}; {rule}") from error
-    if (
-        made.nopython_signatures[0].return_type != signature.return_type
-    ):  # as Numba takes a body that only raises
+    # Numba takes a body that only raises.
+    if made.nopython_signatures[0].return_type != signature.return_type:
         raise InputError(f"{what} cannot be used: it never returns; {rule}")
+    if isinstance(signature.return_type, types.Integer):
+        # Not kept on disk, where it would take the place of the converting one.
+        value = njit(signature.args)(function).nopython_signatures[0].return_type
+        if not isinstance(value, types.Integer):
+            raise InputError(f"{what} cannot be used: it returns {value}, no whole number; {rule}")
     return made
-
-
-def check_whole(function: Callable[..., Any], signature: Any, what: str, rule: str) -> None:
-    """Refuse a function that `compiled` takes if it does not return a whole number by itself: a
-    float would be cut to one.
-    """
-    if config.DISABLE_JIT:  # type: ignore[attr-defined]
-        return
-    # not kept on disk, where it would take the place of the converting one
-    value = njit(signature.args)(function).nopython_signatures[0].return_type
-    if not isinstance(value, types.Integer):
-        raise InputError(f"{what} cannot be used: it returns {value}, no whole number; {rule}")
 
 
 def _reason(error: Exception) -> str:

@@ -38,7 +38,7 @@ from penstock.kernel.signatures import (
     SEEN_FIELDS,
 )
 from penstock.system import router_functions
-from penstock.system.own_functions import check_whole, compiled, plain_function, resolved
+from penstock.system.own_functions import compiled, plain_function, resolved
 
 RouterFunction = Callable[[Floats, Floats, Floats], int]
 
@@ -198,7 +198,6 @@ def _made(function: RouterFunction, name: str | None, settings: dict[str, float]
     numbers = tuple((key, _setting(called, key, value)) for key, value in settings.items())
     made = Router(called, function=function, settings=numbers)
     _ = made.compiled
-    check_whole(function, ROUTER_SIGNATURE, f"router {called!r}", _RULE)
     return made
 
 
