@@ -20,6 +20,7 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.kernel.compiled_code import allocating_nothing
 
+_PACKAGE = Path(__file__).parents[1]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # that Numba puts into its messages for a terminal
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str)
     """
     if config.DISABLE_JIT:  # type: ignore[attr-defined]  # interpreted: nothing is known of what it returns
         return function
-    if function.__module__.startswith("penstock."):  # good as it is
+    if _is_shipped(function):  # good as it is
         made = allocating_nothing(function, boundscheck=True)
         made.compile(signature)
         return made
@@ -65,6 +66,12 @@ def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str)
         if not isinstance(value, types.Integer):
             raise InputError(f"{what} cannot be used: it returns {value}, no whole number; {rule}")
     return made
+
+
+def _is_shipped(function: Callable[..., Any]) -> bool:
+    """Return whether a function stands in a file of Penstock."""
+    code = getattr(function, "__code__", None)
+    return code is not None and Path(code.co_filename).is_relative_to(_PACKAGE)
 
 
 def _reason(error: Exception) -> str:
