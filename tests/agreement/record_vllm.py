@@ -9,8 +9,6 @@ file. The scheduler is the real class with its real KV-cache manager and a real 
 is missing: a step takes `batch_ns` and yields one token for every request whose known tokens are all computed.
 """
 
-import csv
-import dataclasses
 import importlib.metadata
 import json
 import sys
@@ -19,8 +17,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from recorded import FOLDER, NO_BLOCK, Call, batch_ns, conversations, lognormal, save
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -32,34 +30,10 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-FOLDER = Path(__file__).parent / "schedules"
-COLUMNS = (
-    "request", "arrival_ns", "prompt_tokens", "output_tokens", "priority", "first_token_ns", "finish_ns", "preemptions"
-)  # fmt: skip
-NO_BLOCK = 10**9  # token ids from here on stand for text that no other request shares
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 64,
     "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 128, "max_position_embeddings": 2**20,
 }  # fmt: skip
-
-
-@dataclasses.dataclass
-class Call:
-    """One request: what arrives, and what became of it."""
-
-    arrival_ns: int
-    prompt_tokens: int
-    output_tokens: int
-    priority: int = 0
-    hash_ids: tuple[int, ...] = ()
-    first_token_ns: int = -1
-    finish_ns: int = -1
-    preemptions: int = 0
-
-
-def batch_ns(tokens: int) -> int:
-    """CodeLlama-34B on one A100, nanoseconds."""
-    return 11_280_000 + 35_470_000 * -(-tokens // 128)
 
 
 def make_config(
@@ -218,43 +192,6 @@ def serve(scheduler: Scheduler, calls: list[Call], *, depth: int = 1, accepts: i
     return steps
 
 
-def lognormal(
-    requests: int,
-    rate: float,
-    seed: int,
-    *,
-    prompt: tuple[int, int],
-    output: tuple[int, int],
-    spread: float = 0.9,
-    priorities: int = 1,
-) -> list[Call]:
-    """Poisson arrivals per second, lognormal lengths given by (median, most), equally likely priorities."""
-    rng = np.random.default_rng(seed)
-    arrival = np.cumsum(rng.exponential(1e9 / rate, requests)).astype(int)
-    lengths = [
-        np.clip(np.rint(median * np.exp(rng.normal(0, spread, requests))), 1, most).astype(int)
-        for median, most in (prompt, output)
-    ]
-    priority = rng.integers(0, priorities, requests)
-    return [Call(*(int(v) for v in row)) for row in zip(arrival, *lengths, priority, strict=True)]
-
-
-def conversations(requests: int, rate: float, seed: int, *, people: int, block_size: int) -> list[Call]:
-    """Poisson arrivals of people who each send their whole history again, behind one of three common openings."""
-    rng = np.random.default_rng(seed)
-    history = [[100 * opening + i for i in range(3 * opening)] for opening in rng.integers(1, 4, people)]
-    calls, fresh, now = [], 400, 0.0
-    for _ in range(requests):
-        now += rng.exponential(1e9 / rate)
-        blocks = history[rng.integers(people)]
-        grown = int(rng.integers(0, 4))
-        blocks += range(fresh, fresh + grown)
-        fresh += grown
-        tail = int(rng.integers(0, block_size))  # 0: the prompt ends with its last whole block
-        calls.append(Call(int(now), len(blocks) * block_size + tail, int(rng.integers(1, 60)), 0, tuple(blocks)))
-    return calls
-
-
 # name: (workload, configuration)
 RECORDINGS: dict[str, tuple[list[Call], dict[str, Any]]] = {
     "whole_prompts": (
@@ -394,27 +331,13 @@ def write(name: str, calls: list[Call], configuration: dict[str, Any]) -> list[d
     told = {name: value for name, value in configuration.items() if name != "accepts"}
     scheduler = make_scheduler(**told, cls=AsyncScheduler if ahead else Scheduler)
     steps = serve(scheduler, calls, depth=2 if ahead else 1, accepts=configuration.get("accepts", 0))
-    caching = configuration.get("prefix_caching", False)
-    with (FOLDER / f"vllm_{name}.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*COLUMNS, "hash_ids"] if caching else COLUMNS)
-        for index, call in enumerate(calls):
-            row = [index, *(getattr(call, column) for column in COLUMNS[1:])]
-            writer.writerow([*row, " ".join(map(str, call.hash_ids))] if caching else row)
     kind = "AsyncScheduler" if ahead else "Scheduler, synchronous"
-    facts = {
-        "engine": f"vLLM {importlib.metadata.version('vllm')} V1 {kind}",
-        "recorded": "tests/agreement/record_vllm.py; random lengths; one token per request whose tokens are computed",
-        "batch_time_ns": "11280000 + 35470000*ceil(b/128)",
-        "requests": len(calls),
-        "steps": len(steps),
-        "preemptions": sum(call.preemptions for call in calls),
-        "most_preemptions_in_a_step": max(len(step["preempted"]) for step in steps),
-        "most_requests_in_a_step": max(len(step["scheduled"]) for step in steps),
-    }
     configuration = configuration | configuration.get("settings", {})
     configuration.pop("settings", None)
-    (FOLDER / f"vllm_{name}.json").write_text(json.dumps(facts | configuration, indent=1) + "\n")
+    engine = f"vLLM {importlib.metadata.version('vllm')} V1 {kind}"
+    said = "random lengths; one token per request whose tokens are computed"
+    shared = configuration.get("prefix_caching", False)
+    save(f"vllm_{name}", calls, steps, configuration, engine, f"tests/agreement/record_vllm.py; {said}", shared)
     return steps
 
 

@@ -84,7 +84,7 @@ def test_every_setting_of_vllm_is_met_to_the_nanosecond(path: Path, compress: bo
     assert_vllm_did_this(configuration, pl.read_csv(path.with_suffix(".csv")), "requests", compress)
 
 
-@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("vllm_*.json")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("compress", [True, False])
 def test_recorded_schedules_of_the_real_vllm_are_met_to_the_nanosecond(path: Path, compress: bool) -> None:
     """Chunking off, long-prefill threshold, priorities, tight memory, prefix caching, several of them at once."""

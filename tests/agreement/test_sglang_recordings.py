@@ -11,10 +11,16 @@ import penstock as ps
 from penstock.reference.simulation import simulate_server
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden" / "sglang-0.5.23"
+RECORDED = Path(__file__).parent / "schedules"
+"""Made by `record_sglang.py`."""
 HASH_BLOCK = 16
-RECORDINGS = [path.stem for path in sorted(GOLDEN.glob("*.json"))] or ["not here"]
+OF_PRIORITIES = (
+    "priority_scheduling_preemption_threshold", "schedule_low_priority_values_first", "retraction_policy"
+)  # fmt: skip
 
-pytestmark = pytest.mark.skipif(not GOLDEN.exists(), reason="the recordings of SGLang are not beside the repository")
+every_recording = pytest.mark.parametrize(
+    "path", sorted([*GOLDEN.glob("*.json"), *RECORDED.glob("sglang_*.json")]), ids=lambda path: path.stem
+)
 
 
 def recorded_ticks(tokens: int) -> int:
@@ -33,6 +39,7 @@ def settings(configuration):
         "schedule_conservativeness": configuration.get("conservativeness", 1.0),
         "ignore_eos": configuration["declared_max_new_tokens"] == "ignore_eos",
         "schedule_policy": configuration.get("policy", "fcfs"),
+        **{name: configuration[name] for name in OF_PRIORITIES if name in configuration},
     }
     return {
         "engine": "sglang",
@@ -41,8 +48,19 @@ def settings(configuration):
         "max_batch_size": configuration["max_running"],
         "kv_blocks": configuration["kv_tokens"] // page,
         "block_size": page,
+        "order": "priority" if configuration.get("enable_priority_scheduling") else "fcfs",
         "options": options,
     }
+
+
+def assert_batches_are(path: Path, starts: list[int], tokens: list[int]) -> None:
+    """Every batch starts at the same nanosecond and has as many tokens; of some only their number was written down."""
+    assert len(starts) == json.loads(path.read_text())["steps"]
+    written = path.with_suffix(".steps.jsonl.gz")
+    if written.exists():
+        steps = pl.read_ndjson(written)
+        assert starts == steps["start_ns"].to_list()
+        assert tokens == steps["tokens"].to_list()
 
 
 def columns(configuration, rows):
@@ -58,19 +76,18 @@ def columns(configuration, rows):
     return given
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
-def test_the_reference_serves_every_request_at_the_same_nanosecond(name: str) -> None:
-    """First tokens, finishes, retractions, and who was in each batch."""
-    configuration = json.loads((GOLDEN / f"{name}.json").read_text())
-    rows = pl.read_csv(GOLDEN / f"{name}.csv")
+@every_recording
+def test_the_reference_serves_every_request_at_the_same_nanosecond(path: Path) -> None:
+    """First tokens, finishes, retractions, and the tokens of each batch."""
+    configuration = json.loads(path.read_text())
+    rows = pl.read_csv(path.with_suffix(".csv"))
     lengths = [rows[column].to_list() for column in ("arrival_ns", "prompt_tokens", "output_tokens")]
     history = simulate_server(*lengths, **columns(configuration, rows), **settings(configuration))
     assert [request.first_token for request in history.requests] == rows["first_token_ns"].to_list()
     assert [request.finish for request in history.requests] == rows["finish_ns"].to_list()
     assert [request.preemptions for request in history.requests] == rows["preemptions"].to_list()
-    steps = pl.read_ndjson(GOLDEN / f"{name}.steps.jsonl.gz")
-    assert [batch.start for batch in history.batches] == steps["start_ns"].to_list()
-    assert [batch.token_load for batch in history.batches] == steps["tokens"].to_list()
+    batches = history.batches
+    assert_batches_are(path, [batch.start for batch in batches], [batch.token_load for batch in batches])
 
 
 def kernel_run(configuration, rows, compress):
@@ -85,6 +102,7 @@ def kernel_run(configuration, rows, compress):
         same["max_batch_size"],
         policy="sglang",
         policy_params=options,
+        order=same["order"],
         memory=ps.Memory(same["kv_blocks"], same["block_size"], prefix_caching="hash_ids" in given),
     )
     seconds = rows["arrival_ns"].to_numpy() / 1e9
@@ -95,16 +113,14 @@ def kernel_run(configuration, rows, compress):
 
 
 @pytest.mark.parametrize("compress", [True, False])
-@pytest.mark.parametrize("name", RECORDINGS)
-def test_the_kernel_serves_every_request_at_the_same_nanosecond(name: str, compress: bool) -> None:
+@every_recording
+def test_the_kernel_serves_every_request_at_the_same_nanosecond(path: Path, compress: bool) -> None:
     """First tokens, finishes, retractions, and the tokens of each batch, with compression and without."""
-    configuration = json.loads((GOLDEN / f"{name}.json").read_text())
-    rows = pl.read_csv(GOLDEN / f"{name}.csv")
+    configuration = json.loads(path.read_text())
+    rows = pl.read_csv(path.with_suffix(".csv"))
     run = kernel_run(configuration, rows, compress)
     first = rows["arrival_ns"][0]
     for column in ("first_token_ns", "finish_ns"):
         assert (run.requests[column] + first).to_list() == rows[column].to_list()
     assert run.requests["preemptions"].to_list() == rows["preemptions"].to_list()
-    steps = pl.read_ndjson(GOLDEN / f"{name}.steps.jsonl.gz")
-    assert (run.batches["start_ns"] + first).to_list() == steps["start_ns"].to_list()
-    assert run.batch_rows[:, 2:4].sum(axis=1).tolist() == steps["tokens"].to_list()
+    assert_batches_are(path, (run.batches["start_ns"] + first).to_list(), run.batch_rows[:, 2:4].sum(axis=1).tolist())

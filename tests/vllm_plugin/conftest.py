@@ -19,6 +19,7 @@ def vllm() -> ModuleType:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     pytest.importorskip("vllm", reason="vLLM is not installed: pip install '.[test,vllm]'")
+    sys.path.append(str(RECORDER.parent))  # what it shares with other recorders lies beside it
     spec = importlib.util.spec_from_file_location("record_vllm", RECORDER)
     assert spec is not None
     assert spec.loader is not None
