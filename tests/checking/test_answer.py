@@ -50,7 +50,7 @@ def test_where_no_theorem_speaks_the_test_refuses_latency() -> None:
     assert found.stability.verdict == "unstable"
     assert found.verdict == "unstable"
     assert found.latency is None
-    assert "grows by" in str(found.latency_refused)
+    assert "so the backlog grows" in str(found.latency_refused)
 
 
 def test_an_undecided_test_is_warned_of_and_refuses_nothing() -> None:

@@ -34,7 +34,7 @@ def test_an_estimate_says_whether_the_verdict_hangs_on_it() -> None:
     assert server.kv_estimate is not None
     (note,) = kv_notes(WORKLOAD, server, "stable")
     assert note.endswith(
-        f" Give it as max_total_tokens. The verdict below (stable) is the same at {server.kv_estimate.low:,} tokens."
+        f" Give it as kv_tokens. The verdict below (stable) is the same at {server.kv_estimate.low:,} tokens."
     )
     tight = dataclasses.replace(server, gpu=dataclasses.replace(gpu, utilization=0.865))
     assert tight.kv_estimate is not None

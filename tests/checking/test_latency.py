@@ -208,9 +208,9 @@ def test_a_percentile_without_an_upper_end_says_how_many_bursts_were_seen_and_ne
     assert p99.high is None
     assert p99.bursts is not None
     assert p99.bursts < 10
-    (notice,) = [notice for notice in found.notices if "too few separate bursts" in notice]
-    assert f"ttft p99 ({max(int(p99.bursts), 1)})" in notice
-    assert "which needs about 10; simulate" in notice
+    (notice,) = [notice for notice in found.notices if "separate bursts of long latencies" in notice]
+    assert f"ttft p99 ({max(int(p99.bursts), 1)} burst" in notice
+    assert "about 10 separate bursts of long latencies; simulate" in notice
 
 
 def test_in_heavy_traffic_as_many_bursts_are_seen_as_are_expected() -> None:

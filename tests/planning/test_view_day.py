@@ -93,4 +93,4 @@ def test_a_command_can_be_copied_from_the_terminal(capsys):
     print_page(plan_page("cluster", launches=[found]))
     text = capsys.readouterr().out
     assert found.shell in text
-    assert "3 times" in text
+    assert "3 replicas, each on 1 GPU." in text

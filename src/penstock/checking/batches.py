@@ -194,13 +194,14 @@ def few_bursts(
     )
     if not few:
         return []
-    named = [f"{name} ({max(int(bursts), 1)})" for bursts, name in few[:_MOST_NAMED]]
+    named = [
+        f"{name} ({counted(max(int(bursts), 1), 'burst')})" for bursts, name in few[:_MOST_NAMED]
+    ]
     others = f" and {counted(len(few) - _MOST_NAMED, 'other')}" if len(few) > _MOST_NAMED else ""
     least = rounded_up(samples * max(needed / few[0][0], 2.0))
     return [
-        "too few separate bursts of long latencies for an upper end of "
-        f"{', '.join(named)}{others}, which needs about "
-        f"{needed}; simulate {least:,} {unit} or more"
+        f"no upper end of {', '.join(named)}{others}: it needs about {needed} separate bursts of "
+        f"long latencies; simulate {least:,} {unit} or more"
     ]
 
 

@@ -141,16 +141,16 @@ class Stability:
                 f"; so close to the limit, within {self.resolution:.1%}, it may be wrong more often"
             )
         sure = f"{1 - self.alpha:.2%} interval".replace(".00%", "%")
+        does = (
+            f"the server does {1 - watch.drift:,.4g} times what arrives ({sure} {1 - high:,.4g} to "
+            f"{1 - low:,.4g})"
+        )
         match self.verdict:
             case "stable":
-                done = (
-                    f"{1 - watch.drift:,.4g} times what arrives ({sure} {1 - high:,.4g} to "
-                    f"{1 - low:,.4g})"
-                )
-                return f"under a large backlog the server does {done}, {span}"
+                return f"under a large backlog {does}, {span}"
             case "unstable":
-                grows = f"{watch.drift:.2%} of what arrives ({sure} {low:.2%} to {high:.2%})"
-                return f"a backlog{_BEGUN[watch.start]} grows by {grows}, {span}"
+                begun = _BEGUN[watch.start]
+                return f"under a large backlog{begun} {does}, so the backlog grows; {span}"
         more = ""
         if watch.needed:
             more = (

@@ -225,8 +225,8 @@ def _load_facts(certificate: Certificate, server: Server) -> list[Fact]:
     if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
         capacity += f"; the max batch size of {server.max_batch_size:,} can only lower it"
     offered = (
-        f"{load.offered_tokens_per_s:,.0f} tokens/s arrive, {load.tokens_per_request:,.0f} to "
-        "process a request"
+        f"{load.offered_tokens_per_s:,.0f} tokens/s arrive, {load.tokens_per_request:,.0f} of "
+        "each request"
     )
     headroom = max_rate / load.arrival_rate - 1
     limit = f"no policy is stable above {max_rate:,.4g} requests/s ({headroom:+.1%} from here)"
@@ -333,10 +333,13 @@ def _latency_of(latency: SteadyState) -> Table:
 
 def _policies_table(answers: Mapping[str, Answer]) -> Table:
     """Lay out verdicts and runs, a row per policy."""
-    columns = ["Policy", "Theory", "Test", "Can do", "Tokens/s", "A batch", "Unfinished"]
+    columns = ["Policy", "Theory", "Test", "Can do", "Tokens/s", "A batch"]
     limited = any(answer.server.memory for answer in answers.values())
     if limited:
         columns.append("Preempted")
+    cut = any(answer.run.unfinished for answer in answers.values())
+    if cut:
+        columns.append("Unfinished")
     rows = []
     for name, answer in answers.items():
         run, test = answer.run, answer.stability
@@ -344,12 +347,15 @@ def _policies_table(answers: Mapping[str, Answer]) -> Table:
             name,
             answer.certificate.verdict,
             test.verdict,
-            f"{1 - test.drift:,.3g} x" if test.interval else "> 1 x",
+            f"{1 - test.drift:,.2f} x" if test.interval else "> 1 x",
             f"{run.tokens_per_s:,.0f}",
             f"{_tokens_per_batch(run):,.0f}",
-            f"{run.unfinished:,}",
         ]
-        rows.append([*row, f"{run.preemptions:,}"] if limited else row)
+        if limited:
+            row.append(f"{run.preemptions:,}")
+        if cut:
+            row.append(f"{run.unfinished:,}")
+        rows.append(row)
     caption = "Can do: work done under a large backlog over the work that arrives; below 1 it grows"
     if any(answer.stability.interval is None for answer in answers.values()):
         caption += "; > 1 where it was gone before it could be measured"

@@ -238,8 +238,10 @@ def launch(
             "serving"
         )
     preset = HARDWARE[deployment.hardware].model if deployment.hardware else None
-    notes = [] if model else [_placeholder(preset)]
     weights = model or preset or MODEL
+    notes = []
+    if model is None:
+        notes = [f"replace {weights} below by the repository or the folder of your model's weights"]
     start = _start(programs[engine], weights, deployment.server, deployment.accelerators)
     notes += [*start.notes, *_memory_notes(deployment.server), *_router_notes(deployment)]
     return Launch(
@@ -338,15 +340,6 @@ def _name_for_plugin(policy: Any) -> str:
     if policy in POLICIES.values():
         return str(policy.name)
     return f"{policy.function.__module__}:{policy.function.__name__}"
-
-
-def _placeholder(preset: str | None) -> str:
-    if preset is None:
-        return f"{MODEL} is a placeholder: put the repository or the folder of the weights"
-    return (
-        f"{preset} is what the preset calls the model: put the repository or the folder of the "
-        "weights"
-    )
 
 
 def _memory_notes(server: Server) -> list[str]:

@@ -356,7 +356,7 @@ def _binding(search: Search, prospect: Prospect) -> str:
     margins = zip(_margins(best, targets), map(str, targets), strict=True)
     nearest = min((margin for margin in margins if not math.isnan(margin[0])), default=None)
     return (
-        "none: no smaller fleet is in the search "
+        "no smaller fleet is in the search "
         f"space{f'; {nearest[1]} is nearest its limit' if nearest else ''}"
     )
 
@@ -412,7 +412,9 @@ def _left_out(search: Search, prospect: Prospect) -> list[Discarded]:
     if dearer:
         bound = search.best[0].deployment.cost if search.best else 0.0
         least = prospect.family.at(dearer[0]).cost
-        parts.append((dearer, "cost", f"costs {amount(least)} or more, the answer {amount(bound)}"))
+        parts.append(
+            (dearer, "cost", f"they cost {amount(least)} or more, the answer {amount(bound)}")
+        )
     return _parts(prospect.family, parts)
 
 

@@ -149,7 +149,7 @@ def _answer(plan: "Plan") -> Section:
     facts = []
     best = plan.best
     if best is not None:
-        facts += [Fact("Stable", "", f"by {best.known_by}"), Fact("Binding", "", plan.binding)]
+        facts += [Fact("Stable", "", f"by {best.known_by}"), Fact("Fewer", "", plan.binding)]
         if plan.objective == "goodput":
             facts += [
                 Fact(target.label, "", f"{in_words(target, estimate)}; limit {target}")

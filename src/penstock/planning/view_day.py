@@ -236,6 +236,6 @@ def _long(value: float | None) -> str:
 
 def launch_section(launch: "Launch") -> Section:
     """Show the command line of one replica, after what to know before it is started."""
-    times = "" if launch.replicas == 1 else f", {launch.replicas:,} times"
-    where = f"On {counted(launch.accelerators, 'GPU')} each{times}."
+    each = "" if launch.replicas == 1 else ", each"
+    where = f"{counted(launch.replicas, 'replica')}{each} on {counted(launch.accelerators, 'GPU')}."
     return Section("To start", [where, *map(sentence, launch.notes)], commands=[launch.shell])

@@ -161,6 +161,16 @@ class WorkloadSection(Section):
     cv: float | None = None
     declared: Lengthy | None = None
 
+    @classmethod
+    def unknown(cls, section: str, key: str) -> str:
+        """Say where lengths belong."""
+        if key not in _Generated.model_fields:
+            return super().unknown(section, key)
+        return (
+            f"{section}.{key} belongs to a process that draws requests, such as {section}: "
+            "{poisson: {rate: 2, prompt: 512, output: 128}}"
+        )
+
     def build(self, folder: Path, seed: int) -> Workload:
         """Return the workload; relative paths are looked for in ``folder``."""
         kinds = ("trace", "recording", "preset", "poisson", "deterministic", "gamma")

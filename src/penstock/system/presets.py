@@ -63,6 +63,14 @@ def hardware(name: str) -> Hardware:
         If there is none; it says which there are.
     """
     if name not in list(HARDWARE):  # a list: the name may not be hashable
+        from penstock.system.models import gpus
+
+        if name in list(gpus.SHEETS):
+            raise InputError(
+                f"{name} is a GPU, and batch times depend on the model, too: give hardware: "
+                f"{{model: Llama-3.1-8B, gpu: {name}}} with your model, or a name of `penstock "
+                "hardware`"
+            )
         named = matching(str(name))
         hint = (
             f"; known: {', '.join(named)}"

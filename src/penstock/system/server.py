@@ -263,13 +263,13 @@ class Server:
                 f"{estimate.high:,}): an "
                 f"estimate of what the weights of {self.gpu.model} leave on "
                 f"{self.gpu.words}{share}. Your engine logs "
-                'the true number at its start ("GPU KV cache size"). Give it as max_total_tokens'
+                'the true number at its start ("GPU KV cache size"). Give it as kv_tokens'
             )
         if self.policy.has_kv_memory and self.memory is None:
             note = (
                 f"KV memory has no limit here, but in {self.policy.name} it has. Give the tokens "
                 "that your engine logs "
-                'at its start ("GPU KV cache size") as max_total_tokens'
+                'at its start ("GPU KV cache size") as kv_tokens'
             )
             if self.policy.gpu_rule is not None:
                 note += ", or model and GPU, such as gpu: {model: Qwen3-32B, memory_gib: 80}"

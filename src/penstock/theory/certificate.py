@@ -301,7 +301,7 @@ def _why_stable(
 
 
 def _why_unknown(demand: Load, tightest: Bound, tried: tuple[Hypothesis, ...]) -> str:
-    failed = ", ".join(f"{h.name} ({h.why})" for h in tried if not h.held)
+    failed = ", ".join(f"'{h.name}' ({h.why})" for h in tried if not h.held)
     share = 1 - demand.arrival_rate / tightest.max_rate
     return (
         f"the arrival rate is {share:.1%} below what the {tightest.name} can carry, "

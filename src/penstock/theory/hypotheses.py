@@ -164,7 +164,7 @@ def kv_memory(
             f"memory has {usable:,}"
         )
         fitting = (usable - kept) // most
-        reason += "" if held or not fitting else f"; a max batch size of {fitting:,} is sure to fit"
+        reason += "" if held or not fitting else f"; up to {fitting:,} at once surely fit"
         return Hypothesis(name, held, reason)
     return Hypothesis(name, False, reason)
 

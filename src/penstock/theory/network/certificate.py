@@ -408,7 +408,7 @@ def _verdict(
             "have a steady state"
             f"{if_trusted(tried)}"
         )
-    failed = "; ".join(f"{h.name} ({h.why})" for h in tried if not h.held)
+    failed = "; ".join(f"'{h.name}' ({h.why})" for h in tried if not h.held)
     elsewhere = {_KNOWN_ELSEWHERE[rule.order] for rule in rules if rule.order in _KNOWN_ELSEWHERE}
     return "unknown", (
         f"no pool has a load above 1, {most}, but no theorem says stable, because these "
