@@ -23,6 +23,7 @@ from penstock.system.batch_time_file import read_batch_time, write_batch_time
 
 HARDWARE = {"model": "Llama-3.1-8B", "gpu": "h100-sxm", "kv_precision": "bf16"}
 STATED = Build(2048, 256, "vllm", None)
+SEEN = ("ttft_mean_s", "tpot_mean_s", "e2e_mean_s", "requests_per_s")
 TRUE = values_of(shape_priors("vllm").normal.mean) | {"small_batches": 1.2, "medium_batches": 1.2}
 
 
@@ -44,7 +45,7 @@ def benchmarks() -> pl.DataFrame:
     for number, flying in enumerate((1, 4, 16, 64)):
         asked = row(number, flying)
         times = predict(requests_of(asked, server), server, overhead)
-        rows.append(asked | {name: times[name] for name in ("ttft_mean_s", "tpot_mean_s", "requests_per_s")})
+        rows.append(asked | {name: times[name] for name in SEEN})
     return pl.DataFrame(rows, schema=COLUMNS)
 
 
@@ -56,6 +57,14 @@ def found(benchmarks: pl.DataFrame) -> ps.Calibration:
 def test_rows_move_the_factors_that_they_tell(found: ps.Calibration) -> None:
     assert found.values["small_batches"] == pytest.approx(1.2, rel=0.05)
     assert found.errors(False)["itl"] == pytest.approx(0, abs=0.03)
+
+
+def test_requests_whose_tokens_were_not_streamed_move_them_too(benchmarks: pl.DataFrame) -> None:
+    rows = benchmarks.with_columns(ttft_mean_s=None, tpot_mean_s=None).cast(COLUMNS)
+    whole = ps.calibrate(rows, hardware=HARDWARE, fit_rows="spread:3", token_budget=2048, max_batch_size=256)
+    assert whole.values["small_batches"] == pytest.approx(1.2, rel=0.1)
+    assert whole.errors(False)["e2e"] == pytest.approx(0, abs=0.03)
+    assert "prompt_kernel" in whole.unidentified
 
 
 def test_time_that_moves_from_the_first_token_to_the_others_is_no_misfit_of_the_request() -> None:

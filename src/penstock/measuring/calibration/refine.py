@@ -142,14 +142,16 @@ def misfits(rows: Sequence[Sent], server: Server, overhead: Overhead) -> Floats:
     return np.clip(off[~np.isnan(off)], -_FARTHEST, _FARTHEST)
 
 
-def misfits_of_all(rows: Sequence[Sent], server: Server, overhead: Overhead) -> Floats:
-    """Return log(predicted / measured) of the times to the first token, and between tokens; NaN
-    where nothing was measured, infinite where nothing ends in the simulation.
+def misfits_of_all(
+    rows: Sequence[Sent], server: Server, overhead: Overhead, metrics: Sequence[str] = FITTED
+) -> Floats:
+    """Return log(predicted / measured) of some times of each row, one row after another; NaN where
+    nothing was measured, infinite where nothing ends in the simulation.
     """
     off = []
     for row, load in rows:
         predicted = predict(load, server, overhead)
-        for metric in FITTED:
+        for metric in metrics:
             known = measured(row, metric)
             time = predicted[column_of(row, metric)]
             within = np.log(time / known) if known and time > 0 else np.inf

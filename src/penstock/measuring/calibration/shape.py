@@ -69,11 +69,20 @@ class WholeRequests(NamedTuple):
         """Of TTFT in the time of a request; 1 where it is not known."""
         return np.asarray(np.nan_to_num(self.parts[:, 0] / self.parts.sum(axis=1), nan=1.0))
 
-    def misfits(self, off: Floats) -> Floats:
+    def misfits(self, off: Floats, unstreamed: Floats | float = np.nan) -> Floats:
         """Return misfits of TTFT, time between tokens and requests of each row, one row after
-        another, from those of the first two, shape (rows, 2).
+        another.
+
+        Parameters
+        ----------
+        off
+            Shape (rows, 2): misfits of the first two; NaN: not measured.
+        unstreamed
+            Of requests, for rows in which one of the two was not measured: without streaming a
+            client sees nothing but whole requests.
         """
         whole = np.log((self.parts * np.exp(off)).sum(axis=1) / self.parts.sum(axis=1))
+        whole = np.where(np.isnan(whole), unstreamed, whole)
         return np.column_stack([off, whole]).ravel()
 
 
@@ -308,13 +317,13 @@ def shape_fit(
     Raises
     ------
     InputError
-        If no row to fit has a time to first token or an inter-token latency.
+        If no row to fit has a latency.
     """
     to_fit = [row for row, use in zip(rows, fitted, strict=True) if use]
-    if not any(measured(row, metric) for row in to_fit for metric in FITTED):
+    if not any(measured(row, metric) for row in to_fit for metric in (*FITTED, "e2e")):
         raise InputError(
-            f"{len(to_fit)} rows to fit have no inter-token latency and no time to first token, so "
-            "nothing can be fitted; choose rows with either, or benchmark with streaming"
+            f"{len(to_fit)} rows to fit have no inter-token latency, no time to first token and no "
+            "end-to-end latency, so nothing can be fitted; choose rows with one of them"
         )
     priors = shape_priors(builds[0].policy)
     guess = values_of(priors.normal.mean)
@@ -353,8 +362,9 @@ def posterior_of(
 
     def misfits(theta: Floats) -> Floats:
         step()
-        off = misfits_of_all(sent, *build(values_of(theta)))
-        return requests.misfits(np.where(np.isinf(off), np.nan, off).reshape(times.shape))
+        off = misfits_of_all(sent, *build(values_of(theta)), (*FITTED, "e2e"))
+        off = np.where(np.isinf(off), np.nan, off).reshape(len(sent), -1)
+        return requests.misfits(off[:, :2], off[:, 2])
 
     return most_probable(misfits, priors.normal, priors.noise_of(requests), start)
 
