@@ -2,19 +2,19 @@
 
 Each rule is written from its public description, with its defaults, and looks at every scrape:
 
-* ``out < .98 in``: what finished since the start is less than .98 of what arrived
-  (llm-d-planner's notion of a rate that is not kept up with).
-* ``line``: a line fitted to the requests in the queue climbs, its slope more than three standard
+* ``out < .98 in``: fewer than 98% of the requests that arrived have finished (llm-d-planner's
+  notion of a rate that is not kept up with).
+* ``line``: the slope of a line through the requests that wait or run is more than three standard
   errors above 0 (BLIS' ``backlog-drift``, inference-sim pull request 1310).
-* ``GuideLLM``: concurrent requests and TTFT both climb over the last 120 s and 75% of the requests,
-  with 95% margins of error of at most twice the slope, half of the TTFT above 2.5 s, from 30 s on
-  (GuideLLM, guide "Over-saturation stopping").
-* ``BLIS composite``: the larger of the share of requests not finished and of the growth of mean
-  latency from the first to the second half (where the means of quarters climb) is above
-  1 / sqrt(arrivals) (inference-sim issues 1369, 1614).
-* ``WVA``: spare queue below 3 of 5, or spare KV memory below .10 of .80 (llm-d workload variant
-  autoscaler, saturation scaling configuration).
-* ``Penstock``: the drift test of `penstock watch` at alpha .05.
+* ``GuideLLM``: from 30 s on, requests in flight and TTFT both climb over the last 120 s (and at
+  most the last 75% of the requests), each with a 95% margin of error below twice its slope, and at
+  least half of the TTFT in that window is above 2.5 s (GuideLLM, guide "Over-saturation stopping").
+* ``BLIS composite``: the larger of two numbers is above 1 / sqrt(arrivals): the share of requests
+  not finished, and the growth of mean latency from the first half of the finished requests to the
+  second, if the means of all four quarters rise (inference-sim issues 1369, 1614).
+* ``WVA``: more than 2 requests wait (of 5 places fewer than 3 are free), or more than 70% of the KV
+  memory is in use (llm-d workload variant autoscaler, saturation scaling configuration).
+* ``Penstock``: the drift test of `penstock watch` at alpha .05 says unstable.
 
     python docs/detectors.py [SEEDS]
 
@@ -66,17 +66,17 @@ def _server(batch_time: ps.BatchTime, token_budget: int, slots: int, blocks: int
 SMALL = _server(ps.Composition(ps.Affine(0.045, 5e-4), decode_attention=1e-5), 128, 128, 400)
 LARGE = _server(ps.Composition(ps.Affine(0.01, 5e-5), decode_attention=1e-7), 256, 512, 8192)
 CASES = (
-    Case("constant lengths", ps.Constant(100), ps.Constant(42), 1.0, SMALL),
+    Case("Constant lengths", ps.Constant(100), ps.Constant(42), 1.0, SMALL),
     Case(
-        "lognormal lengths",
+        "Lognormal lengths",
         ps.LogNormal(100, 0.8, max=1_000), ps.LogNormal(42, 0.8, max=400), 1.0, SMALL,
     ),
     Case(
-        "bursts",
+        "Lognormal lengths, bursty arrivals (gaps between arrivals with a cv of 2)",
         ps.LogNormal(100, 0.8, max=1_000), ps.LogNormal(42, 0.8, max=400), 2.0, SMALL,
     ),
     Case(
-        "long outputs",
+        "Long outputs (lognormal, cv 0.5 of the outputs)",
         ps.LogNormal(100, 1.0, max=1_000), ps.LogNormal(2_000, 0.5, max=8_000), 1.0, LARGE,
     ),
 )  # fmt: skip
@@ -199,7 +199,7 @@ OURS = "Penstock"
 
 
 def alarms(case: Case, rate: float, seed: int) -> dict[str, tuple[float | None, bool]]:
-    """Return for each detector when it first cried, and whether it does at the end."""
+    """Return for each detector when it first alarmed, and whether it does at the end."""
     run = ps.simulate(workload(case, rate, seed), case.server, until=SECONDS, record="batches")
     scrapes = simulated_scrapes(run, np.arange(EVERY_S, SECONDS, EVERY_S))
     columns = run.requests.select("arrival_ns", "first_token_ns", "finish_ns")
@@ -210,11 +210,11 @@ def alarms(case: Case, rate: float, seed: int) -> dict[str, tuple[float | None, 
     for count, scrape in enumerate(scrapes, start=1):
         watch.take(scrape)
         seen = Seen(scrapes[:count], arrival, first, finish)
-        cries = {name: rule(seen) for name, rule in RULES.items()}
-        cries[OURS] = watch.answer(ahead=False).together.verdict == "unstable"
-        for name, cry in cries.items():
-            at_end[name] = cry
-            if cry and first_alarm[name] is None:
+        alarmed = {name: rule(seen) for name, rule in RULES.items()}
+        alarmed[OURS] = watch.answer(ahead=False).together.verdict == "unstable"
+        for name, is_alarm in alarmed.items():
+            at_end[name] = is_alarm
+            if is_alarm and first_alarm[name] is None:
                 first_alarm[name] = scrape.time_s
     return {name: (first_alarm[name], at_end[name]) for name in first_alarm}
 
@@ -230,7 +230,7 @@ def main() -> None:
                 load: list(pool.map(functools.partial(alarms, case, most * load), range(seeds)))
                 for load in LOADS
             }
-            print(f"\n{case.name}, {seeds} seeds\n\n| detector | {heads} |")
+            print(f"\n### {case.name}, {seeds} seeds\n\n| detector | {heads} |")
             print("|---" * (len(LOADS) + 1) + "|")
             for name in (OURS, *RULES):
                 cells = [_cell([row[name] for row in rows[load]], load) for load in LOADS]
@@ -238,14 +238,14 @@ def main() -> None:
 
 
 def _cell(rows: list[tuple[float | None, bool]], load: float) -> str:
-    """Return below 1 the share of runs with a false alarm at any look, and at the last one; above
-    1 the share that is missed, and the median seconds to the first alarm.
+    """Return below 1 the share of runs with a false alarm at any scrape, and at the last one; above
+    1 the share without an alarm, and the median seconds to the first alarm.
     """
-    cried = [time for time, _ in rows if time is not None]
+    first = [time for time, _ in rows if time is not None]
     if load < 1:
-        return f"{len(cried) / len(rows):.0%} ({sum(end for _, end in rows) / len(rows):.0%})"
-    missed = 1 - len(cried) / len(rows)
-    return f"{missed:.0%}, {np.median(cried):.0f} s" if cried else f"{missed:.0%}"
+        return f"{len(first) / len(rows):.0%} ({sum(end for _, end in rows) / len(rows):.0%})"
+    missed = 1 - len(first) / len(rows)
+    return f"{missed:.0%}, {np.median(first):.0f} s" if first else f"{missed:.0%}"
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python docs/how_far_off_calibrated.py ../shared/data vllm
 
 Each deployment of InferenceX is calibrated with its shape as the prior, and judged twice: on three
-points (the fewest requests in flight, the most, and those between), all others judged; and on
-three points of one prompt and output length, those of all other lengths judged. Beside it stand
-what the shape says by itself, a straight line between the fitted points, and a queue with three
+points (with the fewest, the most, and a middle number of requests in flight), all others judged;
+and on three points of one prompt and output length, those of all other lengths judged. Beside it
+stand the shape without rows, a straight line between the fitted points, and a queue with three
 parameters. The priors of each are fitted to all other deployments of its engine
 (`docs/prior_fits.py`); never to Qwen3-32B and the B200, which are judged apart, with the priors
 that are shipped.
@@ -46,13 +46,13 @@ def splits(points: list[Point]) -> list[Split]:
     everything = list(range(len(points)))
     by_load = sorted(everything, key=lambda n: (points[n]["batch_size"], points[n]["isl"]))
     three = _spread(by_load)
-    answer = [Split("points", three, [n for n in everything if n not in three])]
+    answer = [Split("three points", three, [n for n in everything if n not in three])]
     lengths = dict.fromkeys((point["isl"], point["osl"]) for point in points)
     for length in lengths:
         of_it = [n for n in by_load if (points[n]["isl"], points[n]["osl"]) == length]
         others = [n for n in everything if n not in of_it]
         if len(of_it) >= 3 and others:
-            answer.append(Split("lengths", _spread(of_it), others))
+            answer.append(Split("one length", _spread(of_it), others))
     return answer[: 1 + MOST_SPLITS]
 
 
@@ -168,7 +168,7 @@ def judged(
         lengths = {(points[n]["isl"], points[n]["osl"]) for n in split.fitted}
         alone = shapes[0].predicted(split.judged, shapes[0].priors.normal.mean)
         others = {
-            "shape alone": alone,
+            "shape without rows": alone,
             "straight line": between(points, shape.measured, split),
             "queue": queue(points, shape.measured, split),
         }
@@ -207,7 +207,7 @@ def _seconds(point: Point, logs: Floats) -> float:
 def summary(rows: pl.DataFrame) -> str:
     """Return a line of a table: medians of errors, and what intervals hold."""
     cells = [f"{rows.height}"]
-    for name in ("calibrated", "shape alone", "straight line", "queue"):
+    for name in ("calibrated", "shape without rows", "straight line", "queue"):
         medians = [_median(rows[f"{name} {metric}"]) for metric in ("tpot", "ttft", "rate")]
         cells.append(" / ".join(medians))
     for metric in ("tpot", "ttft"):

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import textwrap
+import time
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,6 +98,8 @@ def bring(needs: str, folder: Path) -> None:
         pytest.skip(f"no {needs} in shared/data beside the repository")
     elif needs:
         shutil.copy(DATA / needs, folder)
+        if (beside := (DATA / needs).with_suffix(".time")).is_file():  # when a saved page was read
+            shutil.copy(beside, folder)
 
 
 @pytest.mark.parametrize(("page", "mark"), [*runs()])
@@ -114,6 +117,8 @@ def test_who_follows_a_page_sees_what_it_shows(
     for name in ("examples", "pyproject.toml"):  # as in a checkout
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TZ", "UTC")  # of the clock that a page shows
+    time.tzset()
     names: dict[str, Any] = {"__name__": page.stem}
     printed = ""  # and not shown so far
     for block in blocks(page):
@@ -241,7 +246,7 @@ def test_figures_and_files_that_a_page_names_exist(page: Path) -> None:
 def test_links_of_the_readme_lead_somewhere() -> None:
     readme = ROOT / "README.md"
     for name in re.findall(r"\]\(([^)]+)\)", readme.read_text()):
-        assert name.startswith("https://") or (ROOT / name).exists(), name
+        assert name.startswith("https://") or (ROOT / name.split("#")[0]).exists(), name
 
 
 def test_a_page_tells_no_path_of_the_machine_on_which_it_was_written() -> None:

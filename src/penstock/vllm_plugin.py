@@ -7,8 +7,8 @@ separated by commas. The policy decides how many prefill and how many decode tok
 carries. vLLM's own scheduler does everything else: it keeps the KV blocks, admits, preempts and
 processes outputs; before each step it is told the tokens of the step and which requests sit out.
 
-This module needs vLLM 0.32 or 0.33 (``pip install 'penstock-llm[vllm]'``), whose scheduler
-interface is not public and moves.
+This module needs vLLM 0.32 or 0.33 (``pip install '.[vllm]'`` in a checkout), whose
+scheduler interface is not public and moves.
 """
 
 import logging
@@ -43,7 +43,7 @@ except ImportError as error:
     raise ImportError(
         "penstock.vllm_plugin runs inside vLLM 0.32 or 0.33, which cannot be imported here "
         f"({error}); "
-        "install it with: pip install 'penstock-llm[vllm]'"
+        "install it, in Penstock's checkout, with: pip install '.[vllm]'"
     ) from error
 
 POLICY = "PENSTOCK_POLICY"
@@ -312,7 +312,7 @@ def _check_vllm(version: str, missing: list[str]) -> None:
         raise InputError(
             f"vLLM is {version}{lacks}, but Penstock's scheduler was tested with "
             f"{' and '.join(VERSIONS)} only; "
-            "install one of them, with: pip install 'penstock-llm[vllm]'"
+            "install one of them, in Penstock's checkout, with: pip install '.[vllm]'"
         )
 
 

@@ -116,4 +116,4 @@ def test_without_what_it_needs_it_says_how_to_install_it(penstock: Penstock, mon
     monkeypatch.setattr(command, "_NEEDED", ("a_module_that_is_not_there",))
     status, _, err = penstock("serve")
     assert status == 2
-    assert "pip install 'penstock-llm[serve]'" in err
+    assert "pip install '.[serve]'" in err

@@ -29,7 +29,7 @@ def finished_once(out: Path, points: int) -> bool:
 
 @pytest.mark.dask
 def test_rows_from_dask_are_those_of_one_process_though_its_workers_are_killed(long_scenario: Path) -> None:
-    distributed = pytest.importorskip("distributed", reason="needs pip install 'penstock-llm[dask]'")
+    distributed = pytest.importorskip("distributed", reason="needs pip install '.[test,dask]'")
     out, killed = long_scenario.with_name("t.csv"), []
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
@@ -51,14 +51,14 @@ def test_rows_from_dask_are_those_of_one_process_though_its_workers_are_killed(l
 
 @pytest.mark.dask
 def test_a_local_dask_cluster_is_started_and_ended_where_no_address_is_given(scenario: Path) -> None:
-    pytest.importorskip("distributed", reason="needs pip install 'penstock-llm[dask]'")
+    pytest.importorskip("distributed", reason="needs pip install '.[test,dask]'")
     rows = ps.sweep(scenario, VARY, backend="dask", jobs=2)
     assert_frame_equal(rows, ps.sweep(scenario, VARY, jobs=1), check_exact=True)
 
 
 @pytest.mark.dask
 def test_a_dask_cluster_that_does_not_answer_is_refused_in_one_line(scenario: Path, monkeypatch: Any) -> None:
-    pytest.importorskip("distributed", reason="needs pip install 'penstock-llm[dask]'")
+    pytest.importorskip("distributed", reason="needs pip install '.[test,dask]'")
     monkeypatch.setattr("penstock.sweeping.workers._PATIENCE_S", 1.0)
     with pytest.raises(ps.InputError, match=r"no dask cluster answers at 127\.0\.0\.1:9"):
         ps.sweep(scenario, VARY, backend="dask://127.0.0.1:9")
@@ -109,7 +109,7 @@ def test_a_worker_without_this_version_is_named_with_the_line_that_mends_it(
 def test_a_dask_worker_with_another_package_called_penstock_is_refused(
     scenario: Path, stranger: dict[str, str]
 ) -> None:
-    distributed = pytest.importorskip("distributed", reason="needs pip install 'penstock-llm[dask]'")
+    distributed = pytest.importorskip("distributed", reason="needs pip install '.[test,dask]'")
     with distributed.LocalCluster(n_workers=0, dashboard_address=None) as cluster:
         address = cluster.scheduler_address
         command = [sys.executable, "-m", "distributed.cli.dask_worker", address, "--no-dashboard", "--no-nanny"]
@@ -127,7 +127,7 @@ def test_a_dask_worker_with_another_package_called_penstock_is_refused(
 
 @pytest.mark.ray
 def test_rows_from_ray_are_those_of_one_process_though_a_worker_is_killed(long_scenario: Path) -> None:
-    pytest.importorskip("ray", reason="needs pip install 'penstock-llm[ray]'")
+    pytest.importorskip("ray", reason="needs pip install '.[test,ray]'")
     psutil = pytest.importorskip("psutil", reason="needs pip install psutil, to find the workers of Ray")
     out, over, killed = long_scenario.with_name("t.csv"), threading.Event(), []
 
@@ -157,7 +157,7 @@ def test_a_missing_package_is_said_with_the_line_that_installs_it(
     scenario: Path, monkeypatch: pytest.MonkeyPatch, backend: str, module: str
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, module, None)  # importing it fails as if it were not there
-    with pytest.raises(ps.InputError, match=rf"pip install 'penstock-llm\[{backend}\]'"):
+    with pytest.raises(ps.InputError, match=rf"pip install '\.\[{backend}\]'"):
         ps.sweep(scenario, VARY, backend=backend)
 
 

@@ -13,7 +13,7 @@ def test_the_plugin_without_vllm_says_how_to_install_it(monkeypatch: pytest.Monk
     for name in ("vllm", "vllm.v1.core.sched.async_scheduler"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "penstock.vllm_plugin", raising=False)
-    with pytest.raises(ImportError, match=r"pip install 'penstock-llm\[vllm\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[vllm\]'"):
         import penstock.vllm_plugin  # noqa: F401
 
 

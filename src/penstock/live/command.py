@@ -10,7 +10,7 @@ import typer
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.show.options import EXIT_ANSWER_IS_NO, Strict, duration, finite
+from penstock.show.options import EXIT_ANSWER_IS_NO, duration, finite
 
 if TYPE_CHECKING:
     from penstock.live.exporter import Exporter
@@ -113,6 +113,10 @@ JsonLines = Annotated[
 Once = Annotated[
     bool, typer.Option("--once", help="Scrape twice, answer, and end. Of a recording: its end.")
 ]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Exit with status 1 if unstable, and 3 if not known yet."),
+]
 
 
 def watch(
@@ -143,8 +147,7 @@ def watch(
     """Watch engines that run: is the load carried, how much is left, until when, and with how many
     replicas.
 
-    It reads their metrics and sends nothing. With --strict the exit status is 1 if they are
-    unstable, and 3 if that is not known yet.
+    It reads their metrics and sends nothing.
     """
     from penstock.live.engine_limits import described_engine
     from penstock.live.places import Where, rounds_at

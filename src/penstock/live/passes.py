@@ -121,7 +121,7 @@ def _subscribed(url: str) -> Any:
     except ImportError as error:
         raise InputError(
             f"--iterations needs {error.name}, which is not installed; run "
-            "`pip install 'penstock-llm[live]'`, or give the engine's log with --log"
+            "`pip install '.[live]'` in Penstock's checkout, or give the engine's log with --log"
         ) from None
     socket: Any = zmq.Context.instance().socket(zmq.SUB)
     socket.setsockopt(zmq.LINGER, 0)

@@ -42,7 +42,7 @@ def serve(
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
         raise InputError(
             "`penstock serve` needs Starlette and Uvicorn, which are not installed; run "
-            "`pip install 'penstock-llm[serve]'`"
+            "`pip install '.[serve]'` in Penstock's checkout"
         )
     from penstock.serving.app import application
     from penstock.serving.controls import Controls

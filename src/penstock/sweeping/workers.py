@@ -343,7 +343,7 @@ def _check_installed(workers: Mapping[str, Installed]) -> None:
 def _missing(kind: str) -> InputError:
     return InputError(
         f"the backend {kind} needs a package that is not installed; run `pip install "
-        f"'penstock-llm[{kind}]'`"
+        f"'.[{kind}]'` in Penstock's checkout"
     )
 
 

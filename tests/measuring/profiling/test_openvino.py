@@ -23,7 +23,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(not MISSING, reason="OpenVINO GenAI is installed here")
 def test_without_openvino_one_line_says_how_to_install_it() -> None:
-    with pytest.raises(ps.InputError, match=r"pip install 'penstock-llm\[openvino\]'$"):
+    with pytest.raises(ps.InputError, match=r"pip install '\.\[openvino\]'$"):
         open_engine("openvino", llama("tiny"), 64)
 
 

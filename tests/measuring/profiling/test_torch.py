@@ -19,7 +19,7 @@ TINY = llama("tiny")
 
 @pytest.mark.skipif(not MISSING, reason="PyTorch is installed here")
 def test_without_pytorch_one_line_says_how_to_install_it() -> None:
-    with pytest.raises(ps.InputError, match=r"pip install 'penstock-llm\[torch\]'$"):
+    with pytest.raises(ps.InputError, match=r"pip install '\.\[torch\]'$"):
         open_engine("torch", TINY, 64)
 
 

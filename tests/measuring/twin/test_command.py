@@ -57,7 +57,7 @@ def test_a_profile_that_cannot_be_written_is_refused_before_it_is_measured(tmp_p
 
 @pytest.mark.skipif(HERE, reason="OpenVINO GenAI is installed here")
 def test_without_an_engine_one_line_says_how_to_install_it(tmp_path: Path) -> None:
-    assert refused("profile", tmp_path / "a.yaml").endswith("pip install 'penstock-llm[openvino]'")
+    assert refused("profile", tmp_path / "a.yaml").endswith("pip install '.[openvino]'")
 
 
 @pytest.mark.openvino

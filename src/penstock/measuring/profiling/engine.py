@@ -74,7 +74,7 @@ def imported(needs: str, extra: str, *modules: str) -> list[Any]:
         return [importlib.import_module(module) for module in modules]
     except ImportError as error:
         raise InputError(
-            f"{needs} ({error}); install it with: pip install 'penstock-llm[{extra}]'"
+            f"{needs} ({error}); install it, in Penstock's checkout, with: pip install '.[{extra}]'"
         ) from None
 
 
