@@ -30,6 +30,7 @@ SLOPE = 0.02  # change of a logarithm that slopes are taken over
 N90, T90 = 1.645, 2.132  # half of 90% of a normal distribution, and of Student's t of four degrees
 FACTORS = np.arange(1.0, 6.0, 0.1).round(1)  # of noise, that are tried
 ONE_LEFT_OUT, NEVER_FITTED = "one left out", "never fitted"
+CONTRADICTORY = "vllm 0.12"  # its points contradict each other: docs/how-far-off.md says how
 MOST_SPLITS = 3  # lengths of a deployment that are fitted, each by itself
 
 
@@ -243,6 +244,9 @@ def main() -> None:
     print(f"unseen: {{ttft: {unseen(known, 'ttft'):g}, itl: {unseen(known, 'tpot'):g}}}")
     for (group, kind), part in table.group_by("group", "kind", maintain_order=True):
         print(f"| {group}, {kind} {summary(part)}")
+        consistent = part.filter(~pl.col("deployment").str.starts_with(CONTRADICTORY))
+        if 0 < consistent.height < part.height:
+            print(f"| {group}, {kind}, without {CONTRADICTORY} {summary(consistent)}")
         for (name,), own in part.group_by("deployment", maintain_order=True):
             print(f"|   {name} {summary(own)}")
 
