@@ -23,7 +23,7 @@ import polars as pl
 from penstock.errors import InputError
 from penstock.simulation.simulate import simulate_closed
 from penstock.system.engines import ENGINES
-from penstock.system.gpu import GIB
+from penstock.system.gpu_memory import GIB
 from penstock.system.models.batch_times import LayerTimes
 from penstock.system.models.config import read_shape
 from penstock.system.models.gpus import known_gpu

@@ -6,7 +6,7 @@ import re
 import penstock as ps
 from penstock.checking.answer import check
 from penstock.checking.notes import kv_notes
-from penstock.system.gpu import Gpu
+from penstock.system.gpu_memory import Gpu
 
 # Batches of 0.02 s at least: 2 requests/s of 301 decodes need some 12 running requests of up to 700 tokens.
 BATCH_TIME = ps.Affine(0.02, 2e-5)

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import InputError
-from penstock.system.gpu import Gpu
+from penstock.system.gpu_memory import Gpu
 from penstock.system.kv_transfer import checked_link, link_ms_per_token
 
 

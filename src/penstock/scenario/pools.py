@@ -11,7 +11,7 @@ from penstock import checks
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.scenario.server import ENGINE_NAMES, ServerSection, alias
-from penstock.system.gpu import Gpu
+from penstock.system.gpu_memory import Gpu
 from penstock.system.network import Pool
 from penstock.system.orders import Order, resolve_order
 from penstock.system.routing import Router, resolve_router

@@ -12,7 +12,7 @@ from penstock.errors import InputError
 from penstock.system.batch_time_file import BatchTimeFile, BatchTimeSection
 from penstock.system.engine_flags import EXPLAINED
 from penstock.system.engines import ENGINES, choosing, engine_defaults
-from penstock.system.gpu import Gpu
+from penstock.system.gpu_memory import Gpu
 from penstock.system.memory import Memory
 from penstock.system.models.served import ShapedHardware, served_model, shaped_hardware
 from penstock.system.policies import resolve

@@ -19,7 +19,7 @@ from penstock.system.batch_time import (
     Hinge,
     PiecewiseConstant,
 )
-from penstock.system.gpu import GPU_MEMORY_GIB, MODELS, Gpu
+from penstock.system.gpu_memory import GPU_MEMORY_GIB, MODELS, Gpu
 from penstock.system.measured_times import Measured
 from penstock.system.uncertain import Uncertainty
 from penstock.words import digits

@@ -5,7 +5,7 @@ import numpy as np
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints
-from penstock.system.gpu import MODELS, Gpu
+from penstock.system.gpu_memory import MODELS, Gpu
 from penstock.workload.jobs import Jobs
 
 _LEAST_GB_PER_S, _MOST_GB_PER_S = 1e-3, 1e6

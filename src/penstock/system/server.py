@@ -9,7 +9,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.system.adaptive import STARVES_DECODES
 from penstock.system.batch_time import MOST_TOKENS, BatchTime, Composition
-from penstock.system.gpu import Gpu, KVTokens
+from penstock.system.gpu_memory import Gpu, KVTokens
 from penstock.system.memory import Memory
 from penstock.system.policies import PolicyFunction, resolve
 from penstock.system.scheduler import Holds, Scheduler

@@ -11,7 +11,7 @@ from penstock.cli import command_line
 from penstock.errors import InputError
 from penstock.planning.scenario import read_plan
 from penstock.scenario.scenario import Scenario, read_scenario
-from penstock.system.gpu import Gpu
+from penstock.system.gpu_memory import Gpu
 from penstock.system.models.served import served_model, shaped_hardware
 
 WORKLOAD = "workload: {poisson: {rate: 2, prompt: 500, output: 100}}\n"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InputError
-from penstock.system.gpu import MODELS
+from penstock.system.gpu_memory import MODELS
 from penstock.system.models.catalogue import catalogue, model_shape
 from penstock.system.models.config import read_shape, shape_of
 from penstock.system.models.shape import BYTES, Experts, ModelShape, Numbers

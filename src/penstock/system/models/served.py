@@ -8,7 +8,7 @@ from penstock.errors import InputError
 from penstock.system.batch_time import MOST_TOKENS
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.engines import ENGINES
-from penstock.system.gpu import GIB, Gpu
+from penstock.system.gpu_memory import GIB, Gpu
 from penstock.system.models.batch_times import LayerTimes
 from penstock.system.models.catalogue import model_shape
 from penstock.system.models.gpus import KnownGpu, known_gpu

@@ -9,7 +9,7 @@ import pytest
 import penstock as ps
 from penstock.capacity.candidates import candidates
 from penstock.system.engines import ENGINES
-from penstock.system.gpu import GIB, GPU_MEMORY_GIB, MODELS, Gpu
+from penstock.system.gpu_memory import GIB, GPU_MEMORY_GIB, MODELS, Gpu
 from penstock.system.presets import HARDWARE
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
