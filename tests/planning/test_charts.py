@@ -8,10 +8,10 @@ import pytest
 import penstock as ps
 from penstock.planning import charts as plotting_plan
 from penstock.planning.day import DayPlan, plan_day
-from penstock.planning.limits import stable_rates
 from penstock.planning.plan import Plan, plan
 from penstock.planning.rates import RateProfile
 from penstock.planning.space import Space, search_space
+from penstock.planning.stable_rates import stable_rates
 from penstock.show import charts
 
 WORKLOAD = ps.Workload.poisson(rate=20.0, prompt=400, output=60)

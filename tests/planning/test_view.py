@@ -9,10 +9,10 @@ import penstock as ps
 from penstock.planning.day import plan_day
 from penstock.planning.job import plan_job
 from penstock.planning.launch import launch
-from penstock.planning.limits import stable_rates
 from penstock.planning.plan import plan
 from penstock.planning.rates import RateProfile
 from penstock.planning.space import search_space
+from penstock.planning.stable_rates import stable_rates
 from penstock.planning.view import plan_page
 from penstock.show import html
 from penstock.show.page import Page, Section, Table, Verdict

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.show import charts, html
 from penstock.sweeping import charts as plotting_sweep
-from penstock.sweeping.limits import with_stable_rates
 from penstock.sweeping.points import averages
+from penstock.sweeping.stable_rates import with_stable_rates
 from penstock.sweeping.sweep import set_up, sweep
 from penstock.sweeping.view import sweep_page
 from penstock.words import NO_LIMIT, digits

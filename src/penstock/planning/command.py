@@ -244,7 +244,7 @@ def _rates(chosen: "PlanScenario", plan: "Plan | None") -> "RateMap | None":
     """Find what a replica of the best carries at other limits, or of the first that was
     simulated.
     """
-    from penstock.planning.limits import stable_rates
+    from penstock.planning.stable_rates import stable_rates
 
     shown = None if plan is None else plan.best or next(iter(plan.evaluated), None)
     if shown is None:

@@ -55,7 +55,7 @@ def plan_page(
     plan
         The answer.
     rates
-        What one replica carries, see `penstock.planning.limits.stable_rates`.
+        What one replica carries, see `penstock.planning.stable_rates.stable_rates`.
     day, no_day
         The fleet that follows the day, or why there is none.
     job

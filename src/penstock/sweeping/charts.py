@@ -14,8 +14,8 @@ import polars as pl
 from penstock.show.charts import COLOURS, GRID, line_channels, with_line_under
 from penstock.show.heat_map import heat_map, significant
 from penstock.sweeping.fields import resolved
-from penstock.sweeping.limits import KNOWN, RATE, is_rate
 from penstock.sweeping.points import SHOWN, Varied, averages, varied
+from penstock.sweeping.stable_rates import KNOWN, RATE, is_rate
 from penstock.sweeping.view import cell
 from penstock.words import METRICS
 
@@ -51,7 +51,7 @@ def figures(rows: pl.DataFrame, fields: Sequence[str]) -> dict[str, Any]:
     Parameters
     ----------
     rows
-        Its table; with ``stable_rate`` (`penstock.sweeping.limits`) the limits are drawn too.
+        Its table; with ``stable_rate`` (`penstock.sweeping.stable_rates`) the limits are drawn too.
     fields
         The names of what varies.
     """

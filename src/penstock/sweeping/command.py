@@ -125,7 +125,7 @@ def sweep(
     document = {"points": table.to_dicts()}
     names = list(chosen.fields)
     if figures is not None or report is not None:
-        from penstock.sweeping.limits import with_stable_rates
+        from penstock.sweeping.stable_rates import with_stable_rates
 
         with progress.bar("Finding the stable rates") as show_rates:
             table = with_stable_rates(chosen, table, progress=show_rates)

@@ -9,8 +9,8 @@ import polars as pl
 from penstock.show.heat_map import significant
 from penstock.show.page import Figure, Table
 from penstock.sweeping import charts
-from penstock.sweeping.limits import KNOWN, RATE, is_rate
 from penstock.sweeping.points import SHOWN, averages
+from penstock.sweeping.stable_rates import KNOWN, RATE, is_rate
 from penstock.sweeping.view import cell, heads, points_table
 
 _MOST_ROWS = 300

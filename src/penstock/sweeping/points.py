@@ -6,7 +6,7 @@ from typing import NamedTuple
 import polars as pl
 
 from penstock.errors import InputError, nearest
-from penstock.sweeping.limits import KNOWN, RATE, is_rate
+from penstock.sweeping.stable_rates import KNOWN, RATE, is_rate
 from penstock.sweeping.tasks import FACTS, LATENCIES
 from penstock.words import METRICS, NO_LIMIT
 

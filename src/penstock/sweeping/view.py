@@ -9,8 +9,8 @@ from typing import Any
 import polars as pl
 
 from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
-from penstock.sweeping.limits import RATE, is_rate
 from penstock.sweeping.points import SHOWN, STATES, USUAL_ORDER, averages, best_first, varied
+from penstock.sweeping.stable_rates import RATE, is_rate
 from penstock.words import METRICS, NO_LIMIT, counted, digits
 
 MOST_ROWS = 20
@@ -50,8 +50,8 @@ def sweep_page(
     Parameters
     ----------
     rows
-        The table of the sweep; with ``stable_rate`` (`penstock.sweeping.limits`) the limits are
-        shown too.
+        The table of the sweep; with ``stable_rate`` (`penstock.sweeping.stable_rates`) the limits
+        are shown too.
     fields
         The names of what varies.
     title

@@ -6,7 +6,7 @@ import polars as pl
 
 import penstock as ps
 from penstock.capacity.stable_rates import stable_rate
-from penstock.sweeping import limits
+from penstock.sweeping import stable_rates
 from penstock.sweeping.sweep import set_up, sweep
 
 DOCUMENT = {
@@ -20,7 +20,7 @@ WORKLOAD = ps.Workload.poisson(1.0, 400, 60)
 
 def test_rows_of_one_server_have_one_limit_and_it_is_that_of_the_server() -> None:
     vary = {"workload.poisson.rate": [1, 2], "server.max-num-seqs": [8, None, 0]}
-    rows = limits.with_stable_rates(set_up(DOCUMENT, vary), sweep(DOCUMENT, vary, jobs=1))
+    rows = stable_rates.with_stable_rates(set_up(DOCUMENT, vary), sweep(DOCUMENT, vary, jobs=1))
     for slots in (8, None):
         found = rows.filter(pl.col("server.max-num-seqs").eq_missing(slots))
         expected = stable_rate(WORKLOAD, dataclasses.replace(SERVER, max_batch_size=slots))
@@ -32,12 +32,12 @@ def test_rows_of_one_server_have_one_limit_and_it_is_that_of_the_server() -> Non
 
 
 def test_a_sweep_of_too_many_servers_is_left_as_it_is() -> None:
-    vary = {"server.token_budget": list(range(1, limits.MOST + 2))}
+    vary = {"server.token_budget": list(range(1, stable_rates.MOST + 2))}
     rows = pl.DataFrame({"point": [0]})
-    assert limits.with_stable_rates(set_up(DOCUMENT, vary), rows) is rows
+    assert stable_rates.with_stable_rates(set_up(DOCUMENT, vary), rows) is rows
 
 
 def test_the_rate_is_known_as_such_in_every_form_of_workload() -> None:
-    assert limits.is_rate("workload.rate")
-    assert limits.is_rate("workload.poisson.rate")
-    assert not limits.is_rate("server.token_budget")
+    assert stable_rates.is_rate("workload.rate")
+    assert stable_rates.is_rate("workload.poisson.rate")
+    assert not stable_rates.is_rate("server.token_budget")
