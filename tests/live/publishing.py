@@ -8,7 +8,7 @@ import msgspec
 import zmq
 
 from penstock.live.iterations import IterationSource
-from penstock.live.seen import Seen
+from penstock.live.iterations_seen import Seen
 
 
 class Publisher:

@@ -21,12 +21,12 @@ import penstock as ps
 from penstock.errors import InputError
 from penstock.inputs.source import Source as File
 from penstock.live.iterations import IterationSource, fitted_times
+from penstock.live.iterations_seen import Queued, Seen
 from penstock.live.passes import Passes, _decoded
 from penstock.live.reading import Answer, Estimate, FittedTimes
 from penstock.live.recording import Recorder, replayed
 from penstock.live.rounds import Round, _with_iterations
 from penstock.live.scrape import Scrape
-from penstock.live.seen import Queued, Seen
 from penstock.live.settings import Settings
 from penstock.live.view import watch_page
 from penstock.live.watching import Watch

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from penstock.live.seen import Seen, notes_on
+from penstock.live.iterations_seen import Seen, notes_on
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 

@@ -17,8 +17,8 @@ from penstock.live.engines.tensorrt import NAME as TENSORRT
 from penstock.live.engines.tensorrt import TensorRT
 from penstock.live.engines.vllm import VLLM
 from penstock.live.exposition import Labels, Samples, read_page
+from penstock.live.iterations_seen import Seen
 from penstock.live.scrape import Scrape
-from penstock.live.seen import Seen
 
 KINDS = (VLLM, SGLANG)
 """Engines whose pages are Prometheus' text; another one is one file that maps its names."""

@@ -15,7 +15,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.source import Source as File
 from penstock.live.iterations import Came
-from penstock.live.seen import Queued
+from penstock.live.iterations_seen import Queued
 from penstock.measuring.fitting.batches import MeasuredBatches
 from penstock.measuring.fitting.engine_logs import find_passes
 

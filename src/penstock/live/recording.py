@@ -11,10 +11,10 @@ from typing import Any, Self
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.recording import FORMAT, MARK, Row, read_recording
+from penstock.live.iterations_seen import Seen
 from penstock.live.pages import Note
 from penstock.live.rounds import Round
 from penstock.live.scrape import Scrape
-from penstock.live.seen import Seen
 
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Scrape))
 

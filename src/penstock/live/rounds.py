@@ -10,9 +10,9 @@ from pathlib import Path
 from penstock.errors import InputError
 from penstock.inputs.source import Source as File
 from penstock.live.fetching import MOST_BYTES
+from penstock.live.iterations_seen import Seen
 from penstock.live.pages import Note, Pages, Read
 from penstock.live.scrape import Scrape
-from penstock.live.seen import Seen
 from penstock.live.sources import GATEWAY, Source
 
 _GRACE_S = 0.5  # beyond the limit of a request, for names that a name server is slow to find

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from penstock.errors import InputError
 from penstock.live.conclusions import conclude
 from penstock.live.description import Description
+from penstock.live.iterations_seen import Seen
 from penstock.live.pages import Note
 from penstock.live.reading import Answer
 from penstock.live.rounds import Round
 from penstock.live.scrape import Scrape
-from penstock.live.seen import Seen
 from penstock.live.settings import Settings
 from penstock.live.state import Engine
 from penstock.system.server import Server
