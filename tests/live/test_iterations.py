@@ -20,9 +20,9 @@ from tests.live.vllm_page import page
 import penstock as ps
 from penstock.errors import InputError
 from penstock.inputs.source import Source as File
+from penstock.live.forward_passes import Passes, _decoded
 from penstock.live.iterations import IterationSource, fitted_times
 from penstock.live.iterations_seen import Queued, Seen
-from penstock.live.passes import Passes, _decoded
 from penstock.live.reading import Answer, Estimate, FittedTimes
 from penstock.live.recording import Recorder, replayed
 from penstock.live.rounds import Round, _with_iterations

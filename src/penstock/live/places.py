@@ -104,9 +104,9 @@ def _iterations(where: Where, batch_time: BatchTime | None) -> list[Source]:
     """Return what tells how long batches take."""
     if where.iterations is None and where.log is None:
         return []
+    from penstock.live.forward_passes import Passes
     from penstock.live.growing_log import GrowingLog
     from penstock.live.iterations import IterationSource
-    from penstock.live.passes import Passes
 
     if where.iterations is not None and where.log is not None:
         raise InputError("--iterations and --log each say how long batches took; give one of them")
