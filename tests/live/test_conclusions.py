@@ -8,7 +8,7 @@ from tests.live.engines_simulated import engine, scrapes
 
 from penstock.live.conclusions import conclude
 from penstock.live.description import Description
-from penstock.live.engine_limits import described_engine
+from penstock.live.given_engine import described_engine
 from penstock.live.scrape import Scrape
 from penstock.live.settings import Settings
 from penstock.live.state import Engine

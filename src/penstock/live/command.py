@@ -149,7 +149,7 @@ def watch(
 
     It reads their metrics and sends nothing.
     """
-    from penstock.live.engine_limits import described_engine
+    from penstock.live.given_engine import described_engine
     from penstock.live.places import Where, rounds_at
     from penstock.live.watching import Watch
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import InputError
-from penstock.live.engine_limits import described_engine
+from penstock.live.given_engine import described_engine
 from penstock.live.places import Where, rounds_at
 from penstock.live.rounds import Round
 from penstock.live.settings import Settings
