@@ -150,7 +150,7 @@ def watch(
     It reads their metrics and sends nothing.
     """
     from penstock.live.given_engine import described_engine
-    from penstock.live.places import Where, rounds_at
+    from penstock.live.given_sources import Where, rounds_at
     from penstock.live.watching import Watch
 
     every_s = duration("--every", every)

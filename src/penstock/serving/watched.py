@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.errors import InputError
 from penstock.live.given_engine import described_engine
-from penstock.live.places import Where, rounds_at
+from penstock.live.given_sources import Where, rounds_at
 from penstock.live.rounds import Round
 from penstock.live.settings import Settings
 from penstock.live.view import watch_page
