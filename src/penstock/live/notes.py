@@ -57,7 +57,7 @@ def _happened(state: State) -> list[str]:
     for text, count in state.history.notes.items():
         times = "" if count == 1 else f" ({count} times)"
         texts.append(f"{text}{times}")
-    return [*texts, *state.description.notes]
+    return [*texts, *state.fitted_server.notes]
 
 
 def _of_tokens(state: State, lengths: Lengths) -> list[str]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.live.changes import last_change
-from penstock.live.description import Description
+from penstock.live.fitted_server import FittedServer
 from penstock.live.history import History, Interval
 from penstock.live.lengths import Lengths, lengths
 from penstock.live.limits import Carried, Limits
@@ -73,15 +73,15 @@ class State:
     carried: dict[str, Carried]
     preemptions_per_s: float | None
     stretches: int
-    description: Description
+    fitted_server: FittedServer
 
 
 class Engine:
     """One engine that is watched."""
 
-    def __init__(self, name: str, description: Description) -> None:
+    def __init__(self, name: str, fitted_server: FittedServer) -> None:
         self.history = History(name)
-        self._description = description
+        self._fitted_server = fitted_server
         self._limits: Limits | None = None
         self._host_s: float | None = None
         self._arrivals: Arrivals | None = None
@@ -122,7 +122,7 @@ class Engine:
         last = self.history.last
         arrivals = self._arrivals or Arrivals(last.time_s if last else 0.0)
         means = lengths(self.history)
-        speed, server, carried = None, self._description.server, {}
+        speed, server, carried = None, self._fitted_server.server, {}
         if means is not None:
             batch_time = None if server is None else server.batch_time
             speed = pace(self.history.intervals, batch_time, means.prompt.value)
@@ -146,7 +146,7 @@ class Engine:
             carried=carried,
             preemptions_per_s=rate,
             stretches=self._stretches,
-            description=self._description,
+            fitted_server=self._fitted_server,
         )
 
     def _with_host(self, server: Server, speed: Pace | None) -> Server:
@@ -154,7 +154,7 @@ class Engine:
         with what its log has between two batches.
         """
         if speed is None or speed.host_s is None or speed.error > _HOST_KNOWN:
-            gap_s = self._description.gap_s
+            gap_s = self._fitted_server.gap_s
             if not gap_s:
                 return server
             return dataclasses.replace(server, batch_time=with_host(server.batch_time, gap_s))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from penstock.errors import InputError
 from penstock.live.conclusions import conclude
-from penstock.live.description import Description
+from penstock.live.fitted_server import FittedServer
 from penstock.live.iterations_seen import Seen
 from penstock.live.pages import Note
 from penstock.live.reading import Answer
@@ -38,7 +38,7 @@ class Watch:
         limits: Mapping[str, int | None] | None = None,
     ) -> None:
         self._settings = settings
-        self._description = Description(server, limits or {})
+        self._fitted_server = FittedServer(server, limits or {})
         self._engines: dict[str, Engine] = {}
         self._silent: dict[Note, int] = {}  # on those that were never read, and how often
 
@@ -70,7 +70,7 @@ class Watch:
         """
         name = scrape.engine
         if name not in self._engines:
-            self._engines[name] = Engine(name, self._description)
+            self._engines[name] = Engine(name, self._fitted_server)
         self._engines[name].take(scrape)
 
     def note(self, note: Note) -> None:
@@ -90,7 +90,7 @@ class Watch:
 
     def refine(self, seen: Seen) -> None:
         """Take the batch times that iterations tell, for every engine."""
-        self._description.refine(seen)
+        self._fitted_server.refine(seen)
 
     def answer(self, *, ahead: bool = True) -> Answer:
         """Return what follows from all scrapes taken so far.

@@ -8,7 +8,7 @@ from penstock.system.memory import Memory
 from penstock.system.server import Server
 
 
-class Description:
+class FittedServer:
     """A server whose batch times are those of the iterations seen, once these tell them.
 
     Parameters
