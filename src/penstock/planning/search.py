@@ -26,7 +26,7 @@ from penstock.planning.evaluate import (
     not_simulated,
     refuse_idle_router,
 )
-from penstock.planning.mixing import MixedLoad, best_of, no_worse
+from penstock.planning.mixed_fleets import MixedLoad, best_of, no_worse
 from penstock.planning.prospects import Hopeless, Prospect, order_of, rank
 from penstock.planning.share import share_of
 from penstock.planning.space import Family, Space

@@ -10,7 +10,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.planning.axes import NamedRouter, allowed_counts, named_router, ratio_of
 from penstock.planning.deployment import Deployment, Kind
-from penstock.planning.mixing import Stock, refuse_mixing
+from penstock.planning.mixed_fleets import Stock, refuse_mixing
 from penstock.planning.per_hardware import accelerators_and_price, with_memory
 from penstock.system.kv_transfer import checked_link, link_ms_per_token
 from penstock.system.presets import hardware as preset

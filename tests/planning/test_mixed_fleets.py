@@ -14,7 +14,7 @@ from penstock.planning.day import plan_day
 from penstock.planning.deployment import Deployment, Kind
 from penstock.planning.evaluate import Evaluation, evaluate, network_of
 from penstock.planning.launch import launch, launches
-from penstock.planning.mixing import best_of, no_worse
+from penstock.planning.mixed_fleets import best_of, no_worse
 from penstock.planning.plan import Plan, plan
 from penstock.planning.rates import RateProfile
 from penstock.planning.search import Search
