@@ -18,7 +18,7 @@ from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import evaluate
 from penstock.planning.rates import RateProfile, profile
 from penstock.planning.scenario import read_plan
-from penstock.planning.sections import day_of
+from penstock.planning.scenario_day import day_of
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp2").batch_time, 512)

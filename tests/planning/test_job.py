@@ -14,7 +14,7 @@ from penstock.planning.job import plan_job
 from penstock.planning.job_candidates import TOKEN_BUDGETS
 from penstock.planning.job_run import Job, arrivals_within, longest_s, simulate_job, work_s
 from penstock.planning.launch import launch
-from penstock.planning.sections import job_of
+from penstock.planning.scenario_job import job_of
 from penstock.planning.space import Family
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"

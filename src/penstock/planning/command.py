@@ -167,7 +167,7 @@ def _day(chosen: "PlanScenario", plan: "Plan | None") -> "DayPlan | None":
         return None
     if plan.best.deployment.other is not None:
         return None
-    from penstock.planning.sections import day_of
+    from penstock.planning.scenario_day import day_of
 
     best = plan.best.deployment
     counts = next(family.counts for family in chosen.space.families if family.name == best.family)
@@ -201,7 +201,7 @@ def _job(chosen: "PlanScenario") -> "JobPlan | None":
     """Plan the finite job, if one is asked for, with the families of the search."""
     if chosen.job is None:
         return None
-    from penstock.planning.sections import job_of
+    from penstock.planning.scenario_job import job_of
 
     families = [
         family

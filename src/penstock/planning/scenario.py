@@ -11,7 +11,8 @@ from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
-from penstock.planning.sections import Day, JobSection, peak_of, read_day, read_job
+from penstock.planning.scenario_day import Day, peak_of, read_day
+from penstock.planning.scenario_job import JobSection, read_job
 from penstock.planning.space import Space, search_space
 from penstock.scenario.scenario import Scenario, build, describes_network
 from penstock.scenario.server import ENGINE_NAMES
