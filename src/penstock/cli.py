@@ -29,7 +29,7 @@ COMMANDS = {
     "calibrate": "measuring.calibration.command",
     "profile": "measuring.twin.command",
     "twin": "measuring.twin.command",
-    "hardware": "measuring.command",
+    "hardware": "measuring.hardware.command",
     "plan": "planning.command",
     "watch": "live.command",
     "serve": "serving.command",

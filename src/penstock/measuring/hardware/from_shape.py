@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.measuring.view import batch_times
+from penstock.measuring.hardware.view import batch_times
 from penstock.show.page import Fact, Page, Section
 from penstock.system.batch_time_file import section_of
 from penstock.system.engines import ENGINES, choosing, engine_defaults

@@ -32,7 +32,7 @@ def hardware(
     """List the hardware whose batch times are known, or show one: its model, its source, how well
     it fits. With --gpu, work out those of any model from its shape.
     """
-    from penstock.measuring.view import catalogue_page, hardware_page
+    from penstock.measuring.hardware.view import catalogue_page, hardware_page
     from penstock.system import presets
 
     if gpu is not None:
@@ -72,7 +72,7 @@ def _from_shape(
     as_json: bool,
 ) -> None:
     """Show what follows from the shape of a model on a GPU."""
-    from penstock.measuring.shaped import facts_of, shaped_page
+    from penstock.measuring.hardware.from_shape import facts_of, shaped_page
     from penstock.system.models.served import served_model
 
     if model is None:
