@@ -27,7 +27,7 @@ COMMANDS = {
     "sweep": "sweeping.command",
     "fit": "measuring.fitting.command",
     "calibrate": "measuring.calibration.command",
-    "profile": "measuring.twin.command",
+    "profile": "measuring.profiling.command",
     "twin": "measuring.twin.command",
     "hardware": "measuring.hardware.command",
     "plan": "planning.command",

@@ -5,9 +5,9 @@ import importlib.util
 import pytest
 
 import penstock as ps
-from penstock.measuring.profiling import open_engine
 from penstock.measuring.profiling.engine import machine
 from penstock.measuring.profiling.llama import MODELS, llama
+from penstock.measuring.profiling.open_engine import open_engine
 
 
 def test_sizes_change_a_named_model() -> None:

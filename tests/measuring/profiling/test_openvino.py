@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.measuring.profiling import open_engine
 from penstock.measuring.profiling.driving import Episode, drive, run_episode
 from penstock.measuring.profiling.llama import llama
+from penstock.measuring.profiling.open_engine import open_engine
 from penstock.measuring.profiling.openvino import OpenVinoEngine
 
 MISSING = importlib.util.find_spec("openvino_genai") is None

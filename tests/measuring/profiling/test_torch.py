@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.measuring.profiling import open_engine
 from penstock.measuring.profiling.batching import Batch
 from penstock.measuring.profiling.driving import drive
 from penstock.measuring.profiling.llama import llama
+from penstock.measuring.profiling.open_engine import open_engine
 from penstock.measuring.profiling.torch_engine import TorchEngine
 
 MISSING = any(importlib.util.find_spec(name) is None for name in ("torch", "transformers"))

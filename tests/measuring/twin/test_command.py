@@ -1,4 +1,4 @@
-"""``penstock profile`` and ``penstock twin`` say in one line what cannot be done, before an engine is started."""
+"""``penstock twin`` says in one line what cannot be done, before an engine is started."""
 
 import importlib.util
 import json
@@ -9,7 +9,8 @@ import typer
 from typer.testing import CliRunner
 
 from penstock.errors import InputError
-from penstock.measuring.twin.command import profile, twin
+from penstock.measuring.profiling.command import profile
+from penstock.measuring.twin.command import twin
 from penstock.system.batch_time_file import read_batch_time
 
 HERE = importlib.util.find_spec("openvino_genai") is not None
@@ -48,16 +49,6 @@ def refused(*arguments: object) -> str:
 )
 def test_a_twin_that_cannot_run_is_refused_in_one_line(arguments: tuple[str, ...], said: str) -> None:
     assert said in refused("twin", *arguments)
-
-
-def test_a_profile_that_cannot_be_written_is_refused_before_it_is_measured(tmp_path: Path) -> None:
-    assert "is a folder" in refused("profile", tmp_path)
-    assert "is no folder" in refused("profile", tmp_path / "a.yaml", "--measurements", "/dev/null/m.csv")
-
-
-@pytest.mark.skipif(HERE, reason="OpenVINO GenAI is installed here")
-def test_without_an_engine_one_line_says_how_to_install_it(tmp_path: Path) -> None:
-    assert refused("profile", tmp_path / "a.yaml").endswith("pip install '.[openvino]'")
 
 
 @pytest.mark.openvino

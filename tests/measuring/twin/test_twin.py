@@ -9,12 +9,12 @@ import pytest
 
 import penstock as ps
 from penstock.measuring.profiling.driving import drive
+from penstock.measuring.profiling.view import profile_page
 from penstock.measuring.twin.charts import charts
 from penstock.measuring.twin.drift import drift_of
 from penstock.measuring.twin.experiment import predict, requests_of, run_trial, twin
 from penstock.measuring.twin.observed import observed_run
 from penstock.measuring.twin.records import Settings, Twin, as_dict
-from penstock.measuring.twin.view import profile_page
 from penstock.show import html
 from penstock.show.markdown import markdown
 from penstock.show.terminal import print_page

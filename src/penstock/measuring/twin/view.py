@@ -3,30 +3,16 @@ says.
 """
 
 import itertools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from penstock.measuring.profiling.view import in_words
 from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
 from penstock.words import METRICS, seconds
 
 if TYPE_CHECKING:
-    from penstock.measuring.fitting.fit import Fit
     from penstock.measuring.twin.records import Trial, Twin
 
 _DRIFTED = 0.05  # A machine whose speed moved by more is said to have drifted
-
-
-def profile_page(description: str, machine: Mapping[str, str | int], fit: "Fit") -> Page:
-    """Show what was measured of an engine, and the model that fits it."""
-    page = fit.page()
-    return Page(description, f"{in_words(machine)}; {page.heading}", page.verdicts, page.sections)
-
-
-def in_words(machine: Mapping[str, str | int]) -> str:
-    """Return facts about a machine on a line."""
-    return ", ".join(
-        str(value) if name == "processor" else f"{name} {value}" for name, value in machine.items()
-    )
 
 
 def twin_page(twin: "Twin") -> Page:
