@@ -12,8 +12,8 @@ from pydantic import Field
 from penstock.document import Section, Whole
 from penstock.measuring.fitting.batches import MeasuredBatches
 from penstock.measuring.fitting.fit import Fit, fit
-from penstock.measuring.fitting.judged import r2
 from penstock.measuring.fitting.layers.profiles import read_vidur
+from penstock.measuring.fitting.relative_errors import r2
 from penstock.reproducing.item import (
     Claim,
     Milliseconds,

@@ -13,7 +13,7 @@ from penstock.errors import InputError
 from penstock.measuring.fitting.batches import MeasuredBatches, joined
 from penstock.measuring.fitting.choose import choose
 from penstock.measuring.fitting.fit import fit
-from penstock.measuring.fitting.judged import seconds_of
+from penstock.measuring.fitting.relative_errors import seconds_of
 from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, PiecewiseConstant
 from penstock.system.batch_time_file import read_batch_time, write_batch_time
 from penstock.system.measured_times import Measured

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from penstock.measuring.fitting.fit import fit
-from penstock.measuring.fitting.judged import seconds_of
 from penstock.measuring.fitting.readers import read_batches
+from penstock.measuring.fitting.relative_errors import seconds_of
 
 PAPER = {1: (11.28e-3, 35.47e-3), 2: (7.24e-3, 18.03e-3), 4: (6.96e-3, 8.69e-3)}
 

@@ -13,7 +13,7 @@ from penstock.measuring.fitting.cautions import cautions_of
 from penstock.measuring.fitting.choose import Candidate, choose, families_for
 from penstock.measuring.fitting.estimate import Estimate, estimate
 from penstock.measuring.fitting.families import COMPOSED
-from penstock.measuring.fitting.judged import Judged, r2
+from penstock.measuring.fitting.relative_errors import Judged, r2
 from penstock.measuring.fitting.robust import resampled
 from penstock.show.page import Page, Shown
 from penstock.system.batch_time import BatchTime

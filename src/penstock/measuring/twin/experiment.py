@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.errors import InputError
 from penstock.measuring.fitting.fit import Fit, fit
-from penstock.measuring.fitting.judged import seconds_of
+from penstock.measuring.fitting.relative_errors import seconds_of
 from penstock.measuring.profiling.driving import Batches, drive, joined, run_episode
 from penstock.measuring.profiling.engine import RealEngine
 from penstock.measuring.profiling.measurements import measured

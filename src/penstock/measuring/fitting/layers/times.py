@@ -15,9 +15,9 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.measuring.fitting.batches import Array, MeasuredBatches
 from penstock.measuring.fitting.families import Linear, known_terms
-from penstock.measuring.fitting.judged import Judged, seconds_of
 from penstock.measuring.fitting.layers.attention import Attention, Grid
 from penstock.measuring.fitting.layers.batch_contents import BatchContents, draw_batches, one_batch
+from penstock.measuring.fitting.relative_errors import Judged, seconds_of
 from penstock.measuring.fitting.robust import apply, solve
 from penstock.system.batch_time import Composition
 from penstock.system.batch_time_file import BatchTimeFile
