@@ -16,7 +16,7 @@ import numpy as np
 from penstock.inputs.source import Source
 from penstock.measuring.fitting.batches import Array, Gap, MeasuredBatches
 from penstock.measuring.fitting.engine_logs import batches_of, check_possible
-from penstock.measuring.fitting.followed import Iterations, followed_context
+from penstock.measuring.fitting.follow_requests import Iterations, followed_context
 
 _ITERATION = re.compile(
     r"(?:Engine (\d+): )?(?:Iteration\((\d+)\): )?(\d+) context requests, (\d+) context tokens, "
