@@ -11,7 +11,7 @@ import polars as pl
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.source import Source, first_line, refuse_twice
-from penstock.measuring.calibration import benchmark_csv, guidellm, load_tools, schedules
+from penstock.measuring.calibration import benchmark_csv, guidellm, load_tools, send_times
 from penstock.measuring.calibration.consistency import make_consistent
 from penstock.measuring.calibration.results import STATISTICS, NoResult, Row, add_note
 from penstock.words import counted
@@ -130,7 +130,7 @@ def read_benchmarks(
         )
     if left_out:
         add_note(rows[0], f"left out, as no benchmark results: {_listed(left_out)}")
-    schedules.settle(rows)
+    send_times.settle(rows)
     for number, row in enumerate(rows):
         row["row"] = number
     _name_shapes(rows)

@@ -26,7 +26,7 @@ from penstock.measuring.calibration.results import (
     open_loop,
     times,
 )
-from penstock.measuring.calibration.schedules import Schedule, ramp
+from penstock.measuring.calibration.send_times import Schedule, ramp
 
 # vllm bench
 
