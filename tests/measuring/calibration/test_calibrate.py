@@ -11,10 +11,10 @@ import pytest
 import penstock as ps
 from penstock.errors import InputError
 from penstock.measuring.calibration.benchmarks import read_benchmarks
+from penstock.measuring.calibration.build import batch_time
 from penstock.measuring.calibration.calibrate import Calibration, calibrate
 from penstock.measuring.calibration.equations import UNITS
 from penstock.measuring.calibration.predict import Overhead, predict, requests_of
-from penstock.measuring.calibration.servers import batch_time
 from penstock.system.batch_time_file import read_batch_time, write_batch_time
 
 TRUE = ps.Composition(ps.Affine(c=0.008, a=3e-5), decode_attention=6e-8, per_request=4e-5)

@@ -10,8 +10,8 @@ import pytest
 import penstock as ps
 from penstock.errors import InputError
 from penstock.measuring.calibration.benchmarks import COLUMNS
+from penstock.measuring.calibration.build import Build
 from penstock.measuring.calibration.predict import predict, requests_of
-from penstock.measuring.calibration.servers import Build
 from penstock.measuring.calibration.shape import (
     NAMES,
     WholeRequests,

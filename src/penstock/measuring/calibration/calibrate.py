@@ -8,10 +8,10 @@ import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.measuring.calibration.build import Build
 from penstock.measuring.calibration.calibration import Calibration
 from penstock.measuring.calibration.equations import UNITS, Row, tokens_held
 from penstock.measuring.calibration.judge import hinges_of, judged
-from penstock.measuring.calibration.servers import Build
 from penstock.measuring.calibration.shape import (
     ShapeFit,
     possible_shapes,

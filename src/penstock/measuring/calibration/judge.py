@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from penstock.measuring.calibration.build import with_tokens
 from penstock.measuring.calibration.equations import MEASURES, Row, column_of, measured
 from penstock.measuring.calibration.predict import (
     Overhead,
@@ -16,7 +17,6 @@ from penstock.measuring.calibration.predict import (
 )
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.refine import Fit
-from penstock.measuring.calibration.servers import with_tokens
 from penstock.system.server import Server
 
 MISSED = 0.25

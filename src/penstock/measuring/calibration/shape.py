@@ -17,12 +17,12 @@ from penstock.checks import shown
 from penstock.document import parsed
 from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Floats
+from penstock.measuring.calibration.build import USUAL, Build
 from penstock.measuring.calibration.equations import Row, column_of, measured
 from penstock.measuring.calibration.laplace import Normal, Posterior, most_probable, slopes_of
 from penstock.measuring.calibration.predict import Overhead, Requests, predict, requests_of
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.refine import FITTED, Fit, Sent, misfits_of_all
-from penstock.measuring.calibration.servers import USUAL, Build
 from penstock.measuring.calibration.steps import Common
 from penstock.measuring.hardware.from_shape import limits_of
 from penstock.scenario.server import HardwareSection

@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
+from penstock.measuring.calibration.build import Build
 from penstock.measuring.calibration.equations import (
     Row,
     column_of,
@@ -27,7 +28,6 @@ from penstock.measuring.calibration.equations import (
 from penstock.measuring.calibration.predict import Overhead, predict, requests_of
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.refine import Fit, Sent, misfits, refine
-from penstock.measuring.calibration.servers import Build
 from penstock.simulation.progress import Progress
 from penstock.system.server import Server
 
