@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import penstock as ps
-from penstock.checking.choices import chosen_servers
+from penstock.checking.command_choices import chosen_servers
 from penstock.cli import main
 from penstock.scenario.scenario import build
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.checking.choices import (
+from penstock.checking.command_choices import (
     Alpha,
     AlphaOfServer,
     PolicyName,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.checking.choices import (
+from penstock.checking.command_choices import (
     AlphaOfServer,
     PolicyName,
     Requests,

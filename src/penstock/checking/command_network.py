@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.checking.choices import chosen_variants, varied
+from penstock.checking.command_choices import chosen_variants, varied
 from penstock.errors import InputError
 from penstock.show import progress
 from penstock.show.options import (
