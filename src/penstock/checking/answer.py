@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_state
 from penstock.checking.calibration_doubt import CalibrationDoubt, calibration_doubt
-from penstock.checking.documents import latency_as_dict, load_as_dict, run_as_dict
 from penstock.checking.enough_requests import estimate
+from penstock.checking.json_documents import latency_as_dict, load_as_dict, run_as_dict
 from penstock.checking.latency import SteadyState
 from penstock.checking.notes import kv_notes, load_warnings, memory_warnings
 from penstock.checking.stability import Stability

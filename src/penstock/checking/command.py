@@ -203,7 +203,7 @@ def simulate(
     """Say what happened in one finite run, whatever the theory says."""
     check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = chosen_scenario(scenario, policy, requests, seed)
-    from penstock.checking import answer, documents
+    from penstock.checking import answer, json_documents
     from penstock.checking.notes import load_warnings
     from penstock.checking.view import run_page
     from penstock.simulation.simulate import simulate as run_once
@@ -223,9 +223,9 @@ def simulate(
     warnings = [*chosen.workload.notices, *load_warnings(certificate.load, chosen.server)]
     _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
     document_of_run = {
-        "load": documents.load_as_dict(certificate),
-        "simulation": documents.run_as_dict(run),
-        "latency": documents.latency_as_dict(run),
+        "load": json_documents.load_as_dict(certificate),
+        "simulation": json_documents.run_as_dict(run),
+        "latency": json_documents.latency_as_dict(run),
         "latency_refused": None,
         "warnings": [*chosen.server.kv_notes, *warnings],
     }

@@ -195,7 +195,7 @@ class NetworkAnswer(AnyAnswer):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``network``."""
-        from penstock.checking.documents import network_as_dict
+        from penstock.checking.json_documents import network_as_dict
 
         return network_as_dict(self)
 

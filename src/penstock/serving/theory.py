@@ -31,7 +31,7 @@ def theory(case: Case) -> dict[str, Any]:
         rho = certificate.rho
         binding = [certificate.binding.name]
     else:
-        from penstock.checking.documents import certificate_as_dict
+        from penstock.checking.json_documents import certificate_as_dict
 
         of_network = certify(case.network)
         pool = of_network.bottleneck
