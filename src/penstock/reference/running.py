@@ -6,10 +6,10 @@ from collections import Counter
 
 from penstock.errors import InputError
 from penstock.reference.network import EnginePool, Jobs, Network, PaperPool, Pool
-from penstock.reference.replicas import make_server
+from penstock.reference.replicas import make_engine
+from penstock.reference.replicas.engine import EngineReplica
 from penstock.reference.replicas.paper import PaperReplica
 from penstock.reference.replicas.replica import Replica, Request
-from penstock.reference.replicas.server import Server
 from penstock.reference.routers import ROUTERS, Asked, Seen
 
 
@@ -79,7 +79,7 @@ class Running:
     def new_replica(self, pool: Pool, stages: list[int], index: int) -> Replica:
         """Return a replica of a pool, or of one of its kinds, that serves these stages."""
         if isinstance(pool, EnginePool):
-            return make_server(pool, index)
+            return make_engine(pool, index)
         assert isinstance(pool, PaperPool)
         return PaperReplica(pool, index, stages, self.ahead)
 
@@ -243,14 +243,14 @@ class Running:
     def await_transfer(self, request: Request, replica: Replica) -> None:
         """Let a request that only decodes wait for the KV memory that another one leaves."""
         sender = self.requests[request.index + self.jobs.sender[request.index]]
-        assert isinstance(replica, Server)
+        assert isinstance(replica, EngineReplica)
         assert sender.replica is not None
         replica.await_transfer(request, self.replicas[sender.replica], self.now)
         self.note_transfers(replica)
 
     def note_transfers(self, replica: Replica) -> None:
         """Note when the transfers end that have begun."""
-        if not isinstance(replica, Server):
+        if not isinstance(replica, EngineReplica):
             return
         for tick, request in replica.on_the_way:
             heapq.heappush(self.due, (tick, request.index))
@@ -260,7 +260,7 @@ class Running:
         """Let a replica know that the KV memory of a request is there."""
         assert request.replica is not None
         replica = self.replicas[request.replica]
-        assert isinstance(replica, Server)
+        assert isinstance(replica, EngineReplica)
         replica.land(request)
 
     def serving(self, request: Request) -> list[Replica]:
@@ -337,7 +337,7 @@ class Running:
         """Return how a replica is."""
         weights = pool.weights
         waiting, used = len(replica.requests), 0.0
-        if isinstance(replica, Server):
+        if isinstance(replica, EngineReplica):
             waiting, used = len(replica.waiting), replica.memory_in_use
         return Seen(
             requests=len(replica.requests),
@@ -362,7 +362,7 @@ class Running:
         """Return how much of a prompt a replica holds from earlier requests, all but its last token
         at most.
         """
-        if isinstance(replica, Server):
+        if isinstance(replica, EngineReplica):
             return replica.tokens_in_cache(request) if self.jobs.prompt[request.index] else 0
         jobs, retention, now = self.jobs, self.network.retention, self.now
         index, tokens = request.index, jobs.reuse[request.index]

@@ -1,6 +1,6 @@
 """What serves in a pool: servers of the paper, and engines by name.
 
-``replica`` has what all have in common, ``paper`` the servers of the paper, ``server`` what engines
+``replica`` has what all have in common, ``paper`` the servers of the paper, ``engine`` what engines
 have in common; the others are one family of schedulers each, which can be held against its
 description line by line. Every step is checked for feasibility.
 """
@@ -8,10 +8,10 @@ description line by line. Every step is checked for feasibility.
 from penstock.errors import InputError
 from penstock.reference.markov_chain import known
 from penstock.reference.network import EnginePool
-from penstock.reference.replicas.prefix_cache import PrefixCachingSeamServer, PrefixCachingVllmV1
+from penstock.reference.replicas.engine import EngineReplica
+from penstock.reference.replicas.prefix_cache import PrefixCachingSeamEngine, PrefixCachingVllmV1
 from penstock.reference.replicas.radix_cache import PrefixCachingSglang
-from penstock.reference.replicas.seam import SeamServer
-from penstock.reference.replicas.server import Server
+from penstock.reference.replicas.seam import SeamEngine
 from penstock.reference.replicas.sglang import Sglang
 from penstock.reference.replicas.tensorrt import TensorRtLlm
 from penstock.reference.replicas.vidur import (
@@ -23,7 +23,7 @@ from penstock.reference.replicas.vidur import (
 from penstock.reference.replicas.vllm import VllmV0, VllmV1
 from penstock.reference.seam_policies import POLICIES
 
-ENGINES: dict[str, type[Server]] = {
+ENGINES: dict[str, type[EngineReplica]] = {
     "vllm": VllmV1,
     "vllm-v0": VllmV0,
     "sglang": Sglang,
@@ -36,17 +36,17 @@ ENGINES: dict[str, type[Server]] = {
 """Schedulers by name; every other name is looked up among the seam policies."""
 
 # Those that cache prefixes, where they do.
-CACHING: dict[type[Server], type[Server]] = {
+CACHING: dict[type[EngineReplica], type[EngineReplica]] = {
     VllmV1: PrefixCachingVllmV1,
-    SeamServer: PrefixCachingSeamServer,
+    SeamEngine: PrefixCachingSeamEngine,
     Sglang: PrefixCachingSglang,
 }
 
 
-def make_server(pool: EnginePool, index: int) -> Server:
+def make_engine(pool: EnginePool, index: int) -> EngineReplica:
     """Return a replica of a pool of engines."""
-    kinds = ENGINES | dict.fromkeys(POLICIES, SeamServer)
-    kind: type[Server] = SeamServer
+    kinds = ENGINES | dict.fromkeys(POLICIES, SeamEngine)
+    kind: type[EngineReplica] = SeamEngine
     if isinstance(pool.engine, str):
         kind = kinds[known("engine", pool.engine, kinds)]
     if pool.prefix_caching:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from penstock.errors import InputError
 from penstock.reference.network import EnginePool
+from penstock.reference.replicas.engine import EngineReplica
 from penstock.reference.replicas.replica import Allocation, Request
-from penstock.reference.replicas.seam import SeamServer
-from penstock.reference.replicas.server import Server
+from penstock.reference.replicas.seam import SeamEngine
 from penstock.reference.replicas.vllm import VllmV1
 
 
@@ -65,8 +65,8 @@ class BlockPool:
         self.named[name].append(block)
 
 
-class PrefixCache(Server):
-    """A server on which the blocks at the start of an admitted request may be there already.
+class PrefixCache(EngineReplica):
+    """An engine on which the blocks at the start of an admitted request may be there already.
 
     A block is named in the step that fills it: by the request's hash id, if it is one of the
     prompt, else as the request's own.
@@ -206,11 +206,11 @@ class PrefixCachingVllmV1(PrefixCache, VllmV1):
     """vLLM V1 with prefix caching."""
 
 
-class PrefixCachingSeamServer(PrefixCache, SeamServer):
+class PrefixCachingSeamEngine(PrefixCache, SeamEngine):
     """A seam policy with prefix caching.
 
     The policy sees what is cached as it stands when it is asked; who is admitted finds what is
     there then, since those before may have pushed some of it out.
     """
 
-    settings = SeamServer.settings | {"admission": ("None", "input"), "preemption": ("recompute",)}
+    settings = SeamEngine.settings | {"admission": ("None", "input"), "preemption": ("recompute",)}

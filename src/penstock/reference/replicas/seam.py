@@ -4,13 +4,13 @@ may be in it.
 
 from penstock.reference.markov_chain import CONVENTIONS, SCOPES
 from penstock.reference.network import EnginePool
+from penstock.reference.replicas.engine import EngineReplica
 from penstock.reference.replicas.replica import Allocation, Request, queue_of, token_load
-from penstock.reference.replicas.server import Server
 from penstock.reference.seam_policies import DECODE_FIRST, POLICIES, Limits
 
 
-class SeamServer(Server):
-    """A server under a seam policy: memory first, then the policy, then who is served.
+class SeamEngine(EngineReplica):
+    """An engine under a seam policy: memory first, then the policy, then who is served.
 
     1. Every decoding request, in running order, must have the block for its next token; else
        victims are preempted.

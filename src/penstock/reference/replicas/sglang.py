@@ -10,8 +10,8 @@ import math
 
 from penstock.reference.markov_chain import known
 from penstock.reference.network import EnginePool
+from penstock.reference.replicas.engine import EngineReplica
 from penstock.reference.replicas.replica import Allocation, Request
-from penstock.reference.replicas.server import Server
 from penstock.reference.replicas.sglang_memory import GO_ON, NO_MEMORY, STOP, Budget, Verdict
 from penstock.reference.replicas.sglang_queue import SglangQueue
 
@@ -79,7 +79,7 @@ class Sglang(SglangQueue):
         "schedule_low_priority_values_first",
         "retraction_policy",
     )
-    settings = Server.settings | {"order": ("fcfs", "priority")}
+    settings = EngineReplica.settings | {"order": ("fcfs", "priority")}
     default_block_size = 1
     budgeted = False  # decode batches have no token budget
 

@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 from penstock import checks
 from penstock.reference.network import EnginePool
+from penstock.reference.replicas.engine import EngineReplica
 from penstock.reference.replicas.replica import Request
-from penstock.reference.replicas.server import Server
 
 FIRST_RATIO = 0.7
 LEAST_SHARE_OF_IT = 0.14  # to which the new token ratio decays
@@ -39,7 +39,7 @@ class Budget:
         self.chunk -= paged
 
 
-class SglangMemory(Server):
+class SglangMemory(EngineReplica):
     """What those who run may take yet; options as `Sglang` has them."""
 
     def __init__(self, pool: EnginePool, index: int = 0) -> None:

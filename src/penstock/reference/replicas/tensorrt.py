@@ -8,13 +8,13 @@ import math
 
 from penstock.reference.markov_chain import known
 from penstock.reference.network import EnginePool
+from penstock.reference.replicas.engine import EngineReplica
 from penstock.reference.replicas.replica import Allocation, Request, token_load
-from penstock.reference.replicas.server import Server
 
 CAPACITIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
 
 
-class TensorRtLlm(Server):
+class TensorRtLlm(EngineReplica):
     """The batch manager of TensorRT-LLM.
 
     Options: ``capacity``, one of `CAPACITIES`: memory is reserved to completion

@@ -5,12 +5,12 @@ are named after.
 from typing import ClassVar
 
 from penstock.reference.network import EnginePool
+from penstock.reference.replicas.engine import EngineReplica, by_arrival
 from penstock.reference.replicas.replica import NO_LIMIT, Allocation, Request, token_load
-from penstock.reference.replicas.server import Server, by_arrival
 from penstock.reference.replicas.vllm import VllmV0
 
 
-class VidurOrca(Server):
+class VidurOrca(EngineReplica):
     """Running decodes first, then whole new prompts, in one batch.
 
     Blocks for ``max_tokens`` are taken at admission; there is no token budget.
@@ -74,7 +74,7 @@ class VidurVllm(VllmV0):
         return super().decode()
 
 
-class VidurSarathi(Server):
+class VidurSarathi(EngineReplica):
     """Decodes in list order, then chunks of partial prefills, then of new prompts.
 
     A prompt's blocks are all taken with its first chunk. Decodes are not bounded by the token

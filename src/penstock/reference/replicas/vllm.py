@@ -6,11 +6,11 @@ from typing import Any
 
 from penstock.reference.network import EnginePool
 from penstock.reference.replicas.drafts import accepted
+from penstock.reference.replicas.engine import EngineReplica, by_priority
 from penstock.reference.replicas.replica import Allocation, Request, token_load
-from penstock.reference.replicas.server import Server, by_priority
 
 
-class VllmV1(Server):
+class VllmV1(EngineReplica):
     """``Scheduler.schedule`` of vLLM V1: running requests in list order, then waiting ones.
 
     One KV block is the engine's own. The watermark binds only while somebody runs.
@@ -40,7 +40,7 @@ class VllmV1(Server):
         "acceptance",
         "draft_lookahead",
     )
-    settings = Server.settings | {"order": ("fcfs", "priority")}
+    settings = EngineReplica.settings | {"order": ("fcfs", "priority")}
     reserved = 1
     default_watermark = 0.0
     watermark_alone = False
@@ -193,7 +193,7 @@ class VllmV1(Server):
             self.has_prompts |= lacking > 1
 
 
-class VllmV0(Server):
+class VllmV0(EngineReplica):
     """``Scheduler._schedule_default`` of vLLM V0: whole prompts alone if any can be admitted, else
     decodes alone.
     """

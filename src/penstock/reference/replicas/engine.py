@@ -1,8 +1,8 @@
 """An engine: KV memory, a waiting queue and a running list, as every scheduler has them.
 
-A scheduler is a subclass of `Server` with one method, `step`, which moves requests between the
-lists ``waiting`` and ``running`` and returns the next batch. Everything is recomputed from explicit
-fields; nothing is fast.
+A scheduler is a subclass of `EngineReplica` with one method, `step`, which moves requests between
+the lists ``waiting`` and ``running`` and returns the next batch. Everything is recomputed from
+explicit fields; nothing is fast.
 """
 
 import math
@@ -15,7 +15,7 @@ from penstock.reference.network import EnginePool
 from penstock.reference.replicas.replica import Allocation, Replica, Request, token_load
 
 
-class Server(Replica):
+class EngineReplica(Replica):
     """Lists, blocks and preemption; `step` is the scheduler's."""
 
     pool: EnginePool
@@ -130,7 +130,7 @@ class Server(Replica):
     def await_transfer(self, request: Request, source: Replica, now: int) -> None:
         """Let a request that only decodes wait for its KV memory; whoever has it keeps it."""
         super().arrive(request)
-        if isinstance(source, Server) and not math.isinf(source.usable):
+        if isinstance(source, EngineReplica) and not math.isinf(source.usable):
             request.lent = int(min(source.blocks(request.prompt), source.available))
             source.lent += request.lent
         request.source = source
@@ -164,7 +164,7 @@ class Server(Replica):
     def land(self, request: Request) -> None:
         """Take note that the KV memory of a request is there."""
         self.landed.append(request)
-        if isinstance(request.source, Server):
+        if isinstance(request.source, EngineReplica):
             request.source.lent -= request.lent
 
     def receive(self, now: int) -> None:
