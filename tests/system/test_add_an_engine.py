@@ -31,11 +31,13 @@ def test_a_rule_and_an_entry_make_an_engine_that_the_laws_are_tried_on(tmp_path:
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "tests" / "laws", tmp_path / "laws", ignore=shutil.ignore_patterns("__pycache__"))
     kernel, entries = tmp_path / "src" / "penstock" / "kernel", tmp_path / "src" / "penstock" / "system" / "engines.py"
+    (kernel / "rules_one_prompt.py").write_text(block("def one_prompt("))
     rules = kernel / "rules.py"
-    rules.write_text(rules.read_text() + "\n\n" + block("def one_prompt("))
     numbers = kernel / "records.py"
     replace(numbers, "    VIDUR_SARATHI,\n) = range(9)", "    VIDUR_SARATHI,\n    ONE_PROMPT,\n) = range(10)")
-    replace(rules, "    COMPLETION,\n    SGLANG,\n", "    COMPLETION,\n    ONE_PROMPT,\n    SGLANG,\n")
+    replace(rules, "    SGLANG,\n", "    ONE_PROMPT,\n    SGLANG,\n")
+    sglang = "from penstock.kernel.rules_sglang import sglang\n"
+    replace(rules, sglang, f"from penstock.kernel.rules_one_prompt import one_prompt\n{sglang}")
     branch = "    elif pool.rule == VIDUR_FASTERTRANSFORMER:\n"
     called = "    elif pool.rule == ONE_PROMPT:\n        one_prompt(world, engine, pool)\n"
     replace(rules, branch, called + branch)

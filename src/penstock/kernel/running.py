@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.kernel.blocks import blocks_of, give_back, occupy
+from penstock.kernel.blocks import blocks_of, give_back, name_prompt, occupy, take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import chain, unchain
 from penstock.kernel.radix import use
@@ -419,3 +419,29 @@ def keep_sorted(world: World, engine: Any, place: int) -> None:
         following = before
         before = world.slots[following].previous
     insert_before(world, engine, place, following)
+
+
+@uncounted()
+def name_blocks(world: World, engine: Any, pool: Any, place: int, take: int) -> None:
+    """Name the blocks that so many tokens of a prompt fill."""
+    done = done_by(engine, world.slots[place])
+    name_prompt(world, engine, pool, place, (done + take) // pool.block_size)
+
+
+@uncounted()
+def decode_all(world: World, engine: Any, pool: Any, spare: int) -> None:
+    """Serve every decoding request that memory has room for; each must find ``spare`` blocks before
+    its own.
+    """
+    while engine.decoding > 0:
+        grow = growth_of(world, engine, pool)
+        if spare > 0:
+            last = engine.last_slot
+            while world.slots[last].left > 0:
+                last = world.slots[last].previous
+            grow = max(grow, grow - needs(engine, pool, world.slots[last]) + spare)
+        if grow <= engine.free:
+            break
+        make_room(world, engine, pool, engine.last_slot)
+    take_blocks(world, engine, pool, growth_of(world, engine, pool))
+    engine.served_decodes = engine.decoding

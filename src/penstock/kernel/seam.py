@@ -20,13 +20,13 @@ from penstock.kernel.records import (
     STUCK,
     World,
 )
-from penstock.kernel.rules import name_blocks
 from penstock.kernel.running import (
     admit,
     begin_decode,
     done_by,
     growth_of,
     make_room,
+    name_blocks,
     needs,
     peak_of,
     serve_prefill,

@@ -1,0 +1,82 @@
+"""How Vidur's schedulers form a batch (`penstock.kernel.rules`), but for its vLLM, which does as V0
+does.
+"""
+
+from typing import Any
+
+from penstock.kernel.blocks import blocks_of
+from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.records import VIDUR_SARATHI, World
+from penstock.kernel.running import (
+    admit,
+    append,
+    decode_all,
+    insert_before,
+    serve_prefill,
+    unlink,
+)
+from penstock.kernel.waiting import pop_waiting
+
+
+@uncounted()
+def decodes_then_prompts(world: World, engine: Any, pool: Any) -> None:
+    """Vidur's Orca and Sarathi: all decodes, prompts that were begun, then new ones."""
+    decode_all(world, engine, pool, 1 if pool.rule == VIDUR_SARATHI else 0)
+    left = max(pool.budget - engine.served_decodes, 0)
+    if engine.prefilling > 0:
+        left = go_on(world, engine, left)
+    while engine.running < pool.batch_size and engine.head >= 0:
+        target = take = world.again[engine.head].target
+        if pool.rule == VIDUR_SARATHI:
+            if left == 0:
+                break
+            take = min(target, left)
+        blocks = pool.reserved if pool.reserved > 0 else blocks_of(target, pool.block_size)
+        if engine.free - blocks < pool.watermark:
+            break
+        request = pop_waiting(world, engine, pool)
+        place = admit(world, engine, pool, request, blocks, 0)
+        serve_prefill(world, engine, place, take)
+        left -= take
+
+
+@uncounted()
+def go_on(world: World, engine: Any, left: int) -> Any:
+    """Serve prompts of those that run, in order; return the tokens left.
+
+    Those in the batch stand at the end from now on, those that are not at the front.
+    """
+    place = engine.first_slot
+    end = engine.last_slot
+    front = place
+    while place >= 0:
+        slot = world.slots[place]
+        following = slot.next if place != end else -1
+        if slot.left > 0:
+            take = min(slot.left, left)
+            if take > 0:
+                serve_prefill(world, engine, place, take)
+                left -= take
+                unlink(world, engine, place)
+                append(world, engine, place)
+            elif place == front:
+                front = following
+            else:
+                unlink(world, engine, place)
+                insert_before(world, engine, place, front)
+        place = following
+    return left
+
+
+@uncounted()
+def static_batch(world: World, engine: Any, pool: Any) -> None:
+    """Vidur's FasterTransformer: all prompts that fit in one batch; then their decodes until the
+    last is done.
+    """
+    if engine.running > 0:
+        engine.served_decodes = engine.decoding
+        return
+    while engine.running < pool.batch_size and engine.free >= pool.reserved and engine.head >= 0:
+        request = pop_waiting(world, engine, pool)
+        place = admit(world, engine, pool, request, pool.reserved, 0)
+        serve_prefill(world, engine, place, world.slots[place].target)

@@ -1,0 +1,263 @@
+"""How vLLM forms a batch (`penstock.kernel.rules`): V1 mixes prefill and decode, V0 does not."""
+
+from typing import Any
+
+import numpy as np
+
+from penstock.kernel.blocks import blocks_of, found_in_cache, hold, take_blocks
+from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.drafts import blocks_for_drafts, verify
+from penstock.kernel.records import VIDUR_VLLM, World
+from penstock.kernel.running import (
+    admit,
+    decode_all,
+    done_by,
+    ends_unforeseen,
+    growth_of,
+    keep_sorted,
+    make_room,
+    name_blocks,
+    needs,
+    serve_prefill,
+    victim_of,
+    waste_a_decode,
+)
+from penstock.kernel.waiting import pop_waiting
+
+
+@uncounted(inline=True)
+def vllm(world: World, engine: Any, pool: Any) -> None:
+    """VLLM V1: those that run, in order, then new ones."""
+    engine.has_prompts = 0
+    most = pool.long_prefill
+    requests = engine.running + engine.waiting
+    if most == 0 or requests <= 1:
+        most = pool.budget
+    elif pool.adapts != 0:
+        most = max(most, pool.budget // requests)
+    deferred = _defers_prompts(engine, pool)
+    left = -1
+    if pool.drafts == 0 and not deferred:
+        left = _at_once(world, engine, pool, most)
+    if left < 0:
+        engine.marked = 1
+        left = _in_order(world, engine, pool, most, deferred)
+    if engine.preempted == 0 and left > 0:
+        _waiting(world, engine, pool, most, left, deferred)
+    if pool.prefill_interval > 1:
+        _count_since_prompts(engine, deferred)
+
+
+@uncounted(inline=True)
+def _defers_prompts(engine: Any, pool: Any) -> Any:
+    """Return whether prompts must wait for a batch that may have some."""
+    if pool.prefill_interval <= 1 or engine.overfull != 0:
+        return False
+    decodes = engine.running > engine.prefilling
+    return decodes and engine.since_prompts < pool.prefill_interval
+
+
+@uncounted(inline=True)
+def _count_since_prompts(engine: Any, deferred: bool) -> None:
+    """Count the batches since the last with prompts, and note whether those that wait were too many
+    for one that could have some.
+    """
+    if deferred:
+        if engine.waiting + engine.prefilling > 0:
+            engine.steady = 0
+    elif engine.preempted == 0:
+        engine.overfull = 1 if engine.waiting > 0 else 0
+    if engine.has_prompts != 0:
+        engine.since_prompts = 1
+    elif engine.served + engine.served_decodes + engine.wasted > 0:
+        engine.since_prompts += 1
+
+
+@uncounted(inline=True)
+def _at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
+    """Serve all that run, where the only one in prefill is the last; return the tokens left, or -1
+    where one must be looked at after the other.
+    """
+    last = engine.last_slot
+    in_order = engine.prefilling == 0 or (engine.prefilling == 1 and world.slots[last].left > 0)
+    if not in_order or engine.decoding > pool.budget or pool.by_priority != 0:
+        return -1
+    if engine.unforeseen > 0:
+        return -1
+    while True:
+        left = pool.budget - engine.decoding
+        grow = growth_of(world, engine, pool)
+        need = grow
+        take = 0
+        if engine.prefilling > 0:
+            last = engine.last_slot
+            slot = world.slots[last]
+            take = min(slot.left, left, most)
+            need += blocks_of(done_by(engine, slot) + take, pool.block_size) - slot.held
+        if need <= engine.free:
+            break
+        if pool.caching != 0:
+            # What is forgotten depends on who takes a block before another makes room.
+            return -1
+        make_room(world, engine, pool, engine.last_slot)
+    take_blocks(world, engine, pool, grow)
+    engine.served_decodes = engine.decoding
+    if take > 0:
+        _hold_for(world, engine, pool, last, take)
+        serve_prefill(world, engine, last, take)
+    return left - take
+
+
+@uncounted(inline=True)
+def _hold_for(world: World, engine: Any, pool: Any, place: int, take: int) -> None:
+    """Let a request in prefill hold the blocks for so many tokens more."""
+    engine.has_prompts = 1
+    tokens = done_by(engine, world.slots[place]) + take + pool.lookahead
+    hold(world, engine, pool, place, blocks_of(tokens, pool.block_size))
+    if pool.caching != 0:
+        name_blocks(world, engine, pool, place, take)
+
+
+@uncounted()
+def _in_order(world: World, engine: Any, pool: Any, most: int, deferred: bool) -> Any:
+    """Go through those that run one by one; return the tokens left."""
+    left = pool.budget
+    place = engine.first_slot
+    while place >= 0 and left > 0:
+        slot = world.slots[place]
+        following = slot.next
+        prefill = slot.left > 0
+        wanted = _wants(world, engine, pool, slot)
+        if wanted <= 0 or (prefill and deferred):
+            place = following
+            continue
+        take = min(wanted, left, most)
+        gone = False
+        while True:
+            need = _lacks(engine, pool, slot, take)
+            if need <= engine.free:
+                break
+            victim = victim_of(world, engine, pool)
+            left += world.slots[victim].taken + world.slots[victim].drafted
+            make_room(world, engine, pool, victim)
+            gone = victim == place
+            if gone:
+                break
+            following = slot.next
+        if not gone:  # under priorities those behind one that is gone may still fit
+            left -= take
+            if prefill:
+                _hold_for(world, engine, pool, place, take)
+                serve_prefill(world, engine, place, take)
+            else:
+                take_blocks(world, engine, pool, need)
+                slot.grown += need
+                _decodes(world, engine, pool, place, take - 1)
+        place = following
+    return left
+
+
+@uncounted(inline=True)
+def _wants(world: World, engine: Any, pool: Any, slot: Any) -> Any:
+    """Return the tokens that a running request would have of the batch."""
+    if slot.left > 0:
+        return np.int64(slot.left)
+    if slot.left < 0 and not ends_unforeseen(world, slot):
+        return 0
+    if pool.longest > 0 and pool.drafts > 0:
+        return min(1 + pool.drafts, pool.longest - done_by(engine, slot) - slot.rejected - 1)
+    return 1 + pool.drafts
+
+
+@uncounted(inline=True)
+def _lacks(engine: Any, pool: Any, slot: Any, take: int) -> Any:
+    """Return the blocks that a request lacks for so many tokens."""
+    if slot.left > 0:
+        tokens = done_by(engine, slot) + take + pool.lookahead
+        return max(blocks_of(tokens, pool.block_size) - slot.held, 0)
+    if pool.drafts > 0:
+        return blocks_for_drafts(engine, pool, slot, take)
+    return needs(engine, pool, slot)
+
+
+@uncounted(inline=True)
+def _decodes(world: World, engine: Any, pool: Any, place: int, drafted: int) -> None:
+    """Put a decode into the batch, with its drafts."""
+    slot = world.slots[place]
+    if slot.left < 0:
+        waste_a_decode(engine, slot)
+        slot.drafted = drafted
+        engine.verified += drafted
+        engine.rejected += drafted
+        return
+    slot.taken = 1
+    engine.served_decodes += 1
+    if pool.drafts > 0:
+        verify(world, engine, pool, place, drafted)
+
+
+@uncounted(inline=True)
+def _waiting(world: World, engine: Any, pool: Any, most: int, left: int, deferred: bool) -> None:
+    """Admit those that wait, in order, while tokens, places and blocks are left."""
+    size = pool.block_size
+    runs_prompts = engine.has_prompts != 0
+    runs_decodes = engine.served_decodes + engine.wasted > 0
+    while left > 0 and engine.running < pool.batch_size and engine.head >= 0:
+        request = engine.head
+        target = world.again[request].target
+        spare = pool.watermark if engine.running > 0 else 0
+        hits = unused = 0
+        if pool.caching != 0:
+            if spare >= engine.free:  # its last token needs a block
+                break
+            hits, unused = found_in_cache(world, engine, pool, request)
+        lacking = target - hits * size
+        if deferred and lacking > 1:
+            break
+        wanted = lacking
+        if lacking == 1 and not runs_prompts and (hits > 0 or runs_decodes):
+            wanted = 1 + pool.drafts
+            if wanted > left:
+                break
+        take = min(wanted, most)
+        if pool.chunked == 0 and take > left:
+            break
+        take = min(take, left)
+        held = hits * size + take + pool.lookahead
+        if pool.reserve_prompt != 0:
+            held = max(held, target)
+        if blocks_of(held, size) - hits + unused + spare > engine.free:
+            break
+        pop_waiting(world, engine, pool)
+        blocks = hits + blocks_of(take + pool.lookahead, size)
+        place = admit(world, engine, pool, request, blocks, hits)
+        prefill = min(take, lacking)
+        if pool.caching != 0:
+            name_blocks(world, engine, pool, place, prefill)
+        serve_prefill(world, engine, place, prefill)
+        if pool.drafts > 0 and wanted > lacking:
+            verify(world, engine, pool, place, take - prefill)
+        left -= take
+        if lacking > 1:
+            engine.has_prompts = 1
+
+
+@uncounted()
+def prompts_or_decodes(world: World, engine: Any, pool: Any) -> None:
+    """VLLM V0, and Vidur's: whole prompts alone if any can be admitted, else all decodes."""
+    padded = pool.rule == VIDUR_VLLM
+    tokens = longest = 0
+    while engine.running < pool.batch_size and engine.head >= 0:
+        target = world.again[engine.head].target
+        blocks = blocks_of(target, pool.block_size)
+        longest = max(longest, target)
+        tokens = longest * (engine.served + 1) if padded else tokens + target
+        if tokens > pool.budget or engine.free - blocks < pool.watermark:
+            break
+        request = pop_waiting(world, engine, pool)
+        place = admit(world, engine, pool, request, blocks, 0)
+        serve_prefill(world, engine, place, target)
+        if padded:
+            keep_sorted(world, engine, place)
+    if engine.served == 0:
+        decode_all(world, engine, pool, 1)
