@@ -14,10 +14,9 @@ your own is a function of the same form:
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -39,20 +38,13 @@ from penstock.kernel.signatures import (
     ORDER_SIGNATURE,
     SPLIT,
 )
-from penstock.system.own_functions import compiled, plain_function, resolved
+from penstock.system.own_functions import OwnFunction, resolved
 
 OrderFunction = Callable[[Floats, Floats, Floats], int]
 
-_TAKES = ("lines", "params", "weights")
-_RULE = (
-    "an order is plain arithmetic on the arrays lines (lines, 8) and params, fills weights "
-    "(lines, 2) and returns "
-    "BY_LINE, BY_PHASE or SPLIT"
-)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Order:
+class Order(OwnFunction):
     """An order between the lines of a replica, compiled when it is first needed.
 
     Attributes
@@ -77,6 +69,13 @@ class Order:
     params: tuple[float, ...] = ()
     stages: tuple[str, ...] = ()
     fills: bool = False
+    word = "order"
+    arguments = ("lines", "params", "weights")
+    signature = ORDER_SIGNATURE
+    form = (
+        "an order is plain arithmetic on the arrays lines (lines, 8) and params, fills weights "
+        "(lines, 2) and returns BY_LINE, BY_PHASE or SPLIT"
+    )
 
     @staticmethod
     def priority(stages: Sequence[str]) -> "Order":
@@ -124,19 +123,6 @@ class Order:
         )
         return int(mode), weights
 
-    @functools.cached_property
-    def compiled(self) -> Any:
-        """The function under the kernel's explicit type; None where there is none.
-
-        Raises
-        ------
-        InputError
-            If it cannot be compiled to that type.
-        """
-        if self.function is None:
-            return None
-        return compiled(self.function, ORDER_SIGNATURE, f"order {self.name!r}", _RULE)
-
 
 @overload
 def order(function: OrderFunction) -> Order: ...
@@ -172,16 +158,9 @@ def order(
 
 
 def _made(function: OrderFunction, name: str | None, params: Sequence[float]) -> Order:
-    """Make an order and compile it at once, so that a mistake is told where it was made."""
-    function = plain_function("order", function, name, _TAKES)
-    numbers = (
-        tuple(float(p) for p in checks.array("the params of an order", params).ravel())
-        if len(params)
-        else ()
-    )
-    made = Order(name or function.__name__.replace("_", "-"), function, numbers)
-    _ = made.compiled
-    return made
+    name, function = Order.named(function, name)
+    numbers = checks.array("the params of an order", params).ravel() if len(params) else ()
+    return Order(name, function, tuple(float(number) for number in numbers)).checked()
 
 
 def priority(lines, params, weights):  # type: ignore[no-untyped-def]

@@ -3,6 +3,7 @@ file.
 """
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from numba import config, njit, types
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
@@ -74,6 +75,70 @@ def _is_shipped(function: Callable[..., Any]) -> bool:
     return code is not None and Path(code.co_filename).is_relative_to(_PACKAGE)
 
 
+class OwnFunction:
+    """A named function that a user may bring, such as a policy, compiled when it is first needed.
+
+    Attributes
+    ----------
+    word, arguments, form
+        What messages call one, what it takes, and what such a function is, in words.
+    signature
+        The Numba type under which the kernel calls it.
+    """
+
+    word: ClassVar[str]
+    arguments: ClassVar[tuple[str, ...]]
+    form: ClassVar[str]
+    signature: ClassVar[Any]
+    name: str
+    function: Callable[..., Any] | None
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """The function under the kernel's explicit type; None where there is none.
+
+        Raises
+        ------
+        InputError
+            If it cannot be compiled to that type.
+        """
+        if self.function is None:
+            return None
+        return compiled(self.function, self.signature, f"{self.word} {self.name!r}", self.form)
+
+    def checked(self) -> Self:
+        """Compile it at once, so that a mistake is told where it was made."""
+        _ = self.compiled
+        return self
+
+    @classmethod
+    def named(cls, function: Any, name: object) -> tuple[str, Callable[..., Any]]:
+        """Return the name, by default the function's, and the function as written.
+
+        Raises
+        ------
+        InputError
+            If it is no function, or takes others than ``arguments``; if the name is no text.
+        """
+        function = getattr(function, "py_func", function)  # one that Numba has compiled already
+        article = "an" if cls.word[0] in "aeiou" else "a"
+        takes = ", ".join(cls.arguments)
+        if not inspect.isfunction(function):
+            raise InputError(
+                f"{article} {cls.word} is a function of {takes}, not {checks.shown(function)}"
+            )
+        if not (name is None or isinstance(name, str)):
+            raise InputError(f"{cls.word} name {checks.shown(name)}: give a text")
+        parameters = inspect.signature(function).parameters
+        if len(parameters) != len(cls.arguments):
+            raise InputError(
+                f"{cls.word} {function.__name__!r} takes {len(parameters)} arguments "
+                f"({', '.join(parameters)}), but {article} {cls.word} takes "
+                f"{len(cls.arguments)}: {takes}"
+            )
+        return name or function.__name__.replace("_", "-"), function
+
+
 def _reason(error: Exception) -> str:
     """Pick what is wrong, and where, out of Numba's many lines."""
     plain = _COLOURS.sub("", str(error))
@@ -83,34 +148,6 @@ def _reason(error: Exception) -> str:
     )
     where = next((line.rstrip(":") for line in lines if line.startswith("File ")), "")
     return f"{what.rstrip('.')} ({where})" if where else what.rstrip(".")
-
-
-def plain_function(
-    kind: str, function: Any, name: object, takes: tuple[str, ...]
-) -> Callable[..., Any]:
-    """Return the function as written, if it takes such arguments.
-
-    Raises
-    ------
-    InputError
-        If it is no function, or takes others; if the name is no text.
-    """
-    function = getattr(function, "py_func", function)  # one that Numba has compiled already
-    article = "an" if kind[0] in "aeiou" else "a"
-    if not inspect.isfunction(function):
-        raise InputError(
-            f"{article} {kind} is a function of {', '.join(takes)}, not {checks.shown(function)}"
-        )
-    if not (name is None or isinstance(name, str)):
-        raise InputError(f"{kind} name {checks.shown(name)}: give a text")
-    parameters = inspect.signature(function).parameters
-    if len(parameters) != len(takes):
-        raise InputError(
-            f"{kind} {function.__name__!r} takes {len(parameters)} arguments "
-            f"({', '.join(parameters)}), but {article} "
-            f"{kind} takes {len(takes)}: {', '.join(takes)}"
-        )
-    return function
 
 
 def resolved(

@@ -42,22 +42,15 @@ from penstock.kernel.signatures import (
 from penstock.system import adaptive
 from penstock.system.adaptive import Parameters
 from penstock.system.engines import ENGINES
-from penstock.system.own_functions import compiled, plain_function, resolved
+from penstock.system.own_functions import OwnFunction, resolved
 from penstock.system.scheduler import Phases, Scheduler
 
 Composition = tuple[int, int, int]
-_RULE = (
-    "a policy is plain arithmetic on queue.prompts, queue.prompt_tokens, queue.decoding, "
-    "limits.token_budget, "
-    "limits.batch_size and the array params, and returns (prefill_tokens, decode_tokens, "
-    "DECODE_FIRST or PREFILL_FIRST)"
-)
-
 PolicyFunction = Callable[[Queue, Limits, Floats], Composition]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Policy(Scheduler):
+class Policy(OwnFunction, Scheduler):
     """A policy, compiled when it is first needed.
 
     Attributes
@@ -97,6 +90,14 @@ class Policy(Scheduler):
     own_budget: bool = False
     rising: bool = False
     receives = True
+    word = "policy"
+    arguments = ("queue", "limits", "params")
+    signature = POLICY_SIGNATURE
+    form = (
+        "a policy is plain arithmetic on queue.prompts, queue.prompt_tokens, queue.decoding, "
+        "limits.token_budget, limits.batch_size and the array params, and returns (prefill_tokens, "
+        "decode_tokens, DECODE_FIRST or PREFILL_FIRST)"
+    )
 
     def __call__(self, queue: Queue, limits: Limits, params: Sequence[float] = ()) -> Composition:
         """Return (prefill tokens, decode tokens, phase filled first) for one state of the queue."""
@@ -173,17 +174,6 @@ class Policy(Scheduler):
         """Return the numbers given."""
         return list(numbers)
 
-    @functools.cached_property
-    def compiled(self) -> Any:
-        """The function under the kernel's explicit type.
-
-        Raises
-        ------
-        InputError
-            If it cannot be compiled to that type.
-        """
-        return compiled(self.function, POLICY_SIGNATURE, f"policy {self.name!r}", _RULE)
-
 
 def fields_read(function: PolicyFunction) -> frozenset[str]:
     """Return the fields of `Queue` that a function reads; all of them, where that cannot be told.
@@ -250,15 +240,12 @@ def policy(
 
 
 def _checked(function: PolicyFunction, name: str | None, work_conserving: bool | None) -> Policy:
-    """Make a policy and compile it at once, so that a mistake is told where it was made."""
-    function = plain_function("policy", function, name, ("queue", "limits", "params"))
+    name, function = Policy.named(function, name)
     if work_conserving not in (True, False, None):
         raise InputError(
             f"work_conserving is {checks.shown(work_conserving)}; give True, False or None"
         )
-    made = Policy(name or function.__name__.replace("_", "-"), function, work_conserving)
-    _ = made.compiled
-    return made
+    return Policy(name, function, work_conserving).checked()
 
 
 def fastertransformer(queue, limits, params):  # type: ignore[no-untyped-def]

@@ -15,7 +15,6 @@ A router of your own is a function of the same form as those of `penstock.system
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, overload
@@ -38,20 +37,15 @@ from penstock.kernel.signatures import (
     SEEN_FIELDS,
 )
 from penstock.system import router_functions
-from penstock.system.own_functions import compiled, plain_function, resolved
+from penstock.system.own_functions import OwnFunction, resolved
 
 RouterFunction = Callable[[Floats, Floats, Floats], int]
 
 _SMALLEST, _LARGEST = 1e-3, 1e6
-_TAKES = ("replicas", "request", "params")
-_RULE = (
-    "a router is plain arithmetic on the arrays replicas (replicas, 8), request (4,) and params, "
-    "and returns a row of replicas"
-)
 
 
 @dataclasses.dataclass(frozen=True)
-class Router:
+class Router(OwnFunction):
     """A rule that chooses among the replicas of a pool; ties go to the lowest replica.
 
     Attributes
@@ -74,6 +68,13 @@ class Router:
     settings: tuple[tuple[str, float], ...] = ()
     prefill_weight: float | None = None
     decode_weight: float | None = None
+    word = "router"
+    arguments = ("replicas", "request", "params")
+    signature = ROUTER_SIGNATURE
+    form = (
+        "a router is plain arithmetic on the arrays replicas (replicas, 8), request (4,) and "
+        "params, and returns a row of replicas"
+    )
 
     @staticmethod
     def measure(*, prefill: float, decode: float) -> "Router":
@@ -142,19 +143,6 @@ class Router:
         rows = np.ascontiguousarray(replicas, np.float64).reshape(-1, SEEN_FIELDS)
         return int(self.function(rows, np.asarray(request, np.float64), self.params))
 
-    @functools.cached_property
-    def compiled(self) -> Any:
-        """The function under the kernel's explicit type; None where there is none.
-
-        Raises
-        ------
-        InputError
-            If it cannot be compiled to that type.
-        """
-        if self.function is None:
-            return None
-        return compiled(self.function, ROUTER_SIGNATURE, f"router {self.name!r}", _RULE)
-
 
 @overload
 def router(function: RouterFunction, /) -> Router: ...
@@ -192,13 +180,9 @@ def router(
 
 
 def _made(function: RouterFunction, name: str | None, settings: dict[str, float]) -> Router:
-    """Make a router and compile it at once, so that a mistake is told where it was made."""
-    function = plain_function("router", function, name, _TAKES)
-    called = name or function.__name__.replace("_", "-")
+    called, function = Router.named(function, name)
     numbers = tuple((key, _setting(called, key, value)) for key, value in settings.items())
-    made = Router(called, function=function, settings=numbers)
-    _ = made.compiled
-    return made
+    return Router(called, function=function, settings=numbers).checked()
 
 
 def _setting(router: str, name: str, value: Any) -> float:
