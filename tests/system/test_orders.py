@@ -194,7 +194,8 @@ def test_an_order_gets_the_params_it_was_made_with() -> None:
         ("own_order:raises", "order 'raises' cannot be used: it never returns; an order is plain arithmetic"),
         ("own_order:half", "order 'half' cannot be used: it returns float64, no whole number; an order is plain"),
         ("own_order:sometimes_half", "order 'sometimes-half' cannot be used: it returns float64, no whole number"),
-        (3, "an order is a function of lines, params, weights, not 3"),
+        (3, "unknown order 3; known: fcfs, global-age"),
+        (int, "an order is a function of lines, params, weights, not"),
     ],
 )
 def test_what_is_no_order_is_said_in_one_line(choice: object, complaint: str, tmp_path: Path) -> None:

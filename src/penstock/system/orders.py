@@ -38,7 +38,8 @@ from penstock.kernel.signatures import (
     ORDER_SIGNATURE,
     SPLIT,
 )
-from penstock.system.own_functions import OwnFunction, resolved
+from penstock.system.by_name import resolved
+from penstock.system.own_functions import OwnFunction
 
 OrderFunction = Callable[[Floats, Floats, Floats], int]
 

@@ -1,30 +1,21 @@
-"""Functions that a user brings: compiled under an explicit type, and found by name in a module or a
-file.
-"""
+"""Functions that a user brings: checked, and compiled under an explicit type."""
 
-import contextlib
 import functools
-import importlib
-import importlib.util
 import inspect
 import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from numba import config, njit, types
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from penstock import checks
-from penstock.errors import InputError, nearest
+from penstock.errors import InputError
 from penstock.kernel.compiled_code import allocating_nothing
 
 _PACKAGE = Path(__file__).parents[1]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # that Numba puts into its messages for a terminal
-
-T = TypeVar("T")
 
 
 def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str) -> Any:
@@ -148,83 +139,3 @@ def _reason(error: Exception) -> str:
     )
     where = next((line.rstrip(":") for line in lines if line.startswith("File ")), "")
     return f"{what.rstrip('.')} ({where})" if where else what.rstrip(".")
-
-
-def resolved(
-    choice: Any,
-    kind: str,
-    known: Mapping[str, T],
-    made: type,
-    make: Callable[[Any], T],
-    folder: Path | None,
-) -> T:
-    """Return what a known name, ``module:function``, ``file.py:function`` or a function stands for.
-
-    Parameters
-    ----------
-    choice
-        As the user gave it.
-    kind, made
-        What it should be: in words, and the type of those that are made already.
-    known
-        Those that have a name.
-    make
-        Makes one of a function.
-    folder
-        Where ``module`` and ``file.py`` are looked for first; None: the working folder.
-    """
-    if isinstance(choice, str):
-        if choice in known:
-            return known[choice]
-        if ":" not in choice:
-            raise InputError(
-                f"unknown {kind} {choice!r}{nearest(choice, known)} (or module:function for your "
-                "own)"
-            )
-        choice = _find(choice, kind, made, folder)
-    if isinstance(choice, made):
-        return choice  # type: ignore[return-value]
-    if choice is None:  # `make` would take it for a decorator's call
-        raise InputError(f"{kind} is None; give one of {', '.join(known)}, or a function")
-    return make(choice)
-
-
-def _find(choice: str, kind: str, made: type, folder: Path | None) -> Any:
-    """Return what ``module:function`` stands for: of the type ``made``, or a function."""
-    module_name, _, function_name = choice.rpartition(":")
-    module = _module(module_name, kind, folder or Path.cwd())
-    function = getattr(module, function_name, None)
-    if function is None:
-        names = [n for n, v in vars(module).items() if isinstance(v, made) or inspect.isfunction(v)]
-        raise InputError(
-            f"{kind} {choice!r}: {module_name} has no function "
-            f"{function_name!r}{nearest(function_name, names)}"
-        )
-    return function
-
-
-def _module(name: str, kind: str, folder: Path) -> ModuleType:
-    """Import a module by name, or a Python file by its path, looking into ``folder`` first."""
-    path = folder / (name if name.endswith(".py") else name.replace(".", "/") + ".py")
-    try:
-        if path.is_file():
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            with contextlib.suppress(KeyError):
-                del sys.modules[path.stem]  # two scenarios may each bring a file of the same name
-            sys.modules[path.stem] = module
-            with contextlib.redirect_stdout(
-                sys.stderr
-            ):  # what such a file prints is no part of an answer
-                spec.loader.exec_module(module)
-            return module
-        return importlib.import_module(name)
-    except (InputError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # also a file that ends the program
-        raise InputError(
-            f"cannot import the {kind} module {name!r}: {type(error).__name__}: {error}; looked "
-            f"for {path}"
-        ) from error

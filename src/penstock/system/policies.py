@@ -41,8 +41,9 @@ from penstock.kernel.signatures import (
 )
 from penstock.system import adaptive
 from penstock.system.adaptive import Parameters
+from penstock.system.by_name import resolved
 from penstock.system.engines import ENGINES
-from penstock.system.own_functions import OwnFunction, resolved
+from penstock.system.own_functions import OwnFunction
 from penstock.system.scheduler import Phases, Scheduler
 
 Composition = tuple[int, int, int]

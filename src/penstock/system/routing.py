@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
-from penstock.errors import InputError, nearest
+from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.kernel.signatures import (
     ROUTE_BY_FUNCTION,
@@ -37,7 +37,8 @@ from penstock.kernel.signatures import (
     SEEN_FIELDS,
 )
 from penstock.system import router_functions
-from penstock.system.own_functions import OwnFunction, resolved
+from penstock.system.by_name import resolved
+from penstock.system.own_functions import OwnFunction
 
 RouterFunction = Callable[[Floats, Floats, Floats], int]
 
@@ -248,12 +249,6 @@ def resolve_router(
     """
     if isinstance(choice, Mapping):
         return _with_named_settings(choice, folder)
-    named = isinstance(choice, str) and (choice in ROUTERS or ":" in choice)
-    if not named and not callable(choice):  # as a Router is, too
-        raise InputError(
-            f"unknown router {checks.shown(choice)}{nearest(str(choice), ROUTERS)} (or "
-            "module:function for your own)"
-        )
     return resolved(choice, "router", ROUTERS, Router, router, folder)
 
 

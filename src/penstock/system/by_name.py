@@ -1,0 +1,97 @@
+"""Policies, orders and routers by name: those known, and functions of a module or a file."""
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+
+T = TypeVar("T")
+
+
+def resolved(
+    choice: Any,
+    kind: str,
+    known: Mapping[str, T],
+    made: type,
+    make: Callable[[Any], T],
+    folder: Path | None,
+) -> T:
+    """Return what a known name, ``module:function``, ``file.py:function`` or a function stands for.
+
+    Parameters
+    ----------
+    choice
+        As the user gave it.
+    kind, made
+        What it should be: in words, and the type of those that are made already.
+    known
+        Those that have a name.
+    make
+        Makes one of a function.
+    folder
+        Where ``module`` and ``file.py`` are looked for first; None: the working folder.
+
+    Raises
+    ------
+    InputError
+        If there is none, or it cannot be imported; it says which there are.
+    """
+    if isinstance(choice, str) and choice in known:
+        return known[choice]
+    if isinstance(choice, str) and ":" in choice:
+        choice = _find(choice, kind, made, folder)
+    elif not (isinstance(choice, made) or callable(choice)):
+        raise InputError(
+            f"unknown {kind} {checks.shown(choice)}{nearest(str(choice), known)} (or "
+            "module:function for your own)"
+        )
+    return choice if isinstance(choice, made) else make(choice)  # type: ignore[return-value]
+
+
+def _find(choice: str, kind: str, made: type, folder: Path | None) -> Any:
+    """Return what ``module:function`` stands for: of the type ``made``, or a function."""
+    module_name, _, function_name = choice.rpartition(":")
+    module = _module(module_name, kind, folder or Path.cwd())
+    function = getattr(module, function_name, None)
+    if function is None:
+        names = [n for n, v in vars(module).items() if isinstance(v, made) or inspect.isfunction(v)]
+        raise InputError(
+            f"{kind} {choice!r}: {module_name} has no function "
+            f"{function_name!r}{nearest(function_name, names)}"
+        )
+    return function
+
+
+def _module(name: str, kind: str, folder: Path) -> ModuleType:
+    """Import a module by name, or a Python file by its path, looking into ``folder`` first."""
+    path = folder / (name if name.endswith(".py") else name.replace(".", "/") + ".py")
+    try:
+        if path.is_file():
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            with contextlib.suppress(KeyError):
+                del sys.modules[path.stem]  # two scenarios may each bring a file of the same name
+            sys.modules[path.stem] = module
+            with contextlib.redirect_stdout(
+                sys.stderr
+            ):  # what such a file prints is no part of an answer
+                spec.loader.exec_module(module)
+            return module
+        return importlib.import_module(name)
+    except (InputError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # also a file that ends the program
+        raise InputError(
+            f"cannot import the {kind} module {name!r}: {type(error).__name__}: {error}; looked "
+            f"for {path}"
+        ) from error
