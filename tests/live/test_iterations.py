@@ -182,7 +182,7 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zmq", None)
-    with pytest.raises(InputError, match=r"penstock-llm\[live\]"):
+    with pytest.raises(InputError, match=r"\.\[live\]"):
         Passes("tcp://localhost:20380")
 
 

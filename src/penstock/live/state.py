@@ -19,7 +19,9 @@ from penstock.system.server import Server
 
 AS_SEEN = "as seen"
 """The limit of an engine whose batch times are not known: what it carried while requests waited."""
-_PRIOR = 20.0  # intervals with the scatter of a Poisson process, before any was seen
+_PRIOR = 10.0
+"""Intervals with the scatter of a Poisson process, before any was seen. More would take bursty
+arrivals for regular ones for longer, and so call a stable load unstable."""
 _HOST_KNOWN = 0.1  # share of a batch by which the host's time must be known to be used
 _HOST_MOVED = 0.02  # share of a batch by which it must move for the limits to be worked out anew
 _RECENT = 512  # intervals in which a change is looked for
