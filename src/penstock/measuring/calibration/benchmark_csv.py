@@ -10,7 +10,7 @@ from penstock import checks
 from penstock.inputs.source import Source
 from penstock.inputs.tables import Table, open_table
 from penstock.measuring.calibration import guidellm, guidellm_tables
-from penstock.measuring.calibration.results import Row
+from penstock.measuring.calibration.result_fields import Row
 from penstock.measuring.fitting.vllm_log import has_iterations
 
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,16 @@ import polars as pl
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.source import Source, first_line, refuse_twice
-from penstock.measuring.calibration import benchmark_csv, guidellm, load_tools, send_times
+from penstock.measuring.calibration import (
+    aiperf,
+    benchmark_csv,
+    guidellm,
+    inference_perf,
+    send_times,
+    vllm_bench,
+)
 from penstock.measuring.calibration.consistency import make_consistent
-from penstock.measuring.calibration.results import STATISTICS, NoResult, Row, add_note
+from penstock.measuring.calibration.result_fields import STATISTICS, NoResult, Row, add_note
 from penstock.words import counted
 
 _TIMES = tuple(
@@ -180,9 +187,9 @@ def _rows_of(source: Source, format: str | None) -> tuple[list[Row], str]:
     if format == "csv" or (format is None and head[:1] not in (b"{", b"[")):
         return benchmark_csv.rows(source), "csv"
     document = _parsed(source)
-    for name, (belongs, rows) in _READERS.items():
-        if format in (None, name) and belongs(document):
-            return rows(document, source), name
+    for name, reader in _READERS.items():
+        if format in (None, name) and reader.belongs(document):
+            return reader.rows(document, source), name
     reason = (
         f"is JSON of no known benchmark{f' of the format {format}' if format else ''}. Known are "
         f"{', '.join(FORMATS)}; give one of them as the format, or write a CSV"
@@ -212,12 +219,13 @@ def _parsed(source: Source) -> Any:
         ) from None
 
 
-_READERS: dict[str, tuple[Callable[[Any], bool], Callable[[Any, Source], list[Row]]]] = {
-    "guidellm": (guidellm.belongs, guidellm.rows),
-    "vllm-bench": (load_tools.is_vllm_bench, load_tools.vllm_bench),
-    "inference-perf": (load_tools.is_inference_perf, load_tools.inference_perf),
-    "aiperf": (load_tools.is_aiperf, load_tools.aiperf),
+_READERS = {
+    "guidellm": guidellm,
+    "vllm-bench": vllm_bench,
+    "inference-perf": inference_perf,
+    "aiperf": aiperf,
 }
+"""Modules that tell their documents (``belongs``) and read them (``rows``)."""
 
 FORMATS = (*_READERS, "csv")
 """Names of the formats that `read_benchmarks` knows; ``aiperf`` is GenAI-Perf, too."""

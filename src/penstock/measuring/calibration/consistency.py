@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 
 from penstock.errors import InputError
-from penstock.measuring.calibration.results import Row, add_note
+from penstock.measuring.calibration.result_fields import Row, add_note
 
 _ODD = 0.1  # share by which two figures of one thing may differ
 _WRONG = 2.0  # factor from which on no rounding and no odd mean explains it

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field
 from penstock import checks
 from penstock.inputs.source import Source
 from penstock.measuring.calibration import guidellm_tables as tables
-from penstock.measuring.calibration.results import (
+from penstock.measuring.calibration.result_fields import (
     MS,
     NOTHING_COMPLETED,
     Entry,

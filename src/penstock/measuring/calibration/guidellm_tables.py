@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock import checks
 from penstock.inputs.source import Source
-from penstock.measuring.calibration.results import MS, Row
+from penstock.measuring.calibration.result_fields import MS, Row
 
 METRICS = {
     "requests_per_s": "requests_per_second",

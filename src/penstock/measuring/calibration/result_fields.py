@@ -134,6 +134,11 @@ def open_loop(
     return row
 
 
+def listed(value: Any) -> list[Any]:
+    """Return a list, of one element if it was none."""
+    return value if isinstance(value, list) else [value]
+
+
 def closed_loop(in_flight: float) -> Row:
     """Return a load of so many requests under way, each followed by another."""
     return {"pattern": "closed", "in_flight": in_flight, "load": f"closed@{in_flight:g}"}
