@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import InputError
-from penstock.live.pages import Note
+from penstock.live.metrics_pages import Note
 from penstock.live.recording import Recorder, replayed
 from penstock.live.rounds import Round
 from penstock.live.scrape import Scrape

@@ -16,7 +16,7 @@ from tests.live.vllm_page import page
 from penstock.errors import InputError
 from penstock.live.exposition import read_page
 from penstock.live.fetching import address
-from penstock.live.pages import Read
+from penstock.live.metrics_pages import Read
 from penstock.live.sources import EnginePage, GatewayPage, Prometheus, selector
 
 Serve = Callable[..., Server]

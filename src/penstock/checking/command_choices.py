@@ -119,7 +119,7 @@ def chosen_variants(
     that are named, by their names; as it is where none are.
     """
     from penstock.checking.variants import with_order, with_policy, with_router
-    from penstock.system.network_faults import refuse_in_vain
+    from penstock.system.network_checks import refuse_in_vain
     from penstock.system.orders import ORDERS, resolve_order
     from penstock.system.policies import POLICIES, resolve
     from penstock.system.routing import ROUTERS, resolve_router

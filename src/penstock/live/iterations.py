@@ -13,7 +13,7 @@ import numpy.typing as npt
 from penstock.errors import InputError
 from penstock.inputs.source import Source as File
 from penstock.live.iterations_seen import Queued, Seen
-from penstock.live.pages import Note, Read
+from penstock.live.metrics_pages import Note, Read
 from penstock.live.reading import Z95, Estimate, FittedTimes
 from penstock.measuring.fitting.batches import Array, MeasuredBatches
 from penstock.measuring.fitting.estimate import estimate

@@ -12,7 +12,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.recording import FORMAT, MARK, Row, read_recording
 from penstock.live.iterations_seen import Seen
-from penstock.live.pages import Note
+from penstock.live.metrics_pages import Note
 from penstock.live.rounds import Round
 from penstock.live.scrape import Scrape
 

@@ -11,7 +11,7 @@ from penstock.errors import InputError
 from penstock.inputs.source import Source as File
 from penstock.live.fetching import MOST_BYTES
 from penstock.live.iterations_seen import Seen
-from penstock.live.pages import Note, Pages, Read
+from penstock.live.metrics_pages import Note, Pages, Read
 from penstock.live.scrape import Scrape
 from penstock.live.sources import GATEWAY, Source
 

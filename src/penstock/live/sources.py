@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from penstock import checks
+from penstock.live.engines import KINDS
 from penstock.live.engines.gateways import arrivals, counters
 from penstock.live.exposition import Samples, read_page
 from penstock.live.fetching import Address, Fetcher, FetchFault
-from penstock.live.pages import KINDS, Note, Pages, Read
+from penstock.live.metrics_pages import Note, Pages, Read
 from penstock.live.scrape import Scrape
 
 GATEWAY = "arrivals"

@@ -7,7 +7,7 @@ from penstock.errors import InputError
 from penstock.live.conclusions import conclude
 from penstock.live.fitted_server import FittedServer
 from penstock.live.iterations_seen import Seen
-from penstock.live.pages import Note
+from penstock.live.metrics_pages import Note
 from penstock.live.reading import Answer
 from penstock.live.rounds import Round
 from penstock.live.scrape import Scrape

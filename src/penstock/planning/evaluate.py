@@ -36,7 +36,7 @@ from penstock.simulation.run import Run
 from penstock.simulation.servable import never_served
 from penstock.simulation.simulate import RunOptions
 from penstock.system.network import Network
-from penstock.system.network_faults import refuse_in_vain
+from penstock.system.network_checks import refuse_in_vain
 from penstock.system.pool import Pool
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify

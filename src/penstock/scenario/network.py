@@ -27,7 +27,7 @@ from penstock.scenario.pools import PoolSection, within
 from penstock.scenario.scenario import RunSection
 from penstock.scenario.workflows import WorkflowSection
 from penstock.system.network import Network
-from penstock.system.network_faults import refuse_in_vain
+from penstock.system.network_checks import refuse_in_vain
 from penstock.system.outages import SENT_AGAIN, Outage, checked_outages
 
 DEFAULT_JOBS = 20_000

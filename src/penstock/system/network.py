@@ -10,7 +10,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Floats, Ints
 from penstock.system.kv_transfer import received_tokens
-from penstock.system.network_faults import (
+from penstock.system.network_checks import (
     checked_pools,
     checked_workflows,
     refuse_unfed_decodes,

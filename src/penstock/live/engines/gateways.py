@@ -1,6 +1,6 @@
 """Gateways: their counters of requests that arrive, which engines do not have."""
 
-from penstock.live.engines.names import Metric, Sum, Total
+from penstock.live.engines.metric import Metric, Sum, Total
 from penstock.live.exposition import Samples
 
 _EVER_BEGUN = Sum(

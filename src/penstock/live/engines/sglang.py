@@ -6,8 +6,8 @@ count the parts of a prompt as they are computed. Requests that are given up whi
 counted nowhere.
 """
 
-from penstock.live.engines.kind import Kind, Same
-from penstock.live.engines.names import Spread, Total
+from penstock.live.engines.engine_kind import Kind, Same
+from penstock.live.engines.metric import Spread, Total
 
 _REALTIME = "realtime_tokens_total"
 _PREFILL = frozenset({"prefill_compute", "prefill_cache"})

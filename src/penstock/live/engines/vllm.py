@@ -5,8 +5,8 @@ request finishes. Rejections carry no label of an engine. Requests that clients 
 nowhere.
 """
 
-from penstock.live.engines.kind import Kind, Same
-from penstock.live.engines.names import Product, Spread, Sum, Total
+from penstock.live.engines.engine_kind import Kind, Same
+from penstock.live.engines.metric import Product, Spread, Sum, Total
 
 _CACHED = frozenset({"local_cache_hit", "external_kv_transfer"})
 

@@ -24,7 +24,7 @@ from penstock.measuring.calibration.predict import Overhead, Requests, predict, 
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.refine import FITTED, Fit, Sent, misfits_of_all
 from penstock.measuring.calibration.steps import Common
-from penstock.measuring.hardware.from_shape import limits_of
+from penstock.measuring.hardware.view_of_shape import limits_of
 from penstock.scenario.server import HardwareSection
 from penstock.simulation.progress import Progress, counting
 from penstock.system.batch_time import Composition

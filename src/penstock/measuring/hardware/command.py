@@ -72,7 +72,7 @@ def _from_shape(
     as_json: bool,
 ) -> None:
     """Show what follows from the shape of a model on a GPU."""
-    from penstock.measuring.hardware.from_shape import facts_of, shaped_page
+    from penstock.measuring.hardware.view_of_shape import facts_of, shaped_page
     from penstock.system.models.served import served_model
 
     if model is None:

@@ -11,17 +11,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.live.engines.kind import Kind
-from penstock.live.engines.sglang import SGLANG
+from penstock.live.engines import KINDS
+from penstock.live.engines.engine_kind import Kind
 from penstock.live.engines.tensorrt import NAME as TENSORRT
 from penstock.live.engines.tensorrt import TensorRT
-from penstock.live.engines.vllm import VLLM
 from penstock.live.exposition import Labels, Samples, read_page
 from penstock.live.iterations_seen import Seen
 from penstock.live.scrape import Scrape
-
-KINDS = (VLLM, SGLANG)
-"""Engines whose pages are Prometheus' text; another one is one file that maps its names."""
 
 _MOST_SHARE = 1.001  # of KV memory; beyond, the gauge is no share
 _MULTIPROCESS = 0.05  # by which two metrics may differ where several processes write them

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.live.vllm_page import page
 
-from penstock.live.pages import Pages, Read
+from penstock.live.metrics_pages import Pages, Read
 from penstock.live.scrape import Scrape
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
-from penstock.live.engines.names import Metric
+from penstock.live.engines.metric import Metric
 
 
 @dataclasses.dataclass(frozen=True)
