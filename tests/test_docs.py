@@ -102,6 +102,17 @@ def bring(needs: str, folder: Path) -> None:
             shutil.copy(beside, folder)
 
 
+@pytest.fixture
+def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Show the clock of a page in UTC, and of the pages after it as before."""
+    with monkeypatch.context() as context:
+        context.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_utc")
 @pytest.mark.parametrize(("page", "mark"), [*runs()])
 def test_who_follows_a_page_sees_what_it_shows(
     page: Path,
@@ -117,8 +128,6 @@ def test_who_follows_a_page_sees_what_it_shows(
     for name in ("examples", "pyproject.toml"):  # as in a checkout
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TZ", "UTC")  # of the clock that a page shows
-    time.tzset()
     names: dict[str, Any] = {"__name__": page.stem}
     printed = ""  # and not shown so far
     for block in blocks(page):

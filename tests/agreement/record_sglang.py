@@ -21,7 +21,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
 
-from recorded import NO_BLOCK, Call, batch_ns, conversations, lognormal, save
+from recorded import HASH_BLOCK, NO_BLOCK, Call, batch_ns, conversations, lognormal, save
 
 
 class NoCuda(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -80,13 +80,13 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 logging.disable(logging.WARNING)
 allocation.support_triton = lambda backend: False
 STOP = 2  # the token that ends an output before what was declared
-HASH_BLOCK = 16
-NOT_HERE = (
+# Fields of the scheduler for what is not simulated.
+FALSE_FIELDS = (
     "_engine_paused", "enable_hicache_storage", "enable_hierarchical_cache", "enable_hisparse", "enable_lmcache",
     "enable_lora", "enable_session_radix_cache", "enable_unified_cache_external_linker", "enable_unified_memory",
     "is_hybrid_ssm", "is_hybrid_swa", "require_mlp_sync",
 )  # fmt: skip
-NONE_HERE = (
+NONE_FIELDS = (
     "decode_offload_manager", "dllm_config", "dynamic_chunk_sizer", "hisparse_coordinator", "lora_drainer",
     "max_new_tokens_limit", "max_queued_requests", "metrics_collector", "min_free_slots_delayer",
     "_pending_chunked_abort_req", "scheduler_stage_metrics", "server_args", "sliding_window_size",
@@ -101,9 +101,9 @@ class Scheduler(scheduling.Scheduler):  # type: ignore[misc]
         resolved = scheduling.get_schedule()
         page_size = configuration.get("page_size", 1)
         tokens = configuration["kv_tokens"] // page_size * page_size
-        for name in NOT_HERE:
+        for name in FALSE_FIELDS:
             setattr(self, name, False)
-        for name in NONE_HERE:
+        for name in NONE_FIELDS:
             setattr(self, name, None)
         self.device = "cpu"
         self.spec_algorithm = SpeculativeAlgorithm.NONE
@@ -190,7 +190,7 @@ class Scheduler(scheduling.Scheduler):  # type: ignore[misc]
         raise RuntimeError(f"SGLang gave up {request}: it can never fit")
 
     def process(self, batch: Any, calls: Sequence[Call]) -> None:
-        """Give each request of a batch its next token, the last before what was declared a stop token."""
+        """Give each request its next token: a stop token where its output ends before the declared length."""
         sampled = []
         for request in batch.reqs:
             call = calls[int(request.rid)]
@@ -210,7 +210,7 @@ class Scheduler(scheduling.Scheduler):  # type: ignore[misc]
         plan = self.get_next_batch_to_run(running_batch=self.running_batch, last_batch=self.last_batch)
         self.running_batch = plan.running_batch
         batch = plan.batch_to_run
-        if batch:
+        if batch is not None:
             self.processed_tokens_counter += batch.extend_num_tokens or 0
             self.forward_ct += 1
             batch.forward_iter = self.forward_ct
@@ -255,7 +255,8 @@ def serve(configuration: dict[str, Any], calls: list[Call]) -> list[dict[str, An
         call.declared = call.output_tokens
         if isinstance(declared, int):
             call.declared = max(declared, call.output_tokens)
-    longest_context = max(call.prompt_tokens + call.declared for call in calls) + 200
+    ahead = 200  # tokens: room for what a batch holds ahead
+    longest_context = max(call.prompt_tokens + call.declared for call in calls) + ahead
     with get_context().override_server_args(**server_args(configuration)):
         scheduler = Scheduler(configuration, longest_context)
         requests = [as_request(i, call, declared == "ignore_eos") for i, call in enumerate(calls)]
@@ -278,7 +279,7 @@ def run(scheduler: Scheduler, calls: list[Call], requests: list[Any]) -> list[di
             arrived += 1
         retracted = [request.retraction_count for request in requests]
         batch = scheduler.compose()
-        if batch:
+        if batch is not None:
             lengths = [1] * len(batch.reqs) if batch.forward_mode.is_decode() else batch.extend_lens
             start = max(now, free_at)
             free_at = start + batch_ns(sum(lengths))
@@ -287,7 +288,8 @@ def run(scheduler: Scheduler, calls: list[Call], requests: list[Any]) -> list[di
             preempted = [i for i, request in enumerate(requests) if request.retraction_count > retracted[i]]
             steps.append({"start_ns": start, "scheduled": scheduled, "preempted": preempted})
         # with overlap a batch runs while the one before it is processed
-        if len(flight) > (scheduler.enable_overlap and batch is not None):
+        ahead = 1 if scheduler.enable_overlap and batch is not None else 0
+        if len(flight) > ahead:
             done, now = flight.popleft()
             scheduler.process(done, calls)
             for request in done.reqs:

@@ -12,6 +12,7 @@ FOLDER = Path(__file__).parent / "schedules"
 COLUMNS = (
     "request", "arrival_ns", "prompt_tokens", "output_tokens", "priority", "first_token_ns", "finish_ns", "preemptions"
 )  # fmt: skip
+HASH_BLOCK = 16  # tokens of a prompt that one hash id names, for SGLang
 NO_BLOCK = 10**9  # token ids from here on stand for text that no other request shares
 
 
@@ -27,11 +28,14 @@ class Call:
     first_token_ns: int = -1
     finish_ns: int = -1
     preemptions: int = 0
-    declared: int = 0
+    declared: int = 0  # most output tokens that it says it may make (SGLang)
+
+
+BATCH_NS = "11280000 + 35470000*ceil(b/128)"
 
 
 def batch_ns(tokens: int) -> int:
-    """CodeLlama-34B on one A100, nanoseconds."""
+    """CodeLlama-34B on one A100, nanoseconds: `BATCH_NS`."""
     return 11_280_000 + 35_470_000 * -(-tokens // 128)
 
 
@@ -91,7 +95,7 @@ def save(
     facts = {
         "engine": engine,
         "recorded": recorded,
-        "batch_time_ns": "11280000 + 35470000*ceil(b/128)",
+        "batch_time_ns": BATCH_NS,
         "requests": len(calls),
         "steps": len(steps),
         "preemptions": sum(call.preemptions for call in calls),

@@ -6,26 +6,19 @@ from pathlib import Path
 import polars as pl
 import pytest
 from engine_systems import assert_a_pool_does_the_same
+from recorded import FOLDER, HASH_BLOCK, batch_ns
 
 import penstock as ps
 from penstock.reference.simulation import simulate_server
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden" / "sglang-0.5.23"
-RECORDED = Path(__file__).parent / "schedules"
-"""Made by `record_sglang.py`."""
-HASH_BLOCK = 16
 OF_PRIORITIES = (
     "priority_scheduling_preemption_threshold", "schedule_low_priority_values_first", "retraction_policy"
 )  # fmt: skip
 
 every_recording = pytest.mark.parametrize(
-    "path", sorted([*GOLDEN.glob("*.json"), *RECORDED.glob("sglang_*.json")]), ids=lambda path: path.stem
+    "path", sorted([*GOLDEN.glob("*.json"), *FOLDER.glob("sglang_*.json")]), ids=lambda path: path.stem
 )
-
-
-def recorded_ticks(tokens: int) -> int:
-    """Nanoseconds that a batch of so many tokens took in all recordings."""
-    return 11_280_000 + 35_470_000 * -(-tokens // 128)
 
 
 def settings(configuration):
@@ -43,7 +36,7 @@ def settings(configuration):
     }
     return {
         "engine": "sglang",
-        "batch_time": recorded_ticks,
+        "batch_time": batch_ns,
         "token_budget": chunk if chunk > 0 else None,
         "max_batch_size": configuration["max_running"],
         "kv_blocks": configuration["kv_tokens"] // page,
@@ -78,7 +71,7 @@ def columns(configuration, rows):
 
 @every_recording
 def test_the_reference_serves_every_request_at_the_same_nanosecond(path: Path) -> None:
-    """First tokens, finishes, retractions, and the tokens of each batch."""
+    """First tokens, finishes, retractions, and the batches as far as they were written down."""
     configuration = json.loads(path.read_text())
     rows = pl.read_csv(path.with_suffix(".csv"))
     lengths = [rows[column].to_list() for column in ("arrival_ns", "prompt_tokens", "output_tokens")]
@@ -115,7 +108,7 @@ def kernel_run(configuration, rows, compress):
 @pytest.mark.parametrize("compress", [True, False])
 @every_recording
 def test_the_kernel_serves_every_request_at_the_same_nanosecond(path: Path, compress: bool) -> None:
-    """First tokens, finishes, retractions, and the tokens of each batch, with compression and without."""
+    """First tokens, finishes, retractions, and the batches as far as they were written down."""
     configuration = json.loads(path.read_text())
     rows = pl.read_csv(path.with_suffix(".csv"))
     run = kernel_run(configuration, rows, compress)

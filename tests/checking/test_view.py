@@ -274,6 +274,13 @@ def test_the_page_of_several_policies_has_verdicts_for_each_and_no_latency_where
     assert "fastertransformer" in printed(page, capsys, monkeypatch, 80)
 
 
+@pytest.mark.parametrize(("rate", "shown"), [(10.0, False), (20.0, True)])
+def test_unfinished_requests_have_a_column_where_there_are_some(rate: float, shown: bool) -> None:
+    given = scenario(None, rate)
+    (table,) = compare_page(given, asked(given, ["sarathi", "orca"])).sections[0].tables
+    assert ("Unfinished" in table.columns) == shown
+
+
 @pytest.mark.parametrize("width", [20, 80, 120])
 def test_a_table_that_is_too_wide_loses_its_spare_columns_and_then_stands_row_by_row(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -308,6 +308,7 @@ def test_a_gpu_that_says_too_little_or_holds_no_model_is_refused(server: dict[st
     [
         ("'': 5\n", "'' is not a key of a scenario"),
         ("server: {'': 5}\nworkload: {}\n", "server.'' is not a key"),
+        ("workload: {prompt: 100, rate: 2}\n", "workload.prompt belongs to a process that draws requests, such as"),
         ("a" * 4_000_001, "more than 4,000,000 characters"),
     ],
 )

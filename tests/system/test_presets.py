@@ -44,3 +44,8 @@ def test_unknown_hardware_is_refused_in_one_line_with_the_names_there_are(name):
     with pytest.raises(InputError, match=r"unknown hardware .*may stand in its place\).*codellama-34b-a100") as caught:
         hardware(name)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_gpu_is_no_hardware_and_the_message_says_what_to_write():
+    with pytest.raises(InputError, match=r"h100-sxm is a GPU.*\{model: Llama-3.1-8B, gpu: h100-sxm\}"):
+        hardware("h100-sxm")

@@ -158,11 +158,7 @@ class Stability:
                 if watch.needed < _FAR
                 else "; it is at its limit"
             )
-        moved = f"{watch.drift:+.2%} of what arrives ({sure} {low:+.2%} to {high:+.2%})"
-        return (
-            f"a large backlog changes by {moved}, {span}: too little to tell at this "
-            f"resolution{more}"
-        )
+        return f"under a large backlog {does}, {span}: too little to tell at this resolution{more}"
 
     @property
     def error(self) -> str:

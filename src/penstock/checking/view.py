@@ -347,7 +347,7 @@ def _policies_table(answers: Mapping[str, Answer]) -> Table:
             name,
             answer.certificate.verdict,
             test.verdict,
-            f"{1 - test.drift:,.2f} x" if test.interval else "> 1 x",
+            f"{share(1 - test.drift, 1.0)} x" if test.interval else "> 1 x",
             f"{run.tokens_per_s:,.0f}",
             f"{_tokens_per_batch(run):,.0f}",
         ]

@@ -1,13 +1,10 @@
-"""How engines form a batch: one function each, over the running list and the waiting queue.
+"""Which rule forms the batch of an engine.
 
-Each says who is served: slots in prefill (`serve_prefill`) and the number of decoding requests
+A rule is a function of a file ``rules_ENGINE.py``, over the running list and the waiting queue. It
+says who is served: slots in prefill (`serve_prefill`) and the number of decoding requests
 (``served_decodes``), which are the first of the list unless ``taken`` marks them (``marked``).
 Memory is taken as requests are put into the batch, and who has to make room for it leaves
 (`preempt`).
-
-Where every decoding request is served, whether memory suffices is one comparison: who is preempted
-comes from the end of the list, so making room one request at a time, as engines do, ends at the
-same place as making room for all.
 """
 
 from typing import Any

@@ -106,7 +106,7 @@ def _may_decode(world: World, engine: Any, pool: Any) -> Any:
 
 
 @uncounted(inline=True)
-def _decode_all(world: World, engine: Any, pool: Any, growth: int) -> None:
+def _serve_decodes(world: World, engine: Any, pool: Any, growth: int) -> None:
     """Serve all that decode, with the blocks that they need for it."""
     make_free_for(world, engine, pool, _decoders(engine))
     take_blocks(world, engine, pool, growth)
@@ -127,7 +127,7 @@ def _ride_along(world: World, engine: Any, pool: Any) -> None:
     _drop_finishing(engine)
     if _decoders(engine) == 0 or not _may_decode(world, engine, pool):
         return
-    _decode_all(world, engine, pool, _growth(world, engine, pool))
+    _serve_decodes(world, engine, pool, _growth(world, engine, pool))
     if pool.takes_places != 0:
         _note_lengths(world, engine)
     first, last, head = engine.first_slot, engine.last_slot, engine.served_head
@@ -167,7 +167,7 @@ def _decode(world: World, engine: Any, pool: Any) -> None:
         return
     else:
         _retract(world, engine, pool)
-    _decode_all(world, engine, pool, _growth(world, engine, pool))
+    _serve_decodes(world, engine, pool, _growth(world, engine, pool))
 
 
 # -- retraction

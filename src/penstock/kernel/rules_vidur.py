@@ -9,11 +9,9 @@ from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.records import VIDUR_SARATHI, World
 from penstock.kernel.running import (
     admit,
-    append,
-    decode_all,
-    insert_before,
+    decode_all_that_fit,
+    serve_begun_prompts,
     serve_prefill,
-    unlink,
 )
 from penstock.kernel.waiting import pop_waiting
 
@@ -21,10 +19,10 @@ from penstock.kernel.waiting import pop_waiting
 @uncounted()
 def decodes_then_prompts(world: World, engine: Any, pool: Any) -> None:
     """Vidur's Orca and Sarathi: all decodes, prompts that were begun, then new ones."""
-    decode_all(world, engine, pool, 1 if pool.rule == VIDUR_SARATHI else 0)
+    decode_all_that_fit(world, engine, pool, 1 if pool.rule == VIDUR_SARATHI else 0)
     left = max(pool.budget - engine.served_decodes, 0)
     if engine.prefilling > 0:
-        left = go_on(world, engine, left)
+        left = serve_begun_prompts(world, engine, left)
     while engine.running < pool.batch_size and engine.head >= 0:
         target = take = world.again[engine.head].target
         if pool.rule == VIDUR_SARATHI:
@@ -38,34 +36,6 @@ def decodes_then_prompts(world: World, engine: Any, pool: Any) -> None:
         place = admit(world, engine, pool, request, blocks, 0)
         serve_prefill(world, engine, place, take)
         left -= take
-
-
-@uncounted()
-def go_on(world: World, engine: Any, left: int) -> Any:
-    """Serve prompts of those that run, in order; return the tokens left.
-
-    Those in the batch stand at the end from now on, those that are not at the front.
-    """
-    place = engine.first_slot
-    end = engine.last_slot
-    front = place
-    while place >= 0:
-        slot = world.slots[place]
-        following = slot.next if place != end else -1
-        if slot.left > 0:
-            take = min(slot.left, left)
-            if take > 0:
-                serve_prefill(world, engine, place, take)
-                left -= take
-                unlink(world, engine, place)
-                append(world, engine, place)
-            elif place == front:
-                front = following
-            else:
-                unlink(world, engine, place)
-                insert_before(world, engine, place, front)
-        place = following
-    return left
 
 
 @uncounted()

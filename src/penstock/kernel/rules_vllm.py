@@ -10,7 +10,7 @@ from penstock.kernel.drafts import blocks_for_drafts, verify
 from penstock.kernel.records import VIDUR_VLLM, World
 from penstock.kernel.running import (
     admit,
-    decode_all,
+    decode_all_that_fit,
     done_by,
     ends_unforeseen,
     growth_of,
@@ -27,7 +27,7 @@ from penstock.kernel.waiting import pop_waiting
 
 @uncounted(inline=True)
 def vllm(world: World, engine: Any, pool: Any) -> None:
-    """VLLM V1: those that run, in order, then new ones."""
+    """How vLLM V1 forms a batch: those that run, in order, then new ones."""
     engine.has_prompts = 0
     most = pool.long_prefill
     requests = engine.running + engine.waiting
@@ -38,12 +38,12 @@ def vllm(world: World, engine: Any, pool: Any) -> None:
     deferred = _defers_prompts(engine, pool)
     left = -1
     if pool.drafts == 0 and not deferred:
-        left = _at_once(world, engine, pool, most)
+        left = _serve_at_once(world, engine, pool, most)
     if left < 0:
         engine.marked = 1
-        left = _in_order(world, engine, pool, most, deferred)
+        left = _serve_in_order(world, engine, pool, most, deferred)
     if engine.preempted == 0 and left > 0:
-        _waiting(world, engine, pool, most, left, deferred)
+        _admit_waiting(world, engine, pool, most, left, deferred)
     if pool.prefill_interval > 1:
         _count_since_prompts(engine, deferred)
 
@@ -74,7 +74,7 @@ def _count_since_prompts(engine: Any, deferred: bool) -> None:
 
 
 @uncounted(inline=True)
-def _at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
+def _serve_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
     """Serve all that run, where the only one in prefill is the last; return the tokens left, or -1
     where one must be looked at after the other.
     """
@@ -119,7 +119,7 @@ def _hold_for(world: World, engine: Any, pool: Any, place: int, take: int) -> No
 
 
 @uncounted()
-def _in_order(world: World, engine: Any, pool: Any, most: int, deferred: bool) -> Any:
+def _serve_in_order(world: World, engine: Any, pool: Any, most: int, deferred: bool) -> Any:
     """Go through those that run one by one; return the tokens left."""
     left = pool.budget
     place = engine.first_slot
@@ -152,7 +152,7 @@ def _in_order(world: World, engine: Any, pool: Any, most: int, deferred: bool) -
             else:
                 take_blocks(world, engine, pool, need)
                 slot.grown += need
-                _decodes(world, engine, pool, place, take - 1)
+                _serve_decode(world, engine, pool, place, take - 1)
         place = following
     return left
 
@@ -181,7 +181,7 @@ def _lacks(engine: Any, pool: Any, slot: Any, take: int) -> Any:
 
 
 @uncounted(inline=True)
-def _decodes(world: World, engine: Any, pool: Any, place: int, drafted: int) -> None:
+def _serve_decode(world: World, engine: Any, pool: Any, place: int, drafted: int) -> None:
     """Put a decode into the batch, with its drafts."""
     slot = world.slots[place]
     if slot.left < 0:
@@ -197,7 +197,9 @@ def _decodes(world: World, engine: Any, pool: Any, place: int, drafted: int) -> 
 
 
 @uncounted(inline=True)
-def _waiting(world: World, engine: Any, pool: Any, most: int, left: int, deferred: bool) -> None:
+def _admit_waiting(
+    world: World, engine: Any, pool: Any, most: int, left: int, deferred: bool
+) -> None:
     """Admit those that wait, in order, while tokens, places and blocks are left."""
     size = pool.block_size
     runs_prompts = engine.has_prompts != 0
@@ -260,4 +262,4 @@ def prompts_or_decodes(world: World, engine: Any, pool: Any) -> None:
         if padded:
             keep_sorted(world, engine, place)
     if engine.served == 0:
-        decode_all(world, engine, pool, 1)
+        decode_all_that_fit(world, engine, pool, 1)

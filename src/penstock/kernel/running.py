@@ -219,6 +219,41 @@ def serve_prefill(world: World, engine: Any, place: int, tokens: int) -> None:
     engine.served += 1
 
 
+@uncounted()
+def serve_begun_prompts(world: World, engine: Any, left: int) -> Any:
+    """Serve prompts of those that run, in order; return the tokens left.
+
+    Those in the batch stand at the end from now on, those that are not at the front.
+    """
+    place = engine.first_slot
+    end = engine.last_slot
+    front = place
+    while place >= 0:
+        slot = world.slots[place]
+        following = slot.next if place != end else -1
+        if slot.left > 0:
+            take = min(slot.left, left)
+            if take > 0:
+                serve_prefill(world, engine, place, take)
+                left -= take
+                unlink(world, engine, place)
+                append(world, engine, place)
+            elif place == front:
+                front = following
+            else:
+                unlink(world, engine, place)
+                insert_before(world, engine, place, front)
+        place = following
+    return left
+
+
+@uncounted()
+def name_blocks(world: World, engine: Any, pool: Any, place: int, take: int) -> None:
+    """Name the blocks that so many tokens of a prompt fill."""
+    done = done_by(engine, world.slots[place])
+    name_prompt(world, engine, pool, place, (done + take) // pool.block_size)
+
+
 @uncounted(inline=True)
 def change_phase(world: World, engine: Any, request: int, change: int) -> None:
     """Count a request in decode (1), or in prefill again (-1), for routers and other pools."""
@@ -380,6 +415,28 @@ def make_room(world: World, engine: Any, pool: Any, place: int) -> None:
     wait_first(world, engine, pool, preempt(world, engine, pool, place))
 
 
+@uncounted()
+def decode_all_that_fit(world: World, engine: Any, pool: Any, spare: int) -> None:
+    """Serve every decoding request that memory has room for; each must find ``spare`` blocks before
+    its own.
+
+    Whether memory suffices for all is one comparison: who is preempted comes from the end of the
+    list, so making room one request at a time, as engines do, ends at the same place.
+    """
+    while engine.decoding > 0:
+        grow = growth_of(world, engine, pool)
+        if spare > 0:
+            last = engine.last_slot
+            while world.slots[last].left > 0:
+                last = world.slots[last].previous
+            grow = max(grow, grow - needs(engine, pool, world.slots[last]) + spare)
+        if grow <= engine.free:
+            break
+        make_room(world, engine, pool, engine.last_slot)
+    take_blocks(world, engine, pool, growth_of(world, engine, pool))
+    engine.served_decodes = engine.decoding
+
+
 @uncounted(inline=True)
 def victim_of(world: World, engine: Any, pool: Any) -> Any:
     """Return who is preempted next: the last of the list, or the one whose priority puts it
@@ -419,29 +476,3 @@ def keep_sorted(world: World, engine: Any, place: int) -> None:
         following = before
         before = world.slots[following].previous
     insert_before(world, engine, place, following)
-
-
-@uncounted()
-def name_blocks(world: World, engine: Any, pool: Any, place: int, take: int) -> None:
-    """Name the blocks that so many tokens of a prompt fill."""
-    done = done_by(engine, world.slots[place])
-    name_prompt(world, engine, pool, place, (done + take) // pool.block_size)
-
-
-@uncounted()
-def decode_all(world: World, engine: Any, pool: Any, spare: int) -> None:
-    """Serve every decoding request that memory has room for; each must find ``spare`` blocks before
-    its own.
-    """
-    while engine.decoding > 0:
-        grow = growth_of(world, engine, pool)
-        if spare > 0:
-            last = engine.last_slot
-            while world.slots[last].left > 0:
-                last = world.slots[last].previous
-            grow = max(grow, grow - needs(engine, pool, world.slots[last]) + spare)
-        if grow <= engine.free:
-            break
-        make_room(world, engine, pool, engine.last_slot)
-    take_blocks(world, engine, pool, growth_of(world, engine, pool))
-    engine.served_decodes = engine.decoding

@@ -31,7 +31,7 @@ def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Rea
     """
     everyone, states = states, _answering(states)
     arrivals, lengths = _Arrivals.of(states), _lengths(states)
-    server = states[0].fitted_server  # of all, alike
+    fitted_server = states[0].fitted_server  # of all, alike
     carried = _carried(states)
     binding = min(carried, key=lambda name: carried[name].rate, default=None)
     answer = Reading(
@@ -48,7 +48,7 @@ def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Rea
         running=_sum(_last(states, "running"), len(states)),
         waiting=_sum(_last(states, "waiting"), len(states)),
         kv_used=max(_last(states, "kv_used"), default=None),
-        iterations=None if server.seen is None else server.seen.batches,
+        iterations=None if fitted_server.seen is None else fitted_server.seen.batches,
         preempted=_known_sum(_last(states, "preempted")),
         preemptions_per_s=_sum(
             [s.preemptions_per_s for s in states if s.preemptions_per_s is not None], len(states)
@@ -67,7 +67,7 @@ def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Rea
         backlog_tokens=_backlog(states, lengths),
         batch_s=_of_one(states, "batch_s"),
         host_s=_of_one(states, "host_s"),
-        fitted=server.seen.fitted if server.seen and server.is_fitted else None,
+        fitted=fitted_server.fitted,
     )
     if arrivals is None or binding is None:
         return answer

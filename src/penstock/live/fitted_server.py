@@ -1,9 +1,10 @@
-"""What each engine is: as the user says, and as its iterations tell."""
+"""The server that a watched engine is taken for, with batch times fitted to its iterations."""
 
 import dataclasses
 from collections.abc import Mapping
 
 from penstock.live.iterations_seen import Seen, notes_on
+from penstock.live.reading import FittedTimes
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 
@@ -29,6 +30,11 @@ class FittedServer:
     def is_fitted(self) -> bool:
         """Whether the batch times are those of iterations."""
         return self.server is not self._given
+
+    @property
+    def fitted(self) -> FittedTimes | None:
+        """What the fit says of large batches; None where batch times are as given."""
+        return self.seen.fitted if self.seen is not None and self.is_fitted else None
 
     @property
     def gap_s(self) -> float:

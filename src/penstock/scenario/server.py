@@ -171,7 +171,7 @@ class ServerSection(Section):
             raise InputError(
                 f"server.gpu is for the schedulers of engines ({engines}), not for {policy.name}; "
                 "leave it out, and "
-                "give token_budget and max_total_tokens"
+                "give token_budget and kv_tokens"
             )
         gpu = self._gpu(measured)
         memory = self._memory(policy, gpu)

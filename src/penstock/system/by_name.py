@@ -44,16 +44,19 @@ def resolved(
     InputError
         If there is none, or it cannot be imported; it says which there are.
     """
-    if isinstance(choice, str) and choice in known:
-        return known[choice]
-    if isinstance(choice, str) and ":" in choice:
-        choice = _find(choice, kind, made, folder)
-    elif not (isinstance(choice, made) or callable(choice)):
+    if isinstance(choice, str):
+        if choice in known:
+            return known[choice]
+        if ":" in choice:
+            choice = _find(choice, kind, made, folder)
+    if isinstance(choice, made):
+        return choice  # type: ignore[return-value]
+    if not callable(choice):
         raise InputError(
             f"unknown {kind} {checks.shown(choice)}{nearest(str(choice), known)} (or "
             "module:function for your own)"
         )
-    return choice if isinstance(choice, made) else make(choice)  # type: ignore[return-value]
+    return make(choice)
 
 
 def _find(choice: str, kind: str, made: type, folder: Path | None) -> Any:
@@ -82,9 +85,8 @@ def _module(name: str, kind: str, folder: Path) -> ModuleType:
             with contextlib.suppress(KeyError):
                 del sys.modules[path.stem]  # two scenarios may each bring a file of the same name
             sys.modules[path.stem] = module
-            with contextlib.redirect_stdout(
-                sys.stderr
-            ):  # what such a file prints is no part of an answer
+            # What such a file prints is no part of an answer.
+            with contextlib.redirect_stdout(sys.stderr):
                 spec.loader.exec_module(module)
             return module
         return importlib.import_module(name)

@@ -14,7 +14,7 @@ from penstock.errors import InputError, nearest
 from penstock.kernel.signatures import DECODE_FIRST, POLICY_SIGNATURE, SEES_DECODES, Queue
 from penstock.system.engine_flags import EXPLAINED
 from penstock.system.memory import Memory
-from penstock.system.own_functions import compiled
+from penstock.system.own_functions import compile_under
 from penstock.system.scheduler import Holds, Options, Scheduler
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _nothing(queue, limits, params):  # type: ignore[no-untyped-def]
 @functools.cache
 def _never_asked() -> Any:
     """Return a policy for the argument of the kernel that an engine's rule does not use."""
-    return compiled(_nothing, POLICY_SIGNATURE, "an engine", "its rule is the kernel's")
+    return compile_under(_nothing, POLICY_SIGNATURE, "an engine", "its rule is the kernel's")
 
 
 def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[str, Any]:

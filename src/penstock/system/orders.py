@@ -159,9 +159,10 @@ def order(
 
 
 def _made(function: OrderFunction, name: str | None, params: Sequence[float]) -> Order:
-    name, function = Order.named(function, name)
+    """Make an order of a function, or say what is wrong with it."""
+    name, function = Order.name_and_function(function, name)
     numbers = checks.array("the params of an order", params).ravel() if len(params) else ()
-    return Order(name, function, tuple(float(number) for number in numbers)).checked()
+    return Order(name, function, tuple(float(number) for number in numbers)).compiled_at_once()
 
 
 def priority(lines, params, weights):  # type: ignore[no-untyped-def]

@@ -18,7 +18,7 @@ _PACKAGE = Path(__file__).parents[1]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # that Numba puts into its messages for a terminal
 
 
-def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str) -> Any:
+def compile_under(function: Callable[..., Any], signature: Any, what: str, form: str) -> Any:
     """Return the function under an explicit Numba type, kept on disk where it comes from a file.
 
     One that must return a whole number has to do so by itself: Numba would cut a float to one.
@@ -27,7 +27,7 @@ def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str)
     ----------
     function, signature
         What to compile, to which type.
-    what, rule
+    what, form
         How messages call it, and what such a function is.
 
     Raises
@@ -48,15 +48,15 @@ def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str)
         except RuntimeError:  # typed at a prompt: there is no file to keep the compiled code beside
             made = njit(signature, boundscheck=True)(function)
     except (NumbaError, UnsupportedBytecodeError, TypeError, NotImplementedError) as error:
-        raise InputError(f"{what} cannot be compiled: {_reason(error)}; {rule}") from error
+        raise InputError(f"{what} cannot be compiled: {_reason(error)}; {form}") from error
     # Numba takes a body that only raises.
     if made.nopython_signatures[0].return_type != signature.return_type:
-        raise InputError(f"{what} cannot be used: it never returns; {rule}")
+        raise InputError(f"{what} cannot be used: it never returns; {form}")
     if isinstance(signature.return_type, types.Integer):
         # Not kept on disk, where it would take the place of the converting one.
         value = njit(signature.args)(function).nopython_signatures[0].return_type
         if not isinstance(value, types.Integer):
-            raise InputError(f"{what} cannot be used: it returns {value}, no whole number; {rule}")
+            raise InputError(f"{what} cannot be used: it returns {value}, no whole number; {form}")
     return made
 
 
@@ -67,7 +67,8 @@ def _is_shipped(function: Callable[..., Any]) -> bool:
 
 
 class OwnFunction:
-    """A named function that a user may bring, such as a policy, compiled when it is first needed.
+    """A named function that a user may bring, such as a policy, compiled when it is first needed. A
+    subclass is a dataclass that sets the four attributes below.
 
     Attributes
     ----------
@@ -95,15 +96,15 @@ class OwnFunction:
         """
         if self.function is None:
             return None
-        return compiled(self.function, self.signature, f"{self.word} {self.name!r}", self.form)
+        return compile_under(self.function, self.signature, f"{self.word} {self.name!r}", self.form)
 
-    def checked(self) -> Self:
+    def compiled_at_once(self) -> Self:
         """Compile it at once, so that a mistake is told where it was made."""
         _ = self.compiled
         return self
 
     @classmethod
-    def named(cls, function: Any, name: object) -> tuple[str, Callable[..., Any]]:
+    def name_and_function(cls, function: Any, name: object) -> tuple[str, Callable[..., Any]]:
         """Return the name, by default the function's, and the function as written.
 
         Raises

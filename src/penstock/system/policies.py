@@ -236,17 +236,18 @@ def policy(
         If the function cannot be compiled to the policy type.
     """
     if function is None:
-        return lambda f: _checked(f, name, work_conserving)
-    return _checked(function, name, work_conserving)
+        return lambda f: _made(f, name, work_conserving)
+    return _made(function, name, work_conserving)
 
 
-def _checked(function: PolicyFunction, name: str | None, work_conserving: bool | None) -> Policy:
-    name, function = Policy.named(function, name)
+def _made(function: PolicyFunction, name: str | None, work_conserving: bool | None) -> Policy:
+    """Make a policy of a function, or say what is wrong with it."""
+    name, function = Policy.name_and_function(function, name)
     if work_conserving not in (True, False, None):
         raise InputError(
             f"work_conserving is {checks.shown(work_conserving)}; give True, False or None"
         )
-    return Policy(name, function, work_conserving).checked()
+    return Policy(name, function, work_conserving).compiled_at_once()
 
 
 def fastertransformer(queue, limits, params):  # type: ignore[no-untyped-def]

@@ -181,9 +181,10 @@ def router(
 
 
 def _made(function: RouterFunction, name: str | None, settings: dict[str, float]) -> Router:
-    called, function = Router.named(function, name)
+    """Make a router of a function, or say what is wrong with it."""
+    called, function = Router.name_and_function(function, name)
     numbers = tuple((key, _setting(called, key, value)) for key, value in settings.items())
-    return Router(called, function=function, settings=numbers).checked()
+    return Router(called, function=function, settings=numbers).compiled_at_once()
 
 
 def _setting(router: str, name: str, value: Any) -> float:

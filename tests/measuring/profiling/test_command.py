@@ -14,7 +14,9 @@ def refused(*arguments: object) -> str:
     """Return the one line that is said."""
     found = CliRunner().invoke(command_line(["profile"]), ["profile", *map(str, arguments)])
     assert isinstance(found.exception, InputError), found.output
-    return str(found.exception)
+    said = str(found.exception)
+    assert "\n" not in said
+    return said
 
 
 def test_a_profile_that_cannot_be_written_is_refused_before_it_is_measured(tmp_path: Path) -> None:

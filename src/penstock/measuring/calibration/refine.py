@@ -145,8 +145,8 @@ def misfits(rows: Sequence[Sent], server: Server, overhead: Overhead) -> Floats:
 def misfits_of_all(
     rows: Sequence[Sent], server: Server, overhead: Overhead, metrics: Sequence[str] = FITTED
 ) -> Floats:
-    """Return log(predicted / measured) of some times of each row, one row after another; NaN where
-    nothing was measured, infinite where nothing ends in the simulation.
+    """Return log(predicted / measured) of these metrics of each row, one row after another; NaN
+    where nothing was measured, infinite where nothing ends in the simulation.
     """
     off = []
     for row, load in rows:

@@ -66,7 +66,7 @@ class WholeRequests(NamedTuple):
 
     @property
     def share(self) -> Floats:
-        """Of TTFT in the time of a request; 1 where it is not known."""
+        """Of TTFT in the time of a request; 1 where only the request was measured."""
         return np.asarray(np.nan_to_num(self.parts[:, 0] / self.parts.sum(axis=1), nan=1.0))
 
     def misfits(self, off: Floats, unstreamed: Floats | float = np.nan) -> Floats:
@@ -78,11 +78,11 @@ class WholeRequests(NamedTuple):
         off
             Shape (rows, 2): misfits of the first two; NaN: not measured.
         unstreamed
-            Of requests, for rows in which one of the two was not measured: without streaming a
-            client sees nothing but whole requests.
+            Of requests, for rows in which neither was measured: without streaming a client sees
+            nothing but whole requests. Beside one of the two they would say the same again.
         """
         whole = np.log((self.parts * np.exp(off)).sum(axis=1) / self.parts.sum(axis=1))
-        whole = np.where(np.isnan(whole), unstreamed, whole)
+        whole = np.where(np.isnan(off).all(axis=1), unstreamed, whole)
         return np.column_stack([off, whole]).ravel()
 
 
