@@ -24,7 +24,6 @@ from penstock.measuring.calibration.predict import Overhead, Requests, predict, 
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.refine import FITTED, Fit, Sent, misfits_of_all
 from penstock.measuring.calibration.steps import Common
-from penstock.measuring.hardware.view_of_shape import limits_of
 from penstock.scenario.server import HardwareSection
 from penstock.simulation.progress import Progress, counting
 from penstock.system.batch_time import Composition
@@ -166,7 +165,7 @@ class ShapeBuild(Build):
         """Return a limit as it was stated, or else as the engine chooses it for these GPUs."""
         if name not in self.assumed:
             return super().limit(name)
-        return dict(zip(USUAL, limits_of(self.served), strict=True))[name] or USUAL[name]
+        return dict(zip(USUAL, self.served.limits, strict=True))[name] or USUAL[name]
 
     @functools.cached_property
     def shape(self) -> Composition:

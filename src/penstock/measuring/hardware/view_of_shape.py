@@ -5,18 +5,17 @@ from typing import Any
 from penstock.measuring.hardware.view import batch_times
 from penstock.show.page import Fact, Page, Section
 from penstock.system.batch_time_file import section_of
-from penstock.system.engines import ENGINES, choosing, engine_defaults
+from penstock.system.engines import ENGINES
 from penstock.system.models.served import ServedModel
 
 _CONTEXT = 8_192
-_USUAL_BUDGET = 8_192  # where an engine chooses none
 _SHOWN_TOKENS = 16_384  # up to which batch times are written out
 
 
 def facts_of(served: ServedModel) -> dict[str, Any]:
     """Return what follows from a shape, as a JSON document says it."""
     shape, numbers, tp = served.shape, served.numbers, served.tensor_parallel
-    budget, slots = limits_of(served)
+    budget, slots = served.limits
     kv = served.on_gpus.kv_tokens(ENGINES[served.engine], budget)
     return {
         "model": shape.name,
@@ -77,12 +76,3 @@ def shaped_page(served: ServedModel) -> Page:
             Section("Batch times", [caution], tables=[batch_times(composition)]),
         ],
     )
-
-
-def limits_of(served: ServedModel) -> tuple[int, int | None]:
-    """Return token budget and max batch size as the engine chooses them."""
-    if served.engine not in choosing():
-        return _USUAL_BUDGET, None
-    gib = served.gpu.sheet.memory_gib
-    chosen = engine_defaults(served.engine, gib, a100="a100" in served.gpu.name, offline=False)
-    return chosen.token_budget, chosen.max_batch_size

@@ -7,7 +7,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.system.batch_time import MOST_TOKENS
 from penstock.system.batch_time_file import BatchTimeFile
-from penstock.system.engines import ENGINES
+from penstock.system.engines import ENGINES, choosing, engine_defaults
 from penstock.system.gpu_memory import GIB, Gpu
 from penstock.system.models.batch_times import LayerTimes
 from penstock.system.models.catalogue import model_shape
@@ -17,6 +17,7 @@ from penstock.system.models.shape import ModelShape, Numbers
 from penstock.words import counted
 
 _WEIGHTS_ALONE = ("mxfp4", "int4")  # widened before they are computed with, on any GPU
+_USUAL_BUDGET = 8_192  # tokens, where an engine chooses none
 _KEPT_GIB = 1.0  # of a GPU, that no engine fills with weights
 
 
@@ -73,6 +74,15 @@ class ServedModel:
     def fit(self) -> EngineFit:
         """What is known of its engine."""
         return engine_fit(self.engine)
+
+    @property
+    def limits(self) -> tuple[int, int | None]:
+        """Token budget and max batch size as the engine chooses them for such GPUs."""
+        if self.engine not in choosing():
+            return _USUAL_BUDGET, None
+        gib = self.gpu.sheet.memory_gib
+        chosen = engine_defaults(self.engine, gib, a100="a100" in self.gpu.name, offline=False)
+        return chosen.token_budget, chosen.max_batch_size
 
     @property
     def on_gpus(self) -> Gpu:
