@@ -83,10 +83,17 @@ def test_two_saved_pages_give_one_answer(penstock: Penstock, pages: list[Path]) 
 
 
 def test_saved_pages_need_times_that_differ(penstock: Penstock, pages: list[Path]) -> None:
-    pages[1].with_suffix(".time").write_text(f"{1.7e9}")
-    assert "two saved pages have the same time" in penstock("watch", *pages)[2]
-    pages[1].with_suffix(".time").write_text("noon")
-    assert "holds no time" in penstock("watch", *pages)[2]
+    """Copies are written together: their own times would make arrivals of hours those of milliseconds."""
+    for time_s, apart in ((1.7e9, "0"), (1.7e9 + 0.25, "0.25")):
+        pages[1].with_suffix(".time").write_text(f"{time_s}")
+        assert f"two saved pages are {apart} s apart" in penstock("watch", *pages)[2]
+    for text in ("noon", "nan", "-5"):
+        pages[1].with_suffix(".time").write_text(text)
+        assert "holds no time" in penstock("watch", *pages)[2]
+
+
+def test_saved_pages_are_not_exported(penstock: Penstock, pages: list[Path]) -> None:
+    assert "before anything is scraped from --export" in penstock("watch", *pages, "--export", "9400")[2]
 
 
 @pytest.fixture

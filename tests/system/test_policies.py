@@ -1,5 +1,6 @@
 """A policy is named, imported or given, and means the same every way."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +71,20 @@ def test_names_with_dashes_functions_and_files_all_resolve(tmp_path: Path) -> No
         resolve("own:g", folder=tmp_path)
     with pytest.raises(ps.InputError, match="cannot import the policy module"):
         resolve("nowhere.at_all:f", folder=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["random", "numpy", "mine"])
+def test_a_file_named_as_a_module_takes_the_place_of_none(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.py").write_text("def half(queue, limits, params):\n    return 1, 0, 0\n")
+    before = sys.modules.get(name)
+    for _ in range(2):
+        assert resolve(f"{name}.py:half", folder=tmp_path).name == "half"
+    assert before is None or sys.modules[name] is before
+
+
+def test_a_file_that_is_not_there_is_refused_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(ps.InputError, match=r"there is no file .*mine\.py for the policy"):
+        resolve("mine.py:half", folder=tmp_path)
 
 
 def test_a_policy_file_with_a_mistake_is_said_in_one_line(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def test_unknown_hardware_is_refused_in_one_line_with_the_names_there_are(name):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_gpu_is_no_hardware_and_the_message_says_what_to_write():
-    with pytest.raises(InputError, match=r"h100-sxm is a GPU.*\{model: Llama-3.1-8B, gpu: h100-sxm\}"):
-        hardware("h100-sxm")
+@pytest.mark.parametrize("name", ["h100-sxm", "H100", "l40s"])
+def test_a_gpu_is_no_hardware_and_the_message_says_what_to_write(name):
+    with pytest.raises(InputError, match=rf"{name} is a GPU.*\{{model: Llama-3.1-8B, gpu: {name}\}}"):
+        hardware(name)

@@ -33,6 +33,7 @@ class Doubted(Protocol):
 # called the same
 _SAME = 0.01
 
+_MOST_NAMED = 4  # policies that stand before what theory says of them
 _HIGHLIGHTS = ("p50", "p99")  # statistics in the table of several policies
 
 
@@ -403,10 +404,13 @@ def _latency_of_all(answers: Mapping[str, Answer]) -> list[Table]:
 def _reasons(answers: Mapping[str, Answer]) -> list[Fact]:
     """Return what theory says of each policy, those of which it says the same together."""
     said = {name: [(a.certificate.verdict, a.certificate.reason)] for name, a in answers.items()}
-    return [
-        Fact(", ".join(names), word, f"{reason}.")
-        for (word, reason), names in sharing(said).items()
-    ]
+    facts = []
+    for (word, reason), names in sharing(said).items():
+        if len(names) < _MOST_NAMED:
+            facts.append(Fact(", ".join(names), word, f"{reason}."))
+        else:
+            facts.append(Fact(f"{len(names)} policies", word, f"{', '.join(names)}: {reason}."))
+    return facts
 
 
 def _figure_sections(runs: Mapping[str, Run], refused: Sequence[str] = ()) -> list[Section]:

@@ -172,6 +172,10 @@ def watch(
         given = None if engine is None else engine.batch_time
         where = Where(places or [], prometheus, match, arrivals, iterations, log)
         rounds, ends = rounds_at(where, given, every_s, once=once)
+    if ends and export is not None:
+        raise InputError(
+            "saved pages end before anything is scraped from --export; leave one of them out"
+        )
     with_lines = as_json and not once and (replay is not None or not ends)
     engines = Watch(engine, settings, limits)
     with contextlib.ExitStack() as stack:

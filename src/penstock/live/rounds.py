@@ -1,11 +1,14 @@
 """Rounds: all that is watched is asked at once, again and again; who is silent delays none."""
 
 import dataclasses
+import math
 import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from penstock.errors import InputError
 from penstock.inputs.source import Source as File
@@ -15,6 +18,7 @@ from penstock.live.metrics_pages import Note, Pages, Read
 from penstock.live.scrape import Scrape
 from penstock.live.sources import GATEWAY, Source
 
+_NEAREST_S = 0.5  # from one saved page to the next
 _GRACE_S = 0.5  # beyond the limit of a request, for names that a name server is slow to find
 
 
@@ -196,13 +200,15 @@ def saved(pages: Sequence[Path]) -> Iterator[Round]:
     Raises
     ------
     InputError
-        If one cannot be read, or two have the same time.
+        If one cannot be read, or two are too near in time: copies are often written together.
     """
     times = {path: _time_of(path) for path in pages}
-    if len(set(times.values())) < len(pages):
+    near = min(np.diff(np.sort(list(times.values()))), default=math.inf)
+    if near < _NEAREST_S:
         raise InputError(
-            "two saved pages have the same time, so nothing can be said of what is between them; "
-            "write the Unix time of each into a file beside it, such as page1.time for page1.txt"
+            f"two saved pages are {near:.3g} s apart, but what comes between two can only be told "
+            f"from {_NEAREST_S:g} s on; write the Unix time at which each was read into a file "
+            "beside it, such as page1.time for page1.txt"
         )
     reader = Pages("saved pages")
     for path in sorted(pages, key=times.__getitem__):
@@ -219,8 +225,11 @@ def _time_of(path: Path) -> float:
             raise InputError(f"there is no file {path}, and it is no address; check its name")
         return path.stat().st_mtime
     try:
-        return float(beside.read_text(encoding="utf-8"))
+        time_s = float(beside.read_text(encoding="utf-8"))
     except ValueError:
+        time_s = math.nan
+    if not 0 <= time_s < math.inf:
         raise InputError(
             f"{beside} holds no time; write there when the page was read, in seconds since 1970"
-        ) from None
+        )
+    return time_s

@@ -15,6 +15,9 @@ from penstock.errors import InputError, nearest
 
 T = TypeVar("T")
 
+_BROUGHT: set[str] = set()
+"""Modules that were read from files of the user."""
+
 
 def resolved(
     choice: Any,
@@ -73,22 +76,30 @@ def _find(choice: str, kind: str, made: type, folder: Path | None) -> Any:
     return function
 
 
+def _own_name(stem: str) -> str:
+    """Return what a file's module is called: not as a module that others import, such as random."""
+    taken = stem in sys.stdlib_module_names or stem in sys.modules
+    return f"{stem}_of_file" if taken and stem not in _BROUGHT else stem
+
+
 def _module(name: str, kind: str, folder: Path) -> ModuleType:
     """Import a module by name, or a Python file by its path, looking into ``folder`` first."""
     path = folder / (name if name.endswith(".py") else name.replace(".", "/") + ".py")
     try:
         if path.is_file():
-            spec = importlib.util.spec_from_file_location(path.stem, path)
+            own = _own_name(path.stem)
+            spec = importlib.util.spec_from_file_location(own, path)
             assert spec is not None
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
-            with contextlib.suppress(KeyError):
-                del sys.modules[path.stem]  # two scenarios may each bring a file of the same name
-            sys.modules[path.stem] = module
+            sys.modules[own] = module  # two scenarios may each bring a file of the same name
+            _BROUGHT.add(own)
             # What such a file prints is no part of an answer.
             with contextlib.redirect_stdout(sys.stderr):
                 spec.loader.exec_module(module)
             return module
+        if name.endswith(".py"):
+            raise InputError(f"there is no file {path} for the {kind}; check its path")
         return importlib.import_module(name)
     except (InputError, KeyboardInterrupt):
         raise

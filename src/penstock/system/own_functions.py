@@ -13,6 +13,7 @@ from numba.core.errors import NumbaError, UnsupportedBytecodeError
 from penstock import checks
 from penstock.errors import InputError
 from penstock.kernel.compiled_code import allocating_nothing
+from penstock.words import counted
 
 _PACKAGE = Path(__file__).parents[1]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # that Numba puts into its messages for a terminal
@@ -124,7 +125,7 @@ class OwnFunction:
         parameters = inspect.signature(function).parameters
         if len(parameters) != len(cls.arguments):
             raise InputError(
-                f"{cls.word} {function.__name__!r} takes {len(parameters)} arguments "
+                f"{cls.word} {function.__name__!r} takes {counted(len(parameters), 'argument')} "
                 f"({', '.join(parameters)}), but {article} {cls.word} takes "
                 f"{len(cls.arguments)}: {takes}"
             )

@@ -65,11 +65,11 @@ def hardware(name: str) -> Hardware:
     if name not in list(HARDWARE):  # a list: the name may not be hashable
         from penstock.system.models import gpus
 
-        if name in list(gpus.SHEETS):
+        if gpus.is_known(name):
             raise InputError(
-                f"{name} is a GPU, and batch times depend on the model, too: give hardware: "
-                f"{{model: Llama-3.1-8B, gpu: {name}}} with your model, or a name of `penstock "
-                "hardware`"
+                f"{name} is a GPU, and batch times depend on the model, too: `penstock hardware "
+                f"Llama-3.1-8B --gpu {name}` works them out, and so does hardware: {{model: "
+                f"Llama-3.1-8B, gpu: {name}}} in a scenario, with your model"
             )
         named = matching(str(name))
         hint = (

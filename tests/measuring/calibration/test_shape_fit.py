@@ -186,3 +186,15 @@ def test_parameters_are_not_chosen_beside_a_shape(benchmarks: pl.DataFrame) -> N
 def test_a_server_with_doubt_is_equal_to_one_without(found: ps.Calibration) -> None:
     plain = dataclasses.replace(found.server.batch_time, uncertainty=None)  # type: ignore[call-arg]
     assert plain == found.server.batch_time
+
+
+def test_kv_memory_that_holds_no_request_is_refused(benchmarks: pl.DataFrame) -> None:
+    with pytest.raises(InputError, match="kv_tokens is 100, but requests of the rows have 600 tokens"):
+        ps.calibrate(benchmarks, hardware=HARDWARE, kv_tokens=100)
+
+
+def test_a_row_without_any_latency_is_not_fitted(benchmarks: pl.DataFrame) -> None:
+    empty = [pl.when(pl.col("row") > 0).then(name).alias(name) for name in SEEN]
+    rows = benchmarks.with_columns(empty)
+    kept = ps.calibrate(rows, hardware=HARDWARE, fit_rows="lowest:1", token_budget=2048, max_batch_size=256)
+    assert kept.rows.filter("fitted")["row"].to_list() == [1]

@@ -1,5 +1,6 @@
 """Calibrate a server on a few rows of benchmarks, and hold its predictions against the others."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.measuring.calibration.build import Build
 from penstock.measuring.calibration.calibration import Calibration
-from penstock.measuring.calibration.equations import UNITS, Row, tokens_held
+from penstock.measuring.calibration.equations import UNITS, Row, measured, tokens_held
 from penstock.measuring.calibration.judge import hinges_of, judged
+from penstock.measuring.calibration.refine import FITTED
 from penstock.measuring.calibration.shape import (
     ShapeFit,
     possible_shapes,
@@ -108,7 +110,7 @@ def calibrate(
         token_budget, max_batch_size, policy, kv_tokens, dict(policy_params or {}), caches
     )
     rows = list(benchmarks.iter_rows(named=True))
-    fitted = chosen(rows, fit_rows)
+    fitted = chosen(rows, fit_rows, FITTED if hardware is None else (*FITTED, "e2e"))
     if hardware is not None:
         if parameters is not None:
             raise InputError(
@@ -194,14 +196,19 @@ def _without_hits(benchmarks: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def chosen(rows: Sequence[Row], fit_rows: str | Sequence[bool]) -> list[bool]:
-    """Return which rows to fit: those named one by one, or some of each shape by their load."""
+def chosen(
+    rows: Sequence[Row], fit_rows: str | Sequence[bool], metrics: Sequence[str]
+) -> list[bool]:
+    """Return which rows to fit: those named one by one, or some of each shape by their load; no row
+    without one of these metrics.
+    """
+    usable = [any(measured(row, metric) for metric in metrics) for row in rows]
     if not isinstance(fit_rows, str):
         if len(fit_rows) != len(rows):
             raise InputError(
                 f"fit_rows has {len(fit_rows):,} values for {len(rows):,} rows; give one for each"
             )
-        return [bool(use) for use in fit_rows]
+        return [bool(use) and can for use, can in zip(fit_rows, usable, strict=True)]
     kind, _, number = fit_rows.partition(":")
     count = int(number) if number.isdecimal() and len(number) <= _DIGITS else 0
     if kind not in _KINDS or (count < 1 if kind != "all" else number):
@@ -209,7 +216,7 @@ def chosen(rows: Sequence[Row], fit_rows: str | Sequence[bool]) -> list[bool]:
             f"fit_rows is {checks.shown(fit_rows)}; give lowest:3, spread:3 (of each shape), or all"
         )
     by_shape: dict[str, list[Row]] = {}
-    for row in sorted(rows, key=_load):
+    for row in sorted(itertools.compress(rows, usable), key=_load):
         by_shape.setdefault(row["shape"], []).append(row)
     used = {row["row"] for same in by_shape.values() for row in _some(same, kind, count)}
     return [row["row"] in used for row in rows]

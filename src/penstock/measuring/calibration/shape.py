@@ -316,13 +316,20 @@ def shape_fit(
     Raises
     ------
     InputError
-        If no row to fit has a latency.
+        If no row to fit has a latency, or none of its requests fits into the KV memory.
     """
     to_fit = [row for row, use in zip(rows, fitted, strict=True) if use]
     if not any(measured(row, metric) for row in to_fit for metric in (*FITTED, "e2e")):
         raise InputError(
             f"{len(to_fit)} rows to fit have no inter-token latency, no time to first token and no "
             "end-to-end latency, so nothing can be fitted; choose rows with one of them"
+        )
+    longest = max(row["prompt_tokens"] + row["output_tokens"] for row in to_fit)
+    kv_tokens = builds[0].kv_tokens
+    if kv_tokens is not None and kv_tokens < longest:
+        raise InputError(
+            f"kv_tokens is {kv_tokens:,}, but requests of the rows have {longest:,.0f} tokens, so "
+            "none could be served; give what the engine logs"
         )
     priors = shape_priors(builds[0].policy)
     guess = values_of(priors.normal.mean)

@@ -182,7 +182,8 @@ def common_fit(
     if not all(any(measured(row, metric) for row in to_fit) for metric in ("ttft", "itl")):
         raise InputError(
             f"{len(to_fit)} rows to fit have no inter-token latency or no time to first token, so "
-            "steps cannot be told from prompts; choose rows with both, or benchmark with streaming"
+            "steps cannot be told from prompts; choose rows with both, benchmark with streaming, "
+            "or give the model and its GPU (--model, --gpu)"
         )
     budget = build.limit("token_budget")
     ahead = build({"step": 1.0})[0].policy.ahead

@@ -196,6 +196,8 @@ def _rows(answer: Calibration) -> Table:
     ]  # fmt: skip
     strong = by_load["missed"].arg_true().to_list()
     spare = [heads[8], heads[6], heads[7], heads[1], heads[4]]
+    if by_load["e2e_measured"].count() and not by_load["ttft_measured"].count():
+        spare = [head for head in heads if not head.startswith("E2E")]  # nothing was streamed
     return Table(
         ("Row", " Shape", "Load", *heads, "Carries/s"),
         rows,

@@ -96,6 +96,17 @@ def _fits() -> Mapping[str, Any]:
     return fits
 
 
+def is_known(name: object) -> bool:
+    """Return whether a GPU has that name, as it is written or without ``-sxm``."""
+    return _spelled(name) in SHEETS
+
+
+def _spelled(name: object) -> str:
+    """Return a name as `SHEETS` spells it."""
+    plain = str(name).lower().replace("_", "-").replace(" ", "-")
+    return f"{plain}-sxm" if f"{plain}-sxm" in SHEETS else plain
+
+
 def known_gpu(name: str) -> KnownGpu:
     """Return the GPU of that name.
 
@@ -104,11 +115,10 @@ def known_gpu(name: str) -> KnownGpu:
     InputError
         If there is none; it says which is near.
     """
-    plain = str(name).lower().replace("_", "-").replace(" ", "-")
-    for known in (plain, f"{plain}-sxm"):
-        if known in SHEETS:
-            return KnownGpu(known, SHEETS[known], _fits().get(known, {}))
+    known = _spelled(name)
+    if known in SHEETS:
+        return KnownGpu(known, SHEETS[known], _fits().get(known, {}))
     raise InputError(
-        f"gpu is {shown(name)}, whose times are not known{nearest(plain, SHEETS)}; give batch "
+        f"gpu is {shown(name)}, whose times are not known{nearest(known, SHEETS)}; give batch "
         "times that were measured there (`batch_time`)"
     )
