@@ -210,7 +210,7 @@ def test_a_claim_to_conserve_work_is_true_or_false() -> None:
 
 
 def test_a_function_that_is_no_policy_is_refused() -> None:
-    with pytest.raises(ps.InputError, match="takes 1 arguments"):
+    with pytest.raises(ps.InputError, match="takes 1 argument "):
         SERVER.with_policy(lambda queue: (0, 0, 0))  # type: ignore[arg-type, misc]
     with pytest.raises(ps.InputError, match="cannot be compiled") as caught:
         SERVER.with_policy(lambda queue, limits, params: "all of them")  # type: ignore[arg-type, return-value]

@@ -73,7 +73,7 @@ def test_names_with_dashes_functions_and_files_all_resolve(tmp_path: Path) -> No
         resolve("nowhere.at_all:f", folder=tmp_path)
 
 
-@pytest.mark.parametrize("name", ["random", "numpy", "mine"])
+@pytest.mark.parametrize("name", ["random", "numpy", "called_as_no_module"])
 def test_a_file_named_as_a_module_takes_the_place_of_none(tmp_path: Path, name: str) -> None:
     (tmp_path / f"{name}.py").write_text("def half(queue, limits, params):\n    return 1, 0, 0\n")
     before = sys.modules.get(name)

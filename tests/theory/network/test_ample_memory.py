@@ -20,12 +20,12 @@ def test_a_request_that_never_fits_binds_the_memory_whatever_the_max_batch_size(
     held, why = ample(slots, most_prompt=900)
     assert not held
     assert "900 tokens with an output of 100 never fits" in why
-    assert "sure to fit" not in why
+    assert "surely fit" not in why
 
 
 def test_a_max_batch_size_that_is_sure_to_fit_is_so() -> None:
     held, why = ample(64, most_prompt=100)
     assert not held
-    slots = int(why.split("a max batch size of ")[1].split()[0])
+    slots = int(why.split("; up to ")[1].split()[0])
     assert ample(slots, most_prompt=100)[0]
     assert not ample(slots + 1, most_prompt=100)[0]

@@ -299,7 +299,7 @@ def test_orders_that_are_not_static_are_certified_as_far_as_any_order_is(
         assert (above.verdict, above.theorem) == ("unknown", None)
         assert above.certified_load == pytest.approx(limit / 0.9, rel=1e-5)
         assert (
-            "cycles of pools are certified (jobs go round between s0 - s1; the linear program certifies" in above.reason
+            "cycles of pools are certified' (jobs go round between s0 - s1; the linear program certifies" in above.reason
         )
 
 
@@ -388,7 +388,7 @@ def test_the_bad_priority_is_known_to_fail_at_replicas_that_all_get_the_same_sha
             "s0: vllm-vanilla leaves room in batches while requests wait",
         ),
         ({"work_conserving": None, "policy": "mine"}, "nothing is known of mine"),
-        ({"slots_bind": True}, "max batch size never binds (s0: it is below the token budget"),
+        ({"slots_bind": True}, "max batch size never binds' (s0: it is below the token budget"),
     ],
 )
 def test_a_pool_that_may_leave_batches_short_is_named_and_nothing_is_certified(
@@ -522,7 +522,7 @@ def test_unbounded_lengths_leave_stability_unknown_and_instability_certain() -> 
     bad = (Order.priority(["B.2", "A.1"]), Order.priority(["A.2", "B.1"]))
     found = certify(pair(0.5, bad, ps.Geometric(32)))
     assert found.verdict == "unknown"
-    assert "bounded lengths (those of A have no upper limit" in found.reason
+    assert "bounded lengths' (those of A have no upper limit" in found.reason
     assert certify(pair(0.9, bad, ps.Geometric(32))).verdict == "unstable"
 
 

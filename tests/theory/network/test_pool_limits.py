@@ -115,7 +115,7 @@ def test_memory_that_is_full_at_a_known_rate_is_certified_and_tested_so(load: fl
         assert found.certified_load is None
     else:
         assert found.verdict == "unknown"
-        assert f"{AMPLE} (pool: any number of requests may hold memory" in found.reason
+        assert f"'{AMPLE}' (pool: any number of requests may hold memory" in found.reason
 
 
 def test_memory_that_surely_holds_all_that_run_leaves_the_theorems_as_they_are() -> None:
@@ -401,8 +401,8 @@ def test_links_that_cannot_carry_the_load_are_called_so_and_the_flood_agrees(loa
         assert "the time that transfers take its links lets pool d carry at most 0.909" in found.reason
     else:
         assert found.verdict == "unknown"
-        assert f"{LINKS_FREE} (p: a link carries one transfer at a time" in found.reason
-        assert f"{AMPLE} (p: requests hold memory while theirs is sent to another pool" in found.reason
+        assert f"'{LINKS_FREE}' (p: a link carries one transfer at a time" in found.reason
+        assert f"'{AMPLE}' (p: requests hold memory while theirs is sent to another pool" in found.reason
 
 
 def test_a_transfer_that_waits_for_nothing_is_a_delay_to_the_theorems() -> None:
