@@ -330,6 +330,12 @@ that they end with; those who gave up their places; tokens of memory that are sp
 come included.
 """
 
+RANK_BITS = 32
+RANK = 2**RANK_BITS
+"""A step of priority in the rank of a request that waits at SGLang; below it counts what it has
+declared."""
+SORTED_QUEUE = 128  # requests that SGLang sorts; a longer queue is first come, first served
+
 NODE = record(
     i8="number page touched",
     i4="parent row named first length users children older newer next_named",

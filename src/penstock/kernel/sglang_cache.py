@@ -10,9 +10,8 @@ import numpy as np
 
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.radix import insert, make_free, match, shared_tokens, use
-from penstock.kernel.records import IN_FLIGHT, World
+from penstock.kernel.records import IN_FLIGHT, SORTED_QUEUE, World
 
-SORTED_QUEUE = 128  # requests; a longer queue is served first come, first served
 LOOKS_BETWEEN_TOUCHES = 32
 SHARED_IN_QUEUE = 32  # tokens that make a request wait for another one in the queue
 

@@ -8,11 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.records import IN_STEP, World
-
-RANK_BITS = 32
-RANK = 2**RANK_BITS
-"""A step of priority in the rank of a request that waits; below it counts what it has declared."""
+from penstock.kernel.records import IN_STEP, RANK_BITS, World
 
 
 @uncounted(inline=True)

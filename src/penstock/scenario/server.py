@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import AliasChoices, Field
 
@@ -14,11 +14,13 @@ from penstock.system.engine_flags import EXPLAINED
 from penstock.system.engines import ENGINES, choosing, engine_defaults
 from penstock.system.gpu_memory import Gpu
 from penstock.system.memory import Memory
-from penstock.system.models.served import ShapedHardware, served_model, shaped_hardware
 from penstock.system.policies import resolve
 from penstock.system.presets import hardware
 from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
+
+if TYPE_CHECKING:
+    from penstock.system.models.served import ShapedHardware
 
 _ROUNDED = (
     0.05  # by which the memory that a GPU is sold with may differ from what its driver reports
@@ -103,8 +105,10 @@ class HardwareSection(Section):
         """Return its keys, engine names among them."""
         return [*super().known_keys(), *_TENSOR_PARALLEL[1:]]
 
-    def build(self, folder: Path) -> ShapedHardware:
+    def build(self, folder: Path) -> "ShapedHardware":
         """Return its batch times and its memory."""
+        from penstock.system.models.served import served_model, shaped_hardware
+
         split = (self.tensor_parallel, self.expert_parallel)
         stored = (self.precision, self.kv_precision)
         served = served_model(self.model, self.gpu, *split, *stored, self.engine, folder)

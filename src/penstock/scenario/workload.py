@@ -12,7 +12,6 @@ from pydantic import BeforeValidator
 from penstock import checks
 from penstock.document import Section, Whole
 from penstock.errors import InputError, nearest
-from penstock.traces import catalogue
 from penstock.workload.lengths import (
     Constant,
     Gamma,
@@ -214,6 +213,8 @@ class WorkloadSection(Section):
                 "a file"
             )
         path = folder / checks.path("workload.trace", self.trace)
+        from penstock.traces import catalogue
+
         if self.trace in {entry.name for entry in catalogue.CATALOGUE} and not path.exists():
             path = catalogue.path_of(self.trace) or path
             if not path.exists():

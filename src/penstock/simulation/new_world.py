@@ -15,7 +15,6 @@ from penstock.kernel.composition import N_TERMS
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.recording import MOST_CELLS
 from penstock.kernel.records import World
-from penstock.kernel.sglang_cache import SORTED_QUEUE
 from penstock.kernel.signatures import (
     ASKED_FIELDS,
     LINE_FIELDS,
@@ -229,7 +228,7 @@ def _memory(engines: Any, pools: Any, room: int) -> dict[str, Any]:
     lives = 2 * room + 1 if pools.ignores_eos.any() else 0
     trees = [engine for engine in engines if pools[engine.pool].radix]
     if trees:
-        lives = max(lives, SORTED_QUEUE)
+        lives = max(lives, records.SORTED_QUEUE)
     return {
         "growth": np.zeros((engines.size, int(pools.block_size.max())), np.int64),
         "budget": records.table(records.BUDGET, 1),

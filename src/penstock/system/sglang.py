@@ -6,7 +6,6 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.kernel import records
-from penstock.kernel.sglang_estimate import RANK
 from penstock.system.engine import Engine, Option
 from penstock.system.scheduler import GpuBytes, GpuRule, LimitRule, Options, Program, words_where
 
@@ -232,5 +231,5 @@ class Sglang(Engine):
     def ranks_of(self, priority: Any, declared: Any, order: str) -> Any:
         """Return by what the queue goes before the coming to it: the longest declared first."""
         sign = 1 if self.options["schedule_low_priority_values_first"] else -1
-        ranks = np.asarray(priority, np.int64) * sign * RANK if order == "priority" else 0
+        ranks = np.asarray(priority, np.int64) * sign * records.RANK if order == "priority" else 0
         return ranks - np.asarray(declared, np.int64) * self.sorts_queue
