@@ -162,7 +162,6 @@ def watch(
     live: dict[str, object] = {"--prometheus": prometheus, "--arrivals": arrivals, "--match": match}
     live |= {"URL": places or None, "--iterations": iterations, "--log": log}
     _refuse_beside_replay(replay, {**live, "--record": record, "--export": export})
-    _refuse_once(once, export)
     if replay is not None:
         from penstock.live.recording import replayed
 
@@ -172,10 +171,7 @@ def watch(
         given = None if engine is None else engine.batch_time
         where = Where(places or [], prometheus, match, arrivals, iterations, log)
         rounds, ends = rounds_at(where, given, every_s, once=once)
-    if ends and export is not None:
-        raise InputError(
-            "saved pages end before anything is scraped from --export; leave one of them out"
-        )
+    _refuse_export(export, once=once, ends=ends)
     with_lines = as_json and not once and (replay is not None or not ends)
     engines = Watch(engine, settings, limits)
     with contextlib.ExitStack() as stack:
@@ -317,6 +313,7 @@ def _refuse_beside_replay(replay: Path | None, others: dict[str, Any]) -> None:
         )
 
 
-def _refuse_once(once: bool, export: str | None) -> None:
-    if once and export is not None:
-        raise InputError("--once ends before anything is scraped from --export; leave one out")
+def _refuse_export(export: str | None, *, once: bool, ends: bool) -> None:
+    if export is not None and (once or ends):
+        what = "--once ends" if once else "saved pages end"
+        raise InputError(f"{what} before anything is scraped from --export; leave one out")
