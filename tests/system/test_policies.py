@@ -9,6 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST, Limits, Queue
+from penstock.system.by_name import name_of
 from penstock.system.policies import resolve
 
 LIMITS = Limits(token_budget=512, batch_size=100)
@@ -78,7 +79,8 @@ def test_a_file_named_as_a_module_takes_the_place_of_none(tmp_path: Path, name: 
     (tmp_path / f"{name}.py").write_text("def half(queue, limits, params):\n    return 1, 0, 0\n")
     before = sys.modules.get(name)
     for _ in range(2):
-        assert resolve(f"{name}.py:half", folder=tmp_path).name == "half"
+        policy = resolve(f"{name}.py:half", folder=tmp_path)
+        assert resolve(name_of(policy.function), folder=tmp_path).function.__code__ == policy.function.__code__
     assert before is None or sys.modules[name] is before
 
 

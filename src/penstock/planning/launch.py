@@ -17,6 +17,7 @@ import yaml
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.planning.deployment import Deployment
+from penstock.system.by_name import name_of
 from penstock.system.engines import ENGINES
 from penstock.system.policies import POLICIES
 from penstock.system.presets import HARDWARE
@@ -339,7 +340,7 @@ def _name_for_plugin(policy: Any) -> str:
     """
     if policy in POLICIES.values():
         return str(policy.name)
-    return f"{policy.function.__module__}:{policy.function.__name__}"
+    return name_of(policy.function)
 
 
 def _memory_notes(server: Server) -> list[str]:

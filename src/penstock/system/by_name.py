@@ -15,6 +15,7 @@ from penstock.errors import InputError, nearest
 
 T = TypeVar("T")
 
+_OF_FILE = "_of_file"
 _BROUGHT: set[str] = set()
 """Modules that were read from files of the user."""
 
@@ -79,7 +80,15 @@ def _find(choice: str, kind: str, made: type, folder: Path | None) -> Any:
 def _own_name(stem: str) -> str:
     """Return what a file's module is called: not as a module that others import, such as random."""
     taken = stem in sys.stdlib_module_names or stem in sys.modules
-    return f"{stem}_of_file" if taken and stem not in _BROUGHT else stem
+    return stem + _OF_FILE if taken and stem not in _BROUGHT else stem
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return by what `resolved` finds a function of the user's own again."""
+    module = function.__module__
+    if module in _BROUGHT and module.endswith(_OF_FILE):
+        module = module.removesuffix(_OF_FILE) + ".py"
+    return f"{module}:{function.__name__}"
 
 
 def _module(name: str, kind: str, folder: Path) -> ModuleType:
