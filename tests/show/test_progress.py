@@ -8,7 +8,7 @@ import numba
 import pytest
 from rich.console import Console
 
-from penstock.show import progress
+from penstock.show import progress, progress_line
 
 
 @pytest.fixture
@@ -16,7 +16,8 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """A terminal of 80 columns, without patience."""
     written = io.StringIO()
     monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(progress, "Console", lambda **_: Console(file=written, force_terminal=True, width=80))
+    monkeypatch.setattr(progress, "_on_terminal", lambda: True)
+    monkeypatch.setattr(progress_line, "Console", lambda **_: Console(file=written, force_terminal=True, width=80))
     return written
 
 
@@ -43,7 +44,7 @@ def test_long_words_squeeze_neither_bar_nor_times(shown: io.StringIO) -> None:
         line = last_line()
     assert len(line) <= 80
     assert "Planning: 8 x codellama" in line
-    assert "━" * (progress.BAR_WIDTH // 2) in line
+    assert "━" * (progress_line.BAR_WIDTH // 2) in line
     assert " 50% " in line
     assert line.rstrip().endswith(" left")
 
@@ -92,6 +93,7 @@ def test_what_is_compiled_is_said_in_the_line_of_the_work_or_in_one_of_its_own(
 
     @numba.extending.overload(look)
     def _(x):  # type: ignore[no-untyped-def]
+        wait_until_shown()
         lines.append(last_line())  # runs while the caller is compiled
         return lambda x: x + 1
 
@@ -108,4 +110,15 @@ def test_what_is_compiled_is_said_in_the_line_of_the_work_or_in_one_of_its_own(
     assert ["first" in line or "second" in line for line in lines] == [True] * len(lines)
     assert "Compiling, once: " in lines[0]
     assert progress._open == []
-    assert capsys.readouterr().err.startswith("Compiling, once for the simulator")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_log_is_told_once_that_something_is_compiled(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.core.event, "_registered", collections.defaultdict(list))
+    progress.announce_compilation.__wrapped__()
+    for number in (1, 1.0):
+        numba.njit(lambda x: x + 1)(number)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("Compiling, once for the simulator")

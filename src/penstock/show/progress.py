@@ -8,27 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.words import counted
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 PATIENCE_S = 1.0  # nothing is said about work that takes less
-BAR_WIDTH = 16
 SAYS_EVERY_S = 30.0  # where standard error is no terminal, so that a log shows that long work lives
 
 
@@ -39,64 +26,59 @@ class Show(Protocol):
         """Show the share that is done, and what is being done."""
 
 
-def columns() -> list[ProgressColumn]:
-    """Return what a line shows: the words get what the bar and the times leave, and never push them
-    away.
-    """
-    words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-    return [
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False, table_column=words),
-        BarColumn(bar_width=BAR_WIDTH, table_column=Column(no_wrap=True)),
-        TaskProgressColumn(table_column=Column(no_wrap=True)),
-        TimeElapsedColumn(table_column=Column(no_wrap=True)),
-        _TimeLeft(compact=True, table_column=Column(no_wrap=True)),
-    ]
-
-
-class _TimeLeft(TimeRemainingColumn):
-    def render(self, task: Task) -> Text:
-        """Return the time that is left, in words that tell it from the time that has gone; nothing
-        if unknown.
-        """
-        left = super().render(task)
-        return Text(f"{left.plain} left") if task.time_remaining is not None else Text()
+def _on_terminal() -> bool:
+    return sys.stderr.isatty()
 
 
 class _Line:
     """One line on standard error, shown when its work has taken longer than a moment."""
 
     def __init__(self, title: str) -> None:
-        console = Console(stderr=True)
-        self.progress = Progress(*columns(), console=console, transient=True, expand=True)
-        self.task = self.progress.add_task(title, total=None)
         self.title = title
+        self.progress: Progress | None = None  # what draws it, once it is shown
+        self._words = title
+        self._share: float | None = None
+        self._begun = time.monotonic()
         self._lock = threading.Lock()
         # Work that reports nothing is shown too.
         self._timer = threading.Timer(PATIENCE_S, self._start)
         self._timer.daemon = True
-        if console.is_terminal:
+        if _on_terminal():
             self._timer.start()
 
     def _start(self) -> None:
+        # Imported here, as most work is done before a line is shown.
+        from penstock.show import progress_line
+
         with self._lock:
             if not self._timer.finished.is_set():
-                self.progress.start()
+                self.progress = progress_line.started(self._words, self._begun)
+                self._update()
 
     def show(self, share: float, doing: str = "", /) -> None:
         """Show what is being done, and how far it is."""
-        self.progress.update(self.task, completed=share, total=1.0)
+        self._share = share
         self.say(f"{self.title}: {doing}" if doing else self.title)
 
     def say(self, words: str) -> None:
         """Show what is being done."""
-        self.progress.update(self.task, description=words)
+        with self._lock:
+            self._words = words
+            self._update()
+
+    def _update(self) -> None:
+        if self.progress is None:
+            return
+        task = self.progress.task_ids[0]
+        self.progress.update(task, description=self._words)
+        if self._share is not None:
+            self.progress.update(task, completed=self._share, total=1.0)
 
     def close(self) -> None:
         """Take the line away."""
         with self._lock:
             self._timer.cancel()
-        if self.progress.live.is_started:  # else Rich would print an empty line
+        if self.progress is not None:
             self.progress.stop()
 
 
@@ -131,7 +113,7 @@ def count(title: str, noun: str) -> Iterator[Callable[[int, int], None]]:
             if state:
                 print(f"{title}: {state} done", file=sys.stderr, flush=True)
 
-    if not sys.stderr.isatty():
+    if not _on_terminal():
         threading.Thread(target=say, daemon=True).start()
     with bar(title) as show:
 
@@ -170,7 +152,7 @@ def announce_compilation() -> None:
             )
 
         def _begin(self) -> None:
-            if not (self.done or sys.stderr.isatty()):
+            if not (self.done or _on_terminal()):
                 words = (
                     "Compiling, once for the simulator and once for each policy, which takes a "
                     "minute or more ..."
