@@ -1,6 +1,8 @@
 """What arrives: an arrival process, lengths, and a seed."""
 
+import copy
 import dataclasses
+import functools
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -334,8 +336,9 @@ class Workload:
 
     def blocks(self) -> Iterator[Requests]:
         """Yield the requests, a block at a time, for ever or until a recording ends."""
-        arrival_seed, length_seed, seed = np.random.SeedSequence(self.seed).spawn(3)
-        rng, declaring = np.random.default_rng(length_seed), np.random.default_rng(seed)
+        arrival_seed, _, declared_seed = _seeds(self.seed)
+        declaring = np.random.default_rng(declared_seed)
+        rng: np.random.Generator | None = None
         origin: float | None = None
         done = 0
         for times in self._arrivals().blocks(np.random.default_rng(arrival_seed)):
@@ -345,6 +348,9 @@ class Workload:
                 rows = slice(done, done + times.size)
                 prompt, output = self.lengths.prompt_tokens[rows], self.lengths.output_tokens[rows]
                 priority = None if self.priority is None else self.priority[rows]
+            elif rng is None:
+                prompt, output, generator = _first_lengths(self.lengths, self.seed, times.size)
+                rng = copy.deepcopy(generator)
             else:
                 prompt, output = self.lengths.sample(rng, times.size)
             declared = self.declared
@@ -380,6 +386,23 @@ class Workload:
                 "process (poisson)"
             )
         return self.arrivals
+
+
+def _seeds(seed: int) -> list[np.random.SeedSequence]:
+    """Return the seeds of arrivals, of lengths, and of declared lengths."""
+    return np.random.SeedSequence(seed).spawn(3)
+
+
+@functools.lru_cache(maxsize=4)  # a verdict and a simulation begin with the same block five times
+def _first_lengths(
+    lengths: Lengths, seed: int, size: int
+) -> tuple[Tokens, Tokens, np.random.Generator]:
+    """Return the lengths of the first block, and the generator of those that follow."""
+    rng = np.random.default_rng(_seeds(seed)[1])
+    prompt, output = lengths.sample(rng, size)
+    for tokens in (prompt, output):
+        tokens.flags.writeable = False  # they are everybody's
+    return prompt, output, rng
 
 
 def read_trace(
