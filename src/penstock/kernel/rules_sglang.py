@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.kernel.blocks import blocks_of, take_blocks
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.preemption import preempt
 from penstock.kernel.records import World
 from penstock.kernel.running import (
     append,
@@ -16,7 +17,6 @@ from penstock.kernel.running import (
     growth_of,
     insert_before,
     needs,
-    preempt,
     unlink,
     waste_a_decode,
 )

@@ -10,16 +10,9 @@ import numpy as np
 
 from penstock.kernel.blocks import blocks_of, take_blocks
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.preemption import make_room, preempt
 from penstock.kernel.records import INPUT, STATIC, World
-from penstock.kernel.running import (
-    admit,
-    growth_of,
-    make_room,
-    needs,
-    peak_of,
-    preempt,
-    serve_prefill,
-)
+from penstock.kernel.running import admit, growth_of, needs, peak_of, serve_prefill
 from penstock.kernel.waiting import pop_waiting, wait_first
 
 

@@ -6,13 +6,9 @@ from typing import Any
 
 from penstock.kernel.blocks import blocks_of
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.preemption import decode_all_that_fit
 from penstock.kernel.records import VIDUR_SARATHI, World
-from penstock.kernel.running import (
-    admit,
-    decode_all_that_fit,
-    serve_begun_prompts,
-    serve_prefill,
-)
+from penstock.kernel.running import admit, serve_begun_prompts, serve_prefill
 from penstock.kernel.waiting import pop_waiting
 
 

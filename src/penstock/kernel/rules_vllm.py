@@ -7,19 +7,17 @@ import numpy as np
 from penstock.kernel.blocks import blocks_of, found_in_cache, hold, take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.drafts import blocks_for_drafts, verify
+from penstock.kernel.preemption import decode_all_that_fit, make_room, victim_of
 from penstock.kernel.records import VIDUR_VLLM, World
 from penstock.kernel.running import (
     admit,
-    decode_all_that_fit,
     done_by,
     ends_unforeseen,
     growth_of,
     keep_sorted,
-    make_room,
     name_blocks,
     needs,
     serve_prefill,
-    victim_of,
     waste_a_decode,
 )
 from penstock.kernel.waiting import pop_waiting

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.kernel.blocks import blocks_of, found_in_cache, take_blocks
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.preemption import make_room, victim_of
 from penstock.kernel.records import (
     BAD_POLICY,
     COMPLETION,
@@ -25,12 +26,10 @@ from penstock.kernel.running import (
     begin_decode,
     done_by,
     growth_of,
-    make_room,
     name_blocks,
     needs,
     peak_of,
     serve_prefill,
-    victim_of,
 )
 from penstock.kernel.signatures import (
     PREFILL_FIRST,

@@ -1,0 +1,193 @@
+"""Preemption: who leaves when KV memory is short, and what it has to do again.
+
+A request that is preempted leaves its slot and waits again, with what it must do anew in its row of
+``again`` (`penstock.kernel.waiting`).
+"""
+
+from typing import Any
+
+from penstock.kernel.blocks import give_back, take_blocks
+from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.due_epochs import unchain
+from penstock.kernel.radix import use
+from penstock.kernel.records import EVICTED, VIDUR_SARATHI, VLLM, World
+from penstock.kernel.running import (
+    add_tokens,
+    change_phase,
+    done_by,
+    end_decode,
+    ends_unforeseen,
+    growth_of,
+    held_by,
+    needs,
+    release,
+    unlink,
+)
+from penstock.kernel.waiting import comes_before, wait_first
+
+
+@uncounted()
+def _strike(world: World, engine: Any, place: int) -> None:
+    """Take a request in prefill out of the batch that is being formed."""
+    engine.served -= 1
+    following = world.slots[place].served_next
+    if engine.served_head == place:
+        engine.served_head = following
+        return
+    before = engine.served_head
+    while world.slots[before].served_next != place:
+        before = world.slots[before].served_next
+    world.slots[before].served_next = following
+    if following < 0:
+        engine.served_tail = before
+
+
+@uncounted(inline=True)
+def _named(pool: Any, slot: Any, done: int) -> Any:
+    """Return the tokens of a running request of which full blocks have their names.
+
+    What is in the batch has its name already; but a step ahead, what the batch in progress brings
+    is not known before the batch after it starts.
+    """
+    if pool.ahead == 0 or slot.left > 0:
+        return done + slot.taken
+    flight = slot.flight if pool.drafts > 0 else 1
+    return max(slot.target, done - flight + slot.taken)
+
+
+@uncounted()
+def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
+    """Take a running request out, with what it has to do again in ``again``; return it, to be
+    queued.
+    """
+    slot = world.slots[place]
+    request = slot.request
+    again = world.again[request]
+    done = done_by(engine, slot)
+    held = held_by(engine, pool, slot)
+    full = _named(pool, slot, done) // pool.block_size
+    swaps = pool.swap_ticks >= 0
+    again.target = slot.target
+    again.outputs = slot.outputs
+    again.done = done if swaps else 0
+    again.times += 1
+    if slot.left > 0:
+        engine.prefilling -= 1
+        engine.waiting_tokens += slot.taken - slot.left
+        if slot.taken > 0:  # it was served in this batch already
+            _strike(world, engine, place)
+        if pool.rule == VIDUR_SARATHI:
+            # What it had not processed becomes output: a defect of Vidur's.
+            again.target = done
+            again.outputs = slot.target + slot.outputs - done
+    else:
+        left = slot.due - engine.epoch
+        engine.decode_tokens -= left
+        unchain(world.slots, world.heads[engine.line], world.bits[engine.line], place)
+        end_decode(world, engine, pool, slot)
+        change_phase(world, engine, request, -1)
+        if swaps:
+            again.outputs = left + pool.convention
+            again.target = slot.total - left
+        else:
+            again.target = slot.total + pool.convention - left
+            again.outputs = left
+        if slot.taken > 0:
+            engine.served_decodes -= 1
+            if pool.drafts > 0:
+                engine.verified -= slot.drafted
+                engine.rejected -= 1 + slot.drafted - slot.stay
+    again.last = slot.last
+    engine.waiting_tokens += again.target - again.done
+    if pool.radix != 0:
+        use(world, engine, slot.end_node, -1)
+        slot.joined = 0
+    if pool.caching == 0:
+        engine.free += held - slot.shared
+    else:
+        give_back(world, engine, pool, place, held, full, True)
+    slot.taken = 0
+    release(world, engine, place)
+    engine.preempted += 1
+    engine.preemptions += 1
+    if swaps:
+        engine.moved += held
+    else:
+        engine.lost += done
+        add_tokens(world, engine, done)
+    return request
+
+
+@uncounted()
+def _evict_ahead(world: World, engine: Any, pool: Any, place: int) -> None:
+    """Take the blocks of a request whose last token is in flight; it does nothing again."""
+    slot = world.slots[place]
+    held = held_by(engine, pool, slot)
+    if pool.caching == 0:
+        engine.free += held
+    else:
+        full = _named(pool, slot, slot.total) // pool.block_size
+        sought = world.again[slot.request].followed != 0
+        give_back(world, engine, pool, place, held, full, sought)
+    if ends_unforeseen(world, slot):
+        engine.unforeseen -= 1
+        engine.wasted -= slot.taken
+        engine.verified -= slot.drafted
+        engine.rejected -= slot.drafted
+    slot.left = EVICTED
+    unlink(world, engine, place)
+    engine.running -= 1
+    engine.preempted += 1
+    engine.preemptions += 1
+    world.again[slot.request].times += 1
+
+
+@uncounted(inline=True)
+def make_room(world: World, engine: Any, pool: Any, place: int) -> None:
+    """Preempt a request, which is then the first that waits."""
+    if world.slots[place].left < 0:
+        _evict_ahead(world, engine, pool, place)
+        return
+    wait_first(world, engine, pool, preempt(world, engine, pool, place))
+
+
+@uncounted()
+def decode_all_that_fit(world: World, engine: Any, pool: Any, spare: int) -> None:
+    """Serve every decoding request that memory has room for; each must find ``spare`` blocks before
+    its own.
+
+    Whether memory suffices for all is one comparison: who is preempted comes from the end of the
+    list, so making room one request at a time, as engines do, ends at the same place.
+    """
+    while engine.decoding > 0:
+        grow = growth_of(world, engine, pool)
+        if spare > 0:
+            last = engine.last_slot
+            while world.slots[last].left > 0:
+                last = world.slots[last].previous
+            grow = max(grow, grow - needs(engine, pool, world.slots[last]) + spare)
+        if grow <= engine.free:
+            break
+        make_room(world, engine, pool, engine.last_slot)
+    take_blocks(world, engine, pool, growth_of(world, engine, pool))
+    engine.served_decodes = engine.decoding
+
+
+@uncounted(inline=True)
+def victim_of(world: World, engine: Any, pool: Any) -> Any:
+    """Return who is preempted next: the last of the list, or the one whose priority puts it
+    last.
+    """
+    if pool.by_priority == 0:
+        return engine.last_slot
+    victim = engine.first_slot
+    place = world.slots[victim].next
+    while place >= 0:
+        one, other = world.slots[victim].request, world.slots[place].request
+        tie = world.again[one].priority == world.again[other].priority
+        tie = tie and world.again[one].came == world.again[other].came
+        # vLLM's first of equal ones leaves.
+        if comes_before(world, one, other) and not (tie and pool.rule == VLLM):
+            victim = place
+        place = world.slots[place].next
+    return victim
