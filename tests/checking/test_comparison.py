@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.network_examples import DESTABILISING, REVERSED, UNIT, rybko_stolyar
 
 import penstock as ps
-from penstock.checking.batches import BATCHES, Batches
+from penstock.checking.batch_means import BATCHES, Batches
 from penstock.checking.comparison import compare_networks, compare_orders
 from penstock.checking.differences import Sample, difference
 from penstock.checking.variants import own_order, with_order, with_policy, with_router

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.checking import intervals
-from penstock.checking.batches import LEAST_REQUESTS, RELAXATIONS, relaxation_requests
+from penstock.checking.batch_means import LEAST_REQUESTS, RELAXATIONS, relaxation_requests
 from penstock.checking.enough_requests import _simulated, estimate
 from penstock.checking.latency import expected_bursts, steady_state
 from penstock.checking.targets import METRICS, Estimate, Target

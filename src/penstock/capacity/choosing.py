@@ -7,7 +7,7 @@ import numpy as np
 from penstock.capacity.candidates import SAFE
 from penstock.capacity.recommendation import WORTH, Candidate, Objective
 from penstock.checking import intervals
-from penstock.checking.batches import BATCHES
+from penstock.checking.batch_means import BATCHES
 from penstock.inputs.arrays import Floats
 
 ROOM = 0.05

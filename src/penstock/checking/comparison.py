@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock import checks
 from penstock.checking.answer import check
-from penstock.checking.batches import BATCHES, Batches, Statistics, few_bursts
+from penstock.checking.batch_means import BATCHES, Batches, Statistics, few_bursts
 from penstock.checking.differences import Sample, difference
 from penstock.checking.goodput import goodput_share, own_latency, within
 from penstock.checking.latency_network import LEAST_JOBS, batched, in_batches

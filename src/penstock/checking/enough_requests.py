@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock import checks
-from penstock.checking.batches import GAP_SECTIONS, checked_confidence
+from penstock.checking.batch_means import GAP_SECTIONS, checked_confidence
 from penstock.checking.latency import SteadyState, steady_state
 from penstock.checking.targets import Target
 from penstock.checking.verdict import verdict

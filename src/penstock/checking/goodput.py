@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.checking import intervals
-from penstock.checking.batches import BATCHES, LEAST_REQUESTS
+from penstock.checking.batch_means import BATCHES, LEAST_REQUESTS
 from penstock.checking.targets import Estimate, Target
 from penstock.inputs.arrays import Floats
 

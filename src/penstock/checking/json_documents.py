@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.checking.batches import Statistics, ends, values
+from penstock.checking.batch_means import Statistics, ends, values
 from penstock.simulation.run import Run
 from penstock.theory.certificate import Certificate
 from penstock.words import STATISTICS

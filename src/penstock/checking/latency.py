@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock import checks
 from penstock.checking import intervals
-from penstock.checking.batches import (
+from penstock.checking.batch_means import (
     BATCHES,
     LEAST_REQUESTS,
     RELAXATIONS,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.checking import intervals
-from penstock.checking.batches import (
+from penstock.checking.batch_means import (
     BATCHES,
     LEAST_REQUESTS,
     RELAXATIONS,

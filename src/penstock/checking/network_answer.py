@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import checks
 from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_state
-from penstock.checking.batches import Statistics
+from penstock.checking.batch_means import Statistics
 from penstock.checking.latency_network import NetworkSteadyState, network_steady_state
 from penstock.checking.outages import OutageWindow, outage_windows
 from penstock.checking.pools import PoolAnswer, pool_answers, pool_warnings

@@ -5,7 +5,7 @@ jobs.
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from penstock.checking.batches import Statistics
+from penstock.checking.batch_means import Statistics
 from penstock.checking.comparison import ComparedWorkflow, NetworkComparison
 from penstock.checking.figures_network import comparison_figure
 from penstock.checking.network_answer import NetworkAnswer

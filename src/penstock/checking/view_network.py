@@ -2,7 +2,7 @@
 
 import math
 
-from penstock.checking.batches import Statistics
+from penstock.checking.batch_means import Statistics
 from penstock.checking.figures_network import flood_figure, graph_figure, queue_figure
 from penstock.checking.network_answer import NetworkAnswer, StageAnswer
 from penstock.checking.outages import outages_section

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Literal, Self
 
 from penstock import checks
-from penstock.checking.batches import LEAST_REQUESTS, checked_confidence
+from penstock.checking.batch_means import LEAST_REQUESTS, checked_confidence
 from penstock.checking.targets import Estimate, Judgement, Target
 from penstock.checking.verdict import Outcome
 from penstock.errors import InputError, nearest

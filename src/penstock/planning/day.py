@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from penstock import checks
-from penstock.checking.batches import relaxation_requests
+from penstock.checking.batch_means import relaxation_requests
 from penstock.checking.targets import Target
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
+from penstock.planning.bisection import fewest
 from penstock.planning.day_run import DayCheck, resampled, simulate_day
 from penstock.planning.deployment import SPLITTING, Deployment
 from penstock.planning.evaluate import Evaluation, evaluate, network_of
-from penstock.planning.fewest import fewest
 from penstock.planning.rates import HOUR_S, RateProfile
 from penstock.show.page import Page, Shown
 from penstock.system.pool import MOST_REPLICAS

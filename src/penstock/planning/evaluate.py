@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.checking.batches import GAP_SECTIONS
+from penstock.checking.batch_means import GAP_SECTIONS
 from penstock.checking.enough_requests import estimate
 from penstock.checking.flood_test import flood_test
 from penstock.checking.goodput import goodput_share, own_latency, within

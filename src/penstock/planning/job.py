@@ -22,7 +22,7 @@ from typing import Any
 from penstock import checks
 from penstock.checking.targets import Target
 from penstock.errors import InputError
-from penstock.planning.fewest import fewest
+from penstock.planning.bisection import fewest
 from penstock.planning.job_candidates import Candidate, Fleets, candidates_of
 from penstock.planning.job_run import PACED_SHARE, Job, JobResult, longest_s, simulate_job
 from penstock.show.page import Page, Shown
