@@ -258,14 +258,15 @@ def share(value: float, limit: float = 0.0) -> str:
 
 
 def _beside_the_limit(certificate: Certificate, server: Server) -> str:
-    """Say what the limit of any policy leaves out: KV memory, and that a scheduler's own may be
-    lower.
+    """Say what the limit of any policy leaves out: KV memory where it has no bound, and that a
+    scheduler's own may be lower.
     """
     certified = certificate.certified_rate or 0.0
     if certified >= (1 - _SAME) * certificate.max_rate or certificate.margin < 0:
         return ""
     said = "; a scheduler's own limit may be lower: ask max-rate"
-    if server.memory is not None and certificate.binding.name != "KV memory":
+    counted = any(bound.name == "KV memory" for bound in certificate.bounds)
+    if server.memory is not None and not counted:
         return f", KV memory not counted{said}"
     return said
 
@@ -357,7 +358,10 @@ def _policies_table(answers: Mapping[str, Answer]) -> Table:
         if cut:
             row.append(f"{run.unfinished:,}")
         rows.append(row)
-    caption = "Can do: work done under a large backlog over the work that arrives; below 1 it grows"
+    caption = (
+        "Can do: work done under a large backlog over the work that arrives; below 1 the backlog "
+        "grows"
+    )
     if any(answer.stability.interval is None for answer in answers.values()):
         caption += "; > 1 where it was gone before it could be measured"
     return Table(
