@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.simulation.session_world import WorldSession
 from penstock.simulation.simulate import simulate_closed
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
@@ -55,6 +56,25 @@ def test_room_for_rare_compositions_is_made_as_often_as_they_fill_it(
     assert run.compositions["batches"].sum() == run.n_batches
     assert run.compositions.height > 1_500
     assert run.compositions["seconds"].sum() == pytest.approx(run.busy * run.tick_s)
+
+
+def test_a_step_ahead_takes_hardly_more_steps_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of decodes is one step, with the batch that was composed before somebody came."""
+    call = WorldSession.call
+    steps: list[int] = []
+
+    def counted(session: WorldSession) -> int:
+        before = int(session.clock.steps)
+        status = call(session)
+        steps[-1] += before - int(session.clock.steps)
+        return status
+
+    monkeypatch.setattr(WorldSession, "call", counted)
+    for ahead in (False, True):
+        steps.append(0)
+        vllm = ps.Server(TP1, 512, 64, policy="vllm", policy_params={"async_scheduling": ahead})
+        ps.simulate(MANY, vllm, requests=2_000)
+    assert steps[1] < 1.2 * steps[0]
 
 
 def test_a_summary_of_a_streamed_run_equals_the_run_with_rows() -> None:

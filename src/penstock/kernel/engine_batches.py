@@ -15,14 +15,25 @@ from penstock.kernel.blocks import blocks_of, name_prompt
 from penstock.kernel.by_reference import reference_to
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.composition import Terms, cost_of, rise_of, ticks_of
-from penstock.kernel.due_epochs import chain, next_due_epoch, unchain
-from penstock.kernel.engine_ends import advance_engine
-from penstock.kernel.in_progress import before_it_dies, start, touch, within_the_run
+from penstock.kernel.due_epochs import NEVER, chain, next_due_epoch, unchain
+from penstock.kernel.engine_ends import advance_engine, compute_run, let_go
+from penstock.kernel.in_progress import (
+    before_it_dies,
+    begun_before,
+    set_length,
+    start,
+    ticks_of_batches,
+    touch,
+    within_the_run,
+)
 from penstock.kernel.recording import note_allocation
 from penstock.kernel.records import (
     ALLOCATION_ROWS,
+    COMPOSED,
+    COMPUTED,
     IN_FLIGHT,
     IN_STEP,
+    LATER,
     NONE_YET,
     NOT_BY_LOAD,
     SEAM,
@@ -140,7 +151,7 @@ def form_at_engine(world: World, server: int, pool: Any) -> Any:
     failed = _compose(world, replica, engine, pool, True)
     if failed == 0 and replica.tokens > 0:
         _begin(world, server, engine)
-        start(world, server, _equal_batches(world, replica, replica, engine, pool))
+        start(world, server, _equal_batches(world, replica, replica, engine, pool, 0))
     return failed
 
 
@@ -161,14 +172,80 @@ def _form_ahead(world: World, server: int, engine: Any, pool: Any) -> Any:
     replica.decodes, replica.requests = planned.decodes, planned.requests
     replica.verified, replica.rejected = planned.verified, planned.rejected
     _begin(world, server, engine)
+    if _plans_late(world, engine, pool):
+        repeat = _equal_batches(world, replica, replica, engine, pool, 1)
+        if repeat > 1:
+            engine.plan = LATER
+            engine.joins = NEVER
+            start(world, server, repeat)
+            return 0
+    engine.flight_end = replica.start + replica.ticks
     advance_engine(world, replica, engine, pool)
     failed = _compose(world, planned, engine, pool, False)
     repeat = 1
     alike = planned.tokens == replica.tokens and engine.first_leaving < 0
     if replica.prefill == 0 and everyone != 0 and alike:
-        repeat = _equal_batches(world, replica, planned, engine, pool)
+        repeat = _equal_batches(world, replica, planned, engine, pool, 0)
     start(world, server, repeat)
     return failed
+
+
+@uncounted(inline=True)
+def _plans_late(world: World, engine: Any, pool: Any) -> Any:
+    """Return whether the batch after a run of decodes may be composed when that ends, or something
+    happens: nobody waits, and nobody looks at blocks.
+    """
+    return pool.plans_late != 0 and engine.waiting == 0 and world.sent.size == 0
+
+
+@uncounted()
+def plan_after_run(world: World, server: int, engine: Any, pool: Any) -> None:
+    """Compute the run of decodes in progress, and compose the batch after it, as when its last one
+    started.
+    """
+    replica = world.servers[server]
+    engine.flight_end = replica.start + ticks_of_batches(replica, replica.equal)
+    if replica.equal > 1:
+        compute_run(world, replica, engine, pool)
+    advance_engine(world, replica, engine, pool)
+    _compose(world, world.planned[engine.index], engine, pool, False)
+    engine.plan = COMPUTED
+
+
+@uncounted()
+def plan_before_arrival(world: World, server: int, engine: Any, pool: Any) -> None:
+    """Let the run of decodes in progress end where a request that arrives now can join the batch
+    after it: with the batch after the one in progress now, which was composed without it.
+
+    If that is beyond the run, or somebody else joins before, what is next is composed now.
+    """
+    replica = world.servers[server]
+    now = world.clock[0].now
+    if now <= engine.joins < NEVER:
+        return
+    if engine.joins == NEVER:
+        begun = max(begun_before(replica, now, replica.equal), 1)
+        if begun < replica.equal:
+            set_length(world, server, begun + 1)
+            engine.joins = replica.start + ticks_of_batches(replica, begun)
+            return
+    plan_after_run(world, server, engine, pool)
+
+
+@uncounted(inline=True)
+def end_at_engine(world: World, server: int, pool: Any) -> None:
+    """Hand out the tokens of the batches that have ended at an engine."""
+    replica = world.servers[server]
+    engine = world.engines[replica.engine]
+    if engine.plan == LATER:
+        plan_after_run(world, server, engine, pool)
+    elif replica.equal > 1 and engine.plan == COMPOSED:
+        compute_run(world, replica, engine, pool)
+    engine.plan = COMPOSED
+    if pool.ahead == 0:
+        advance_engine(world, replica, engine, pool)
+    else:
+        let_go(world, replica, engine, pool)
 
 
 @uncounted(inline=True)
@@ -193,8 +270,8 @@ def _compose(world: World, batch: Any, engine: Any, pool: Any, at_once: bool) ->
     Return what failed, or 0.
     """
     load = 0
-    replica = world.servers[engine.server]
-    engine.flight_end = NONE_YET if at_once else replica.start + replica.ticks
+    if at_once:
+        engine.flight_end = NONE_YET
     if engine.incoming > 0:
         receive(world, engine, pool)
     while load == 0:
@@ -379,11 +456,14 @@ def _note_allocations(world: World, server: int, engine: Any) -> None:
 
 
 @uncounted(inline=True)
-def _equal_batches(world: World, replica: Any, batch: Any, engine: Any, pool: Any) -> Any:
+def _equal_batches(
+    world: World, replica: Any, batch: Any, engine: Any, pool: Any, beyond: int
+) -> Any:
     """Return how many batches like the one just composed are one step: those until a request
     finishes, memory is used up, or the rule may choose otherwise.
 
-    Composed ahead, the step is as many that are in progress now, like it; it follows them.
+    Composed ahead, the step is as many that are in progress now, like it; it follows them. Memory
+    must have room for so many batches ``beyond``.
     """
     clock = world.clock[0]
     if batch.prefill > 0 or engine.everyone == 0 or engine.steady == 0:
@@ -396,7 +476,7 @@ def _equal_batches(world: World, replica: Any, batch: Any, engine: Any, pool: An
         return 1  # a policy sees what is cached of a prompt, which a decode may take
     most = next_due_epoch(world.bits[engine.line], engine.epoch) - engine.epoch
     if most > 1 and pool.grows != 0:
-        most = _within_memory(world, engine, pool, most)
+        most = _within_memory(world, engine, pool, most + beyond) - beyond
     return before_it_dies(world, engine.server, within_the_run(world, replica, most))
 
 

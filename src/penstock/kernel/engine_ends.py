@@ -13,6 +13,7 @@ from penstock.kernel.gaps import count_stall
 from penstock.kernel.in_progress import begun_again
 from penstock.kernel.recording import note_gaps, note_gaps_within
 from penstock.kernel.records import (
+    COMPOSED,
     IN_FLIGHT,
     IN_STEP,
     NONE_YET,
@@ -33,21 +34,8 @@ from penstock.kernel.running import (
 from penstock.kernel.sglang_cache import keep_ahead, keep_at_end, note_joined
 
 
-@uncounted(inline=True)
-def end_at_engine(world: World, server: int, pool: Any) -> None:
-    """Hand out the tokens of the batches that have ended at an engine."""
-    replica = world.servers[server]
-    engine = world.engines[replica.engine]
-    if replica.equal > 1:
-        _end_run(world, replica, engine, pool)
-    if pool.ahead == 0:
-        advance_engine(world, replica, engine, pool)
-    else:
-        _let_go(world, replica, engine, pool)
-
-
 @uncounted()
-def _end_run(world: World, replica: Any, engine: Any, pool: Any) -> None:
+def compute_run(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Compute the batches of a run but one, in which nothing but decodes happens: the last, or the
     one composed ahead where that follows the run.
     """
@@ -60,7 +48,7 @@ def _end_run(world: World, replica: Any, engine: Any, pool: Any) -> None:
     if pool.rule == SGLANG:
         lower_ratio(world, engine, pool, again)
     engine.since_prompts += again
-    if pool.ahead != 0:
+    if pool.ahead != 0 and engine.plan == COMPOSED:
         engine.last_step = world.clock[0].now
         planned = world.planned[engine.index]
         if planned.plain < 0:
@@ -91,7 +79,7 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
     if decodes > 0:
         _count_gaps(world, replica, engine, pool)
         engine.step_before = engine.last_step
-        engine.last_step = _end_of(world, replica, pool)
+        engine.last_step = _end_of(world, engine, pool)
         engine.decode_tokens -= decodes
         engine.epoch += 1
         if engine.marked != 0 or engine.everyone == 0:
@@ -109,10 +97,10 @@ def _count_kept(world: World, tokens: int) -> None:
 
 
 @uncounted(inline=True)
-def _end_of(world: World, replica: Any, pool: Any) -> Any:
+def _end_of(world: World, engine: Any, pool: Any) -> Any:
     """Return the tick at which the tokens of the batch are out."""
     if pool.ahead != 0:
-        return replica.start + replica.ticks
+        return engine.flight_end
     return world.clock[0].now
 
 
@@ -258,7 +246,7 @@ def _stay(world: World, engine: Any, place: int) -> None:
 
 
 @uncounted(inline=True)
-def _let_go(world: World, replica: Any, engine: Any, pool: Any) -> None:
+def let_go(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Let those go whose last tokens are out now."""
     if pool.drafts > 0:
         know_rejected(world, engine)
@@ -304,7 +292,7 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
     """Move requests whose prompts are done into decode; ``in_step``: their tokens come with all
     others.
     """
-    end = _end_of(world, replica, pool)
+    end = _end_of(world, engine, pool)
     place = engine.served_head
     for _ in range(engine.served):
         slot = world.slots[place]
@@ -323,7 +311,7 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
                 _count_kept(world, slot.stay - 1)
                 decodes -= slot.stay - 1
             if pool.convention != 0 or decodes == 0:
-                _first_token(world, replica, pool, slot)
+                _first_token(world, replica, engine, pool, slot)
             slot.grown = slot.held
             slot.before = slot.last
             if decodes == 0 and pool.ahead != 0:
@@ -347,12 +335,12 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
 
 
 @uncounted(inline=True)
-def _first_token(world: World, replica: Any, pool: Any, slot: Any) -> None:
+def _first_token(world: World, replica: Any, engine: Any, pool: Any, slot: Any) -> None:
     """Note the token that comes with the end of a prefill: the first one, or after a preemption the
     next.
     """
     if world.first_token[slot.request] < 0:
-        world.first_token[slot.request] = _end_of(world, replica, pool)
+        world.first_token[slot.request] = _end_of(world, engine, pool)
         _gap_from_elsewhere(world, replica, pool, slot.request)
     else:
         note_gaps(world, replica, pool, slot.last, 1)

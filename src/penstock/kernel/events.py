@@ -24,8 +24,12 @@ from numba import types
 from penstock.kernel.by_reference import reference_to
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.due_epochs import NEVER
-from penstock.kernel.engine_batches import arrive_at_engine, form_at_engine
-from penstock.kernel.engine_ends import end_at_engine
+from penstock.kernel.engine_batches import (
+    arrive_at_engine,
+    end_at_engine,
+    form_at_engine,
+    plan_before_arrival,
+)
 from penstock.kernel.in_progress import (
     begun_again,
     cut,
@@ -44,9 +48,12 @@ from penstock.kernel.recording import count_composition, has_room, note_run, thi
 from penstock.kernel.records import (
     BAD_ROUTER,
     BY_LINES,
+    COMPOSED,
+    COMPUTED,
     DONE,
     FULL,
     IN_DECODE,
+    LATER,
     MORE,
     NO_ROWS,
     PAUSED,
@@ -138,10 +145,18 @@ def _advance(world: World) -> int:
 
 @uncounted()
 def _end_in_time(world: World) -> None:
-    """Let runs of batches end where the run is to stop, which they were begun without knowing."""
+    """Let runs of batches end where the run is to stop, which they were begun without knowing.
+
+    Not those that an arrival has cut already: what follows them is settled.
+    """
     for server in range(world.servers.size):
         replica = world.servers[server]
-        if replica.equal > 1:
+        pool = world.pools[replica.pool]
+        settled = False
+        if pool.rule != BY_LINES:
+            engine = world.engines[replica.engine]
+            settled = engine.plan == COMPUTED or (engine.plan == LATER and engine.joins < NEVER)
+        if replica.equal > 1 and not settled:
             repeat = ended_by(replica, world.clock[0].until, replica.equal)
             set_length(world, server, max(repeat, 1))
 
@@ -258,8 +273,11 @@ def _arrive(world: World, request: int) -> None:
         arrival_ends = True
     else:
         engine = world.engines[replica.engine]
+        if engine.plan == LATER:
+            plan_before_arrival(world, server, engine, pool)
         arrive_at_engine(world, engine, pool, request)
         arrival_ends = engine.arrival_ends != 0 or engine.incoming > 0
+        arrival_ends = arrival_ends and engine.plan == COMPOSED
     if replica.equal == 0:
         touch(world, server)
     elif replica.equal > 1 and arrival_ends:  # equal batches end where the request can join

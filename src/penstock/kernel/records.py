@@ -55,6 +55,12 @@ PLENTY = 2**60
 NOT_BY_LOAD = -1
 """In place of the ticks that every batch of a token load takes, where each takes its own."""
 
+COMPOSED, LATER, COMPUTED = 0, 1, 2
+"""A step ahead, the batch after the run in progress: composed when the last batch of the run
+started; to be composed when the run ends or too many have come; composed meanwhile, with the run
+computed to its end.
+"""
+
 IN_FLIGHT, EVICTED = -1, -2
 """In place of prefill tokens left, where batches are composed ahead: the last token of a request is
 in flight; and its blocks have been taken meanwhile.
@@ -129,7 +135,7 @@ POOL = record(
     ahead long_prefill adapts prefill_interval reserve_prompt drafts lookahead longest
     mixed most_prefill clip_new_tokens retract_steps ignores_eos
     radix by_match hash_block takes_places threshold retracts_by_rank
-    cell_columns
+    plans_late cell_columns
     """
 )
 """One per pool.
@@ -151,7 +157,8 @@ Of engines: ``rule`` (`BY_LINES` for none), tokens of a block, blocks that an ad
 what must be free before it (`INPUT` ...), ticks per block swapped (-1: computed again), whether the
 queue goes by priority, whether requests take blocks as they decode, whether prompts may be cut,
 blocks that every request holds, whether prefixes are reused, whether a batch is composed when the
-one before it starts; then settings of single engines.
+one before it starts; then settings of single engines. ``plans_late``: whether it may as well be
+composed at the end of a run of decodes (`LATER`).
 ``cell_columns``: of `World.cells`.
 """
 
@@ -213,7 +220,7 @@ ENGINE = record(
     preemptions lost reused rejections
     usable settled lending incoming coming_head coming_tail landed_head landed_tail
     has_prompts since_prompts overfull
-    flight_end step_before unforeseen wasted wasted_on
+    plan joins flight_end step_before unforeseen wasted wasted_on
     is_full comings looks
     root nodes free_node oldest newest evictable touches first_joined last_joined
     """,
@@ -237,13 +244,14 @@ which it keeps blocks; requests whose KV memory is on
 its way here or waits for room, ends of the queue of those that wait for that, and of those who have
 it and wait for a place. vLLM: whether the batch has prompts,
 which one after the last with some is next, whether that one left requests waiting. Composed ahead:
-the tick at which the tokens in flight are out (`NONE_YET`: none are), and at which those who decode
-had the ones before; requests whose last token is in flight though they may have more, decodes that
-such ones are given for nothing, and the first of those who have left since. SGLang: whether
-admission has paused, how many have come to the queue, how often it was looked at; the new token
-ratio. Its cache: the root, nodes in use so far, the first that is free again; ends of the list of
-leaves that may be given up, and the pages that nobody uses; touches so far; those whose prefill is
-complete when the batch in progress ends.
+when (`COMPOSED` ...), up to which tick those who come join the batch after the run in progress
+(`NEVER`: nobody came), the tick at which the tokens in flight are out (`NONE_YET`: none are) and at
+which those who decode had the ones before; requests whose last token is in flight though they may
+have more, decodes that such ones are given for nothing, and the first of those who have left since.
+SGLang: whether admission has paused, how many have come to the queue, how often it was looked at;
+the new token ratio. Its cache: the root, nodes in use so far, the first that is free again; ends of
+the list of leaves that may be given up, and the pages that nobody uses; touches so far; those whose
+prefill is complete when the batch in progress ends.
 """
 
 STAGE = record(i8="pool line prefill_weight decode_weight in_prefill in_decode")

@@ -78,6 +78,10 @@ def new_world(
     planned = records.table(records.REPLICA, engines.size)
     planned.pool = engines.pool
     slots = np.array([_slots(server) for server in servers]) * counts * pools.lines
+    # Who joins late needs a slot, so there must be one for everybody.
+    bounded = pools.rule != records.BY_LINES
+    bounded &= pools.running_scope.astype(bool) & (pools.batch_size < NO_LIMIT)
+    pools.plans_late &= bounded.all()
     clock = _clock(level, int(slots[pools.rule != records.BY_LINES].sum()))
 
     # The ends of batches are the leaves of a tree, whose root is the next one.
@@ -336,6 +340,7 @@ def _describe(pool: Any, server: Server, tick_s: float) -> None:
             pool.swap_ticks = round(memory.swap_s / tick_s)
     for name, value in policy.kernel_options.items():
         pool[name] = value
+    pool.plans_late = pool.rule == records.VLLM and pool.ahead and not (pool.caching or pool.drafts)
     if server.order != "priority":
         pool.takes_places = pool.retracts_by_rank = False
 
