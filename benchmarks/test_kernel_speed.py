@@ -2,6 +2,7 @@
 depends on.
 """
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -78,6 +79,17 @@ def test_requests_per_second_of_a_summary_with_the_drawing(benchmark, record: Re
     record("speed", requests / benchmark.stats["median"], "requests/s")
 
 
+def median_ratio(benchmark, one: Callable[[], object], other: Callable[[], object]) -> float:  # type: ignore[no-untyped-def]
+    """Seconds of one over those of the other, which take turns."""
+    for call in (one, other):
+        call()
+
+    def ratios() -> list[float]:
+        return sorted(seconds(one) / seconds(other) for _ in range(2 * ROUNDS + 1))
+
+    return float(benchmark.pedantic(ratios, rounds=1)[ROUNDS])
+
+
 @pytest.mark.parametrize("policy", ["sarathi", "vllm-vanilla"])
 def test_batch_times_by_composition_cost_little(benchmark, record: Record, policy: str) -> None:  # type: ignore[no-untyped-def]
     """The same server by its token load, and with terms for attention: requests/s of one over those
@@ -88,17 +100,8 @@ def test_batch_times_by_composition_cost_little(benchmark, record: Record, polic
     workload = conversation(
         0.6 * ps.certify(conversation(1.0, 20_000), server("sarathi")).max_rate, REQUESTS
     )
-    for each in servers:
-        ps.simulate(workload, each, requests=1000)
-
-    def ratio() -> float:
-        by_load, composed = (
-            seconds(lambda each=each: ps.simulate(workload, each)) for each in servers
-        )  # type: ignore[misc]
-        return by_load / composed
-
-    ratios = benchmark.pedantic(lambda: sorted(ratio() for _ in range(2 * ROUNDS + 1)), rounds=1)
-    record("speed", ratios[ROUNDS], "x that by token load")
+    by_load, composed = (functools.partial(ps.simulate, workload, each) for each in servers)
+    record("speed", median_ratio(benchmark, by_load, composed), "x that by token load")
 
 
 @pytest.mark.parametrize("blocks", [20_000, 4_000])
@@ -120,6 +123,28 @@ def test_requests_per_second_of_vllm_with_kv_memory(
     record("preemptions", run.preemptions / REQUESTS, "per request")
 
 
+@pytest.mark.parametrize("replicas", [1, 8])
+@pytest.mark.parametrize("blocks", [20_000, 2_500])
+def test_a_step_ahead_costs_little(benchmark, record: Record, blocks: int, replicas: int) -> None:  # type: ignore[no-untyped-def]
+    """Requests/s of vLLM that composes batches ahead over those of one that does not, alone and as
+    a pool.
+    """
+    workload = conversation(1.2 * replicas, REQUESTS)
+
+    def run(ahead: bool) -> object:
+        engine = ps.Server(
+            TP1, 2_048, 128, policy="vllm", policy_params={"async_scheduling": ahead},
+            memory=ps.Memory(blocks, watermark=None),
+        )  # fmt: skip
+        if replicas == 1:
+            return ps.simulate(workload, engine, record="summary")
+        network = ps.Network.single(workload, engine, replicas, "jsq")
+        return ps.simulate(network, jobs=REQUESTS, record="summary")
+
+    at_once, ahead = (functools.partial(run, value) for value in (False, True))
+    record("speed", median_ratio(benchmark, at_once, ahead), "x that at once")
+
+
 @pytest.mark.parametrize("policy", ["maxweight", "maxweight-tokens", "pool-controlled"])
 def test_an_adaptive_policy_takes_at_most_three_times_as_long(
     benchmark, record: Record, policy: str
@@ -127,16 +152,10 @@ def test_an_adaptive_policy_takes_at_most_three_times_as_long(
     workload = conversation(
         0.9 * ps.certify(conversation(1.0, 20_000), server("sarathi")).max_rate, REQUESTS
     )
-    for name in (policy, "sarathi"):
-        ps.simulate(workload, server(name), requests=1000)
-
-    def ratio() -> float:
-        return seconds(lambda: ps.simulate(workload, server(policy))) / seconds(
-            lambda: ps.simulate(workload, server("sarathi"))
-        )
-
-    ratios = benchmark.pedantic(lambda: sorted(ratio() for _ in range(2 * ROUNDS + 1)), rounds=1)
-    record("time", ratios[ROUNDS], "x that of Sarathi-Serve")
+    adaptive, sarathi = (
+        functools.partial(ps.simulate, workload, server(name)) for name in (policy, "sarathi")
+    )
+    record("time", median_ratio(benchmark, adaptive, sarathi), "x that of Sarathi-Serve")
 
 
 @pytest.mark.parametrize("policy", ["orca", "sarathi"])
