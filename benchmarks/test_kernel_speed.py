@@ -125,15 +125,20 @@ def test_requests_per_second_of_vllm_with_kv_memory(
 
 @pytest.mark.parametrize("replicas", [1, 8])
 @pytest.mark.parametrize("blocks", [20_000, 2_500])
-def test_a_step_ahead_costs_little(benchmark, record: Record, blocks: int, replicas: int) -> None:  # type: ignore[no-untyped-def]
-    """Requests/s of vLLM that composes batches ahead over those of one that does not, alone and as
-    a pool.
+@pytest.mark.parametrize(
+    ("policy", "setting"), [("vllm", "async_scheduling"), ("sglang", "overlap_schedule")]
+)
+def test_a_step_ahead_costs_little(  # type: ignore[no-untyped-def]
+    benchmark, record: Record, policy: str, setting: str, blocks: int, replicas: int
+) -> None:
+    """Requests/s of an engine that composes batches ahead over those of one that does not, alone
+    and as a pool.
     """
     workload = conversation(1.2 * replicas, REQUESTS)
 
     def run(ahead: bool) -> object:
         engine = ps.Server(
-            TP1, 2_048, 128, policy="vllm", policy_params={"async_scheduling": ahead},
+            TP1, 2_048, 128, policy=policy, policy_params={setting: ahead},
             memory=ps.Memory(blocks, watermark=None),
         )  # fmt: skip
         if replicas == 1:

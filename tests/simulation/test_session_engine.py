@@ -58,7 +58,10 @@ def test_room_for_rare_compositions_is_made_as_often_as_they_fill_it(
     assert run.compositions["seconds"].sum() == pytest.approx(run.busy * run.tick_s)
 
 
-def test_a_step_ahead_takes_hardly_more_steps_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("policy", "setting"), [("vllm", "async_scheduling"), ("sglang", "overlap_schedule")])
+def test_a_step_ahead_takes_hardly_more_steps_of_the_kernel(
+    monkeypatch: pytest.MonkeyPatch, policy: str, setting: str
+) -> None:
     """A run of decodes is one step, with the batch that was composed before somebody came."""
     call = WorldSession.call
     steps: list[int] = []
@@ -72,8 +75,8 @@ def test_a_step_ahead_takes_hardly_more_steps_of_the_kernel(monkeypatch: pytest.
     monkeypatch.setattr(WorldSession, "call", counted)
     for ahead in (False, True):
         steps.append(0)
-        vllm = ps.Server(TP1, 512, 64, policy="vllm", policy_params={"async_scheduling": ahead})
-        ps.simulate(MANY, vllm, requests=2_000)
+        server = ps.Server(TP1, 512, 64, policy=policy, policy_params={setting: ahead})
+        ps.simulate(MANY, server, requests=2_000)
     assert steps[1] < 1.2 * steps[0]
 
 

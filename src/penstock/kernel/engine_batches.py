@@ -208,6 +208,7 @@ def plan_after_run(world: World, server: int, engine: Any, pool: Any) -> None:
     if replica.equal > 1:
         compute_run(world, replica, engine, pool)
     advance_engine(world, replica, engine, pool)
+    engine.step_before = replica.start + ticks_of_batches(replica, replica.equal - 1)
     _compose(world, world.planned[engine.index], engine, pool, False)
     engine.plan = COMPUTED
 

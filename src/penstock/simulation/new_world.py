@@ -340,9 +340,10 @@ def _describe(pool: Any, server: Server, tick_s: float) -> None:
             pool.swap_ticks = round(memory.swap_s / tick_s)
     for name, value in policy.kernel_options.items():
         pool[name] = value
-    pool.plans_late = pool.rule == records.VLLM and pool.ahead and not (pool.caching or pool.drafts)
     if server.order != "priority":
         pool.takes_places = pool.retracts_by_rank = False
+    beside = pool.caching or pool.radix or pool.drafts or pool.takes_places
+    pool.plans_late = pool.rule in (records.VLLM, records.SGLANG) and pool.ahead and not beside
 
 
 def _slots(server: Server) -> int:
