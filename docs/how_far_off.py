@@ -189,8 +189,9 @@ def main() -> None:
     show("vLLM and SGLang on H100 and H200, precision stated", main_rows, by)
     possible = pl.col("busy") < TOO_FAST
     show("the same, without rows faster than the units", main_rows.filter(possible))
+    fitted = pl.col("backend_version").is_null() | (pl.col("backend_version") != "0.12.0")
+    show("the same, without vLLM 0.12", main_rows.filter(fitted))
     for engine in ("vllm", "sglang"):
-        fitted = pl.col("backend_version").is_null() | (pl.col("backend_version") != "0.12.0")
         rows = main_rows.filter(possible & fitted & (pl.col("backend") == engine))
         show(f"{engine}, the versions that constants were fitted to", rows)
     show("TensorRT-LLM", table.filter(told & ~left_out & (pl.col("backend") == "trtllm")), by)
