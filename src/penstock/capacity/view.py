@@ -140,8 +140,8 @@ def max_rate_page(rates: Mapping[str, MaxRate], scenario: Scenario, notes: Seque
     ]
     caption = (
         "Requests/s. 'Stable up to' and 'not at' were found by simulation of the same requests at "
-        "each rate; above 'any policy' none is stable; 'share' is 'stable up to' over 'any "
-        "policy'; up to 'certified to' a theorem says stable."
+        "each rate, but where 'not at' is 'any policy': above that none is stable. 'Share' is "
+        "'stable up to' over 'any policy'; up to 'certified to' a theorem says stable."
     )
     policies = f"{len(rates)} policies" if len(rates) > 1 else next(iter(rates))
     table = Table(("Policy", *_HIGHEST), rows, caption)
