@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.inputs.arrays import Floats
+from penstock.inputs.caching import cached
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.engines import ENGINES
 from penstock.system.policies import POLICIES
 from penstock.system.server import Server
 from penstock.theory import mean_field as field
-from penstock.theory.caching import cached
 from penstock.theory.hypotheses import refuse_without_rate
 from penstock.theory.kv_blocks import drawn, reuses, served
 from penstock.workload.arrivals import Poisson

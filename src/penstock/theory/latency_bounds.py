@@ -44,10 +44,10 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.inputs.arrays import Floats, Ints
+from penstock.inputs.caching import cached
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.server import Server
 from penstock.theory.attention import attention_of, prefill_seconds
-from penstock.theory.caching import cached
 from penstock.theory.hypotheses import refuse_without_rate
 from penstock.theory.kv_blocks import drawn, least, outputs_of_prefill, reuses, served
 from penstock.workload.arrivals import Poisson
