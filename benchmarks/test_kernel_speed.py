@@ -139,7 +139,7 @@ def test_a_step_ahead_costs_little(  # type: ignore[no-untyped-def]
     def run(ahead: bool) -> object:
         engine = ps.Server(
             TP1, 2_048, 128, policy=policy, policy_params={setting: ahead},
-            memory=ps.Memory(blocks, watermark=None),
+            memory=ps.Memory(blocks),
         )  # fmt: skip
         if replicas == 1:
             return ps.simulate(workload, engine, record="summary")

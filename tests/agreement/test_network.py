@@ -170,7 +170,8 @@ def test_kernel_and_reference_agree_where_replicas_die_and_come_back():
 @settings(max_examples=30)
 def test_jobs_that_come_in_blocks_give_what_they_give_at_once(random):
     """Blocks of a few jobs, the rows of finished ones dropped after each; many jobs arrive at the edge of a block."""
-    system = draw_system(random, dying=random.choice([False, True]))
+    engines = random.choice([(), ("vllm",), ("sglang",), ("vllm", "sglang")])
+    system = draw_system(random, engines=engines, dying=random.choice([False, True]))
     last = system.jobs[-1][0] if system.until is None else min(system.jobs[-1][0], system.until)
     system = dataclasses.replace(system, outages=tuple(each for each in system.outages if each.start < last))
     sizes = [random.randint(1, 3) for _ in system.jobs]

@@ -6,6 +6,7 @@ import pytest
 import penstock as ps
 from penstock.simulation.session_world import WorldSession
 from penstock.simulation.simulate import simulate_closed
+from penstock.workload import arrivals
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 MANY = ps.Workload.poisson(rate=3.0, prompt=ps.Geometric(300, max=900), output=ps.Geometric(60, max=200), seed=3)
@@ -62,7 +63,7 @@ def test_room_for_rare_compositions_is_made_as_often_as_they_fill_it(
 def test_a_step_ahead_takes_hardly_more_steps_of_the_kernel(
     monkeypatch: pytest.MonkeyPatch, policy: str, setting: str
 ) -> None:
-    """A run of decodes is one step, with the batch that was composed before somebody came."""
+    """A run of decodes is one step although the batch after it is composed ahead, and an arrival costs no more."""
     call = WorldSession.call
     steps: list[int] = []
 
@@ -80,8 +81,13 @@ def test_a_step_ahead_takes_hardly_more_steps_of_the_kernel(
     assert steps[1] < 1.2 * steps[0]
 
 
-def test_a_summary_of_a_streamed_run_equals_the_run_with_rows() -> None:
-    server = ps.Server(TP1, 256, 24, policy="vllm", kv_blocks=300)
+@pytest.mark.parametrize(("policy", "blocks"), [("vllm", 300), ("sglang", 2_000)])
+def test_a_summary_of_a_streamed_run_equals_the_run_with_rows(
+    monkeypatch: pytest.MonkeyPatch, policy: str, blocks: int
+) -> None:
+    """Also where the next block comes while a batch is in progress that is followed by one not composed yet."""
+    monkeypatch.setattr(arrivals, "BLOCK", 500)
+    server = ps.Server(TP1, 256, 24, policy=policy, kv_blocks=blocks)
     rows, summary = (ps.simulate(MANY, server, requests=40_000, record=r) for r in ("requests", "summary"))
     assert rows.preemptions == summary.preemptions > 100
     assert rows.end == summary.end

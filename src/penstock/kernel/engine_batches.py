@@ -172,7 +172,7 @@ def _form_ahead(world: World, server: int, engine: Any, pool: Any) -> Any:
     replica.decodes, replica.requests = planned.decodes, planned.requests
     replica.verified, replica.rejected = planned.verified, planned.rejected
     _begin(world, server, engine)
-    if _plans_late(world, engine, pool):
+    if pool.plans_late != 0 and engine.waiting == 0:
         repeat = _equal_batches(world, replica, replica, engine, pool, 1)
         if repeat > 1:
             engine.plan = LATER
@@ -190,35 +190,31 @@ def _form_ahead(world: World, server: int, engine: Any, pool: Any) -> Any:
     return failed
 
 
-@uncounted(inline=True)
-def _plans_late(world: World, engine: Any, pool: Any) -> Any:
-    """Return whether the batch after a run of decodes may be composed when that ends, or something
-    happens: nobody waits, and nobody looks at blocks.
-    """
-    return pool.plans_late != 0 and engine.waiting == 0 and world.sent.size == 0
-
-
 @uncounted()
 def plan_after_run(world: World, server: int, engine: Any, pool: Any) -> None:
     """Compute the run of decodes in progress, and compose the batch after it, as when its last one
-    started.
+    started; also while that goes on.
+
+    Nothing can fail, as only policies of the seam do.
     """
     replica = world.servers[server]
     engine.flight_end = replica.start + ticks_of_batches(replica, replica.equal)
     if replica.equal > 1:
         compute_run(world, replica, engine, pool)
     advance_engine(world, replica, engine, pool)
-    engine.step_before = replica.start + ticks_of_batches(replica, replica.equal - 1)
+    if replica.equal > 1:
+        engine.step_before = replica.start + ticks_of_batches(replica, replica.equal - 1)
     _compose(world, world.planned[engine.index], engine, pool, False)
     engine.plan = COMPUTED
 
 
 @uncounted()
 def plan_before_arrival(world: World, server: int, engine: Any, pool: Any) -> None:
-    """Let the run of decodes in progress end where a request that arrives now can join the batch
-    after it: with the batch after the one in progress now, which was composed without it.
+    """Let the run of decodes in progress end one batch after the one in progress now, which was
+    composed without the request that arrives.
 
-    If that is beyond the run, or somebody else joins before, what is next is composed now.
+    In the last batch, or after somebody whom it cannot join, the batch after the run is composed
+    before it is queued.
     """
     replica = world.servers[server]
     now = world.clock[0].now
@@ -463,8 +459,8 @@ def _equal_batches(
     """Return how many batches like the one just composed are one step: those until a request
     finishes, memory is used up, or the rule may choose otherwise.
 
-    Composed ahead, the step is as many that are in progress now, like it; it follows them. Memory
-    must have room for so many batches ``beyond``.
+    ``batch`` is the one composed last; where that is the one after the batch in progress, the run
+    is in progress, and it follows. Memory must have room for so many batches ``beyond`` the run.
     """
     clock = world.clock[0]
     if batch.prefill > 0 or engine.everyone == 0 or engine.steady == 0:

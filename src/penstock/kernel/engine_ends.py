@@ -36,8 +36,8 @@ from penstock.kernel.sglang_cache import keep_ahead, keep_at_end, note_joined
 
 @uncounted()
 def compute_run(world: World, replica: Any, engine: Any, pool: Any) -> None:
-    """Compute the batches of a run but one, in which nothing but decodes happens: the last, or the
-    one composed ahead where that follows the run.
+    """Compute all batches of a run of decodes but one: the last, which `advance_engine` computes
+    next, or, where the batch after the run is `COMPOSED`, the first, which was when it started.
     """
     again = replica.equal - 1
     take_blocks(world, engine, pool, grown(world, engine, pool, replica.equal) - engine.settled)
@@ -60,7 +60,8 @@ def compute_run(world: World, replica: Any, engine: Any, pool: Any) -> None:
 def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Compute the batch in progress, or the last of a run: requests have its tokens when it ends.
 
-    Composed ahead, that is when it starts, and who finishes stays until it ends.
+    Composed ahead, that is before it ends, at the tick ``flight_end``, and who finishes stays until
+    then.
     """
     decodes = replica.decodes - replica.verified - engine.wasted
     if pool.radix != 0 and pool.ahead == 0:

@@ -11,7 +11,8 @@ How it is fast, and still exact:
   its root.
 * Requests that decode count nothing down (`due_epochs`), and a backlog is a linked list.
 * Equal batches without prefill are one step. Who will join the replica is not known in advance, so
-  a step is as long as it can be, and an arrival cuts it at the end of the batch then in progress.
+  a step is as long as it can be, and an arrival cuts it at the end of the batch then in progress (a
+  step ahead: of the one after that).
 """
 
 import functools
@@ -147,7 +148,7 @@ def _advance(world: World) -> int:
 def _end_in_time(world: World) -> None:
     """Let runs of batches end where the run is to stop, which they were begun without knowing.
 
-    Not those that an arrival has cut already: what follows them is settled.
+    Not those that an arrival has cut: who joins the batch after them hangs on their end.
     """
     for server in range(world.servers.size):
         replica = world.servers[server]
@@ -276,8 +277,7 @@ def _arrive(world: World, request: int) -> None:
         if engine.plan == LATER:
             plan_before_arrival(world, server, engine, pool)
         arrive_at_engine(world, engine, pool, request)
-        arrival_ends = engine.arrival_ends != 0 or engine.incoming > 0
-        arrival_ends = arrival_ends and engine.plan == COMPOSED
+        arrival_ends = engine.plan == COMPOSED and (engine.arrival_ends != 0 or engine.incoming > 0)
     if replica.equal == 0:
         touch(world, server)
     elif replica.equal > 1 and arrival_ends:  # equal batches end where the request can join

@@ -56,9 +56,10 @@ NOT_BY_LOAD = -1
 """In place of the ticks that every batch of a token load takes, where each takes its own."""
 
 COMPOSED, LATER, COMPUTED = 0, 1, 2
-"""A step ahead, the batch after the run in progress: composed when the last batch of the run
-started; to be composed when the run ends or too many have come; composed meanwhile, with the run
-computed to its end.
+"""A step ahead, the batch after the run in progress. ``COMPOSED``: it was composed when the run
+started, and is like it (also where nothing is composed ahead). ``LATER``: it is composed when the
+run ends, or just before somebody comes who must not be in it; until then nothing of the run is
+computed. ``COMPUTED``: that has happened while the last batch goes on.
 """
 
 IN_FLIGHT, EVICTED = -1, -2
@@ -158,7 +159,8 @@ what must be free before it (`INPUT` ...), ticks per block swapped (-1: computed
 queue goes by priority, whether requests take blocks as they decode, whether prompts may be cut,
 blocks that every request holds, whether prefixes are reused, whether a batch is composed when the
 one before it starts; then settings of single engines. ``plans_late``: whether it may as well be
-composed at the end of a run of decodes (`LATER`).
+composed at the end of a run of decodes (`LATER`); then an arrival cuts the run whatever
+``arrival_ends`` says.
 ``cell_columns``: of `World.cells`.
 """
 
@@ -244,14 +246,14 @@ which it keeps blocks; requests whose KV memory is on
 its way here or waits for room, ends of the queue of those that wait for that, and of those who have
 it and wait for a place. vLLM: whether the batch has prompts,
 which one after the last with some is next, whether that one left requests waiting. Composed ahead:
-when (`COMPOSED` ...), up to which tick those who come join the batch after the run in progress
-(`NEVER`: nobody came), the tick at which the tokens in flight are out (`NONE_YET`: none are) and at
-which those who decode had the ones before; requests whose last token is in flight though they may
-have more, decodes that such ones are given for nothing, and the first of those who have left since.
-SGLang: whether admission has paused, how many have come to the queue, how often it was looked at;
-the new token ratio. Its cache: the root, nodes in use so far, the first that is free again; ends of
-the list of leaves that may be given up, and the pages that nobody uses; touches so far; those whose
-prefill is complete when the batch in progress ends.
+``plan`` (`COMPOSED` ...); ``joins``, of `LATER`: who comes up to this tick is in the batch after
+the run (`NEVER`: nobody has come); the tick at which the tokens in flight are out (`NONE_YET`: none
+are) and at which those who decode had the ones before; requests whose last token is in flight
+though they may have more, decodes that such ones are given for nothing, and the first of those who
+have left since. SGLang: whether admission has paused, how many have come to the queue, how often it
+was looked at; the new token ratio. Its cache: the root, nodes in use so far, the first that is free
+again; ends of the list of leaves that may be given up, and the pages that nobody uses; touches so
+far; those whose prefill is complete when the batch in progress ends.
 """
 
 STAGE = record(i8="pool line prefill_weight decode_weight in_prefill in_decode")

@@ -138,7 +138,7 @@ def release(world: World, engine: Any, slot: int) -> None:
     clock.used_slots -= 1
 
 
-# -- admission, service and preemption
+# -- admission and service
 
 
 @uncounted(inline=True)

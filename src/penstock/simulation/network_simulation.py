@@ -161,15 +161,16 @@ class _Running:
         """Run block after block; the last two go in together, for a batch may outlast a short last
         one.
         """
+        full: list[Jobs] = []
         held: list[Jobs] = []
         for block in blocks:
             if held and (self.keeps_requests or sum(part.requests for part in held) < _WINDOW):
                 held.append(block)
                 continue
-            if held:
-                self._serve(held, final=False)
-            held = [block]
-        self._serve(held, final=True)
+            if full:
+                self._serve(full, final=False)
+            full, held = held, [block]
+        self._serve(full + held, final=True)
         return self._finished()
 
     def _serve(self, blocks: list[Jobs], final: bool) -> None:

@@ -78,10 +78,10 @@ def new_world(
     planned = records.table(records.REPLICA, engines.size)
     planned.pool = engines.pool
     slots = np.array([_slots(server) for server in servers]) * counts * pools.lines
-    # Who joins late needs a slot, so there must be one for everybody.
-    bounded = pools.rule != records.BY_LINES
-    bounded &= pools.running_scope.astype(bool) & (pools.batch_size < NO_LIMIT)
-    pools.plans_late &= bounded.all()
+    # A batch composed late admits without asking for room. Engines share the table of slots, so it
+    # must have one for everybody who may ever run.
+    bounded = pools.running_scope.astype(bool) & (pools.batch_size < NO_LIMIT)
+    pools.plans_late &= (bounded | (pools.rule == records.BY_LINES)).all()
     clock = _clock(level, int(slots[pools.rule != records.BY_LINES].sum()))
 
     # The ends of batches are the leaves of a tree, whose root is the next one.
@@ -342,8 +342,9 @@ def _describe(pool: Any, server: Server, tick_s: float) -> None:
         pool[name] = value
     if server.order != "priority":
         pool.takes_places = pool.retracts_by_rank = False
-    beside = pool.caching or pool.radix or pool.drafts or pool.takes_places
-    pool.plans_late = pool.rule in (records.VLLM, records.SGLANG) and pool.ahead and not beside
+    # Not where a batch depends on what is in a cache, or may take others back when it is composed.
+    as_composed = pool.caching or pool.radix or pool.takes_places
+    pool.plans_late = pool.rule in (records.VLLM, records.SGLANG) and pool.ahead and not as_composed
 
 
 def _slots(server: Server) -> int:

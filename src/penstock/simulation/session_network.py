@@ -193,7 +193,7 @@ class NetworkSession(WorldSession):
             row.affinity = pool.affinity
             row.looks_up = pool.router.looks_up
             row.looks_at_memory = pool.router.looks_at_memory
-            row.plans_late &= pool.router.function is None
+            row.plans_late &= pool.router.function is None and not any(network.senders)
             row.report = round(pool.report_ms / 1e3 / self.tick_s)
             row.retention = retention
             row.by_age = pool.order.by_age

@@ -36,7 +36,7 @@ class Lengths(abc.ABC):
         """Draw (prompt, output) tokens of so many requests."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Independent(Lengths):
     """Prompt and output drawn apart, or joined by a Gaussian copula.
 

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.inputs.caching import cached
 from penstock.workload import arrivals as processes
 from penstock.workload import traces
 from penstock.workload.arrivals import Arrivals, Replay
@@ -350,7 +350,7 @@ class Workload:
                 priority = None if self.priority is None else self.priority[rows]
             elif rng is None:
                 prompt, output, generator = _first_lengths(self.lengths, self.seed, times.size)
-                rng = copy.deepcopy(generator)
+                rng = copy.deepcopy(generator)  # the next caller goes on from there, too
             else:
                 prompt, output = self.lengths.sample(rng, times.size)
             declared = self.declared
@@ -393,15 +393,14 @@ def _seeds(seed: int) -> list[np.random.SeedSequence]:
     return np.random.SeedSequence(seed).spawn(3)
 
 
-@functools.lru_cache(maxsize=4)  # a verdict and a simulation begin with the same block five times
+@cached(2)  # a verdict and a simulation begin with the same block five times
 def _first_lengths(
     lengths: Lengths, seed: int, size: int
 ) -> tuple[Tokens, Tokens, np.random.Generator]:
     """Return the lengths of the first block, and the generator of those that follow."""
     rng = np.random.default_rng(_seeds(seed)[1])
-    prompt, output = lengths.sample(rng, size)
-    for tokens in (prompt, output):
-        tokens.flags.writeable = False  # they are everybody's
+    prompt, output = (tokens.view() for tokens in lengths.sample(rng, size))
+    prompt.flags.writeable = output.flags.writeable = False  # they are everybody's
     return prompt, output, rng
 
 
