@@ -200,3 +200,14 @@ def test_a_cache_of_prefixes_and_dropped_requests_are_refused_with_the_remedy():
     small = Server(ONE_TICK, 8, 4, policy="vllm", memory=Memory(9, 1, too_long="drop"))
     with pytest.raises(InputError, match="simulate and audit a workload without them"):
         audit(simulated([0, 0], [3, 9], [5, 1], small))
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_a_token_for_nothing_after_an_end_that_nobody_foresaw_breaks_no_rule(name):
+    """Those who declared more are in the batch that was composed before their end was known, and in no later one."""
+    workload = Workload.from_arrays([0, 0, 1], [5, 9, 3], [5, 3, 4], declared=[8, 9, 4])
+    run = simulate(workload, Server(ONE_TICK, 32, policy=name), record="allocations", tick_s=1.0)
+    assert audit(run).feasible
+    late = run.allocation_rows.copy()
+    late[np.flatnonzero(late[:, 1] == 1)[-1], 0] += 1
+    assert not audit(dataclasses.replace(run, allocation_rows=late)).feasible

@@ -85,7 +85,7 @@ def test_a_policy_that_serves_nobody_while_somebody_waits_is_refused_with_the_st
 
 def test_a_policy_that_asks_for_less_than_nothing_is_refused_with_the_state_it_saw():
     with pytest.raises(
-        InputError, match=r"'negative' asked for a negative number of tokens at 0 s with 1 prompts \(3 tok"
+        InputError, match=r"'negative' asked for a negative number of tokens.* at 0 s with 1 prompt \(3 tok"
     ):
         served_by(negative)
 

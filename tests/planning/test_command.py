@@ -118,7 +118,7 @@ def test_a_server_needs_no_more_than_the_search_leaves_open(tmp_path: Path) -> N
         ({"search": {"token_budget": []}}, "plan.search.token_budget: the list is empty"),
         ({"price": {"a100": 2.0}}, "no price matches a server without a preset"),
         ({"goodput": 1.5, "objective": "goodput"}, "the goodput is 1.5"),
-        ({"goodput": 0.9}, "plan.goodput is 0.9, but the objective is cost, by which only targets count; give"),
+        ({"goodput": 0.9}, "the goodput is 0.9, but the objective is cost, by which only targets count; give"),
         ({"transfer_ms": 5}, "plan.transfer_ms is 5, but no replicas for prompts alone are searched, so nothing is"),
         ({"transfer_gb_per_s": 25, "search": {"disaggregation": [None]}}, "plan.transfer_gb_per_s is 25, but no"),
         ({"max_cost": float("nan")}, "max_cost is nan, but must be a number from 0"),

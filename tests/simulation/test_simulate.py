@@ -1,6 +1,7 @@
 """Simulate turns what a user says into a run, or says what is wrong with it."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator
 
@@ -157,6 +158,50 @@ def test_a_policy_that_cannot_go_on_is_named_with_what_waited(policy: ps.Policy,
     with pytest.raises(ps.InputError, match=said) as caught:
         ps.simulate(WORKLOAD, SERVER.with_policy(policy), requests=10)
     assert policy.name in str(caught.value)
+
+
+@ps.policy
+def not_a_number(queue, limits, params):  # type: ignore[no-untyped-def]
+    return (queue.prompt_tokens if queue.decoding == 0 else np.nan), queue.decoding, ps.DECODE_FIRST
+
+
+@ps.policy
+def third_phase(queue, limits, params):  # type: ignore[no-untyped-def]
+    return queue.prompt_tokens, queue.decoding, 7
+
+
+@ps.policy
+def half_a_phase(queue, limits, params):  # type: ignore[no-untyped-def]
+    return queue.prompt_tokens, queue.decoding, 0.5
+
+
+@pytest.mark.parametrize("policy", [not_a_number, third_phase, half_a_phase])
+@pytest.mark.parametrize("memory", [None, ps.Memory(1_000)])
+def test_a_policy_that_asks_for_what_is_no_number_or_no_phase_is_refused(
+    policy: ps.Policy, memory: ps.Memory | None
+) -> None:
+    """In the loop of a server, in that of engines, in networks, and by theory; nothing is cut to a whole number."""
+    server = dataclasses.replace(SERVER.with_policy(policy), memory=memory)
+    network = ps.Network.single(WORKLOAD, server, 2, "jsq")
+    for run in (lambda: ps.simulate(WORKLOAD, server, requests=50), lambda: ps.simulate(network, jobs=50)):
+        with pytest.raises(ps.InputError, match="no number, or another phase first"):
+            run()
+    assert ps.certify(WORKLOAD, dataclasses.replace(server, memory=None)).verdict == "unknown"
+
+
+@ps.policy
+def endless(queue, limits, params):  # type: ignore[no-untyped-def]
+    return np.inf, 0.5 + queue.decoding, ps.DECODE_FIRST
+
+
+@ps.policy
+def everything(queue, limits, params):  # type: ignore[no-untyped-def]
+    return queue.prompt_tokens, queue.decoding, ps.DECODE_FIRST
+
+
+def test_a_policy_may_ask_for_more_than_there_is_in_any_numbers() -> None:
+    runs = [ps.simulate(WORKLOAD, SERVER.with_policy(p), requests=500) for p in (endless, everything)]
+    assert runs[0].rows.finish.tolist() == runs[1].rows.finish.tolist()  # type: ignore[union-attr]
 
 
 @ps.policy

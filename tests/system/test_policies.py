@@ -89,6 +89,12 @@ def test_a_file_that_is_not_there_is_refused_by_its_path(tmp_path: Path) -> None
         resolve("mine.py:half", folder=tmp_path)
 
 
+def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.py").write_text("def half(queue, limits, params):\n    return 1, queue.decoding, 0\n")
+    assert resolve("~/mine.py:half", folder=tmp_path / "elsewhere").name == "half"
+
+
 def test_a_policy_file_with_a_mistake_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def f(queue limits):\n    pass\n")
     with pytest.raises(ps.InputError) as caught:

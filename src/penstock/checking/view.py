@@ -17,7 +17,7 @@ from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, V
 from penstock.simulation.run import Run
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate
-from penstock.words import METRICS, STATISTICS, gathered, seconds, sentence, sharing
+from penstock.words import METRICS, STATISTICS, counted, gathered, seconds, sentence, sharing
 from penstock.workload.workload import Workload
 
 
@@ -281,7 +281,7 @@ def _hypotheses(certificate: Certificate) -> list[Section]:
 def run_in_words(run: Run) -> str:
     """Say what one run did."""
     return (
-        f"{run.arrived:,} requests ({run.unfinished:,} unfinished), "
+        f"{counted(run.arrived, 'request')} ({run.unfinished:,} unfinished), "
         f"{run.n_batches:,} batches of {_tokens_per_batch(run):,.0f} tokens on average, "
         f"{run.seconds:,.0f} s: "
         f"{run.tokens_per_s:,.0f} tokens/s, busy {run.utilisation:.0%} of the time; over the "

@@ -213,9 +213,9 @@ def _asked(answer: NetworkAnswer) -> Table:
 
 def _run_in_words(run: NetworkRun) -> str:
     return (
-        f"{run.arrived:,} jobs ({run.arrived - run.finished:,} unfinished), "
-        f"{run.requests.height:,} requests, {run.seconds:,.0f} s; over the second half of the "
-        "arrivals the work that "
+        f"{counted(run.arrived, 'job')} ({run.arrived - run.finished:,} unfinished), "
+        f"{counted(run.requests.height, 'request')}, {run.seconds:,.0f} s; over the second half of "
+        "the arrivals the work that "
         f"is left changed by {growth(run.growth_tokens_per_s)}."
     )
 

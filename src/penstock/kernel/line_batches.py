@@ -28,6 +28,7 @@ from penstock.kernel.records import (
 from penstock.kernel.signatures import (
     BY_LINE,
     BY_PHASE,
+    DECODE_FIRST,
     PREFILL_FIRST,
     SPLIT,
     Limits,
@@ -111,7 +112,7 @@ def _fill_line(world: World, server: int, line: Any, pool: Any, room: _Room, tok
     )
     params = world.params[pool.params : pool.params_end]
     x, y, first = policy_at(pool.policy)(queue, Limits(tokens, room.slots), params)
-    if x < 0 or y < 0:
+    if x < 0 or y < 0 or not DECODE_FIRST <= first <= PREFILL_FIRST:
         return room, BAD_POLICY
     y = min(y, line.decoding, room.slots, tokens)
     most = prompts

@@ -32,6 +32,7 @@ from penstock.kernel.running import (
     serve_prefill,
 )
 from penstock.kernel.signatures import (
+    DECODE_FIRST,
     PREFILL_FIRST,
     SEES_BATCH,
     Limits,
@@ -67,7 +68,7 @@ def form_by_policy(world: World, engine: Any, pool: Any) -> Any:
     )
     params = world.params[pool.params : pool.params_end]
     x, y, first = policy_at(pool.policy)(queue, Limits(pool.budget, pool.batch_size), params)
-    if x < 0 or y < 0:
+    if x < 0 or y < 0 or not DECODE_FIRST <= first <= PREFILL_FIRST:
         return BAD_POLICY
     y = min(y, decoding, pool.batch_size, pool.budget)
     room = pool.budget

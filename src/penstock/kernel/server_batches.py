@@ -17,6 +17,7 @@ from penstock.kernel.recording import note_allocation
 from penstock.kernel.records import ALLOCATION_ROWS, NOT_BY_LOAD
 from penstock.kernel.server_arrays import Arrays, Batch, Run
 from penstock.kernel.signatures import (
+    DECODE_FIRST,
     PREFILL_FIRST,
     SEES_BATCH,
     SEES_DECODES,
@@ -82,7 +83,7 @@ def ask_policy(arrays: Arrays) -> Any:
         state.finished_decodes,
     )
     prefill, decode, first = policy_at(pool.policy)(queue, Limits(budget, most), arrays.params)
-    if prefill < 0 or decode < 0:
+    if prefill < 0 or decode < 0 or not DECODE_FIRST <= first <= PREFILL_FIRST:
         return Choice(-1, 0, 0, False)
     decode = min(decode, state.decoding, most, budget)
     slots = most

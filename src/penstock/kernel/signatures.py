@@ -109,6 +109,13 @@ first)``.
 
 POLICY = types.FunctionType(POLICY_SIGNATURE)
 
+NOT_ASKED_FOR = (
+    "a negative number of tokens, one that is no number, or another phase first than "
+    "DECODE_FIRST or PREFILL_FIRST"
+)
+ASK_FOR = "return at least 0 tokens of each phase, and one of these two"
+"""What messages say of a policy that asks for what nobody can serve, and what it is to do."""
+
 _INTERPRETED: dict[int, Any] = {}  # functions by what stands for their address, without a compiler
 
 

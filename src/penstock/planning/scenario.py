@@ -172,7 +172,7 @@ def read_plan(
     if seed is not None:
         scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
     # where to look, and what a deployment has to do there
-    _refuse_idle_keys(wanted, wanted.objective if objective is None else objective)
+    _refuse_idle_keys(wanted, wanted.objective if objective is None else objective, goodput)
     space = _space(sections, scenario)
     aim = None
     if targets or wanted.targets:
@@ -211,7 +211,7 @@ def _with_day_and_job(scenario: PlanScenario, wanted: PlanSection) -> PlanScenar
     return scenario
 
 
-def _refuse_idle_keys(wanted: PlanSection, objective: str) -> None:
+def _refuse_idle_keys(wanted: PlanSection, objective: str, goodput: float | None) -> None:
     """Refuse keys of a plan that would change nothing."""
     apart = wanted.search.disaggregation or []
     transfer = ("transfer_ms", "transfer_ms_per_token", "transfer_gb_per_s")
@@ -222,9 +222,10 @@ def _refuse_idle_keys(wanted: PlanSection, objective: str) -> None:
             "are searched, so nothing is sent; give search.disaggregation, such as "
             '[null, "1:1"], or leave it out'
         )
-    if "goodput" in wanted.model_fields_set and objective == "cost":
+    if objective == "cost" and (goodput is not None or "goodput" in wanted.model_fields_set):
+        share = wanted.goodput if goodput is None else goodput
         raise InputError(
-            f"plan.goodput is {wanted.goodput:g}, but the objective is cost, by which only targets "
+            f"the goodput is {share:g}, but the objective is cost, by which only targets "
             "count; give `objective: goodput`, or leave it out"
         )
 

@@ -15,6 +15,8 @@ from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.outages import HIT, SERVER, TICK, WHAT
 from penstock.kernel.records import World
 from penstock.kernel.signatures import (
+    ASK_FOR,
+    NOT_ASKED_FOR,
     ORDER_SIGNATURE,
     ROUTER_SIGNATURE,
     SEEN_CACHED,
@@ -318,7 +320,7 @@ class NetworkSession(WorldSession):
                 "wait; raise the KV memory or the token budget"
             )
         if status == records.BAD_POLICY:
-            raise InputError(f"{policy} asked for a negative number of tokens; return at least 0")
+            raise InputError(f"{policy} asked for {NOT_ASKED_FOR}; {ASK_FOR}")
         raise InputError(
             f"{policy} formed an empty batch while requests wait, so they would wait for ever; "
             "let it serve something whenever it can"

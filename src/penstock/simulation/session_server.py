@@ -15,6 +15,7 @@ from penstock.kernel.due_epochs import NEVER, chain
 from penstock.kernel.in_progress import begun_again
 from penstock.kernel.server import compiled_advance
 from penstock.kernel.server_arrays import new_arrays
+from penstock.kernel.signatures import ASK_FOR, NOT_ASKED_FOR
 from penstock.simulation.compositions import compositions
 from penstock.simulation.distribution import Fold
 from penstock.simulation.new_world import NO_LIMIT, new_world
@@ -23,6 +24,7 @@ from penstock.simulation.session_world import WorldSession, gap_bits, views
 from penstock.simulation.ticks import check_costs, terms_of
 from penstock.simulation.window import Window
 from penstock.system.server import Server
+from penstock.words import counted
 
 RECORDS: tuple[Record, ...] = ("summary", "requests", "batches", "allocations")
 STEPS = 500_000
@@ -258,16 +260,18 @@ class OneServer(WorldSession, abc.ABC):
                 f"{name} can serve nobody at {when:g} s, although {prompts:,} requests wait; raise "
                 "the KV memory or the token budget"
             )
-        state = f"{prompts} prompts ({tokens} tokens) and {self.decoding} decoding requests"
+        state = (
+            f"{counted(prompts, 'prompt')} ({counted(tokens, 'token')}) and "
+            f"{counted(self.decoding, 'decoding request')} waiting"
+        )
         if status == records.IDLE_POLICY:
             raise InputError(
-                f"policy {name!r} formed an empty batch at {when:g} s with {state} waiting; "
+                f"policy {name!r} formed an empty batch at {when:g} s with {state}; "
                 "a policy must serve something while anything can be served, or the server would "
                 "idle for ever"
             )
         raise InputError(
-            f"policy {name!r} asked for a negative number of tokens at {when:g} s with {state} "
-            "waiting"
+            f"policy {name!r} asked for {NOT_ASKED_FOR} at {when:g} s with {state}; {ASK_FOR}"
         )
 
 

@@ -94,6 +94,7 @@ def name_of(function: Callable[..., Any]) -> str:
 def _module(name: str, kind: str, folder: Path) -> ModuleType:
     """Import a module by name, or a Python file by its path, looking into ``folder`` first."""
     path = folder / (name if name.endswith(".py") else name.replace(".", "/") + ".py")
+    path = path if not name.startswith("~") else Path(name).expanduser()
     try:
         if path.is_file():
             own = _own_name(path.stem)

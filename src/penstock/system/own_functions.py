@@ -13,16 +13,19 @@ from numba.core.errors import NumbaError, UnsupportedBytecodeError
 from penstock import checks
 from penstock.errors import InputError
 from penstock.kernel.compiled_code import allocating_nothing
+from penstock.kernel.signatures import POLICY_SIGNATURE
 from penstock.words import counted
 
 _PACKAGE = Path(__file__).parents[1]
+_MOST_TOKENS = 2**62
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # that Numba puts into its messages for a terminal
 
 
 def compile_under(function: Callable[..., Any], signature: Any, what: str, form: str) -> Any:
     """Return the function under an explicit Numba type, kept on disk where it comes from a file.
 
-    One that must return a whole number has to do so by itself: Numba would cut a float to one.
+    One that must return a whole number has to do so by itself: Numba would cut a float to one. Of a
+    row of numbers those that are floats are cut, but none that is no number: that becomes -1.
 
     Parameters
     ----------
@@ -53,12 +56,30 @@ def compile_under(function: Callable[..., Any], signature: Any, what: str, form:
     # Numba takes a body that only raises.
     if made.nopython_signatures[0].return_type != signature.return_type:
         raise InputError(f"{what} cannot be used: it never returns; {form}")
-    if isinstance(signature.return_type, types.Integer):
-        # Not kept on disk, where it would take the place of the converting one.
-        value = njit(signature.args)(function).nopython_signatures[0].return_type
-        if not isinstance(value, types.Integer):
-            raise InputError(f"{what} cannot be used: it returns {value}, no whole number; {form}")
+    # Not kept on disk, where it would take the place of the converting one.
+    inner = njit(signature.args, boundscheck=True)(function)
+    value = inner.nopython_signatures[0].return_type
+    if isinstance(signature.return_type, types.Integer) and not isinstance(value, types.Integer):
+        raise InputError(f"{what} cannot be used: it returns {value}, no whole number; {form}")
+    if signature == POLICY_SIGNATURE and any(isinstance(part, types.Float) for part in value):
+        return njit(signature)(_in_whole_tokens(inner))
     return made
+
+
+def _in_whole_tokens(policy: Any) -> Any:
+    """Return a compiled policy, of which each number is whole: -1 where it is none, or negative."""
+
+    @njit
+    def whole(value: Any) -> Any:
+        if not value >= 0:  # as NaN is not
+            return -1
+        return int(min(value, _MOST_TOKENS))
+
+    def rounded(queue: Any, limits: Any, params: Any) -> Any:
+        prefill, decode, first = policy(queue, limits, params)
+        return whole(prefill), whole(decode), whole(first) if first == whole(first) else -1
+
+    return rounded
 
 
 def _is_shipped(function: Callable[..., Any]) -> bool:

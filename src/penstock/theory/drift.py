@@ -49,7 +49,16 @@ import numpy as np
 from numba import njit, types
 
 from penstock.inputs.arrays import Floats, Ints
-from penstock.kernel.signatures import BATCH_FIELDS, PARAMS, POLICY, PREFILL_FIRST, Limits, Queue
+from penstock.kernel.signatures import (
+    BATCH_FIELDS,
+    DECODE_FIRST,
+    NOT_ASKED_FOR,
+    PARAMS,
+    POLICY,
+    PREFILL_FIRST,
+    Limits,
+    Queue,
+)
 from penstock.system.server import Server
 from penstock.theory.attention import attention, beside, beside_prefill
 from penstock.workload.pairs import Lengths
@@ -185,7 +194,7 @@ def backlog_batches(lengths: Lengths, server: Server) -> tuple[Ints, Ints]:
         raise _Unknown(f"{policy.name} failed: {type(error).__name__}: {error}") from error
     if status != _FORMED:
         prompts, tokens, decoding = stuck.tolist()
-        what = "forms an empty batch" if status == _IDLE else "asks for a negative number of tokens"
+        what = "forms an empty batch" if status == _IDLE else f"asks for {NOT_ASKED_FOR}"
         raise _Unknown(
             f"{policy.name} {what} with {prompts:,} prompts ({tokens:,} tokens) and {decoding:,} "
             "decoding"
@@ -290,7 +299,7 @@ def _form(
                 Queue(prompts, tokens, decoding, 0, 0, 0, 0, 0, 0, 0, 0), limits, params
             )
             stuck[0], stuck[1], stuck[2] = prompts, tokens, decoding
-            if x < 0 or y < 0:
+            if x < 0 or y < 0 or not DECODE_FIRST <= first <= PREFILL_FIRST:
                 return _NEGATIVE
             y = min(y, decoding, slots, budget)
             x = min(x, tokens, budget if first == PREFILL_FIRST else budget - y)

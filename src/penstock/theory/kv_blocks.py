@@ -59,7 +59,7 @@ def served(workload: Workload, server: Server) -> Served:
     if not kept.any():
         raise InputError(
             f"every request of {workload.name} is too long for the server, so all are dropped; "
-            "raise its memory"
+            "raise its memory, or its token budget where the policy does not cut prompts"
         )
     kind = Recorded if isinstance(lengths, Recorded) else Empirical
     return Served(

@@ -134,7 +134,12 @@ def test_the_command_says_shape_memory_times_and_how_far_off_they_may_be() -> No
 
 
 @pytest.mark.parametrize(
-    ("line", "named"), [(["--gpu", "h100"], "no model is named"), (["x", "--tp", "2"], "no GPU is given")]
+    ("line", "named"),
+    [
+        (["--gpu", "h100"], "no model is named"),
+        (["x", "--tp", "2"], "no GPU is given"),
+        (["Llama-3.1-8B", "--gpu", "h100", "--engine", "vidur-orca"], "--engine is 'vidur-orca'"),
+    ],
 )
 def test_the_command_refuses_half_a_question(line: list[str], named: str) -> None:
     shown = CliRunner().invoke(command_line(), ["hardware", *line])

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock import checks
 from penstock.errors import InputError
 from penstock.show.options import Json, show_page
 
@@ -26,7 +27,9 @@ def hardware(
     precision: Annotated[
         str | None, typer.Option(help="bf16, fp8 or fp4, in place of the published precision.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="Whose host and limits: vllm, sglang.")] = "vllm",
+    engine: Annotated[
+        str, typer.Option(help="Whose host and limits: vllm, vllm-v0, sglang, tensorrt-llm.")
+    ] = "vllm",
     as_json: Json = False,
 ) -> None:
     """List the hardware whose batch times are known, or show one: its model, its source, how well
@@ -73,6 +76,7 @@ def _from_shape(
 ) -> None:
     """Show what follows from the shape of a model on a GPU."""
     from penstock.measuring.hardware.view_of_shape import facts_of, shaped_page
+    from penstock.system.engines import ENGINES
     from penstock.system.models.served import served_model
 
     if model is None:
@@ -80,5 +84,7 @@ def _from_shape(
             f"--gpu is {gpu}, but no model is named; give one, such as `penstock hardware "
             f"Llama-3.1-70B --gpu {gpu}`, or the path of its config.json"
         )
+    sized = [name for name, known in ENGINES.items() if known.gpu_rule is not None]
+    checks.word("--engine", engine, sized)
     served = served_model(model, gpu, tensor_parallel, precision=precision, engine=engine)
     show_page(shaped_page(served), facts_of(served), None, as_json)
