@@ -173,7 +173,7 @@ def test_a_policy_sees_the_same_parameters_and_is_told_the_same_whatever_else_th
 
     workload = ps.Workload.from_arrays([0.0, 1.0], [20, 20], [2, 2])
     assert ps.simulate(workload, ps.Server(TP1, 512, 64, idle_if_given, **more)).unfinished == 0  # type: ignore[arg-type]
-    with pytest.raises(ps.InputError, match=r"empty batch at 0 s with 1 prompts \(20 tokens\) and 0 decoding"):
+    with pytest.raises(ps.InputError, match=r"empty batch at 0 s with 1 prompt \(20 tokens\) and 0 decoding"):
         ps.simulate(workload, ps.Server(TP1, 512, 64, idle_if_given, policy_params=[1.0], **more))  # type: ignore[arg-type]
 
 

@@ -242,7 +242,7 @@ def test_certified_rates_lie_in_the_region_and_rise_as_batches_get_faster(name: 
     [
         (ps.Server(TP1, 64, 32, idle), CHAT, "idle forms an empty batch with"),
         (ps.Server(TP1, 64, 32, idle_when_full), CHAT, "empty batch with 0 prompts (0 tokens) and 32 decoding"),
-        (ps.Server(TP1, 64, 32, owing), CHAT, "owing asks for a negative number of tokens with"),
+        (ps.Server(TP1, 64, 32, owing), CHAT, "owing asks for a negative number of tokens"),
         (ps.Server(TP1, 64, 32, reads_params), CHAT, "reads-params failed: IndexError"),
         (ps.Server(TP1, 64, None, stingy), CHAT, "have no limit"),
         (ps.Server(TP1, 64, 32, stingy, "batch"), CHAT, "have no limit"),
