@@ -78,10 +78,6 @@ def new_world(
     planned = records.table(records.REPLICA, engines.size)
     planned.pool = engines.pool
     slots = np.array([_slots(server) for server in servers]) * counts * pools.lines
-    # A batch composed late admits without asking for room. Engines share the table of slots, so it
-    # must have one for everybody who may ever run.
-    bounded = pools.running_scope.astype(bool) & (pools.batch_size < NO_LIMIT)
-    pools.plans_late &= (bounded | (pools.rule == records.BY_LINES)).all()
     clock = _clock(level, int(slots[pools.rule != records.BY_LINES].sum()))
 
     # The ends of batches are the leaves of a tree, whose root is the next one.
@@ -168,6 +164,9 @@ def _pools(
         pool.lines = lines[stage_pool == pools_of[index]].max() + 1
         pool.first_stage = (stage_pool < pools_of[index]).sum()
     pools.retention = NEVER
+    # A batch composed late admits without asking for room in the one table of slots for all.
+    bounded = pools.running_scope.astype(bool) & (pools.batch_size < NO_LIMIT)
+    pools.plans_late &= (bounded | (pools.rule == records.BY_LINES)).all()
     return pools, stage_table
 
 
@@ -342,9 +341,9 @@ def _describe(pool: Any, server: Server, tick_s: float) -> None:
         pool[name] = value
     if server.order != "priority":
         pool.takes_places = pool.retracts_by_rank = False
-    # Not where a batch depends on what is in a cache, or may take others back when it is composed.
-    as_composed = pool.caching or pool.radix or pool.takes_places
-    pool.plans_late = pool.rule in (records.VLLM, records.SGLANG) and pool.ahead and not as_composed
+    # Not where composing a batch looks into a cache, or takes others back.
+    at_once = not pool.ahead or pool.caching or pool.radix or pool.takes_places
+    pool.plans_late = pool.rule in (records.VLLM, records.SGLANG) and not at_once
 
 
 def _slots(server: Server) -> int:
