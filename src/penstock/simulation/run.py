@@ -14,7 +14,7 @@ from penstock.inputs.arrays import Bools, Ints, Ints32
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.distribution import Distribution
 from penstock.system.server import Server
-from penstock.words import QUANTILES, STATISTICS
+from penstock.words import QUANTILES, STATISTICS, counted
 
 T = TypeVar("T")
 Record = Literal["summary", "requests", "batches", "allocations"]
@@ -170,7 +170,7 @@ class Run:
         if self.reused_tokens:
             facts += f"; {self.reused_tokens:,} tokens were found in the prefix cache"
         if self.dropped:
-            facts += f"; {self.dropped:,} requests were dropped, as they never fit"
+            facts += f"; dropped: {counted(self.dropped, 'request')} that can never fit"
         return facts
 
     @property

@@ -148,7 +148,7 @@ class Policy(OwnFunction, Scheduler):
                 "list"
             )
         numbers = [
-            checks.number("a policy parameter", p, -1e300, 1e300, "", "policies compute")
+            checks.number("a policy parameter", p, -1e300, 1e300, "", "policies compute with it")
             for p in params
         ]
         if self.takes is None:

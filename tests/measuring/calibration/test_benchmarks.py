@@ -295,3 +295,11 @@ def test_a_format_can_be_forced_and_must_be_known(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'guidellm'"):
         read_benchmarks(path, "guidelm")
     assert set(FORMATS) == {"guidellm", "vllm-bench", "inference-perf", "aiperf", "csv"}
+
+
+def test_a_time_whose_unit_is_not_said_is_refused_with_what_to_call_it(tmp_path: Path) -> None:
+    text = "rate,prompt,output,ttft_p50,itl_mean_ms\n1,500,60,21,9.4\n"
+    with pytest.raises(InputError, match=r"column ttft_p50, a time whose unit is not said\. Call it ttft_p50_ms"):
+        read_benchmarks(written(tmp_path / "mine.csv", text))
+    beside = "rate,prompt,output,ttft_p50,ttft_mean_ms,itl_mean_ms\n1,500,60,21,22,9.4\n"
+    assert read_benchmarks(written(tmp_path / "mine.csv", beside))["ttft_mean_s"].to_list() == [0.022]

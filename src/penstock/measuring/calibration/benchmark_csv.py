@@ -27,7 +27,8 @@ _STATISTICS = {
     "p50": "p50", "median": "p50", "p90": "p90", "p99": "p99",
 }  # fmt: skip
 _METRIC = re.compile(
-    rf"({'|'.join(_METRICS)})(?:_({'|'.join(filter(None, _STATISTICS))}))?_({'|'.join(_UNITS)})"
+    rf"({'|'.join(_METRICS)})(?:_({'|'.join(filter(None, _STATISTICS))}))?"
+    rf"(?:_({'|'.join(_UNITS)}))?"
 )
 
 # What a column may be called.
@@ -107,11 +108,15 @@ def _columns(source: Source, header: tuple[str, ...]) -> _Columns:
     """Return what is read, by the names of `read_benchmarks`."""
     columns: _Columns = {}
     keys: dict[str, str] = {}
+    without_unit: dict[str, str] = {}
     for name in header:
         key = name.strip().lower()
         keys.setdefault(key, name)
         metric = _METRIC.fullmatch(key)
         if not metric:
+            continue
+        if metric[3] is None:
+            without_unit.setdefault(_METRICS[metric[1]], name)
             continue
         column = f"{_METRICS[metric[1]]}_{_STATISTICS[metric[2]]}_s"
         other = columns.setdefault(column, _Column(name, key, metric[1], _UNITS[metric[3]]))
@@ -119,6 +124,12 @@ def _columns(source: Source, header: tuple[str, ...]) -> _Columns:
             raise source.fault(
                 f"has the columns {other.name} and {name}, so which one is meant is unclear. Drop "
                 "one"
+            )
+    for metric_name, name in without_unit.items():
+        if not any(column.startswith(f"{metric_name}_") for column in columns):
+            raise source.fault(
+                f"has the column {name}, a time whose unit is not said. Call it {name}_ms, or "
+                f"{name}_s or {name}_us, or drop it"
             )
     for column, names in _CALLED.items():
         key = next((key for key in names if key in keys), "")
