@@ -265,8 +265,8 @@ def _beside_the_limit(certificate: Certificate, server: Server) -> str:
     if certified >= (1 - _SAME) * certificate.max_rate or certificate.margin < 0:
         return ""
     said = "; a scheduler's own limit may be lower: ask max-rate"
-    counted = any(bound.name == "KV memory" for bound in certificate.bounds)
-    if server.memory is not None and not counted:
+    bounded = any(bound.name == "KV memory" for bound in certificate.bounds)
+    if server.memory is not None and not bounded:
         return f", KV memory not counted{said}"
     return said
 

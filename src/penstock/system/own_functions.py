@@ -56,12 +56,15 @@ def compile_under(function: Callable[..., Any], signature: Any, what: str, form:
     # Numba takes a body that only raises.
     if made.nopython_signatures[0].return_type != signature.return_type:
         raise InputError(f"{what} cannot be used: it never returns; {form}")
+    returns_whole = isinstance(signature.return_type, types.Integer)
+    if not returns_whole and signature != POLICY_SIGNATURE:
+        return made
     # Not kept on disk, where it would take the place of the converting one.
     inner = njit(signature.args, boundscheck=True)(function)
     value = inner.nopython_signatures[0].return_type
-    if isinstance(signature.return_type, types.Integer) and not isinstance(value, types.Integer):
+    if returns_whole and not isinstance(value, types.Integer):
         raise InputError(f"{what} cannot be used: it returns {value}, no whole number; {form}")
-    if signature == POLICY_SIGNATURE and any(isinstance(part, types.Float) for part in value):
+    if not returns_whole and any(isinstance(part, types.Float) for part in value):
         return njit(signature)(_in_whole_tokens(inner))
     return made
 
