@@ -288,7 +288,7 @@ def test_prompts_of_a_length_go_to_a_pool_of_their_own() -> None:
     assert set(jobs.column("priority").tolist()) == {2}
 
 
-def test_hash_ids_of_a_trace_are_found_in_a_pool_and_have_to_fit_its_blocks(tmp_path: Path) -> None:
+def test_hash_ids_of_a_trace_are_found_in_a_pool_whatever_the_size_of_its_blocks(tmp_path: Path) -> None:
     rows = [{"timestamp": 9_000 * i, "input_length": 1024, "output_length": 5, "hash_ids": [1, 2]} for i in range(4)]
     (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
     flow = {"workload": {"trace": "trace.jsonl", "format": "mooncake"}, "pool": "p"}
@@ -298,9 +298,11 @@ def test_hash_ids_of_a_trace_are_found_in_a_pool_and_have_to_fit_its_blocks(tmp_
     run = ps.simulate(network)
     assert run.requests["cached_tokens"].to_list() == [0, 512, 512, 512]  # the last block makes the first token
     assert run.requests["replica"].n_unique() == 1
-    other = made(pool=pool | {"memory": memory | {"block_size": 16}}, workflow=flow, folder=tmp_path).network
-    with pytest.raises(ps.InputError, match="hash ids name blocks of 512 tokens, but block_size is 16"):
-        ps.simulate(other)
+    small = made(pool=pool | {"memory": memory | {"block_size": 16}}, workflow=flow, folder=tmp_path).network
+    assert ps.simulate(small).requests["cached_tokens"].to_list() == [0, 1008, 1008, 1008]
+    kinds = [(each.pools["p"].server, 1) for each in (network, small)]
+    with pytest.raises(ps.InputError, match="cached in blocks of 16 and 512 tokens"):
+        ps.Network({"p": ps.Pool(kinds)}, network.workflows)
 
 
 SESSIONS = (

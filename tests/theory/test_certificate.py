@@ -307,7 +307,8 @@ def test_a_share_of_dropped_requests_that_a_sample_tells_is_told_as_unchecked() 
 
 
 def test_prompts_that_may_be_in_the_cache_are_counted_as_one_token() -> None:
-    recorded = ps.Workload.from_arrays(np.arange(100) / 50, np.full(100, 2_000), np.full(100, 10))
+    ids = {"hash_ids": [list(range(125))] * 100, "hash_block": 16}
+    recorded = ps.Workload.from_arrays(np.arange(100) / 50, np.full(100, 2_000), np.full(100, 10), **ids)  # type: ignore[arg-type]
     plain, caching = (
         ps.certify(recorded, ps.Server(TP1, 512, 64, "vllm", memory=ps.Memory(2_000, prefix_caching=on)))
         for on in (False, True)

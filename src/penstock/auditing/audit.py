@@ -120,7 +120,7 @@ def audit(run: Run) -> Audit:
             "an audit counts one token for each decode, but some of these verify drafts; audit a "
             "server without drafts"
         )
-    if run.server.memory is not None and run.server.memory.prefix_caching:
+    if run.server.caches_prefixes:
         raise InputError(
             "an audit counts every token of a prompt, but prefix_caching skips some; audit "
             "without it"

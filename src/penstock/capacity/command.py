@@ -34,6 +34,7 @@ from penstock.show.options import (
     show_page,
 )
 from penstock.simulation.progress import in_parts
+from penstock.system.prefix_cache import front_notes, network_notes
 from penstock.words import gathered
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def region(
 
         chart = region_chart(found.region, found.point, found.own, about=about(chosen))
         save_figures({"region": chart}, figures, as_json)
-    document = found.as_dict() | {"warnings": chosen.server.kv_notes}
+    document = found.as_dict() | {"warnings": front_notes(chosen.workload, chosen.server)}
     show_page(region_page(found, chosen), document, report, as_json)
 
 
@@ -122,7 +123,9 @@ def _max_rate(
             )
             for (name, server), part in in_parts(show, servers.items())
         }  # fmt: skip
-    notes = gathered({name: server.kv_notes for name, server in servers.items()})
+    notes = gathered(
+        {name: front_notes(chosen.workload, server) for name, server in servers.items()}
+    )
     policies_found = {name: rate.as_dict() for name, rate in found.items()}
     document = {"policies": policies_found, "warnings": [*notes, *chosen.workload.notices]}
     show_page(max_rate_page(found, chosen, notes), document, None, as_json)
@@ -148,7 +151,7 @@ def _max_load(
             name: search.max_rate(network, precision=precision, seed=seed, progress=part)
             for (name, network), part in in_parts(show, networks.items())
         }
-    notes = gathered({name: _kv_notes(network) for name, network in networks.items()})
+    notes = gathered({name: _front_notes(network) for name, network in networks.items()})
     if chosen.outages:
         notes.append(
             "outages are left out: they end, so they do not change up to which load queues stay "
@@ -163,10 +166,10 @@ def _max_load(
     show_page(page, document, None, as_json)
 
 
-def _kv_notes(network: "Network") -> list[str]:
-    """Return what to know of the KV memory of all servers."""
+def _front_notes(network: "Network") -> list[str]:
+    """Return what to know of the KV memory of all servers, and of prefix caches."""
     servers = [server for pool in network.pools.values() for server, _ in pool.servers]
-    return [note for server in servers for note in server.kv_notes]
+    return [*network_notes(network), *(note for server in servers for note in server.kv_notes)]
 
 
 def recommend(

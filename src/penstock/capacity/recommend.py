@@ -28,6 +28,7 @@ from penstock.errors import InputError, nearest
 from penstock.simulation.progress import Progress, in_parts, part_of
 from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.policies import POLICIES
+from penstock.system.prefix_cache import as_serving
 from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
@@ -97,6 +98,7 @@ def recommend(
         If a value cannot be used, or the current server cannot serve the workload.
     """
     refuse_all_but_a_server("recommend", workload, server)
+    server = as_serving(workload, server)
     if objective is not None and objective not in get_args(Objective):
         raise InputError(
             f"objective is {checks.shown(objective)}{nearest(str(objective), get_args(Objective))}"

@@ -11,6 +11,7 @@ from penstock.checking.view_network import network_heading
 from penstock.scenario.network import NetworkScenario
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import Fact, Page, Section, Table, Verdict
+from penstock.system.prefix_cache import front_notes
 from penstock.theory.operating_point import OperatingPoint
 from penstock.words import METRICS, seconds, sentence
 
@@ -46,7 +47,7 @@ def region_page(point: OperatingPoint, scenario: Scenario) -> Page:
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, scenario.server, policy),
-        notes=scenario.server.kv_notes,
+        notes=front_notes(scenario.workload, scenario.server),
         verdicts=[
             Verdict(
                 word, reason, "by a condition that every policy needs (Section 6)", "the region"
@@ -223,7 +224,7 @@ def recommend_page(recommendation: Recommendation, scenario: Scenario) -> Page:
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, server, server.policy.name),
-        notes=server.kv_notes,
+        notes=front_notes(scenario.workload, server),
         verdicts=_verdicts(recommendation),
         sections=[*sections, Section("", notes=recommendation.warnings)],
     )

@@ -23,6 +23,7 @@ from penstock.simulation.run import TICK_S, Record, Run, stop_tick
 from penstock.simulation.simulate import RunOptions, length_of_run, run_server, simulate
 from penstock.system.kinds import as_network, refuse
 from penstock.system.outages import Outage, listed
+from penstock.system.prefix_cache import as_serving, cache_notes
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.memory import MemoryEstimate, memory_is_full
@@ -68,7 +69,7 @@ class Answer(AnyAnswer):
     targets
         The targets given, judged.
     front
-        What to know of the KV memory before the verdict is read.
+        What to know of the KV memory and the prefix cache before the verdict is read.
     full
         What the server carries once KV memory is full, by an estimate; None where something else
         is, or none is known.
@@ -359,6 +360,7 @@ def _of_server(
 ) -> Answer:
     """Answer for a server: see `check`."""
     workload = asked.workload
+    server = as_serving(workload, server)
     certificate = certify(workload, server)
     rho = None
     if not no_steady_state(certificate, stability):
@@ -378,7 +380,10 @@ def _of_server(
             *_warnings(workload, server, certificate, full),
             *latency_warnings(certificate, stability, latency),
         ),
-        front=kv_notes(workload, server, stability.verdict, search=estimate_memory),
+        front=(
+            *cache_notes(workload, server),
+            *kv_notes(workload, server, stability.verdict, search=estimate_memory),
+        ),
         full=full,
         calibration=calibration_doubt(workload, server),
     )

@@ -162,8 +162,9 @@ class Backlog:
         waiting, tokens = session.waiting
         if waiting + session.decoding <= self.slots:
             # What is left to compute is not known.
-            cached = server.memory is not None and server.memory.prefix_caching
-            self.emptied |= cached or tokens + session.decoding <= server.token_budget
+            self.emptied |= (
+                server.caches_prefixes or tokens + session.decoding <= server.token_budget
+            )
 
     @property
     def served(self) -> bool:

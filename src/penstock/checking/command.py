@@ -207,6 +207,7 @@ def simulate(
     from penstock.checking.notes import load_warnings
     from penstock.checking.view import run_page
     from penstock.simulation.simulate import simulate as run_once
+    from penstock.system.prefix_cache import front_notes
     from penstock.theory.certificate import certify
 
     # The load is said beside the run, though no verdict is drawn from it.
@@ -227,7 +228,7 @@ def simulate(
         "simulation": json_documents.run_as_dict(run),
         "latency": json_documents.latency_as_dict(run),
         "latency_refused": None,
-        "warnings": [*chosen.server.kv_notes, *warnings],
+        "warnings": [*front_notes(chosen.workload, run.server), *warnings],
     }
     drawn = answer.Drawn(chosen.workload, chosen.server)
     show_page(run_page(chosen, certificate, run, drawn, warnings), document_of_run, report, as_json)

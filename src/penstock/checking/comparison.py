@@ -110,7 +110,8 @@ class NetworkComparison(Shown):
         answer = self.answers[name]
         bursts = answer.latency.bursts_notice if answer.latency else ()
         said = (*reuse_warnings(answer.network, answer.run), *bursts)
-        return [warning for warning in answer.warnings if warning not in said]
+        known = [*answer.front, *answer.warnings]
+        return [warning for warning in known if warning not in said]
 
     @property
     def _few(self) -> list[str]:

@@ -197,7 +197,9 @@ class _Test:
         """
         memory = self.server.memory
         most = slots(self.server)
-        if memory is None or memory.prefix_caching:  # a cache shares blocks, nobody knows how many
+        if (
+            memory is None or self.server.caches_prefixes
+        ):  # a cache shares blocks, nobody knows how many
             return most
         return min(most, math.ceil(memory.tokens / max(self.prompt, memory.block_size)))
 
@@ -355,5 +357,4 @@ def _keeps_long_queues(server: Server) -> bool:
     """Whether long queues may be normal: a policy that looks at them may keep them, a cache is
     quick about them.
     """
-    cached = server.memory is not None and server.memory.prefix_caching
-    return cached or server.policy.keeps_queues
+    return server.caches_prefixes or server.policy.keeps_queues

@@ -94,7 +94,7 @@ def network_as_dict(answer: "NetworkAnswer") -> dict[str, Any]:
         },
         "latency_refused": answer.latency_refused,
         "disagreement": answer.disagreement,
-        "warnings": list(answer.warnings),
+        "warnings": [*answer.front, *answer.warnings],
     }
 
 

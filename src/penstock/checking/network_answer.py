@@ -22,6 +22,7 @@ from penstock.simulation.simulate import RunOptions
 from penstock.system.network import Network, own_seed
 from penstock.system.network_model import NetworkModel
 from penstock.system.outages import Outage, checked_outages
+from penstock.system.prefix_cache import network_notes
 from penstock.theory.certificate import certify
 from penstock.theory.network.certificate import SPIRAL, VIRTUAL, NetworkCertificate
 from penstock.theory.network.cyclic_pools import CERTIFIED
@@ -140,6 +141,11 @@ class NetworkAnswer(AnyAnswer):
     warnings: tuple[str, ...]
     priorities: tuple[PriorityAnswer, ...] = ()
     outages: tuple[OutageWindow, ...] = ()
+
+    @property
+    def front(self) -> list[str]:
+        """What to know of prefix caches before the verdict is read."""
+        return network_notes(self.network)
 
     @property
     def stability_skipped(self) -> str | None:

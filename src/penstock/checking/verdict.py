@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, overload
 from penstock import checks
 from penstock.simulation.progress import Progress, in_parts, part_of
 from penstock.system.kinds import as_network, refuse
+from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.workload.workload import Workload
 
@@ -95,6 +96,7 @@ def verdict(
             checks.whole(
                 "most_arrivals", most_arrivals, 1, 10**9, "", "so many are watched at most"
             )
+        server = as_serving(workload, server)
         return drift_test(
             workload.with_seed(seed), server, alpha, resolution, most_arrivals, report
         )

@@ -15,6 +15,7 @@ from penstock.checking.targets import Estimate
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
 from penstock.simulation.run import Run
+from penstock.system.prefix_cache import front_notes
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate
 from penstock.words import METRICS, STATISTICS, counted, gathered, seconds, sentence, sharing
@@ -83,7 +84,7 @@ def run_page(
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, run.server, name),
-        notes=run.server.kv_notes,
+        notes=front_notes(scenario.workload, run.server),
         verdicts=[
             Verdict(
                 "no verdict",

@@ -53,6 +53,7 @@ def network_page(answer: NetworkAnswer, scenario: NetworkScenario | None = None)
     return Page(
         title=scenario.name if scenario else "check",
         heading=network_heading(answer.network),
+        notes=answer.front,
         verdicts=_verdicts(answer),
         sections=[
             Section("Load", facts=_load_facts(answer)),

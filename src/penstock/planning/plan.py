@@ -19,6 +19,7 @@ from penstock.planning.shortfalls import in_words, shortfalls
 from penstock.planning.space import Discarded, Family, Reason, Space
 from penstock.planning.unreachable import Unreachable, why_unreachable
 from penstock.show.page import Page, Shown
+from penstock.system.prefix_cache import cache_notes
 from penstock.words import amount, counted
 from penstock.workload.workload import Workload
 
@@ -239,7 +240,8 @@ def _plan_of(search: Search) -> Plan:
         next_best = _next_best(search, best)
         servers = [kind.server for kind, _ in best.deployment.kinds]
         notes = [note for server in servers for note in (server.kv_note, server.scope_warning)]
-        notices = list(dict.fromkeys(filter(None, notes)))
+        unused = [note for server in servers for note in cache_notes(search.workload, server)]
+        notices = list(dict.fromkeys([*unused, *filter(None, notes)]))
     if search.workload.rows is not None:
         notices.append(
             "requests are recorded: latency is that of the recording, and its intervals are for it "

@@ -63,7 +63,7 @@ class MemorySection(Section):
     preemption: Literal["recompute", "swap"] = "recompute"
     swap_ms_per_block: float = 0.0
     too_long: Literal["error", "drop"] = "error"
-    prefix_caching: bool = False
+    prefix_caching: bool | None = None
 
 
 class GpuSection(Section):

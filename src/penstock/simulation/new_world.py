@@ -332,7 +332,7 @@ def _describe(pool: Any, server: Server, tick_s: float) -> None:
         pool.reserved = -(-policy.reserved_tokens // block_size)
         pool.admission = _ADMISSIONS[memory.admission or "input"]
         pool.grows = server.holds != "completion"
-        caches = memory.prefix_caching and server.usable_blocks is not None
+        caches = server.caches_prefixes and server.usable_blocks is not None
         pool.caching = caches and not policy.caches_in_tree
         pool.radix = caches and policy.caches_in_tree
         if memory.preemption == "swap":

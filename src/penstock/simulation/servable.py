@@ -1,13 +1,9 @@
-"""Which requests can a server ever serve, and of which prompts can it keep account?"""
+"""Which requests can a server ever serve?"""
 
 import numpy as np
 
-from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints32
 from penstock.system.server import Server
-from penstock.workload.prefixes import Prefixes
-
-MOST_CACHED_BLOCKS = 2**24
 
 
 def never_served(
@@ -73,25 +69,3 @@ def never_served(
         room = server.token_budget - policy.beside_prompt
         limits.append(((peak if again else prompt) > room, reason))
     return limits
-
-
-def check_cache(server: Server, prefixes: Prefixes | None) -> None:
-    """Refuse prefixes, and memory, that cannot be kept account of."""
-    memory, usable = server.memory, server.usable_blocks
-    if memory is None or usable is None or not memory.prefix_caching:
-        return
-    sizes = (prefixes.block_size, memory.block_size) if prefixes else (1, 1)
-    fits = sizes[0] == sizes[1]
-    if server.policy.caches_in_tree:
-        fits = max(sizes) % min(sizes) == 0
-    if prefixes and not fits:
-        raise InputError(
-            f"hash ids name blocks of {prefixes.block_size:,} tokens, but block_size is "
-            f"{memory.block_size:,}, so no block of one is a block of the other; set block_size to "
-            f"{prefixes.block_size:,}"
-        )
-    if usable > MOST_CACHED_BLOCKS:
-        raise InputError(
-            f"kv_blocks is {usable:,}, but with prefix caching each is kept account of, and "
-            f"{MOST_CACHED_BLOCKS:,} fit here; lower it, or leave prefix_caching out"
-        )

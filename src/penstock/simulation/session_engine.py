@@ -12,11 +12,12 @@ from penstock.kernel import records
 from penstock.kernel.records import World
 from penstock.simulation.new_world import declared_of, wider_table
 from penstock.simulation.run import Record, Rows, Run
-from penstock.simulation.servable import check_cache, never_served
+from penstock.simulation.servable import never_served
 from penstock.simulation.session_server import OF_A_LINE, OneServer, Session
 from penstock.simulation.session_world import WorldSession, views
 from penstock.simulation.ticks import check_costs
 from penstock.simulation.window import Window
+from penstock.system.prefix_cache import names_for
 from penstock.system.server import Server
 from penstock.workload.prefixes import Prefixes
 
@@ -32,9 +33,11 @@ def open_session(
     stop: int,
     prefixes: Prefixes | None = None,
 ) -> "AnySession":
-    """Return the session that a server needs."""
+    """Return the session that a server needs, with its prefix cache where prompts have names."""
     if server.by_phase:
         return Session(server, record, tick_s, compress, stop)
+    server = server.serving(prefixes is not None)
+    prefixes = names_for(prefixes, [server]) if prefixes and server.caches_prefixes else None
     return EngineSession(server, record, tick_s, compress, stop, prefixes)
 
 
@@ -56,7 +59,6 @@ class EngineSession(OneServer, WorldSession):
         stop: int,
         prefixes: Prefixes | None = None,
     ) -> None:
-        check_cache(server, prefixes)
         super().__init__(server, record, tick_s, compress, stop)
         if prefixes:
             self.world = self.world._replace(ids=prefixes.ids, bounds=prefixes.bounds)

@@ -33,7 +33,6 @@ from penstock.simulation.new_world import (
     with_outages,
 )
 from penstock.simulation.replica_run import first_replicas
-from penstock.simulation.servable import check_cache
 from penstock.simulation.session_world import WorldSession, gap_bits
 from penstock.system.network import Network
 from penstock.system.outages import SENT_AGAIN, Outage
@@ -176,8 +175,6 @@ class NetworkSession(WorldSession):
     def _name_recorded_prompts(self) -> None:
         """Write down the hash ids of recorded prompts, for replicas that cache prefixes."""
         prefixes = self.network.prefixes
-        for _, server, _ in self.kinds:
-            check_cache(server, prefixes)
         if prefixes is not None:
             self.world = self.world._replace(ids=prefixes.ids, bounds=prefixes.bounds)
             self.world.pools.hash_block = prefixes.block_size

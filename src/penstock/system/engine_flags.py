@@ -27,7 +27,10 @@ _NO_PART = (
     "and give batch_time"
 )
 _NOT_MODELLED = "it is not modelled here; leave it out"
-_PREFIX = "it is given in memory: {prefix_caching: true}"
+_PREFIX = (
+    "it is given in memory: {prefix_caching: true}, and is on where the trace or the workflow says "
+    "what prompts have in common"
+)
 
 EXPLAINED = {
     **dict.fromkeys(
@@ -94,8 +97,7 @@ EXPLAINED = {
     **dict.fromkeys(("schedule_policy",), "the order of the queue is given as `order`: fcfs or "
                                           "priority"),
     **dict.fromkeys(("enable_prefix_caching", "enable_block_reuse"), _PREFIX),
-    "disable_radix_cache": "prefixes are reused only with memory: {prefix_caching: true}; leave "
-                           "it out",
+    "disable_radix_cache": "it is given in memory: {prefix_caching: false}",
     "max_concurrency": "requests arrive at the rate of the workload; max_num_seqs limits those "
                        "that run",
     "max_num_active_seqs": "it is given as max_num_seqs",

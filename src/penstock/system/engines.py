@@ -102,7 +102,7 @@ class Vllm(Engine):
     own_blocks = 1
     has_watermark = True
     watermark_alone = False
-    caches_prefixes = True
+    caches_prefixes = caches_by_default = True
     cut_by = "chunked_prefill"
     limit_rule = LimitRule(_limits_of_vllm, "256, or 1,024 on GPUs from 70 GiB that are no A100")
     gpu_rule = GpuRule(

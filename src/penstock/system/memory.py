@@ -14,6 +14,9 @@ TooLong = Literal["error", "drop"]
 
 MOST_BLOCKS = 2**40
 
+MOST_CACHED_BLOCKS = 2**24
+"""With prefix caching each block is kept account of."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
@@ -45,7 +48,12 @@ class Memory:
         What to do about a request that can never fit: ``error`` names it; ``drop`` leaves it out
         and counts it.
     prefix_caching
-        Reuse blocks of prompts that begin alike, where the workload says which do.
+        Whether blocks of prompts that begin alike are reused, where the workload says which do.
+        Default: what the engine does where the workload says so (vLLM and SGLang reuse them);
+        policies reuse none.
+    names_known
+        Whether the workload says which prompts begin alike. A server and a workload that meet set
+        it.
     estimated
         Whether ``blocks`` stands for what the ``gpu`` of a server leaves, which the server puts in
         its place.
@@ -58,7 +66,8 @@ class Memory:
     preemption: Preemption = "recompute"
     swap_s: float = 0.0
     too_long: TooLong = "error"
-    prefix_caching: bool = False
+    prefix_caching: bool | None = None
+    names_known: bool = dataclasses.field(default=False, repr=False)
     estimated: bool = dataclasses.field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -78,7 +87,8 @@ class Memory:
             ("admission", (None, *get_args(Admission))),
             ("preemption", get_args(Preemption)),
             ("too_long", get_args(TooLong)),
-            ("prefix_caching", (True, False)),
+            ("prefix_caching", (None, True, False)),
+            ("names_known", (True, False)),
             ("estimated", (True, False)),
         ):
             checks.word(name, getattr(self, name), choices)

@@ -19,6 +19,7 @@ from penstock.system.network_checks import (
 from penstock.system.network_lengths import outputs_left, reuse_depends, router_weights
 from penstock.system.network_model import NetworkModel, model_of
 from penstock.system.pool import Pool as Pool
+from penstock.system.prefix_cache import names_for
 from penstock.system.reuse import mean_per_request, reused, shared_at_most
 from penstock.system.routing import Router
 from penstock.system.server import Server
@@ -72,6 +73,7 @@ class Network:
                     "nothing is kept; "
                     "leave it out, or give a workflow context 'reuse'"
                 )
+        self._let_engines_cache()
         _ = self.order_params, self.prefixes
         refuse_unfed_decodes(self)
 
@@ -81,6 +83,24 @@ class Network:
     ) -> "Network":
         """Return one pool, called ``pool``, whose requests each are a job of their own."""
         return cls({"pool": Pool(server, replicas, router)}, [Workflow.single(workload, "pool")])
+
+    def _let_engines_cache(self) -> None:
+        """Let engines cache prefixes where it is known what prompts have in common: by hash ids, or
+        as calls have the context of earlier ones. What they find is no matter of whether contexts
+        ``grow`` or are to be reused: that is for policies of the paper.
+        """
+        pools = dict(self.pools)
+        workflows = list(self.workflows)
+        for index, workflow in enumerate(workflows):
+            visited = {stage.pool for stage in workflow.stages.values()}
+            for name in visited:
+                known = workflow.goes_on or workflow.prefixes is not None
+                pools[name] = pools[name].serving(known)
+            by_engines = not any(pools[name].server.by_lines for name in visited)
+            caches = any(pools[name].caches_prefixes for name in visited)
+            if isinstance(workflow, Workflow) and workflow.goes_on and by_engines and caches:
+                workflows[index] = workflow.going_on()
+        vars(self).update(pools=pools, workflows=tuple(workflows))
 
     @functools.cached_property
     def stages(self) -> tuple[str, ...]:
@@ -165,7 +185,8 @@ class Network:
         """What recorded prompts of all workflows have in common; None: nothing is known."""
         known = (workflow.prefixes for workflow in self.workflows)
         parts = [prefixes for prefixes in known if prefixes is not None]
-        return Prefixes.joined(parts) if parts else None
+        servers = [server for pool in self.pools.values() for server, _ in pool.servers]
+        return names_for(Prefixes.joined(parts), servers) if parts else None
 
     def stage_number(self, stage: str) -> int:
         """Return the number of a stage by its name, ``workflow.stage``, or ``stage`` where only one

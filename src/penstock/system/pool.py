@@ -109,6 +109,13 @@ class Pool:
         """Whether some of its replicas keep what prompts begin with for others."""
         return any(server.caches_prefixes for server, _ in self.servers)
 
+    def serving(self, names: bool) -> "Pool":
+        """Return the pool with servers that serve as `Server.serving` says."""
+        servers = [(server.serving(names), count) for server, count in self.servers]
+        if all(new is old for (new, _), (old, _) in zip(servers, self.servers, strict=True)):
+            return self
+        return dataclasses.replace(self, servers=servers)  # type: ignore[arg-type]
+
     @property
     def order_name(self) -> str:
         """What tables call its order: that between stages, or ``priority`` where each server goes

@@ -212,6 +212,8 @@ class Scheduler(abc.ABC):
         Whether requests that were prefilled elsewhere may go on here with their KV memory.
     caches_prefixes
         Whether prompts that begin alike may share blocks.
+    caches_by_default
+        Whether it shares them unless told otherwise.
     caches_in_tree
         Whether what it caches is a tree of prefixes (SGLang), in place of blocks by name.
     limit_rule
@@ -267,6 +269,7 @@ class Scheduler(abc.ABC):
     loses_rest_of_prompt: bool = False
     receives: bool = False
     caches_prefixes: bool = True
+    caches_by_default: bool = False
     caches_in_tree: bool = False
 
     limit_rule: LimitRule | None = None
@@ -331,6 +334,10 @@ class Scheduler(abc.ABC):
 
     def check(self, server: "Server") -> None:  # noqa: B027 - a policy takes any server
         """Refuse what it cannot be told."""
+
+    def why_no_cache(self, server: "Server") -> str | None:
+        """Return why it cannot cache prefixes at a server, and what to do; None where it can."""
+        return None
 
     def holds(self, memory: Memory | None) -> Holds:
         """Return for which tokens a running request surely has memory: ``computed``, its

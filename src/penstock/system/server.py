@@ -10,7 +10,7 @@ from penstock.errors import InputError
 from penstock.system.adaptive import STARVES_DECODES
 from penstock.system.batch_time import MOST_TOKENS, BatchTime, Composition
 from penstock.system.gpu_memory import Gpu, KVTokens
-from penstock.system.memory import Memory
+from penstock.system.memory import MOST_CACHED_BLOCKS, Memory
 from penstock.system.policies import PolicyFunction, resolve
 from penstock.system.scheduler import Holds, Scheduler
 
@@ -121,7 +121,9 @@ class Server:
         )
         chosen.check(self)
         if memory is not None and memory.prefix_caching:
-            _refuse_prefix_caching(chosen, memory)
+            reason = _why_no_cache(self, memory)
+            if reason is not None:
+                raise InputError(reason)
         self._check_most_tokens()
 
     def _check_most_tokens(self) -> None:
@@ -186,7 +188,45 @@ class Server:
     @property
     def caches_prefixes(self) -> bool:
         """Whether it keeps what prompts begin with, for others."""
-        return self.memory is not None and self.memory.prefix_caching
+        memory = self.memory
+        if memory is None or memory.prefix_caching is not None:
+            return memory is not None and memory.prefix_caching is True
+        return memory.names_known and self.why_no_cache is None
+
+    def serving(self, names: bool) -> "Server":
+        """Return the server as it serves prompts of which it is known what they have in common
+        (``names``), or is not: an engine caches their prefixes unless told otherwise.
+        """
+        if self.memory is None or self.memory.names_known or not names:
+            return self
+        return self._with_names
+
+    @functools.cached_property
+    def _with_names(self) -> "Server":
+        assert self.memory is not None
+        return dataclasses.replace(self, memory=dataclasses.replace(self.memory, names_known=True))
+
+    @property
+    def why_no_cache(self) -> str | None:
+        """Why prompts that begin alike are computed anew, and what to do about it; None where they
+        are not, or where that was asked for.
+        """
+        memory, policy = self.memory, self.policy
+        if memory is not None and memory.prefix_caching is not None:
+            return None
+        if not policy.caches_prefixes:
+            return f"{policy.name} has no prefix cache here; vllm and sglang have one"
+        if not policy.caches_by_default:
+            return (
+                f"{policy.name} caches no prefixes unless asked to; give it KV memory with "
+                "`prefix_caching: true`"
+            )
+        if memory is None:
+            return (
+                f"the prefix cache of {policy.name} is in KV memory, which has no size here; give "
+                "kv_tokens (an engine logs them at its start)"
+            )
+        return _why_no_cache(self, memory)
 
     @property
     def full_batch_rate(self) -> float:
@@ -396,20 +436,26 @@ def _memory_of_gpu(
     return dataclasses.replace(gpu, engine=engine), rules
 
 
-def _refuse_prefix_caching(policy: Scheduler, memory: Memory) -> None:
-    """Refuse to cache prefixes where it is not said how."""
+def _why_no_cache(server: Server, memory: Memory) -> str | None:
+    """Return why a server cannot cache prefixes, and what to do about it; None where it can."""
+    policy, usable = server.policy, server.usable_blocks or 0
     if not policy.caches_prefixes:
-        raise InputError(
+        return (
             f"prefix_caching is on, but {policy.name} has no prefix cache here; take vllm, or a "
-            "policy such as "
-            "sarathi, or leave it out"
+            "policy such as sarathi, or leave it out"
         )
     for name, value, usual in (
         ("admission", memory.admission, "input"),
         ("preemption", memory.preemption, "recompute"),
     ):
         if value not in (None, usual):
-            raise InputError(
+            return (
                 f"{name} is {value!r} beside prefix_caching, which is known for {name} {usual!r} "
                 "only; leave one out"
             )
+    if usable > MOST_CACHED_BLOCKS:
+        return (
+            f"kv_blocks is {usable:,}, but with prefix caching each is kept account of, and "
+            f"{MOST_CACHED_BLOCKS:,} fit here; lower it, or set prefix_caching to false"
+        )
+    return policy.why_no_cache(server)

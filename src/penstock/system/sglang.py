@@ -133,7 +133,7 @@ class Sglang(Engine):
         "retraction_policy": Option("length", ("length", "priority")),
     }
     cut_by = "chunked_prefill"
-    caches_prefixes = True
+    caches_prefixes = caches_by_default = True
     orders = ("fcfs", "priority")
     caches_in_tree = True
     decodes_beyond = True
@@ -201,17 +201,10 @@ class Sglang(Engine):
         """Refuse what SGLang cannot be told, and batches of prompts beyond the token budget."""
         super().check(server)
         order = self.options["schedule_policy"]
-        caches = server.caches_prefixes
-        if caches and order not in ("fcfs", "lpm"):
+        if server.order == "priority" and order not in ("fcfs", "lof"):
             raise InputError(
-                f"schedule_policy is {order!r} beside prefix_caching, which is known for 'fcfs' "
-                "and 'lpm' only; take one of them, or leave prefix_caching out"
-            )
-        if server.order == "priority" and (caches or order not in ("fcfs", "lof")):
-            raise InputError(
-                f"order is 'priority' beside schedule_policy {order!r}"
-                f"{' and prefix_caching' if caches else ''}, but {self.name} has priorities here "
-                "with 'fcfs' and 'lof' only, and without a cache; leave one out"
+                f"order is 'priority' beside schedule_policy {order!r}, but {self.name} has "
+                "priorities here with 'fcfs' and 'lof' only, and without a cache; leave one out"
             )
         most = self.options["max_prefill_tokens"]
         if not self.cuts_prompts and most > server.token_budget:
@@ -220,6 +213,22 @@ class Sglang(Engine):
                 f"prompts may have {most:,} tokens (max_prefill_tokens); raise the one or lower "
                 "the other"
             )
+
+    def why_no_cache(self, server: "Server") -> str | None:
+        """Return why it cannot cache prefixes at a server: the order of its queue."""
+        order = self.options["schedule_policy"]
+        if order not in ("fcfs", "lpm"):
+            return (
+                f"schedule_policy is {order!r} beside prefix_caching, which is known for 'fcfs' "
+                "and 'lpm' only; take one of them, or leave prefix_caching out"
+            )
+        if server.order == "priority":
+            return (
+                f"order is 'priority' beside schedule_policy {order!r} and prefix_caching, but "
+                f"{self.name} has priorities here with 'fcfs' and 'lof' only, and without a cache; "
+                "leave one out"
+            )
+        return None
 
     def most_outputs(self, prompt: Any, usable: int, block_size: int) -> Any:
         """Return to how many outputs memory cuts what requests may make: the pages of the prompt,

@@ -217,7 +217,7 @@ def _of_decodes(server: Server, model: Composition) -> Pair:
     low, high = min(model.of_decodes), max(model.of_decodes)
     if server.memory is not None and not reserves(server):
         low = min(low, 1 / model.linear.capacity(server.most_tokens))
-        if server.memory.prefix_caching:
+        if server.caches_prefixes:
             low = min(low, model.cross_attention)
     return low, high
 

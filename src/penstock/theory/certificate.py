@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from penstock.system.kinds import as_network
+from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.theory import hypotheses as conditions
 from penstock.theory.attention import WITH_ATTENTION
@@ -163,6 +164,7 @@ def certify(
 
 def _certify_server(workload: Workload, server: Server) -> Certificate:
     """Certify a workload on a server: see `certify`."""
+    server = as_serving(workload, server)
     demand = load(workload, server)
     limits = bounds(workload, server, demand)
     sufficient, tried, certified_rate = _sufficient(workload, server, demand)

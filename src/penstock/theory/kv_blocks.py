@@ -95,10 +95,10 @@ def least(work: Served, workload: Workload, server: Server) -> Served:
 
 
 def reuses(workload: Workload, server: Server) -> bool:
-    """Return whether requests may find parts of their prompts computed: those of a recording, by
-    prefix caching.
+    """Return whether requests may find parts of their prompts computed: those whose hash ids are
+    recorded, by prefix caching.
     """
-    return server.caches_prefixes and workload.rows is not None
+    return server.caches_prefixes and workload.prefixes is not None
 
 
 def drawn(lengths: Lengths) -> tuple[Ints, Ints]:

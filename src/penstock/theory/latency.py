@@ -17,6 +17,7 @@ from penstock.inputs.caching import cached
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.engines import ENGINES
 from penstock.system.policies import POLICIES
+from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.theory import mean_field as field
 from penstock.theory.hypotheses import refuse_without_rate
@@ -164,6 +165,7 @@ def estimate_latency(workload: Workload, server: Server) -> InstantEstimate:
     (0.36, 1, 0.13)
     """
     refuse_without_rate("estimate_latency", workload, server)
+    server = as_serving(workload, server)
     work = served(workload, server)
     what = _about(work.lengths, server.convention)
     times = _tabulated(server.batch_time, server.most_tokens)

@@ -46,6 +46,7 @@ import numpy as np
 from penstock.inputs.arrays import Floats, Ints
 from penstock.inputs.caching import cached
 from penstock.system.batch_time import BatchTime, Composition
+from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.theory.attention import attention_of, prefill_seconds
 from penstock.theory.hypotheses import refuse_without_rate
@@ -96,6 +97,7 @@ def lower_bounds(workload: Workload, server: Server) -> Mapping[str, Mapping[str
     [0.12, 0.0101, 1.13]
     """
     refuse_without_rate("lower_bounds", workload, server)
+    server = as_serving(workload, server)
     work = least(served(workload, server), workload, server)
     alike = server  # as far as the requests' own bounds go
     if server.policy.by_phase and server.memory is None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
+from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.theory.attention import attention, beside_prefill, refuse_composition
 from penstock.theory.kv_blocks import Served, served
@@ -117,6 +118,7 @@ def load(workload: Workload, server: Server) -> Load:
             "so it has no load; "
             "give a rate with arrivals 'poisson'"
         )
+    server = as_serving(workload, server)
     linear = server.batch_time.by_tokens
     best, capacity = linear.best_load(server.most_tokens)
     full = server.token_budget if server.policy.has_token_budget else server.most_tokens

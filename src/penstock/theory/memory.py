@@ -58,6 +58,7 @@ from penstock.errors import InputError
 from penstock.inputs import special_functions as special
 from penstock.inputs.arrays import Floats, Ints
 from penstock.system.memory import Memory
+from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.theory.attention import attention
 from penstock.theory.kv_blocks import decode_blocks, drawn, peak_blocks, reserves, reuses, served
@@ -136,6 +137,7 @@ def memory_estimate(workload: Workload, server: Server) -> MemoryEstimate:
     >>> round(ps.memory_estimate(chat, server).rate, 1)  # with sure batch times of 46.75 ms: 5.7
     4.8
     """
+    server = as_serving(workload, server)
     memory = _known_for(workload, server)
     work = served(workload, server)
     beside = attention(work.lengths, server)

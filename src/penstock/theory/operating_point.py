@@ -5,6 +5,7 @@ bring.
 import dataclasses
 from typing import Any
 
+from penstock.system.prefix_cache import as_serving
 from penstock.system.scheduler import words_where
 from penstock.system.server import Server
 from penstock.theory.bounds import Bound, bounds
@@ -133,6 +134,7 @@ def operating_point(
     InputError
         If the workload has no arrival rate.
     """
+    server = as_serving(workload, server)
     demand = load(workload, server)
     work = least(demand.work, workload, server)
     lengths = work.lengths

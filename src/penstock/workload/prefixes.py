@@ -11,6 +11,9 @@ from penstock.inputs.arrays import Ints
 
 LARGEST_BLOCK = 2**20
 
+MOST_NAMES = 2**27
+"""Of blocks of all prompts: a GiB of memory."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prefixes:
@@ -70,6 +73,35 @@ class Prefixes:
         return Prefixes(
             self.ids[np.repeat(self.bounds[rows], counts) + within], bounds, self.block_size
         )
+
+    def in_blocks(self, size: int) -> "Prefixes":
+        """Return the same in blocks of another size, as far as it is known.
+
+        A block is named by the id that reaches up to its last token, and by its place there: equal
+        names are equal tokens up to its end.
+        """
+        if size == self.block_size:
+            return self
+        known = np.diff(self.bounds) * self.block_size // size
+        bounds = np.concatenate([[0], np.cumsum(known)]).astype(np.int64)
+        if bounds[-1] > MOST_NAMES:
+            raise InputError(
+                f"prompts have {bounds[-1]:,} blocks of {size:,} tokens in all, of which "
+                f"{MOST_NAMES:,} can have names; set block_size to {self.block_size:,}, that of "
+                "the hash ids, or prefix_caching to false"
+            )
+        index = np.arange(bounds[-1]) - np.repeat(bounds[:-1], known)
+        within = ((index + 1) * size - 1) // self.block_size
+        names = self.ids[np.repeat(self.bounds[:-1], known) + within]
+        names = names * -(-self.block_size // size) + index - within * self.block_size // size
+        return Prefixes(names, bounds, size)
+
+    def renewed(self, times: int) -> "Prefixes":
+        """Return the recording so many times, each time with names of its own."""
+        own = int(self.ids.max(initial=-1)) + 1
+        ids = self.ids + own * np.arange(times)[:, None]
+        bounds = self.bounds[1:] + self.ids.size * np.arange(times)[:, None]
+        return Prefixes(ids.ravel(), np.concatenate([[0], bounds.ravel()]), self.block_size)
 
     @classmethod
     def joined(cls, parts: Sequence["Prefixes"]) -> "Prefixes":

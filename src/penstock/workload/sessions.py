@@ -100,6 +100,11 @@ class Sessions:
         return bool(self.recorded.reuse.any())
 
     @property
+    def goes_on(self) -> bool:
+        """Whether calls have the context of earlier ones in their prompts."""
+        return self.reuses
+
+    @property
     def prefixes(self) -> None:
         """What recorded prompts have in common by hash ids: sessions have none."""
 

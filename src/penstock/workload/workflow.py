@@ -59,7 +59,8 @@ class Workflow:
         prompts and outputs of the calls on its path so far; after a join, of all branches.
         ``reuse``: the same lengths, and what a call has in common with the call before it (after a
         join, with the branch whose call comes first) need not be computed again by a replica that
-        still has it.
+        still has it. An engine with a prefix cache finds it in either case, a policy of the paper
+        with ``reuse`` only.
     priority
         Of its jobs, where theirs have none of their own: at engines whose queue goes by priority,
         the smaller is served first.
@@ -230,6 +231,11 @@ class Workflow:
         return self.context == "reuse"
 
     @property
+    def goes_on(self) -> bool:
+        """Whether calls have the context of earlier ones in their prompts."""
+        return self.context != "new"
+
+    @property
     def prefixes(self) -> Prefixes | None:
         """What recorded prompts have in common, where that is known."""
         return self.arrivals.prefixes
@@ -247,6 +253,10 @@ class Workflow:
         join.
         """
         return self._plan.routes.branches()
+
+    def going_on(self) -> Self:
+        """Return the same workflow with contexts to be reused in place of such that only grow."""
+        return self if self.reuses else dataclasses.replace(self, context="reuse")
 
     def with_load(self, factor: float) -> Self:
         """Return the same workflow with its arrival rate times a factor."""

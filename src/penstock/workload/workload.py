@@ -22,6 +22,11 @@ from penstock.workload.pairs import Empirical, Lengths, Recorded
 from penstock.workload.prefixes import Prefixes, checked_prefixes
 from penstock.workload.recorded import checked_declared, checked_priority, pair_of
 
+IDS_LEFT_OUT = (
+    "hash ids are left out: requests drawn at random do not go on with each other's prompts"
+)
+"""A notice of workloads that had hash ids."""
+
 
 class Requests(NamedTuple):
     """A block of requests in order of arrival.
@@ -289,11 +294,7 @@ class Workload:
         process = kinds[arrivals](rate) if cv is None else processes.GammaRenewal(rate, cv)
         notices = self.notices
         if self.prefixes is not None:
-            left_out = (
-                "hash ids are left out: requests drawn at random do not go on with each other's "
-                "prompts"
-            )
-            notices = (*notices, left_out)
+            notices = (*notices, IDS_LEFT_OUT)
         return dataclasses.replace(
             self, arrivals=process, lengths=lengths, prefixes=None, notices=notices
         )

@@ -191,8 +191,11 @@ def test_engines_that_keep_nothing_process_contexts_anew_and_what_a_cache_finds_
     cached = found("reuse", ps.Memory(10_000, prefix_caching=True))
     assert cached.verdict == "unknown"
     assert "what requests share by prefix caching is not known" in cached.reason
-    # Without a context that is reused nobody shares anything.
-    assert "prefix caching" not in found("grow", ps.Memory(10_000, prefix_caching=True)).reason
+    # An engine finds a context in its cache whether it is said to be reused or only to grow.
+    assert found("grow", ps.Memory(10_000)).reason == cached.reason
+    for context in ("grow", "reuse"):
+        told = found(context, ps.Memory(10_000, prefix_caching=False))
+        assert "prefix caching" not in told.reason
 
 
 @settings(max_examples=25, deadline=None)
@@ -271,7 +274,7 @@ def test_recorded_prompts_count_a_token_each_where_their_hash_ids_are_cached() -
     found = ps.certify(ps.Network.single(ids, server, 2))
     assert found.rho > 4
     assert found.verdict == "unknown"
-    plain = dataclasses.replace(server, memory=ps.Memory(5_000))
+    plain = dataclasses.replace(server, memory=ps.Memory(5_000, prefix_caching=False))
     assert ps.certify(ps.Network.single(ids, plain, 2)).verdict == "unstable"
 
 

@@ -31,7 +31,7 @@ class Build:
     policy_params
         Settings of the policy.
     prefix_caching
-        Whether the server caches prefixes.
+        Whether the rows had something of the prefix cache; else it is the engine's default.
     """
 
     token_budget: int | None
@@ -71,7 +71,7 @@ class Build:
         tokens = values.get("kv_tokens", self.kv_tokens)
         if tokens is not None:
             memory = Memory.of_tokens(round(tokens), resolve(self.policy).block_size)
-            memory = dataclasses.replace(memory, prefix_caching=self.prefix_caching)
+            memory = dataclasses.replace(memory, prefix_caching=self.prefix_caching or None)
         if memory is not None and "kv_tokens" in values:  # one that is tried may be too short
             memory = dataclasses.replace(memory, too_long="drop")
         server = Server(

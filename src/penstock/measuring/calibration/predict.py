@@ -378,7 +378,7 @@ def _declared(row: Mapping[str, Any], output: Ints) -> Ints | None:
 
 def _prefixes(row: Mapping[str, Any], server: Server, prompt: Ints) -> Prefixes | None:
     """Return one beginning that all prompts share, as long as their cache hits were on average."""
-    if not row["prefix_hits"] or server.memory is None or not server.memory.prefix_caching:
+    if not row["prefix_hits"] or server.memory is None or not server.caches_prefixes:
         return None
     size = server.memory.block_size
     blocks = np.floor(row["prefix_hits"] * prompt / size).astype(np.int64)

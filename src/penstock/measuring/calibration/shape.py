@@ -192,7 +192,7 @@ class ShapeBuild(Build):
         engine = ENGINES[self.policy]
         memory = dataclasses.replace(
             Memory.of_tokens(max(tokens, engine.block_size), engine.block_size),
-            prefix_caching=self.prefix_caching,
+            prefix_caching=self.prefix_caching or None,
             too_long="drop",
         )
         server = Server(

@@ -33,7 +33,7 @@ def ample_memory(network: Network, name: str) -> Hypothesis | None:
         Hypothesis(conditions.AMPLE, False, why or _never_fits(server, longest))
         if why or _never_fits(server, longest)
         else conditions.kv_memory(
-            server, server.memory, longest, reused=reused and server.memory.prefix_caching
+            server, server.memory, longest, reused=reused and server.caches_prefixes
         )
         for server, _ in network.pools[name].servers
         if server.memory is not None

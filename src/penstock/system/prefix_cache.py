@@ -1,0 +1,100 @@
+"""Where a workload says what its prompts have in common: which servers cache that, by which names,
+and what to tell where none does.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from penstock.errors import InputError
+from penstock.system.server import Server
+from penstock.workload.prefixes import Prefixes
+from penstock.workload.workload import IDS_LEFT_OUT, Workload
+
+if TYPE_CHECKING:
+    from penstock.system.network import Network
+    from penstock.system.pool import Pool
+
+HASH_IDS = "hash ids of the trace"
+
+
+def as_serving(workload: Workload, server: Server) -> Server:
+    """Return the server with the prefix cache that its engine has for such a workload."""
+    return server.serving(workload.prefixes is not None)
+
+
+def names_for(prefixes: Prefixes, servers: Iterable[Server]) -> Prefixes:
+    """Return the names of blocks by which these servers look for what they have cached.
+
+    Raises
+    ------
+    InputError
+        If servers that name whole blocks have blocks of several sizes.
+    """
+    caching = [(s.memory.block_size, s) for s in servers if s.memory and s.caches_prefixes]
+    sizes = {size for size, server in caching if not server.policy.caches_in_tree}
+    pages = {size for size, server in caching if server.policy.caches_in_tree}
+    size = min(sizes, default=prefixes.block_size)
+    if not sizes and not _divides(size, pages):
+        size = min(pages)
+    if len(sizes) > 1 or not _divides(size, pages):
+        several = " and ".join(f"{each:,}" for each in sorted(sizes | pages))
+        raise InputError(
+            f"prefixes are cached in blocks of {several} tokens, but hash ids name blocks of one "
+            "size; give all servers that block_size, or set prefix_caching to false"
+        )
+    return prefixes.in_blocks(size)
+
+
+def _divides(size: int, pages: set[int]) -> bool:
+    """Whether each page holds whole blocks, or each block whole pages."""
+    return all(max(size, page) % min(size, page) == 0 for page in pages)
+
+
+def cache_notes(workload: Workload, server: Server) -> list[str]:
+    """Say what of prompts in common is known to the trace and not to the server; a note or none."""
+    if IDS_LEFT_OUT in workload.notices and _would_cache(server):
+        return [f"{IDS_LEFT_OUT}, so the prefix cache of {server.policy.name} finds nothing here."]
+    if workload.prefixes is None or as_serving(workload, server).why_no_cache is None:
+        return []
+    return [_ignored(HASH_IDS, server)]
+
+
+def front_notes(workload: Workload, server: Server) -> list[str]:
+    """Return what to know before an answer is read: of the prefix cache, and of KV memory."""
+    return [*cache_notes(workload, server), *server.kv_notes]
+
+
+def network_notes(network: "Network") -> list[str]:
+    """Say at which pools of a network that is so."""
+    notes = []
+    for name, pool in network.pools.items():
+        known = _in_common(network, name, pool)
+        for server, _ in pool.servers:
+            if known and server.why_no_cache is not None:
+                notes.append(f"Pool {name}: {_ignored(known, server)}")
+    return list(dict.fromkeys(notes))
+
+
+def _in_common(network: "Network", name: str, pool: "Pool") -> str:
+    """Say by what it is known what prompts have in common that come to a pool; empty: by nothing.
+
+    What a job goes on with is the context, which policies of the paper count as it is asked for.
+    """
+    visitors = [
+        workflow
+        for workflow in network.workflows
+        if name in {stage.pool for stage in workflow.stages.values()}
+    ]
+    if not pool.server.by_lines and any(workflow.goes_on for workflow in visitors):
+        return "context of a job"
+    return HASH_IDS if any(workflow.prefixes is not None for workflow in visitors) else ""
+
+
+def _ignored(what: str, server: Server) -> str:
+    """Say that what prompts have in common is not made use of, and what to do about it."""
+    return f"The {what} is known and not made use of: {server.why_no_cache}."
+
+
+def _would_cache(server: Server) -> bool:
+    """Whether the server looks for prefixes where it has KV memory."""
+    return server.caches_prefixes or server.serving(True) is not server
