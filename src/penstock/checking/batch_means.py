@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.checking import intervals
-from penstock.checking.targets import Estimate, share
+from penstock.checking.targets import Estimate, Target, share, statistics_of
 from penstock.inputs.arrays import Floats, Ints
 from penstock.simulation.distribution import Distribution
 from penstock.words import counted
@@ -95,11 +95,13 @@ class Batches(NamedTuple):
         tick_s: float,
         too_short: bool,
         most_bursts: float = math.inf,
+        luck: float = 1.0,
     ) -> Estimate:
         """Estimate a statistic, in seconds; not bounded from above where the run is too short.
 
         No more than ``most_bursts`` are taken to lie beyond a percentile
-        (`intervals.quantile_interval`).
+        (`intervals.quantile_interval`), and a mean to be ``luck`` times as far off as its batches
+        say (`Waits`).
         """
         if not self.whole.size or not self.counts.sum():
             return Estimate(None)
@@ -109,7 +111,8 @@ class Batches(NamedTuple):
         if statistic == "mean":
             value = float(self.sums.sum() / self.counts.sum())
             if self.sums.size > 1:
-                low, high = intervals.ratio_interval(self.sums, self.counts, confidence)
+                low, reached = intervals.ratio_interval(self.sums, self.counts, confidence)
+                high = value + luck * (reached - value) if luck < math.inf else None
         else:
             value = self.whole.quantile(share(statistic))
             if self.parts:
@@ -122,6 +125,91 @@ class Batches(NamedTuple):
             None if high is None or too_short else high * tick_s,
             bursts,
         )
+
+
+class Waits(NamedTuple):
+    """Waits of a run, and how much of their ups and downs it saw: whether it may have been lucky.
+
+    In heavy traffic the work in a queue is a reflected Brownian motion. With drift -1 and variance
+    1 it has the mean 1/2 and the relaxation time 2. Over a time T the mean of a run has the
+    variance 1/2 / T (Whitt, Management Science 35, 1989), so over R relaxation times its standard
+    error is 1 / sqrt(R) of the mean. A share 1 - p of the time is spent beyond percentile p, 1/2
+    in each burst, with E[T]^2 / E[T^2] = 1/4: 1 - p effective bursts to a relaxation time. A run
+    of less than some hundred relaxation times may have seen few bursts. Then it finds a low mean
+    and a small spread together, so neither is to be believed by itself.
+
+    Attributes
+    ----------
+    batches
+        Times to the first token, as far as they are known; the least holds no wait.
+    relaxations
+        Relaxation times of the queue that were seen; inf: not known.
+    """
+
+    batches: Batches
+    relaxations: float
+
+    @classmethod
+    def of(cls, batches: Batches, samples: int, relaxation: float) -> "Waits":
+        """Take waits of so many requests or jobs, and `relaxation_requests` of the queue; 0: not
+        known.
+        """
+        return cls(batches, samples / relaxation if relaxation > 0 else math.inf)
+
+    def estimates(
+        self,
+        metric: str,
+        samples: Batches,
+        targets: Sequence[Target],
+        confidence: float,
+        tick_s: float,
+        too_short: bool,
+    ) -> Statistics:
+        """Estimate the statistics of a metric that holds these waits, in seconds."""
+        luck = self.luck(confidence)
+        return {
+            name: samples.estimate(
+                name,
+                confidence,
+                tick_s,
+                too_short,
+                math.inf if metric == "tbt_s" else self.most_bursts(name, confidence),
+                luck,
+            )
+            for name in statistics_of(metric, targets)
+        }
+
+    def most_bursts(self, statistic: str, confidence: float) -> float:
+        """Return the most bursts to believe in beyond a percentile of a latency that holds the
+        wait: those expected, and those beyond the same percentile of the wait.
+        """
+        if statistic == "mean":
+            return math.inf
+        expected = (1 - share(statistic)) * self.relaxations
+        seen = self.batches.tail(statistic, confidence)
+        return expected if seen is None else min(expected, seen.bursts)
+
+    def luck(self, confidence: float) -> float:
+        """Return how many times as far off as their batches say the means of the run are taken to
+        be; at least 1, inf: there is no telling.
+
+        The standard error of the wait is compared with that in heavy traffic. The latter is a share
+        of the true mean, so it is that of the highest mean that is not ruled out (as in Wilson's
+        interval).
+        """
+        waits = self.batches
+        if waits.sums.size == 1 or self.relaxations == math.inf:
+            return 1.0
+        surplus = math.sqrt(self.relaxations) - intervals.student(confidence, waits.sums.size)
+        if surplus <= 0:
+            return math.inf
+        mean = waits.sums.sum() / waits.counts.sum()
+        residuals = (waits.sums - mean * waits.counts) / waits.counts.mean()
+        seen = intervals.standard_error(residuals)
+        expected = float(mean - waits.whole.values[0]) / surplus
+        if expected <= seen:
+            return 1.0
+        return expected / seen if seen > 0 else math.inf
 
 
 def checked_confidence(value: float) -> float:

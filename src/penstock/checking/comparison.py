@@ -9,13 +9,13 @@ import numpy as np
 
 from penstock import checks
 from penstock.checking.answer import check
-from penstock.checking.batch_means import BATCHES, Batches, Statistics, few_bursts
+from penstock.checking.batch_means import BATCHES, Batches, Statistics, Waits, few_bursts
 from penstock.checking.differences import Sample, difference
 from penstock.checking.goodput import goodput_share, own_latency, within
-from penstock.checking.latency_network import LEAST_JOBS, batched, in_batches
+from penstock.checking.latency_network import LEAST_JOBS, Queues, batched, in_batches
 from penstock.checking.network_answer import NetworkAnswer
 from penstock.checking.pools import reuse_warnings
-from penstock.checking.targets import Estimate, Target, parsed_targets, statistics_of
+from penstock.checking.targets import Estimate, Target, parsed_targets
 from penstock.checking.variants import OrderChoice, with_order
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints
@@ -300,7 +300,11 @@ def _compared(
     batch = in_batches(runs[first].arrived, end - used, end, few)
     confidence = steady[first].confidence
     short = frozenset(name for name, latency in steady.items() if latency.too_short)
-    rows = _Question(runs, batch, targets, confidence, short).rows()
+    queues = {
+        name: Queues(runs[name], batch, used, latency.relaxation)
+        for name, latency in steady.items()
+    }
+    rows = _Question(runs, batch, queues, targets, confidence, short).rows()
     return NetworkComparison(answers, targets, rows, used, end - used, confidence)
 
 
@@ -324,6 +328,7 @@ class _Question:
 
     runs: Mapping[str, NetworkRun]
     batch: Ints
+    queues: Mapping[str, Queues]
     targets: tuple[Target, ...]
     confidence: float
     short: frozenset[str]
@@ -337,8 +342,9 @@ class _Question:
             compared: tuple[dict[str, Sample], Mapping[str, Statistics]] | None = None
             for name, run in self.runs.items():
                 samples = _samples(run, mine, self.batch)
+                waits = self.queues[name].of_workflow(index)
                 latency = {
-                    metric: self._estimated(metric, sample.batches, name)
+                    metric: self._estimated(metric, sample.batches, waits, name)
                     for metric, sample in samples.items()
                 }
                 difference = compared and self._differences(samples, latency, compared)
@@ -352,12 +358,11 @@ class _Question:
                 compared = compared or (samples, latency)
         return tuple(rows)
 
-    def _estimated(self, metric: str, batches: Batches, name: str) -> Statistics:
+    def _estimated(self, metric: str, batches: Batches, waits: Waits, name: str) -> Statistics:
         tick_s = self.runs[name].tick_s
-        return {
-            statistic: batches.estimate(statistic, self.confidence, tick_s, name in self.short)
-            for statistic in statistics_of(metric, self.targets)
-        }
+        return waits.estimates(
+            metric, batches, self.targets, self.confidence, tick_s, name in self.short
+        )
 
     def _differences(
         self,

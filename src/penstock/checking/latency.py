@@ -17,6 +17,7 @@ from penstock.checking.batch_means import (
     RELAXATIONS,
     Batches,
     Statistics,
+    Waits,
     before_unfinished,
     checked_confidence,
     ends,
@@ -26,7 +27,7 @@ from penstock.checking.batch_means import (
     values,
     variability,
 )
-from penstock.checking.targets import Estimate, Judgement, Target, share, statistics_of
+from penstock.checking.targets import Estimate, Judgement, Target
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
 from penstock.simulation.distribution import Distribution
@@ -160,15 +161,10 @@ def steady_state(
         relaxation = relaxation_requests(rho, variability(rows.arrival, tokens))
     short = _shortness(count, used, still_warming, batched, rho, relaxation)
 
-    def estimated(metric: str, statistic: str) -> Estimate:
-        most = _most_bursts(
-            metric, statistic, batched["ttft_s"].tail(statistic, confidence), used, relaxation
-        )
-        return batched[metric].estimate(statistic, confidence, run.tick_s, bool(short), most)
-
+    waits = Waits.of(batched["ttft_s"], used, relaxation)
     estimates = {
-        metric: {name: estimated(metric, name) for name in statistics_of(metric, targets)}
-        for metric in batched
+        metric: waits.estimates(metric, batches, targets, confidence, run.tick_s, bool(short))
+        for metric, batches in batched.items()
     }
     if not short:
         by_name = {
@@ -197,46 +193,6 @@ def _in_batches(
         "tbt_s": _gap_batches(run.gaps, rows, removed, gap_sections),
         "e2e_s": equal(rows.finish - rows.arrival),
     }
-
-
-def expected_bursts(statistic: str, requests: int, relaxation: float) -> float:
-    """Return the effective number of bursts to expect beyond a percentile of the wait in heavy
-    traffic.
-
-    A reflected Brownian motion with drift -1 and variance 1 spends a share 1 - p of its time beyond
-    the percentile, 1/2 in each burst, with E[T]^2 / E[T^2] = 1/4; its relaxation time is 2. So they
-    are 1 - p to a relaxation time.
-
-    Parameters
-    ----------
-    statistic
-        Such as ``p99``; of a mean nothing is known.
-    requests
-        Seen of the steady state.
-    relaxation
-        `relaxation_requests`; 0 where it is unknown.
-    """
-    if statistic == "mean" or relaxation == 0:
-        return math.inf
-    return (1 - share(statistic)) * requests / relaxation
-
-
-def _most_bursts(
-    metric: str,
-    statistic: str,
-    waits: intervals.QuantileInterval | None,
-    used: int,
-    relaxation: float,
-) -> float:
-    """Return the most bursts to expect beyond a percentile: of the wait in heavy traffic, and for
-    E2E of TTFT.
-    """
-    if metric == "tbt_s":
-        return math.inf
-    most = expected_bursts(statistic, used, relaxation)
-    if metric == "e2e_s" and waits is not None:
-        return min(most, waits.bursts)
-    return most
 
 
 def _finished(rows: Rows) -> tuple[Rows, list[str]]:

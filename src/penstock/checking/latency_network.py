@@ -21,6 +21,7 @@ from penstock.checking.batch_means import (
     RELAXATIONS,
     Batches,
     Statistics,
+    Waits,
     before_unfinished,
     checked_confidence,
     few_bursts,
@@ -29,7 +30,7 @@ from penstock.checking.batch_means import (
     unsteady,
     variability,
 )
-from penstock.checking.targets import Target, statistics_of
+from penstock.checking.targets import Target
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints, Ints32
 from penstock.simulation.distribution import Distribution
@@ -77,6 +78,8 @@ class NetworkSteadyState:
         What the user should know besides, a sentence each; ``bursts_notice`` among them.
     bursts_notice
         Which percentiles have no upper end because few bursts lie beyond them; empty: none.
+    relaxation
+        By pool, the relaxation time of its queue in jobs; empty: not known.
     priorities
         By workflow and stage (None: E2E of jobs, by the priority of their first request), then by
         priority and metric; empty where requests have none, or more than `MOST_PRIORITIES`.
@@ -91,6 +94,7 @@ class NetworkSteadyState:
     too_short: bool
     notices: tuple[str, ...]
     bursts_notice: tuple[str, ...] = ()
+    relaxation: Sequence[float] = ()
     priorities: Mapping[tuple[str, str | None], Mapping[int, Mapping[str, Statistics]]] = (
         dataclasses.field(default_factory=dict)
     )
@@ -140,21 +144,27 @@ def network_steady_state(
     if not used.few:
         short = short + unsteady("E2E", used.still_warming, list(workflows.values()), count, "jobs")
 
-    def estimated(metric: str, batches: Batches) -> Statistics:
-        return {
-            name: batches.estimate(name, confidence, run.tick_s, bool(short))
-            for name in statistics_of(metric, targets)
-        }
+    queues = Queues(run, used.batch, used.jobs, used.relaxation)
 
-    of_workflows = {name: estimated("e2e_s", batches) for name, batches in workflows.items()}
+    def estimated(metric: str, batches: Batches, waits: Waits) -> Statistics:
+        return waits.estimates(metric, batches, targets, confidence, run.tick_s, bool(short))
+
+    of_workflows = {
+        name: estimated("e2e_s", batches, queues.of_workflow(index))
+        for index, (name, batches) in enumerate(workflows.items())
+    }
     of_stages = {
-        stage: {metric: estimated(metric, batches) for metric, batches in metrics.items()}
-        for stage, metrics in _of_stages(run, rows, used.batch).items()
+        run.network.stages[index]: {
+            metric: estimated(metric, batches, queues.of_stage(index, metric, metrics))
+            for metric, batches in metrics.items()
+        }
+        for index, metrics in enumerate(_of_stages(run, rows, used.batch))
     }
     tbt_s: Statistics = {}
     if run.gap_sections:
         removed = (count - used.jobs) / max(run.arrived, 1)
-        tbt_s = estimated("tbt_s", _of_gaps(run.gap_sections, removed, used.few))
+        gaps = _of_gaps(run.gap_sections, removed, used.few)
+        tbt_s = estimated("tbt_s", gaps, queues.of_all())
     few = []
     if not short:
         few = few_bursts(
@@ -162,13 +172,13 @@ def network_steady_state(
         )
     return NetworkSteadyState(
         of_workflows, of_stages, tbt_s, used.jobs, count - used.jobs, confidence, bool(short),
-        (*notices, *few, *short), tuple(few),
+        (*notices, *few, *short), tuple(few), used.relaxation,
         priorities={
             where: {
-                priority: {metric: estimated(metric, batches) for metric, batches in of.items()}
+                priority: {metric: estimated(metric, *sample) for metric, sample in of.items()}
                 for priority, of in of_priorities.items()
             }
-            for where, of_priorities in _of_priorities(run, rows, used.batch).items()
+            for where, of_priorities in _of_priorities(run, rows, used.batch, queues).items()
         },
     )  # fmt: skip
 
@@ -189,6 +199,8 @@ class _UsedJobs:
         Why the run is too short, if it is.
     still_warming
         Whether the warm-up may go on half-way through the run.
+    relaxation
+        By pool, `relaxation_requests` in jobs; empty: loads are not known.
     """
 
     batch: Ints
@@ -196,6 +208,7 @@ class _UsedJobs:
     few: bool
     short: list[str]
     still_warming: bool
+    relaxation: Sequence[float]
 
 
 def _used_jobs(
@@ -208,12 +221,82 @@ def _used_jobs(
     used = max(count - max(removed, filling), 0) // BATCHES * BATCHES
     span = max(int(np.ptp(run.arrival[:count])), 1) if count else 1
     at_once = min(float(e2e.sum()) / span, float(count))  # Little's law
-    short = _shortness(run, rows, count, count - filling, used, at_once, loads)
+    relaxation = _relaxations(run, rows, count, loads)
+    short = _shortness(run, count, count - filling, used, at_once, loads, relaxation)
     few = used < LEAST_JOBS
     if few:
         used = count
     batch = in_batches(run.arrived, count - used, count, few)
-    return _UsedJobs(batch, used, few, short, still_warming)
+    return _UsedJobs(batch, used, few, short, still_warming, relaxation)
+
+
+def _relaxations(
+    run: NetworkRun, rows: RequestRows, count: int, loads: npt.ArrayLike | None
+) -> list[float]:
+    """Return the relaxation time of each pool, in jobs; none where loads are not known."""
+    pool_loads = [] if loads is None else np.asarray(loads, np.float64).tolist()
+    return [
+        relaxation_requests(load, variability(run.arrival[:count], _tokens(run, rows, pool, count)))
+        for pool, load in enumerate(pool_loads)
+    ]
+
+
+class Queues:
+    """Waits of the requests of a run, at each stage and over whole jobs, to tell whether the run
+    was lucky.
+
+    Parameters
+    ----------
+    run
+        With its requests.
+    batch
+        Shape (jobs of the run,), the batch of each; -1: left out.
+    used
+        Jobs that are used.
+    relaxation
+        By pool, `relaxation_requests` in jobs; empty: not known. Of several pools the longest
+        counts.
+    """
+
+    def __init__(
+        self, run: NetworkRun, batch: Ints, used: int, relaxation: Sequence[float]
+    ) -> None:
+        rows = recorded(run.rows, "requests")
+        begun = np.flatnonzero(rows.first_token >= 0)
+        wait = (rows.first_token - rows.ready)[begun]
+        self.run, self.batch, self.used = run, batch, used
+        self.relaxation = np.asarray(relaxation, np.float64)
+        self.waited = np.bincount(rows.jobs.job[begun], wait, run.arrived).astype(np.int64)
+
+    def of_stage(self, stage: int, metric: str, samples: Mapping[str, Batches]) -> Waits:
+        """Return the waits behind a metric at a stage, by its number, of which all metrics are
+        given.
+        """
+        if metric == "join_wait_s":  # for branches, wherever they are
+            workflow = int(np.searchsorted(self.run.network.first_stage, stage, "right")) - 1
+            return self._at(samples[metric], self._pools(workflow))
+        return self._at(samples["ttft_s"], self.run.network.stage_pool[stage : stage + 1])
+
+    def of_workflow(self, workflow: int) -> Waits:
+        """Return the waits of the jobs of a workflow, by its number."""
+        return self.of_jobs(np.flatnonzero(self.run.workflow == workflow), workflow)
+
+    def of_jobs(self, jobs: Ints, workflow: int) -> Waits:
+        """Return the waits of some jobs of a workflow."""
+        return self._at(batched(self.batch, jobs, self.waited[jobs]), self._pools(workflow))
+
+    def of_all(self) -> Waits:
+        """Return the waits of all jobs."""
+        jobs = np.arange(self.run.arrived)
+        return self._at(batched(self.batch, jobs, self.waited), self.run.network.stage_pool)
+
+    def _pools(self, workflow: int) -> Ints:
+        first, last = self.run.network.first_stage[workflow : workflow + 2]
+        return self.run.network.stage_pool[first:last]
+
+    def _at(self, batches: Batches, pools: Ints) -> Waits:
+        longest = self.relaxation[pools].max() if self.relaxation.size else 0.0
+        return Waits.of(batches, self.used, float(longest))
 
 
 def in_batches(arrived: int, begin: int, end: int, few: bool) -> Ints:
@@ -248,17 +331,17 @@ def _of_workflows(run: NetworkRun, count: int, batch: Ints) -> dict[str, Batches
     }
 
 
-def _of_stages(run: NetworkRun, rows: RequestRows, batch: Ints) -> dict[str, dict[str, Batches]]:
+def _of_stages(run: NetworkRun, rows: RequestRows, batch: Ints) -> list[dict[str, Batches]]:
     """Return the samples of each metric at each stage."""
     job = rows.jobs.job
-    return {
-        stage: {
+    return [
+        {
             metric: batched(batch, job[requests], ticks.astype(np.int64))
             for metric, (requests, ticks) in run.samples(index).items()
             if metric != "tpot_s"  # which is no whole number of ticks
         }
-        for index, stage in enumerate(run.network.stages)
-    }
+        for index in range(len(run.network.stages))
+    ]
 
 
 def _of_gaps(sections: Sequence[Distribution], removed: float, few: bool) -> Batches:
@@ -270,18 +353,29 @@ def _of_gaps(sections: Sequence[Distribution], removed: float, few: bool) -> Bat
 
 
 def _of_priorities(
-    run: NetworkRun, rows: RequestRows, batch: Ints
-) -> dict[tuple[str, str | None], dict[int, dict[str, Batches]]]:
-    """Return the samples of each metric of jobs and at each stage, apart by priority."""
+    run: NetworkRun, rows: RequestRows, batch: Ints, queues: Queues
+) -> dict[tuple[str, str | None], dict[int, dict[str, tuple[Batches, Waits]]]]:
+    """Return the samples of each metric of jobs and at each stage, apart by priority, each with the
+    waits behind it.
+    """
     priority, job = rows.jobs.priority, rows.jobs.job
-    found: dict[tuple[str, str | None], dict[int, dict[str, Batches]]] = {}
+    found: dict[tuple[str, str | None], dict[int, dict[str, tuple[Batches, Waits]]]] = {}
     if priority is None or not 1 < np.unique(priority).size <= MOST_PRIORITIES:
         return found
+    workflows = [workflow.name for workflow in run.network.workflows]
     for workflow, stage, metric, requests, ticks in run.samples_by_priority():
         by_priority = found.setdefault((workflow, stage), {})
         for value, mine in run.of_priorities(requests):
-            of = batched(batch, job[requests[mine]], ticks[mine].astype(np.int64))
-            by_priority.setdefault(value, {})[metric] = of
+            jobs = job[requests[mine]]
+            of = batched(batch, jobs, ticks[mine].astype(np.int64))
+            metrics = by_priority.setdefault(value, {})
+            if stage is None:
+                waits = queues.of_jobs(jobs, workflows.index(workflow))
+            elif metric == "ttft_s":  # the first of a stage
+                waits = queues.of_stage(run.network.stages.index(stage), metric, {metric: of})
+            else:
+                waits = metrics["ttft_s"][1]
+            metrics[metric] = of, waits
     return found
 
 
@@ -311,12 +405,12 @@ def _filling(arrival: Ints, e2e: Ints) -> int:
 
 def _shortness(
     run: NetworkRun,
-    rows: RequestRows,
     count: int,
     remaining: int,
     used: int,
     at_once: float,
     loads: npt.ArrayLike | None,
+    relaxations: Sequence[float],
 ) -> list[str]:
     """Say why the jobs are too few, if they are, and how many would do."""
     few = []
@@ -336,9 +430,7 @@ def _shortness(
             f"{remaining:,} after the warm-up are too few"
         ]
     pool_loads = [] if loads is None else np.asarray(loads, np.float64).tolist()
-    for index, (name, load) in enumerate(zip(run.network.pools, pool_loads, strict=False)):
-        spread = variability(run.arrival[:count], _tokens(run, rows, index, count))
-        relaxation = relaxation_requests(load, spread)
+    for name, load, relaxation in zip(run.network.pools, pool_loads, relaxations, strict=False):
         if load >= 1:
             never.append(
                 f"as far as can be told, no less arrives at pool {name} than it carries: it may "
