@@ -22,11 +22,10 @@ from penstock.checking.batch_means import (
     checked_confidence,
     ends,
     few_bursts,
-    relaxation_requests,
     unsteady,
     values,
-    variability,
 )
+from penstock.checking.binding_work import relaxation_of, works
 from penstock.checking.targets import Estimate, Judgement, Target
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
@@ -153,12 +152,8 @@ def steady_state(
     # Near saturation a queue forgets slowly: the run must see many of its relaxation times.
     relaxation = 0.0
     if rho is not None and used >= LEAST_REQUESTS:
-        tokens = (
-            rows.prompt_tokens.astype(float)
-            + rows.output_tokens
-            - (run.server.convention == "engine")
-        )
-        relaxation = relaxation_requests(rho, variability(rows.arrival, tokens))
+        asked = works(run.server, rows.prompt_tokens, rows.output_tokens)
+        relaxation = relaxation_of(rho, rows.arrival, asked, np.ptp(rows.arrival) * run.tick_s)
     short = _shortness(count, used, still_warming, batched, rho, relaxation)
 
     waits = Waits.of(batched["ttft_s"], used, relaxation)

@@ -25,11 +25,10 @@ from penstock.checking.batch_means import (
     before_unfinished,
     checked_confidence,
     few_bursts,
-    relaxation_requests,
     rounded_up,
     unsteady,
-    variability,
 )
+from penstock.checking.binding_work import relaxation_of, works
 from penstock.checking.targets import Target
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints, Ints32
@@ -235,8 +234,11 @@ def _relaxations(
 ) -> list[float]:
     """Return the relaxation time of each pool, in jobs; none where loads are not known."""
     pool_loads = [] if loads is None else np.asarray(loads, np.float64).tolist()
+    arrival = run.arrival[:count]
+    span = float(np.ptp(arrival)) * run.tick_s if count else 0.0
+    replicas = [pool.replicas for pool in run.network.pools.values()]
     return [
-        relaxation_requests(load, variability(run.arrival[:count], _tokens(run, rows, pool, count)))
+        relaxation_of(load, arrival, _asked(run, rows, pool, count), span * replicas[pool])
         for pool, load in enumerate(pool_loads)
     ]
 
@@ -458,9 +460,10 @@ def _shortness(
     return [f"{reason}; {would_do}" for reason in few]
 
 
-def _tokens(run: NetworkRun, rows: RequestRows, pool: int, count: int) -> npt.NDArray[np.number]:
-    """Return the tokens that the first jobs bring to a pool."""
+def _asked(run: NetworkRun, rows: RequestRows, pool: int, count: int) -> list[Floats]:
+    """Return what each of the first jobs asks of each limit of a pool."""
     jobs = rows.jobs
     here = run.network.stage_pool[jobs.stage] == pool
-    brought = (jobs.prompt - rows.cached + jobs.output)[here]
-    return np.bincount(jobs.job[here], brought, run.arrived)[:count]
+    server = list(run.network.pools.values())[pool].servers[0][0]
+    asked = works(server, (jobs.prompt - rows.cached)[here], jobs.output[here])
+    return [np.bincount(jobs.job[here], work, run.arrived)[:count] for work in asked]

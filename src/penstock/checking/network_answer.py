@@ -237,7 +237,7 @@ def of_network(
     latency = None
     if not no_steady_state(certificate, stability):
         latency = network_steady_state(
-            run, loads=_loads(certificate, pools) if network.reuse_is_certain else None
+            run, loads=_loads(certificate, pools, stability) if network.reuse_is_certain else None
         )
     warnings = [notice for workflow in network.workflows for notice in workflow.notices]
     if network.ends:
@@ -290,13 +290,20 @@ def _length_of_run(network: Network, jobs: int | None, until: float | None) -> i
     return jobs
 
 
-def _loads(certificate: NetworkCertificate, pools: Sequence[PoolAnswer]) -> list[float]:
+def _loads(
+    certificate: NetworkCertificate, pools: Sequence[PoolAnswer], stability: NetworkStability | None
+) -> list[float]:
     """Return the load of each pool over what it carries: under its limits, and in its virtual
-    station.
+    station. Of a single stage the flood says what its policy and KV memory carry.
     """
     virtual = certificate.virtual_station
-    in_virtual = dict.fromkeys(virtual.pools, 1 / virtual.max_load) if virtual else {}
-    return [max(1 - pool.margin, in_virtual.get(pool.name, 0.0)) for pool in pools]
+    least = dict.fromkeys(virtual.pools, 1 / virtual.max_load) if virtual else {}
+    if (
+        stability is not None
+        and len(pools) == len({flood.stage for flood in stability.floods}) == 1
+    ):
+        least[pools[0].name] = 1 / (1 - min(stability.drift, 0.0))
+    return [max(1 - pool.margin, least.get(pool.name, 0.0)) for pool in pools]
 
 
 def _workflows(

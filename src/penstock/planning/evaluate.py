@@ -366,7 +366,7 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
     sizes_of_one = aim.looks if workload.rows is None else (aim.most_requests,)
     most = min(workload.rows or _MOST_TOGETHER, _MOST_TOGETHER)
     # loads that prompts found in a cache may lessen do not say how long a run must be
-    loads = [pool.rho for pool in certificate.pools] if network.reuse_is_certain else None
+    loads = [1 - pool.margin for pool in certificate.pools] if network.reuse_is_certain else None
     replicas = deployment.total_replicas
     sizes = list(dict.fromkeys(min(replicas * size, most) for size in sizes_of_one))
 

@@ -1,0 +1,61 @@
+"""What requests ask of the limit of a server that binds, since that is what its queue is made of.
+
+How long a queue remembers goes by the spread of the work (`relaxation_requests`). By tokens it is
+too small where KV memory binds: a request of twice the output holds four times as many blocks times
+batches.
+"""
+
+import numpy as np
+
+from penstock.checking.batch_means import relaxation_requests, variability
+from penstock.inputs.arrays import Floats, Ints
+from penstock.system.server import Server
+from penstock.theory.attention import attention_of
+from penstock.theory.kv_blocks import outputs_of_prefill
+
+_EXPLAINED = 0.9
+"""Share of a load that seconds of batches must make up to be what binds."""
+
+
+def works(server: Server, prompt: Ints, output: Ints) -> list[Floats]:
+    """Return what each request asks of each limit, shape (requests,) each.
+
+    First seconds of the best batches, attention included. Then, where they are limited, batches in
+    a place, and batches times tokens of KV memory.
+
+    Parameters
+    ----------
+    server
+        Whose limits these are.
+    prompt, output
+        Shape (requests,), tokens.
+    """
+    decodes = np.maximum(output - outputs_of_prefill(server), 0).astype(np.float64)
+    tokens = prompt + decodes
+    least, most = attention_of(np.maximum(prompt, 1), np.maximum(output, 1), server)
+    asked = [tokens / server.capacity + (least + most) / 2]
+    if server.max_batch_size is not None:
+        asked.append(decodes + 1)
+    if server.memory is not None:
+        asked.append((decodes + 1) * (prompt + decodes / 2))
+    return asked
+
+
+def relaxation_of(load: float, arrival: Ints, asked: list[Floats], seconds: float) -> float:
+    """Return the relaxation time of a queue, in arrivals.
+
+    Parameters
+    ----------
+    load
+        Of the limit that binds.
+    arrival
+        Shape (arrivals,), ticks.
+    asked
+        What each arrival asks of each limit (`works`).
+    seconds
+        In which so much was asked, times the replicas that share it. Where the seconds of batches
+        make up the load they are what binds, else whichever limit has the most memory is taken.
+    """
+    if seconds > 0 and asked[0].sum() >= _EXPLAINED * load * seconds:
+        asked = asked[:1]
+    return max(relaxation_requests(load, variability(arrival, work)) for work in asked)
