@@ -45,6 +45,7 @@ from .theory.fluid import FluidPath, fluid
 from .theory.latency import InstantEstimate, estimate_latency
 from .theory.latency_bounds import lower_bounds
 from .theory.load import MulticlassLoad, multiclass_load, traffic
+from .theory.mean_backlog import MeanBacklog
 from .theory.memory import MemoryEstimate, memory_estimate
 from .theory.network.certificate import NetworkCertificate
 from .theory.region import Region, region
@@ -90,6 +91,7 @@ __all__ = [
     "Measured",
     "MeasuredBatches",
     "Memory",
+    "MeanBacklog",
     "MemoryEstimate",
     "Mixture",
     "MulticlassLoad",

@@ -15,6 +15,7 @@ from penstock.theory.bounds import Bound, bounds
 from penstock.theory.drift import drift
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
 from penstock.theory.load import Load, load
+from penstock.theory.mean_backlog import MeanBacklog, mean_backlog
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Certificate:
     certified_rate
         Requests/s below which a theorem says stable for this workload at that rate; None where none
         does at any.
+    mean_backlog
+        Bounds of the long-run mean of the work left, tokens (Appendix C, corrected).
     """
 
     verdict: Verdict
@@ -60,6 +63,7 @@ class Certificate:
     load: Load
     bounds: tuple[Bound, ...]
     certified_rate: float | None
+    mean_backlog: MeanBacklog
 
     @property
     def rho(self) -> float:
@@ -101,6 +105,7 @@ class Certificate:
             ],
             "bounds": [dataclasses.asdict(bound) for bound in self.bounds],
             "certified_rate": self.certified_rate,
+            "mean_backlog": self.mean_backlog.as_dict(),
         }
 
 
@@ -169,11 +174,14 @@ def _certify_server(workload: Workload, server: Server) -> Certificate:
     limits = bounds(workload, server, demand)
     sufficient, tried, certified_rate = _sufficient(workload, server, demand)
     tightest = _tightest(limits)
+    backlog = mean_backlog(workload, server, demand)
 
     def certificate(
         verdict: Verdict, theorem: str | None, reason: str, hypotheses: tuple[Hypothesis, ...]
     ) -> Certificate:
-        return Certificate(verdict, theorem, reason, hypotheses, demand, limits, certified_rate)
+        return Certificate(
+            verdict, theorem, reason, hypotheses, demand, limits, certified_rate, backlog
+        )
 
     # Necessary conditions first: above one, or at one, no other hypothesis matters.
     if demand.arrival_rate > tightest.max_rate * (1 + CRITICAL_BAND):
