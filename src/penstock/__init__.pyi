@@ -23,6 +23,7 @@ from .planning.deployment import Deployment
 from .planning.plan import Plan, plan
 from .planning.space import search_space
 from .simulation.network_run import NetworkRun
+from .simulation.quick import MemoryEstimate, memory_estimate
 from .simulation.run import Run
 from .simulation.simulate import simulate
 from .sweeping.sweep import sweep
@@ -46,7 +47,6 @@ from .theory.latency import InstantEstimate, estimate_latency
 from .theory.latency_bounds import lower_bounds
 from .theory.load import MulticlassLoad, multiclass_load, traffic
 from .theory.mean_backlog import MeanBacklog
-from .theory.memory import MemoryEstimate, memory_estimate
 from .theory.network.certificate import NetworkCertificate
 from .theory.region import Region, region
 from .workload.lengths import Constant, Gamma, Geometric, LogNormal, Mixture, Uniform
@@ -88,10 +88,10 @@ __all__ = [
     "InstantEstimate",
     "LogNormal",
     "MaxRate",
+    "MeanBacklog",
     "Measured",
     "MeasuredBatches",
     "Memory",
-    "MeanBacklog",
     "MemoryEstimate",
     "Mixture",
     "MulticlassLoad",

@@ -28,9 +28,8 @@ def test_the_limit_that_binds_is_named(server, binds):
     assert min(carried, key=lambda name: carried[name].rate) == binds
 
 
-def test_what_a_small_memory_carries_is_at_most_a_sixth_more_than_it_does_in_a_simulation():
-    """Thirty blocks hold few requests, and what is left over between them is not in the estimate."""
+def test_outputs_that_are_alike_carry_what_a_simulation_says():
+    """The formula, which takes ends to be spread at random, was a sixth too high here."""
     server = engine(blocks=30)
     rate = Limits(server).carried(100.0, 42.0, (0.05, 0.05))["KV memory"].rate
-    most = ps.max_rate(ps.Workload.poisson(1.0, 100, 42), server).rate
-    assert most < rate < most * 7 / 6
+    assert rate == pytest.approx(ps.max_rate(ps.Workload.poisson(1.0, 100, 42), server).rate, rel=0.03)

@@ -36,14 +36,14 @@ def test_memory_that_only_the_estimate_counts_is_named_with_what_it_carries() ->
     """The region knows no KV memory, and its corners are no reason to ask for faster hardware."""
     server = ps.Server(ps.hardware("llama-2-70b-a100-tp2").batch_time, 8_192, 256, "vllm", kv_tokens=34_000)
     long = ps.Workload.poisson(0.5, ps.Geometric(1_000, max=8_000), ps.Geometric(250, max=2_000))
-    found = operating_point(long, server)
+    carried = ps.memory_estimate(long, server).rate
+    found = operating_point(long, server, memory_rate=carried)
     assert found.binding == ("KV memory",)
     assert found.without_estimate != found.binding
-    assert found.full is not None
-    assert found.as_dict()["kv_memory_rate"] == found.full.rate < found.max_rate
+    assert found.as_dict()["kv_memory_rate"] == carried < found.max_rate
     assert any("KV memory is not counted in the region" in note for note in found.notes)
-    ample = operating_point(long, dataclasses.replace(server, memory=ps.Memory(10**6)))
-    assert (ample.full, ample.binding) == (None, ample.without_estimate)
+    ample = operating_point(long, dataclasses.replace(server, memory=ps.Memory(10**6)), memory_rate=1e6)
+    assert (ample.kv_memory_rate, ample.binding) == (None, ample.without_estimate)
 
 
 def test_memory_is_named_where_it_binds() -> None:

@@ -52,15 +52,17 @@ def region(
     figures: Figures = None,
     report: Report = None,
 ) -> None:
-    """Draw the token rates that a server can carry, where the load lies among them, and what holds
-    it back.
+    """Draw the token rates outside which no policy is stable, where the load lies, and what holds
+    the server back.
     """
     check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = chosen_scenario(scenario, policy, None, None)
     from penstock.capacity.view import region_page
+    from penstock.simulation.quick import memory_is_full
     from penstock.theory.operating_point import operating_point
 
-    found = operating_point(chosen.workload, chosen.server)
+    full = memory_is_full(chosen.workload, chosen.server)
+    found = operating_point(chosen.workload, chosen.server, memory_rate=full and full.rate)
     if figures is not None:
         from penstock.checking.charts import region_chart
 

@@ -26,6 +26,7 @@ from penstock.checking.targets import Target, parsed_targets
 from penstock.checking.verdict import Outcome, verdict
 from penstock.errors import InputError, nearest
 from penstock.simulation.progress import Progress, in_parts, part_of
+from penstock.simulation.quick import memory_estimate
 from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.policies import POLICIES
 from penstock.system.prefix_cache import as_serving
@@ -33,7 +34,6 @@ from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.theory.kv_blocks import served
-from penstock.theory.memory import memory_estimate
 from penstock.theory.operating_point import operating_point
 from penstock.words import METRICS
 from penstock.workload.workload import Workload

@@ -113,9 +113,9 @@ def _load_facts(point: OperatingPoint, policy: str) -> list[Fact]:
 
 def _held_by(point: OperatingPoint) -> str:
     """Say what more of the binding limit would bring."""
-    if point.full is not None:
+    if point.kv_memory_rate is not None:
         return (
-            f"the server carries about {point.full.rate:,.4g} requests/s once it is full (an "
+            f"the server carries about {point.kv_memory_rate:,.4g} requests/s once it is full (an "
             "estimate)"
         )
     if point.bound.name == "KV memory":

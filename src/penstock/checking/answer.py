@@ -19,6 +19,7 @@ from penstock.checking.verdict import verdict
 from penstock.errors import InputError
 from penstock.show.page import Page
 from penstock.simulation.progress import Progress, part_of
+from penstock.simulation.quick import MemoryEstimate, memory_is_full
 from penstock.simulation.run import TICK_S, Record, Run, stop_tick
 from penstock.simulation.simulate import RunOptions, length_of_run, run_server, simulate
 from penstock.system.kinds import as_network, refuse
@@ -26,7 +27,6 @@ from penstock.system.outages import Outage, listed
 from penstock.system.prefix_cache import as_serving, cache_notes
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
-from penstock.theory.memory import MemoryEstimate, memory_is_full
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -421,7 +421,7 @@ class Drawn:
         """Where the workload lies in the region of the server."""
         from penstock.theory.operating_point import operating_point
 
-        return operating_point(self.workload, self.server, estimate_memory=False)
+        return operating_point(self.workload, self.server)
 
 
 def judged(target: Target, latency: SteadyState | None) -> TargetAnswer:

@@ -7,11 +7,11 @@ import math
 
 from penstock.checking.verdict import verdict
 from penstock.errors import InputError
+from penstock.simulation.quick import MemoryEstimate
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 from penstock.theory.kv_blocks import drawn, reuses
 from penstock.theory.load import Load
-from penstock.theory.memory import MemoryEstimate
 from penstock.workload.workload import Workload
 
 _LOSS_WORTH_A_WARNING = 0.01

@@ -5,11 +5,12 @@ import math
 from collections.abc import Mapping
 
 from penstock.errors import InputError
+from penstock.simulation.quick import MemoryEstimate, memory_estimate, saturated
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 from penstock.theory.bounds import bounds
 from penstock.theory.load import load
-from penstock.theory.memory import memory_estimate
+from penstock.theory.memory import ALIKE, FullServer, full_server
 from penstock.workload.lengths import Constant, Length, LogNormal
 from penstock.workload.workload import Workload
 
@@ -112,7 +113,7 @@ def _rates(
     if not estimated or _is_ample(server, prompt, output):
         return rates
     try:
-        estimate = memory_estimate(workload, _with_memory(server))
+        estimate = _full(workload, server, spreads[1])
     except InputError:
         return rates
     by_tokens = estimate.token_load > _BUDGET_BINDS * server.token_budget
@@ -120,6 +121,15 @@ def _rates(
         return rates
     rates[estimate.limit] = min(rates.get(estimate.limit, math.inf), estimate.rate)
     return rates
+
+
+def _full(workload: Workload, server: Server, spread: float) -> FullServer | MemoryEstimate:
+    """Return what a full server carries: by simulation where outputs are so much alike that
+    requests keep step, which the formula does not know.
+    """
+    if spread >= ALIKE:
+        return full_server(workload, _with_memory(server))
+    return (saturated if server.memory is None else memory_estimate)(workload, server)
 
 
 def _is_ample(server: Server, prompt: float, output: float) -> bool:

@@ -42,15 +42,15 @@ tokens, n = a E[D] requests that decode at a time:
 Where a max batch size keeps more out first, it pins n, nothing is preempted, and a follows from it
 likewise.
 
-What it leaves out: requests that finish together. With constant outputs those that are admitted
-together also finish together, and where one or more finish per batch, preemption makes such groups
-grow: there it is too high. And it takes numbers for large: where memory holds fewer than about 8
+What it leaves out: requests that finish together. With outputs that are alike those that are
+admitted together also finish together, and preemption makes such groups grow: there it would be 16%
+to 26% too high, and refuses. And it takes numbers for large: where memory holds fewer than about 8
 requests it can be off by a quarter.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -64,6 +64,9 @@ from penstock.theory.attention import attention
 from penstock.theory.kv_blocks import decode_blocks, drawn, peak_blocks, reserves, reuses, served
 from penstock.workload.workload import Workload
 
+ALIKE = 0.25
+"""Standard deviation of outputs over their mean below which requests keep step."""
+
 _BATCHES = 2**15  # drawn
 _REQUESTS = 2**11  # drawn, for integrals over the life of a request
 _POINTS = 128  # of those integrals
@@ -71,8 +74,7 @@ _PASSES = 3  # how long prompts wait depends on what is done anew, and the other
 _PRECISION = 1e-4
 
 
-@dataclasses.dataclass(frozen=True)
-class MemoryEstimate:
+class FullServer(NamedTuple):
     """A server that is full, as estimated.
 
     Attributes
@@ -82,38 +84,22 @@ class MemoryEstimate:
     limit
         What it is full of: ``KV memory`` (or, where ``token_load`` comes close to the token budget,
         prompts that wait for it), or requests: ``max batch size``.
-    batch_time_s
-        Mean seconds of a batch.
     token_load
         Mean tokens of a batch.
-    running
-        Mean number of requests that run.
-    free_blocks
-        Mean number of blocks that lie free since the next request does not fit; 0 where memory is
-        not the limit.
-    preemptions
-        Mean number of a request.
-    recomputed_share
-        Share of the tokens in batches that were processed before.
     """
 
     rate: float
     limit: Literal["KV memory", "max batch size"]
-    batch_time_s: float
     token_load: float
-    running: float
-    free_blocks: float
-    preemptions: float
-    recomputed_share: float
 
 
-def memory_estimate(workload: Workload, server: Server) -> MemoryEstimate:
-    """Estimate the rate that a server's KV memory carries; neither a bound nor a theorem.
+def full_server(workload: Workload, server: Server) -> FullServer:
+    """Estimate the rate that a server's KV memory carries without a simulation, for pages that are
+    worked out anew every few seconds; `penstock.memory_estimate` simulates.
 
     For servers that decode first and fill the rest of the token budget with prompts cut to fit:
     ``sarathi`` with admission ``input`` or ``completion``, ``vllm``, and ``tensorrt-llm`` with
-    chunked context. How far it is from simulation is measured in ``docs/memory.md``: mostly within
-    5%, more where outputs are constant.
+    chunked context. Mostly within 5% of a simulated flood.
 
     Parameters
     ----------
@@ -125,23 +111,16 @@ def memory_estimate(workload: Workload, server: Server) -> MemoryEstimate:
     Raises
     ------
     InputError
-        If the server has no memory, or one that this is not known for, or a request never fits.
-
-    Examples
-    --------
-    >>> import penstock as ps
-    >>> chat = ps.Workload.poisson(1.0, 129, 112)
-    >>> memory = ps.Memory(451, admission="completion")
-    >>> a100 = ps.hardware("codellama-34b-a100-tp1").batch_time
-    >>> server = ps.Server(a100, 512, 512, memory=memory)
-    >>> round(ps.memory_estimate(chat, server).rate, 1)  # with sure batch times of 46.75 ms: 5.7
-    4.8
+        If the server has no memory, or one that this is not known for, a request never fits, or
+        outputs are so much alike that requests keep step.
     """
     server = as_serving(workload, server)
     memory = _known_for(workload, server)
     work = served(workload, server)
     beside = attention(work.lengths, server)
-    full = _Full(*drawn(work.lengths), server, memory, (beside.least + beside.most) / 2)
+    lengths = drawn(work.lengths)
+    _refuse_alike(lengths[1], server)
+    full = _Full(*lengths, server, memory, (beside.least + beside.most) / 2)
     limit: Literal["KV memory", "max batch size"] = "KV memory"
     usable = server.usable_blocks or 0
     room = max(usable - full.free, 0.0)
@@ -151,17 +130,7 @@ def memory_estimate(workload: Workload, server: Server) -> MemoryEstimate:
         limit = "max batch size"
         state = full.solve(lambda state: state.running > slots or state.held > usable, short=False)
     seconds, tokens = full.batch(state)
-    redone = state.entering * state.redone if memory.preemption == "recompute" else 0.0
-    return MemoryEstimate(
-        rate=state.entering / seconds / work.share,
-        limit=limit,
-        batch_time_s=seconds,
-        token_load=tokens,
-        running=state.running,
-        free_blocks=full.free if limit == "KV memory" else 0.0,
-        preemptions=state.preemptions,
-        recomputed_share=redone / (state.entering * full.tokens + redone),
-    )
+    return FullServer(state.entering / seconds / work.share, limit, tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,6 +285,16 @@ def _known_for(workload: Workload, server: Server) -> Memory:
     return memory
 
 
+def _refuse_alike(output: Ints, server: Server) -> None:
+    """Refuse outputs so much alike that those who were let in together finish together."""
+    spread = float(output.std() / output.mean())
+    if spread < ALIKE and not reserves(server):
+        raise InputError(
+            f"outputs vary by {spread:.1%} of their mean only, so requests keep step and are "
+            "preempted together, which the formula does not know; ask `penstock.memory_estimate`"
+        )
+
+
 def _free(reserved: Ints, usable: int, kept: bool) -> float:
     """Return the blocks that lie free because the next request does not fit, on average."""
     if kept and reserved.min() == reserved.max():
@@ -351,14 +330,3 @@ def _queue(tokens: Floats, room: float) -> tuple[Floats, Floats]:
     left = net - np.minimum(np.minimum.accumulate(net), 0.0)
     ahead = np.concatenate([[0.0], left[:-1]])
     return ahead, np.minimum(ahead + tokens, room)
-
-
-def memory_is_full(workload: Workload, server: Server) -> MemoryEstimate | None:
-    """Return the estimate of what a server carries whose KV memory is full; None where it is not,
-    or none is known.
-    """
-    try:
-        full = memory_estimate(workload, server)
-    except InputError:  # no memory, or no estimate for such a policy or workload
-        return None
-    return full if full.limit == "KV memory" else None

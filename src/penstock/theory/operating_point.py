@@ -12,7 +12,6 @@ from penstock.theory.bounds import Bound, bounds
 from penstock.theory.kv_blocks import least, reuses
 from penstock.theory.load import load
 from penstock.theory.long_prompts import sarathi_region
-from penstock.theory.memory import MemoryEstimate, memory_is_full
 from penstock.theory.region import Optimum, Region, linear_program, region
 from penstock.workload.workload import Workload
 
@@ -39,9 +38,9 @@ class OperatingPoint:
         The least of what each limit can carry, KV memory too, which the region does not know.
     notes
         How the load is to be read.
-    full
-        What the server carries once KV memory is full, where that is less than the bound; by an
-        estimate.
+    kv_memory_rate
+        Requests/s that the server carries once KV memory is full, where that is less than the
+        bound; by an estimate.
     """
 
     region: Region
@@ -51,7 +50,7 @@ class OperatingPoint:
     arrival_rate: float
     bound: Bound
     notes: tuple[str, ...] = ()
-    full: MemoryEstimate | None = None
+    kv_memory_rate: float | None = None
 
     @property
     def max_rate(self) -> float:
@@ -73,7 +72,7 @@ class OperatingPoint:
         """Return the limits that hold the server back; KV memory also where only the estimate says
         so.
         """
-        return self.without_estimate if self.full is None else ("KV memory",)
+        return self.without_estimate if self.kv_memory_rate is None else ("KV memory",)
 
     @property
     def without_estimate(self) -> tuple[str, ...]:
@@ -112,13 +111,13 @@ class OperatingPoint:
             "own": None
             if self.own is None
             else {"vertices": self.own.vertices.tolist(), "max_rate": self.own_max_rate},
-            "kv_memory_rate": self.full.rate if self.full else None,
+            "kv_memory_rate": self.kv_memory_rate,
             "notes": list(self.notes),
         }
 
 
 def operating_point(
-    workload: Workload, server: Server, *, estimate_memory: bool = True
+    workload: Workload, server: Server, *, memory_rate: float | None = None
 ) -> OperatingPoint:
     """Return where a workload lies in the region of a server.
 
@@ -126,8 +125,9 @@ def operating_point(
     ----------
     workload, server
         What arrives and what serves.
-    estimate_memory
-        Whether to estimate what is carried once KV memory is full (it may take seconds).
+    memory_rate
+        Requests/s that it carries once KV memory is full, where an estimate is known
+        (`penstock.memory_estimate`).
 
     Raises
     ------
@@ -144,11 +144,9 @@ def operating_point(
     budget, slots = server.token_budget, server.max_batch_size
     long_prompts = slots is not None and slots < budget and prompt >= budget - slots + 1
     by_load = server.batch_time.by_load
-    # The tightest limit, and by the estimate what full KV memory carries, where that is less.
     bound = min(bounds(workload, server, demand), key=lambda bound: bound.max_rate)
-    full = memory_is_full(workload, server) if estimate_memory else None
-    if full is not None and full.rate >= bound.max_rate:
-        full = None
+    if memory_rate is not None and memory_rate >= bound.max_rate:
+        memory_rate = None
     notes = words_where(
         (
             work.share < 1,
@@ -179,5 +177,5 @@ def operating_point(
         arrival_rate=demand.arrival_rate,
         bound=bound,
         notes=tuple(notes),
-        full=full,
+        kv_memory_rate=memory_rate,
     )

@@ -1,0 +1,158 @@
+"""What a server carries once it is full: by a flood of requests that are all there at once."""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from penstock.errors import InputError
+from penstock.simulation.run import Run, recorded
+from penstock.simulation.simulate import simulate
+from penstock.system.server import Server
+from penstock.workload.workload import Workload
+
+_REQUESTS = 60_000
+_MOST = 16  # times as many, where more run at once
+_SETTLED = 20  # times that all who run have left, until those who began together are spread
+_WORTH = 1.01  # what ample memory must carry more, for memory to be the limit
+_BUDGET_BINDS = 0.95  # share of the token budget that batches fill
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryEstimate:
+    """A server that is full, as a flood finds it.
+
+    Attributes
+    ----------
+    rate
+        Requests/s that it carries, those that are dropped included.
+    limit
+        What it is full of: ``KV memory`` where it carries more without that limit, else requests,
+        ``max batch size``, or tokens, ``token budget``.
+    batch_time_s
+        Mean seconds of a batch.
+    token_load
+        Mean tokens of a batch.
+    running
+        Mean number of requests in a batch.
+    preemptions
+        Mean number of a request.
+    recomputed_share
+        Share of the tokens in batches that were processed before.
+    """
+
+    rate: float
+    limit: Literal["KV memory", "max batch size", "token budget"]
+    batch_time_s: float
+    token_load: float
+    running: float
+    preemptions: float
+    recomputed_share: float
+
+
+def memory_estimate(workload: Workload, server: Server) -> MemoryEstimate:
+    """Estimate the rate that a server's KV memory carries, by simulation; no bound and no theorem.
+
+    At least 60,000 requests of these lengths are there at once. The rate is that at which they
+    leave, after all that ran at once have left 20 times.
+
+    Parameters
+    ----------
+    workload
+        Its lengths; at whatever rate.
+    server
+        With a memory.
+
+    Raises
+    ------
+    InputError
+        If the server has no memory, a request never fits, or requests may share what begins alike.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> chat = ps.Workload.poisson(1.0, 129, 112)
+    >>> memory = ps.Memory(451, admission="completion")
+    >>> a100 = ps.hardware("codellama-34b-a100-tp1").batch_time
+    >>> server = ps.Server(a100, 512, 512, memory=memory)
+    >>> round(ps.memory_estimate(chat, server).rate, 1)  # with sure batch times of 46.75 ms: 5.7
+    4.8
+    """
+    if server.memory is None:
+        raise InputError(
+            "the server has no KV memory, so memory limits nothing; give kv_blocks or kv_tokens"
+        )
+    if server.caches_prefixes and workload.rows is not None:
+        raise InputError(
+            "what requests share by prefix caching is not known, so there is no estimate; ask "
+            "max_rate"
+        )
+    full = saturated(workload, server)
+    ample = saturated(workload, dataclasses.replace(server, memory=None, gpu=None))
+    if ample.rate > _WORTH * full.rate:
+        return full
+    return dataclasses.replace(full, limit=ample.limit)
+
+
+def memory_is_full(workload: Workload, server: Server) -> MemoryEstimate | None:
+    """Return the estimate of what a server carries whose KV memory is full; None where it is not,
+    or none is known.
+    """
+    try:
+        full = memory_estimate(workload, server)
+    except InputError:  # no memory, or no estimate for such a workload
+        return None
+    return full if full.limit == "KV memory" else None
+
+
+def saturated(workload: Workload, server: Server) -> MemoryEstimate:
+    """Return what a server does with more requests than it can hold; the limit is KV memory where
+    it has one.
+
+    Parameters
+    ----------
+    workload
+        Its lengths; at whatever rate.
+    server
+        Any.
+    """
+    requests = _REQUESTS
+    while True:
+        run = _flood(workload, server, requests)
+        running = _running(run)
+        if requests >= 2 * _SETTLED * running or requests >= _MOST * _REQUESTS:
+            break
+        requests *= 4
+    rows = recorded(run.rows, "requests")
+    finish = np.sort(rows.finish[rows.finish >= 0])
+    first = int(min(_SETTLED * running, finish.size // 2))
+    last = int(max(finish.size - 2 * running, (first + finish.size) // 2)) - 1
+    seconds = float(finish[last] - finish[first]) * run.tick_s
+    token_load = run.tokens / run.n_batches
+    limit: Literal["KV memory", "max batch size", "token budget"] = "KV memory"
+    if server.memory is None:
+        by_tokens = token_load > _BUDGET_BINDS * server.token_budget
+        limit = "token budget" if by_tokens or server.most_requests is None else "max batch size"
+    return MemoryEstimate(
+        rate=(last - first) / seconds * requests / finish.size,
+        limit=limit,
+        batch_time_s=run.busy * run.tick_s / run.n_batches,
+        token_load=token_load,
+        running=running,
+        preemptions=run.preemptions / finish.size,
+        recomputed_share=run.recomputed_tokens / run.tokens,
+    )
+
+
+def _flood(workload: Workload, server: Server, requests: int) -> Run:
+    """Serve so many requests that are all there at once."""
+    lengths = workload.lengths.sample(np.random.default_rng(workload.seed), requests)
+    flood = Workload.from_arrays(np.linspace(0, 1e-6, requests), *lengths)
+    return simulate(flood, server, requests=requests, record="requests", drain=True)
+
+
+def _running(run: Run) -> float:
+    """Return the mean number of requests in a batch: those that decode, and one for each prompt."""
+    mixes, batches = run.mixes
+    decodes = int(np.sum((mixes & 0xFFFFFFFF) * batches))
+    return (decodes + run.finished + run.preemptions) / run.n_batches
