@@ -416,6 +416,14 @@ class Workflow:
             covariance,
         )
 
+    @property
+    def grows_without_end(self) -> bool:
+        """Whether contexts grow round a loop that nothing limits, though each stage adds no more
+        than so much.
+        """
+        added = [self._lengths_of(stage)[3:] for stage in self.stages.values()]
+        return bool(np.isfinite(added).all()) and not self.means().bounded
+
     def _lengths_of(self, stage: Stage) -> tuple[float, float, float, float, float]:
         """Return mean prompt and output, share of requests with both (NaN: unknown), and upper
         limits.

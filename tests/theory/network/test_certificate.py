@@ -516,6 +516,19 @@ def test_a_network_is_certified_as_its_model_is() -> None:
     assert certify(pair(0.9, ("fcfs", "fcfs"))).verdict == "unknown"
 
 
+def test_contexts_that_grow_round_a_loop_without_end_are_limited_by_its_visits() -> None:
+    def bounded(most_visits: int | None, output: int | ps.Geometric) -> Hypothesis:
+        ways = {"ask": 0.5, "end": 0.5}
+        stages = {"ask": ps.Stage("pool", 100, output, then=ways, most_visits=most_visits)}
+        workflow = ps.Workflow("loop", ps.Workload.poisson(0.1, 1, 1), stages, context="grow")
+        found = certify(ps.Network({"pool": ps.Pool(ps.Server(ps.Affine(0.01, 1e-4), 256))}, [workflow]))
+        return next(h for h in found.hypotheses if h.name == "bounded lengths")
+
+    assert bounded(3, 20).held
+    assert "limit it by `most_visits`" in bounded(None, 20).why
+    assert "give their distributions a `max`" in bounded(None, ps.Geometric(20)).why
+
+
 def test_unbounded_lengths_leave_stability_unknown_and_instability_certain() -> None:
     bad = (Order.priority(["B.2", "A.1"]), Order.priority(["A.2", "B.1"]))
     found = certify(pair(0.5, bad, ps.Geometric(32)))

@@ -183,9 +183,10 @@ def workflow_hypotheses(network: Network) -> tuple[Hypothesis, ...]:
                 "'poisson'"
             )
         if not workflow.means().bounded:
-            bounded.append(
-                f"those of {workflow.name} have no upper limit; give their distributions a `max`"
-            )
+            remedy = "give their distributions a `max`"
+            if not isinstance(workflow, Sessions) and workflow.grows_without_end:
+                remedy = "contexts grow with every round of a loop, so limit it by `most_visits`"
+            bounded.append(f"those of {workflow.name} have no upper limit; {remedy}")
     return (
         _of_all("i.i.d. arrivals", renewals, "those of all workflows are renewals"),
         _of_all("i.i.d. jobs", drawn, "lengths and paths are drawn anew for each job"),
