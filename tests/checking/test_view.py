@@ -307,6 +307,17 @@ def test_the_page_of_a_run_has_no_verdict(runs: dict[str, ps.Run]) -> None:
     assert HOSTILE in text
 
 
+def test_no_margin_stands_beside_an_unstable_verdict_of_a_policy_that_others_outdo() -> None:
+    batch_time = ps.hardware("codellama-34b-a100-tp1").batch_time
+    workload = ps.Workload.poisson(12.5, 129, 112)
+    for policy, name in (("vllm-vanilla", "Best policy"), ("sarathi", "Margin")):
+        found = ps.check(workload, ps.Server(batch_time, 1024, policy=policy), requests=300)
+        facts = {fact.name: fact for section in found.page().sections for fact in section.facts}
+        assert {"Margin", "Best policy"} & set(facts) == {name}
+        assert float(facts[name].figure) == pytest.approx(found.certificate.margin, abs=5e-4)
+        assert (found.verdict == "unstable") == (name == "Best policy")
+
+
 @pytest.mark.parametrize(("rate", "side"), [(12.0, "inside"), (20.0, "outside")])
 def test_the_page_of_a_region_says_on_which_side_the_load_lies_and_what_binds(rate: float, side: str) -> None:
     given = scenario(128, rate)

@@ -358,6 +358,8 @@ def test_what_makes_priorities_fail_is_said_with_its_numbers(capsys, monkeypatch
     assert f"multiplies a backlog by {first * second:,.3g}" in said
     assert f"This order {virtual.max_load:,.4g} x" in said
     assert "try fcfs, or the order turned around" in said
+    assert "Margin 0.100" not in said  # beside UNSTABLE it is no margin of this order
+    assert "Best policy 0.100 is left to it, not to this one" in said
 
 
 @ps.policy(work_conserving=True)

@@ -49,7 +49,7 @@ def answer_page(answer: Answer, scenario: Scenario | None = None) -> Page:
         Where the question stands: its name, and where its batch times come from.
     """
     name = answer.server.policy.name
-    load = _load_facts(answer.certificate, answer.server)
+    load = _load_facts(answer.certificate, answer.server, answer.verdict)
     if scenario and scenario.measured and scenario.measured.year:
         load.append(Fact("Measured", str(scenario.measured.year), scenario.measured.origin))
     step = answer.next_step(scenario.file if scenario else "SCENARIO")
@@ -219,7 +219,16 @@ def with_interval(estimate: Estimate) -> str:
     return f"{value} ({seconds(estimate.low)} to {high})"
 
 
-def _load_facts(certificate: Certificate, server: Server) -> list[Fact]:
+def margin_fact(margin: float, limit: str, verdict: str = "") -> Fact:
+    """Return what is left before no policy is stable; beside an unstable verdict it is called the
+    best policy's, since this one has none.
+    """
+    if verdict == "unstable" and margin > 0:
+        return Fact("Best policy", share(margin), f"is left to it, not to this one: {limit}")
+    return Fact("Margin", share(margin), limit)
+
+
+def _load_facts(certificate: Certificate, server: Server, verdict: str = "") -> list[Fact]:
     """Return what arrives and what can be carried."""
     load = certificate.load
     max_rate = certificate.max_rate
@@ -235,11 +244,7 @@ def _load_facts(certificate: Certificate, server: Server) -> list[Fact]:
     return [
         Fact("Load rho", share(load.rho, 1.0), offered),
         Fact("Capacity", f"{load.capacity_tokens_per_s:,.0f}", capacity),
-        Fact(
-            "Margin",
-            share(1 - load.arrival_rate / max_rate),
-            limit + _beside_the_limit(certificate, server),
-        ),
+        margin_fact(certificate.margin, limit + _beside_the_limit(certificate, server), verdict),
     ]
 
 

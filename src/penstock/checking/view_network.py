@@ -6,7 +6,7 @@ from penstock.checking.batch_means import Statistics
 from penstock.checking.figures_network import flood_figure, graph_figure, queue_figure
 from penstock.checking.network_answer import NetworkAnswer, StageAnswer
 from penstock.checking.outages import outages_section
-from penstock.checking.view import growth, share, theorem_and_test, with_interval
+from penstock.checking.view import growth, margin_fact, share, theorem_and_test, with_interval
 from penstock.scenario.network import NetworkScenario
 from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
 from penstock.simulation.network_run import NetworkRun
@@ -110,7 +110,7 @@ def _load_facts(answer: NetworkAnswer) -> list[Fact]:
         load += "; loads count prompts in full, margins what is left if all is reused that may be"
     facts = [
         Fact("Bottleneck", tightest.name, load),
-        Fact("Margin", share(tightest.margin), limit),
+        margin_fact(tightest.margin, limit, answer.verdict),
     ]
     if certificate.certified_load is not None:
         certified = f"{certificate.certified_load:,.4g} x"
