@@ -32,11 +32,11 @@ Targets = Annotated[
     typer.Option("--target", metavar="TARGET", help="A limit such as ttft_p99<2s; repeatable."),
 ]
 Alpha = Annotated[
-    float, typer.Option("--alpha", help="Probability of a wrong verdict of the test.")
+    float, typer.Option("--alpha", help="Share of wrong verdicts that the test aims at.")
 ]
 AlphaOfServer = Annotated[
     float | None,
-    typer.Option("--alpha", help="Probability of a wrong verdict of the test of a server: 0.01."),
+    typer.Option("--alpha", help="Share of wrong verdicts that the test of a server aims at."),
 ]
 PolicyName = Annotated[
     str | None, typer.Option("--policy", help="Policy, instead of the scenario's.")

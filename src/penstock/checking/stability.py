@@ -72,8 +72,8 @@ class Stability:
     verdict
         ``stable``, ``unstable`` or ``undecided``.
     alpha, resolution
-        Probability of a wrong verdict, for loads that are at least the resolution away from the
-        critical one.
+        Share of wrong verdicts that the test aims at, for loads that are at least the resolution
+        away from the critical one; checked by experiment.
     watches
         The test from each backlog: prefill, mixed, decode. Those after one that says unstable are
         left out, and all but the first where no request decodes.
@@ -164,8 +164,8 @@ class Stability:
     def error(self) -> str:
         """What a wrong verdict is, and what to do about it."""
         return (
-            f"this is the wrong verdict that alpha {self.alpha:g} allows for, or a bug: try "
-            "another seed"
+            f"this is one of the wrong verdicts that the test has in a share alpha of cases "
+            f"({self.alpha:g} is aimed at), or a bug: try another seed"
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -57,8 +57,9 @@ def verdict(
         What arrives (its own seed is not used) and what serves, under any policy and any limits; or
         a network alone, under any policies, orders and routers.
     alpha
-        Of a server: probability of a wrong verdict that is accepted, where the load is at least
-        ``resolution`` away from the largest that is stable. Default: 0.01.
+        Of a server: share of wrong verdicts that the test aims at, where the load is at least
+        ``resolution`` away from the largest that is stable. Default: 0.01. No theorem holds it;
+        ``docs/verdicts.md`` says how often the test was right.
     resolution
         The smallest distance from a critical load that must be told, as a share of it. Default:
         0.01, of a network 0.02.
@@ -89,7 +90,7 @@ def verdict(
 
         alpha = 0.01 if alpha is None else alpha
         alpha = checks.number(
-            "alpha", alpha, 1e-9, 0.25, "", "it is the probability of a wrong verdict"
+            "alpha", alpha, 1e-9, 0.25, "", "it is the share of wrong verdicts aimed at"
         )
         resolution = _resolution(resolution, 0.01, 1e-4)
         if most_arrivals is not None:

@@ -91,7 +91,7 @@ TargetLoad = Annotated[
     float, typer.Option("--target-load", help="Load that the replicas needed are for.")
 ]
 Alpha = Annotated[
-    float, typer.Option("--alpha", help="Probability of a wrong verdict, over all looks.")
+    float, typer.Option("--alpha", help="Share of wrong verdicts aimed at, over all looks.")
 ]
 Export = Annotated[
     str | None,
@@ -296,7 +296,7 @@ def _settings(
 ) -> "Settings":
     from penstock.live.settings import Settings
 
-    checks.number("--alpha", alpha, 1e-6, 0.5, "", "it is the probability of a wrong verdict")
+    checks.number("--alpha", alpha, 1e-6, 0.5, "", "it is the share of wrong verdicts aimed at")
     checks.number("--target-load", target_load, 0.01, 0.99, "", "at 1 queues grow without end")
     if queue_limit is not None:
         checks.number("--queue-limit", queue_limit, 1, 1e9, "requests", "it is a queue's length")

@@ -16,12 +16,13 @@ Howard, Ramdas, McAuliffe, Sekhon 2021) the error exceeds
 
 at any look with probability a at most; h only says when that is least. Of the two verdicts only one
 can be wrong, so each may spend all of alpha: ``unstable`` once the load is above 1 by more than
-that, ``stable`` once it is below by as much, is right with probability 1 - alpha however often one
-looks and whenever one stops. Where a look no longer uses what those before it used, as lengths are
-taken from the latest requests alone, the caller spends a part of alpha on each time that all of it
-was replaced. The central limit theorem stands behind it, so nothing is said before `FEWEST`
-requests have come. A batch time that was given is taken for right: what a wrong one does,
-no test of arrivals can see (`penstock.live.pace` compares it with the batches that were served).
+that, ``stable`` once it is below by as much, is right with probability 1 - alpha, for normal
+errors, however often one looks and whenever one stops. Where a look no longer uses what those
+before it used, as lengths are taken from the latest requests alone, the caller spends a part of
+alpha on each time that all of it was replaced. The central limit theorem stands behind it, so alpha
+is an aim (``docs/detectors.md`` counts false alarms), and nothing is said before `FEWEST` requests
+have come. A batch time that was given is taken for right: what a wrong one does, no test of
+arrivals can see (`penstock.live.pace` compares it with the batches that were served).
 
 The tokens in the engine tell nothing more: they grow by the work that arrives less what is carried,
 which is this sum again, and by the time that the engine stood idle.
@@ -46,7 +47,7 @@ class Drift:
     load
         With an interval of 95% for this one look.
     always
-        The ends of its interval at all looks at once; each is wrong with probability alpha.
+        The ends of its interval at all looks at once; each aims at a share alpha of watches.
     verdict
         ``stable``, ``unstable`` or ``undecided``.
     """

@@ -130,7 +130,7 @@ class Reading:
     drift
         Requests/s by which more arrive than the limit that binds carries; below 0: by which fewer.
     verdict, reason, alpha
-        The drift test: right with probability 1 - alpha however often one looks.
+        The drift test: it aims at being wrong with probability alpha however often one looks.
     backlog_tokens
         Tokens still to be computed of requests that have arrived.
     preempted

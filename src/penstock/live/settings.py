@@ -14,7 +14,7 @@ class Settings:
     Attributes
     ----------
     alpha
-        Probability of a wrong verdict, over all looks.
+        Share of watches with a wrong verdict that the test aims at, over all looks.
     queue_limit
         Requests in the queue until which the time is wanted.
     ttft_s
@@ -29,7 +29,7 @@ class Settings:
     target_load: float = 0.8
 
     def __post_init__(self) -> None:
-        checks.number("alpha", self.alpha, 1e-9, 0.5, "", "it is the chance of a wrong verdict")
+        checks.number("alpha", self.alpha, 1e-9, 0.5, "", "it is a share of watches")
         above = "an engine needs some room"
         checks.number("target_load", self.target_load, 0.01, 0.99, "", above)
         for name in ("queue_limit", "ttft_s"):

@@ -1,5 +1,5 @@
-"""The stability region under a max batch size: which prefill and decode token rates a server can
-carry together.
+"""The stability region under a max batch size: outside it no policy carries prefill and decode
+tokens at these rates.
 
 Necessary condition (paper, Section 6, Condition stable_condition, made tighter): with u the share
 of time spent in each batch of x prefill tokens, y decode tokens and k_p prefill requests, taking
@@ -15,9 +15,10 @@ outside. Whether one policy is stable everywhere inside is open. A max batch siz
 
 For a given token load and y, more prefill requests only help, so k_p = min(k_max, b) - y (x bounds
 it too). Then (x, y, k_p) is linear in y, and for each token load only y = 0 and the largest y
-matter: two columns per token load describe the whole region, exactly, for any batch-time model by
-token load. Where batches take longer for what is in them, t_{x+y} is the least for so many tokens,
-and the region holds more than can be carried; the bounds of a workload (`penstock.theory.bounds`)
+matter: two columns per token load describe all that the condition allows, for any batch-time model
+by token load. It is a necessary one, so what can be carried may be less. Where batches take longer
+for what is in them, t_{x+y} is the least for so many tokens, and the region holds still more than
+can be carried; the bounds of a workload (`penstock.theory.bounds`)
 count its attention.
 """
 
@@ -39,7 +40,7 @@ from penstock.workload.recorded import pair_of
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Region:
-    """Token rates that a server can carry: a convex polygon with every smaller rate in it.
+    """Token rates outside which no policy is stable: a convex polygon with all smaller rates in it.
 
     Attributes
     ----------
@@ -198,10 +199,11 @@ class _Columns(NamedTuple):
 def region(
     server: Server, *, prompt: int | Length | Lengths, output: int | Length | None = None
 ) -> Region:
-    """Return the token rates that a server can carry under its limits; outside no policy is stable.
+    """Return the token rates outside which no policy is stable under the limits of a server.
 
-    Exact, for any batch-time model by token load and any limits. Every batch is a point (x / t, y /
-    t), and the region is the convex hull of those points and all that lies below them. Where
+    The necessary condition is solved exactly, for any batch-time model by token load and any
+    limits; whether a policy carries all that lies inside is open. Every batch is a point (x / t, y
+    / t), and the region is the convex hull of those points and all that lies below them. Where
     prompts differ in length, a prefill request brings m_p tokens on average, but up to the longest
     prompt to one batch: then a vertex may mix two batches, one with more tokens than its k_p m_p
     and one with fewer.

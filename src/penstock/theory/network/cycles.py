@@ -32,7 +32,7 @@ The network is cut at its strongly connected components first. It is stable if e
 alone, with what reaches it from the others arriving at its long-run rate: in topological order each
 is drained a finite time after those before it, from when on they pass on what arrives, and until
 then its levels grow by a bounded factor (proof of thm:dag). A component of one station needs no
-more than a load below 1 (thm:multi-class).
+more than a load of full batches below 1 (thm:multi-class).
 """
 
 import dataclasses
