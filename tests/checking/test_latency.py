@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.checking import intervals
-from penstock.checking.batch_means import LEAST_REQUESTS, RELAXATIONS, Batches, Waits, relaxation_requests
+from penstock.checking.batch_means import DOUBT, LEAST_REQUESTS, RELAXATIONS, Batches, Waits, relaxation_requests
 from penstock.checking.enough_requests import _simulated, estimate
 from penstock.checking.latency import steady_state
 from penstock.checking.targets import METRICS, Estimate, Target, share
@@ -99,7 +99,7 @@ def test_a_run_too_short_for_its_load_says_so_and_bounds_nothing_from_above() ->
 
 
 def test_a_run_as_long_as_the_notice_asks_for_is_long_enough() -> None:
-    long_enough = math.ceil(1.3 * RELAXATIONS * relaxation_requests(0.8, 2.0))  # the variability is measured
+    long_enough = math.ceil(1.3 * DOUBT * RELAXATIONS * relaxation_requests(0.8, 2.0))  # the variability is measured
     found = steady_state(ps.simulate(queue(0.8, 0), ONE_BY_ONE, requests=long_enough), rho=0.8)
     assert not found.too_short
     assert not any("relaxation" in notice for notice in found.notices)
@@ -243,10 +243,10 @@ def waiting(relaxations: float, spread: float) -> Waits:
 
 def test_a_run_whose_waits_spread_less_than_in_heavy_traffic_was_lucky_with_all_its_means() -> None:
     """Over 100 relaxation times a mean wait has an error of a tenth of it, t = 2.093 errors below the true one."""
-    assert waiting(100, 0.02).luck(0.95) == pytest.approx(1 / (10 - 2.093) / 0.02, rel=1e-3)
-    assert waiting(100, 0.2).luck(0.95) == 1
+    assert waiting(100 * DOUBT, 0.02).luck(0.95) == pytest.approx(1 / (10 - 2.093) / 0.02, rel=1e-3)
+    assert waiting(100 * DOUBT, 0.2).luck(0.95) == 1
     assert waiting(math.inf, 0.02).luck(0.95) == 1  # nothing is known of the load
-    assert waiting(4, 0.02).luck(0.95) == math.inf
+    assert waiting(4 * DOUBT, 0.02).luck(0.95) == math.inf
     assert waiting(100, 0.02).most_bursts("p99", 0.95) == pytest.approx(1)
     assert waiting(math.inf, 0.02).most_bursts("p99", 0.95) > 2
 

@@ -37,10 +37,16 @@ RELAXATIONS = 20
 instead of 95.
 """
 
+_GROUPS = 100  # of arrivals, over which the variability of what they bring is measured
+
+DOUBT = 1 + 2 * math.sqrt(2 / (_GROUPS - 1))
+"""Factor of two standard errors of that variability: a run with short requests by chance waits
+less, and measures less.
+"""
+
 # of neighbouring batch means, beyond which they are too short; 20 independent ones hardly do
 _MOST_CORRELATION = 0.5
 _MOST_NAMED = 4  # percentiles in one notice
-_GROUPS = 100  # of arrivals, over which the variability of what they bring is measured
 
 
 class Batches(NamedTuple):
@@ -195,12 +201,13 @@ class Waits(NamedTuple):
 
         The standard error of the wait is compared with that in heavy traffic. The latter is a share
         of the true mean, so it is that of the highest mean that is not ruled out (as in Wilson's
-        interval).
+        interval). The relaxation time may be longer than was measured, by `DOUBT`.
         """
         waits = self.batches
         if waits.sums.size == 1 or self.relaxations == math.inf:
             return 1.0
-        surplus = math.sqrt(self.relaxations) - intervals.student(confidence, waits.sums.size)
+        seen_at_least = self.relaxations / DOUBT
+        surplus = math.sqrt(seen_at_least) - intervals.student(confidence, waits.sums.size)
         if surplus <= 0:
             return math.inf
         mean = waits.sums.sum() / waits.counts.sum()

@@ -13,6 +13,7 @@ from penstock import checks
 from penstock.checking import intervals
 from penstock.checking.batch_means import (
     BATCHES,
+    DOUBT,
     LEAST_REQUESTS,
     RELAXATIONS,
     Batches,
@@ -230,7 +231,7 @@ def _shortness(
     reasons = unsteady(
         "latency", still_warming, [batched["ttft_s"], batched["e2e_s"]], requests, "requests"
     )
-    enough = RELAXATIONS * relaxation
+    enough = DOUBT * RELAXATIONS * relaxation
     if relaxation == math.inf:
         reasons.append(
             "as far as can be told, no less arrives than can be carried: there may be no steady "

@@ -17,6 +17,7 @@ from penstock import checks
 from penstock.checking import intervals
 from penstock.checking.batch_means import (
     BATCHES,
+    DOUBT,
     LEAST_REQUESTS,
     RELAXATIONS,
     Batches,
@@ -440,7 +441,7 @@ def _shortness(
             )
             continue
         batch += 2 * relaxation
-        if remaining < RELAXATIONS * relaxation:
+        if remaining < DOUBT * RELAXATIONS * relaxation:
             few.append(
                 f"at {load:.3f} of what pool {name} can carry its queue forgets its past over "
                 f"{relaxation:,.0f} jobs "
