@@ -105,8 +105,8 @@ def test_an_undecided_target_makes_the_run_longer() -> None:
 
 
 def test_a_precision_makes_the_run_as_long_as_it_takes() -> None:
-    found = check(WORKLOAD, ps.Server(TP1, 1024), requests=500, precision=0.05)
-    assert found.run.arrived > 500
+    found = check(WORKLOAD, ps.Server(TP1, 1024), requests=1_000, precision=0.05)
+    assert found.run.arrived > 1_000
     assert found.latency is not None
     assert found.latency.precision <= 0.05
 

@@ -378,7 +378,9 @@ def test_the_json_form_tells_everything_in_plain_values() -> None:
     certificate = ps.certify(STABLE_WORKLOAD.with_rate(9.0), with_blocks(LIMITED_SERVER, 62_500))
     told = certificate.as_dict()
     assert json.loads(json.dumps(told)) == told
-    assert list(told) == ["verdict", "theorem", "reason", "margin", "hypotheses", "bounds", "certified_rate"]
+    assert list(told) == [
+        "verdict", "theorem", "reason", "margin", "hypotheses", "bounds", "certified_rate", "mean_backlog",
+    ]  # fmt: skip
     assert told["margin"] == certificate.margin
     assert [list(h) for h in told["hypotheses"]] == [["name", "held", "checked", "why"]] * len(certificate.hypotheses)
     assert [bound["name"] for bound in told["bounds"]] == ["token budget", "max batch size", "KV memory"]

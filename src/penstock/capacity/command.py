@@ -62,7 +62,8 @@ def region(
     from penstock.theory.operating_point import operating_point
 
     full = memory_is_full(chosen.workload, chosen.server)
-    found = operating_point(chosen.workload, chosen.server, memory_rate=full and full.rate)
+    carried = None if full is None else full.rate
+    found = operating_point(chosen.workload, chosen.server, memory_rate=carried)
     if figures is not None:
         from penstock.checking.charts import region_chart
 

@@ -8,7 +8,7 @@ batches.
 import numpy as np
 
 from penstock.checking.batch_means import relaxation_requests, variability
-from penstock.inputs.arrays import Floats, Ints
+from penstock.inputs.arrays import Floats, Ints, Ints32
 from penstock.system.server import Server
 from penstock.theory.attention import attention_of
 from penstock.theory.kv_blocks import outputs_of_prefill
@@ -17,7 +17,7 @@ _EXPLAINED = 0.9
 """Share of a load that seconds of batches must make up to be what binds."""
 
 
-def works(server: Server, prompt: Ints, output: Ints) -> list[Floats]:
+def works(server: Server, prompt: Ints | Ints32, output: Ints | Ints32) -> list[Floats]:
     """Return what each request asks of each limit, shape (requests,) each.
 
     First seconds of the best batches, attention included. Then, where they are limited, batches in
@@ -30,6 +30,7 @@ def works(server: Server, prompt: Ints, output: Ints) -> list[Floats]:
     prompt, output
         Shape (requests,), tokens.
     """
+    prompt, output = prompt.astype(np.int64), output.astype(np.int64)
     decodes = np.maximum(output - outputs_of_prefill(server), 0).astype(np.float64)
     tokens = prompt + decodes
     least, most = attention_of(np.maximum(prompt, 1), np.maximum(output, 1), server)

@@ -467,4 +467,5 @@ def _asked(run: NetworkRun, rows: RequestRows, pool: int, count: int) -> list[Fl
     here = run.network.stage_pool[jobs.stage] == pool
     server = list(run.network.pools.values())[pool].servers[0][0]
     asked = works(server, (jobs.prompt - rows.cached)[here], jobs.output[here])
-    return [np.bincount(jobs.job[here], work, run.arrived)[:count] for work in asked]
+    job = jobs.job[here]
+    return [np.bincount(job, work, run.arrived)[:count].astype(np.float64) for work in asked]

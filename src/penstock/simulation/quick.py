@@ -8,6 +8,7 @@ import numpy as np
 from penstock.errors import InputError
 from penstock.simulation.run import Run, recorded
 from penstock.simulation.simulate import simulate
+from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.workload.workload import Workload
 
@@ -82,7 +83,7 @@ def memory_estimate(workload: Workload, server: Server) -> MemoryEstimate:
         raise InputError(
             "the server has no KV memory, so memory limits nothing; give kv_blocks or kv_tokens"
         )
-    if server.caches_prefixes and workload.rows is not None:
+    if as_serving(workload, server).caches_prefixes and workload.prefixes is not None:
         raise InputError(
             "what requests share by prefix caching is not known, so there is no estimate; ask "
             "max_rate"
