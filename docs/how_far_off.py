@@ -161,6 +161,22 @@ def errors(table: pl.DataFrame) -> dict[str, Any]:
     return answer
 
 
+def show_batch_rates(table: pl.DataFrame) -> None:
+    """Print the factors that half and nine of ten throughputs are within, by engine: without rows
+    in which requests waited most of their time, where memory or a limit that is not known was
+    measured.
+    """
+    qwen = pl.col("model_path").str.contains("Qwen3-32B")
+    told = pl.col("precision").is_not_null() & (pl.col("system") != "b200_sxm")
+    old = pl.col("backend_version").fill_null("") == "0.12.0"
+    waited = pl.col("silicon_ttft_ms") > pl.col("silicon_tpot_ms") * (pl.col("osl") - 1)
+    for engine in ENGINES_HERE:
+        rows = table.filter((pl.col("backend") == engine) & (qwen | told & ~old) & ~waited)
+        off = rows["off_rate"].drop_nulls().log().abs()
+        half, most = (float(np.exp(off.quantile(share))) for share in (0.5, 0.9))
+        print(f"{engine}: {off.len()} throughputs, half within {half:.3f}, 90% within {most:.3f}")
+
+
 def show(title: str, table: pl.DataFrame, by: tuple[str, ...] = ()) -> None:
     """Print errors of a part of the points, in all and by what tells them apart."""
     print(f"\n## {title}")
@@ -198,6 +214,7 @@ def main() -> None:
     show("precision not stated, taken as published", table.filter(~told & ~left_out), by)
     show("left out: Qwen3-32B", table.filter(pl.col("model_path").str.contains("Qwen3-32B")), by)
     show("left out: B200", table.filter(pl.col("system") == "b200_sxm"), by)
+    show_batch_rates(table)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,8 @@ def test_the_keys_of_the_json_are_as_agreed(penstock: Callable[..., Said]) -> No
     found: dict[str, Any] = json.loads(out)
     assert list(found) == [
         "verdict", "load", "certificate", "stability", "stability_skipped", "simulation", "pools", "workflows",
-        "stages", "priorities", "outages", "steady_state", "latency_refused", "disagreement", "warnings",
+        "stages", "priorities", "outages", "steady_state", "latency_refused", "calibration",
+        "disagreement", "warnings",
     ]  # fmt: skip
     assert found["verdict"] == found["certificate"]["verdict"] == found["stability"]["verdict"] == "unstable"
     assert found["certificate"]["virtual_station"]["stages"] == [["complaint.look_into"], ["search.reply"]]

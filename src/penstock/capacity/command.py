@@ -58,6 +58,7 @@ def region(
     check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = chosen_scenario(scenario, policy, None, None)
     from penstock.capacity.view import region_page
+    from penstock.checking.doubt import known_within, reach_of_server
     from penstock.simulation.quick import memory_is_full
     from penstock.theory.operating_point import operating_point
 
@@ -69,7 +70,12 @@ def region(
 
         chart = region_chart(found.region, found.point, found.own, about=about(chosen))
         save_figures({"region": chart}, figures, as_json)
-    document = found.as_dict() | {"warnings": front_notes(chosen.workload, chosen.server)}
+    reach = reach_of_server(chosen.workload, chosen.server)
+    notes = front_notes(chosen.workload, chosen.server)
+    document = found.as_dict() | {
+        "calibration": reach and {"load": list(reach.load), "max_rate": list(reach.max_rate)},
+        "warnings": [*known_within(chosen.workload, chosen.server), *notes],
+    }
     show_page(region_page(found, chosen), document, report, as_json)
 
 
@@ -115,7 +121,8 @@ def _max_rate(
 ) -> None:
     """Find what one server carries under each policy."""
     from penstock.capacity import max_rate as search
-    from penstock.capacity.view import max_rate_page
+    from penstock.capacity.view import max_rate_page, within_ends
+    from penstock.checking.doubt import beyond_rows
 
     servers = chosen_servers(chosen, policies, [chosen.server.policy])
     with progress.bar("Searching") as show:
@@ -127,7 +134,14 @@ def _max_rate(
             for (name, server), part in in_parts(show, servers.items())
         }  # fmt: skip
     notes = gathered(
-        {name: front_notes(chosen.workload, server) for name, server in servers.items()}
+        {
+            name: [
+                *within_ends(found[name]),
+                *beyond_rows(chosen.workload, server),
+                *front_notes(chosen.workload, server),
+            ]
+            for name, server in servers.items()
+        }
     )
     policies_found = {name: rate.as_dict() for name, rate in found.items()}
     document = {"policies": policies_found, "warnings": [*notes, *chosen.workload.notices]}
@@ -143,7 +157,8 @@ def _max_load(
 ) -> None:
     """Find what a network carries, as it is or in each variant that is asked for."""
     from penstock.capacity import max_rate as search
-    from penstock.capacity.view import max_load_page
+    from penstock.capacity.view import max_load_page, within_ends
+    from penstock.checking.doubt_network import beyond_rows_of_network
     from penstock.system.network import own_seed
 
     networks = chosen_variants(chosen, axes)
@@ -154,7 +169,16 @@ def _max_load(
             name: search.max_rate(network, precision=precision, seed=seed, progress=part)
             for (name, network), part in in_parts(show, networks.items())
         }
-    notes = gathered({name: _front_notes(network) for name, network in networks.items()})
+    notes = gathered(
+        {
+            name: [
+                *within_ends(found[name]),
+                *beyond_rows_of_network(network),
+                *_front_notes(network),
+            ]
+            for name, network in networks.items()
+        }
+    )
     if chosen.outages:
         notes.append(
             "outages are left out: they end, so they do not change up to which load queues stay "
@@ -219,5 +243,5 @@ def recommend(
             progress=show,
         )  # fmt: skip
     show_page(recommend_page(found, chosen), found.as_dict(), None, as_json)
-    if strict and (found.recommended.answer.verdict != "stable" or found.recommended.missed):
+    if strict and (found.verdict != "stable" or found.recommended.missed):
         raise typer.Exit(EXIT_ANSWER_IS_NO)

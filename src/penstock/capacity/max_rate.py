@@ -11,10 +11,11 @@ from penstock import checks
 from penstock.checking.stability import RECORDED, NetworkStability, Stability
 from penstock.checking.verdict import verdict
 from penstock.errors import InputError
-from penstock.simulation.progress import Progress, silent
+from penstock.simulation.progress import Progress, in_parts, silent
 from penstock.system.kinds import as_network, refuse
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
+from penstock.theory.ends import Ends, server_ends
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 SIMULATION = "simulation"
 """What is known by no theorem."""
+
+System = TypeVar("System")
 
 _HALVINGS = 40
 _GUIDED = 6  # trials that go by the drift of those before; then halves are taken
@@ -52,12 +55,15 @@ class MaxRate:
         What theory says at ``rate``; its ``max_rate`` is the bound of every policy.
     trials
         The rates tried, in order.
+    ends
+        The same at the slow and the fast end of the batch times; None: they are taken as exact.
     """
 
     rate: float
     above: float
     certificate: Certificate = dataclasses.field(repr=False)
     trials: tuple[Trial[Stability], ...] = dataclasses.field(repr=False)
+    ends: Ends["MaxRate"] | None = dataclasses.field(default=None, repr=False)
 
     @property
     def bound(self) -> float:
@@ -95,6 +101,7 @@ class MaxRate:
             "share": self.share,
             "certified_rate": self.certificate.certified_rate,
             "disagreement": self.disagreement,
+            "ends": _ends_as_dict(self.ends, "rate"),
             "arrivals": sum(trial.stability.arrivals for trial in self.trials),
             "trials": _trials_as_dicts(self.trials),
         }
@@ -121,6 +128,8 @@ class MaxLoad:
         What theory says of the network as it is.
     trials
         The loads tried, in order.
+    ends
+        The same at the slow and the fast end of the batch times; None: they are taken as exact.
     """
 
     load: float
@@ -129,6 +138,7 @@ class MaxLoad:
     bound: float
     certificate: "NetworkCertificate" = dataclasses.field(repr=False)
     trials: tuple[Trial[NetworkStability], ...] = dataclasses.field(repr=False)
+    ends: Ends["MaxLoad"] | None = dataclasses.field(default=None, repr=False)
 
     @property
     def certified_load(self) -> float | None:
@@ -162,8 +172,23 @@ class MaxLoad:
             "share": self.share,
             "certified_load": self.certified_load,
             "disagreement": self.disagreement,
+            "ends": _ends_as_dict(self.ends, "load"),
             "trials": _trials_as_dicts(self.trials, "load"),
         }
+
+
+def _ends_as_dict(ends: Ends[Any] | None, name: str) -> dict[str, Any] | None:
+    """Return the JSON form of what is carried at both ends of the batch times."""
+    if ends is None:
+        return None
+    return {
+        name: [getattr(ends.slow, name), getattr(ends.fast, name)],
+        "bound": [ends.slow.bound, ends.fast.bound],
+        "origin": ends.origin,
+    }
+
+
+Found = TypeVar("Found", MaxRate, MaxLoad)
 
 
 def _trials_as_dicts(trials: Sequence[Trial[Any]], unit: str = "rate") -> list[dict[str, Any]]:
@@ -237,9 +262,46 @@ def max_rate(
     if not isinstance(workload, Workload) or not isinstance(server, Server):
         network = as_network("max_rate", workload, server)
         refuse(alpha=alpha)
-        return _max_load(network, _checked_precision(precision, 0.05), seed, progress)
+        precision = _checked_precision(precision, 0.05)
+        from penstock.theory.network.ends import network_ends
+
+        return _at_both_ends(
+            lambda one, part: _max_load(one, precision, seed, part),
+            network, network_ends(network), progress,
+        )  # fmt: skip
     precision = _checked_precision(precision, 0.01)
     alpha = 0.01 if alpha is None else alpha
+    return _at_both_ends(
+        lambda one, part: _max_rate(workload, one, precision, alpha, seed, part),
+        server, server_ends(workload, server), progress,
+    )  # fmt: skip
+
+
+def _at_both_ends(
+    search: Callable[[System, Progress | None], Found],
+    system: System,
+    ends: Ends[System] | None,
+    progress: Progress | None,
+) -> Found:
+    """Search a system, and where its batch times are not exact both of their ends."""
+    if ends is None:
+        return search(system, progress)
+    usual, slow, fast = (
+        search(one, part) for one, part in in_parts(progress, (system, ends.slow, ends.fast))
+    )
+    both = Ends(slow, fast, ends.origin, ends.calibrated)
+    return dataclasses.replace(usual, ends=both)
+
+
+def _max_rate(
+    workload: Workload,
+    server: Server,
+    precision: float,
+    alpha: float,
+    seed: int,
+    progress: Progress | None,
+) -> MaxRate:
+    """Find the highest stable rate of a server: see `max_rate`."""
 
     def judge(rate: float, part: Progress) -> Stability:
         return verdict(workload.with_rate(rate), server, alpha, precision / 2, seed, progress=part)

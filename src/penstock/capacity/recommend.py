@@ -22,6 +22,7 @@ from penstock.capacity.recommendation import (
     gains_of,
 )
 from penstock.checking.answer import ROWS_UP_TO, check, judged
+from penstock.checking.doubt import doubt_of_server
 from penstock.checking.targets import Target, parsed_targets
 from penstock.checking.verdict import Outcome, verdict
 from penstock.errors import InputError, nearest
@@ -33,6 +34,7 @@ from penstock.system.prefix_cache import as_serving
 from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
+from penstock.theory.ends import taken_as_exact
 from penstock.theory.kv_blocks import served
 from penstock.theory.operating_point import operating_point
 from penstock.words import METRICS
@@ -114,6 +116,7 @@ def recommend(
     tried = candidates(workload, server, policies, most_stable=most_stable, short_gaps=gaps)
 
     # 1. What theory cannot rule out is simulated.
+    # What is wrong with batch times is wrong for all of them, so they are compared as if exact.
     study = _Study(workload, requests, precision, alpha, most_stable, limits)
     measured, pruned = study.measure_all(tried.servers, server, progress)
 
@@ -142,6 +145,7 @@ def recommend(
         with_plugin=_with_plugin(measured, chosen, decided, workload.rate),
         overload=advice.overload(own, workload.rate),
         trade=_trade(own, chosen, decided),
+        calibration=doubt_of_server(workload, chosen.server),
     )
 
 
@@ -234,12 +238,13 @@ class _Study(NamedTuple):
         kept = served(self.workload, server).share
         if found and kept < found[0].answer.certificate.load.work.share * (1 - _SAME_SHARE):
             return f"it drops {1 - kept:.1%} of the requests, which never fit; more than now"
+        exact = taken_as_exact(server)
         answer = check(
-            self.workload, server, requests=self.requests, alpha=self.alpha, estimate_memory=False,
+            self.workload, exact, requests=self.requests, alpha=self.alpha, estimate_memory=False,
             progress=part_of(progress, 0.0, 0.5),
         )  # fmt: skip
         rates = max_rate(
-            self.workload, server, precision=self.precision, alpha=self.alpha,
+            self.workload, exact, precision=self.precision, alpha=self.alpha,
             seed=self.workload.seed,
             progress=part_of(progress, 0.5, 1.0),
         )  # fmt: skip

@@ -9,6 +9,7 @@ from penstock.capacity import advice
 from penstock.capacity.candidates import SAFE, Pruned
 from penstock.capacity.max_rate import MaxRate
 from penstock.checking.answer import Answer, TargetAnswer
+from penstock.checking.doubt import Doubt, beyond_rows
 from penstock.system.server import Server
 from penstock.words import METRICS, digits
 
@@ -157,6 +158,9 @@ class Recommendation:
     trade
         What carries clearly more at no higher latency, where nothing is to change, and its price; a
         sentence, or None.
+    calibration
+        What is not known of the batch times of the recommended server; None: they are taken as
+        exact.
     """
 
     rate: float
@@ -171,6 +175,7 @@ class Recommendation:
     with_plugin: str | None = None
     overload: str | None = None
     trade: str | None = None
+    calibration: Doubt | None = None
 
     @property
     def current(self) -> Candidate:
@@ -192,6 +197,26 @@ class Recommendation:
         )
         del names[self.current.server.policy.name]
         return tuple(names)
+
+    @property
+    def verdict(self) -> str:
+        """Of the recommended server, if it is the same with all batch times that may be true."""
+        verdict = self.recommended.answer.verdict
+        if self.calibration is None or self.calibration.holds(verdict):
+            return verdict
+        return "undecided"
+
+    @property
+    def doubts(self) -> list[str]:
+        """What is not known of the batch times of the recommended server, in a sentence or none."""
+        if self.calibration is None:
+            return []
+        said = self.calibration.reason(self.recommended.answer.verdict)
+        return [
+            *beyond_rows(self.recommended.answer.workload, self.recommended.server),
+            f"With {self.recommended.name}, {said}. Candidates are compared with the middle batch "
+            "times.",
+        ]
 
     @property
     def gains(self) -> dict[str, float | None]:
@@ -288,7 +313,9 @@ class Recommendation:
             "gains": self.gains,
             "larger_max_batch_size": self.step._asdict() if self.step else None,
             "with_plugin": self.with_plugin,
+            "calibration": self.calibration and self.calibration.as_dict(),
             "warnings": [
+                *self.doubts,
                 *filter(None, (self.overload, self.trade)),
                 *self.current.answer.front,
                 *self.warnings,

@@ -13,6 +13,7 @@ from penstock.errors import InputError
 from penstock.simulation.progress import Progress, in_parts, silent
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
+from penstock.theory.ends import taken_as_exact
 from penstock.workload.workload import Workload
 
 PRECISION = 0.02
@@ -117,6 +118,7 @@ def stable_rate(
     InputError
         If a value cannot be used, the workload has no arrival times, or no rate is stable.
     """
+    server = taken_as_exact(server)
     certificate = certify(workload, server)
     certified, bound = certificate.certified_rate, certificate.max_rate
     if certified is not None and certified * (1 + precision) >= bound:

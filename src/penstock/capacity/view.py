@@ -5,13 +5,21 @@ from collections.abc import Mapping, Sequence
 
 from penstock.capacity.max_rate import MaxLoad, MaxRate
 from penstock.capacity.recommendation import Candidate, Recommendation
+from penstock.checking.doubt import known_within, reach_of_server
 from penstock.checking.figures import region_figure
-from penstock.checking.view import contradictions, heading, target_verdicts, with_interval
+from penstock.checking.view import (
+    BECAUSE,
+    contradictions,
+    heading,
+    target_verdicts,
+    with_interval,
+)
 from penstock.checking.view_network import network_heading
 from penstock.scenario.network import NetworkScenario
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import Fact, Page, Section, Table, Verdict
 from penstock.system.prefix_cache import front_notes
+from penstock.theory.ends import Ends
 from penstock.theory.operating_point import OperatingPoint
 from penstock.words import METRICS, seconds, sentence
 
@@ -28,6 +36,11 @@ def region_page(point: OperatingPoint, scenario: Scenario) -> Page:
             f" Inside, some policy may be stable; whether {policy} is, say check and max-rate."
         )
     word = "inside" if point.inside else "outside"
+    by = "by a condition that every policy needs (Section 6)"
+    reach = reach_of_server(scenario.workload, scenario.server)
+    if reach is not None and reach.undecided:
+        reason += f" With the middle batch times it is {word}: {reach.words}."
+        word, by = "undecided", BECAUSE
     corners = [(f"{x:,.1f}", f"{y:,.1f}") for x, y in point.region.vertices[1:]]
     mix = [
         (
@@ -47,12 +60,11 @@ def region_page(point: OperatingPoint, scenario: Scenario) -> Page:
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, scenario.server, policy),
-        notes=front_notes(scenario.workload, scenario.server),
-        verdicts=[
-            Verdict(
-                word, reason, "by a condition that every policy needs (Section 6)", "the region"
-            )
+        notes=[
+            *known_within(scenario.workload, scenario.server),
+            *front_notes(scenario.workload, scenario.server),
         ],
+        verdicts=[Verdict(word, reason, by, "the region")],
         sections=[
             Section("Load", facts=_load_facts(point, policy), notes=point.notes),
             Section(
@@ -155,6 +167,22 @@ def max_rate_page(rates: Mapping[str, MaxRate], scenario: Scenario, notes: Seque
     )
 
 
+def within_ends(found: MaxRate | MaxLoad) -> list[str]:
+    """Say between what the highest rate or load lies, where batch times are not exact."""
+    ends: Ends[MaxRate] | Ends[MaxLoad] | None = found.ends
+    if ends is None:
+        return []
+    low, high = (
+        end.rate if isinstance(end, MaxRate) else end.load for end in (ends.slow, ends.fast)
+    )
+    unit = "requests/s" if isinstance(found, MaxRate) else "times this load"
+    return [
+        f"As far as batch times are known, it is stable up to {low:,.4g} to {high:,.4g} {unit}, "
+        f"and no policy carries more than {ends.slow.bound:,.4g} to {ends.fast.bound:,.4g} "
+        f"({ends.origin}). Below are the middle batch times."
+    ]
+
+
 _HIGHEST = ("Stable up to", "Not at", "Any policy", "Share", "Certified to")
 
 
@@ -224,7 +252,7 @@ def recommend_page(recommendation: Recommendation, scenario: Scenario) -> Page:
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, server, server.policy.name),
-        notes=front_notes(scenario.workload, server),
+        notes=[*recommendation.doubts, *front_notes(scenario.workload, server)],
         verdicts=_verdicts(recommendation),
         sections=[*sections, Section("", notes=recommendation.warnings)],
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_state
-from penstock.checking.calibration_doubt import CalibrationDoubt, calibration_doubt
+from penstock.checking.doubt import Doubt, beyond_rows, doubt_of_server
 from penstock.checking.enough_requests import estimate
 from penstock.checking.json_documents import latency_as_dict, load_as_dict, run_as_dict
 from penstock.checking.latency import SteadyState
@@ -69,12 +69,12 @@ class Answer(AnyAnswer):
     targets
         The targets given, judged.
     front
-        What to know of the KV memory and the prefix cache before the verdict is read.
+        What to know before the verdict is read: what no row has seen, the prefix cache, KV memory.
+    calibration
+        As in `AnyAnswer`.
     full
         What the server carries once KV memory is full, by an estimate; None where something else
         is, or none is known.
-    calibration
-        What the calibration of the batch times leaves open; None: they were not calibrated.
     """
 
     workload: Workload
@@ -87,28 +87,9 @@ class Answer(AnyAnswer):
     warnings: tuple[str, ...]
     front: tuple[str, ...] = ()
     full: MemoryEstimate | None = None
-    calibration: CalibrationDoubt | None = None
+    calibration: Doubt | None = None
 
     audited = "; audit a run to find out"
-
-    @property
-    def verdict(self) -> str:
-        """As of `AnyAnswer`, if it holds with all batch times that the calibration allows; else
-        ``undecided``.
-        """
-        return "undecided" if self.hinges_on_calibration else super().verdict
-
-    @property
-    def reason(self) -> str:
-        """The sentence that gave the verdict."""
-        if self.calibration is not None and self.hinges_on_calibration:
-            return self.calibration.reason(super().verdict)
-        return super().reason
-
-    @property
-    def hinges_on_calibration(self) -> bool:
-        """Whether batch times that the calibration allows give another verdict."""
-        return self.calibration is not None and not self.calibration.holds(super().verdict)
 
     @property
     def missed(self) -> bool:
@@ -381,11 +362,12 @@ def _of_server(
             *latency_warnings(certificate, stability, latency),
         ),
         front=(
+            *beyond_rows(workload, server),
             *cache_notes(workload, server),
             *kv_notes(workload, server, stability.verdict, search=estimate_memory),
         ),
         full=full,
-        calibration=calibration_doubt(workload, server),
+        calibration=doubt_of_server(workload, server),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.show.page import Shown
 
 if TYPE_CHECKING:
+    from penstock.checking.doubt import Doubt
     from penstock.checking.latency import SteadyState
     from penstock.checking.latency_network import NetworkSteadyState
     from penstock.checking.stability import NetworkStability, Stability
@@ -28,27 +29,41 @@ class AnyAnswer(Shown):
         Latency of the steady state, or None where it is refused or not known.
     warnings
         What the user should know besides.
+    calibration
+        What is not known of the batch times; None: they are taken as exact.
     """
 
     certificate: "Certificate | NetworkCertificate"
     stability: "Stability | NetworkStability | None"
     latency: "SteadyState | NetworkSteadyState | None"
     warnings: tuple[str, ...]
+    calibration: "Doubt | None"
     audited = ""  # how one finds out whether what is taken on trust holds
 
     @property
     def verdict(self) -> str:
         """Both in one word: ``contradiction``, or what the theorem says, or where it says nothing
-        the test.
+        the test; ``undecided`` where other batch times that may be true give another.
         """
-        return "contradiction" if self.disagreement else self._deciding.verdict
+        if self.disagreement:
+            return "contradiction"
+        return "undecided" if self.hinges_on_calibration else self._deciding.verdict
 
     @property
     def reason(self) -> str:
         """The sentence of the one that gave the verdict, or of both where they contradict each
         other.
         """
+        if self.calibration is not None and self.hinges_on_calibration:
+            return self.calibration.reason(self._deciding.verdict)
         return self.disagreement or self._deciding.reason
+
+    @property
+    def hinges_on_calibration(self) -> bool:
+        """Whether batch times that may be the true ones give another verdict."""
+        if self.calibration is None or self.disagreement:
+            return False
+        return not self.calibration.holds(self._deciding.verdict)
 
     @property
     def _deciding(self) -> "Certificate | NetworkCertificate | Stability | NetworkStability":

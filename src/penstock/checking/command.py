@@ -204,6 +204,7 @@ def simulate(
     check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = chosen_scenario(scenario, policy, requests, seed)
     from penstock.checking import answer, json_documents
+    from penstock.checking.doubt import known_within
     from penstock.checking.notes import load_warnings
     from penstock.checking.view import run_page
     from penstock.simulation.simulate import simulate as run_once
@@ -228,7 +229,11 @@ def simulate(
         "simulation": json_documents.run_as_dict(run),
         "latency": json_documents.latency_as_dict(run),
         "latency_refused": None,
-        "warnings": [*front_notes(chosen.workload, run.server), *warnings],
+        "warnings": [
+            *known_within(chosen.workload, run.server),
+            *front_notes(chosen.workload, run.server),
+            *warnings,
+        ],
     }
     drawn = answer.Drawn(chosen.workload, chosen.server)
     show_page(run_page(chosen, certificate, run, drawn, warnings), document_of_run, report, as_json)

@@ -93,6 +93,7 @@ def network_as_dict(answer: "NetworkAnswer") -> dict[str, Any]:
             "confidence": answer.latency.confidence,
         },
         "latency_refused": answer.latency_refused,
+        "calibration": answer.calibration.as_dict() if answer.calibration else None,
         "disagreement": answer.disagreement,
         "warnings": [*answer.front, *answer.warnings],
     }

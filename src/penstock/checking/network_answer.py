@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from penstock import checks
 from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_state
 from penstock.checking.batch_means import Statistics
+from penstock.checking.doubt import Doubt
+from penstock.checking.doubt_network import beyond_rows_of_network, doubt_of_network
 from penstock.checking.latency_network import NetworkSteadyState, network_steady_state
 from penstock.checking.outages import OutageWindow, outage_windows
 from penstock.checking.pools import PoolAnswer, pool_answers, pool_warnings
@@ -128,6 +130,8 @@ class NetworkAnswer(AnyAnswer):
         Latency by priority; none where requests have no priorities, or latency is refused.
     outages
         What replicas that die and come back do to latency.
+    calibration
+        As in `AnyAnswer`.
     """
 
     network: Network
@@ -141,11 +145,12 @@ class NetworkAnswer(AnyAnswer):
     warnings: tuple[str, ...]
     priorities: tuple[PriorityAnswer, ...] = ()
     outages: tuple[OutageWindow, ...] = ()
+    calibration: Doubt | None = None
 
     @property
     def front(self) -> list[str]:
-        """What to know of prefix caches before the verdict is read."""
-        return network_notes(self.network)
+        """What to know before the verdict is read: what no row has seen, and prefix caches."""
+        return [*beyond_rows_of_network(self.network), *network_notes(self.network)]
 
     @property
     def stability_skipped(self) -> str | None:
@@ -260,6 +265,7 @@ def of_network(
         warnings=tuple(dict.fromkeys(warnings)),
         priorities=_priorities(latency),
         outages=windows,
+        calibration=doubt_of_network(network, seed, resolution),
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.checking.answer import Answer, Drawn, TargetAnswer
 from penstock.checking.any_answer import AnyAnswer
+from penstock.checking.doubt import known_within
 from penstock.checking.figures import gantt_figure, latency_figure, region_figure, token_figure
 from penstock.checking.latency import SteadyState
 from penstock.checking.targets import Estimate
@@ -33,6 +34,11 @@ class Doubted(Protocol):
 # share by which a certified rate may differ from the one above which no policy is stable, to be
 # called the same
 _SAME = 0.01
+
+MIDDLE = ", with the middle batch times"
+"""Said of a verdict that need not hold with others that may be true."""
+
+BECAUSE = "because of the batch times"
 
 _MOST_NAMED = 4  # policies that stand before what theory says of them
 _HIGHLIGHTS = ("p50", "p99")  # statistics in the table of several policies
@@ -62,7 +68,7 @@ def answer_page(answer: Answer, scenario: Scenario | None = None) -> Page:
         sections=[
             *([Section("Next", [sentence(step)])] if step else []),
             Section("Load", facts=load, tables=_limits(answer.certificate)),
-            *_calibration(answer),
+            *batch_times(answer),
             *_hypotheses(answer.certificate),
             Section("Simulated", [run_in_words(answer.run)], notes=answer.warnings),
             _latency_section(answer),
@@ -84,7 +90,10 @@ def run_page(
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, run.server, name),
-        notes=front_notes(scenario.workload, run.server),
+        notes=[
+            *known_within(scenario.workload, run.server),
+            *front_notes(scenario.workload, run.server),
+        ],
         verdicts=[
             Verdict(
                 "no verdict",
@@ -112,7 +121,7 @@ def compare_page(scenario: Scenario, answers: Mapping[str, Answer]) -> Page:
         title=scenario.name,
         heading=heading(scenario.workload, scenario.server, f"{len(answers)} policies"),
         notes=gathered({name: answer.front for name, answer in answers.items()}),
-        verdicts=contradictions(answers),
+        verdicts=contradictions(answers) + hinging(answers),
         sections=[
             Section(
                 "Policies",
@@ -155,44 +164,60 @@ def contradictions(answers: Mapping[str, Doubted]) -> list[Verdict]:
 
 
 def theorem_and_test(answer: AnyAnswer) -> list[Verdict]:
-    """Return what theorem and test say, whichever decides first, after what contradicts itself."""
+    """Return what theorem and test say, whichever decides first, after what contradicts itself, and
+    after what hinges on batch times that are not exact.
+    """
     certificate = answer.certificate
     test = answer.stability
+    doubt = answer.calibration
     source = f"by {certificate.theorem}" if certificate.theorem else "to theory"
+    by_test = "by simulation"
+    if doubt is not None and not (doubt.by_theorem and doubt.holds(certificate.verdict)):
+        source += MIDDLE
+        by_test += MIDDLE
     verdicts = [Verdict(certificate.verdict, f"{certificate.reason}.", source)]
     if test:
-        verdicts.append(Verdict(test.verdict, f"{test.reason}.", "by simulation"))
+        verdicts.append(Verdict(test.verdict, f"{test.reason}.", by_test))
         if certificate.verdict == "unknown":
             verdicts.reverse()
-    return contradictions({"": answer}) + verdicts
+    return contradictions({"": answer}) + hinging({"": answer}) + verdicts
+
+
+def hinging(answers: Mapping[str, AnyAnswer]) -> list[Verdict]:
+    """Return what hinges on batch times that are not exact, by the names of the answers."""
+    return [
+        Verdict("undecided", f"{answer.reason}.", BECAUSE, about=name)
+        for name, answer in answers.items()
+        if answer.hinges_on_calibration
+    ]
 
 
 def _verdicts(answer: Answer) -> list[Verdict]:
-    """Return what theorem and test say, what calibration leaves open, and the targets."""
-    verdicts = theorem_and_test(answer)
-    if answer.hinges_on_calibration and not answer.disagreement:
-        verdicts.insert(0, Verdict("undecided", f"{answer.reason}.", "because of the calibration"))
-    return verdicts + target_verdicts(answer.targets)
+    """Return what theorem and test say, what batch times leave open, and the targets."""
+    return theorem_and_test(answer) + target_verdicts(answer.targets)
 
 
-def _calibration(answer: Answer) -> list[Section]:
-    """Return the intervals that the calibration of the batch times leaves."""
+def batch_times(answer: AnyAnswer) -> list[Section]:
+    """Return the intervals that batch times leave which are not exact."""
     doubt = answer.calibration
     if doubt is None:
         return []
     facts = [
-        Fact("Max rate", f"{doubt.max_rate.low:,.4g}", f"to {doubt.max_rate.high:,.4g} requests/s"),
+        Fact("Load", f"{doubt.load.low:.3f}", f"to {doubt.load.high:.3f}"),
+        Fact(
+            "Max rate", f"{doubt.max_rate.low:,.4g}", f"to {doubt.max_rate.high:,.4g} {doubt.unit}"
+        ),
         Fact("Margin", share(doubt.margin.low), f"to {share(doubt.margin.high)}"),
         *(
             Fact(METRICS[metric], f"{ends.low:.2f}", f"to {ends.high:.2f} times the mean below")
             for metric, ends in doubt.latency.items()
         ),
     ]
-    said = (
-        "90% intervals of what the rows of the calibration leave open, beside those of simulation."
-    )
-    held = "" if answer.hinges_on_calibration else f" {sentence(doubt.reason(answer.verdict))}"
-    return [Section("Calibration", [said + held], facts=facts)]
+    origin = "" if answer.hinges_on_calibration else f" ({doubt.origin})"
+    said = f"What is not known of the batch times{origin}, beside the intervals of simulation."
+    if not answer.hinges_on_calibration and not answer.disagreement:
+        said += f" {sentence(doubt.held(answer.verdict))}"
+    return [Section("Batch times", [said], facts=facts)]
 
 
 def target_verdicts(targets: Sequence[TargetAnswer]) -> list[Verdict]:

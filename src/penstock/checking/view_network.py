@@ -6,7 +6,14 @@ from penstock.checking.batch_means import Statistics
 from penstock.checking.figures_network import flood_figure, graph_figure, queue_figure
 from penstock.checking.network_answer import NetworkAnswer, StageAnswer
 from penstock.checking.outages import outages_section
-from penstock.checking.view import growth, margin_fact, share, theorem_and_test, with_interval
+from penstock.checking.view import (
+    batch_times,
+    growth,
+    margin_fact,
+    share,
+    theorem_and_test,
+    with_interval,
+)
 from penstock.scenario.network import NetworkScenario
 from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
 from penstock.simulation.network_run import NetworkRun
@@ -57,6 +64,7 @@ def network_page(answer: NetworkAnswer, scenario: NetworkScenario | None = None)
         verdicts=_verdicts(answer),
         sections=[
             Section("Load", facts=_load_facts(answer)),
+            *batch_times(answer),
             Section("Pools", tables=[_pools_table(answer), *_limits_tables(answer)]),
             Section("The network", figures=lambda: [graph_figure(answer.network, certificate)]),
             Section(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock import checks
+from penstock.checking.doubt import beyond_rows
 from penstock.checking.targets import Judgement, Target
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
@@ -20,6 +21,8 @@ from penstock.planning.space import Discarded, Family, Reason, Space
 from penstock.planning.unreachable import Unreachable, why_unreachable
 from penstock.show.page import Page, Shown
 from penstock.system.prefix_cache import cache_notes
+from penstock.system.server import Server
+from penstock.theory.ends import Ends, server_ends
 from penstock.words import amount, counted
 from penstock.workload.workload import Workload
 
@@ -59,6 +62,9 @@ class Plan(Shown):
         Deployments in the search space.
     priced
         Whether costs are money; else accelerators.
+    ends
+        The cheapest of the best's family that do at the slow and at the fast end of the batch
+        times, None where none does; None: batch times are taken as exact, or there is no best.
     notices
         What the user should know besides.
     """
@@ -76,6 +82,7 @@ class Plan(Shown):
     space: int
     priced: bool
     notices: tuple[str, ...] = ()
+    ends: Ends[Evaluation | None] | None = None
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -157,6 +164,12 @@ class Plan(Shown):
             "discarded": [discarded.as_dict() for discarded in self.discarded],
             "simulations": self.simulations,
             "space": self.space,
+            "ends": self.ends
+            and {
+                "slow": self.ends.slow and self.ends.slow.deployment.as_dict(),
+                "fast": self.ends.fast and self.ends.fast.deployment.as_dict(),
+                "origin": self.ends.origin,
+            },
             "notices": list(self.notices),
         }
 
@@ -231,17 +244,19 @@ def plan(
 def _plan_of(search: Search) -> Plan:
     """Return what a search found, after the simulations that only explain it."""
     best, prospect = search.best or (None, None)
-    next_best = unreachable = None
+    next_best = unreachable = ends = None
     notices: list[str] = []
     if best is None or prospect is None:
         unreachable = why_unreachable(search)
     else:
         _frontier_beyond(search, prospect)
         next_best = _next_best(search, best)
+        ends = _at_both_ends(search, prospect)
         servers = [kind.server for kind, _ in best.deployment.kinds]
         notes = [note for server in servers for note in (server.kv_note, server.scope_warning)]
         unused = [note for server in servers for note in cache_notes(search.workload, server)]
-        notices = list(dict.fromkeys([*unused, *filter(None, notes)]))
+        beyond = [note for server in servers for note in beyond_rows(search.workload, server)]
+        notices = list(dict.fromkeys([*beyond, *unused, *filter(None, notes)]))
     if search.workload.rows is not None:
         notices.append(
             "requests are recorded: latency is that of the recording, and its intervals are for it "
@@ -254,7 +269,37 @@ def _plan_of(search: Search) -> Plan:
         "" if prospect is None else _binding(search, prospect), next_best, unreachable,
         len(search.space),
         search.space.priced, (*notices, *search.workload.notices, *_not_judged(search)),
+        ends,
     )  # fmt: skip
+
+
+def _at_both_ends(search: Search, prospect: Prospect) -> Ends[Evaluation | None] | None:
+    """Search the family that won again, with the slow and with the fast end of its batch times."""
+    family = prospect.family
+    smallest = family.smallest
+    of_kinds = [server_ends(search.workload, kind.server) for kind, _ in smallest.kinds]
+    known = [ends for ends in of_kinds if ends is not None]
+    if not known:
+        return None
+
+    def fewest(server_of: Callable[[Ends[Server]], Server]) -> Evaluation | None:
+        servers = [
+            kind.server
+            if ends is None
+            else dataclasses.replace(kind.server, batch_time=server_of(ends).batch_time)
+            for (kind, _), ends in zip(smallest.kinds, of_kinds, strict=True)
+        ]
+        other = smallest.other and dataclasses.replace(smallest.other, server=servers[-1])
+        changed = dataclasses.replace(smallest, server=servers[0], other=other)
+        space = Space((dataclasses.replace(family, smallest=changed),), (), search.space.priced)
+        again = Search(search.workload, space, search.aim)
+        again.run()
+        return None if again.best is None else again.best[0]
+
+    origins = "; ".join(dict.fromkeys(ends.origin for ends in known))
+    calibrated = all(ends.calibrated for ends in known)
+    slow, fast = fewest(lambda ends: ends.slow), fewest(lambda ends: ends.fast)
+    return Ends(slow, fast, origins, calibrated)
 
 
 def _not_judged(search: Search) -> list[str]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.checking.view import traffic
+from penstock.checking.view import BECAUSE, MIDDLE, traffic
 from penstock.planning.aim import MOST_ROWS
 from penstock.planning.shortfalls import in_words, shortfalls
 from penstock.planning.view_day import day_section, job_section, job_verdict, launch_section
@@ -102,7 +102,7 @@ def _verdicts(plan: "Plan") -> list[Verdict]:
     answer = (
         f"{deployment.fleet}, {server.policy.name}, {deployment.limits}; {_cost(plan, deployment)}."
     )
-    verdicts = [Verdict("met", answer, "at the least cost")]
+    verdicts = [Verdict("met", answer, "at the least cost"), *_ends(plan)]
     if plan.objective == "goodput":
         # Single targets are not judged: their values are among the facts.
         about = f"goodput of {plan.aim.goodput:.4g}"
@@ -114,6 +114,21 @@ def _verdicts(plan: "Plan") -> list[Verdict]:
         text = f"{in_words(target, estimate)}{left}."
         verdicts.append(Verdict(judgement, text, about=str(target)))
     return verdicts
+
+
+def _ends(plan: "Plan") -> list[Verdict]:
+    """Say what it takes at both ends of batch times that are not exact."""
+    if plan.ends is None:
+        return []
+    slow, fast = (
+        "more than are searched" if end is None else end.deployment.fleet
+        for end in (plan.ends.slow, plan.ends.fast)
+    )
+    text = (
+        f"that is with the middle batch times; with the fast end of them {fast}, with the slow end "
+        f"{slow} ({plan.ends.origin})."
+    )
+    return [Verdict("undecided" if slow != fast else "met", text, BECAUSE)]
 
 
 def _no_answer(plan: "Plan") -> Verdict:
@@ -149,7 +164,11 @@ def _answer(plan: "Plan") -> Section:
     facts = []
     best = plan.best
     if best is not None:
-        facts += [Fact("Stable", "", f"by {best.known_by}"), Fact("Fewer", "", plan.binding)]
+        middle = MIDDLE if plan.ends is not None else ""
+        facts += [
+            Fact("Stable", "", f"by {best.known_by}{middle}"),
+            Fact("Fewer", "", plan.binding),
+        ]
         if plan.objective == "goodput":
             facts += [
                 Fact(target.label, "", f"{in_words(target, estimate)}; limit {target}")

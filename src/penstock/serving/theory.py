@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from penstock.checking.doubt import reach_of_server
 from penstock.serving.controls import Case
 from penstock.theory.certificate import certify
 from penstock.theory.kv_blocks import least
@@ -43,6 +44,7 @@ def theory(case: Case) -> dict[str, Any]:
     return {
         "certificate": said,
         "load": {"rho": rho, "rate": rate, "max_rate": most, "binding": binding},
+        "calibration": _reach(case),
         "limits": [{"limit": name, "load": value} for name, value in limits],
         "region": _region(case),
         "server": {
@@ -52,6 +54,19 @@ def theory(case: Case) -> dict[str, Any]:
             "replicas": case.replicas,
         },
     }
+
+
+def _reach(case: Case) -> dict[str, Any] | None:
+    """Return between which loads the case lies, where its batch times are not exact."""
+    if case.network is None:
+        reach = reach_of_server(case.workload, case.server)
+    else:
+        from penstock.checking.doubt_network import reach_of_network
+
+        reach = reach_of_network(case.network)
+    if reach is None:
+        return None
+    return {"load": list(reach.load), "undecided": reach.undecided, "said": reach.words}
 
 
 def _region(case: Case) -> dict[str, Any]:

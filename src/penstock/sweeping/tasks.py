@@ -24,6 +24,7 @@ from penstock.sweeping.fields import at
 from penstock.sweeping.grid import Point
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
+from penstock.theory.ends import server_ends
 from penstock.words import METRICS, STATISTICS
 from penstock.workload.workload import Workload
 
@@ -31,7 +32,8 @@ Row = dict[str, Any]
 Sections = TypeVar("Sections", bound=Section)
 
 FACTS = {
-    "verdict": str, "theory": str, "rho": float, "max_rate": float, "requests": int,
+    "verdict": str, "theory": str, "rho": float, "max_rate": float,
+    "max_rate_low": float, "max_rate_high": float, "requests": int,
     "unfinished": int, "batches": int,
     "seconds": float, "throughput": float, "tokens_per_s": float, "utilisation": float,
     "preemptions": int,
@@ -105,16 +107,32 @@ def _found(document: Mapping[str, Any], job: Job, seed: int) -> Row:
         requests = workload.rows or DEFAULT_REQUESTS
     _refuse_endless(workload, requests, settings.until)
     certificate = certify(workload, server)
-    theory = certificate.verdict
-    tested = theory == "unknown" and job.test
     run = simulate(workload, server, requests=requests, until=settings.until, record="summary")
+    said = _verdict(workload, server, job.test, seed)
+    ends = server_ends(workload, server)
+    rates: tuple[float | None, float | None] = (None, None)
+    if ends is not None:
+        rates = certify(workload, ends.slow).max_rate, certify(workload, ends.fast).max_rate
+        others = {_verdict(workload, one, job.test, seed) for one in (ends.slow, ends.fast)}
+        if others != {said}:
+            said = "undecided"
     return {
-        "verdict": verdict(workload, server, seed=seed).verdict if tested else theory,
-        "theory": theory,
+        "verdict": said,
+        "theory": certificate.verdict,
         "rho": certificate.load.rho,
         "max_rate": certificate.max_rate,
+        "max_rate_low": rates[0],
+        "max_rate_high": rates[1],
         **_measured(run),
     }
+
+
+def _verdict(workload: Workload, server: Server, test: bool, seed: int) -> str:
+    """Return what a theorem says, or else the test if it is asked."""
+    theory = certify(workload, server).verdict
+    if theory != "unknown" or not test:
+        return theory
+    return verdict(workload, server, seed=seed).verdict
 
 
 def _refuse_endless(workload: Workload, requests: int | None, until: float | None) -> None:

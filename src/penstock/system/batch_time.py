@@ -17,7 +17,7 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 
 if TYPE_CHECKING:
-    from penstock.system.uncertain import Uncertainty
+    from penstock.system.uncertain import Known
 
 MOST_TOKENS = 2**20
 """Largest token budget: batch times are tabulated up to it."""
@@ -285,7 +285,7 @@ class Composition(BatchTime):
         Seconds that a batch with prefill takes beside: engines run decodes alone from CUDA graphs,
         and others not.
     uncertainty
-        What a calibration left open; None: nothing is known of it.
+        How well these times are known; None: they are taken as exact.
 
     >>> batch_time = Composition(Affine(c=0.01, a=1e-4), self_attention=1e-8, cross_attention=2e-8)
     >>> batch_time.of_batch(prefill=[(512, 0)], decode=[1_000, 3_000])
@@ -299,7 +299,7 @@ class Composition(BatchTime):
     mixed_attention: float | None = None
     per_request: float = 0.0
     with_prefill: float = 0.0
-    uncertainty: "Uncertainty | None" = dataclasses.field(default=None, compare=False, repr=False)
+    uncertainty: "Known | None" = dataclasses.field(default=None, compare=False, repr=False)
 
     by_load = False
 

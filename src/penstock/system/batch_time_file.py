@@ -21,7 +21,7 @@ from penstock.system.batch_time import (
 )
 from penstock.system.gpu_memory import GPU_MEMORY_GIB, MODELS, Gpu
 from penstock.system.measured_times import Measured
-from penstock.system.uncertain import Uncertainty
+from penstock.system.uncertain import Allowed, Known, Seen, Uncertainty, Within
 from penstock.words import digits
 
 _KINDS = ("affine", "hinge", "table", "measured", "composition", "file")
@@ -134,11 +134,47 @@ def _seconds(name: str, ms: float) -> float:
     return checks.seconds(f"server: {name}", ms)
 
 
-class _Uncertainty(Section):
-    """What a calibration left open: see `Uncertainty`."""
+class _Seen(Section):
+    """What the rows of a calibration have seen: see `Seen`."""
 
-    values: dict[str, float]
-    covariance: list[list[float]]
+    policy: str
+    prompt: list[float]
+    output: list[float]
+    running: float
+
+    def build(self) -> Seen:
+        """Return it."""
+        return Seen(self.policy, self.prompt, self.output, self.running)
+
+
+class _Uncertainty(Section):
+    """How well batch times are known: see `penstock.system.uncertain`."""
+
+    values: dict[str, float] | None = None
+    covariance: list[list[float]] = Field(default_factory=list)
+    noise: float = 0.0
+    extremes: list[BatchTimeSection] = Field(default_factory=list)
+    within: float | None = None
+    judged: str = ""
+    seen: _Seen | None = None
+
+    def build(self, folder: Path) -> Known:
+        """Return it."""
+        seen = None if self.seen is None else self.seen.build()
+        if self.within is not None:
+            reason = "it is a factor that batch times are within"
+            factor = checks.number("uncertainty: within", self.within, 1, 100, "", reason)
+            return Within(factor, self.judged, seen)
+        if self.values is not None:
+            return Uncertainty(self.values, self.covariance, self.noise, seen)
+        extremes = [section.build(folder) for section in self.extremes]
+        compositions = [time for time in extremes if isinstance(time, Composition)]
+        if not compositions or len(compositions) < len(extremes):
+            raise InputError(
+                "the uncertainty of batch times has neither values nor extremes that are "
+                "compositions, so it says nothing; write the file again with `penstock calibrate`"
+            )
+        return Allowed(tuple(compositions), seen)
 
 
 class _File(Section):
@@ -200,7 +236,7 @@ class BatchTimeFile:
 
     @property
     def uncertainty(self) -> dict[str, Any] | None:
-        """What a calibration left open of the batch times, as the file holds it."""
+        """How well the batch times are known, as the file holds it."""
         known = getattr(self.batch_time, "uncertainty", None)
         return None if known is None else known.as_dict()
 
@@ -270,8 +306,8 @@ def read_batch_time(path: str | Path) -> BatchTimeFile:
     fields = {name: getattr(section, name) for name in _File.model_fields if name not in beside}
     batch_time = section.batch_time.build(path.parent)
     if section.uncertainty is not None and isinstance(batch_time, Composition):
-        left_open = Uncertainty(section.uncertainty.values, section.uncertainty.covariance)
-        batch_time = dataclasses.replace(batch_time, uncertainty=left_open)
+        known = section.uncertainty.build(path.parent)
+        batch_time = dataclasses.replace(batch_time, uncertainty=known)
     return BatchTimeFile(batch_time=batch_time, **fields)
 
 

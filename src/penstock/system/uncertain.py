@@ -1,25 +1,185 @@
-"""Batch times that were calibrated on a few rows, and how uncertain that leaves them."""
+"""Batch times that nobody gave as exact: which others are as likely to be true, and on what they
+were judged.
+
+There are three kinds: what a calibration of a shape left open (`Uncertainty`), what the rows of a
+calibration without a shape allow (`Allowed`), and how far off shapes without rows were (`Within`).
+"""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
-from penstock.system.batch_time import Composition
+from penstock.inputs.special_functions import ndtri
+from penstock.system.batch_time import COSTS, Affine, Composition
 from penstock.system.measured_times import Measured
 from penstock.system.models.adjusted import Adjustment
+
+_DRAWS = 40
+_NEAR = 1.2  # factor beyond what rows have seen that is no extrapolation yet
 
 PARAMETERS = tuple(field.name for field in dataclasses.fields(Adjustment))
 _SECONDS = ("host", "per_stream")
 
 
 @dataclasses.dataclass(frozen=True)
+class Seen:
+    """What the rows have seen that batch times were calibrated on, or judged by.
+
+    Attributes
+    ----------
+    policy
+        What formed the batches.
+    prompt, output
+        Least and largest mean of a row, tokens.
+    running
+        Most requests that a row had decoding at a time, on average.
+    """
+
+    policy: str
+    prompt: Sequence[float]
+    output: Sequence[float]
+    running: float
+
+    def __post_init__(self) -> None:
+        for name in ("prompt", "output"):
+            ends = checks.column(name, getattr(self, name)).tolist()
+            if len(ends) != 2 or ends[0] > ends[1]:
+                raise InputError(
+                    f"the {name} that rows have seen is {checks.shown(ends)}, but must be its "
+                    "least and its largest mean; write the file again with `penstock calibrate`"
+                )
+            object.__setattr__(self, name, tuple(ends))
+
+    def beyond(self, policy: str, prompt: float, output: float, running: float) -> list[str]:
+        """Say what no row has seen of a server: its policy, mean lengths, and the most requests
+        that run at its limit.
+        """
+        said = []
+        if policy != self.policy:
+            said.append(f"no row was of {policy}, all were of {self.policy}")
+        for what, value, (low, high) in (
+            ("prompts", prompt, self.prompt),
+            ("outputs", output, self.output),
+        ):
+            if not low / _NEAR <= value <= high * _NEAR:
+                rows = f"{low:,.0f} to {high:,.0f}" if round(low) < round(high) else f"{high:,.0f}"
+                said.append(f"{what} have {value:,.0f} tokens, those of the rows {rows}")
+        if running > _NEAR * self.running:
+            said.append(
+                f"up to {running:,.0f} requests run at the limit, in no row more than "
+                f"{self.running:,.0f} did"
+            )
+        return said
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as a batch-time file holds it."""
+        fields = {name: getattr(self, name) for name in ("prompt", "output")}
+        ends = {name: [round(end, 1) for end in of] for name, of in fields.items()}
+        return {"policy": self.policy, **ends, "running": round(self.running, 1)}
+
+
+class Known(Protocol):
+    """How well batch times are known.
+
+    Attributes
+    ----------
+    ends
+        Which quantiles of `others` are the ends of the interval.
+    calibrated
+        Whether rows of this deployment corrected the batch times.
+    """
+
+    ends: tuple[float, float]
+    calibrated: bool
+
+    @property
+    def seen(self) -> Seen | None:
+        """What rows have seen; None: that is not known."""
+
+    @property
+    def origin(self) -> str:
+        """What the interval comes from, as a clause."""
+
+    def others(self, batch_time: Composition) -> list[Composition]:
+        """Return other batch times that may be the true ones."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as a batch-time file holds it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Within:
+    """All batch times within one factor: the model of a shape that no row corrects.
+
+    Attributes
+    ----------
+    factor
+        Of which nine of ten were within.
+    judged
+        What was: a clause.
+    seen
+        What those rows have seen.
+    """
+
+    factor: float
+    judged: str
+    seen: Seen | None = None
+    ends = (0.0, 1.0)
+    calibrated = False
+
+    @property
+    def origin(self) -> str:
+        """What the interval comes from, as a clause."""
+        return f"nobody measured them; {self.judged} within a factor of {self.factor:g}"
+
+    def others(self, batch_time: Composition) -> list[Composition]:
+        """Return the slowest and the fastest."""
+        return [scaled(batch_time, times) for times in (self.factor, 1 / self.factor)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as a batch-time file holds it."""
+        return {"within": self.factor, "judged": self.judged, **_seen(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowed:
+    """What the rows of a calibration allow: batch times at the extremes of each cost, with all
+    others as the rows then ask for.
+
+    Attributes
+    ----------
+    extremes
+        Such batch times.
+    seen
+        What the rows have seen.
+    """
+
+    extremes: tuple[Composition, ...]
+    seen: Seen | None = None
+    ends = (0.0, 1.0)
+    calibrated = True
+    origin = "what the rows of the calibration allow"
+
+    def others(self, batch_time: Composition) -> list[Composition]:
+        """Return the extremes."""
+        return list(self.extremes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as a batch-time file holds it."""
+        from penstock.system.batch_time_file import section_of
+
+        return {"extremes": [section_of(extreme) for extreme in self.extremes], **_seen(self)}
+
+
+@dataclasses.dataclass(frozen=True)
 class Uncertainty:
-    """What a calibration left open: a normal distribution of logarithms.
+    """What a calibration of a shape left open: a normal distribution of logarithms.
 
     Attributes
     ----------
@@ -27,10 +187,19 @@ class Uncertainty:
         The most probable value of each parameter of `Adjustment`.
     covariance
         Of their logarithms, in the same order.
+    noise
+        Standard deviation of what no parameter explains, of the logarithm of all times.
+    seen
+        What the rows have seen.
     """
 
     values: Mapping[str, float]
     covariance: Sequence[Sequence[float]]
+    noise: float = 0.0
+    seen: Seen | None = None
+    ends = (0.05, 0.95)
+    calibrated = True
+    origin = "what the rows of the calibration leave open"
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.values if name not in PARAMETERS]
@@ -58,6 +227,15 @@ class Uncertainty:
         )
         return np.concatenate([half, -half])
 
+    def others(self, batch_time: Composition) -> list[Composition]:
+        """Return draws of what the rows leave open, and of what no parameter explains."""
+        draws = self.draws(_DRAWS)
+        noise = np.random.default_rng(1).permutation(_normal_quantiles(len(draws))) * self.noise
+        return [
+            scaled(self.moved(batch_time, change), math.exp(more))
+            for change, more in zip(draws, noise.tolist(), strict=True)
+        ]
+
     def moved(self, batch_time: Composition, change: Floats) -> Composition:
         """Return batch times at other values: the most probable ones changed by some logarithms."""
         changes = dict(zip(self.values, change.tolist(), strict=True))
@@ -78,4 +256,29 @@ class Uncertainty:
     def as_dict(self) -> dict[str, Any]:
         """Return it as a batch-time file holds it."""
         rows = [[round(float(cell), 8) for cell in row] for row in self.covariance]
-        return {"values": dict(self.values), "covariance": rows}
+        noise = {"noise": round(self.noise, 4)} if self.noise else {}
+        return {"values": dict(self.values), "covariance": rows, **noise, **_seen(self)}
+
+
+def scaled(batch_time: Composition, times: float) -> Composition:
+    """Return batch times so many times as long, without what is known of them."""
+    costs: dict[str, Any] = {
+        name: None if getattr(batch_time, name) is None else getattr(batch_time, name) * times
+        for name in COSTS
+    }
+    linear = batch_time.linear
+    if isinstance(linear, Measured):
+        linear = Measured(linear.tokens, [second * times for second in linear.seconds])
+    else:
+        assert isinstance(linear, Affine)
+        linear = Affine(linear.c * times, linear.a * times)
+    return dataclasses.replace(batch_time, linear=linear, uncertainty=None, **costs)
+
+
+def _normal_quantiles(count: int) -> Floats:
+    """Return so many equally likely values of a standard normal distribution."""
+    return np.asarray(ndtri((np.arange(count) + 0.5) / count))
+
+
+def _seen(known: Known) -> dict[str, Any]:
+    return {} if known.seen is None else {"seen": known.seen.as_dict()}

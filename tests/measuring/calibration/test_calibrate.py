@@ -97,7 +97,7 @@ def test_what_rows_cannot_tell_rests_on_its_prior_and_is_reported(benchmarks: pl
     assert any("predictions for other lengths" in words for words in found.warnings)
     write_batch_time(tmp_path / "found.yaml", found.batch_time_file("a server", "measured.csv"))
     notes = read_batch_time(tmp_path / "found.yaml").notes(4096, memory=True)
-    assert any("self_attention (" in note and "assumed within their usual ranges" in note for note in notes)
+    assert any("self_attention (" in note and "assumed within these ranges" in note for note in notes)
 
 
 def test_no_cost_that_is_fitted_comes_out_as_nothing(benchmarks: pl.DataFrame) -> None:

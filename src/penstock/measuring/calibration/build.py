@@ -13,6 +13,7 @@ from penstock.system.measured_times import Measured
 from penstock.system.memory import Memory
 from penstock.system.policies import resolve
 from penstock.system.server import Server
+from penstock.system.uncertain import Known
 
 USUAL = {"token_budget": 8_192, "max_batch_size": 1_024}
 """Taken where none are given: vLLM's defaults on a large GPU."""
@@ -103,6 +104,13 @@ def batch_time(values: Mapping[str, float]) -> Composition:
         per_request=values["per_request"],
         with_prefill=values["with_prefill"],
     )
+
+
+def with_known(server: Server, known: Known) -> Server:
+    """Return a server whose batch times say how well they are known."""
+    assert isinstance(server.batch_time, Composition)
+    batch_time = dataclasses.replace(server.batch_time, uncertainty=known)
+    return dataclasses.replace(server, batch_time=batch_time)
 
 
 def with_tokens(server: Server, load: Requests, tokens: float) -> Server:

@@ -9,10 +9,11 @@ import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.measuring.calibration.build import Build
+from penstock.measuring.calibration.allowed import Range, allowed, ranges_of, seen_in
+from penstock.measuring.calibration.build import Build, with_known
 from penstock.measuring.calibration.calibration import Calibration
 from penstock.measuring.calibration.equations import UNITS, Row, measured, tokens_held
-from penstock.measuring.calibration.judge import hinges_of, judged
+from penstock.measuring.calibration.judge import hinges_of, judged, unidentified
 from penstock.measuring.calibration.refine import FITTED
 from penstock.measuring.calibration.shape import (
     ShapeFit,
@@ -142,10 +143,17 @@ def _calibration(
     """Predict every row, by the common server and by that of its run."""
     values = common.fit.values
     one = build(values)
-    if shape is not None:
-        one = (shape.with_uncertainty(one[0]), one[1])
     to_fit = [row for row, use in zip(rows, fitted, strict=True) if use]
-    hinges = hinges_of(common.fit, common.priors, to_fit)
+    seen = seen_in(rows, build.policy)
+    ranges: dict[str, Range] = {}
+    if shape is not None:
+        one = (shape.with_uncertainty(one[0], seen), one[1])
+    else:
+        budget, ahead = build.limit("token_budget"), one[0].policy.ahead
+        ranges = ranges_of(to_fit, values, common.priors, ahead=bool(ahead), token_budget=budget)
+        one = (with_known(one[0], allowed(ranges, seen)), one[1])
+    unsure = unidentified(common.fit, common.priors, ranges)
+    hinges = hinges_of(unsure, to_fit)
     most = max(tokens_held(row) for row in rows)
     least = None if one[0].memory else most
     of_common = judged(rows, fitted, dict.fromkeys(values_of, one), seed, hinges, least)
@@ -161,6 +169,8 @@ def _calibration(
         held=common.held,
         priors=common.priors,
         deviations=common.fit.deviations,
+        ranges={name: (of.low, of.high) for name, of in ranges.items() if of.open},
+        unsure=unsure,
         limit_warning=common.warning,
         assumed=build.assumed,
         values_of=values_of,

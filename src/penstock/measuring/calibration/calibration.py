@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from penstock.measuring.calibration.judge import JUDGED, MISSED, UNSURE
+from penstock.measuring.calibration.judge import JUDGED, MISSED
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.quantities import quantity, time_shown, with_units
 from penstock.show.page import Page, Shown
@@ -45,6 +45,11 @@ class Calibration(Shown):
     priors, deviations
         The prior of each of ``values``, and the standard deviation of its logarithm given the rows,
         too.
+    ranges
+        The least and the largest value of each cost that the rows allow, with the other costs as
+        they then ask for, s; only of those whose range is too wide to tell (`SPAN`).
+    unsure
+        The costs that the rows do not tell.
     values_of
         ``values`` as adjusted to each run.
     per_run
@@ -75,6 +80,8 @@ class Calibration(Shown):
     held: Mapping[str, str]
     priors: Mapping[str, Prior]
     deviations: Mapping[str, float]
+    ranges: Mapping[str, tuple[float, float]]
+    unsure: tuple[str, ...]
     limit_warning: str | None
     assumed: tuple[str, ...]
     values_of: Mapping[str, Mapping[str, float]]
@@ -114,19 +121,15 @@ class Calibration(Shown):
     @property
     def unidentified(self) -> dict[str, str]:
         """The costs that the rows do not identify, with their interval and the prior's reason."""
-        return {
-            name: f"{self.interval(name)}: {prior.reason}"
-            for name, prior in self.priors.items()
-            if name in self.values and self.deviations[name] > UNSURE * prior.deviation
-        }
+        return {name: f"{self.interval(name)}: {self.priors[name].reason}" for name in self.unsure}
 
     def interval(self, name: str) -> str:
-        """Return the 95% interval of a parameter in words, given rows and priors."""
+        """Return in words between what a parameter lies: all that the rows allow, where that is too
+        wide to tell, else the 95% interval given rows and priors.
+        """
         factor = math.exp(2 * self.deviations[name])
-        less, more = (
-            quantity(name, float(f"{self.values[name] * times:.2g}"))
-            for times in (1 / factor, factor)
-        )
+        ends = self.ranges.get(name, (self.values[name] / factor, self.values[name] * factor))
+        less, more = (quantity(name, float(f"{end:.2g}")) for end in ends)
         unit = more.rpartition(" ")[2]
         return f"{less.removesuffix(f' {unit}')} to {more}"
 
@@ -166,8 +169,7 @@ class Calibration(Shown):
         if self.unidentified:
             costs = ", ".join(f"{name} ({self.interval(name)})" for name in self.unidentified)
             words.append(
-                f"the benchmarks say little about {costs}, which were assumed within their usual "
-                "ranges"
+                f"the benchmarks say little about {costs}, which were assumed within these ranges"
             )
         if self._memory_short:
             shapes = ", ".join(self._memory_short)

@@ -232,13 +232,13 @@ def _nobody_else(row: Row, streams: float) -> float:
     return float(np.exp(-under_way)) if row["pattern"] == "poisson" else max(1 - under_way, 0.0)
 
 
-def _equations(
+def equations_of(
     rows: Sequence[Row], knee: float, ahead: bool, token_budget: int
-) -> tuple[Floats, Floats]:
+) -> tuple[Floats, Floats, list[str]]:
     """Return a matrix of shape (equations, parameters) and constants that add up to what was
-    measured, both over it.
+    measured, both over it; and which metric each equation is of.
     """
-    matrix, known = [], []
+    matrix, known, metrics = [], [], []
     for row in rows:
         ttft, itl = measured(row, "ttft"), measured(row, "itl")
         prompt = row["prompt_tokens"] * (1 - (row["prefix_hits"] or 0.0))  # what is computed
@@ -257,6 +257,7 @@ def _equations(
                 [1, beyond, 0, decodes + pieces, context, below, 0, prompts * squares, mixed, 0]
             )
             known.append((0.0, itl))
+            metrics.append("itl")
         if ttft and not held_back(row, None):
             beside = 0.0 if alone else 1.0
             empty = _nobody_else(row, decodes)
@@ -270,8 +271,9 @@ def _equations(
             once = np.array([0, 0, 1, 0, 0, 0, others, squares, 0, empty])
             matrix.append((pieces * each + once).tolist())
             known.append((wait, ttft))
+            metrics.append("ttft")
     left, right = np.array(matrix, np.float64), np.array(known, np.float64)
-    return left / right[:, 1:], right[:, 0] / right[:, 1]
+    return left / right[:, 1:], right[:, 0] / right[:, 1], metrics
 
 
 def _pieces(prompt: float, decodes: float, token_budget: int) -> float:
@@ -291,7 +293,7 @@ def _solved(
     """Return the most probable values of the parameters, by their logarithms, and what is left of
     the equations.
     """
-    matrix, constant = _equations(rows, knee, ahead, token_budget)
+    matrix, constant, _ = equations_of(rows, knee, ahead, token_budget)
     matrix = matrix[:, [LINEAR.index(name) for name in names]]
     centre = np.array([likely[name].centre for name in names])
     deviation = np.array([likely[name].deviation for name in names])

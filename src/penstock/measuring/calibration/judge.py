@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from penstock.measuring.calibration.allowed import Range
 from penstock.measuring.calibration.build import with_tokens
 from penstock.measuring.calibration.equations import MEASURES, Row, column_of, measured
 from penstock.measuring.calibration.predict import (
@@ -46,15 +47,25 @@ class Hinge(NamedTuple):
     costs: str
 
 
-def hinges_of(fit: Fit, priors: Mapping[str, Prior], fitted: Sequence[Row]) -> list[Hinge]:
+def unidentified(
+    fit: Fit, priors: Mapping[str, Prior], ranges: Mapping[str, Range]
+) -> tuple[str, ...]:
+    """Return the costs that the rows do not tell: they hardly narrow the prior, or allow a range
+    that is too wide.
+    """
+    wide = [name for name, of in ranges.items() if of.open]
+    return tuple(
+        name
+        for name, prior in priors.items()
+        if name in fit.values and (name in wide or fit.deviations[name] > UNSURE * prior.deviation)
+    )
+
+
+def hinges_of(unsure: Sequence[str], fitted: Sequence[Row]) -> list[Hinge]:
     """Return on which unidentified costs predictions of lengths unlike the fitted rows' hinge."""
     hinges = []
     for kind, costs in _HINGES.items():
-        unknown = [
-            name
-            for name in costs
-            if name in fit.values and fit.deviations[name] > UNSURE * priors[name].deviation
-        ]
+        unknown = [name for name in costs if name in unsure]
         lengths = [_length(row, kind) for row in fitted]
         if unknown:
             low = min(lengths) / _LENGTHS

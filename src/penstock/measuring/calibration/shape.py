@@ -17,7 +17,7 @@ from penstock.checks import shown
 from penstock.document import parsed
 from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Floats
-from penstock.measuring.calibration.build import USUAL, Build
+from penstock.measuring.calibration.build import USUAL, Build, with_known
 from penstock.measuring.calibration.equations import Row, column_of, measured
 from penstock.measuring.calibration.laplace import Normal, Posterior, most_probable, slopes_of
 from penstock.measuring.calibration.predict import Overhead, Requests, predict, requests_of
@@ -32,7 +32,7 @@ from penstock.system.memory import Memory
 from penstock.system.models.adjusted import KNOTS, Adjustment
 from penstock.system.models.served import ServedModel
 from penstock.system.server import Server
-from penstock.system.uncertain import Uncertainty
+from penstock.system.uncertain import Seen, Uncertainty
 
 _FILE = Path(__file__).parent / "shape_priors.yaml"
 
@@ -280,17 +280,14 @@ class ShapeFit(NamedTuple):
     posterior: Posterior
     priors: ShapePriors
 
-    def with_uncertainty(self, server: Server) -> Server:
-        """Return a server whose batch times know what the rows left open."""
+    def with_uncertainty(self, server: Server, seen: Seen) -> Server:
+        """Return a server whose batch times know what the rows left open, and have seen."""
         here = [NAMES.index(name) for name in ADJUSTED]
         covariance = self.posterior.covariance[np.ix_(here, here)]
         values = {name: self.common.fit.values[name] for name in ADJUSTED}
-        batch_time = server.batch_time
-        assert isinstance(batch_time, Composition)
-        known = Uncertainty(values, covariance.tolist())
-        return dataclasses.replace(
-            server, batch_time=dataclasses.replace(batch_time, uncertainty=known)
-        )
+        # Of Student's t, as a normal distribution with the same 90%, for lengths of no row.
+        noise = self.priors.noise["itl"] * self.priors.unseen["itl"] * _T90 / _N90
+        return with_known(server, Uncertainty(values, covariance.tolist(), noise, seen))
 
 
 def shape_fit(

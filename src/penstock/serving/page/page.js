@@ -162,20 +162,23 @@ function verdict() {
   const fresh = document.body.dataset.state === "answered" ? simulated?.answer : null;
   const test = known.test ?? fresh?.stability;
   const decides = theorem.verdict !== "unknown" || !test ? theorem : test;
-  const word = fresh?.verdict ?? decides.verdict;
+  const open = known.theory.calibration; // batch times that are not exact
+  const hinges = open && (fresh ? fresh.verdict === "undecided" && decides.verdict !== "undecided" : open.undecided);
+  const word = fresh?.verdict ?? (hinges ? "undecided" : decides.verdict);
   for (const place of document.querySelectorAll(".word")) {
     place.textContent = word;
     place.className = `word badge ${TONES[word] ?? "open"}`;
   }
-  byId("source").textContent = word === "contradiction" ? "theorem against test" : decides === test ? "by simulation" : theorem.theorem ? `by ${theorem.theorem}` : "by theory; the test follows";
-  document.querySelector("#said-theory p").textContent = `${theorem.verdict}: ${theorem.reason}.`;
+  byId("source").textContent = word === "contradiction" ? "theorem against test" : hinges ? "because of the batch times" : decides === test ? "by simulation" : theorem.theorem ? `by ${theorem.theorem}` : "by theory; the test follows";
+  document.querySelector("#said-theory p").textContent = `${open ? `Of the batch times: ${open.said}. With the middle ones: ` : ""}${theorem.verdict}: ${theorem.reason}.`;
   if (test) document.querySelector("#said-test p").textContent = `${test.verdict}: ${test.reason}.`;
 }
 
 function figures(load) {
+  const open = known.theory.calibration;
   const margin = 1 - load.rate / load.max_rate;
   const rows = [
-    ["Load", shown(load.rho), "of what batches carry"],
+    ["Load", shown(load.rho), open ? `${shown(open.load[0])} to ${shown(open.load[1])} as batch times are known` : "of what batches carry"],
     ["Margin", `${shown(100 * margin)}%`, "left for any scheduler"],
     ["Highest rate", shown(load.max_rate, 4), "requests/s, any scheduler"],
   ];

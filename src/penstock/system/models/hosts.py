@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
+
+from penstock.system.uncertain import Seen
 
 _FILE = Path(__file__).parent / "hosts.yaml"
 
@@ -56,10 +58,13 @@ class EngineFit:
     source
         Which runs.
     within
-        By measure (``tpot``, ``ttft``): a factor that nine of ten predictions were within.
-    points
+        By measure (``tpot``, ``ttft``, and ``throughput`` at the largest concurrency of each
+        length): a factor that nine of ten predictions were within; and ``half`` of the throughputs.
+    points, throughputs
         How many these were (`docs/how_far_off.py`): the rows of these runs, and those of a model
-        that was left out, Qwen3-32B.
+        that was left out, Qwen3-32B; and how many of them have a throughput.
+    gpus, seen
+        Of the throughputs: on which GPUs, and what else the rows have seen.
     """
 
     title: str
@@ -67,6 +72,9 @@ class EngineFit:
     source: str
     within: Mapping[str, float]
     points: int
+    throughputs: int
+    gpus: Sequence[str]
+    seen: Seen
 
 
 @functools.cache
@@ -74,7 +82,7 @@ def engine_fits() -> Mapping[str, EngineFit]:
     """Return what is known of engines, by name; the first stands for those that are not known."""
     entries = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
     return {
-        name: EngineFit(**(entry | {"host": Host(**entry["host"])}))
+        name: EngineFit(**(entry | {"host": Host(**entry["host"]), "seen": Seen(**entry["seen"])}))
         for name, entry in entries.items()
     }
 

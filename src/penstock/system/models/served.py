@@ -14,6 +14,7 @@ from penstock.system.models.catalogue import model_shape
 from penstock.system.models.gpus import KnownGpu, known_gpu
 from penstock.system.models.hosts import EngineFit, engine_fit, engine_fits
 from penstock.system.models.shape import ModelShape, Numbers
+from penstock.system.uncertain import Within
 from penstock.words import counted
 
 _WEIGHTS_ALONE = ("mxfp4", "int4")  # widened before they are computed with, on any GPU
@@ -95,6 +96,17 @@ class ServedModel:
         """The model on its GPUs, in words."""
         many = f"{self.tensor_parallel} x " if self.tensor_parallel > 1 else ""
         return f"{self.shape.name} on {many}{self.gpu.name}"
+
+    @property
+    def known(self) -> Within:
+        """How well its batch times are known: what throughputs under its engine showed."""
+        fit = self.fit
+        judged = (
+            f"of {fit.throughputs} throughputs of {fit.title} on {' and '.join(fit.gpus)} that "
+            f"were predicted from shapes, half were within a factor of {fit.within['half']:g} and "
+            "nine of ten"
+        )
+        return Within(fit.within["throughput"], judged, fit.seen)
 
     @property
     def caution(self) -> str:
@@ -203,7 +215,9 @@ def shaped_hardware(served: ServedModel) -> ShapedHardware:
     """Return the batch times of a model on GPUs, as those of measured hardware."""
     return ShapedHardware(
         description=served.name,
-        batch_time=served.times.composition(MOST_TOKENS),
+        batch_time=dataclasses.replace(
+            served.times.composition(MOST_TOKENS), uncertainty=served.known
+        ),
         source=f"shape; kernel times of ai-dynamo/aiconfigurator; host: {served.fit.source}",
         licence="parameters fitted to measurements under Apache-2.0",
         model=served.shape.name,

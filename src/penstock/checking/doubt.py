@@ -1,0 +1,221 @@
+"""What batch times that are not exact do to an answer.
+
+A shape that no row corrects, and a calibration on a few rows, have an interval (see
+`penstock.system.uncertain`). The theory is asked at its slow and at its fast end
+(`penstock.theory.ends`), and where no theorem speaks the test; short runs with the same requests
+say how far latencies move. Everything else here takes batch times as exact, so this is where it is
+said what that hides.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.checking.verdict import verdict
+from penstock.simulation.simulate import RunOptions, run_server
+from penstock.system.server import Server
+from penstock.theory.certificate import certify
+from penstock.theory.ends import Ends, known_of, server_ends
+from penstock.words import METRICS
+from penstock.workload.workload import Workload
+
+_REQUESTS = 1_000  # of a run that says how far latencies move
+
+
+class Interval(NamedTuple):
+    """Where a number lies with 90% probability, by the batch times alone."""
+
+    low: float
+    high: float
+
+
+class End(NamedTuple):
+    """The verdict at an end of the interval, and the theorem that says so; None: the test does."""
+
+    verdict: str
+    theorem: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubt:
+    """What an answer would be with other batch times that may be the true ones.
+
+    Attributes
+    ----------
+    max_rate
+        Requests/s above which no policy is stable; of a network in times its load.
+    load
+        What arrives over that.
+    latency
+        Mean seconds by metric (``ttft_s``, ``tbt_s``, ``e2e_s``) over those of the most probable
+        batch times: 1.1 is 10% longer. Empty where the slow end is not stable, and of networks.
+    slow, fast
+        The ends.
+    origin
+        What the interval comes from, as a clause.
+    calibrated
+        Whether rows of the deployment corrected the batch times.
+    unit
+        Of the max rate.
+    """
+
+    max_rate: Interval
+    load: Interval
+    latency: dict[str, Interval]
+    slow: End
+    fast: End
+    origin: str
+    calibrated: bool
+    unit: str = "requests/s"
+
+    @property
+    def margin(self) -> Interval:
+        """1 - load, the low end first."""
+        return Interval(1 - self.load.high, 1 - self.load.low)
+
+    @property
+    def by_theorem(self) -> bool:
+        """Whether a theorem says what the verdict is at both ends."""
+        return self.slow.theorem is not None and self.fast.theorem is not None
+
+    def holds(self, answer: str) -> bool:
+        """Return whether a verdict is the same over the interval."""
+        return {answer, self.slow.verdict, self.fast.verdict} == {answer}
+
+    @property
+    def interval(self) -> str:
+        """The interval in words, and what it comes from."""
+        return in_words(self.load, self.max_rate, self.unit, self.origin)
+
+    def held(self, answer: str) -> str:
+        """Say that a verdict is the same at both ends."""
+        how = "by theorem" if self.by_theorem else "though not by theorem at both"
+        return f"it is {answer} at their slow and at their fast end, {how}"
+
+    def reason(self, answer: str) -> str:
+        """Say in a sentence what the verdict hinges on, or that it holds."""
+        if self.holds(answer):
+            return f"{self.held(answer)}: {self.interval}"
+        remedy = "benchmark more loads, near this one, and calibrate again"
+        if not self.calibrated:
+            remedy = "calibrate on a few rows of a benchmark (penstock calibrate)"
+        return (
+            f"{self.interval}; with the slow end it is {self.slow.verdict}, with the fast end "
+            f"{self.fast.verdict}; {remedy}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "load": list(self.load),
+            "max_rate": list(self.max_rate),
+            "margin": list(self.margin),
+            "latency_factor": {name: list(ends) for name, ends in self.latency.items()},
+            "slow": self.slow.verdict,
+            "fast": self.fast.verdict,
+            "by_theorem": self.by_theorem,
+            "origin": self.origin,
+        }
+
+
+def doubt_of_server(workload: Workload, server: Server) -> Doubt | None:
+    """Return what is not known of a server's batch times; None where they are taken as exact."""
+    ends = server_ends(workload, server)
+    if ends is None:
+        return None
+    slow, fast = (end_of_server(workload, one) for one in (ends.slow, ends.fast))
+    rates = [certify(workload, one).max_rate for one in (ends.slow, ends.fast)]
+    return Doubt(
+        max_rate=Interval(*rates),
+        load=Interval(workload.rate / rates[1], workload.rate / rates[0]),
+        latency=_latency(workload, server, ends) if slow.verdict == "stable" else {},
+        slow=slow,
+        fast=fast,
+        origin=ends.origin,
+        calibrated=ends.calibrated,
+    )
+
+
+def beyond_rows(workload: Workload, server: Server) -> list[str]:
+    """Say what is asked of a server's batch times that no row has seen, in a sentence or none."""
+    said = beyond(server, workload.mean_prompt, workload.mean_output)
+    return [f"Batch times are extrapolated: {'; '.join(said)}."] if said else []
+
+
+def beyond(server: Server, prompt: float, output: float) -> list[str]:
+    """Say what no row has seen of a server that gets requests of such mean lengths."""
+    known = known_of(server)
+    if known is None or known.seen is None:
+        return []
+    running = float(server.most_requests or server.token_budget)
+    if server.memory is not None:
+        running = min(running, max(server.memory.tokens / max(prompt + output, 1.0), 1.0))
+    return known.seen.beyond(server.policy.name, prompt, output, running)
+
+
+class Reach(NamedTuple):
+    """Between which loads a system lies, and rates that no policy exceeds; and both in words."""
+
+    load: Interval
+    max_rate: Interval
+    words: str
+
+    @property
+    def undecided(self) -> bool:
+        """Whether some batch times that may be true are overloaded, and others not."""
+        return self.load.low < 1 <= self.load.high
+
+
+def reach_of_server(workload: Workload, server: Server) -> Reach | None:
+    """Return between which loads a server lies; None where its batch times are taken as exact."""
+    ends = server_ends(workload, server)
+    if ends is None:
+        return None
+    rates = Interval(*(certify(workload, one).max_rate for one in (ends.slow, ends.fast)))
+    load = Interval(workload.rate / rates.high, workload.rate / rates.low)
+    return Reach(load, rates, in_words(load, rates, "requests/s", ends.origin))
+
+
+def known_within(workload: Workload, server: Server) -> list[str]:
+    """Say what is not known of a server's batch times, where no verdict says it: what no row has
+    seen, and between which loads the load lies.
+    """
+    reach = reach_of_server(workload, server)
+    said = [] if reach is None else [f"{reach.words[0].upper()}{reach.words[1:]}."]
+    return [*beyond_rows(workload, server), *said]
+
+
+def in_words(load: Interval, max_rate: Interval, unit: str, origin: str) -> str:
+    """Say between what load and limit lie, and why."""
+    return (
+        f"the load is {load.low:.3f} to {load.high:.3f} as far as batch times are known, and no "
+        f"policy carries more than {max_rate.low:,.4g} to {max_rate.high:,.4g} {unit} ({origin})"
+    )
+
+
+def end_of_server(workload: Workload, server: Server) -> End:
+    """Return what a theorem says, or else the test."""
+    certificate = certify(workload, server)
+    if certificate.verdict != "unknown":
+        return End(certificate.verdict, certificate.theorem)
+    return End(verdict(workload, server, seed=workload.seed).verdict, None)
+
+
+def _latency(workload: Workload, server: Server, ends: Ends[Server]) -> dict[str, Interval]:
+    """Return by which factors mean latencies move, with the same requests throughout."""
+    usual = _means(workload, server)
+    moved = [_means(workload, one) for one in ends.others]
+    return {
+        metric: Interval(
+            *np.quantile([of[metric] / usual[metric] for of in moved], ends.quantiles).tolist()
+        )
+        for metric in METRICS
+        if usual.get(metric)
+    }
+
+
+def _means(workload: Workload, server: Server) -> dict[str, float]:
+    requests = min(_REQUESTS, workload.rows or _REQUESTS)
+    run = run_server(workload, server, requests, RunOptions(drain=True))
+    return {row["metric"]: row["mean"] or 0.0 for row in run.latency().iter_rows(named=True)}

@@ -1,0 +1,75 @@
+"""What batch times that are not exact do to the answer for a network: see
+`penstock.checking.doubt`.
+"""
+
+from penstock.checking.doubt import Doubt, End, Interval, Reach, beyond, in_words
+from penstock.checking.verdict import verdict
+from penstock.system.network import Network, own_seed
+from penstock.theory.certificate import certify
+from penstock.theory.ends import Ends
+from penstock.theory.network.ends import network_ends
+
+_UNIT = "times this load"
+
+
+def doubt_of_network(
+    network: Network, seed: int | None = None, resolution: float | None = None
+) -> Doubt | None:
+    """Return what is not known of the batch times of a network; None where they are taken as
+    exact.
+    """
+    ends = network_ends(network)
+    if ends is None:
+        return None
+    slow, fast = (_end_of_network(one, seed, resolution) for one in (ends.slow, ends.fast))
+    reach = _reach(ends)
+    return Doubt(
+        max_rate=reach.max_rate,
+        load=reach.load,
+        latency={},
+        slow=slow,
+        fast=fast,
+        origin=ends.origin,
+        calibrated=ends.calibrated,
+        unit=_UNIT,
+    )
+
+
+def reach_of_network(network: Network) -> Reach | None:
+    """Return between which loads a network lies; None where all batch times are taken as exact."""
+    ends = network_ends(network)
+    return None if ends is None else _reach(ends)
+
+
+def _reach(ends: Ends[Network]) -> Reach:
+    most = Interval(*(certify(one).max_load for one in (ends.slow, ends.fast)))
+    load = Interval(1 / most.high, 1 / most.low)
+    return Reach(load, most, in_words(load, most, _UNIT, ends.origin))
+
+
+def beyond_rows_of_network(network: Network) -> list[str]:
+    """Say what is asked of batch times that no row has seen, in a sentence for each pool."""
+    model = network.model()
+    notes = []
+    for place, (name, pool) in enumerate(network.pools.items()):
+        here = (model.pool == place) & (model.visits > 0)
+        said = [
+            what
+            for prompt, decode in zip(model.prefill[here], model.decode[here], strict=True)
+            for server, _ in pool.servers
+            for what in beyond(server, float(prompt), float(decode))
+        ]
+        if said:
+            notes.append(
+                f"Batch times of pool {name} are extrapolated: {'; '.join(dict.fromkeys(said))}."
+            )
+    return notes
+
+
+def _end_of_network(network: Network, seed: int | None, resolution: float | None) -> End:
+    """Return what a theorem says, or else the test; nothing where all jobs are recorded."""
+    certificate = certify(network)
+    if certificate.verdict != "unknown" or network.ends:
+        return End(certificate.verdict, certificate.theorem)
+    seed = own_seed(network.workflows[0]) if seed is None else seed
+    return End(verdict(network, resolution=resolution, seed=seed).verdict, None)
