@@ -55,6 +55,7 @@ class System:
     settings: tuple[tuple[str, object], ...] = ()
     until: int | None = None
     hash_ids: tuple[tuple[int, ...], ...] | None = None
+    names_outputs: bool = False
     declared: tuple[int, ...] | None = None
 
     @property
@@ -119,7 +120,8 @@ class System:
             self.prompt,
             self.output,
             self.priority,
-            hash_ids=self.hash_ids,
+            hash_ids=None if self.names_outputs else self.hash_ids,
+            hash_ids_with_output=self.hash_ids if self.names_outputs else None,
             hash_block=None if self.hash_ids is None else self.block_size,
             declared=self.declared,
         )
@@ -133,6 +135,7 @@ class System:
             priority=self.priority,
             hash_ids=self.hash_ids,
             declared=self.declared,
+            names_outputs=self.names_outputs,
             until=self.until,
             instants=instants,
             **self.plain_settings,
@@ -145,7 +148,17 @@ def draw_drafts(rng):
     if drafts == 0:
         return {}
     chances = rng.choice([0.0, 0.3, 0.8, 1.0], drafts).tolist()
-    return {"drafts": drafts, "acceptance": chances, "draft_lookahead": int(rng.choice([0, 0, 2]))}
+    method = str(rng.choice(["", "ngram", "draft_model", "eagle", "mtp", "mtp"]))
+    settings = {"drafts": drafts, "acceptance": chances, "method": method}
+    if method == "":
+        settings["draft_lookahead"] = int(rng.choice([0, 0, 2]))
+    elif method == "ngram":
+        settings["async_scheduling"] = False
+    elif method == "mtp":
+        settings["mtp_modules"] = int(rng.choice([1, 2, 4]))
+    elif rng.random() < 0.3:
+        settings["parallel_drafting"] = True
+    return settings
 
 
 def draw_ratios(rng):
@@ -156,13 +169,13 @@ def draw_ratios(rng):
     return {"schedule_conservativeness": 1.0, "new_token_ratio": 1.0, "min_new_token_ratio": least}
 
 
-def draw_settings(rng, policy, longest, longest_prompt):
+def draw_settings(rng, policy, longest, longest_prompt, circles):
     match policy:
         case "vllm":
             chunked, threshold = bool(rng.random() < 0.7), int(rng.choice([0, 0, 1, 4]))
             longest_context = longest + int(rng.integers(-3, 2))
             reserves = bool(rng.random() < 0.7)
-            return {
+            settings = {
                 "chunked_prefill": chunked,
                 "long_prefill_threshold": threshold,
                 "async_scheduling": bool(rng.random() < 0.6),
@@ -170,7 +183,11 @@ def draw_settings(rng, policy, longest, longest_prompt):
                 "prefill_interval": int(rng.choice([1, 1, 1, 2, 4])),
                 "reserve_prompt": reserves,
                 "max_model_len": longest_context if longest_context > longest_prompt else 0,
-            } | (draw_drafts(rng) if reserves else {})  # else requests may preempt each other for ever
+            }
+            settings |= draw_drafts(rng) if reserves or circles else {}
+            if settings.get("mtp_modules", 1) > 1:  # else the end of a prompt is never served
+                settings["long_prefill_threshold"] = threshold and max(threshold, settings["drafts"])
+            return settings
         case "sglang":
             return {
                 "overlap_schedule": bool(rng.random() < OVERLAP),
@@ -198,10 +215,11 @@ def draw_settings(rng, policy, longest, longest_prompt):
     return {}
 
 
-def draw(rng, policy, of_network=False):
+def draw(rng, policy, of_network=False, circles=False):
     """Draw a system in which every request fits: by as little as may be, often.
 
-    ``of_network``: whether a draft is accepted does not hang on the row of its request.
+    ``of_network``: whether a draft is accepted does not hang on the row of its request. ``circles``: requests may
+    preempt each other for ever.
     """
     engine = policy in ENGINES
     n = int(rng.integers(1, 14))
@@ -211,14 +229,17 @@ def draw(rng, policy, of_network=False):
     prompt = rng.integers(1, rng.choice([1, 3, 9, 30]) + 1, n)
     output = rng.integers(1, rng.choice([1, 2, 5, 40]) + 1, n)
     longest = int((prompt + output).max())
-    settings = draw_settings(rng, policy, longest, int(prompt.max()))
+    settings = draw_settings(rng, policy, longest, int(prompt.max()), circles)
     if of_network and "acceptance" in settings:
         settings["acceptance"] = np.rint(settings["acceptance"]).tolist()
     scheduler, _ = resolve(policy).configured(settings if engine else [])
     budget = int(rng.choice([rng.integers(1, 9), rng.integers(8, 40)]))
     if scheduler.has_token_budget and not scheduler.cuts_prompts:
         budget += longest + settings.get("max_prefill_tokens", 0)
-    budget = max(budget, settings.get("drafts", 0) + 1)
+        if policy == "vllm":
+            budget += scheduler.beside_prompt
+    if settings.get("drafts"):
+        budget = max(budget, settings["drafts"] + scheduler.draft_slots + 1)
     within = budget if scheduler.decodes_at_once else 6  # the others may have more slots than budget
     slots = None if rng.random() < 0.2 and policy not in ENGINES else int(rng.integers(1, min(6, within) + 1))
     block_size = int(rng.choice([1, 2, 4, 16]))
@@ -238,7 +259,7 @@ def draw(rng, policy, of_network=False):
             blocks += 1
     most = max(budget, slots or budget, (slots or 0) * settings.get("max_tokens", 0))
     # Equal ones, admitted by their first chunk, may preempt each other for ever, as they do in vLLM.
-    ranks = "priority" in scheduler.orders and settings.get("reserve_prompt", True)
+    ranks = "priority" in scheduler.orders and (circles or settings.get("reserve_prompt", True))
     swaps = not engine and rng.random() < 0.3 and blocks is not None
     declared = None
     if policy in ("vllm", "sglang") and not settings.get("ignore_eos") and rng.random() < 0.5:
@@ -271,16 +292,22 @@ def with_shared_prefixes(rng, system):
     """Cache the prefixes of prompts that go on from each other, as turns of few conversations; some have no ids."""
     told = [tuple(100 * c + i for i in range(40)) for c in range(int(rng.integers(1, 4)))]
     ids = []
+    names_outputs = bool(rng.random() < 0.5)
     for index, prompt in enumerate(system.prompt):
         shared = int(rng.integers(0, 41))
         whole = (*told[int(rng.integers(len(told)))][:shared], *range(10_000 * (index + 1), 10_000 * (index + 1) + 40))
-        ids.append(whole[: 0 if rng.random() < 0.1 else prompt // system.block_size + int(rng.integers(0, 2))])
+        blocks = prompt // system.block_size + int(rng.integers(0, 2))
+        if names_outputs:
+            blocks = (prompt + system.output[index]) // system.block_size
+        ids.append(whole[: 0 if rng.random() < 0.1 else blocks])
     settings = dict(system.settings)
+    if settings.get("drafts", 0) > system.block_size and "mtp_modules" in settings:
+        settings["mtp_modules"] = 1  # vLLM has no smaller blocks beside several
     if system.policy == "sglang":
         settings["schedule_policy"] = str(rng.choice(["fcfs", "lpm"]))
         system = dataclasses.replace(system, order="fcfs")
     plain = {"admission": None, "preemption": "recompute", "swap_ticks": 0, "settings": tuple(settings.items())}
-    return dataclasses.replace(system, **plain, hash_ids=tuple(ids))
+    return dataclasses.replace(system, **plain, hash_ids=tuple(ids), names_outputs=names_outputs)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,10 +15,11 @@ import sys
 import tempfile
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from recorded import FOLDER, NO_BLOCK, Call, batch_ns, conversations, lognormal, save
+from recorded import FOLDER, NO_BLOCK, Call, batch_ns, conversations, lognormal, save, turns
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -48,6 +49,9 @@ def make_config(
     prefix_caching: bool = False,
     settings: dict[str, Any] | None = None,
     drafts: int = 0,
+    method: str = "ngram",
+    parallel_drafting: bool = False,
+    mtp_modules: int = 1,
     max_num_batched_tokens: int | None = None,
     max_model_len: int | None = None,
     async_scheduling: bool = False,
@@ -55,7 +59,7 @@ def make_config(
 ) -> VllmConfig:
     """Return vLLM's configuration. With ``max_num_batched_tokens`` the budget is vLLM's max_num_scheduled_tokens.
 
-    ``settings`` are further ones of its scheduler, by vLLM's names; ``drafts``: n-grams of so many tokens.
+    ``settings`` are further ones of its scheduler, by vLLM's names; ``drafts``: so many tokens, by any ``method``.
     """
     if max_model_len is None:  # vLLM refuses one beyond the budget where prompts are not chunked
         max_model_len = LLAMA["max_position_embeddings"] if chunked_prefill else budget
@@ -83,13 +87,18 @@ def make_config(
         model_config=model, scheduler_config=scheduler, cache_config=cache, device_config=DeviceConfig("cpu")
     )
     if drafts:  # what a server checks beside it has nothing to do with the scheduler
-        config.speculative_config = SpeculativeConfig(
+        drafting = SpeculativeConfig(
             method="ngram",
             num_speculative_tokens=drafts,
             prompt_lookup_max=2,
             target_model_config=model,
             target_parallel_config=config.parallel_config,
         )
+        drafting.method, drafting.parallel_drafting = method, parallel_drafting  # the drafter's model is never asked
+        drafting.draft_model_config = SimpleNamespace(
+            hf_config=SimpleNamespace(num_nextn_predict_layers=mtp_modules), model="none"
+        )
+        config.speculative_config = drafting
     return config
 
 
@@ -118,18 +127,23 @@ def make_scheduler(
     )
 
 
-def as_request(index: int, call: Call, block_size: int, prefix_caching: bool) -> Request:
-    """Return vLLM's request; its prompt starts with whole blocks named by hash ids, the rest is its own."""
+def tokens_of(index: int, call: Call, block_size: int) -> list[int]:
+    """Return all tokens of a request: whole blocks named by hash ids, of prompt and output, the rest is its own."""
     shared = [block for block in call.hash_ids for _ in range(block_size)]
-    own = [NO_BLOCK + index] * (call.prompt_tokens - len(shared))
+    return shared + [NO_BLOCK + index] * (call.prompt_tokens + call.output_tokens - len(shared))
+
+
+def as_request(index: int, call: Call, scheduler: Scheduler, prefix_caching: bool) -> Request:
+    """Return vLLM's request."""
+    size, ahead = scheduler.block_size, scheduler.num_hash_lookahead_tokens
     return Request(
         request_id=f"{index:06d}",  # of equal priority and arrival vLLM takes the first by name
-        prompt_token_ids=shared + own,
+        prompt_token_ids=tokens_of(index, call, size)[: call.prompt_tokens],
         sampling_params=SamplingParams(max_tokens=call.output_tokens, ignore_eos=True),
         pooling_params=None,
         arrival_time=call.arrival_ns / 1e9,
         priority=call.priority,
-        block_hasher=get_request_block_hasher(block_size, sha256) if prefix_caching else None,
+        block_hasher=get_request_block_hasher(size, sha256, ahead) if prefix_caching else None,
     )
 
 
@@ -143,9 +157,10 @@ def serve(scheduler: Scheduler, calls: list[Call], *, depth: int = 1, accepts: i
     caching = scheduler.cache_config.enable_prefix_caching
     if caching:
         init_none_hash(sha256)
-    requests = [as_request(i, call, scheduler.block_size, caching) for i, call in enumerate(calls)]
+    requests = [as_request(i, call, scheduler, caching) for i, call in enumerate(calls)]
+    told = [tokens_of(i, call, scheduler.block_size) for i, call in enumerate(calls)]
     steps: list[dict[str, Any]] = []
-    flight: deque[tuple[int, Any, list[list[int]]]] = deque()
+    flight: deque[tuple[int, Any, list[int]]] = deque()
     now = free_at = arrived = 0
     tried_again = False
     while arrived < len(calls) or flight or scheduler.has_unfinished_requests():
@@ -157,12 +172,11 @@ def serve(scheduler: Scheduler, calls: list[Call], *, depth: int = 1, accepts: i
         if tokens:
             start = max(now, free_at)
             free_at = start + batch_ns(tokens)
-            sampled = []
+            right = []
             for name in output.num_scheduled_tokens:
-                right = min(accepts, len(output.scheduled_spec_decode_tokens.get(name, ())))
-                whole = not requests[int(name)].is_prefill_chunk
-                sampled.append([NO_BLOCK + int(name)] * (1 + right) * whole)
-            flight.append((free_at, output, sampled))
+                kept = min(accepts, len(output.scheduled_spec_decode_tokens.get(name, ())))
+                right.append(0 if requests[int(name)].is_prefill_chunk else 1 + kept)
+            flight.append((free_at, output, right))
             preempted = sorted(map(int, output.preempted_req_ids or ()))
             scheduled = dict(output.num_scheduled_tokens)
             steps.append({"start_ns": start, "tokens": tokens, "scheduled": scheduled, "preempted": preempted})
@@ -177,8 +191,12 @@ def serve(scheduler: Scheduler, calls: list[Call], *, depth: int = 1, accepts: i
             now = calls[arrived].arrival_ns
             continue
         tried_again = False
-        now, output, sampled = flight.popleft()
+        now, output, right = flight.popleft()
         names = list(output.num_scheduled_tokens)
+        sampled = []
+        for name, count in zip(names, right, strict=True):
+            known = requests[int(name)].num_tokens
+            sampled.append((told[int(name)] + [NO_BLOCK] * count)[known : known + count])
         runner = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, sampled)
         scheduler.update_from_output(output, runner)
         if drafted and depth == 1:
@@ -305,6 +323,41 @@ RECORDINGS: dict[str, tuple[list[Call], dict[str, Any]]] = {
             "prefix_caching": True,
             "drafts": 3,
             "accepts": 2,
+            "async_scheduling": True,
+        },
+    ),
+    "turns_tight": (
+        turns(120, 3.0, 24, people=9, block_size=16),
+        {"budget": 128, "max_seqs": 16, "num_blocks": 120, "prefix_caching": True},
+    ),
+    "async_turns_tight": (
+        turns(120, 3.0, 25, people=9, block_size=16),
+        {"budget": 128, "max_seqs": 16, "num_blocks": 120, "prefix_caching": True, "async_scheduling": True},
+    ),
+    "mtp_modules_turns": (
+        turns(120, 5.0, 26, people=9, block_size=16),
+        {
+            "budget": 128,
+            "max_seqs": 16,
+            "num_blocks": 200,
+            "prefix_caching": True,
+            "drafts": 3,
+            "accepts": 2,
+            "method": "mtp",
+            "mtp_modules": 3,
+            "async_scheduling": True,
+        },
+    ),
+    "pard_tight": (
+        lognormal(120, 6.0, 27, prompt=(100, 600), output=(60, 300)),
+        {
+            "budget": 256,
+            "max_seqs": 40,
+            "num_blocks": 130,
+            "drafts": 4,
+            "accepts": 2,
+            "method": "draft_model",
+            "parallel_drafting": True,
             "async_scheduling": True,
         },
     ),

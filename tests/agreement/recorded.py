@@ -76,6 +76,25 @@ def conversations(requests: int, rate: float, seed: int, *, people: int, block_s
     return calls
 
 
+def turns(requests: int, rate: float, seed: int, *, people: int, block_size: int) -> list[Call]:
+    """Poisson arrivals of people whose next prompt holds the answer to the last one; ids go on with the answers."""
+    rng = np.random.default_rng(seed)
+    history: list[list[int]] = [list(range(100 * person, 100 * person + 3)) for person in range(1, people + 1)]
+    calls, fresh, now = [], 1_000, 0.0
+    for _ in range(requests):
+        now += rng.exponential(1e9 / rate)
+        person = int(rng.integers(people))
+        blocks = history[person]
+        prompt = (len(blocks) + int(rng.integers(0, 3))) * block_size + int(rng.integers(1, block_size))
+        output = int(rng.integers(1, 90))
+        whole = (prompt + output) // block_size
+        blocks = [*blocks, *range(fresh, fresh + whole - len(blocks))]
+        fresh += whole
+        calls.append(Call(int(now), prompt, output, 0, tuple(blocks)))
+        history[person] = blocks if len(blocks) < 40 else blocks[:3]
+    return calls
+
+
 def save(
     name: str,
     calls: list[Call],
@@ -86,9 +105,12 @@ def save(
     shared: bool,
 ) -> None:
     """Write what became of the calls into two small files; ``shared``: with what their prompts have in common."""
+    block = configuration.get("block_size", HASH_BLOCK)
     with (FOLDER / f"{name}.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*COLUMNS, "hash_ids"] if shared else COLUMNS)
+        whole = any(len(call.hash_ids) * block > call.prompt_tokens for call in calls)
+        ids = "hash_ids_with_output" if whole else "hash_ids"
+        writer.writerow([*COLUMNS, ids] if shared else COLUMNS)
         for index, call in enumerate(calls):
             row = [index, *(getattr(call, column) for column in COLUMNS[1:])]
             writer.writerow([*row, " ".join(map(str, call.hash_ids))] if shared else row)

@@ -9,6 +9,7 @@ import pytest
 from engine_systems import assert_a_pool_does_the_same
 
 import penstock as ps
+from penstock.reference.simulation import simulate_server
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden"
 RECORDED = Path(__file__).parent / "schedules"
@@ -17,6 +18,9 @@ SETTINGS = (
     "chunked_prefill", "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive",
     "prefill_schedule_interval", "scheduler_reserve_full_isl", "max_model_len",
 )  # fmt: skip
+
+OF_DRAFTERS = ("method", "parallel_drafting", "mtp_modules")
+MORE = sorted((GOLDEN / "vllm-0.33.0-more").glob("*.json"))
 
 with_golden_files = pytest.mark.skipif(not GOLDEN.exists(), reason="the golden schedules are not beside the repository")
 
@@ -27,19 +31,32 @@ def drafts_of(configuration):
     if drafts == 0:
         return {}
     accepted = configuration.get("accept", configuration.get("accepts"))
-    return {"drafts": drafts, "acceptance": [1.0] * accepted + [0.0] * (drafts - accepted)}
+    told = {name: configuration[name] for name in OF_DRAFTERS if configuration.get(name)}
+    return {"drafts": drafts, "acceptance": [1.0] * accepted + [0.0] * (drafts - accepted)} | told
+
+
+def batch_time_of(configuration):
+    """The batch time of a recording: that of a GPU, or nanoseconds for a batch and for each token."""
+    costs = configuration.get("batch_time")
+    return TP1 if costs is None else ps.Affine(costs["c"] / 1e9, costs["a"] / 1e9)
+
+
+def ids_of(rows: pl.DataFrame, block: int):
+    """What the requests of a recording have in common, under the names of `ps.Workload.from_arrays`."""
+    names = [name for name in ("hash_ids", "hash_ids_with_output") if name in rows.columns]
+    lists = {name: [[int(i) for i in (ids or "").split()] for ids in rows[name]] for name in names}
+    return lists | {"hash_block": block}
 
 
 def assert_vllm_did_this(configuration, rows: pl.DataFrame, record: str, compress: bool) -> None:
     """Every request has its first token and finish at the same nanosecond, and is preempted as often."""
     block_size, caching = configuration.get("block_size", 16), configuration.get("prefix_caching", False)
-    hash_ids = [[int(i) for i in (ids or "").split()] for ids in rows["hash_ids"]] if caching else None
     workload = ps.Workload.from_arrays(
         rows["arrival_ns"].to_numpy() / 1e9, rows["prompt_tokens"], rows["output_tokens"], rows["priority"],
-        hash_ids=hash_ids, hash_block=block_size if caching else None,
+        **ids_of(rows, block_size) if caching else {},
     )  # fmt: skip
     server = ps.Server(
-        TP1,
+        batch_time_of(configuration),
         configuration["budget"],
         configuration["max_seqs"],
         policy="vllm",
@@ -82,6 +99,61 @@ def test_every_setting_of_vllm_is_met_to_the_nanosecond(path: Path, compress: bo
     """A step ahead, admission by the first chunk, adaptive thresholds, prefill intervals, longest contexts."""
     configuration = json.loads(path.read_text())
     assert_vllm_did_this(configuration, pl.read_csv(path.with_suffix(".csv")), "requests", compress)
+
+
+@with_golden_files
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize("path", MORE, ids=lambda path: path.stem)
+def test_answers_in_the_cache_and_who_drafts_are_met_to_the_nanosecond(path: Path, compress: bool) -> None:
+    """A next prompt finds what an answer left; a block is named by the token after it; a draft model takes slots."""
+    configuration = json.loads(path.read_text())
+    assert_vllm_did_this(configuration, pl.read_csv(path.with_suffix(".csv")), "requests", compress)
+
+
+@with_golden_files
+@pytest.mark.parametrize("path", MORE, ids=lambda path: path.stem)
+def test_the_reference_meets_answers_in_the_cache_and_who_drafts_to_the_nanosecond(path: Path) -> None:
+    configuration = json.loads(path.read_text())
+    rows = pl.read_csv(path.with_suffix(".csv"))
+    time = batch_time_of(configuration)
+    size = configuration["block_size"]
+    ids = {}
+    if configuration["prefix_caching"]:
+        given = ids_of(rows, size)
+        ids["names_outputs"] = "hash_ids_with_output" in given
+        ids["hash_ids"] = given.get("hash_ids_with_output", given["hash_ids"])
+    history = simulate_server(
+        rows["arrival_ns"].to_list(),
+        rows["prompt_tokens"].to_list(),
+        rows["output_tokens"].to_list(),
+        priority=rows["priority"].to_list(),
+        engine="vllm",
+        batch_time=lambda tokens: round(time(tokens) * 1e9),
+        token_budget=configuration["budget"],
+        max_batch_size=configuration["max_seqs"],
+        kv_blocks=configuration["num_blocks"],
+        block_size=size,
+        order=configuration["policy"],
+        options={"async_scheduling": configuration["async_scheduling"], **drafts_of(configuration)},
+        **ids,
+    )
+    for column, ours in (("first_token_ns", "first_token"), ("finish_ns", "finish"), ("preemptions", "preemptions")):
+        assert [getattr(request, ours) for request in history.requests] == rows[column].to_list(), column
+    assert len(history.batches) == configuration["steps"]
+
+
+@with_golden_files
+def test_a_trace_of_answers_is_read_from_its_table() -> None:
+    """The ids that go on with outputs, as they stand in the table of a recording, are those that arrays give."""
+    path = GOLDEN / "vllm-0.33.0-more" / "turns_ample.csv"
+    rows = pl.read_csv(path)
+    read = ps.read_trace(path, columns={"arrival_ns": "arrival_ns"}, hash_block=16)
+    given = ps.Workload.from_arrays(
+        rows["arrival_ns"].to_numpy() / 1e9, rows["prompt_tokens"], rows["output_tokens"], **ids_of(rows, 16)
+    )
+    assert read.prefixes.names_outputs
+    assert read.prefixes.ids.tolist() == given.prefixes.ids.tolist()
+    assert read.prefixes.bounds.tolist() == given.prefixes.bounds.tolist()
 
 
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("vllm_*.json")), ids=lambda path: path.stem)

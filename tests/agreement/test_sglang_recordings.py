@@ -12,13 +12,22 @@ import penstock as ps
 from penstock.reference.simulation import simulate_server
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden" / "sglang-0.5.23"
+MORE = GOLDEN.with_name("sglang-0.5.23-more")
 OF_PRIORITIES = (
     "priority_scheduling_preemption_threshold", "schedule_low_priority_values_first", "retraction_policy"
 )  # fmt: skip
 
 every_recording = pytest.mark.parametrize(
-    "path", sorted([*GOLDEN.glob("*.json"), *FOLDER.glob("sglang_*.json")]), ids=lambda path: path.stem
+    "path",
+    sorted([*GOLDEN.glob("*.json"), *MORE.glob("turns_*.json"), *FOLDER.glob("sglang_*.json")]),
+    ids=lambda path: path.stem,
 )
+
+
+def batch_time_of(configuration):
+    """Nanoseconds of a batch by its tokens."""
+    costs = configuration.get("batch_time")
+    return batch_ns if costs is None else lambda tokens: costs["c"] + costs["a"] * tokens
 
 
 def settings(configuration):
@@ -36,7 +45,7 @@ def settings(configuration):
     }
     return {
         "engine": "sglang",
-        "batch_time": batch_ns,
+        "batch_time": batch_time_of(configuration),
         "token_budget": chunk if chunk > 0 else None,
         "max_batch_size": configuration["max_running"],
         "kv_blocks": configuration["kv_tokens"] // page,
@@ -63,8 +72,9 @@ def columns(configuration, rows):
     if isinstance(declared, int):
         given["declared"] = [max(declared, tokens) for tokens in rows["output_tokens"]]
     if configuration.get("radix"):
-        ids = rows["hash_ids"] if "hash_ids" in rows.columns else [""] * len(rows)
-        given["hash_ids"] = [[int(i) for i in (text or "").split()] for text in ids]
+        name = "hash_ids_with_output" if "hash_ids_with_output" in rows.columns else "hash_ids"
+        ids = rows[name] if name in rows.columns else [""] * len(rows)
+        given[name] = [[int(i) for i in (text or "").split()] for text in ids]
         given["hash_block"] = HASH_BLOCK
     return given
 
@@ -75,7 +85,10 @@ def test_the_reference_serves_every_request_at_the_same_nanosecond(path: Path) -
     configuration = json.loads(path.read_text())
     rows = pl.read_csv(path.with_suffix(".csv"))
     lengths = [rows[column].to_list() for column in ("arrival_ns", "prompt_tokens", "output_tokens")]
-    history = simulate_server(*lengths, **columns(configuration, rows), **settings(configuration))
+    given = columns(configuration, rows)
+    if "hash_ids_with_output" in given:
+        given |= {"hash_ids": given.pop("hash_ids_with_output"), "names_outputs": True}
+    history = simulate_server(*lengths, **given, **settings(configuration))
     assert [request.first_token for request in history.requests] == rows["first_token_ns"].to_list()
     assert [request.finish for request in history.requests] == rows["finish_ns"].to_list()
     assert [request.preemptions for request in history.requests] == rows["preemptions"].to_list()
@@ -89,14 +102,18 @@ def kernel_run(configuration, rows, compress):
     options, given = same["options"], columns(configuration, rows)
     prompt, output = rows["prompt_tokens"].to_numpy(), rows["output_tokens"].to_numpy()
     whole = max(int((prompt + output).max()), options["max_prefill_tokens"])
+    costs = configuration.get("batch_time")
+    batch_time = ps.hardware("codellama-34b-a100-tp1").batch_time
+    if costs is not None:
+        batch_time = ps.Affine(costs["c"] / 1e9, costs["a"] / 1e9)
     server = ps.Server(
-        ps.hardware("codellama-34b-a100-tp1").batch_time,
+        batch_time,
         same["token_budget"] or whole,
         same["max_batch_size"],
         policy="sglang",
         policy_params=options,
         order=same["order"],
-        memory=ps.Memory(same["kv_blocks"], same["block_size"], prefix_caching="hash_ids" in given),
+        memory=ps.Memory(same["kv_blocks"], same["block_size"], prefix_caching="hash_block" in given),
     )
     seconds = rows["arrival_ns"].to_numpy() / 1e9
     workload = ps.Workload.from_arrays(seconds, prompt, output, **given)

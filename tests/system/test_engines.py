@@ -46,6 +46,40 @@ def test_another_policy_of_a_server_has_its_own_settings() -> None:
             "needs one beside its drafts",
         ),
         ({"policy_params": {"draft_lookahead": 2}}, "there are no drafts"),
+        ({"policy_params": {"drafts": 2, "acceptance": 0.5, "method": "ngram"}}, "set async_scheduling to false"),
+        ({"policy_params": {"drafts": 2, "acceptance": 0.5, "method": "egle"}}, "did you mean 'eagle'"),
+        (
+            {"policy_params": {"drafts": 2, "acceptance": 0.5, "method": "eagle", "draft_lookahead": 3}},
+            "looks ahead as far as it drafts, 2",
+        ),
+        (
+            {"policy_params": {"drafts": 2, "acceptance": 0.5, "parallel_drafting": True}},
+            "take draft_model or eagle3",
+        ),
+        ({"policy_params": {"drafts": 2, "acceptance": 0.5, "mtp_modules": 2}}, "take mtp, or leave it out"),
+        (
+            {"token_budget": 4, "policy_params": {"drafts": 3, "acceptance": 0.5, "method": "draft_model"}},
+            "1 slots to draft in",
+        ),
+        (
+            {
+                "policy_params": {"drafts": 3, "acceptance": 0.5, "method": "mtp", "mtp_modules": 2},
+                "memory": ps.Memory(100, 2, prefix_caching=True),
+            },
+            "in blocks of at least as many tokens",
+        ),
+        (
+            {
+                "policy_params": {
+                    "drafts": 3,
+                    "acceptance": 0.5,
+                    "method": "mtp",
+                    "mtp_modules": 2,
+                    "long_prefill_threshold": 2,
+                }
+            },
+            "its end would never be served",
+        ),
         ({"policy_params": {"max_loras": 4}}, "which adapters may share a batch (LoRA): it is not modelled here"),
         ({"policy": "sglang", "policy_params": {"enable-dp-attention": True}}, "data-parallel attention"),
         ({"policy_params": {"pipeline_parallel_size": 2}}, "several pipeline stages at once"),

@@ -67,8 +67,78 @@ def test_the_mooncake_trace_shares_what_its_ids_say() -> None:
     assert trace.prefixes is not None
     assert trace.prefixes.rows == 12_031
     full = trace.prompt_tokens // 512
-    assert (np.diff(trace.prefixes.bounds) <= full).all()
+    named = np.diff(trace.prefixes.bounds)
+    assert (named <= (trace.prompt_tokens + trace.output_tokens) // 512).all()
+    assert (named > full).sum() == 1_962
+    assert any("1,962 answers were inferred from a later prompt" in notice for notice in trace.notices)
     assert (np.bincount(trace.prefixes.ids) > 1).sum() > 10_000
+
+
+TURNS = [(0, 20, 20, [1, 2]), (100, 45, 3, [1, 2, 3, 4, 5])]  # the second prompt holds the first answer
+
+
+def caching_server(policy: str, **settings: object) -> ps.Server:
+    memory = ps.Memory(60, 8, prefix_caching=True)
+    return ps.Server(ps.Affine(0.0, 0.01), 64, policy=policy, max_batch_size=4, memory=memory, policy_params=settings)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "sglang", "sarathi"])
+def test_a_next_prompt_finds_what_an_answer_left(policy: str) -> None:
+    """Prompt and answer fill 4 blocks of 8 (the last token of an answer is never computed); without ids, 2."""
+    arrival, prompt, output, ids = zip(*TURNS, strict=True)
+    server = caching_server(policy) if policy != "sarathi" else ps.Server(
+        ps.Affine(0.0, 0.01), 64, 4, memory=ps.Memory(60, 8, prefix_caching=True)
+    )  # fmt: skip
+    whole = [(1, 2, 3, 4, 9), (1, 2, 3, 4, 5, 6)]
+    found = {}
+    for name, told in (("hash_ids", ids), ("hash_ids_with_output", whole)):
+        workload = ps.Workload.from_arrays(arrival, prompt, output, hash_block=8, **{name: told})
+        found[name] = ps.simulate(workload, server).reused_tokens
+    assert found == {"hash_ids": 16, "hash_ids_with_output": 32}
+
+
+def test_ids_that_are_longer_than_prompts_go_on_with_the_outputs() -> None:
+    arrival, prompt, output, ids = zip(*TURNS, strict=True)
+    longer = [(1, 2, 3, 4, 9), ids[1]]
+    workload = ps.Workload.from_arrays(arrival, prompt, output, hash_ids=longer, hash_block=8)
+    same = ps.Workload.from_arrays(arrival, prompt, output, hash_ids_with_output=longer, hash_ids=ids, hash_block=8)
+    assert workload.prefixes.names_outputs
+    assert rows_of(workload.prefixes) == rows_of(same.prefixes) == [[0, 1, 2, 3, 5], [0, 1, 2, 3, 4]]
+    with pytest.raises(ps.InputError, match=r"hash_ids\[1\] and hash_ids_with_output\[1\] begin with other ids"):
+        ps.Workload.from_arrays(
+            arrival, prompt, output, hash_ids_with_output=longer, hash_ids=[ids[0], (7,) * 5], hash_block=8
+        )
+
+
+def test_the_ids_of_an_answer_are_told_by_the_next_turn_and_said_so(tmp_path: Path) -> None:
+    """Only of a prompt that nobody had before, and by a later one that is long enough for the answer."""
+    path = tmp_path / "mine.csv"
+    rows = [
+        "0,20,20,1 2",  # goes on in the third row
+        "1,21,20,1 2",  # not new: whose answer the third has, nobody knows
+        "9,45,3,1 2 3 4 5",
+        "10,16,90,6 7",  # the next has no room for its answer
+        "20,40,1,6 7 8 9 10",
+    ]
+    path.write_text("arrival_s,prompt_tokens,output_tokens,hash_ids\n" + "\n".join(rows) + "\n")
+    found = ps.read_trace(path, hash_block=8)
+    assert rows_of(found.prefixes) == [[0, 1, 2, 3, 4], [0, 1], [0, 1, 2, 3, 4], [5, 6], [5, 6, 7, 8, 9]]
+    assert found.notices == (
+        "hash ids of 1 answer were inferred from a later prompt that goes on where they were given; name them with "
+        "hash_ids_with_output if you know better",
+    )
+    assert "say with hash_block" in ps.read_trace(path).notices[0]
+
+
+def test_with_eagle_a_block_is_found_by_the_token_after_it() -> None:
+    """Two prompts of 70 that share 3 blocks and then differ find 32 tokens, those that share a fourth 48."""
+    for ids, found in (([1, 2, 3], 32), ([1, 2, 3, 4], 48)):
+        workload = ps.Workload.from_arrays([0, 10], [70, 70], [5, 5], hash_ids=[ids, ids], hash_block=16)
+        memory = ps.Memory(1000, 16, prefix_caching=True)
+        for method, more in (("eagle", 0), ("draft_model", 16)):
+            drafting = {"drafts": 2, "acceptance": 1.0, "method": method}
+            server = ps.Server(ps.Affine(0.0, 0.01), 512, 16, policy="vllm", policy_params=drafting, memory=memory)
+            assert ps.simulate(workload, server).reused_tokens == found + more
 
 
 def test_requests_find_the_blocks_of_those_before_them() -> None:

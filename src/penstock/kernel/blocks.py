@@ -10,8 +10,10 @@ record in ``blocks``, and stands in the row of ``table`` of those who hold it: t
 prompt. All others are counted: those that a request holds, nameless ones in front of the queue
 (`ENGINE.nameless`), and runs of full ones that nobody will look for, which keep a place in it.
 
-Recorded prompts have the names ``ids[bounds[row] : bounds[row + 1]]``. A request that goes on with
-the context of an earlier one of its job has that one's names as far as the context reaches. The
+Recorded prompts have the names ``ids[bounds[row] : bounds[row + 1]]``, which may go on with their
+outputs. A request that goes on with the context of an earlier one of its job has that one's names
+as far as the context reaches. Where a drafter reads ahead, the name of a block stands for the
+tokens after it too (`POOL.names_ahead`), and is given once these are known. The
 records of an engine are ``blocks[first_block : first_block + blocks + 1]``; the last one is both
 ends of its queue.
 """
@@ -46,9 +48,19 @@ def blocks_of(tokens: int, size: int) -> Any:
 
 @uncounted(inline=True)
 def _shared_blocks(world: World, pool: Any, request: int) -> Any:
-    """Return how many blocks of a prompt have names that others may have too."""
+    """Return how many blocks of a request have names that others may have too."""
     tokens = max(np.int64(world.again[request].named), np.int64(world.reuse[request]))
-    return tokens // pool.block_size
+    return max(tokens - pool.names_ahead, 0) // pool.block_size
+
+
+@uncounted(inline=True)
+def nameable(pool: Any, computed: int, known: int) -> Any:
+    """Return of how many tokens full blocks can have their names, where so many are computed, and
+    so many known.
+    """
+    if pool.names_ahead == 0:
+        return min(computed, known)
+    return max(min(computed + 1, known) - pool.names_ahead, 0)
 
 
 @uncounted(inline=True)
@@ -56,10 +68,10 @@ def _name_of(world: World, pool: Any, request: int, index: int) -> Any:
     """Return the name of a full block of a request: recorded, or of the request that it comes from
     (below 0).
     """
-    end = (index + 1) * pool.block_size
+    end = (index + 1) * pool.block_size + pool.names_ahead
     again = world.again[request]
     if end <= again.named:
-        return world.ids[world.bounds[again.prefix] + index]
+        return world.ids[world.bounds[again.prefix] + (end - 1) // pool.block_size]
     owner = request
     while end <= world.reuse[owner]:
         owner += world.context[owner]
@@ -125,12 +137,15 @@ def _name_next(world: World, engine: Any, pool: Any, place: int) -> None:
 
 
 @uncounted()
-def name_prompt(world: World, engine: Any, pool: Any, place: int, end: int) -> None:
-    """Name the blocks of a prompt before ``end``, which are full when the batch is computed.
+def name_blocks(
+    world: World, engine: Any, pool: Any, place: int, computed: int, known: int
+) -> None:
+    """Name the blocks of a request that are full when so many tokens are computed.
 
     Those that nobody else looks for before the request leaves get their names then.
     """
     slot = world.slots[place]
+    end = nameable(pool, computed, known) // pool.block_size
     end = min(end, _shared_blocks(world, pool, slot.request))
     while slot.named < end:
         _name_next(world, engine, pool, place)
@@ -144,7 +159,7 @@ def found_in_cache(world: World, engine: Any, pool: Any, request: int) -> Any:
     Its last token is always computed.
     """
     hits = unused = 0
-    most = (world.again[request].target - 1) // pool.block_size
+    most = (world.again[request].target - max(1, pool.names_ahead)) // pool.block_size
     if world.again[request].times == 0:  # else blocks of its own may be there
         most = min(most, _shared_blocks(world, pool, request))
     while hits < most:
@@ -292,10 +307,12 @@ def give_back(
     """Let a request that leaves give back its blocks, the last first; the full ones keep what they
     hold.
 
-    ``sought``: whether anybody will look for what is its own.
+    ``full``: how many are full, and can have names; ``sought``: whether anybody will look for what
+    is its own.
     """
     slot = world.slots[place]
-    while sought and slot.named < full:
+    end = full if sought else min(full, _shared_blocks(world, pool, slot.request))
+    while slot.named < end:
         _name_next(world, engine, pool, place)
     unsought = max(full - slot.named, 0)
     nameless = held - slot.named - unsought

@@ -4,11 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.kernel.blocks import blocks_of
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import chain, unchain
 from penstock.kernel.records import World
-from penstock.kernel.running import count_growth, done_by
+from penstock.kernel.running import count_growth
 
 _ONE = np.uint64(1)
 
@@ -51,13 +50,6 @@ def verify(world: World, engine: Any, pool: Any, place: int, drafted: int) -> No
     engine.rejected += 1 + drafted - slot.stay
 
 
-@uncounted(inline=True)
-def blocks_for_drafts(engine: Any, pool: Any, slot: Any, tokens: int) -> Any:
-    """Return the blocks that a decode lacks to verify so many tokens, and to look ahead."""
-    tokens += done_by(engine, slot) + slot.rejected + pool.lookahead
-    return max(blocks_of(tokens, pool.block_size) - slot.grown, 0)
-
-
 @uncounted()
 def keep_accepted(world: World, engine: Any, pool: Any) -> Any:
     """Bring the ends of requests nearer, that decode with the batch, by the drafts that stay;
@@ -87,7 +79,7 @@ def keep_accepted(world: World, engine: Any, pool: Any) -> Any:
 
 @uncounted()
 def know_rejected(world: World, engine: Any) -> None:
-    """Take note of the drafts that were wrong: the batch that they were in has ended."""
+    """Take note of what was right and wrong: the batch that it was in has ended."""
     place = engine.first_slot
     while place >= 0:
         world.slots[place].rejected = world.slots[place].flight = 0

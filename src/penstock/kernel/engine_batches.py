@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from penstock.kernel.blocks import blocks_of, name_prompt
+from penstock.kernel.blocks import blocks_of, name_blocks
 from penstock.kernel.by_reference import reference_to
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.composition import Terms, cost_of, rise_of, ticks_of
@@ -31,6 +31,7 @@ from penstock.kernel.records import (
     ALLOCATION_ROWS,
     COMPOSED,
     COMPUTED,
+    ENDLESS,
     IN_FLIGHT,
     IN_STEP,
     LATER,
@@ -115,7 +116,7 @@ def _begin_decoding(world: World, server: int, count: int, most: int) -> None:
             held = blocks_of(prompt, pool.block_size)
         place = admit(world, engine, pool, request, held, 0)
         if pool.caching != 0:
-            name_prompt(world, engine, pool, place, prompt // pool.block_size)
+            name_blocks(world, engine, pool, place, prompt, prompt + pool.convention)
         engine.prefilling -= 1
         if pool.convention != 0:
             world.slots[place].last = IN_STEP
@@ -195,7 +196,7 @@ def plan_after_run(world: World, server: int, engine: Any, pool: Any) -> None:
     """Compute the run of decodes in progress, and compose the batch after it, as when its last one
     started; also while that goes on.
 
-    Nothing can fail, as only policies of the seam do.
+    Nothing can fail: only policies of the seam do, and preemptions that go on for ever.
     """
     replica = world.servers[server]
     engine.flight_end = replica.start + ticks_of_batches(replica, replica.equal)
@@ -280,6 +281,10 @@ def _compose(world: World, batch: Any, engine: Any, pool: Any, at_once: bool) ->
         failed = _choose(world, engine, pool)
         if failed != 0:
             return failed
+        if engine.preempted > 0:
+            engine.barren += 1
+            if engine.barren > pool.patience:
+                return ENDLESS
         prefill = _prefill_tokens(world, engine)
         decodes = engine.served_decodes + engine.wasted
         load = prefill + decodes + engine.verified
@@ -316,7 +321,8 @@ def _choose(world: World, engine: Any, pool: Any) -> Any:
     if pool.rule == SGLANG:
         engine.arrival_ends = engine.is_full == 0 or pool.takes_places != 0
     else:
-        engine.arrival_ends = engine.waiting == 0 or pool.by_priority != 0
+        # Of a fair share of the budget whoever comes leaves less to the first that waits.
+        engine.arrival_ends = engine.waiting == 0 or pool.by_priority != 0 or pool.adapts != 0
     return 0
 
 
@@ -472,9 +478,27 @@ def _equal_batches(
     if pool.rule == SEAM and pool.caching != 0 and engine.waiting > 0:
         return 1  # a policy sees what is cached of a prompt, which a decode may take
     most = next_due_epoch(world.bits[engine.line], engine.epoch) - engine.epoch
+    if most > 1 and pool.names_outputs != 0:
+        most = _until_named(world, engine, pool, most)
     if most > 1 and pool.grows != 0:
         most = _within_memory(world, engine, pool, most + beyond) - beyond
     return before_it_dies(world, engine.server, within_the_run(world, replica, most))
+
+
+@uncounted()
+def _until_named(world: World, engine: Any, pool: Any, most: int) -> Any:
+    """Return how many of so many equal decode batches go by before one of them, but for the first,
+    fills a block: who waits may find what it holds.
+
+    A step ahead, that is known a batch later.
+    """
+    growth = world.growth[engine.index]
+    size = pool.block_size
+    place = engine.epoch + (1 if pool.ahead == 0 else 0)
+    for batch in range(1, min(most, size + 1)):
+        if growth[(place + batch) % size] > 0:
+            return batch
+    return most
 
 
 @uncounted(inline=True)

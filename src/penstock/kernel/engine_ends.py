@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.kernel.blocks import blocks_of, give_back, take_blocks
+from penstock.kernel.blocks import blocks_of, give_back, name_blocks, nameable, take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.composition import ticks_of
 from penstock.kernel.drafts import forget_rejected, keep_accepted, know_rejected
@@ -25,6 +25,7 @@ from penstock.kernel.rules_sglang import lower_ratio
 from penstock.kernel.running import (
     begin_decode,
     change_phase,
+    done_by,
     end_decode,
     ends_unforeseen,
     held_by,
@@ -83,11 +84,32 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
         engine.last_step = _end_of(world, engine, pool)
         engine.decode_tokens -= decodes
         engine.epoch += 1
+        engine.barren = 0
         if engine.marked != 0 or engine.everyone == 0:
-            _unmark_decodes(world, engine)
+            _unmark_decodes(world, engine, pool)
+        elif pool.ahead != 0:
+            engine.all_fly = 1
         _finish_due(world, replica, engine, pool)
     if replica.prefill > 0:
         _end_prompts(world, replica, engine, pool, decodes > 0 or alone)
+    if pool.ahead == 0 and pool.drafts > 0 and pool.names_outputs != 0:
+        _name_known(world, engine, pool)
+
+
+@uncounted()
+def _name_known(world: World, engine: Any, pool: Any) -> None:
+    """Name the blocks of outputs that are full now that a batch has ended, of those who go on."""
+    # Whom the next batch, composed already, leaves out has been put off.
+    puts_off = pool.ahead != 0 and engine.everyone == 0 and engine.served_decodes > 0
+    place = engine.first_slot
+    while place >= 0:
+        slot = world.slots[place]
+        if slot.left == 0:
+            done = done_by(engine, slot)
+            if puts_off and slot.taken == 0:
+                done += 1
+            name_blocks(world, engine, pool, place, done, done + 1)
+        place = slot.next
 
 
 @uncounted(inline=True)
@@ -154,7 +176,9 @@ def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> 
             if pool.drafts > 0:
                 held = np.int64(slot.held if slot.left > 0 else slot.grown)
             sought = world.again[slot.request].followed != 0
-            give_back(world, engine, pool, place, held, slot.total // pool.block_size, sought)
+            total = np.int64(slot.total)
+            full = nameable(pool, total, total + pool.convention) // pool.block_size
+            give_back(world, engine, pool, place, held, full, sought)
         place = slot.next
 
 
@@ -203,11 +227,15 @@ def _gap_from_elsewhere(world: World, replica: Any, pool: Any, request: int) -> 
 
 
 @uncounted()
-def _unmark_decodes(world: World, engine: Any) -> None:
+def _unmark_decodes(world: World, engine: Any, pool: Any) -> None:
+    if pool.ahead != 0:
+        engine.some_fly = 1
     place = engine.first_slot
     while place >= 0:
         slot = world.slots[place]
         if slot.left == 0:
+            if pool.ahead != 0 and pool.drafts == 0:
+                slot.flight = slot.taken
             slot.taken = 0
         place = slot.next
 
@@ -249,11 +277,15 @@ def _stay(world: World, engine: Any, place: int) -> None:
 @uncounted(inline=True)
 def let_go(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Let those go whose last tokens are out now."""
-    if pool.drafts > 0:
+    engine.all_fly = 0
+    if pool.drafts > 0 or (pool.caching != 0 and engine.some_fly != 0):
         know_rejected(world, engine)
+        engine.some_fly = 0
     place = engine.first_leaving
     if place >= 0 and pool.caching != 0:
         _give_back_of_finished(world, engine, pool, engine.epoch)
+    if pool.names_outputs != 0:
+        _name_known(world, engine, pool)
     if pool.radix != 0:
         keep_ahead(world, engine, pool)
     while place >= 0:
@@ -311,7 +343,11 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
                 forget_rejected(pool, slot)
                 _count_kept(world, slot.stay - 1)
                 decodes -= slot.stay - 1
+            if pool.ahead != 0 and slot.stay == 0:
+                slot.flight = 1
+                engine.some_fly = 1
             if pool.convention != 0 or decodes == 0:
+                engine.barren = 0
                 _first_token(world, replica, engine, pool, slot)
             slot.grown = slot.held
             slot.before = slot.last

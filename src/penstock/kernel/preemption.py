@@ -6,7 +6,9 @@ A request that is preempted leaves its slot and waits again, with what it must d
 
 from typing import Any
 
-from penstock.kernel.blocks import give_back, take_blocks
+import numpy as np
+
+from penstock.kernel.blocks import give_back, nameable, take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import unchain
 from penstock.kernel.radix import use
@@ -17,6 +19,7 @@ from penstock.kernel.running import (
     done_by,
     end_decode,
     ends_unforeseen,
+    flight_of,
     growth_of,
     held_by,
     needs,
@@ -43,16 +46,17 @@ def _strike(world: World, engine: Any, place: int) -> None:
 
 
 @uncounted(inline=True)
-def _named(pool: Any, slot: Any, done: int) -> Any:
-    """Return the tokens of a running request of which full blocks have their names.
+def _named(engine: Any, pool: Any, slot: Any, done: int) -> Any:
+    """Return how many blocks of a running request are full, and can have names.
 
     What is in the batch has its name already; but a step ahead, what the batch in progress brings
     is not known before the batch after it starts.
     """
-    if pool.ahead == 0 or slot.left > 0:
-        return done + slot.taken
-    flight = slot.flight if pool.drafts > 0 else 1
-    return max(slot.target, done - flight + slot.taken)
+    computed, known = done + np.int64(slot.taken), np.int64(slot.target)
+    if slot.left <= 0:
+        flight = flight_of(engine, pool, slot)
+        computed, known = max(known, computed - flight), done + 1 - flight
+    return nameable(pool, computed, known) // pool.block_size
 
 
 @uncounted()
@@ -65,7 +69,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     again = world.again[request]
     done = done_by(engine, slot)
     held = held_by(engine, pool, slot)
-    full = _named(pool, slot, done) // pool.block_size
+    full = _named(engine, pool, slot, done)
     swaps = pool.swap_ticks >= 0
     again.target = slot.target
     again.outputs = slot.outputs
@@ -126,7 +130,7 @@ def _evict_ahead(world: World, engine: Any, pool: Any, place: int) -> None:
     if pool.caching == 0:
         engine.free += held
     else:
-        full = _named(pool, slot, slot.total) // pool.block_size
+        full = _named(engine, pool, slot, np.int64(slot.total))
         sought = world.again[slot.request].followed != 0
         give_back(world, engine, pool, place, held, full, sought)
     if ends_unforeseen(world, slot):

@@ -22,6 +22,7 @@ BAD_POLICY = 5  # a policy asked for a negative number of tokens, or named no ph
 STUCK = 6  # an engine runs nobody, and the first that waits can never be admitted
 BAD_ORDER = 7  # an order gave a weight that is no number, a negative share, or an unknown mode
 BAD_ROUTER = 8  # a router named a replica that there is not
+ENDLESS = 9  # requests preempt each other, and nobody gets an output any more
 
 NO_ROWS, BATCH_ROWS, ALLOCATION_ROWS = 0, 1, 2
 """What is recorded beside the times of requests."""
@@ -134,6 +135,7 @@ POOL = record(
     by_age lines repeats order order_params order_params_end first_stage
     rule block_size watermark admission swap_ticks by_priority grows chunked reserved caching
     ahead long_prefill adapts prefill_interval reserve_prompt drafts lookahead longest
+    draft_slots reads_ahead names_ahead names_outputs patience
     mixed most_prefill clip_new_tokens retract_steps ignores_eos
     radix by_match hash_block takes_places threshold retracts_by_rank
     plans_late cell_columns
@@ -158,7 +160,12 @@ Of engines: ``rule`` (`BY_LINES` for none), tokens of a block, blocks that an ad
 what must be free before it (`INPUT` ...), ticks per block swapped (-1: computed again), whether the
 queue goes by priority, whether requests take blocks as they decode, whether prompts may be cut,
 blocks that every request holds, whether prefixes are reused, whether a batch is composed when the
-one before it starts; then settings of single engines. ``plans_late``: whether it may as well be
+one before it starts; then settings of single engines. ``draft_slots``: tokens of the budget that
+each request served takes for drafting; ``reads_ahead``: tokens behind a chunk of a prompt that the
+drafter reads, of which it never leaves fewer alone; ``names_ahead``: tokens after a block that its
+name stands for, too; ``names_outputs``: whether recorded ids go on where prompts end;
+``patience``: batches without an output before preemptions are said to go on for ever.
+``plans_late``: whether it may as well be
 composed at the end of a run of decodes (`LATER`); then an arrival cuts the run whatever
 ``arrival_ends`` says.
 ``cell_columns``: of `World.cells`.
@@ -221,7 +228,8 @@ ENGINE = record(
     first_leaving last_leaving
     preemptions lost reused rejections
     usable settled lending incoming coming_head coming_tail landed_head landed_tail
-    has_prompts since_prompts overfull
+    has_prompts since_prompts overfull passed
+    barren all_fly some_fly
     plan joins flight_end step_before unforeseen wasted wasted_on
     is_full comings looks
     root nodes free_node oldest newest evictable touches first_joined last_joined
@@ -245,7 +253,10 @@ and those that the decodes of the run in progress have taken already; transfers 
 which it keeps blocks; requests whose KV memory is on
 its way here or waits for room, ends of the queue of those that wait for that, and of those who have
 it and wait for a place. vLLM: whether the batch has prompts,
-which one after the last with some is next, whether that one left requests waiting. Composed ahead:
+which one after the last with some is next, whether that one left requests waiting, how many of
+those that wait others have passed. ``barren``: batches since the last output that preempted
+somebody. Composed ahead: whether all who decode have a token in flight, and whether
+`SLOT.flight` says of some that they have;
 ``plan`` (`COMPOSED` ...); ``joins``, of `LATER`: who comes up to this tick is in the batch after
 the run (`NEVER`: nobody has come); the tick at which the tokens in flight are out (`NONE_YET`: none
 are) and at which those who decode had the ones before; requests whose last token is in flight
@@ -274,7 +285,7 @@ WAITING, STARTED, IN_DECODE, DECODES_NOW = 0, -1, -2, -3
 
 AGAIN = record(
     i8="last priority came",
-    i4="target outputs declared filled done times prefix named followed less more",
+    i4="target outputs declared filled done times prefix named followed passed less more",
 )
 """One per request where there are engines, or times between tokens are counted in lines: what it
 has to do when it is admitted, once preempted.
@@ -283,8 +294,8 @@ has to do when it is admitted, once preempted.
 first, and its number among those that have come to the queue; tokens of its prefill, outputs still
 to come, most outputs that it may make, its tokens when it was last looked at; tokens done;
 ``times`` that it was preempted; ``prefix``: its row of recorded prefixes, and how many of its
-tokens those ids name; how many others go on with its context; ``less``, ``more``: its children in
-the heap.
+tokens those ids name, outputs included; how many others go on with its context; whether another
+has passed it in the queue; ``less``, ``more``: its children in the heap.
 """
 
 SENT = record(i8="link latency", i4="sender tokens lent lent_here")
@@ -324,7 +335,7 @@ last token, and of the last that came apart from all others'; prefill tokens lef
 prefill began; blocks, while it does not grow by decodes; tokens in the batch being formed; the next
 one in prefill that is served. With drafts: how many are in that batch; its tokens that stay; those
 of the batch in progress that do not, and those that do, where the next one is composed before that
-is known; blocks.
+is known (without drafts 0 or 1, where `ENGINE.some_fly` says so); blocks.
 With a prefix cache, the blocks held that have names. With SGLang's, the pages held that the tree
 has, the node that they end with, and whether, and before whom, its prefill is complete when the
 batch in progress ends.

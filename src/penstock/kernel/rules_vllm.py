@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.kernel.blocks import blocks_of, found_in_cache, hold, take_blocks
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.drafts import blocks_for_drafts, verify
+from penstock.kernel.drafts import verify
 from penstock.kernel.preemption import decode_all_that_fit, make_room, victim_of
 from penstock.kernel.records import VIDUR_VLLM, World
 from penstock.kernel.running import (
@@ -15,12 +15,13 @@ from penstock.kernel.running import (
     ends_unforeseen,
     growth_of,
     keep_sorted,
-    name_blocks,
+    name_output,
+    name_prompt,
     needs,
     serve_prefill,
     waste_a_decode,
 )
-from penstock.kernel.waiting import pop_waiting
+from penstock.kernel.waiting import pop_waiting, wait_first
 
 
 @uncounted(inline=True)
@@ -35,7 +36,7 @@ def vllm(world: World, engine: Any, pool: Any) -> None:
         most = max(most, pool.budget // requests)
     deferred = _defers_prompts(engine, pool)
     left = -1
-    if pool.drafts == 0 and not deferred:
+    if pool.drafts == 0 and pool.names_outputs == 0 and not deferred:
         left = _serve_at_once(world, engine, pool, most)
     if left < 0:
         engine.marked = 1
@@ -64,7 +65,7 @@ def _count_since_prompts(engine: Any, deferred: bool) -> None:
         if engine.waiting + engine.prefilling > 0:
             engine.steady = 0
     elif engine.preempted == 0:
-        engine.overfull = 1 if engine.waiting > 0 else 0
+        engine.overfull = 1 if engine.waiting > engine.passed else 0
     if engine.has_prompts != 0:
         engine.since_prompts = 1
     elif engine.served + engine.served_decodes + engine.wasted > 0:
@@ -107,19 +108,35 @@ def _serve_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
 
 
 @uncounted(inline=True)
+def _looked_ahead(pool: Any, tokens: int) -> Any:
+    """Return for how many tokens a request needs blocks whose drafter looks ahead of so many."""
+    tokens += pool.lookahead
+    return min(tokens, pool.longest) if pool.longest > 0 else tokens
+
+
+@uncounted(inline=True)
+def _cut(pool: Any, left: int, take: int) -> Any:
+    """Return how many tokens of a prompt are served at once: all that are left, or so few that
+    the next chunk has what its drafter reads behind them.
+    """
+    rest = left - take
+    return max(take - pool.reads_ahead + rest, 0) if 0 < rest < pool.reads_ahead else take
+
+
+@uncounted(inline=True)
 def _hold_for(world: World, engine: Any, pool: Any, place: int, take: int) -> None:
     """Let a request in prefill hold the blocks for so many tokens more."""
     engine.has_prompts = 1
-    tokens = done_by(engine, world.slots[place]) + take + pool.lookahead
+    tokens = _looked_ahead(pool, done_by(engine, world.slots[place]) + take)
     hold(world, engine, pool, place, blocks_of(tokens, pool.block_size))
     if pool.caching != 0:
-        name_blocks(world, engine, pool, place, take)
+        name_prompt(world, engine, pool, place, take)
 
 
 @uncounted()
 def _serve_in_order(world: World, engine: Any, pool: Any, most: int, deferred: bool) -> Any:
     """Go through those that run one by one; return the tokens left."""
-    left = pool.budget
+    left = pool.budget - pool.draft_slots
     place = engine.first_slot
     while place >= 0 and left > 0:
         slot = world.slots[place]
@@ -130,26 +147,34 @@ def _serve_in_order(world: World, engine: Any, pool: Any, most: int, deferred: b
             place = following
             continue
         take = min(wanted, left, most)
+        if prefill:
+            take = _cut(pool, np.int64(slot.left), take)
+            if take == 0:
+                place = following
+                continue
         gone = False
         while True:
             need = _lacks(engine, pool, slot, take)
             if need <= engine.free:
                 break
             victim = victim_of(world, engine, pool)
-            left += world.slots[victim].taken + world.slots[victim].drafted
+            if world.slots[victim].taken > 0:
+                left += world.slots[victim].taken + world.slots[victim].drafted + pool.draft_slots
             make_room(world, engine, pool, victim)
             gone = victim == place
             if gone:
                 break
             following = slot.next
         if not gone:  # under priorities those behind one that is gone may still fit
-            left -= take
+            left -= take + pool.draft_slots
             if prefill:
                 _hold_for(world, engine, pool, place, take)
                 serve_prefill(world, engine, place, take)
             else:
                 take_blocks(world, engine, pool, need)
                 slot.grown += need
+                if pool.names_outputs != 0:
+                    name_output(world, engine, pool, place)
                 _serve_decode(world, engine, pool, place, take - 1)
         place = following
     return left
@@ -171,10 +196,11 @@ def _wants(world: World, engine: Any, pool: Any, slot: Any) -> Any:
 def _lacks(engine: Any, pool: Any, slot: Any, take: int) -> Any:
     """Return the blocks that a request lacks for so many tokens."""
     if slot.left > 0:
-        tokens = done_by(engine, slot) + take + pool.lookahead
+        tokens = _looked_ahead(pool, done_by(engine, slot) + take)
         return max(blocks_of(tokens, pool.block_size) - slot.held, 0)
     if pool.drafts > 0:
-        return blocks_for_drafts(engine, pool, slot, take)
+        tokens = _looked_ahead(pool, done_by(engine, slot) + slot.rejected + take)
+        return max(blocks_of(tokens, pool.block_size) - slot.grown, 0)
     return needs(engine, pool, slot)
 
 
@@ -198,7 +224,11 @@ def _serve_decode(world: World, engine: Any, pool: Any, place: int, drafted: int
 def _admit_waiting(
     world: World, engine: Any, pool: Any, most: int, left: int, deferred: bool
 ) -> None:
-    """Admit those that wait, in order, while tokens, places and blocks are left."""
+    """Admit those that wait, in order, while tokens, places and blocks are left.
+
+    One that would be cut too near to its end lets others pass, and stays where it is.
+    """
+    passed: Any = -1
     size = pool.block_size
     runs_prompts = engine.has_prompts != 0
     runs_decodes = engine.served_decodes + engine.wasted > 0
@@ -215,31 +245,48 @@ def _admit_waiting(
         if deferred and lacking > 1:
             break
         wanted = lacking
-        if lacking == 1 and not runs_prompts and (hits > 0 or runs_decodes):
+        padded = lacking == 1 and not runs_prompts and (hits > 0 or runs_decodes)
+        if padded and (pool.longest == 0 or target + pool.drafts < pool.longest):
             wanted = 1 + pool.drafts
             if wanted > left:
                 break
         take = min(wanted, most)
         if pool.chunked == 0 and take > left:
             break
-        take = min(take, left)
-        held = hits * size + take + pool.lookahead
+        take = _cut(pool, lacking, min(take, left))
+        if take == 0:
+            pop_waiting(world, engine, pool)
+            world.rows[request].next = passed
+            passed = request
+            if world.again[request].passed == 0:
+                world.again[request].passed = 1
+                engine.passed += 1
+            continue
+        tokens = _looked_ahead(pool, hits * size + take)
+        held = tokens
         if pool.reserve_prompt != 0:
             held = max(held, target)
         if blocks_of(held, size) - hits + unused + spare > engine.free:
             break
         pop_waiting(world, engine, pool)
-        blocks = hits + blocks_of(take + pool.lookahead, size)
+        if world.again[request].passed != 0:
+            world.again[request].passed = 0
+            engine.passed -= 1
+        blocks = blocks_of(tokens, size)
         place = admit(world, engine, pool, request, blocks, hits)
         prefill = min(take, lacking)
         if pool.caching != 0:
-            name_blocks(world, engine, pool, place, prefill)
+            name_prompt(world, engine, pool, place, prefill)
         serve_prefill(world, engine, place, prefill)
         if pool.drafts > 0 and wanted > lacking:
             verify(world, engine, pool, place, take - prefill)
-        left -= take
+        left -= take + pool.draft_slots
         if lacking > 1:
             engine.has_prompts = 1
+    while passed >= 0:
+        following = np.int64(world.rows[passed].next)
+        wait_first(world, engine, pool, passed)
+        passed = following
 
 
 @uncounted()

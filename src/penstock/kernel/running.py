@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.kernel.blocks import blocks_of, name_prompt, occupy
+from penstock.kernel.blocks import blocks_of, name_blocks, occupy
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import chain
 from penstock.kernel.records import EVICTED, IN_STEP, NONE_YET, World
@@ -243,10 +243,31 @@ def serve_begun_prompts(world: World, engine: Any, left: int) -> Any:
 
 
 @uncounted()
-def name_blocks(world: World, engine: Any, pool: Any, place: int, take: int) -> None:
+def name_prompt(world: World, engine: Any, pool: Any, place: int, take: int) -> None:
     """Name the blocks that so many tokens of a prompt fill."""
-    done = done_by(engine, world.slots[place])
-    name_prompt(world, engine, pool, place, (done + take) // pool.block_size)
+    slot = world.slots[place]
+    done = done_by(engine, slot)
+    name_blocks(world, engine, pool, place, done + take, np.int64(slot.target))
+
+
+@uncounted(inline=True)
+def flight_of(engine: Any, pool: Any, slot: Any) -> Any:
+    """Return how many outputs the batch in progress brings a decoding request, where the next one
+    is composed before that is known.
+    """
+    if engine.all_fly != 0 and pool.drafts == 0:
+        return 1
+    return np.int64(slot.flight)
+
+
+@uncounted()
+def name_output(world: World, engine: Any, pool: Any, place: int) -> None:
+    """Name the block that a decode fills, whose token is known; a step ahead, the one that was
+    filled before those in flight.
+    """
+    slot = world.slots[place]
+    known = done_by(engine, slot) + 1 - flight_of(engine, pool, slot)
+    name_blocks(world, engine, pool, place, known, known)
 
 
 @uncounted(inline=True)

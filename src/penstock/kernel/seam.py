@@ -26,7 +26,8 @@ from penstock.kernel.running import (
     begin_decode,
     done_by,
     growth_of,
-    name_blocks,
+    name_output,
+    name_prompt,
     needs,
     peak_of,
     serve_prefill,
@@ -90,7 +91,21 @@ def form_by_policy(world: World, engine: Any, pool: Any) -> Any:
         take_blocks(world, engine, pool, growth_of(world, engine, pool))
     elif y > 0:
         _grow_first(world, engine, pool)
+    if pool.names_outputs != 0:
+        _name_outputs(world, engine, pool)
     return 0
+
+
+@uncounted()
+def _name_outputs(world: World, engine: Any, pool: Any) -> None:
+    """Name the blocks that the decodes of the batch fill."""
+    served = 0
+    place = engine.first_slot
+    while served < engine.served_decodes:
+        if world.slots[place].left == 0:
+            served += 1
+            name_output(world, engine, pool, place)
+        place = world.slots[place].next
 
 
 @uncounted()
@@ -279,7 +294,7 @@ def _fill(world: World, engine: Any, pool: Any, wanted: int, requests: int) -> A
                 engine.free -= blocks  # none where blocks are cached: its prompt has all of them
                 free -= blocks
                 if pool.caching != 0:
-                    name_blocks(world, engine, pool, place, take)
+                    name_prompt(world, engine, pool, place, take)
                 serve_prefill(world, engine, place, take)
                 left -= take
                 requests -= 1
@@ -298,7 +313,7 @@ def _fill(world: World, engine: Any, pool: Any, wanted: int, requests: int) -> A
         place = admit(world, engine, pool, request, blocks, hits)
         free = engine.free - grow
         if pool.caching != 0:
-            name_blocks(world, engine, pool, place, take)
+            name_prompt(world, engine, pool, place, take)
         serve_prefill(world, engine, place, take)
         left -= take
         requests -= 1

@@ -169,8 +169,10 @@ def _begin_alike(world: World, pool: Any, one: int, other: int) -> Any:
     if a < 0 or b < 0:
         return False
     ids = (SHARED_IN_QUEUE + pool.hash_block - 1) // pool.hash_block
-    if min(world.again[one].named, world.again[other].named) < ids * pool.hash_block:
-        return False
+    for request in (one, other):
+        again = world.again[request]
+        if min(again.named, again.target) < ids * pool.hash_block:
+            return False
     for index in range(ids):
         if world.ids[world.bounds[a] + index] != world.ids[world.bounds[b] + index]:
             return False

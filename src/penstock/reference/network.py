@@ -59,6 +59,8 @@ class Jobs:
         For engines that cache prefixes: an id for each full block of the prompt, equal to that of
         another request where both prompts are equal up to the end of that block. None where it has
         a ``context``. Default: none.
+    names_outputs
+        Whether those ids go on where the prompt ends: with each full block of prompt and output.
     sender, link
         For requests that only decode, at an engine: the request that has their KV memory, as an
         offset (< 0), and the ticks that it takes a link; ``delay`` is then the time that passes
@@ -85,6 +87,7 @@ class Jobs:
     declared: Sequence[int] = ()
     sender: Sequence[int] = ()
     link: Sequence[int] = ()
+    names_outputs: bool = False
 
     @classmethod
     def chains(

@@ -125,6 +125,7 @@ def simulate_server(
     priority: Sequence[int] | None = None,
     hash_ids: Sequence[Sequence[int]] | None = None,
     declared: Sequence[int] | None = None,
+    names_outputs: bool = False,
     until: int | None = None,
     instants: Iterable[int] = (),
     **settings: Any,
@@ -135,7 +136,7 @@ def simulate_server(
     ----------
     arrival, prompt, output
         One entry per request, in arrival order: arrival tick, prompt tokens, output tokens.
-    priority, hash_ids, declared
+    priority, hash_ids, declared, names_outputs
         As `Jobs` has them; with ``hash_ids`` prefixes are cached.
     until, instants
         As `simulate` has them.
@@ -167,7 +168,7 @@ def simulate_server(
                 "per request"
             )
     calls = [(t, [(0, p, o)]) for t, p, o in zip(arrival, prompt, output, strict=True)]
-    jobs = Jobs.chains(calls, **columns)
+    jobs = Jobs.chains(calls, **columns, names_outputs=names_outputs)
     pool = EnginePool(prefix_caching=hash_ids is not None, **settings)
     history = simulate(jobs, Network([pool], [0]), until=until, instants=instants)
     requests = [request for request in history.requests if request.ready is not None]

@@ -118,11 +118,14 @@ def _trace(
     stamp: tuple[int, int] | None,
     format: str | None,
     columns: tuple[tuple[str, str], ...] | None,
+    hash_block: int | None,
     seed: int,
     max_gib: float | None,
 ) -> Workload:
     named = None if columns is None else dict(columns)
-    return read_trace(path, format=format, columns=named, seed=seed, max_gib=max_gib)
+    return read_trace(
+        path, format=format, columns=named, hash_block=hash_block, seed=seed, max_gib=max_gib
+    )
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -141,13 +144,16 @@ class WorkloadSection(Section):
     ``rate`` and ``arrivals`` change a trace, a recording or a preset: ``scaled`` keeps its pattern,
     ``poisson``, ``deterministic`` and ``gamma`` (with ``cv``) draw its requests at random under
     such a process.
-    ``max_gib`` is what a trace may hold, unpacked. ``declared``, a number or a distribution, is the
-    most output tokens that a request says it may make; each says at least what it makes.
+    ``max_gib`` is what a trace may hold, unpacked. ``hash_block`` is how many tokens of a prompt an
+    id of a plain table names (columns ``hash_ids``, ``hash_ids_with_output``). ``declared``, a
+    number or a distribution, is the most output tokens that a request says it may make; each says
+    at least what it makes.
     """
 
     trace: str | None = None
     format: str | None = None
     columns: dict[str, str] | None = None
+    hash_block: int | None = None
     max_gib: float | None = None
     recording: str | None = None
     engine: str | None = None
@@ -179,10 +185,11 @@ class WorkloadSection(Section):
                 f"workload: give one of {', '.join(kinds)}, not {' and '.join(chosen) or 'none'}"
             )
         kind = chosen[0]
-        if kind != "trace" and (self.format or self.columns or self.max_gib):
+        of_trace = (self.format, self.columns, self.hash_block, self.max_gib)
+        if kind != "trace" and any(of_trace):
             raise InputError(
-                f"workload: `format`, `columns` and `max_gib` describe a trace, not {kind!r}; "
-                "leave them out"
+                "workload: `format`, `columns`, `hash_block` and `max_gib` describe a trace, not "
+                f"{kind!r}; leave them out"
             )
         if kind != "recording" and self.engine is not None:
             raise InputError(
@@ -223,7 +230,7 @@ class WorkloadSection(Section):
                     f"{self.trace}` first"
                 )
         columns = None if self.columns is None else tuple(self.columns.items())
-        return _trace(path, _stamp(path), self.format, columns, seed, self.max_gib)
+        return _trace(path, _stamp(path), self.format, columns, self.hash_block, seed, self.max_gib)
 
     def _changed(self, workload: Workload) -> Workload:
         if self.declared is not None:

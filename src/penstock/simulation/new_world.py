@@ -24,6 +24,7 @@ from penstock.kernel.signatures import (
 )
 from penstock.simulation.ticks import terms_of, ticks_of_batches
 from penstock.system.server import Server
+from penstock.workload.prefixes import Prefixes
 
 NO_LIMIT = 2**40
 """A max batch size that never binds."""
@@ -34,6 +35,7 @@ SERIES_INSTANTS = 2000
 _MOST_SERIES, _FEWEST_INSTANTS = 2**22, 64  # values of a series, instants
 _PLACES = 2**17  # of a multiset: twice as many as there are times within 0.05% of each other
 _FIRST_SLOTS = 256  # where nothing bounds how many requests run
+_PATIENCE = 1_024  # batches that preempt somebody and bring nobody an output
 _ROWS = 65_536  # that are kept of batches, and of who gets what, before they are moved away
 _ADMISSIONS = {
     "input": records.INPUT,
@@ -163,7 +165,7 @@ def _pools(
         pool.first_server = first_server[alike][0]
         pool.lines = lines[stage_pool == pools_of[index]].max() + 1
         pool.first_stage = (stage_pool < pools_of[index]).sum()
-    pools.retention = NEVER
+    pools.retention = pools.patience = NEVER
     # A batch composed late admits without asking for room in the one table of slots for all.
     bounded = pools.running_scope.astype(bool) & (pools.batch_size < NO_LIMIT)
     pools.plans_late &= (bounded | (pools.rule == records.BY_LINES)).all()
@@ -339,6 +341,8 @@ def _describe(pool: Any, server: Server, tick_s: float) -> None:
             pool.swap_ticks = round(memory.swap_s / tick_s)
     for name, value in policy.kernel_options.items():
         pool[name] = value
+    if pool.caching:
+        pool.names_ahead = pool.reads_ahead
     if server.order != "priority":
         pool.takes_places = pool.retracts_by_rank = False
     # Not where composing a batch looks into a cache, or takes others back.
@@ -433,6 +437,21 @@ def wider_table(world: World, blocks_each: int) -> World:
     table = np.zeros((world.slots.size, max(blocks_each, columns)), np.int32)
     table[:before, :columns] = world.table
     return world._replace(table=table, hits=np.zeros(table.shape[1], np.int64))
+
+
+def name_recorded(pools: Any, prefixes: Prefixes) -> None:
+    """Say what the ids of recorded prompts name."""
+    pools.hash_block = prefixes.block_size
+    pools.names_outputs = pools.caching * prefixes.names_outputs
+
+
+def be_patient(pools: Any, longest: int) -> None:
+    """Say for how many batches requests may preempt each other, of which none brings an output.
+
+    The first of a running list, where nobody is put before it, is done with its prefill after as
+    many batches as that has tokens.
+    """
+    pools.patience = _PATIENCE + 16 * longest
 
 
 def declared_of(

@@ -10,7 +10,7 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
 from penstock.kernel import records
 from penstock.kernel.records import World
-from penstock.simulation.new_world import declared_of, wider_table
+from penstock.simulation.new_world import be_patient, declared_of, name_recorded, wider_table
 from penstock.simulation.run import Record, Rows, Run
 from penstock.simulation.servable import never_served
 from penstock.simulation.session_server import OF_A_LINE, OneServer, Session
@@ -62,7 +62,7 @@ class EngineSession(OneServer, WorldSession):
         super().__init__(server, record, tick_s, compress, stop)
         if prefixes:
             self.world = self.world._replace(ids=prefixes.ids, bounds=prefixes.bounds)
-            self.pool.hash_block = prefixes.block_size
+            name_recorded(self.world.pools, prefixes)
         self.line = self.engine = self.world.engines[0]
         self._line = views(
             self.world.engines, *OF_A_LINE, "waiting", "prefilling", "lost", "reused"
@@ -134,6 +134,7 @@ class EngineSession(OneServer, WorldSession):
         larger than the longest output, and what preempted ones leave.
         """
         check_costs(self.server, self.terms, self.tick_s, window.longest)
+        be_patient(self.world.pools, window.longest)
         world = self.world
         before, count = world.rows.size, window.arrival.size
         if count > before:

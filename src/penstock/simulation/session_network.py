@@ -27,7 +27,9 @@ from penstock.kernel.signatures import (
 from penstock.simulation.jobs_in_ticks import JobsInTicks
 from penstock.simulation.network_run import NetworkRecord
 from penstock.simulation.new_world import (
+    be_patient,
     frozen,
+    name_recorded,
     new_world,
     wider_table,
     with_outages,
@@ -177,7 +179,7 @@ class NetworkSession(WorldSession):
         prefixes = self.network.prefixes
         if prefixes is not None:
             self.world = self.world._replace(ids=prefixes.ids, bounds=prefixes.bounds)
-            self.world.pools.hash_block = prefixes.block_size
+            name_recorded(self.world.pools, prefixes)
 
     def _with_orders(self, world: World) -> World:
         """Write down routers and orders, and what they go by, for each kind of server."""
@@ -261,6 +263,8 @@ class NetworkSession(WorldSession):
         self.jobs = Jobs.joined([self.jobs, jobs]) if before else jobs
         self.world = self.world._replace(**arrays, heap=heap, ready_now=np.zeros(count, np.int64))
         rows = arrays["rows"]
+        whole = rows.left.astype(np.int64) + rows.decodes
+        be_patient(self.world.pools, int(whole.max(initial=0)))
         if self.world.table.shape[0]:
             tokens = self.network.received(jobs) + jobs.prompt + jobs.output
             blocks = -(-int(tokens.max(initial=0)) // int(self.world.pools.block_size.min()))
@@ -316,6 +320,8 @@ class NetworkSession(WorldSession):
                 f"{policy} can serve nobody at {self.now * self.tick_s:g} s, although requests "
                 "wait; raise the KV memory or the token budget"
             )
+        if status == records.ENDLESS:
+            raise InputError(f"{policy} preempts for ever{self.endless}")
         if status == records.BAD_POLICY:
             raise InputError(f"{policy} asked for {NOT_ASKED_FOR}; {ASK_FOR}")
         raise InputError(

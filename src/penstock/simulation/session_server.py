@@ -260,6 +260,8 @@ class OneServer(WorldSession, abc.ABC):
                 f"{name} can serve nobody at {when:g} s, although {prompts:,} requests wait; raise "
                 "the KV memory or the token budget"
             )
+        if status == records.ENDLESS:
+            raise InputError(f"{name} preempts for ever{self.endless}")
         state = (
             f"{counted(prompts, 'prompt')} ({counted(tokens, 'token')}) and "
             f"{counted(self.decoding, 'decoding request')} waiting"

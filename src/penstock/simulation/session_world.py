@@ -179,6 +179,16 @@ class WorldSession:
         running = np.maximum(self.now - servers.start, 0)
         return np.asarray(servers.busy + np.where(servers.equal > 0, running, 0))
 
+    @property
+    def endless(self) -> str:
+        """Say that preemptions bring nobody any further."""
+        batches = int(self.world.pools.patience.max())
+        return (
+            f": up to {self.now * self.tick_s:g} s it took memory from requests in more than "
+            f"{batches:,} batches, while none got an output; raise the KV memory, let admission "
+            "reserve whole prompts, or give requests unequal priorities"
+        )
+
     def widen_ring(self, longest: int) -> None:
         """Make the rings of due epochs larger than the longest output, and put the decoding
         requests in anew.

@@ -53,6 +53,10 @@ def _flags_of_vllm(options: Options) -> list[str]:
     )
 
 
+def _named(method: str) -> str:
+    return f" ({method})" if method else ""
+
+
 def _notes_of_vllm(options: Options) -> list[str]:
     return words_where(
         (
@@ -63,9 +67,41 @@ def _notes_of_vllm(options: Options) -> list[str]:
         (
             options["drafts"],
             f"speculation by {options['drafts']:,} drafts wants --speculative-config with the "
-            "method that drafts, which the plan does not know",
+            f"method that drafts{_named(options['method'])}, and its model, which the plan does "
+            "not know",
         ),
     )
+
+
+class _Drafting(NamedTuple):
+    """What vLLM does by who drafts.
+
+    Attributes
+    ----------
+    looks_ahead
+        Whether drafts have KV memory of their own.
+    reads_ahead
+        Whether the drafter reads tokens after those that are computed, so that the name of a block
+        in the prefix cache stands for them, too.
+    slots, beside_parallel
+        Tokens of the budget that each request served takes besides: where one draft is made after
+        another, and, where all are made at once, beside as many as are drafted.
+    """
+
+    looks_ahead: bool = False
+    reads_ahead: bool = False
+    slots: int = 0
+    beside_parallel: int = 0
+
+
+_OF_HIDDEN_STATES = _Drafting(True, True, 0, -1)
+_DRAFTING = {
+    "ngram": _Drafting(),
+    "draft_model": _Drafting(True, slots=1),
+    "eagle": _OF_HIDDEN_STATES,
+    "eagle3": _OF_HIDDEN_STATES,
+    "mtp": _OF_HIDDEN_STATES,
+}
 
 
 def _shares_accepted(options: Options) -> tuple[float, ...]:
@@ -97,6 +133,9 @@ class Vllm(Engine):
         "drafts": Option(0, high=64, alias="num_speculative_tokens"),
         "acceptance": Option(()),
         "draft_lookahead": Option(0, high=1024),
+        "method": Option("", ("", *_DRAFTING)),
+        "parallel_drafting": Option(False),
+        "mtp_modules": Option(1, low=1, high=64, alias="num_nextn_predict_layers"),
     }
     orders = ("fcfs", "priority")
     own_blocks = 1
@@ -137,6 +176,7 @@ class Vllm(Engine):
                 f"{self.name}: long_prefill_adaptive raises a threshold, but "
                 "long_prefill_threshold is 0, none; give one"
             )
+        self._settle_drafting()
         if self.options["draft_lookahead"] and not self.options["drafts"]:
             raise InputError(
                 f"{self.name}: draft_lookahead is {self.options['draft_lookahead']:,}, but there "
@@ -155,27 +195,85 @@ class Vllm(Engine):
             "prefill_interval": self.options["prefill_interval"],
             "reserve_prompt": self.options["reserve_prompt"],
             "drafts": self.options["drafts"],
-            "lookahead": self.options["draft_lookahead"],
+            "lookahead": self.lookahead,
+            "draft_slots": self.draft_slots,
+            "reads_ahead": self.reads_ahead,
             "longest": self.longest_context,
         }
         # A step ahead, those in flight are not known to be wrong yet.
         batches = 2 if self.ahead else 1
-        self.drafted_tokens = self.options["drafts"] * batches + self.options["draft_lookahead"]
+        self.drafted_tokens = self.options["drafts"] * batches + self.lookahead
         self.receives = self.options["drafts"] == 0
         if self.options["drafts"]:
             self.kernel_numbers = _shares_accepted(self.options)
             self.outputs_per_decode = 1 + sum(self.kernel_numbers)
 
+    def most_tokens(self, token_budget: int, most_requests: int | None) -> int:
+        """Return the most tokens that a batch can have: those beside the slots of one request."""
+        return super().most_tokens(token_budget, most_requests) - self.draft_slots
+
+    def _settle_drafting(self) -> None:
+        """Set what follows from who drafts."""
+        options, drafts, method = self.options, self.options["drafts"], self.options["method"]
+        drafting = _DRAFTING.get(method, _Drafting()) if drafts else _Drafting()
+        self.lookahead = options["draft_lookahead"]
+        if drafting.looks_ahead:
+            if self.lookahead not in (0, drafts):
+                raise InputError(
+                    f"{self.name}: draft_lookahead is {self.lookahead:,}, but {method} looks ahead "
+                    f"as far as it drafts, {drafts:,}; leave it out"
+                )
+            self.lookahead = drafts
+        if options["mtp_modules"] > 1 and drafts and method != "mtp":
+            raise InputError(
+                f"{self.name}: mtp_modules is {options['mtp_modules']:,}, but method is "
+                f"{method!r}; take mtp, or leave it out"
+            )
+        several = min(options["mtp_modules"], drafts) > 1
+        self.reads_ahead = (drafts if several else 1) if drafting.reads_ahead else 0
+        self.draft_slots = drafting.slots
+        if options["parallel_drafting"] and drafts:
+            if not drafting.looks_ahead:
+                raise InputError(
+                    f"{self.name}: parallel_drafting is on, but method is {method!r}, which drafts "
+                    "nothing in parallel; take draft_model or eagle3, or leave it out"
+                )
+            self.draft_slots = drafts + drafting.beside_parallel
+        self.beside_prompt = self.draft_slots
+        if method == "ngram" and drafts and options["async_scheduling"]:
+            raise InputError(
+                f"{self.name}: method is 'ngram' beside async_scheduling, but vLLM drafts no "
+                "n-grams a step ahead; set async_scheduling to false"
+            )
+
     def check(self, server: "Server") -> None:
         """Refuse what an engine cannot be told, and drafts that no batch has room for."""
         super().check(server)
-        drafts = self.options["drafts"]
-        if drafts and drafts >= server.token_budget:
+        drafts, slots = self.options["drafts"], self.draft_slots
+        if drafts and drafts + slots >= server.token_budget:
+            taken = f", and {slots:,} slots to draft in" if slots else ""
             raise InputError(
                 f"drafts is {drafts:,}, but a batch has {server.token_budget:,} tokens "
-                "(token_budget), and a decode needs one beside its drafts; lower the one or "
-                "raise the other"
+                f"(token_budget), and a decode needs one beside its drafts{taken}; lower the one "
+                "or raise the other"
             )
+        threshold = self.options["long_prefill_threshold"]
+        if 0 < threshold < self.reads_ahead:
+            raise InputError(
+                f"long_prefill_threshold is {threshold:,}, but several MTP modules read "
+                f"{self.reads_ahead:,} tokens behind each chunk of a prompt, so that its end would "
+                "never be served; raise it"
+            )
+
+    def why_no_cache(self, server: "Server") -> str | None:
+        """Return why it cannot cache prefixes at a server: blocks below what MTP modules read."""
+        size = server.memory.block_size if server.memory else self.reads_ahead
+        if size >= self.reads_ahead:
+            return None
+        return (
+            f"block_size is {size:,}, but with {self.reads_ahead:,} drafts of several MTP modules "
+            "vLLM caches prefixes in blocks of at least as many tokens; raise it"
+        )
 
 
 class VllmV0(Engine):

@@ -121,7 +121,9 @@ def load(workload: Workload, server: Server) -> Load:
     server = as_serving(workload, server)
     linear = server.batch_time.by_tokens
     best, capacity = linear.best_load(server.most_tokens)
-    full = server.token_budget if server.policy.has_token_budget else server.most_tokens
+    full = server.most_tokens
+    if server.policy.has_token_budget:
+        full = min(full, server.token_budget)
     work = served(workload, server)
     tokens = server.tokens_per_request(work.lengths.mean_prompt, work.lengths.mean_output)
     least, most, sampled = attention(work.lengths, server)

@@ -50,6 +50,9 @@ def _ranks(text: pl.Series) -> pl.Series:
 def _ids(text: pl.Series) -> pl.Series:
     """Lists of whole numbers; a request without one has nothing in common with others."""
     text = text.fill_null("[]").str.strip_chars()
+    bare = text.str.contains(r"^[0-9][0-9\s]*$|^$")
+    commas = pl.lit("[") + text.str.replace_all(r"\s+", ",") + pl.lit("]")
+    text = pl.select(pl.when(bare).then(commas).otherwise(text)).to_series()
     inside = text.str.strip_prefix("[").str.strip_suffix("]").str.strip_chars()
     ids = inside.str.split(",").list.eval(
         pl.element().str.strip_chars().cast(pl.Int64, strict=False)

@@ -17,9 +17,9 @@ MOST_NAMES = 2**27
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prefixes:
-    """Hash ids of the full blocks of recorded prompts.
+    """Hash ids of the full blocks of recorded prompts, and of what was answered.
 
-    Two prompts with the same id at the same place are equal up to the end of that block.
+    Two requests with the same id at the same place are equal up to the end of that block.
 
     Attributes
     ----------
@@ -29,11 +29,15 @@ class Prefixes:
         Shape (requests + 1,): the ids of request r are ``ids[bounds[r] : bounds[r + 1]]``.
     block_size
         Tokens in a block.
+    names_outputs
+        Whether the ids go on where prompts end, so that a later prompt finds what it has in common
+        with an answer.
     """
 
     ids: Ints
     bounds: Ints
     block_size: int
+    names_outputs: bool = False
 
     @property
     def rows(self) -> int:
@@ -41,7 +45,14 @@ class Prefixes:
         return self.bounds.size - 1
 
     @classmethod
-    def of(cls, ids: Ints, counts: Ints, prompt_tokens: Ints, block_size: int) -> "Prefixes":
+    def of(
+        cls,
+        ids: Ints,
+        counts: Ints,
+        prompt_tokens: Ints,
+        block_size: int,
+        output_tokens: Ints | None = None,
+    ) -> "Prefixes":
         """Keep the ids of full blocks: traces name a last one that is not full, too.
 
         Parameters
@@ -52,12 +63,15 @@ class Prefixes:
             Shape (requests,): how many ids each has, and its prompt.
         block_size
             Tokens in a block.
+        output_tokens
+            Shape (requests,), where the ids go on with the outputs; None: they end with the prompt.
         """
-        full = np.minimum(counts, prompt_tokens // block_size)
+        tokens = prompt_tokens if output_tokens is None else prompt_tokens + output_tokens
+        full = np.minimum(counts, tokens // block_size)
         places = np.arange(ids.size) - np.repeat(np.cumsum(counts) - counts, counts)
         _, numbered = np.unique(ids[places < np.repeat(full, counts)], return_inverse=True)
         bounds = np.concatenate([[0], np.cumsum(full)]).astype(np.int64)
-        return cls(numbered.astype(np.int64), bounds, block_size)
+        return cls(numbered.astype(np.int64), bounds, block_size, output_tokens is not None)
 
     def taken(self, rows: Ints) -> "Prefixes":
         """Return those of some requests, in any order and as often as asked for.
@@ -70,9 +84,8 @@ class Prefixes:
         counts = np.diff(self.bounds)[rows]
         bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         within = np.arange(bounds[-1]) - np.repeat(bounds[:-1], counts)
-        return Prefixes(
-            self.ids[np.repeat(self.bounds[rows], counts) + within], bounds, self.block_size
-        )
+        ids = self.ids[np.repeat(self.bounds[rows], counts) + within]
+        return dataclasses.replace(self, ids=ids, bounds=bounds)
 
     def in_blocks(self, size: int) -> "Prefixes":
         """Return the same in blocks of another size, as far as it is known.
@@ -94,14 +107,15 @@ class Prefixes:
         within = ((index + 1) * size - 1) // self.block_size
         names = self.ids[np.repeat(self.bounds[:-1], known) + within]
         names = names * -(-self.block_size // size) + index - within * self.block_size // size
-        return Prefixes(names, bounds, size)
+        return dataclasses.replace(self, ids=names, bounds=bounds, block_size=size)
 
     def renewed(self, times: int) -> "Prefixes":
         """Return the recording so many times, each time with names of its own."""
         own = int(self.ids.max(initial=-1)) + 1
         ids = self.ids + own * np.arange(times)[:, None]
         bounds = self.bounds[1:] + self.ids.size * np.arange(times)[:, None]
-        return Prefixes(ids.ravel(), np.concatenate([[0], bounds.ravel()]), self.block_size)
+        bounds = np.concatenate([[0], bounds.ravel()])
+        return dataclasses.replace(self, ids=ids.ravel(), bounds=bounds)
 
     @classmethod
     def joined(cls, parts: Sequence["Prefixes"]) -> "Prefixes":
@@ -125,14 +139,30 @@ class Prefixes:
             bounds.append(part.bounds[1:] + first)
             first_id += int(part.ids.max(initial=-1)) + 1
             first += part.ids.size
-        return cls(np.concatenate(ids), np.concatenate(bounds), parts[0].block_size)
+        answers = any(part.names_outputs for part in parts)
+        return cls(np.concatenate(ids), np.concatenate(bounds), parts[0].block_size, answers)
 
 
 def checked_prefixes(
-    hash_ids: Sequence[Sequence[int]] | None, hash_block: int | None, prompt_tokens: Ints
+    hash_ids: Sequence[Sequence[int]] | None,
+    with_output: Sequence[Sequence[int]] | None,
+    hash_block: int | None,
+    prompt_tokens: Ints,
+    output_tokens: Ints,
 ) -> Prefixes | None:
-    """Return what was given for each request, once it is sound; None for nothing."""
-    if hash_ids is None and hash_block is None:
+    """Return what was given for each request, once it is sound; None for nothing.
+
+    Where ids of prompts are of more blocks than the prompt has, those of all requests go on with
+    the output.
+    """
+    if with_output is not None and hash_block is not None:
+        prefixes = _of_requests(
+            "hash_ids_with_output", with_output, hash_block, prompt_tokens, output_tokens
+        )
+        if hash_ids is not None and len(hash_ids) == prompt_tokens.size:
+            _refuse_other_prompts(hash_ids, with_output, hash_block, prompt_tokens)
+        return prefixes
+    if hash_ids is None and hash_block is None and with_output is None:
         return None
     if hash_ids is None or hash_block is None:
         raise InputError(
@@ -140,21 +170,58 @@ def checked_prefixes(
             "ids name blocks of so "
             "many tokens; give both or none"
         )
+    return _of_requests("hash_ids", hash_ids, hash_block, prompt_tokens, output_tokens)
+
+
+def _of_requests(
+    name: str,
+    hash_ids: Sequence[Sequence[int]],
+    hash_block: int,
+    prompt_tokens: Ints,
+    output_tokens: Ints,
+) -> Prefixes:
+    """Return the ids that were given under a name, one list for each request."""
     block = checks.whole(
         "hash_block", hash_block, 1, LARGEST_BLOCK, "tokens", "it is the tokens of one block"
     )
     if not isinstance(hash_ids, Sequence) or len(hash_ids) != prompt_tokens.size:
         raise InputError(
-            f"hash_ids is {checks.shown(hash_ids)}, but each of the {prompt_tokens.size:,} "
+            f"{name} is {checks.shown(hash_ids)}, but each of the {prompt_tokens.size:,} "
             "requests has a list of its "
             "own; give as many, empty ones too"
         )
-    rows = [_whole_numbers(request, ids) for request, ids in enumerate(hash_ids)]
+    rows = [_whole_numbers(name, request, ids) for request, ids in enumerate(hash_ids)]
     counts = np.array([row.size for row in rows], np.int64)
-    return Prefixes.of(np.concatenate(rows), counts, prompt_tokens, block)
+    prompts = name == "hash_ids" and not go_on(counts, prompt_tokens, block)
+    return Prefixes.of(
+        np.concatenate(rows), counts, prompt_tokens, block, None if prompts else output_tokens
+    )
 
 
-def _whole_numbers(request: int, ids: Sequence[int]) -> Ints:
+def go_on(counts: Ints, prompt_tokens: Ints, block: int) -> bool:
+    """Return whether some request has ids of more blocks than its full ones and one behind them,
+    which traces name too.
+    """
+    return bool((counts > prompt_tokens // block + 1).any())
+
+
+def _refuse_other_prompts(
+    hash_ids: Sequence[Sequence[int]],
+    with_output: Sequence[Sequence[int]],
+    hash_block: int,
+    prompt_tokens: Ints,
+) -> None:
+    """Refuse ids of prompts with which the ids with outputs do not begin."""
+    for request, tokens in enumerate(prompt_tokens.tolist()):
+        full = tokens // hash_block
+        if list(hash_ids[request][:full]) != list(with_output[request][:full]):
+            raise InputError(
+                f"hash_ids[{request}] and hash_ids_with_output[{request}] begin with other ids, "
+                "but both name the blocks of one prompt; leave hash_ids out"
+            )
+
+
+def _whole_numbers(name: str, request: int, ids: Sequence[int]) -> Ints:
     try:
         row = np.asarray(ids)
     except (ValueError, OverflowError):
@@ -163,7 +230,7 @@ def _whole_numbers(request: int, ids: Sequence[int]) -> Ints:
         return np.empty(0, np.int64)
     if row.ndim != 1 or row.dtype.kind != "i":
         raise InputError(
-            f"hash_ids[{request}] is {checks.shown(ids)}, but the blocks of a prompt are named by "
+            f"{name}[{request}] is {checks.shown(ids)}, but the blocks of a prompt are named by "
             "whole numbers "
             "below 2^63; give a list of them"
         )

@@ -29,8 +29,9 @@ class Format:
     zero_output_failed
         Whether 0 output tokens mark a failed request, to be dropped.
     hash_block
-        Tokens in a block of the prompt that the lists in the column ``hash_ids`` name; 0: it has no
-        such column.
+        Tokens in a block that the lists in the columns of ids name; 0: it has no such column.
+    ids, ids_with_output
+        Columns of ids, of the blocks of the prompt, and of prompt and output together.
     priority
         Column of priorities: smaller ones are served first.
     declared
@@ -45,6 +46,8 @@ class Format:
     marks: tuple[str, ...] = ()
     zero_output_failed: bool = False
     hash_block: int = 0
+    ids: str = "hash_ids"
+    ids_with_output: str = "hash_ids_with_output"
     priority: str | None = None
     declared: str | None = None
 
@@ -133,9 +136,14 @@ def check_choice(format: object, columns: object) -> None:
 
 
 def chosen_format(
-    source: Source, header: Collection[str], name: str | None, columns: Mapping[str, str] | None
+    source: Source,
+    header: Collection[str],
+    name: str | None,
+    columns: Mapping[str, str] | None,
+    hash_block: int = 0,
 ) -> Format:
-    """Return the format of a name, else that of a table with these columns, else a plain one.
+    """Return the format of a name, else that of a table with these columns, else a plain one, whose
+    hash ids name blocks of so many tokens.
 
     Raises
     ------
@@ -164,10 +172,12 @@ def chosen_format(
         for format in FORMATS:
             if format.fits(header):
                 return format
-    return _plain(source, header, columns or {})
+    return _plain(source, header, columns or {}, hash_block)
 
 
-def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) -> Format:
+def _plain(
+    source: Source, header: Collection[str], columns: Mapping[str, str], hash_block: int
+) -> Format:
     """Describe a table whose columns the user names, or that bears Penstock's own names."""
     roles = {alias: role for role, aliases in _OWN_NAMES.items() for alias in aliases}
     roles |= dict.fromkeys(_ARRIVAL_UNITS, "arrival")
@@ -176,6 +186,8 @@ def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) 
         "priority": "priority",
         "declared_tokens": "declared",
         "max_tokens": "declared",
+        "hash_ids": "ids",
+        "hash_ids_with_output": "ids_with_output",
     }
     named = _named_by_user(source, header, columns, keys)
     _add_own_names(source, header, roles, named)
@@ -201,7 +213,16 @@ def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) 
     prompt, output = named["prompt_tokens"][1], named["output_tokens"][1]
     priority, declared = (named.get(role, (role, None))[1] for role in ("priority", "declared"))
     unit = unit or _ARRIVAL_UNITS[key]
-    return Format(PLAIN, prompt, output, arrival, unit, priority=priority, declared=declared)
+    ids, whole = (named.get(role, (role, None))[1] for role in ("ids", "ids_with_output"))
+    if (ids or whole) and not hash_block:
+        raise InputError(
+            f"`columns` name hash ids ({shown(ids or whole)}), but not how many tokens each stands "
+            "for; give hash_block"
+        )
+    return Format(
+        PLAIN, prompt, output, arrival, unit, hash_block=hash_block, priority=priority,
+        declared=declared, ids=ids or Format.ids, ids_with_output=whole or Format.ids_with_output,
+    )  # fmt: skip
 
 
 def _named_by_user(

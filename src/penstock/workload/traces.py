@@ -13,17 +13,19 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from penstock import checks
 from penstock.checks import shown
 from penstock.errors import InputError
+from penstock.inputs.arrays import Ints
 from penstock.inputs.source import Source
 from penstock.inputs.tables import Table, open_table
 from penstock.words import counted
+from penstock.workload.answers import with_answers
 from penstock.workload.casts import Unit, cast_text
 from penstock.workload.lengths import LONGEST
-from penstock.workload.prefixes import Prefixes
+from penstock.workload.prefixes import LARGEST_BLOCK, Prefixes, go_on
 from penstock.workload.trace_formats import PLAIN, Format, check_choice, chosen_format
 
-_HASHES = "hash_ids"
 _SINCE_1970: dict[Unit, tuple[float, float]] = {
     "s": (1e9, 1e10),
     "ms": (1e12, 1e13),
@@ -75,6 +77,7 @@ def load(
     *,
     format: str | None = None,
     columns: Mapping[str, str] | None = None,
+    hash_block: int | None = None,
     max_gib: float | None = None,
 ) -> Trace:
     """Read a trace file; a gzip-compressed one too.
@@ -94,7 +97,9 @@ def load(
         optionally, the arrival as ``arrival_s``, ``arrival_ms`` or ``arrival_ns`` (numbers, or
         dates such as 2023-11-16 18:17:03.97996), ``priority``, whole numbers, and
         ``declared_tokens`` (or ``max_tokens``), the most output tokens that a request says it may
-        make.
+        make, and ``hash_ids`` and ``hash_ids_with_output``, lists such as ``[3, 1]`` or ``3 1``.
+    hash_block
+        For any other table: tokens in a block that such an id names.
     max_gib
         What the file may hold, unpacked, in GiB; None: `penstock.inputs.source.MOST_GIB`.
 
@@ -106,7 +111,13 @@ def load(
     check_choice(format, columns)
     source = Source.at(path, max_gib)
     table = open_table(source)
-    chosen = chosen_format(source, table.header, format, columns)
+    block = 0
+    if hash_block is not None:
+        block = checks.whole(
+            "hash_block", hash_block, 1, LARGEST_BLOCK, "tokens", "it is the tokens of one block"
+        )
+    chosen = chosen_format(source, table.header, format, columns, block)
+    _check_block(source, table, chosen, block)
     rows, notices = _cast_rows(source, table, chosen)
 
     # Arrivals count from the first one, in order; what prompts share is told by the ids of their
@@ -119,9 +130,11 @@ def load(
     prompt, output = (rows[role].to_numpy(writable=True) for role in ("prompt", "output"))
     if "ids" in rows.columns:
         ids = rows["ids"].explode().drop_nulls().to_numpy()
-        prefixes = Prefixes.of(
-            ids, rows["ids"].list.len().cast(pl.Int64).to_numpy(), prompt, chosen.hash_block
-        )
+        counts = rows["ids"].list.len().cast(pl.Int64).to_numpy()
+        whole = chosen.ids_with_output in table.header
+        prefixes = _prefixes(ids, counts, prompt, output, chosen.hash_block, whole, notices)
+    elif chosen.name == PLAIN and "hash_ids" in table.header:
+        notices.append("hash_ids are left out: say with hash_block how many tokens an id names")
     priority = rows["priority"].to_numpy(writable=True) if chosen.priority else None
     return Trace(
         arrival_s, prompt, output, chosen.name, source.name, tuple(notices), prefixes, priority,
@@ -129,12 +142,52 @@ def load(
     )  # fmt: skip
 
 
+def _check_block(source: Source, table: Table, chosen: Format, block: int) -> None:
+    """Refuse a size of blocks where no ids name any, or where the format has its own."""
+    if block and chosen.name != PLAIN:
+        raise InputError(
+            f"hash_block is {block:,}, but the format {chosen.name!r} has its own "
+            f"({chosen.hash_block:,}); leave it out"
+        )
+    if block and not {chosen.ids, chosen.ids_with_output} & set(table.header):
+        raise source.fault(
+            f"has no column {chosen.ids!r} or {chosen.ids_with_output!r}, but hash_block is "
+            f"{block:,}. Name them with `columns`, or leave hash_block out"
+        )
+
+
+def _prefixes(
+    ids: Ints,
+    counts: Ints,
+    prompt: Ints,
+    output: Ints,
+    block: int,
+    whole: bool,
+    notices: list[str],
+) -> Prefixes:
+    """Return what requests have in common; ``whole``: the ids go on with the outputs, else those of
+    answers are told by later rows, as far as they are.
+    """
+    if whole or go_on(counts, prompt, block):
+        return Prefixes.of(ids, counts, prompt, block, output)
+    alone = Prefixes.of(ids, counts, prompt, block)
+    longer, counts, found = with_answers(alone.ids, np.diff(alone.bounds), prompt, output, block)
+    if not found:
+        return alone
+    notices.append(
+        f"hash ids of {counted(found, 'answer')} were inferred from a later prompt that goes on "
+        "where they were given; name them with hash_ids_with_output if you know better"
+    )
+    return Prefixes.of(longer, counts, prompt, block, output)
+
+
 def _cast_rows(source: Source, table: Table, chosen: Format) -> tuple[pl.DataFrame, list[str]]:
     """Return the rows as numbers, a column for each role, and what there is to say of them."""
-    hashes = chosen.hash_block > 0 and _HASHES in table.header
+    ids = [name for name in (chosen.ids_with_output, chosen.ids) if name in table.header]
+    ids = ids[: chosen.hash_block > 0]
     names = [
         *chosen.columns,
-        *([_HASHES] if hashes else []),
+        *ids,
         *([chosen.priority] if chosen.priority else []),
         *([chosen.declared] if chosen.declared else []),
     ]
@@ -147,8 +200,8 @@ def _cast_rows(source: Source, table: Table, chosen: Format) -> tuple[pl.DataFra
     if chosen.arrival:
         reads["arrival"] = chosen.arrival, _unit(source, chosen, text[chosen.arrival])
     reads |= {"prompt": (chosen.prompt, "tokens"), "output": (chosen.output, "tokens")}
-    if hashes:
-        reads["ids"] = _HASHES, "ids"
+    if ids:
+        reads["ids"] = ids[0], "ids"
     if chosen.priority:
         reads["priority"] = chosen.priority, "rank"
     if chosen.declared:
@@ -246,7 +299,7 @@ _WANTED: dict[Unit, str] = {
     "ms": "an arrival is a number of milliseconds from 0 to 9.2e12",
     "us": "an arrival is a number of microseconds from 0 to 9.2e15",
     "ns": "an arrival is a number of nanoseconds from 0 to 9.2e18",
-    "ids": "hash ids are a list of whole numbers below 2^63",
+    "ids": "hash ids are a list of whole numbers below 2^63, such as [3, 1] or 3 1",
     "rank": "a priority is a whole number between -2^31 and 2^31, smaller ones first",
 }
 

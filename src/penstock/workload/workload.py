@@ -206,6 +206,7 @@ class Workload:
         *,
         hash_ids: Sequence[Sequence[int]] | None = None,
         hash_block: int | None = None,
+        hash_ids_with_output: Sequence[Sequence[int]] | None = None,
         seed: int = 0,
         name: str = "arrays",
     ) -> Self:
@@ -223,7 +224,11 @@ class Workload:
         hash_ids, hash_block
             One list per request with an id for each block of so many tokens of its prompt, for
             servers that cache prefixes. Two requests with the same id at the same place have equal
-            prompts up to the end of that block.
+            prompts up to the end of that block. Where lists are longer than that, all of them go on
+            with the output, as ``hash_ids_with_output`` does.
+        hash_ids_with_output
+            One list per request with an id for each full block of its prompt and its output
+            together, so that a later prompt finds what an answer left in the cache.
         declared
             Shape (requests,), the most output tokens that each says it may make, at least those
             that it makes; or one number or distribution for all. None: those that it makes.
@@ -235,7 +240,13 @@ class Workload:
         replay = None if arrival_s is None else Replay(arrival_s)  # type: ignore[arg-type]
         lengths = Recorded(prompt_tokens, output_tokens)  # type: ignore[arg-type]
         urgent = checked_priority(priority, lengths.prompt_tokens.size)
-        prefixes = checked_prefixes(hash_ids, hash_block, lengths.prompt_tokens)
+        prefixes = checked_prefixes(
+            hash_ids,
+            hash_ids_with_output,
+            hash_block,
+            lengths.prompt_tokens,
+            lengths.output_tokens,
+        )
         return cls(
             replay, lengths, seed, name, priority=urgent, prefixes=prefixes,
             declared=checked_declared(declared, lengths.output_tokens),
@@ -410,6 +421,7 @@ def read_trace(
     *,
     format: str | None = None,
     columns: Mapping[str, str] | None = None,
+    hash_block: int | None = None,
     seed: int = 0,
     max_gib: float | None = None,
 ) -> Workload:
@@ -424,7 +436,13 @@ def read_trace(
         Its name; None: detected from the header.
     columns
         For plain files: which columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens``,
-        ``priority`` and ``declared_tokens`` (or ``max_tokens``: see `Workload.declared`).
+        ``priority``, ``declared_tokens`` (or ``max_tokens``: see `Workload.declared`), ``hash_ids``
+        and ``hash_ids_with_output`` (lists such as ``[3, 1]`` or ``3 1``: see
+        `Workload.from_arrays`).
+    hash_block
+        For plain files: tokens in a block that such an id names. Where ids end with the prompts,
+        those of answers are inferred from later prompts that go on with them, as far as there are
+        any; a notice says so.
     seed
         For resampling, see `Workload.with_rate`.
     max_gib
@@ -435,7 +453,9 @@ def read_trace(
     InputError
         If the file cannot be read; one line that names file, row, column, value and remedy.
     """
-    trace = traces.load(path, format=format, columns=columns, max_gib=max_gib)
+    trace = traces.load(
+        path, format=format, columns=columns, hash_block=hash_block, max_gib=max_gib
+    )
     workload = Workload.from_arrays(
         trace.arrival_s, trace.prompt_tokens, trace.output_tokens, trace.priority,
         declared=trace.declared, seed=seed, name=Path(path).name.split(".")[0],

@@ -37,6 +37,7 @@ class EngineReplica(Replica):
     preempts = True
     drafted_tokens = 0  # beyond its own, for which a request needs memory
     reserves_last_token = False  # though the last output is never computed
+    names_ahead = 0  # tokens after a block that the name of its contents stands for, too
 
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)

@@ -68,8 +68,9 @@ class BlockPool:
 class PrefixCache(EngineReplica):
     """An engine on which the blocks at the start of an admitted request may be there already.
 
-    A block is named in the step that fills it: by the request's hash id, if it is one of the
-    prompt, else as the request's own.
+    A block is named in the step that fills it: by the request's hash id, if it has one, else as the
+    request's own. Where a name stands for the tokens after the block too (``names_ahead``), it is
+    given when these are known.
     """
 
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
@@ -93,16 +94,17 @@ class PrefixCache(EngineReplica):
 
     def name_of(self, request: Request, block: int) -> Hashable:
         """Name a full block: by the request whose context it is of, where there is one."""
-        while request.context is not None and (block + 1) * self.block_size <= request.reuse:
+        end = (block + 1) * self.block_size + self.names_ahead
+        while request.context is not None and end <= request.reuse:
             request = request.context
-        # Traces may name a last block that is not full.
-        ids = request.hash_ids[: request.prompt // self.block_size]
-        return ids[block] if block < len(ids) else ("own", request.index, block)
+        last = (end - 1) // self.block_size
+        ids = request.hash_ids
+        return ids[last] if last < len(ids) else ("own", request.index, block)
 
     def cached(self, request: Request) -> list[Block]:
         """Blocks that hold its prefix; its last token is always computed."""
         blocks: list[Block] = []
-        for name in self.names(request, request.target - 1):
+        for name in self.names(request, request.target - max(1, self.names_ahead)):
             if not self.cache.named[name]:
                 break
             blocks.append(self.cache.named[name][0])
@@ -156,7 +158,12 @@ class PrefixCache(EngineReplica):
         self.give_names(request, known)
 
     def give_names(self, request: Request, tokens: int) -> None:
-        """Name the blocks that its first tokens fill."""
+        """Name the blocks that its first tokens fill; drafters that look ahead may yet change the
+        last tokens before those that are computed.
+        """
+        if self.names_ahead:
+            known = request.prompt + request.outputs - request.in_flight
+            tokens = max(min(tokens + 1, known) - self.names_ahead, 0)
         for block, name in zip(self.held[request], self.names(request, tokens), strict=False):
             if block.name is None:
                 self.cache.give_name(block, name)

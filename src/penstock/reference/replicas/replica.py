@@ -10,6 +10,7 @@ from penstock.reference.markov_chain import at_least
 from penstock.reference.network import Pool
 from penstock.reference.seam_policies import Queue
 
+BARREN = 1_024  # batches without an output before preemptions are said to go on for ever
 NO_LIMIT = 2**40  # what a policy sees where there is no limit
 
 
@@ -143,6 +144,7 @@ class Replica:
         self.planned: Allocation = {}  # composed so, not yet started
         self.preempted: list[Request] = []  # in this step
         self.preempted_for: list[int] = []  # requests preempted to form the batch
+        self.barren = 0  # batches since the last output, for each of which somebody was preempted
         self.moving = 0  # ticks that blocks on their way to or from host memory add to the batch
 
     def refusal(self, request: Request) -> str | None:
@@ -212,6 +214,12 @@ class Replica:
         batch = self.step()
         self.assert_feasible(batch)
         self.preempted_for += [request.index for request in self.preempted]
+        self.barren += len(self.preempted) > 0
+        if self.barren > BARREN + 16 * max((r.total for r in self.requests), default=0):
+            raise InputError(
+                f"requests of replica {self.index} preempt each other for ever: {self.barren} "
+                "batches preempted somebody, and brought nobody an output; give it more memory"
+            )
         return batch
 
     def begin(self, now: int) -> None:
@@ -264,6 +272,8 @@ class Replica:
             if was_decoding or (request.decoding and yields):
                 outputs = useful + 1 - missing
             request.token_times += [end] * outputs
+            if outputs:
+                self.barren = 0
             if self.composes_ahead:
                 request.in_flight = outputs
                 request.rejected = tokens - useful
