@@ -227,6 +227,8 @@ def draw(rng, policy, of_network=False, circles=False):
     gaps[0] = 0
     arrival = np.cumsum(gaps)
     prompt = rng.integers(1, rng.choice([1, 3, 9, 30]) + 1, n)
+    if policy == "sglang" and rng.random() < 0.2:  # some share the 32 tokens that let one wait for another
+        prompt += 30
     output = rng.integers(1, rng.choice([1, 2, 5, 40]) + 1, n)
     longest = int((prompt + output).max())
     settings = draw_settings(rng, policy, longest, int(prompt.max()), circles)
@@ -235,9 +237,7 @@ def draw(rng, policy, of_network=False, circles=False):
     scheduler, _ = resolve(policy).configured(settings if engine else [])
     budget = int(rng.choice([rng.integers(1, 9), rng.integers(8, 40)]))
     if scheduler.has_token_budget and not scheduler.cuts_prompts:
-        budget += longest + settings.get("max_prefill_tokens", 0)
-        if policy == "vllm":
-            budget += scheduler.beside_prompt
+        budget += longest + scheduler.beside_prompt
     if settings.get("drafts"):
         budget = max(budget, settings["drafts"] + scheduler.draft_slots + 1)
     within = budget if scheduler.decodes_at_once else 6  # the others may have more slots than budget
@@ -257,14 +257,14 @@ def draw(rng, policy, of_network=False, circles=False):
         blocks = int(least * rng.choice([1.0, 1.3, 2.0, 4.0]))
         while blocks - int((watermark or 0) * blocks) < least:
             blocks += 1
-    most = max(budget, slots or budget, (slots or 0) * settings.get("max_tokens", 0))
+    most = max(scheduler.most_prefill(budget), slots or budget, (slots or 0) * settings.get("max_tokens", 0))
     # Equal ones, admitted by their first chunk, may preempt each other for ever, as they do in vLLM.
     ranks = "priority" in scheduler.orders and (circles or settings.get("reserve_prompt", True))
     swaps = not engine and rng.random() < 0.3 and blocks is not None
     declared = None
     if policy in ("vllm", "sglang") and not settings.get("ignore_eos") and rng.random() < 0.5:
         declared = tuple((output + rng.integers(0, rng.choice([1, 3, 30]), n)).tolist())
-    return System(
+    system = System(
         policy,
         tuple(arrival.tolist()),
         tuple(prompt.tolist()),
@@ -286,6 +286,9 @@ def draw(rng, policy, of_network=False, circles=False):
         until=None if rng.random() < 0.7 else int(rng.integers(1, arrival[-1] + 150)),
         declared=declared,
     )
+    if "retraction_policy" in settings and system.order == "fcfs":  # refused without priorities
+        return dataclasses.replace(system, settings=tuple((settings | {"retraction_policy": "length"}).items()))
+    return system
 
 
 def with_shared_prefixes(rng, system):
@@ -304,8 +307,8 @@ def with_shared_prefixes(rng, system):
     if settings.get("drafts", 0) > system.block_size and "mtp_modules" in settings:
         settings["mtp_modules"] = 1  # vLLM has no smaller blocks beside several
     if system.policy == "sglang":
-        settings["schedule_policy"] = str(rng.choice(["fcfs", "lpm"]))
-        system = dataclasses.replace(system, order="fcfs")
+        orders = ["fcfs", "lof", "lpm", "dfs-weight", "hrrn", "shortest-prefill-first"]
+        settings["schedule_policy"] = str(rng.choice(orders[: 2 if system.order == "priority" else None]))
     plain = {"admission": None, "preemption": "recompute", "swap_ticks": 0, "settings": tuple(settings.items())}
     return dataclasses.replace(system, **plain, hash_ids=tuple(ids), names_outputs=names_outputs)
 

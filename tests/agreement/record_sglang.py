@@ -9,6 +9,7 @@ with its real allocator, radix cache, queue and processing of results. Packages 
 the forward pass: a step takes `batch_ns` and yields a token for each request whose prompt is done.
 """
 
+import dataclasses
 import importlib.abc
 import importlib.machinery
 import importlib.metadata
@@ -29,7 +30,7 @@ class NoCuda(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     PACKAGES = (
         "IPython", "cutlass", "decord", "deep_gemm", "flash_attn", "flashinfer", "gguf", "kernels", "quack",
-        "sgl_kernel",
+        "sgl_kernel", "torchaudio", "torchvision",
     )  # fmt: skip
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
@@ -348,7 +349,30 @@ RECORDINGS: dict[str, tuple[list[Call], dict[str, Any]]] = {
         conversations(120, 16.0, 7, people=9, block_size=HASH_BLOCK),
         TIGHT | {"radix": True, "chunked_prefill_size": 64, "kv_tokens": 1000},
     ),
-}
+    "radix_hrrn_tight": (
+        conversations(120, 16.0, 8, people=9, block_size=HASH_BLOCK),
+        TIGHT | {"overlap": True, "radix": True, "policy": "hrrn", "kv_tokens": 1100},
+    ),
+    "radix_dfs_weight_tight": (
+        conversations(120, 16.0, 9, people=9, block_size=HASH_BLOCK),
+        TIGHT | {"overlap": True, "radix": True, "policy": "dfs-weight", "kv_tokens": 1100},
+    ),
+    "radix_shortest_prefill_first_tight": (
+        conversations(120, 16.0, 10, people=9, block_size=HASH_BLOCK),
+        TIGHT | {"radix": True, "policy": "shortest-prefill-first", "kv_tokens": 1100, "mixed": True,
+                 "chunked_prefill_size": 96},
+    ),
+    "radix_priorities_tight": (
+        [dataclasses.replace(call, priority=i % 4)
+         for i, call in enumerate(conversations(120, 16.0, 11, people=9, block_size=HASH_BLOCK))],
+        TIGHT | {"overlap": True, "radix": True, "policy": "lof", "kv_tokens": 1100, "settings": PRIORITIES},
+    ),
+    "whole_prompts_ignore_eos": (
+        lognormal(120, 8.0, 12, prompt=(150, 900), output=(120, 600)),
+        TIGHT | {"declared_max_new_tokens": "ignore_eos", "chunked_prefill_size": -1, "max_prefill_tokens": 600,
+                 "kv_tokens": 6000},
+    ),
+}  # fmt: skip
 
 
 def write(name: str, calls: list[Call], configuration: dict[str, Any]) -> None:

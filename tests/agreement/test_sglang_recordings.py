@@ -11,15 +11,14 @@ from recorded import FOLDER, HASH_BLOCK, batch_ns
 import penstock as ps
 from penstock.reference.simulation import simulate_server
 
-GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden" / "sglang-0.5.23"
-MORE = GOLDEN.with_name("sglang-0.5.23-more")
+GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden"
 OF_PRIORITIES = (
     "priority_scheduling_preemption_threshold", "schedule_low_priority_values_first", "retraction_policy"
 )  # fmt: skip
 
 every_recording = pytest.mark.parametrize(
     "path",
-    sorted([*GOLDEN.glob("*.json"), *MORE.glob("turns_*.json"), *FOLDER.glob("sglang_*.json")]),
+    sorted([*GOLDEN.glob("sglang-0.5.23*/*.json"), *FOLDER.glob("sglang_*.json")]),
     ids=lambda path: path.stem,
 )
 
@@ -69,7 +68,9 @@ def columns(configuration, rows):
     """What the requests of a recording declare, and what their prompts have in common."""
     declared = configuration["declared_max_new_tokens"]
     given = {"priority": rows["priority"].to_list()}
-    if isinstance(declared, int):
+    if "declared_tokens" in rows.columns:
+        given["declared"] = rows["declared_tokens"].to_list()
+    elif isinstance(declared, int):
         given["declared"] = [max(declared, tokens) for tokens in rows["output_tokens"]]
     if configuration.get("radix"):
         name = "hash_ids_with_output" if "hash_ids_with_output" in rows.columns else "hash_ids"

@@ -300,7 +300,7 @@ def test_prompts_that_share_nothing_are_served_as_without_a_prefix_cache(system,
     assert schedule(simulate(*system, **known, hash_ids=own)) == schedule(simulate(*system, **known))
 
 
-SGLANG_CACHES = st.sampled_from(["fcfs", "lof", "lpm", "dfs-weight", "shortest-prefill-first"])
+SGLANG_CACHES = st.sampled_from(["fcfs", "lof", "lpm", "dfs-weight", "hrrn", "shortest-prefill-first"])
 
 
 @given(requests(), st.integers(4, 24), st.integers(0, 6), st.integers(1, 4), SGLANG_CACHES, st.booleans())
@@ -382,6 +382,10 @@ TWO = {"arrival": [0, 0], "prompt": [4, 4], "output": [3, 3], "batch_time": one_
         ({"engine": "tensorrt-llm", "hash_ids": [[], []]}, "'tensorrt-llm' caches no prefixes here"),
         ({"engine": "sglang", "hash_ids": [[], []]}, "kv_blocks is not, so nothing says what the cache holds"),
         ({"engine": "sglang", "options": {"schedule_policy": "random"}}, "there is no sglang schedule_policy 'random'"),
+        (
+            {"engine": "sglang", "options": {"schedule_policy": "shortest-prefill-first"}},
+            "which SGLang itself refuses without its cache",
+        ),
         (
             {"engine": "sglang", "options": {"schedule_policy": "lpm"}, "order": "priority"},
             "SGLang has priorities with 'fcfs' and 'lof' only",

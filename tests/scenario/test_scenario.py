@@ -341,3 +341,12 @@ def test_no_key_of_a_gpu_is_passed_over(gpu: dict[str, object], words: str) -> N
         build({"workload": WORKLOAD, "server": server}, Path())
     with pytest.raises(ps.InputError, match="gpu is 'x'; give a Gpu"):
         ps.Server(ps.Affine(0.01, 1e-4), 512, gpu="x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("model", "windows"), [("gpt-oss-20b", True), ("Qwen3-8B", False)])
+def test_that_layers_with_a_sliding_window_are_left_out_of_kv_memory_is_said(model: str, windows: bool) -> None:
+    """An engine keeps a list of blocks for each kind of layer, which is not modelled."""
+    hardware = {"model": model, "gpu": "H100-SXM", "engine": "vllm"}
+    server = build({"workload": WORKLOAD, "server": {"hardware": hardware}}, Path()).server
+    assert server.kv_estimate is not None
+    assert ("sliding window" in str(server.kv_note)) == windows

@@ -81,7 +81,32 @@ def test_another_policy_of_a_server_has_its_own_settings() -> None:
             "its end would never be served",
         ),
         ({"policy_params": {"max_loras": 4}}, "which adapters may share a batch (LoRA): it is not modelled here"),
-        ({"policy": "sglang", "policy_params": {"enable-dp-attention": True}}, "data-parallel attention"),
+        ({"policy": "sglang", "policy_params": {"enable-dp-attention": True}}, "data-parallel ranks"),
+        ({"policy": "sglang", "policy_params": {"prefill_max_requests": 4}}, "when SGLang holds prompts back"),
+        ({"policy_params": {"kv_transfer_config": {}}}, "KV memory that is kept elsewhere, and comes back"),
+        ({"policy": "sglang", "policy_params": {"schedule_policy": "random"}}, "shuffles its queue"),
+        ({"policy": "sglang", "policy_params": {"schedule_policy": "routing-key"}}, "goes by keys of requests"),
+        ({"policy": "sglang", "policy_params": {"schedule_policy": "priority"}}, "given as order: priority"),
+        (
+            {
+                "policy": "sglang",
+                "memory": ps.Memory(900, 1, prefix_caching=False),
+                "policy_params": {"schedule_policy": "shortest-prefill-first"},
+            },
+            "which SGLang itself refuses without its cache of prefixes",
+        ),
+        (
+            {"policy": "sglang", "policy_params": {"schedule_policy": "hrrn"}},
+            "goes by the prefix cache, but the prefix cache of sglang is in KV memory, which has no size here",
+        ),
+        (
+            {"policy": "sglang", "order": "priority", "policy_params": {"schedule_policy": "hrrn"}},
+            "SGLang has priorities with 'fcfs' and 'lof' only",
+        ),
+        (
+            {"policy": "sglang", "policy_params": {"retraction_policy": "priority"}},
+            "which SGLang itself refuses without priorities",
+        ),
         ({"policy_params": {"pipeline_parallel_size": 2}}, "several pipeline stages at once"),
         ({"policy_params": {"long_prefill_adaptive": True}}, "long_prefill_threshold is 0"),
         ({"policy": "vllm-v0", "max_batch_size": 513}, "max_batch_size is 513"),
@@ -95,6 +120,23 @@ def test_what_an_engine_does_not_know_is_refused_in_one_line(changed, said: str)
         server(**changed)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("ignore_eos", "most"), [(False, 16_384), (True, 512 + 16_383)])
+def test_where_sglang_cuts_no_prompt_the_token_budget_limits_a_prompt_and_not_a_batch(ignore_eos, most) -> None:
+    settings = {"chunked_prefill": False, "ignore_eos": ignore_eos}
+    whole = server(policy="sglang", token_budget=512, policy_params=settings)
+    assert whole.most_tokens == most
+    found = ps.simulate(ps.Workload.from_arrays([0, 0, 0], [512, 500, 512], [5, 5, 5]), whole, record="batches")
+    assert found.batches["prefill_tokens"].to_list()[0] == 1_524
+
+
+@pytest.mark.parametrize(("policy", "order"), [("shortest-prefill-first", [0, 2, 1]), ("lpm", [0, 1, 2])])
+def test_an_order_that_goes_by_the_cache_needs_no_prompts_that_begin_alike(policy, order) -> None:
+    """SGLang's cache is on by default, and the shortest of prompts that share nothing is the first."""
+    one = server(policy="sglang", max_batch_size=1, kv_tokens=5_000, policy_params={"schedule_policy": policy})
+    run = ps.simulate(ps.Workload.from_arrays([0, 0.1, 0.1], [400, 300, 10], [9, 9, 9]), one)
+    assert run.requests["finish_ns"].arg_sort().to_list() == order
 
 
 @pytest.mark.parametrize(

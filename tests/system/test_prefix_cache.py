@@ -81,7 +81,6 @@ def test_without_names_nothing_changes() -> None:
         (server("sglang", None), "KV memory, which has no size here; give kv_tokens"),
         (server("tensorrt-llm"), "tensorrt-llm has no prefix cache here"),
         (server("sarathi"), "sarathi caches no prefixes unless asked to"),
-        (server("sglang", policy_params={"schedule_policy": "lof"}), "schedule_policy is 'lof'"),
     ],
 )
 def test_ids_that_nobody_makes_use_of_are_told_in_front(system: ps.Server, said: str) -> None:

@@ -266,9 +266,9 @@ def _token_limits(server: Server, prefills: Bools) -> Ints:
     """
     policy = server.policy
     bounded = prefills if policy.decodes_beyond else np.ones_like(prefills)
+    most = policy.most_prefill(server.token_budget)
     return np.asarray(
-        np.where(bounded & policy.has_token_budget, server.token_budget, server.most_tokens),
-        np.int64,
+        np.where(bounded & policy.has_token_budget, most, server.most_tokens), np.int64
     )
 
 

@@ -106,6 +106,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     if pool.radix != 0:
         use(world, engine, slot.end_node, -1)
         slot.joined = 0
+        again.matched = 0
     if pool.caching == 0:
         engine.free += held - slot.shared
     else:

@@ -36,7 +36,7 @@ def _page(world: World, pool: Any, source: Any, index: int) -> Any:
     number, row, named = source
     size, block = pool.block_size, pool.hash_block
     if index >= named:
-        return -1 - ((_owner(world, number, (index + 1) * size) << OWN_BITS) | index)
+        return -1 - ((owner_of(world, number, (index + 1) * size) << OWN_BITS) | index)
     first = world.bounds[row]
     if size >= block:  # ids stand for all that is before them too
         return world.ids[first + (index + 1) * size // block - 1]
@@ -44,7 +44,7 @@ def _page(world: World, pool: Any, source: Any, index: int) -> Any:
 
 
 @uncounted(inline=True)
-def _owner(world: World, number: int, tokens: int) -> Any:
+def owner_of(world: World, number: int, tokens: int) -> Any:
     """Return the number of the first request of a job that has the first tokens of another."""
     before = world.clock[0].requests_before
     owner = np.int64(number - before)
@@ -148,7 +148,7 @@ def _new_node(world: World, engine: Any, parent: int, first: int, length: int) -
     node.parent = parent
     node.first = first
     node.length = length
-    node.users = node.children = 0
+    node.users = node.children = node.weight = 0
     return place
 
 
@@ -164,6 +164,7 @@ def _split(world: World, engine: Any, pool: Any, place: int, length: int) -> Any
     part.number = node.number
     part.page = node.page
     part.users = node.users
+    part.born = node.born
     part.children = 1
     node.first += length
     node.length -= length
@@ -262,7 +263,7 @@ def insert(world: World, engine: Any, pool: Any, request: int, pages: int) -> An
     node.page = page
     _adopt(world, engine, leaf)
     engine.touches += 1
-    node.touched = engine.touches
+    node.touched = node.born = engine.touches
     _list(world, engine, leaf)
     engine.evictable += pages - matched
     engine.free -= pages - matched

@@ -137,7 +137,7 @@ POOL = record(
     ahead long_prefill adapts prefill_interval reserve_prompt drafts lookahead longest
     draft_slots reads_ahead names_ahead names_outputs patience
     mixed most_prefill clip_new_tokens retract_steps ignores_eos
-    radix by_match hash_block takes_places threshold retracts_by_rank
+    radix queue_order hash_block takes_places threshold retracts_by_rank
     plans_late cell_columns
     """
 )
@@ -232,6 +232,7 @@ ENGINE = record(
     barren all_fly some_fly
     plan joins flight_end step_before unforeseen wasted wasted_on
     is_full comings looks
+    processed last_prefill began_with left
     root nodes free_node oldest newest evictable touches first_joined last_joined
     """,
     f8="ratio",
@@ -262,7 +263,9 @@ the run (`NEVER`: nobody has come); the tick at which the tokens in flight are o
 are) and at which those who decode had the ones before; requests whose last token is in flight
 though they may have more, decodes that such ones are given for nothing, and the first of those who
 have left since. SGLang: whether admission has paused, how many have come to the queue, how often it
-was looked at; the new token ratio. Its cache: the root, nodes in use so far, the first that is free
+was looked at; tokens processed, by which requests age; those of the last batch, if it had prompts,
+of the batch that the running one was at first, and how many the last batch left in that; the new
+token ratio. Its cache: the root, nodes in use so far, the first that is free
 again; ends of the list of leaves that may be given up, and the pages that nobody uses; touches so
 far; those whose prefill is complete when the batch in progress ends.
 """
@@ -285,17 +288,19 @@ WAITING, STARTED, IN_DECODE, DECODES_NOW = 0, -1, -2, -3
 
 AGAIN = record(
     i8="last priority came",
-    i4="target outputs declared filled done times prefix named followed passed less more",
+    i4="target outputs declared filled matched done times prefix named followed passed less more",
 )
 """One per request where there are engines, or times between tokens are counted in lines: what it
 has to do when it is admitted, once preempted.
 
 ``last``: tick of its last token, or `NONE_YET`; its rank where the queue goes by it, the smaller
 first, and its number among those that have come to the queue; tokens of its prefill, outputs still
-to come, most outputs that it may make, its tokens when it was last looked at; tokens done;
+to come, most outputs that it may make, its tokens when it was last looked at, and those of them
+that a cache had; tokens done;
 ``times`` that it was preempted; ``prefix``: its row of recorded prefixes, and how many of its
 tokens those ids name, outputs included; how many others go on with its context; whether another
-has passed it in the queue; ``less``, ``more``: its children in the heap.
+has passed it in the queue; ``less``, ``more``: its children in the heap, or among the beginnings of
+those that wait.
 """
 
 SENT = record(i8="link latency", i4="sender tokens lent lent_here")
@@ -342,14 +347,25 @@ batch in progress ends.
 """
 
 BUDGET = record(
-    i8="chunk prompts pending room lives pages found found_end victims last_victim", f8="foreseen"
+    i8="chunk prompts pending room lives pages found found_end victims last_victim is_cut",
+    f8="foreseen",
 )
 """What a batch of prompts that is being formed may still take (SGLang): tokens of the batch, tokens
 of prompts; tokens of memory that are spoken for now, and those that there are; rows of
 `World.lives`; free pages at first; pages that a cache has of the first that waits, and the node
-that they end with; those who gave up their places; tokens of memory that are spoken for, outputs to
-come included.
+that they end with; those who gave up their places; whether one stays in mid-prefill; tokens of
+memory that are spoken for, outputs to come included.
 """
+
+(
+    BY_ARRIVAL,
+    BY_RANK,
+    LONGEST_MATCH,
+    DFS_WEIGHT,
+    RESPONSE_RATIO,
+    SHORTEST_PREFILL,
+) = range(6)
+"""How SGLang sorts its queue beside a cache of prefixes."""
 
 RANK_BITS = 32
 RANK = 2**RANK_BITS
@@ -358,16 +374,18 @@ declared."""
 SORTED_QUEUE = 128  # requests that SGLang sorts; a longer queue is first come, first served
 
 NODE = record(
-    i8="number page touched",
-    i4="parent row named first length users children older newer next_named",
+    i8="number page touched born",
+    i4="parent row named first length users children older newer next_named weight",
 )
 """One per node of SGLang's cache: a run of pages.
 
 What says what they hold: number of the request that they came from, its recorded row and the pages
-of that; the name of the first one. When it was touched last. The first of its pages, counted from
+of that; the name of the first one. When it was touched last, and when its parent got it. The first
+of its pages, counted from
 the beginning of the prompt, and their number;
 users, children; its neighbours in the list of leaves that may be given up, and the next node whose
-first page has a name of the same bucket.
+first page has a name of the same bucket; how many of the queue end with it or beyond, while that
+is sorted.
 """
 
 BLOCK = record(i8="name", i4="users count next_free previous_free next_named previous_named")

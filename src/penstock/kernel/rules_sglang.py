@@ -6,10 +6,12 @@ mid-prefill. Requests whose last token is in flight stay there until it is out, 
 
 from typing import Any
 
+import numpy as np
+
 from penstock.kernel.blocks import blocks_of, take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.preemption import preempt
-from penstock.kernel.records import World
+from penstock.kernel.records import RESPONSE_RATIO, SHORTEST_PREFILL, World
 from penstock.kernel.running import (
     append,
     done_by,
@@ -37,15 +39,66 @@ def sglang(world: World, engine: Any, pool: Any) -> None:
     if pool.radix != 0 and engine.prefilling > 0:
         place = engine.last_slot
         keep(world, engine, pool, place, done_by(engine, world.slots[place]))
+    others = engine.running - engine.prefilling
     serve_prompts(world, engine, pool)
     if engine.served > 0:
         if pool.mixed != 0:
             _ride_along(world, engine, pool)
+        if pool.queue_order == SHORTEST_PREFILL:
+            _put_cut_last(world, engine, engine.served_head)
+        if pool.queue_order == RESPONSE_RATIO:
+            _age_by_prompts(world, engine, pool, others)
         return
     _decode(world, engine, pool)
+    if pool.queue_order == RESPONSE_RATIO:
+        _age_by_decodes(engine, others)
     asks_again = engine.is_full == 0 or pool.takes_places != 0
     if engine.prefilling > 0 or (engine.waiting > 0 and asks_again):
         engine.steady = 0  # the next batch may have prompts
+
+
+# -- how requests age, by response ratio
+
+
+@uncounted(inline=True)
+def _begin_running_batch(engine: Any, others: int) -> None:
+    """Note what the running batch was at first: the last batch, if that left nobody in the one
+    before and there were prompts in it that are complete.
+    """
+    if engine.last_prefill > 0 and engine.left == 0 and others > 0:
+        engine.began_with = engine.last_prefill
+    engine.last_prefill = 0
+
+
+@uncounted()
+def _age_by_prompts(world: World, engine: Any, pool: Any, others: int) -> None:
+    """Count the tokens of a batch with prompts, and who is left in the running batch."""
+    _begin_running_batch(engine, others)
+    riding = engine.served_decodes + engine.wasted
+    tokens = np.int64(riding)
+    place = engine.served_head
+    for _ in range(engine.served):
+        tokens += world.slots[place].taken
+        place = world.slots[place].served_next
+    engine.processed += tokens
+    engine.last_prefill = tokens
+    engine.left = others
+    if pool.mixed != 0:
+        engine.left = 0 if riding > 0 else _decoders(engine)
+
+
+@uncounted(inline=True)
+def _age_by_decodes(engine: Any, others: int) -> None:
+    """Count the batch that the running one was at first once more, as SGLang does for each batch of
+    decodes; so none of them may be left out.
+    """
+    _begin_running_batch(engine, others)
+    if engine.served_decodes + engine.wasted > 0:
+        engine.processed += engine.began_with
+    engine.steady = 0
+
+
+# -- the estimate
 
 
 @uncounted(inline=True)
@@ -137,9 +190,16 @@ def _ride_along(world: World, engine: Any, pool: Any) -> None:
     world.slots[first].previous = last
     engine.first_slot = head
     engine.last_slot = before
-    if world.slots[last].taken < world.slots[last].left:
-        unlink(world, engine, last)
-        append(world, engine, last)
+    _put_cut_last(world, engine, last)
+
+
+@uncounted(inline=True)
+def _put_cut_last(world: World, engine: Any, place: int) -> None:
+    """Put a request in mid-prefill behind those that were admitted beside its chunk."""
+    slot = world.slots[place]
+    if slot.taken < slot.left and engine.last_slot != place:
+        unlink(world, engine, place)
+        append(world, engine, place)
 
 
 @uncounted()

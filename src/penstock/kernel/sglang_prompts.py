@@ -11,15 +11,15 @@ import numpy as np
 from penstock.kernel.blocks import blocks_of, hold
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.radix import make_free, match, unused_before, use
-from penstock.kernel.records import World
+from penstock.kernel.records import SHORTEST_PREFILL, World
 from penstock.kernel.running import (
     add_tokens,
     admit,
     done_by,
     serve_prefill,
 )
-from penstock.kernel.sglang_cache import look_at_queue
 from penstock.kernel.sglang_estimate import foreseen_by_all, made_before, made_by
+from penstock.kernel.sglang_queue import look_at_queue, tokens_beside_shorter
 from penstock.kernel.sglang_retraction import take_places
 from penstock.kernel.waiting import pop_waiting, wait_last
 
@@ -46,6 +46,7 @@ def _new_budget(world: World, engine: Any, pool: Any) -> Any:
     budget.pages = engine.free
     budget.found = 0
     budget.victims = -1
+    budget.is_cut = 0
     budget.lives = -1
     return budget
 
@@ -131,6 +132,8 @@ def _serve_next_chunk(world: World, engine: Any, pool: Any, budget: Any) -> None
         available = np.float64(budget.chunk)
     if available < take:
         take = np.int64(available)
+    if pool.queue_order == SHORTEST_PREFILL:
+        take = min(take, tokens_beside_shorter(world, engine, pool, budget.chunk, slot.left))
     if take <= 0:
         return
     hold(world, engine, pool, place, blocks_of(done + take, size))
@@ -138,6 +141,8 @@ def _serve_next_chunk(world: World, engine: Any, pool: Any, budget: Any) -> None
     outputs = 0
     if take == slot.left:
         outputs = min(np.int64(world.again[slot.request].declared), pool.clip_new_tokens)
+    else:
+        budget.is_cut = 1
     _charge(budget, pool, take, outputs)
 
 
@@ -180,6 +185,7 @@ def _ask(world: World, engine: Any, pool: Any, budget: Any) -> Any:
         pages, end = match(world, engine, pool, request, (target - 1) // size)
         budget.found = pages
         budget.found_end = end
+        world.again[request].matched = pages * size
         target -= pages * size
         room -= unused_before(world, engine, end) * size
     if target + outputs + size >= room - budget.foreseen:
@@ -188,6 +194,8 @@ def _ask(world: World, engine: Any, pool: Any, budget: Any) -> Any:
     if pool.chunked == 0 and engine.served > 0 and paged >= budget.prompts:
         return STOP
     if paged > budget.chunk:  # the part that comes first fills its pages
+        if budget.is_cut != 0 and pool.queue_order == SHORTEST_PREFILL:
+            return STOP
         return _enter(world, engine, pool, budget, budget.chunk // size * size)
     return _enter(world, engine, pool, budget, target)
 

@@ -4,11 +4,13 @@ from typing import Any
 
 import numpy as np
 
+from penstock.kernel.blocks import blocks_of
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.preemption import preempt
 from penstock.kernel.recording import note_gaps
 from penstock.kernel.records import IN_STEP, NONE_YET, World
 from penstock.kernel.running import begin_decode, change_phase, ends_unforeseen
+from penstock.kernel.sglang_cache import make_free_for
 from penstock.kernel.sglang_estimate import foreseen_of, in_flight, rank_of
 
 
@@ -76,7 +78,8 @@ def take_places(world: World, engine: Any, pool: Any, budget: Any) -> Any:
     """
     request = engine.head
     again = world.again[request]
-    wanted = np.float64(again.filled + min(np.int64(again.declared), pool.clip_new_tokens))
+    lacking = again.filled - again.matched
+    wanted = np.float64(lacking + min(np.int64(again.declared), pool.clip_new_tokens))
     wanted -= budget.room - budget.foreseen
     worst = -1
     while worst < 0 or wanted > 0:
@@ -127,11 +130,14 @@ def _preempt_from(world: World, engine: Any, pool: Any, budget: Any, last: int) 
         slot = world.slots[place]
         following = slot.next
         if slot.left <= 0 and not _is_lower(world, last, slot.request):
-            free = engine.free
+            free, kept = engine.free, engine.evictable
             budget.foreseen -= foreseen_of(world, engine, pool, slot)
             request = taken_back(world, engine, pool, place)
+            others = engine.running - engine.prefilling
+            pages = blocks_of(others * pool.retract_steps, pool.block_size)
+            make_free_for(world, engine, pool, pages)
             budget.pages += engine.free - free
-            budget.room += (engine.free - free) * pool.block_size
+            budget.room += (engine.free - free + engine.evictable - kept) * pool.block_size
             world.rows[request].next = -1
             if budget.victims < 0:
                 budget.victims = request

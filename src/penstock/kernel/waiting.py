@@ -5,7 +5,7 @@ heap.
 from typing import Any
 
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.records import SGLANG, World
+from penstock.kernel.records import RESPONSE_RATIO, SGLANG, World
 
 
 @uncounted(inline=True)
@@ -45,7 +45,8 @@ def wait_last(world: World, engine: Any, pool: Any, request: int) -> None:
     engine.waiting += 1
     if pool.rule == SGLANG:  # a retracted one comes anew
         engine.comings += 1
-        world.again[request].came = engine.comings
+        by_ratio = pool.queue_order == RESPONSE_RATIO
+        world.again[request].came = engine.processed if by_ratio else engine.comings
     elif pool.by_priority != 0:
         world.again[request].came = world.ready[request]
     if pool.by_priority != 0:

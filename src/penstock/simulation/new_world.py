@@ -345,6 +345,8 @@ def _describe(pool: Any, server: Server, tick_s: float) -> None:
         pool.names_ahead = pool.reads_ahead
     if server.order != "priority":
         pool.takes_places = pool.retracts_by_rank = False
+    if pool.radix and pool.by_priority:  # sorted where it stands, in place of a heap
+        pool.by_priority, pool.queue_order = False, records.BY_RANK
     # Not where composing a batch looks into a cache, or takes others back.
     at_once = not pool.ahead or pool.caching or pool.radix or pool.takes_places
     pool.plans_late = pool.rule in (records.VLLM, records.SGLANG) and not at_once

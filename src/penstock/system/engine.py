@@ -26,6 +26,7 @@ MOST_TOKENS = 2**22
 class Option(NamedTuple):
     """A setting of an engine: its default, what it may be, and what the engine itself calls it.
 
+    ``refused``: words that the engine knows besides, with the reason why they are refused here.
     One whose default is a tuple is a list of shares of one, or a single share. A default of None is
     a share that follows from other settings.
     """
@@ -35,6 +36,7 @@ class Option(NamedTuple):
     low: float = 0
     high: float = MOST_TOKENS
     alias: str = ""
+    refused: Mapping[str, str] = {}
 
 
 class Engine(Scheduler, abc.ABC):
@@ -198,6 +200,8 @@ def _value(what: str, value: Any, option: Option) -> Any:
     if option.known is not None:
         # TensorRT-LLM writes them in capitals.
         word = value.lower() if isinstance(value, str) else ""
+        if word in option.refused:
+            raise InputError(f"{what} is {word!r}, which {option.refused[word]}; take another")
         if word not in option.known:
             raise InputError(f"{what} is {checks.shown(value)}{nearest(str(value), option.known)}")
         return word

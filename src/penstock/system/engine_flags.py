@@ -65,28 +65,78 @@ EXPLAINED = {
     **dict.fromkeys(
         (
             "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_modules",
-            "lora_paths", "max_loras_per_batch",
+            "lora_paths", "max_loras_per_batch", "max_loaded_loras", "fully_sharded_loras",
+            "lora_config", "peft_cache_config",
         ),
         f"which adapters may share a batch (LoRA): {_NOT_MODELLED}",
     ),
     **dict.fromkeys(
-        ("sliding_window", "disable_sliding_window", "swa_full_tokens_ratio"),
+        (
+            "sliding_window", "disable_sliding_window", "swa_full_tokens_ratio",
+            "disable_hybrid_swa_memory", "swa_prefix_tails", "attention_chunk_size",
+            "max_attention_window", "sink_token_length",
+        ),
         f"KV memory that a sliding window gives back: {_NOT_MODELLED}",
     ),
     **dict.fromkeys(
-        ("disable_hybrid_kv_cache_manager", "mamba_block_size", "hybrid_kvcache_ratio"),
+        (
+            "disable_hybrid_kv_cache_manager", "mamba_block_size", "hybrid_kvcache_ratio",
+            "mamba_cache_mode", "mamba_cache_dtype", "max_mamba_cache_size",
+            "mamba_full_memory_ratio",
+        ),
         f"KV memory of layers of several kinds: {_NOT_MODELLED}",
     ),
     **dict.fromkeys(
-        ("enable_dp_attention", "dp_attention", "enable_attention_dp"),
-        f"data-parallel attention: {_NOT_MODELLED}",
+        (
+            "enable_dp_attention", "dp_attention", "enable_attention_dp", "attention_dp_config",
+            "enable_dp_lm_head", "moe_dense_tp_size", "data_parallel_size_local",
+        ),
+        f"data-parallel ranks, which wait for each other in each batch: {_NOT_MODELLED}",
     ),
     **dict.fromkeys(
-        ("pipeline_parallel_size", "pp", "pp_size"),
+        (
+            "pipeline_parallel_size", "pp", "pp_size", "pp_max_micro_batch_size",
+            "pp_async_batch_depth", "enable_dynamic_chunking",
+        ),
         f"batches of several pipeline stages at once: {_NOT_MODELLED}",
     ),
-    **dict.fromkeys(("num_cpu_blocks", "swap_space", "cpu_offload_gb", "kv_offloading_size"),
-    _NOT_MODELLED),
+    **dict.fromkeys(
+        (
+            "num_cpu_blocks", "swap_space", "cpu_offload_gb", "kv_offloading_size",
+            "kv_offloading_backend", "kv_transfer_config", "kv_connector", "kv_cache_connector",
+            "kv_connector_config", "host_cache_size", "enable_hierarchical_cache", "hicache_ratio",
+            "hicache_size", "enable_lmcache",
+        ),
+        f"KV memory that is kept elsewhere, and comes back: {_NOT_MODELLED}",
+    ),
+    **dict.fromkeys(
+        ("max_queued_requests", "abort_on_priority_when_disabled", "max_queue_size"),
+        f"requests that are turned away or aborted: {_NOT_MODELLED}",
+    ),
+    **dict.fromkeys(
+        (
+            "prefill_max_requests", "prefill_decode_interval", "prefill_decode_interval_min_bs",
+            "enable_prefill_delayer", "min_free_slots_delay", "num_continuous_decode_steps",
+            "scheduler_recv_interval",
+        ),
+        f"when SGLang holds prompts back: {_NOT_MODELLED}",
+    ),
+    **dict.fromkeys(
+        ("radix_eviction_policy", "enable_partial_reuse", "prefix_caching_hash_algo"),
+        "which cached prefix is given up first is as the engine has it by default; leave it out",
+    ),
+    **dict.fromkeys(
+        ("context_chunking_policy", "batching_type", "enable_chunked_context_fmha"),
+        f"other ways of TensorRT-LLM to cut and batch prompts: {_NOT_MODELLED}",
+    ),
+    **dict.fromkeys(("max_beam_width", "beam_width", "best_of"), f"beams: {_NOT_MODELLED}"),
+    **dict.fromkeys(
+        ("decode_context_parallel_size", "prefill_context_parallel_size", "dcp_size",
+         "attn_cp_size", "context_parallel_size"),
+        f"a context that is spread over GPUs: {_NOT_MODELLED}",
+    ),
+    "disable_priority_preemption": "it is given the other way round: priority_preemption: false",
+    "scheduler_cls": "a scheduler of your own is given as `policy: file.py:function`",
     **dict.fromkeys(
         ("quantization", "kv_cache_dtype", "enforce_eager", "attention_backend",
         "max_seq_len_to_capture",

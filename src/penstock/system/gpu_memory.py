@@ -26,7 +26,7 @@ two.
 """
 
 import dataclasses
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from penstock import checks
 from penstock.errors import InputError, nearest
@@ -49,6 +49,10 @@ class ModelMemory(Protocol):
     @property
     def weights_gb(self) -> float:
         """10^9 bytes of all its weights."""
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layers forget what lies behind a sliding window."""
 
     def weights_bytes(self, tensor_parallel: int) -> float:
         """Return the bytes of weights on one of so many GPUs."""
@@ -73,6 +77,7 @@ class Model:
     layers: int
     kv_heads: int
     head_dim: int
+    has_windows: ClassVar[bool] = False
 
     def weights_bytes(self, tensor_parallel: int) -> float:
         """Return the bytes of weights on one of so many GPUs."""
@@ -209,6 +214,11 @@ class Gpu:
     def _memory(self) -> ModelMemory:
         """The memory that the model takes."""
         return MODELS[self.model] if self.known is None else self.known
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether the model has layers that forget what lies behind a sliding window."""
+        return self._memory.has_windows
 
     @property
     def words(self) -> str:

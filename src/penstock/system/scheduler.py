@@ -202,7 +202,7 @@ class Scheduler(abc.ABC):
         Whether its admission goes by the outputs that requests declare; and takes them for those
         that they make.
     beside_prompt
-        Tokens that a batch may have before its last prompt, where prompts are not cut.
+        Tokens of the budget that a batch keeps beside each prompt.
     loses_in_flight
         Whether a preempted request loses the token that the batch in progress brings.
     loses_rest_of_prompt
@@ -214,6 +214,8 @@ class Scheduler(abc.ABC):
         Whether prompts that begin alike may share blocks.
     caches_by_default
         Whether it shares them unless told otherwise.
+    goes_by_cache
+        Whether its queue goes by what the cache lacks, also where no two prompts begin alike.
     caches_in_tree
         Whether what it caches is a tree of prefixes (SGLang), in place of blocks by name.
     limit_rule
@@ -270,6 +272,7 @@ class Scheduler(abc.ABC):
     receives: bool = False
     caches_prefixes: bool = True
     caches_by_default: bool = False
+    goes_by_cache: bool = False
     caches_in_tree: bool = False
 
     limit_rule: LimitRule | None = None
@@ -365,10 +368,15 @@ class Scheduler(abc.ABC):
         """Return by what the queue goes before arrival, the smaller first, shape (requests,)."""
         return priority
 
+    def most_prefill(self, token_budget: int) -> int:
+        """Return the most tokens that a batch with prompts may come to, where there is a budget."""
+        return token_budget
+
     def most_tokens(self, token_budget: int, most_requests: int | None) -> int:
         """Return the most tokens that a batch may come to."""
+        most = self.most_prefill(token_budget)
         if most_requests is None:
-            return token_budget
+            return most
         if not self.has_token_budget:
             return most_requests * self.reserved_tokens
-        return max(token_budget, most_requests) if self.decodes_beyond else token_budget
+        return max(most, most_requests) if self.decodes_beyond else most

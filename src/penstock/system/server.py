@@ -191,7 +191,8 @@ class Server:
         memory = self.memory
         if memory is None or memory.prefix_caching is not None:
             return memory is not None and memory.prefix_caching is True
-        return memory.names_known and self.why_no_cache is None
+        wanted = memory.names_known or self.policy.goes_by_cache
+        return wanted and self.why_no_cache is None
 
     def serving(self, names: bool) -> "Server":
         """Return the server as it serves prompts of which it is known what they have in common
@@ -298,11 +299,17 @@ class Server:
         estimate = self.kv_estimate
         if estimate is not None and self.gpu is not None and self.gpu.engine is not None:
             share = self.gpu.share_words(self.gpu.engine)
+            windows = ""
+            if self.gpu.has_windows:
+                windows = (
+                    ". Layers with a sliding window are left out of it, and that an engine keeps "
+                    "a list of blocks for each kind of layer is not modelled"
+                )
             return (
                 f"KV memory holds about {estimate.tokens:,} tokens ({estimate.low:,} to "
                 f"{estimate.high:,}): an "
                 f"estimate of what the weights of {self.gpu.model} leave on "
-                f"{self.gpu.words}{share}. Your engine logs "
+                f"{self.gpu.words}{share}{windows}. Your engine logs "
                 'the true number at its start ("GPU KV cache size"). Give it as kv_tokens'
             )
         if self.policy.has_kv_memory and self.memory is None:

@@ -50,8 +50,24 @@ _SGLANG_VARIABLES = {
 FIRST_RATIO = 0.7
 LEAST_SHARE_OF_IT = 0.14  # to which the new token ratio decays
 
-_QUEUE_ORDERS = ("fcfs", "lof", "lpm", "dfs-weight", "shortest-prefill-first")
-"""Those after the second look at a cache of prefixes, and are the first without one."""
+_QUEUE_ORDERS = {
+    "fcfs": records.BY_ARRIVAL,
+    "lof": records.BY_ARRIVAL,
+    "lpm": records.LONGEST_MATCH,
+    "dfs-weight": records.DFS_WEIGHT,
+    "hrrn": records.RESPONSE_RATIO,
+    "shortest-prefill-first": records.SHORTEST_PREFILL,
+}
+"""Those after the second look at a cache of prefixes. Without one the last is refused, and the
+others are the first, as in SGLang.
+"""
+
+_OTHER_ORDERS = {
+    "random": "shuffles its queue, which no seed here repeats",
+    "routing-key": "goes by keys of requests, which no workload here has",
+    "priority": "is given as order: priority",
+}
+"""Queue orders that SGLang has besides, and why they are refused."""
 
 
 def _environment_of_sglang(options: Options) -> dict[str, str]:
@@ -125,7 +141,7 @@ class Sglang(Engine):
         "decay_steps": Option(600, low=1, alias="new_token_ratio_decay_steps"),
         "clip_new_tokens": Option(4096, low=1, alias="clip_max_new_tokens_estimation"),
         "retract_steps": Option(20, low=1, alias="retract_decode_steps"),
-        "schedule_policy": Option("fcfs", _QUEUE_ORDERS),
+        "schedule_policy": Option("fcfs", tuple(_QUEUE_ORDERS), refused=_OTHER_ORDERS),
         "ignore_eos": Option(False),
         "priority_preemption": Option(True),
         "priority_scheduling_preemption_threshold": Option(10),
@@ -179,10 +195,9 @@ class Sglang(Engine):
         self.ahead = self.loses_in_flight = options["overlap_schedule"]
         self.whole_blocks = self.cuts_prompts
         self.sorts_queue = options["schedule_policy"] == "lof"
+        self.goes_by_cache = options["schedule_policy"] in ("hrrn", "shortest-prefill-first")
         self.knows_outputs = options["ignore_eos"]
         self.reads_declared = not self.knows_outputs
-        if self.knows_outputs and not self.cuts_prompts:
-            self.beside_prompt = options["max_prefill_tokens"] - 1
         self.kernel_options = {
             "ahead": self.ahead,
             "mixed": self.cuts_prompts and options["mixed_chunk"],
@@ -193,42 +208,47 @@ class Sglang(Engine):
             "takes_places": options["priority_preemption"],
             "threshold": options["priority_scheduling_preemption_threshold"],
             "retracts_by_rank": options["retraction_policy"] == "priority",
-            "by_match": options["schedule_policy"] == "lpm",
+            "queue_order": _QUEUE_ORDERS[options["schedule_policy"]],
         }
         self.kernel_numbers = (high, low, (high - low) / options["decay_steps"])
 
     def check(self, server: "Server") -> None:
-        """Refuse what SGLang cannot be told, and batches of prompts beyond the token budget."""
+        """Refuse what SGLang cannot be told, and orders that it refuses."""
         super().check(server)
         order = self.options["schedule_policy"]
         if server.order == "priority" and order not in ("fcfs", "lof"):
             raise InputError(
-                f"order is 'priority' beside schedule_policy {order!r}, but {self.name} has "
-                "priorities here with 'fcfs' and 'lof' only, and without a cache; leave one out"
+                f"order is 'priority' beside schedule_policy {order!r}, but SGLang has priorities "
+                "with 'fcfs' and 'lof' only; take one of them"
             )
-        most = self.options["max_prefill_tokens"]
-        if not self.cuts_prompts and most > server.token_budget:
+        memory = server.memory
+        told_off = memory is not None and memory.prefix_caching is False
+        if order == "shortest-prefill-first" and told_off:
             raise InputError(
-                f"token_budget is {server.token_budget:,}, but without chunked_prefill a batch of "
-                f"prompts may have {most:,} tokens (max_prefill_tokens); raise the one or lower "
-                "the other"
+                f"schedule_policy is {order!r}, which SGLang itself refuses without its cache of "
+                "prefixes; leave out prefix_caching: false, or take another"
+            )
+        if self.goes_by_cache and not told_off and not server.caches_prefixes:
+            raise InputError(
+                f"schedule_policy is {order!r}, which goes by the prefix cache, but "
+                f"{server.why_no_cache}"
+            )
+        if self.options["retraction_policy"] == "priority" and server.order != "priority":
+            raise InputError(
+                "retraction_policy is 'priority', which SGLang itself refuses without priorities; "
+                "give order: priority, or leave it out"
             )
 
-    def why_no_cache(self, server: "Server") -> str | None:
-        """Return why it cannot cache prefixes at a server: the order of its queue."""
-        order = self.options["schedule_policy"]
-        if order not in ("fcfs", "lpm"):
-            return (
-                f"schedule_policy is {order!r} beside prefix_caching, which is known for 'fcfs' "
-                "and 'lpm' only; take one of them, or leave prefix_caching out"
-            )
-        if server.order == "priority":
-            return (
-                f"order is 'priority' beside schedule_policy {order!r} and prefix_caching, but "
-                f"{self.name} has priorities here with 'fcfs' and 'lof' only, and without a cache; "
-                "leave one out"
-            )
-        return None
+    def most_prefill(self, token_budget: int) -> int:
+        """Return the most tokens of a batch with prompts: where they are not cut, as many as they
+        may have together, or the longest; beside others where ``ignore_eos`` admits it.
+        """
+        if self.cuts_prompts:
+            return token_budget
+        together = self.options["max_prefill_tokens"]
+        if self.knows_outputs:
+            return token_budget + int(together) - 1
+        return max(token_budget, int(together))
 
     def most_outputs(self, prompt: Any, usable: int, block_size: int) -> Any:
         """Return to how many outputs memory cuts what requests may make: the pages of the prompt,

@@ -277,6 +277,11 @@ class EngineReplica(Replica):
         return [request for request in self.running if request.decoding]
 
     @property
+    def most_prefill(self) -> float:
+        """Most tokens of a batch that keeps to the token budget."""
+        return self.b_max
+
+    @property
     def spare(self) -> float:
         """KV blocks that neither anybody holds nor a decode needs."""
         return self.free - self.lack(self.decoding)
@@ -304,8 +309,8 @@ class EngineReplica(Replica):
         counted = len(batch) if self.pool.scope == "batch" else len(self.running)
         assert counted <= self.k_max, f"{counted} requests exceed {self.k_max}"
         if self.budgeted or not all(request.decoding for request in batch):
-            assert token_load(batch) <= self.b_max, (
-                f"{token_load(batch)} tokens exceed the budget of {self.b_max}"
+            assert token_load(batch) <= self.most_prefill, (
+                f"{token_load(batch)} tokens exceed the budget of {self.most_prefill}"
             )
 
 

@@ -324,7 +324,8 @@ class PrefixCachingSglang(Sglang):
     def sort_queue(self) -> None:
         """Sort the waiting queue by what the tree has of it, if it is not too long for that."""
         aware = self.schedule_policy in CACHE_AWARE
-        if not aware or (self.schedule_policy == "lpm" and len(self.waiting) > SORTED_QUEUE):
+        bounded = self.schedule_policy in ("lpm", "hrrn")
+        if not aware or (bounded and len(self.waiting) > SORTED_QUEUE):
             super().sort_queue()
             self.touch_waiting()
             return
@@ -336,10 +337,24 @@ class PrefixCachingSglang(Sglang):
         elif self.schedule_policy == "dfs-weight":
             order = self.tree.by_weight([self.matched[request][1] for request in self.waiting])
             self.waiting = [self.waiting[index] for index in order]
+        elif self.schedule_policy == "hrrn":
+            self.waiting.sort(
+                key=lambda r: (math.inf if r in later else -self.response_ratio(r), r.index)
+            )
         else:
             self.waiting.sort(
                 key=lambda r: (r in later, r.target - self.matched_tokens(r), self.queued[r])
             )
+
+    def response_ratio(self, request: Request) -> float:
+        """Tokens of batches with prompts since it came, for each of its prompt that the tree lacks.
+
+        The outputs that a retracted request computes again do not count.
+        """
+        missing = request.prompt - self.matched_tokens(request)
+        if missing <= 0:
+            return math.inf
+        return (self.processed - self.processed_before[request]) / missing
 
     def matched_tokens(self, request: Request) -> int:
         """Tokens that the tree has of it, but for its last one."""

@@ -11,7 +11,7 @@ import math
 from penstock.reference.markov_chain import known
 from penstock.reference.network import EnginePool
 from penstock.reference.replicas.engine import EngineReplica
-from penstock.reference.replicas.replica import Allocation, Request
+from penstock.reference.replicas.replica import Allocation, Request, token_load
 from penstock.reference.replicas.sglang_memory import GO_ON, NO_MEMORY, STOP, Budget, Verdict
 from penstock.reference.replicas.sglang_queue import SglangQueue
 
@@ -46,8 +46,8 @@ class Sglang(SglangQueue):
         Tokens for each request that the ratio after a retraction adds to those that are out.
     schedule_policy
         The order of the waiting queue: ``fcfs``, ``lof`` (the longest declared output first), or,
-        with a cache of prefixes, ``lpm``, ``dfs-weight`` and ``shortest-prefill-first``, which are
-        ``fcfs`` without it.
+        with a cache of prefixes, ``lpm``, ``dfs-weight``, ``hrrn`` and ``shortest-prefill-first``.
+        Without it the last is refused, and the others are ``fcfs``.
     ignore_eos
         Whether requests are known to make all the outputs that they declare.
     priority_preemption, priority_scheduling_preemption_threshold
@@ -98,11 +98,22 @@ class Sglang(SglangQueue):
         self.prefilled: list[Request] = []  # of the last batch, if it had prompts
         self.chunked: Request | None = None  # the request in mid-prefill
         self.is_full = False  # nobody is admitted until somebody leaves
+        self.left_empty = True  # the running batch, by the last step
+        self.last_prefill = 0  # tokens of the last batch with prompts
+        self.began_with = 0  # tokens of the one that the running batch was at first
 
     def step(self) -> Allocation:
         """Form a prefill batch if there is one, else a decode batch."""
         self.gather()
-        return self.prefill() or self.decode()
+        batch = self.prefill()
+        if batch:
+            self.last_prefill = token_load(batch)
+            self.processed += self.last_prefill
+        else:
+            batch = self.decode()
+            self.processed += self.began_with * bool(batch)
+        self.left_empty = not self.decodes
+        return batch
 
     def gather(self) -> None:
         """Let those whose prefill is complete join the ones that decode.
@@ -116,6 +127,8 @@ class Sglang(SglangQueue):
             self.is_full = False
         joining = [request for request in self.prefilled if request is not self.chunked]
         self.prefilled = []
+        if joining and self.left_empty:
+            self.began_with = self.last_prefill
         if joining and not self.decodes:
             self.is_full = False
         self.decodes += joining
@@ -273,6 +286,16 @@ class Sglang(SglangQueue):
         """
         rounding = 0 if self.block_size == 1 else len(batch)
         return self.blocks(sum(batch.values())) + rounding
+
+    @property
+    def most_prefill(self) -> float:
+        """Most tokens of a batch with prompts: the longest of those that are not cut may come
+        beside others where their ends are known.
+        """
+        if self.chunking:
+            return self.b_max
+        beside = self.max_prefill_tokens
+        return self.b_max + beside - 1 if self.ignore_eos else max(self.b_max, beside)
 
     # ------------------------------------------------------------ decode
 

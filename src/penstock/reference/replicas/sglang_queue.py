@@ -7,7 +7,7 @@ from penstock.reference.replicas.replica import Request
 from penstock.reference.replicas.sglang_memory import SglangMemory
 
 CACHE_AGNOSTIC = ("fcfs", "lof")
-CACHE_AWARE = ("lpm", "dfs-weight", "shortest-prefill-first")
+CACHE_AWARE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
 
 
 class SglangQueue(SglangMemory):
@@ -19,6 +19,11 @@ class SglangQueue(SglangMemory):
         super().__init__(pool, index)
         policy = str(pool.options.get("schedule_policy", "fcfs"))
         known("sglang schedule_policy", policy, (*CACHE_AGNOSTIC, *CACHE_AWARE))
+        if policy == "shortest-prefill-first" and not self.caches:
+            raise InputError(
+                f"schedule_policy is {policy!r}, which SGLang itself refuses without its cache of "
+                "prefixes; give hash_ids, or take another"
+            )
         self.schedule_policy = policy if self.caches or policy in CACHE_AGNOSTIC else "fcfs"
         self.by_priority = pool.order == "priority"
         if self.by_priority and policy in CACHE_AWARE:
@@ -30,6 +35,10 @@ class SglangQueue(SglangMemory):
         self.sign = 1 if low_first else -1
         self.comings = 0  # to the waiting queue
         self.queued: dict[Request, int] = {}  # when each came
+        # Tokens of batches with prompts. SGLang counts the one that its running batch was at first
+        # again with each batch of decodes.
+        self.processed = 0
+        self.processed_before: dict[Request, int] = {}  # when each came
         self.filled: dict[Request, int] = {}  # its tokens when it was last looked at
 
     def arrive(self, request: Request) -> None:
@@ -42,6 +51,7 @@ class SglangQueue(SglangMemory):
         """Take note of when it came to the queue."""
         self.comings += 1
         self.queued[request] = self.comings
+        self.processed_before[request] = self.processed
 
     def sort_waiting(self) -> None:
         """Leave the queue as it is; it is sorted before a prefill batch only."""

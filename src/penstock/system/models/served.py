@@ -34,6 +34,11 @@ class ShapeMemory:
         """10^9 bytes of all weights."""
         return self.shape.weights_bytes(self.numbers) / 1e9
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layers forget what lies behind a sliding window."""
+        return self.shape.windowed_layers > 0
+
     def weights_bytes(self, tensor_parallel: int) -> float:
         """Return the bytes of weights on one of so many GPUs."""
         return self.shape.weights_bytes(self.numbers, tensor_parallel)
