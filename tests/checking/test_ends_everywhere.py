@@ -85,6 +85,13 @@ def test_the_highest_load_of_a_network_has_both_ends() -> None:
     assert found.ends.fast.load > found.load > found.ends.slow.load
 
 
+def test_networks_side_by_side_say_what_hinges() -> None:
+    network = ps.Network.single(workload(0.9), server())
+    comparison = ps.compare_networks({"one": network}, jobs=100)
+    (said,) = comparison.page().verdicts
+    assert (said.word, said.source, said.about) == ("undecided", "because of the batch times", "one")
+
+
 def test_a_recommendation_compares_in_the_middle_and_says_the_ends() -> None:
     found = ps.recommend(workload(0.85), server(), policies=["orca"], requests=500, precision=0.05)
     assert found.recommended.answer.verdict == "stable"
@@ -138,6 +145,10 @@ def test_a_fleet_has_the_size_of_either_end() -> None:
     assert said["slow"]["replicas"] == sizes[2]
     page = found.page()
     assert page.verdicts[1].source == "because of the batch times"
+    none = ps.plan(workload(8.3), ps.search_space(server(), replicas=[1, 2]), ["ttft_p99<2s"], requests=1000)
+    assert none.best is None
+    assert none.ends is None
+    assert "that nothing does is said of the middle ones" in none.notices[0]
     few = ps.plan(workload(8.3), ps.search_space(server(), replicas=range(1, sizes[2])), ["ttft_p99<2s"], requests=1000)
     assert few.ends is not None
     assert few.ends.slow is None

@@ -262,11 +262,11 @@ def max_rate(
     if not isinstance(workload, Workload) or not isinstance(server, Server):
         network = as_network("max_rate", workload, server)
         refuse(alpha=alpha)
-        precision = _checked_precision(precision, 0.05)
+        distance = _checked_precision(precision, 0.05)
         from penstock.theory.network.ends import network_ends
 
         return _at_both_ends(
-            lambda one, part: _max_load(one, precision, seed, part),
+            lambda one, part: _max_load(one, distance, seed, part),
             network, network_ends(network), progress,
         )  # fmt: skip
     precision = _checked_precision(precision, 0.01)

@@ -24,7 +24,7 @@ _REQUESTS = 1_000  # of a run that says how far latencies move
 
 
 class Interval(NamedTuple):
-    """Where a number lies with 90% probability, by the batch times alone."""
+    """Between what a number lies by the batch times alone: docs/how-far-off.md says how often."""
 
     low: float
     high: float

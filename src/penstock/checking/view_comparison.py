@@ -10,7 +10,7 @@ from penstock.checking.comparison import ComparedWorkflow, NetworkComparison
 from penstock.checking.figures_network import comparison_figure
 from penstock.checking.network_answer import NetworkAnswer
 from penstock.checking.targets import Estimate
-from penstock.checking.view import contradictions, with_interval
+from penstock.checking.view import contradictions, hinging, with_interval
 from penstock.checking.view_network import network_heading
 from penstock.show.page import Fact, Page, Section, Table
 from penstock.words import seconds, sharing
@@ -35,7 +35,7 @@ def comparison_page(comparison: NetworkComparison, title: str, what: str) -> Pag
     return Page(
         title=title,
         heading=network_heading(next(iter(answers.values())).network),
-        verdicts=contradictions(answers),
+        verdicts=contradictions(answers) + hinging(answers),
         sections=[
             Section(
                 "Side by side",

@@ -22,7 +22,7 @@ from penstock.planning.unreachable import Unreachable, why_unreachable
 from penstock.show.page import Page, Shown
 from penstock.system.prefix_cache import cache_notes
 from penstock.system.server import Server
-from penstock.theory.ends import Ends, server_ends
+from penstock.theory.ends import Ends, known_of, server_ends
 from penstock.words import amount, counted
 from penstock.workload.workload import Workload
 
@@ -248,6 +248,7 @@ def _plan_of(search: Search) -> Plan:
     notices: list[str] = []
     if best is None or prospect is None:
         unreachable = why_unreachable(search)
+        notices = _of_the_middle(search)
     else:
         _frontier_beyond(search, prospect)
         next_best = _next_best(search, best)
@@ -271,6 +272,16 @@ def _plan_of(search: Search) -> Plan:
         search.space.priced, (*notices, *search.workload.notices, *_not_judged(search)),
         ends,
     )  # fmt: skip
+
+
+def _of_the_middle(search: Search) -> list[str]:
+    """Say that what nothing does was asked of the middle batch times, where they are not exact."""
+    kinds = [kind for family in search.space.families for kind, _ in family.smallest.kinds]
+    known = [known for kind in kinds if (known := known_of(kind.server)) is not None]
+    return [
+        f"batch times are not exact ({origin}): that nothing does is said of the middle ones"
+        for origin in dict.fromkeys(one.origin for one in known)
+    ]
 
 
 def _at_both_ends(search: Search, prospect: Prospect) -> Ends[Evaluation | None] | None:

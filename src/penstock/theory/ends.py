@@ -1,7 +1,7 @@
 """The slow and the fast end of batch times that are not exact, by what they let any policy carry.
 
-Of batch times that may be true (`penstock.system.uncertain`), those are the ends between which what
-any policy carries lies with the probability that they were judged at.
+Of batch times that may be true (`penstock.system.uncertain`), the ends are those at which the best
+policy carries the least and the most; of draws, at the quantiles of their 90%.
 """
 
 import dataclasses
