@@ -88,7 +88,8 @@ def main() -> None:
         sys.exit(EXIT_BAD_INPUT)
     try:
         asked = [name for name in sys.argv[1:2] if name in COMMANDS]
-        status = command_line(asked or COMMANDS)(prog_name="penstock", standalone_mode=False)
+        with process.work:
+            status = command_line(asked or COMMANDS)(prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()
     except InputError as error:
         _complain(str(error))

@@ -21,7 +21,12 @@ def begun(scenario: Path, out: Path, jobs: int, points: int = 60) -> "subprocess
     command = [sys.executable, "-c", "from penstock.cli import main; main()", "sweep"]
     options = ["--vary", vary, "--out", str(out), "--jobs", str(jobs)]
     quiet = subprocess.DEVNULL
-    return subprocess.Popen([*command, str(scenario), *options], stdout=quiet, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [*command, str(scenario), *options],
+        stdout=quiet,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def lines(out: Path) -> int:
@@ -76,6 +81,20 @@ def test_ctrl_c_leaves_what_the_next_call_goes_on_with(long_scenario: Path) -> N
     assert not out.exists()
     assert ps.sweep(long_scenario, {"workload.poisson.rate": "1:6.9:0.1"}, out=out, jobs=1)["error"].is_null().all()
     assert lines(out) == 61
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3])
+def test_workers_that_are_still_starting_say_nothing_of_ctrl_c(long_scenario: Path, after_s: float) -> None:
+    """A terminal sends it to the workers, too, which are importing NumPy then."""
+    process = begun(long_scenario, long_scenario.with_name("t.csv"), 2)
+    deadline = time.monotonic() + 60
+    while not children(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(after_s)
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=60)[1].decode().splitlines()
+    assert process.returncode == 130
+    assert [line for line in said if not line.startswith("Compiling")] == ["penstock: interrupted"]
 
 
 @pytest.mark.slow

@@ -177,9 +177,12 @@ def watch(
     with contextlib.ExitStack() as stack:
         shown = _shown(with_lines, ends)
         outputs = _Outputs(stack, shown, record, export, every_s)
-        with contextlib.suppress(KeyboardInterrupt):
+        try:
             for came in rounds:
                 outputs.take(came, engines)
+        except KeyboardInterrupt:
+            if not engines.any_read:  # there is nothing to say
+                raise
     answer = engines.answer()
     outputs.end(answer, as_json=as_json)
     if strict:

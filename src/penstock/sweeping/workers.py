@@ -8,6 +8,7 @@ import functools
 import importlib
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -90,7 +91,9 @@ class Workers:
             _OfThisProcess(function, os.getpid()) if self.kind == "loky" else function
         )
         if self.kind != "ray":
-            yield from parallel(call(task) for task in tasks)
+            with _ctrl_c_kept_from_workers():
+                results = parallel(call(task) for task in tasks)
+            yield from results
             return
         step = _ROUND * self.count
         with parallel:  # or every round would start workers of its own
@@ -126,6 +129,24 @@ def _end_with(process: int) -> None:
     # Ctrl-C is for that process, which ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=watch, daemon=True).start()
+
+
+@contextlib.contextmanager
+def _ctrl_c_kept_from_workers() -> Iterator[None]:
+    """Let workers that start meanwhile never see Ctrl-C, which a terminal sends to them, too: what
+    they import then would end in a traceback. Here it waits.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # it lets Ctrl-C in again when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
