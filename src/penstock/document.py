@@ -142,6 +142,19 @@ def parsed(document: Any, model: type[Sections], name: str, needs: str) -> Secti
 class _Loader(yaml.SafeLoader):
     """YAML in which no key of a mapping stands twice, and 1e3 is a number."""
 
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._nodes += 1
+        if self._nodes > 2 * _MOST_VALUES:  # keys are nodes, too, each of which takes a kilobyte
+            raise yaml.composer.ComposerError(
+                problem=f"it holds more than {_MOST_VALUES:,} values, and a scenario needs few; "
+                "keep tables in files of their own",
+            )
+        return super().compose_node(parent, index)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():

@@ -2,7 +2,9 @@
 
 import gzip
 import io
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,14 +14,20 @@ import pytest
 import penstock as ps
 from penstock.document import read_document
 from penstock.errors import InputError
+from penstock.inputs.recording import read_recording
 from penstock.inputs.source import Source
 from penstock.planning.rates import RateProfile
 from penstock.scenario.scenario import read_scenario
 from penstock.system.measured_times import Measured
+from penstock.system.models.config import read_shape
 from penstock.workload import traces
 
 KIB = 2**10 / 2**30
+MIB = 2**20
+SMALL = 8 * MIB / 2**30
+"""A limit in GiB under which a line, a cell and a document of one value have at most 1 MiB."""
 ROWS = "prompt,output\n" + "120,30\n" * 400  # 2.8 KB
+Reader = Callable[..., object]
 READERS = [
     Source.at,
     ps.read_trace,
@@ -57,7 +65,7 @@ def test_a_larger_limit_reads_what_the_smaller_one_refuses(tmp_path: Path) -> No
 def test_a_bomb_is_counted_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "bomb.csv.gz"
     path.write_bytes(gzip.compress(ROWS.encode() * 400))
-    monkeypatch.setattr("penstock.inputs.source._bounded", lambda *_: pytest.fail("kept"))
+    monkeypatch.setattr("penstock.inputs.source._kept", lambda *_: pytest.fail("kept"))
     with pytest.raises(InputError, match="unpacks to more than"):
         Source.at(path, max_gib=4 * KIB)
 
@@ -68,6 +76,98 @@ def test_a_parquet_file_of_few_bytes_and_many_rows_is_refused(tmp_path: Path) ->
     assert path.stat().st_size < 200_000
     with pytest.raises(InputError, match="unpacks to more than"):
         ps.read_trace(path, max_gib=200 * KIB)
+
+
+LINE_READERS = {
+    "trace": lambda path: ps.read_trace(path, max_gib=SMALL),
+    "batches": lambda path: ps.read_batches(path, max_gib=SMALL),
+    "benchmarks": lambda path: ps.read_benchmarks(path, max_gib=SMALL),
+}
+BEGINNINGS = {
+    "a.csv": b"prompt,output\n1,2\n",
+    "a.jsonl": b'{"prompt": 1, "output": "',
+    "a.json": b'{"backend": "',
+    "a.log": b"INFO iteration elapsed time: ",
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", BEGINNINGS)
+@pytest.mark.parametrize("read", LINE_READERS.values(), ids=LINE_READERS)
+def test_a_line_without_end_is_refused_before_it_is_taken_apart(
+    read: Reader, name: str, packed: bool, tmp_path: Path
+) -> None:
+    """Python takes a line of 1.9 GiB into memory seven times."""
+    content = BEGINNINGS[name] + b"7" * (3 * MIB)
+    path = tmp_path / (f"{name}.gz" if packed else name)
+    path.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(InputError, match=r"more than 1 MiB"):
+        read(path)
+
+
+def sessions(path: Path) -> object:
+    return ps.read_sessions(path, "pool")
+
+
+@pytest.mark.parametrize("read", [Measured.read, RateProfile.read, read_recording, sessions])
+def test_every_reader_of_lines_has_the_limit(read: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.inputs.source.MOST_GIB", SMALL)
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"rate\n1\n" + b"7" * (3 * MIB))
+    with pytest.raises(InputError, match=r"a line or a cell of more than 1 MiB"):
+        read(path)
+
+
+def test_a_cell_of_many_lines_is_as_long_as_a_line_at_most(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'prompt,output,text\n1,2,"' + b"word\n" * MIB + b'"\n')
+    with pytest.raises(InputError, match=r"a line or a cell of more than 1 MiB"):
+        ps.read_trace(path, max_gib=SMALL)
+
+
+def test_cells_in_quotes_with_line_ends_in_them_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"prompt,output,text\n" + b'1,2,"two\nlines"\n' * (MIB // 8))
+    assert ps.read_trace(path, max_gib=SMALL).lengths.prompt_tokens.size == MIB // 8
+
+
+def test_a_document_of_few_bytes_and_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.inputs.source._MOST_VALUES", 1_000)
+    path = tmp_path / "a.json"
+    path.write_bytes(b"[0" + b",{}" * 600 + b"]")
+    with pytest.raises(InputError, match=r"1,000 values in one document"):
+        ps.read_benchmarks(path)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_a_table_of_a_million_columns_is_refused_at_once(name: str, tmp_path: Path) -> None:
+    names = [f"c{number}" for number in range(100_000)]
+    text = ",".join(names) if name == "a.csv" else json.dumps(dict.fromkeys(names, 1))
+    (tmp_path / name).write_text(f"{text}\n")
+    with pytest.raises(InputError, match=r"has 100,000 columns, more than the 10,000"):
+        ps.read_trace(tmp_path / name)
+
+
+def test_a_parquet_file_of_one_row_and_a_long_list_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    columns = {"timestamp": [0], "input_length": [7], "output_length": [7], "hash_ids": [[7] * 3_000_000]}
+    pl.DataFrame(columns).write_parquet(path)
+    assert path.stat().st_size < 10_000
+    with pytest.raises(InputError, match="unpacks to more than"):
+        ps.read_trace(path, max_gib=SMALL)
+
+
+def test_a_scenario_of_more_values_than_it_may_have_is_refused_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("workload: [a" + ",[]" * 200_000 + "]")
+    with pytest.raises(InputError, match="more than 100,000 values"):
+        read_document(path)
+
+
+def test_a_config_is_read_through_the_same_door(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(InputError, match="no regular file"):
+        read_shape(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize("packed", [False, True])

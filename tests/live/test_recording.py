@@ -42,6 +42,30 @@ def test_a_recording_is_never_written_over(recording: Path) -> None:
         Recorder(recording, 5.0)
 
 
+def test_what_fails_before_an_engine_is_read_leaves_no_file_behind(tmp_path: Path) -> None:
+    """It could not be recorded again under that name."""
+    path = tmp_path / "watch.jsonl"
+    silent = Round(9.0, (), (Note("b:1", "takes no connections"),))
+    with Recorder(path, 5.0) as recorder:
+        recorder.write(silent)
+    assert not path.exists()
+    with Recorder(path, 5.0) as recorder:
+        for each in (silent, *ROUNDS):
+            recorder.write(each)
+    assert [each.notes for each in replayed(path)] == [silent.notes, *(each.notes for each in ROUNDS)]
+
+
+def test_rounds_without_an_engine_are_kept_in_bounded_number(tmp_path: Path) -> None:
+    path = tmp_path / "watch.jsonl"
+    with Recorder(path, 5.0) as recorder:
+        for second in range(1_500):
+            recorder.write(Round(second, (), (Note("b:1", "takes no connections"),)))
+        recorder.write(ROUNDS[0])
+    kept = [*replayed(path)]
+    assert len(kept) == 1_000
+    assert kept[-1] == ROUNDS[0]
+
+
 @pytest.mark.parametrize("line", ["{", "[]", '{"time_s": 1}', '{"time_s": "x", "scrapes": [], "notes": []}', "x" * 99,
                                   '{"time_s": 1, "scrapes": [{"engine": "a"}], "notes": []}',
                                   '{"time_s": 1, "scrapes": [{"engine": "a", "time_s": NaN}], "notes": []}',

@@ -51,6 +51,15 @@ def test_each_interval_has_the_requests_that_came_in_it(tmp_path: Path) -> None:
     assert set(requests.output_tokens.tolist()) == {80}
 
 
+@pytest.mark.parametrize("count", [2.0**53, 1e30, 1.7e308])
+def test_a_counter_that_cannot_be_right_is_refused_before_arrivals_are_drawn(tmp_path: Path, count: float) -> None:
+    """For 2^53 requests 64 PiB were asked for."""
+    scrapes = watched()
+    scrapes[-1]["finished"] = count
+    with pytest.raises(InputError, match=r"requests came to a:1 in 50 s, and more than 20,000,000 in all"):
+        read_watched(write(tmp_path / "w.jsonl", scrapes))
+
+
 def test_the_same_seed_draws_the_same(tmp_path: Path) -> None:
     path = write(tmp_path / "w.jsonl", watched())
     one, two, other = (read_watched(path, seed=seed).requests(500) for seed in (1, 1, 2))

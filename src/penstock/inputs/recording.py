@@ -51,6 +51,7 @@ def read_recording(path: str | Path) -> tuple[list[Row], int]:
         If the file cannot be read, is none, of a newer format, or holds no round.
     """
     source = Source.at(path)
+    source.refuse_long_lines()
     rows: list[Row] = []
     broken = 0
     with source.text() as file:

@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +21,16 @@ from penstock.errors import InputError
 MOST_GIB = 2.0
 """What is read of one file, unpacked, where nothing else is asked for, in GiB."""
 
+_LINE_SHARE = 128
+_DOCUMENT_SHARE = 8
+"""Of what a file may hold, a line of it is at most one part in so many, and a document that is read
+as one: Python takes ten times as much memory for these as for bytes, and more.
+"""
+_MOST_VALUES = 20_000_000
+"""Of such a document: each takes up to 72 bytes, however short it is written."""
+
+_PARQUET = b"PAR1"
+_SEPARATORS = (b",", b"[", b"{", b"\n")
 _STANDARD_INPUT = "-"
 _CHUNK = 1 << 20
 _DEFLATE = 1_032
@@ -70,7 +80,7 @@ class Source:
             if str(path) == _STANDARD_INPUT:
                 if sys.stdin is None:
                     raise source.fault("is closed. Pipe a file into it, or name a file")
-                source = source._with(_bounded(sys.stdin.buffer, source))
+                source = source._with(_kept(_chunks(sys.stdin.buffer, source, "holds")))
             else:
                 source._refuse_irregular()
             head = source._head()
@@ -86,7 +96,7 @@ class Source:
             ) from None
         if not head:
             raise source.fault("is empty. Fetch the file again")
-        if b"\0" in head and not head.startswith((b"PAR1", b"\xff\xfe", b"\xfe\xff")):
+        if b"\0" in head and not head.startswith((_PARQUET, b"\xff\xfe", b"\xfe\xff")):
             raise source.fault(
                 "holds bytes of zero, so it is not text. Name a table, a log or a document"
             )
@@ -105,6 +115,11 @@ class Source:
         """What it may hold, in bytes."""
         return int(self.most_gib * 2**30)
 
+    @property
+    def most_line_bytes(self) -> int:
+        """What one line or cell of it may hold, in bytes."""
+        return max(self.most_bytes // _LINE_SHARE, _CHUNK)
+
     def open(self) -> BinaryIO:
         """Open the decompressed bytes."""
         return self.path.open("rb") if self.content is None else io.BytesIO(self.content)
@@ -112,6 +127,39 @@ class Source:
     def text(self, newline: str = "") -> io.TextIOWrapper:
         """Open it as text, without a byte order mark."""
         return io.TextIOWrapper(self.open(), encoding="utf-8-sig", newline=newline)
+
+    def document(self) -> str:
+        """Return all of its text, where that is to become one value.
+
+        Raises
+        ------
+        InputError
+            If that would take more memory than a file may, or is no text.
+        """
+        most = max(self.most_bytes // _DOCUMENT_SHARE, _CHUNK)
+        with self.open() as file:
+            content = file.read(most + 1)
+        if len(content) > most or sum(map(content.count, _SEPARATORS)) > _MOST_VALUES:
+            raise self.fault(
+                f"holds more than {most / 2**20:,.0f} MiB or {_MOST_VALUES:,} values in one "
+                "document, which would take many times as much memory. Give a part of it"
+            )
+        try:
+            return content.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise self.not_text() from None
+
+    def refuse_long_lines(self) -> None:
+        """Refuse a file with a line that is longer than one of any table, log or recording.
+
+        Readers of lines call it first: most of them take a line into memory several times.
+        """
+        with self.open() as file:
+            lines = _Lines(self, self.most_line_bytes)
+            if file.seek(0, io.SEEK_END) > self.most_line_bytes:
+                file.seek(0)
+                while chunk := file.read(_CHUNK):
+                    lines.add(chunk)
 
     def for_polars(self) -> Path | io.BytesIO:
         """Return what a reader of Polars takes."""
@@ -148,6 +196,14 @@ class Source:
             "all of it must fit "
             "into memory. Give a part of it, or raise the limit: --max-gib, `max_gib` in a "
             "scenario or in Python"
+        )
+
+    def long_line(self, most: int) -> InputError:
+        """Return the error for a line or a cell of more bytes than it may have."""
+        return self.fault(
+            f"has a line or a cell of more than {most / 2**20:,.0f} MiB, which would take many "
+            "times as much memory. Check that it is the right file, and that its lines and quotes "
+            "end"
         )
 
     def _with(self, content: bytes) -> "Source":
@@ -188,9 +244,10 @@ class Source:
         with self.open() as file:
             if file.seek(0, io.SEEK_END) * _DEFLATE > self.most_bytes:
                 file.seek(0)
-                _count(gzip.GzipFile(fileobj=file), self)
+                for _ in _chunks(gzip.GzipFile(fileobj=file), self, "unpacks to"):
+                    pass
             file.seek(0)
-            return self._with(_bounded(gzip.GzipFile(fileobj=file), self, "unpacks to"))
+            return self._with(_kept(_chunks(gzip.GzipFile(fileobj=file), self, "unpacks to")))
 
 
 def refuse_twice(paths: Iterable[Path]) -> None:
@@ -205,20 +262,42 @@ def refuse_twice(paths: Iterable[Path]) -> None:
         seen.add(place)
 
 
-def _count(file: BinaryIO | gzip.GzipFile, source: Source) -> None:
+class _Lines:
+    """Refuses a line as soon as it is too long, chunk by chunk."""
+
+    def __init__(self, source: Source, most: int) -> None:
+        self._source = source
+        self._most = most
+        self._begun = 0  # bytes since the last end of a line
+
+    def add(self, chunk: bytes) -> None:
+        """Look at the next chunk; lines within one are short."""
+        first = chunk.find(b"\n")
+        self._begun += len(chunk) if first < 0 else first
+        if self._begun > self._most:
+            raise self._source.long_line(self._most)
+        if first >= 0:
+            self._begun = len(chunk) - 1 - chunk.rfind(b"\n")
+
+
+def _chunks(file: BinaryIO | gzip.GzipFile, source: Source, holds: str) -> Iterator[bytes]:
+    """Yield everything, but no more than may be read, and no line that nothing can read."""
     size = 0
+    lines = _Lines(source, max(source.most_bytes // _DOCUMENT_SHARE, _CHUNK))
+    is_table = False
     while chunk := file.read(_CHUNK):
+        is_table = is_table or (size == 0 and chunk.startswith(_PARQUET))
         size += len(chunk)
         if size > source.most_bytes:
-            raise source.too_large("unpacks to")
-
-
-def _bounded(file: BinaryIO | gzip.GzipFile, source: Source, holds: str = "holds") -> bytes:
-    """Read everything, but no more than may be read."""
-    kept = io.BytesIO()
-    while chunk := file.read(_CHUNK):
-        if kept.tell() + len(chunk) > source.most_bytes:
             raise source.too_large(holds)
+        if not is_table:  # bytes between two that happen to be ends of lines are no line
+            lines.add(chunk)
+        yield chunk
+
+
+def _kept(chunks: Iterable[bytes]) -> bytes:
+    kept = io.BytesIO()
+    for chunk in chunks:
         kept.write(chunk)
     return kept.getvalue()
 

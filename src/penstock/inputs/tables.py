@@ -7,6 +7,7 @@ line is at fault.
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ import polars as pl
 
 from penstock.checks import shown
 from penstock.errors import InputError
+from penstock.inputs.parquet_footer import unpacked_bytes
 from penstock.inputs.source import Source, first_line
 
-_FIELD = 8
-"""Bytes of a field of Parquet in memory, at least."""
+_CHUNK = 1 << 20
+_MOST_COLUMNS = 10_000
 
 
 class Table(Protocol):
@@ -46,6 +48,7 @@ def open_table(source: Source) -> Table:
     suffix = Path(source.path.name.lower().removesuffix(".gz")).suffix
     if head.startswith(b"PAR1") or suffix in (".parquet", ".pq"):
         return _Parquet.at(source)
+    source.refuse_long_lines()
     if start[:1] in (b"{", b"[") or suffix in (".jsonl", ".ndjson", ".json"):
         return _JsonLines.at(source)
     return _Csv.at(source)
@@ -73,8 +76,16 @@ def _readable(source: Source, kind: str) -> Iterator[None]:
         ) from None
 
 
+def _refuse_more_columns(source: Source, columns: int) -> None:
+    if columns > _MOST_COLUMNS:
+        raise source.fault(
+            f"has {columns:,} columns, more than the {_MOST_COLUMNS:,} that a table may have. "
+            "Check that it is the right file, and that its lines end"
+        )
+
+
 def _no_duplicates(source: Source, names: Collection[str]) -> None:
-    twice = next((name for name in names if list(names).count(name) > 1), None)
+    twice = next((name for name, times in Counter(names).items() if times > 1), None)
     if twice is not None:
         raise source.fault(
             f"has two columns called {shown(twice)}, so which one is meant is unclear. Rename one"
@@ -98,12 +109,15 @@ class _Csv:
             header = next(filter(None, csv.reader(text, delimiter=separator)))
         # Tools that add a mark may add it twice.
         names = tuple(name.lstrip("\ufeff").strip() for name in header)
+        _refuse_more_columns(source, len(names))
         _no_duplicates(source, names)
         return cls(source, names, separator)
 
     def read(self, names: tuple[str, ...]) -> pl.DataFrame:
         if len(self.header) < 2:  # a blank line would be a row; no format has one column
             return pl.DataFrame()
+        if self._has_long_cell():
+            raise self.source.long_line(self.source.most_line_bytes)
         try:
             # Every column is read, or a row that is too long would pass unnoticed.
             frame = pl.read_csv(
@@ -119,6 +133,18 @@ class _Csv:
         if frame[self.header[-1]].null_count():  # empty fields, or rows that are too short
             self._find_fault()
         return frame.select(names)
+
+    def _has_long_cell(self) -> bool:
+        """Return whether quotes, as Polars counts them, hold together more than a line may have."""
+        begun = quotes = 0
+        with self.source.open() as file:
+            while chunk := file.read(_CHUNK):
+                quotes += chunk.count(b'"')
+                end = _end_of_last_row(chunk, is_quoted=quotes % 2 == 1)
+                begun = begun + len(chunk) if end is None else len(chunk) - end
+                if begun > self.source.most_line_bytes:
+                    return True
+        return False
 
     def explain(self, row: int) -> tuple[str, str | None]:
         with suppress(
@@ -155,6 +181,19 @@ class _Csv:
                     )
 
 
+def _end_of_last_row(chunk: bytes, *, is_quoted: bool) -> int | None:
+    """Return where the last row of a part of a CSV ends, None where none does; a line that ends in
+    quotes ends no row.
+    """
+    end = len(chunk)
+    while (line := chunk.rfind(b"\n", 0, end)) >= 0:
+        is_quoted ^= chunk.count(b'"', line, end) % 2 == 1
+        if not is_quoted:
+            return line + 1
+        end = line
+    return None
+
+
 def _without_blank_end(source: Source, frame: pl.DataFrame) -> pl.DataFrame:
     for _ in range(source.blank_lines_at_end()):
         if frame.is_empty() or any(value is not None for value in frame.row(-1)):
@@ -181,6 +220,7 @@ class _JsonLines:
         keys = _json_object(first)
         if isinstance(keys, str):
             raise source.fault(f"line {number:,} {keys}")
+        _refuse_more_columns(source, len(keys))
         paths = {name: f"$[{json.dumps(name, ensure_ascii=False)}]" for name in keys}
         for name, value in keys.items():
             for inner in value if isinstance(value, dict) else ():
@@ -233,8 +273,8 @@ def _json_object(line: str) -> dict[str, object] | str:
     twice: list[str] = []
 
     def collect(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        keys = [key for key, _ in pairs]
-        twice.extend(key for key in keys if keys.count(key) > 1)
+        times = Counter(key for key, _ in pairs)
+        twice.extend(key for key in times if times[key] > 1)
         return dict(pairs)
 
     try:
@@ -256,13 +296,15 @@ class _Parquet:
     @classmethod
     def at(cls, source: Source) -> "_Parquet":
         with _readable(source, "Parquet"):
-            return cls(source, tuple(pl.read_parquet_schema(source.for_polars())))
+            names = tuple(pl.read_parquet_schema(source.for_polars()))
+        _refuse_more_columns(source, len(names))
+        return cls(source, names)
 
     def read(self, names: tuple[str, ...]) -> pl.DataFrame:
         with _readable(self.source, "Parquet"):
-            rows = pl.scan_parquet(self.source.for_polars()).select(pl.len()).collect().item()
-            if rows * len(names) * _FIELD > self.source.most_bytes:
-                raise self.source.too_large("unpacks to")
+            with self.source.open() as file:
+                if unpacked_bytes(file, names) > self.source.most_bytes:
+                    raise self.source.too_large("unpacks to")
             frame = pl.read_parquet(self.source.for_polars(), columns=list(names), glob=False)
             return frame.select(self._as_text(name, dtype) for name, dtype in frame.schema.items())
 

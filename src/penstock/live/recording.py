@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from penstock import checks
 from penstock.errors import InputError
@@ -16,11 +16,15 @@ from penstock.live.metrics_pages import Note
 from penstock.live.rounds import Round
 from penstock.live.scrape import Scrape
 
+_MOST_WAITING = 1_000
+"""Rounds without an engine that are kept until one is read."""
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Scrape))
 
 
 class Recorder:
     """Writes rounds to a file that did not exist before, each as soon as it is there.
+
+    The file is made when an engine has been read: what fails before leaves none behind.
 
     Parameters
     ----------
@@ -37,15 +41,14 @@ class Recorder:
 
     def __init__(self, path: Path, every_s: float) -> None:
         checks.writable("--record", path)
-        try:
-            self._file = path.open("x", encoding="utf-8")
-        except FileExistsError:
-            raise InputError(
-                f"--record {path} exists, and would be lost; give another file, or move it away"
-            ) from None
+        if path.exists():
+            raise _exists(path)
+        self._path = path
         self._kinds: set[str] = set()
+        self._file: TextIO | None = None
         version = metadata.version("penstock-llm")
-        self._write({MARK: FORMAT, "penstock": version, "every_s": every_s})
+        header = {MARK: FORMAT, "penstock": version, "every_s": every_s}
+        self._waiting = [_line(header)]
 
     def __enter__(self) -> Self:
         return self
@@ -56,7 +59,8 @@ class Recorder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def write(self, taken: Round) -> None:
         """Write a round."""
@@ -70,11 +74,32 @@ class Recorder:
         row = {"time_s": taken.time_s, "kinds": new, "scrapes": scrapes, "notes": notes}
         if taken.seen is not None:
             row["seen"] = taken.seen.as_dict()
-        self._write({key: value for key, value in row.items() if value or key != "kinds"})
+        self._waiting.append(_line({k: v for k, v in row.items() if v or k != "kinds"}))
+        if taken.scrapes or self._file is not None:
+            self._write()
+        elif len(self._waiting) > _MOST_WAITING:
+            del self._waiting[1]  # the header stays
 
-    def _write(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+    def _write(self) -> None:
+        """Write the lines that wait."""
+        if self._file is None:
+            try:
+                self._file = self._path.open("x", encoding="utf-8")
+            except FileExistsError:
+                raise _exists(self._path) from None
+        self._file.writelines(self._waiting)
         self._file.flush()  # what was read is there when this machine is not
+        self._waiting.clear()
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, allow_nan=False) + "\n"
+
+
+def _exists(path: Path) -> InputError:
+    return InputError(
+        f"--record {path} exists, and would be lost; give another file, or move it away"
+    )
 
 
 def replayed(path: Path) -> Iterator[Round]:

@@ -224,8 +224,9 @@ def _time_of(path: Path) -> float:
         if not path.is_file():
             raise InputError(f"there is no file {path}, and it is no address; check its name")
         return path.stat().st_mtime
+    text = File.at(beside, max_gib=MOST_BYTES / 2**30).document()
     try:
-        time_s = float(beside.read_text(encoding="utf-8"))
+        time_s = float(text)
     except ValueError:
         time_s = math.nan
     if not 0 <= time_s < math.inf:

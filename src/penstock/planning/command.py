@@ -8,6 +8,7 @@ import typer
 
 from penstock.errors import InputError
 from penstock.show import progress
+from penstock.show.files import write_whole
 from penstock.show.options import (
     EXIT_ANSWER_IS_NO,
     Figures,
@@ -236,7 +237,7 @@ def _write_manifest(path: Path, launches: "list[Launch]", as_json: bool) -> None
         )
     # of a fleet of two kinds both
     manifests = [each.manifest for each in launches[: 2 if launches[0].kind else 1]]
-    path.write_text("---\n".join(manifests), encoding="utf-8")
+    write_whole(path, "---\n".join(manifests).encode())
     say_written("Manifest", [path], as_json)
 
 

@@ -145,6 +145,7 @@ class RateProfile:
         """
         file = checks.path("the file of rates", path)
         source = Source.at(file)
+        source.refuse_long_lines()
         try:
             table = pl.read_csv(source.for_polars(), infer_schema=False)
         except (OSError, pl.exceptions.PolarsError, UnicodeDecodeError) as error:

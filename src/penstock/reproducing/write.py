@@ -12,6 +12,7 @@ from penstock.reproducing.catalogue import item
 from penstock.reproducing.item import Reproduction
 from penstock.reproducing.view import summary_page
 from penstock.show import charts, html
+from penstock.show.files import write_whole
 
 
 def write(answer: Reproduction, folder: Path, scenario: Path | None = None) -> list[Path]:
@@ -56,7 +57,7 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            charts.write_whole(folder / name, text.encode())
+            write_whole(folder / name, text.encode())
     except OSError as error:
         raise InputError(
             f"cannot write into {folder}: {error.strerror or error}; give another --out"

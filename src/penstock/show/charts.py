@@ -1,8 +1,6 @@
 """Figures: one declarative chart each, written as SVG and PNG without a browser."""
 
 import copy
-import os
-import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ import altair as alt
 import vl_convert as vlc
 
 from penstock.errors import InputError
+from penstock.show.files import write_whole
 
 Chart = TypeVar("Chart", alt.LayerChart, alt.HConcatChart, alt.ConcatChart)
 Drawing = TypeVar("Drawing", bound=alt.TopLevelMixin)
@@ -173,16 +172,3 @@ def save(charts: Mapping[str, Any], folder: Path) -> list[Path]:
                 f"cannot write {path}: {error.strerror}; give another folder"
             ) from None
     return list(drawn)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 from penstock import checks
 from penstock.errors import InputError
 from penstock.show import charts
+from penstock.show.files import write_whole
 from penstock.show.page import BAD, GOOD, OPEN, PLAIN, Page
 
 _LOOK = {
@@ -56,7 +57,7 @@ def write(path: Path, page: Page) -> None:
     text = render(page)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        charts.write_whole(path, text.encode())
+        write_whole(path, text.encode())
     except OSError as error:
         remedy = "give another file to --report"
         raise InputError(f"cannot write {path}: {error.strerror}; {remedy}") from None

@@ -11,6 +11,7 @@ from pydantic import Field
 from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document
 from penstock.errors import InputError
+from penstock.show.files import write_whole
 from penstock.system.batch_time import (
     COSTS,
     Affine,
@@ -326,10 +327,8 @@ def write_batch_time(path: str | Path, file: BatchTimeFile) -> None:
     }
     content = {name: value for name, value in fields.items() if value}
     try:
-        Path(path).write_text(
-            yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120),
-            encoding="utf-8",
-        )
+        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
+        write_whole(Path(path), text.encode())
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; choose another place") from None
 

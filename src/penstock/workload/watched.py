@@ -26,6 +26,7 @@ Said = Mapping[str, Any]
 """What an engine said at one moment: numbers by the names of `penstock.live.scrape.Scrape`."""
 
 _SMALLEST_SPREAD = 1e-3
+_MOST_ARRIVALS = 20_000_000  # each is drawn, and takes 24 bytes
 _STILL_RUN = 0.1  # share of requests that had not finished, from which on their lengths matter
 
 
@@ -71,7 +72,7 @@ def read_watched(path: str | Path, engine: str | None = None, seed: int = 0) -> 
         names = [engine]
     intervals = [interval for name in names for interval in _intervals(engines[name])]
     rng = np.random.default_rng(np.random.SeedSequence(seed))
-    times = _arrivals(intervals, rng)
+    times = _arrivals(intervals, rng, str(path))
     if times.size < 2:
         raise InputError(
             f"{path} holds {times.size} arrivals, from which nothing can be said of what comes; "
@@ -103,15 +104,23 @@ def _began_anew(interval: _Interval) -> bool:
     return any(name in before and name in after and after[name] < before[name] for name in names)
 
 
-def _arrivals(intervals: Sequence[_Interval], rng: np.random.Generator) -> Seconds:
+def _arrivals(intervals: Sequence[_Interval], rng: np.random.Generator, path: str) -> Seconds:
     """Draw the instants of arrivals: so many in each interval, evenly within it, sorted."""
     parts = [np.empty(0)]
+    room = _MOST_ARRIVALS
     rest = 0.0  # of a request, and of gauges that were read a moment too early or too late
     for interval in intervals:
         rest += _came(interval)
-        count = max(0, math.floor(rest + 0.5))
-        rest -= count
+        count = max(0, math.floor(min(rest, 1e18) + 0.5))
         low, high = interval.before["time_s"], interval.after["time_s"]
+        rest -= count
+        room -= count
+        if room < 0:
+            raise InputError(
+                f"{path} says that {count:,} requests came to {interval.after['engine']} in "
+                f"{high - low:.3g} s, and more than {_MOST_ARRIVALS:,} in all, which is more than "
+                "is drawn; check its counters, or give a part of the recording"
+            )
         parts.append(rng.uniform(low, high, count))
     return np.sort(np.concatenate(parts))
 

@@ -1,6 +1,7 @@
 """Benchmark results in a table of one's own: CSV, TSV, Parquet."""
 
 import csv
+import io
 import math
 import re
 from collections.abc import Mapping
@@ -140,12 +141,12 @@ def _columns(source: Source, header: tuple[str, ...]) -> _Columns:
 
 def _guidellm_lines(source: Source) -> list[list[str]]:
     """Return the lines of a CSV that GuideLLM wrote; none: it did not."""
+    source.refuse_long_lines()
     try:
         with source.text() as text:
-            reader = csv.reader(text)
-            if guidellm_tables.is_table(next(filter(None, reader), [])):
-                text.seek(0)
-                return list(filter(None, csv.reader(text)))
+            is_table = guidellm_tables.is_table(next(filter(None, csv.reader(text)), []))
+        if is_table:
+            return list(filter(None, csv.reader(io.StringIO(source.document(), newline=""))))
     except (UnicodeDecodeError, csv.Error):  # open_table says what is wrong
         pass
     return []

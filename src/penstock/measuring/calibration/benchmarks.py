@@ -199,17 +199,14 @@ def _rows_of(source: Source, format: str | None) -> tuple[list[Row], str]:
 
 def _parsed(source: Source) -> Any:
     """Return a JSON document, or a list of documents that stand one per line."""
+    content = source.document()
     try:
-        with source.text() as text:
-            content = text.read()
         try:
             return json.loads(content)
         except json.JSONDecodeError as error:
             if "Extra data" not in error.msg:
                 raise
             return [json.loads(line) for line in content.splitlines() if line.strip()]
-    except UnicodeDecodeError:
-        raise source.not_text() from None
     except (
         ValueError,
         RecursionError,

@@ -120,21 +120,35 @@ def check_possible(source: Source, place: str, names: Sequence[str], values: lis
 
 
 def _records(source: Source) -> Iterator[Any]:
-    """Return the JSON objects of a file, one a line, in lists, or one; None for what is none."""
-    with source.open() as file:
-        text = file.read().decode("utf-8", "replace")
-    try:
-        yield from _listed(json.loads(text))
+    """Yield the JSON objects of a file, one a line, in lists, or one; None for what is none."""
+    document = _document(source)
+    if document is not None:
+        yield from _listed(document)
         return
+    source.refuse_long_lines()
+    with source.open() as file:
+        for line in file:
+            if not line.strip():
+                continue
+            try:
+                yield from _listed(json.loads(line.decode("utf-8-sig", "replace")))
+            except (ValueError, RecursionError):
+                yield None
+
+
+def _document(source: Source) -> Any:
+    """Return what a file of one JSON document holds; None where its first line alone is one."""
+    with source.open() as file:
+        first = file.readline(source.most_line_bytes)
+    try:
+        json.loads(first)
+        return None
     except (ValueError, RecursionError):
         pass
-    for line in text.splitlines():
-        if not line.strip():
-            continue
-        try:
-            yield from _listed(json.loads(line))
-        except (ValueError, RecursionError):
-            yield None
+    try:
+        return json.loads(source.document())
+    except (ValueError, RecursionError):
+        return None
 
 
 def _listed(document: Any) -> list[Any]:

@@ -55,6 +55,7 @@ def is_iteration(line: bytes) -> bool:
 
 def has_iterations(source: Source) -> bool:
     """Return whether a file has lines on iterations, perhaps after lines about something else."""
+    source.refuse_long_lines()
     with source.open() as file:
         return any(map(is_iteration, file))
 
@@ -76,6 +77,7 @@ def find_iterations(source: Source) -> MeasuredBatches:
     rows: list[tuple[float, ...]] = []
     bad = 0
     capacity = None
+    source.refuse_long_lines()
     with source.open() as file:
         for number, raw in enumerate(file, 1):
             line = raw.decode("utf-8", "replace")

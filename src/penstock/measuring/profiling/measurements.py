@@ -1,5 +1,6 @@
 """Measured batches as `penstock fit` takes them, in memory and as files."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.measuring.fitting.batches import MeasuredBatches
 from penstock.measuring.profiling.driving import Batches
+from penstock.show.files import write_whole
 
 SUMS = ("prefill_tokens", "decode_tokens", "requests", "squares", "pairs", "context")
 
@@ -39,10 +41,12 @@ def write_measurements(path: str | Path, batches: Batches) -> None:
             f"{place} ends in {place.suffix!r}, but measurements are .csv or .parquet; give one "
             "of them"
         )
+    content = io.BytesIO()
+    if place.suffix == ".csv":
+        table.write_csv(content)
+    else:
+        table.write_parquet(content)
     try:
-        if place.suffix == ".csv":
-            table.write_csv(place)
-        else:
-            table.write_parquet(place)
+        write_whole(place, content.getvalue())
     except OSError as error:
         raise InputError(f"cannot write {place}: {error.strerror}; choose another place") from None

@@ -11,8 +11,10 @@ from typing import Any
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs.source import Source
 from penstock.system.models.shape import Experts, Latent, ModelShape, Numbers
 
+_MOST_GIB = 1 / 64  # of a config, which has a few kB
 _TWO_MATRICES = ("gpt_neox", "starcoder2", "phi", "nemotron", "gpt_bigcode")
 
 _UNKNOWN = {
@@ -207,11 +209,12 @@ def _stored(quantisation: Mapping[str, Any] | None, has_experts: bool, name: str
 
 def _json(path: Path) -> dict[str, Any]:
     """Return the mapping that a JSON file holds."""
+    if not path.exists():
+        raise InputError(f"cannot read {path}: there is no such file; give a config.json")
+    text = Source.at(path, _MOST_GIB).document()
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; give a config.json") from None
-    except ValueError:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
         raise InputError(f"{path} holds no JSON; give a config.json of Hugging Face") from None
     if not isinstance(document, dict):
         raise InputError(f"{path} holds no mapping; give a config.json of Hugging Face")
