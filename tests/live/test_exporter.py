@@ -1,6 +1,9 @@
 """What is exported is what was found, on loopback unless told otherwise, and never old figures."""
 
+import contextlib
 import dataclasses
+import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -69,7 +72,81 @@ def test_no_autoscaler_acts_on_figures_that_are_old(exporter: Exporter) -> None:
 
 
 def test_it_listens_on_loopback_unless_told_otherwise(exporter: Exporter) -> None:
-    assert exporter._server.server_address[0] == "127.0.0.1"
+    assert exporter.address == "127.0.0.1"
     everywhere = Exporter("0.0.0.0:0", 5.0)
-    assert everywhere._server.server_address[0] == "0.0.0.0"
+    assert everywhere.address == "0.0.0.0"
     everywhere.close()
+
+
+def status(exporter: Exporter, *headers: str, method: str = "GET") -> int:
+    """Ask with these headers, and nothing else."""
+    with socket.create_connection(("127.0.0.1", exporter.port), timeout=5) as asking:
+        lines = "\r\n".join((f"{method} /metrics HTTP/1.1", *headers))
+        asking.sendall(f"{lines}\r\n\r\n".encode())
+        return int(asking.makefile("rb").readline().split()[1])
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        (["Host: localhost:9400"], 200),
+        (["Host: 127.0.0.1:9400"], 200),
+        (["Host: [::1]:9400"], 200),
+        (["Host: evil.example:9400"], 421),  # a name that leads here (DNS rebinding)
+        (["Host: watch"], 421),
+        ([], 421),
+        (["Host: localhost", "Origin: http://evil.example"], 403),
+        (["Host: localhost", "Sec-Fetch-Site: cross-site"], 403),
+    ],
+)
+def test_names_that_others_can_point_here_read_nothing(exporter: Exporter, headers: list[str], expected: int) -> None:
+    assert status(exporter, *headers) == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("watch", 200), ("watch.monitoring.svc.cluster.local:9400", 200), ("host.docker.internal", 200),
+     ("evil.example", 421)],
+)  # fmt: skip
+def test_beyond_loopback_names_of_the_own_network_are_names_of_this_machine(host: str, expected: int) -> None:
+    everywhere = Exporter("0.0.0.0:0", 5.0)
+    try:
+        assert status(everywhere, f"Host: {host}") == expected
+    finally:
+        everywhere.close()
+
+
+def test_nothing_but_get_is_answered(exporter: Exporter) -> None:
+    assert status(exporter, "Host: localhost", method="POST") == 405
+
+
+def test_requests_that_are_half_sent_hold_no_thread_and_end(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.live.exporter._PATIENCE_S", 0.3)
+    threads = threading.active_count()
+    halves = [socket.create_connection(("127.0.0.1", exporter.port), timeout=5) for _ in range(60)]
+    for half in halves:
+        half.sendall(b"GET /metrics HTTP/1.1\r\nHost: local")
+    exporter.show(found())
+    assert ("penstock_load", "all") in scraped(exporter)
+    assert threading.active_count() == threads
+    for half in halves:
+        assert half.recv(1) == b""  # closed from there
+        half.close()
+
+
+def test_more_connections_than_anybody_needs_are_closed_at_once(exporter: Exporter) -> None:
+    halves = [socket.create_connection(("127.0.0.1", exporter.port), timeout=5) for _ in range(80)]
+    assert halves[-1].recv(1) == b""
+    for half in halves:
+        half.close()
+    exporter.show(found())
+    assert scraped(exporter)
+
+
+def test_a_request_of_megabytes_is_not_read(exporter: Exporter) -> None:
+    asking = socket.create_connection(("127.0.0.1", exporter.port), timeout=5)
+    with asking, contextlib.suppress(ConnectionError):
+        asking.sendall(b"GET /metrics HTTP/1.1\r\n" + b"x" * 10**6)
+        assert asking.recv(1) == b""

@@ -1,8 +1,10 @@
 """The page answers as `penstock check --json` does, part by part, to whom it should alone."""
 
+import asyncio
 import json
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,15 @@ import pytest
 
 pytest.importorskip("httpx", reason="Starlette's test client needs httpx")
 
+import httpx
+import uvicorn
 import yaml
 from starlette.testclient import TestClient
 
 from penstock.serving import command
+from penstock.serving.answering import ANSWER, Answers
 from penstock.serving.app import application
+from penstock.serving.connections import Impatient
 from penstock.serving.controls import Controls
 
 SMALL = {
@@ -86,6 +92,89 @@ def test_names_that_others_can_point_here_are_refused(client: TestClient, host: 
 def test_other_pages_get_nothing(client: TestClient) -> None:
     assert client.get("/answer", headers={"sec-fetch-site": "cross-site"}).status_code == 403
     assert "access-control-allow-origin" not in client.get("/state").headers
+
+
+BROWSER = {"user-agent": "Mozilla/5.0 (X11; Linux x86_64)"}
+
+
+@pytest.mark.parametrize("asked", ["/answer", "/state", "/scenario.yaml"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"referer": "http://evil.example/page"},
+        {"sec-fetch-site": "same-site"},
+        BROWSER,  # over plain HTTP a browser does not say more of an image with `referrerpolicy="no-referrer"`
+        {**BROWSER, "referer": "http://10.0.0.5:8765.evil.example/"},
+    ],
+)
+def test_beyond_loopback_no_page_elsewhere_makes_it_compute(asked: str, headers: dict[str, str], path: Path) -> None:
+    client = TestClient(application(Controls(path), name="10.0.0.5"), base_url="http://10.0.0.5:8765")
+    assert client.get(asked, headers=headers).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},  # a program
+        {**BROWSER, "referer": "http://10.0.0.5:8765/?rate=3"},
+        {**BROWSER, "sec-fetch-site": "same-origin"},
+        {**BROWSER, "origin": "http://10.0.0.5:8765"},
+    ],
+)
+def test_its_own_page_and_programs_are_answered(headers: dict[str, str], path: Path) -> None:
+    client = TestClient(application(Controls(path), name="10.0.0.5"), base_url="http://10.0.0.5:8765")
+    assert client.get("/state", headers=headers).status_code == 200
+    front = client.get("/", headers=BROWSER)
+    assert front.status_code == 200
+    assert front.headers["referrer-policy"] == "same-origin"  # or the page could not show that it is
+
+
+def test_no_more_answers_are_worked_out_at_once_than_the_most(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 300 requests each had a thread."""
+    monkeypatch.setattr(Answers, "warm", lambda _: None)
+    monkeypatch.setattr("penstock.serving.answering._MOST_AT_ONCE", 2)
+    go = threading.Event()
+
+    def parts(*_: object) -> Iterator[dict[str, str]]:
+        go.wait(10)
+        yield {"part": "bounds"}
+
+    monkeypatch.setattr(Answers, "_parts", parts)
+
+    async def asked() -> list[int]:
+        transport = httpx.ASGITransport(application(Controls(path)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            asking = [asyncio.create_task(client.get("/answer")) for _ in range(30)]
+            while sum(task.done() for task in asking) < 28:
+                await asyncio.sleep(0.01)
+            threads = sum(thread.name == ANSWER for thread in threading.enumerate())
+            assert threads == 2
+            go.set()
+            statuses = [(await task).status_code for task in asking]
+            again = (await client.get("/answer")).status_code
+            return [*sorted(statuses), again]
+
+    assert asyncio.run(asyncio.wait_for(asked(), 20)) == [200, 200, *[503] * 28, 200]
+
+
+def test_a_request_that_is_half_sent_is_not_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.serving.connections.PATIENCE_S", 0.3)
+    monkeypatch.setattr(Answers, "warm", lambda _: None)
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(application(Controls(path)), http=Impatient, log_level="critical", lifespan="off")
+    server = uvicorn.Server(config)
+    threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
+    place = listening.getsockname()
+    whole = b"GET /state HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(place, timeout=5) as silent, socket.create_connection(place, timeout=5) as half:
+        half.sendall(whole + whole[:20])  # one that is whole, and then half of one
+        assert half.recv(8) == b"HTTP/1.1"
+        while half.recv(65_536):
+            pass
+        assert silent.recv(1) == b""
+    server.should_exit = True
 
 
 def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:

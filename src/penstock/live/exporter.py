@@ -4,13 +4,19 @@ What is not known has no sample. If nothing was read for a while, only the time 
 is left, so that no autoscaler acts on figures that are old.
 """
 
+import asyncio
 import dataclasses
+import http
+import ipaddress
+import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, get_args
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.live.callers import refusal
 from penstock.live.reading import TOGETHER, Answer, Estimate, Reading, Verdict
 
 if TYPE_CHECKING:
@@ -19,6 +25,9 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 _OLD_S = 60.0
 _OLD_ROUNDS = 3
+_PATIENCE_S = 5.0  # for a whole request and its answer
+_MOST_OPEN = 64  # connections; Prometheus needs one
+_MOST_BYTES = 16_384  # of a request
 _ENDS = ("value", "low", "high")
 
 
@@ -39,21 +48,29 @@ class Exporter:
     """
 
     def __init__(self, place: str, every_s: float) -> None:
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CollectorRegistry
 
-        host, port = _host_and_port(place)
+        self._host, port = _host_and_port(place)
         registry = CollectorRegistry()
         registry.register(self)
+        self._registry = registry
         self._old_s = max(_OLD_S, _OLD_ROUNDS * every_s)
         self._answer: Answer | None = None
         try:
-            self._server, _ = start_http_server(port, host, registry)
+            family = socket.getaddrinfo(self._host, port, type=socket.SOCK_STREAM)[0][0]
+            self._listening = socket.create_server((self._host, port), family=family)
         except OSError as error:
             raise InputError(
                 f"--export cannot listen on {place} ({error.strerror}), so nothing could be "
                 "scraped; give a free port, or another address of this machine"
             ) from None
-        self.port: int = self._server.server_port
+        self.address, self.port = self._listening.getsockname()[:2]
+        self._open = 0
+        self._loop = asyncio.new_event_loop()
+        listens = threading.Event()
+        self._thread = threading.Thread(target=self._serve, args=(listens,), daemon=True)
+        self._thread.start()
+        listens.wait()
 
     def show(self, answer: Answer) -> None:
         """Give these figures from now on."""
@@ -61,8 +78,46 @@ class Exporter:
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._listening.close()
+
+    def _serve(self, listens: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = asyncio.start_server(self._take, sock=self._listening, limit=_MOST_BYTES)
+        self._loop.run_until_complete(server)
+        listens.set()
+        self._loop.run_forever()
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request; whoever sends half of one costs no thread, and not for long."""
+        self._open += 1
+        try:
+            if self._open <= _MOST_OPEN:
+                async with asyncio.timeout(_PATIENCE_S):
+                    writer.write(self._answer_to(await reader.readuntil(b"\r\n\r\n")))
+                    await writer.drain()
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
+            pass
+        finally:
+            self._open -= 1
+            writer.close()
+
+    def _answer_to(self, request: bytes) -> bytes:
+        """Return the answer to a request, whose body, if it has one, is not read."""
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+        first, *lines = request.decode("latin-1").split("\r\n")
+        pairs = (line.partition(":") for line in lines)
+        headers = {key.strip().lower(): value.strip() for key, _, value in pairs}
+        private = not _is_loopback(self.address)
+        refused = refusal(headers, self._host, private_names=private)
+        if refused is not None:
+            return _http(refused.status, "text/plain", refused.reason.encode())
+        if first.split(" ")[0] != "GET":
+            return _http(405, "text/plain", b"there are metrics to GET, and nothing else")
+        return _http(200, CONTENT_TYPE_LATEST, generate_latest(self._registry))
 
     def collect(self) -> "Iterator[Metric]":
         """Yield the metrics, as prometheus_client asks for them."""
@@ -133,6 +188,19 @@ def _gauge(
     for key, value in rows:
         family.add_metric(list(key), value)
     return family
+
+
+def _http(status: int, kind: str, content: bytes) -> bytes:
+    phrase = http.HTTPStatus(status).phrase
+    head = (
+        f"HTTP/1.1 {status} {phrase}\r\nContent-Type: {kind}\r\n"
+        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode("latin-1") + content
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _host_and_port(place: str) -> tuple[str, int]:

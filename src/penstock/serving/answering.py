@@ -21,9 +21,14 @@ from penstock.simulation.progress import Progress, part_of
 
 Part = dict[str, Any]
 
+ANSWER = "answer"
+"""The name of threads that work one out."""
+
 _STILL_S = 0.15
 """Without a newer state before a test begins: while a slider moves, theory alone follows."""
 
+_MOST_AT_ONCE = 16
+"""Answers: a page asks for one, and gives one up where it moves on."""
 _STEP = 0.01  # of the progress that is told
 _TEST_SHARE = 0.5
 _SERIES_POINTS = 400
@@ -33,19 +38,33 @@ class _Left(Exception):
     """Nobody waits for the answer any more."""
 
 
+class TooMany(Exception):
+    """So many answers are being worked out that one more is not begun."""
+
+
 class Answers:
     """Answers states of the page."""
 
     def __init__(self, controls: Controls) -> None:
         self._controls = controls
         self._turn = threading.Lock()
+        self._free = threading.Semaphore(_MOST_AT_ONCE)
 
-    async def parts(self, query: dict[str, str]) -> AsyncIterator[Part]:
-        """Yield the parts of an answer; who stops asking stops the work.
+    def parts(self, query: dict[str, str]) -> AsyncIterator[Part]:
+        """Begin an answer, and return its parts as they come; who stops asking stops the work.
 
         A scenario that cannot be used has one part, with the message and the field that it is
         about.
+
+        Raises
+        ------
+        TooMany
+            If `_MOST_AT_ONCE` are being worked out.
         """
+        if not self._free.acquire(blocking=False):
+            raise TooMany(
+                f"{_MOST_AT_ONCE} answers are being worked out, which is the most; ask again"
+            )
         loop = asyncio.get_running_loop()
         parts: asyncio.Queue[Part | None] = asyncio.Queue()
         left = threading.Event()
@@ -56,12 +75,8 @@ class Answers:
 
         # As a daemon: a simulation does not keep the command from ending.
         arguments = (query, hand, left)
-        threading.Thread(target=self._run, args=arguments, daemon=True).start()
-        try:
-            while (part := await parts.get()) is not None:
-                yield part
-        finally:
-            left.set()
+        threading.Thread(target=self._run, args=arguments, name=ANSWER, daemon=True).start()
+        return _until_left(parts, left)
 
     def warm(self) -> None:
         """Compile and load what the first state would wait for, in a thread of its own."""
@@ -99,6 +114,7 @@ class Answers:
             hand({"part": "refused", "message": message, "field": None})
             raise
         finally:
+            self._free.release()
             hand(None)
 
     def _parts(self, values: Values, shown: Progress, left: threading.Event) -> Iterator[Part]:
@@ -116,6 +132,17 @@ class Answers:
         with self._turn:
             going(0.0)
             yield from _simulated(case, going)
+
+
+async def _until_left(
+    parts: "asyncio.Queue[Part | None]", left: threading.Event
+) -> AsyncIterator[Part]:
+    """Yield parts until there are no more, or nobody asks for them."""
+    try:
+        while (part := await parts.get()) is not None:
+            yield part
+    finally:
+        left.set()
 
 
 def _simulated(case: Case, going: Progress) -> Iterator[Part]:

@@ -6,7 +6,6 @@ answers (DNS rebinding); so are requests of other pages.
 """
 
 import asyncio
-import ipaddress
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,7 +18,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from penstock.errors import InputError
-from penstock.serving.answering import Answers
+from penstock.live.callers import refusal
+from penstock.serving.answering import Answers, TooMany
 from penstock.serving.controls import Controls
 from penstock.show.options import finite
 
@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from penstock.serving.watched import Watched
 
 _FILES = Path(__file__).with_name("page")
+_COMPUTE = frozenset({"/state", "/answer", "/scenario.yaml", "/live"})
+"""Where there is more than a file: for the page alone, and for programs."""
 _LOOK_S = 0.25  # how often a round that ended is looked for
 _HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # by which a request shows that it is from here
     "cache-control": "no-store",
 }
 
@@ -67,7 +69,10 @@ def application(
         )
 
     async def answer(request: Request) -> Response:
-        return _lines(answers.parts(dict(request.query_params)))
+        try:
+            return _lines(answers.parts(dict(request.query_params)))
+        except TooMany as error:
+            return PlainTextResponse(str(error), 503, headers={"retry-after": "1"})
 
     async def scenario(request: Request) -> Response:
         try:
@@ -101,15 +106,13 @@ class _Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = {key.lower(): value.decode("latin-1") for key, value in scope["headers"]}
-        host = headers.get(b"host", "")
-        site = headers.get(b"sec-fetch-site", "none")
-        if not _is_here(host, self._name):
-            refusal = "this page answers to localhost and to addresses alone"
-            await PlainTextResponse(refusal, 421)(scope, receive, send)
-            return
-        if site not in ("same-origin", "none"):
-            await PlainTextResponse("open the page itself", 403)(scope, receive, send)
+        headers = {
+            key.decode("latin-1").lower(): value.decode("latin-1")
+            for key, value in scope["headers"]
+        }
+        refused = refusal(headers, self._name, proof=scope["path"] in _COMPUTE)
+        if refused is not None:
+            await PlainTextResponse(refused.reason, refused.status)(scope, receive, send)
             return
 
         async def with_headers(message: "Message") -> None:
@@ -119,19 +122,6 @@ class _Guard:
             await send(message)
 
         await self._app(scope, receive, with_headers)
-
-
-def _is_here(host: str, name: str) -> bool:
-    """Return whether a header Host names this machine by something that no name server gives."""
-    bare = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    bare = bare.removeprefix("[").removesuffix("]")
-    if bare in ("localhost", name):
-        return True
-    try:
-        ipaddress.ip_address(bare)
-    except ValueError:
-        return False
-    return True
 
 
 def _file_name(controls: Controls) -> str:

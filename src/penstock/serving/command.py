@@ -16,6 +16,7 @@ from penstock.show.options import duration
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+_MOST_CONNECTIONS = 128  # a page has six at most, and one for the live tab
 _NEEDED = ("starlette", "uvicorn")
 
 
@@ -82,9 +83,14 @@ def _run(app: "ASGIApp", listening: socket.socket) -> None:
     """Serve until Ctrl-C."""
     import uvicorn
 
+    from penstock.serving.connections import Impatient
+
     class AtOnce(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             os._exit(0)  # there is nothing to be saved, so it waits for no page and no simulation
 
-    config = uvicorn.Config(app, log_level="critical", lifespan="off", server_header=False)
+    config = uvicorn.Config(
+        app, http=Impatient, limit_concurrency=_MOST_CONNECTIONS, log_level="critical",
+        lifespan="off", server_header=False,
+    )  # fmt: skip
     AtOnce(config).run(sockets=[listening])
