@@ -10,6 +10,7 @@ METRICS = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 STATISTICS = ("mean", *QUANTILES)
 
+_YEAR_S = 366 * 86_400.0
 NO_LIMIT = "none"
 """What is said of a limit that is not set."""
 
@@ -45,15 +46,15 @@ def seconds(value: float | None) -> str:
 
 
 def span_of_time(value: float) -> str:
-    """Return seconds as people say them: ``45 s``, ``12 min``, ``5.5 h``, ``3 days``; ``never`` if
-    infinite.
+    """Return seconds as people say them: ``45 s``, ``12 min``, ``5.5 h``, ``3 days``, ``over a
+    year``; ``never`` if infinite.
     """
     if math.isinf(value):
         return "never"
     for unit, size, most in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
         if value < most:
             return f"{value / size:.3g} {unit}"
-    return f"{value / 86_400:,.0f} days"
+    return f"{value / 86_400:,.0f} days" if value < _YEAR_S else "over a year"
 
 
 def gathered(said: Mapping[str, Sequence[str]]) -> list[str]:

@@ -102,13 +102,14 @@ def test_a_stable_engine_drains_and_reaches_no_limit():
     assert all(until.seconds.value == math.inf for until in together.until)
 
 
-def test_engines_behind_one_router_are_judged_together():
+def test_of_engines_behind_one_router_that_share_unevenly_the_worst_is_judged():
     one, two = scrapes(0.6, 400.0, seed=6), scrapes(1.2, 400.0, seed=7)
     other = [dataclasses.replace(scrape, engine="other") for scrape in two]
     answer = watch([*one, *other])
     assert [reading.verdict for reading in answer.engines] == ["stable", "unstable"]
     assert answer.together.engine == "all"
-    assert answer.together.load.value == pytest.approx(0.9, abs=0.08)
+    assert answer.together.load == answer.engines[1].load
+    assert answer.together.even_load.value == pytest.approx(0.9, abs=0.08)
     assert answer.together.arrival_rate.value == pytest.approx(1.8 * capacity(), rel=0.1)
 
 

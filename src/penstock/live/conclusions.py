@@ -16,6 +16,7 @@ from penstock.live.reading import TOGETHER, Z95, Estimate, LimitLoad, Reading, T
 from penstock.live.settings import Settings
 from penstock.live.state import State
 
+DAY_S = 86_400.0
 _UNSURE = 7.5
 """Over the pairs of intervals that a scatter is known from: by how much it counts for more.
 
@@ -23,13 +24,16 @@ The quantile of Student's t at z = 3 is the normal one with the variance (1 + (z
 degrees of freedom are in 1.5 k pairs of neighbours.
 """
 
+_LONGEST_WATCH_S = 30 * DAY_S
+"""Nobody waits longer for a verdict."""
+
 
 def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Reading:
     """Return what follows for engines that share what arrives; one state of each.
 
     Without ``ahead`` nothing is said of the time until limits are reached.
     """
-    everyone, states = states, _answering(states)
+    everyone, states = states, answering_states(states)
     arrivals, lengths = _Arrivals.of(states), _lengths(states)
     fitted_server = states[0].fitted_server  # of all, alike
     carried = _carried(states)
@@ -164,7 +168,7 @@ class _Case:
         return max(self.arrivals.requests / self.lengths.requests, 1.0)
 
 
-def _answering(states: list[State]) -> list[State]:
+def answering_states(states: list[State]) -> list[State]:
     """Return the engines that share what arrives now: a silent one has none of it."""
     newest = max(_last(states, "time_s"), default=0.0)
     answering = []
@@ -191,13 +195,9 @@ def _judged(answer: Reading, case: _Case) -> Reading:
         max(math.ceil(engines * value / case.settings.target_load), 1)
         for value in (test.load.value, test.load.low, test.load.high)
     ]
-    wait = requests_to_decide(load, case.variance, case.error, case.alpha)
-    more = (wait - case.arrivals.requests) / max(case.arrivals.rate.value, 1e-9)
-    watch_s: float | None = max(more, 0.0)
+    watch_s = _more_to_watch(case, load, case.error)
     if test.verdict in ("stable", "unstable"):
         watch_s = 0.0
-    elif not math.isfinite(more):
-        watch_s = None
     return dataclasses.replace(
         answer,
         verdict=test.verdict,
@@ -225,9 +225,22 @@ def _reason(test: Drift, case: _Case, watch_s: float | None) -> str:
         return f"{load}: above 1, so the queue grows by {growth:.3g} requests/s"
     if case.arrivals.requests < FEWEST:
         return f"{case.arrivals.requests:.0f} requests came, and nothing is said before {FEWEST}"
-    if watch_s is None:
-        return f"{load}: so near to 1 that no watching tells"
-    return f"{load}: 1 cannot be excluded yet"
+    if watch_s is not None:
+        return f"{load}: 1 cannot be excluded yet"
+    if _more_to_watch(case, test.load.value, 0.0) is None:
+        return f"{load}: so near to 1 that {_LONGEST_WATCH_S / DAY_S:.0f} days would not tell"
+    return (
+        f"{load}: 1 cannot be excluded while what the engine carries is known to "
+        f"{Z95 * case.error:.0%} only; more scrapes of a busy engine, or its iterations, tell more"
+    )
+
+
+def _more_to_watch(case: _Case, load: float, error: float) -> float | None:
+    """Return the seconds until a load may be told from 1, None if that is too long to wait for."""
+    wait = requests_to_decide(load, case.variance, error, case.alpha)
+    rate = case.arrivals.rate.value
+    more = max(wait - case.arrivals.requests, 0.0)
+    return more / rate if more <= rate * _LONGEST_WATCH_S else None
 
 
 def _why_unknown(arrivals: _Arrivals | None, lengths: Lengths | None, states: list[State]) -> str:
@@ -277,11 +290,22 @@ def _future(case: _Case) -> tuple[tuple[TimeUntil, ...], Estimate | None]:
         name = f"queue of {queue:g}"
         until.append(TimeUntil(name, ahead.until_queue(queue / engines)))
     if ttft is not None:
-        until.append(TimeUntil(f"TTFT of {ttft:g} s", ahead.until_ttft(ttft)))
+        is_reached = sum(waiting) >= 1 and _seen_ttft(case.states) >= ttft
+        when = Estimate(0.0, 0.0, 0.0) if is_reached else ahead.until_ttft(ttft)
+        until.append(TimeUntil(f"TTFT of {ttft:g} s", when))
     if server.memory is not None:
         until.append(TimeUntil("KV memory full", ahead.until_kv_full()))
     drain = ahead.until_empty() if sum(waiting) >= 1 else None
     return tuple(until), drain
+
+
+def _seen_ttft(states: list[State]) -> float:
+    """Return the mean seconds to the first token of requests that got theirs between the last two
+    scrapes; 0 where the engines do not say.
+    """
+    last = [state.history.intervals[-1] for state in states if state.history.intervals]
+    seconds = sum(interval.change("ttft_s") or 0.0 for interval in last)
+    return seconds / max(sum(interval.change("first_tokens") or 0.0 for interval in last), 1.0)
 
 
 def _carried(states: list[State]) -> dict[str, Carried]:

@@ -115,6 +115,7 @@ def horizon(server: Server, now: Now) -> Horizon:
     steps = _FIRST_S * _GROWTH ** np.arange(_STEPS)
     paths = np.zeros((3, _STEPS + 1, DRAWS))
     paths[0, 0], paths[1, 0] = waiting, running * held / memory
+    standing = waiting
     for index, seconds in enumerate(steps, start=1):
         noise = rng.standard_normal(DRAWS) * np.sqrt(now.variance * rate * seconds)
         waiting = np.maximum(waiting + rate * seconds + noise, 0.0)
@@ -129,6 +130,8 @@ def horizon(server: Server, now: Now) -> Horizon:
         running = np.maximum((running + begun) / (1 + leaving), 0.0)
         waiting = waiting - begun
         delay = waiting * seconds / np.maximum(begun, 1e-9)
+        if index == 1:  # who comes now waits for those that stand there
+            paths[2, 0] = standing * seconds / np.maximum(begun, 1e-9) + batch_s
         paths[:, index] = waiting, running * held / memory, delay + batch_s
     return Horizon(np.cumsum(np.r_[0.0, steps]), *paths)
 

@@ -142,7 +142,12 @@ class Reading:
     replicas, replicas_low, replicas_high
         Engines needed to stay at the load asked for.
     watch_s
-        Seconds more that it takes to decide, at least.
+        Seconds more that it takes to decide, at least; None: over 30 days, or it is never told.
+    worst
+        Of several engines that do not share requests evenly, the name of the one with the highest
+        load: loads, margin, drift, verdict, times and replicas are by that one. None: by the mean.
+    even_load
+        With `worst`: the load that each would have if requests were shared evenly.
     notes
         What was not known, and what happened: an engine started anew, scrapes lost ...
     """
@@ -182,6 +187,8 @@ class Reading:
     replicas_low: int | None = None
     replicas_high: int | None = None
     watch_s: float | None = None
+    worst: str | None = None
+    even_load: Estimate | None = None
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:

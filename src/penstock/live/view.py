@@ -120,9 +120,13 @@ def _until_fact(until: TimeUntil) -> Fact:
 
 def _time_fact(name: str, estimate: Estimate) -> Fact:
     """Show after how long something comes about, with both ends where they differ."""
-    low, high = span_of_time(estimate.low), span_of_time(estimate.high)
+    low, high = _from_now(estimate.low), _from_now(estimate.high)
     between = f"({low} to {high}) from now" if low != high else ""
-    return Fact(name, span_of_time(estimate.value), between)
+    return Fact(name, _from_now(estimate.value), between)
+
+
+def _from_now(seconds: float) -> str:
+    return "already" if seconds <= 0 else span_of_time(seconds)
 
 
 def _milliseconds(name: str, estimate: Estimate, words: str) -> Fact:

@@ -4,15 +4,16 @@ import dataclasses
 from collections.abc import Mapping
 
 from penstock.errors import InputError
-from penstock.live.conclusions import conclude
+from penstock.live.conclusions import answering_states, conclude
 from penstock.live.fitted_server import FittedServer
 from penstock.live.iterations_seen import Seen
 from penstock.live.metrics_pages import Note
-from penstock.live.reading import Answer
+from penstock.live.reading import Answer, Reading
 from penstock.live.rounds import Round
 from penstock.live.scrape import Scrape
 from penstock.live.settings import Settings
-from penstock.live.state import Engine
+from penstock.live.state import Engine, State
+from penstock.live.worst_engine import with_worst, worst_of
 from penstock.system.server import Server
 
 
@@ -115,6 +116,22 @@ class Watch:
         readings = tuple(conclude([state], self._settings, ahead) for state in states)
         together = readings[0]
         if len(states) > 1:
-            together = conclude(states, self._settings, ahead)
+            together = self._together(states, readings, ahead)
         notes = (*together.notes, *self.unread)
         return Answer(together.time_s, dataclasses.replace(together, notes=notes), readings)
+
+    def _together(self, states: list[State], readings: tuple[Reading, ...], ahead: bool) -> Reading:
+        """Return what follows for all engines; where one fares worse, for that."""
+        together = conclude(states, self._settings, ahead)
+        answering = answering_states(states)
+        own = [
+            reading for state, reading in zip(states, readings, strict=True) if state in answering
+        ]
+        place = worst_of(answering, own, together)
+        if place is None or len(answering) < 2:
+            return together
+        # Any of them might have been the worst: each has its part of alpha.
+        alpha = self._settings.alpha / len(answering)
+        settings = dataclasses.replace(self._settings, alpha=alpha)
+        worst = conclude([answering[place]], settings, ahead)
+        return with_worst(together, worst, self._settings.target_load)
