@@ -3,6 +3,7 @@
 import pytest
 
 import penstock as ps
+from penstock.theory.load import load
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 
@@ -168,3 +169,24 @@ def test_sglang_counts_single_tokens_and_vllm_keeps_a_block_for_itself() -> None
     assert server(kv_blocks=900).usable_blocks == 899
     assert server(policy="sarathi", kv_blocks=900).usable_blocks == 900
     assert server(policy="vllm-v0", kv_blocks=900).watermark_blocks == 9
+
+
+@pytest.mark.parametrize(
+    ("drafting", "slots"),
+    [
+        ({"method": "eagle"}, 0),
+        ({"method": "draft_model"}, 1),
+        ({"method": "eagle3", "parallel_drafting": True}, 2),
+        ({"method": "draft_model", "parallel_drafting": True}, 3),
+    ],
+)
+def test_slots_of_who_drafts_leave_fewer_tokens_to_a_batch(drafting, slots: int) -> None:
+    """The most that a batch has is what a single request leaves of the budget, for bounds as for the simulation."""
+    settings = {"drafts": 3, "acceptance": 0.5, **drafting}
+    drafts = ps.Server(ps.Affine(0.01, 1e-4), 64, 8, policy="vllm", policy_params=settings)
+    assert drafts.most_tokens == 64 - slots
+    workload = ps.Workload.from_arrays([0.0, 0.0], [200, 200], [9, 9])
+    batches = ps.simulate(workload, drafts, record="batches").batches
+    tokens = batches["prefill_tokens"] + batches["decode_tokens"]
+    assert tokens[0] == tokens.max() == 64 - slots
+    assert load(ps.Workload.poisson(1.0, 200, 9), drafts).best_token_load == 64 - slots
