@@ -43,8 +43,8 @@ Where a max batch size keeps more out first, it pins n, nothing is preempted, an
 likewise.
 
 What it leaves out: requests that finish together. With outputs that are alike those that are
-admitted together also finish together, and preemption makes such groups grow: there it would be 16%
-to 26% too high, and refuses. And it takes numbers for large: where memory holds fewer than about 8
+admitted together also finish together, and preemption makes such groups grow: there it would be 11%
+to 21% too high, and refuses. And it takes numbers for large: where memory holds fewer than about 8
 requests it can be off by a quarter.
 """
 
