@@ -5,8 +5,8 @@ begins. Geometric lengths, means of 129 prompt and 112 output tokens; vLLM, toke
 running requests, ample memory. Each draft is right with chance .7 if those before it are; what
 drafts them takes no time (n-grams).
 
-Run ``python docs/speculation.py``; it prints the table and the loads at which drafts begin to hurt,
-and writes ``docs/figures/speculation.svg``.
+Run ``python docs/speculation.py``; it prints the table, the loads at which drafts begin to hurt and
+the highest stable rates, and writes ``docs/figures/speculation.svg``.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ import penstock as ps
 from penstock.show import charts
 
 DRAFTS = (0, 1, 3, 7)
-RATES = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0)
+RATES = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 12.5)
 ACCEPTANCE = 0.7
 REQUESTS = 20_000
 COLOURS = ["#000000", "#0072B2", "#E69F00", "#D55E00"]
@@ -31,31 +31,39 @@ def server(drafts: int) -> ps.Server:
     return ps.Server(batch_time, 2048, 256, policy="vllm", policy_params=params)
 
 
-def latency_s(drafts: int, rate: float) -> float | None:
+def workload(rate: float) -> ps.Workload:
+    """Return what arrives at so many requests/s."""
+    return ps.Workload.poisson(rate, ps.Geometric(129, max=1000), ps.Geometric(112, max=1000))
+
+
+def latency_s(drafts: int, rate: float, stable: float) -> float | None:
     """Return the mean time of a request, None where the server does not carry the rate."""
-    workload = ps.Workload.poisson(rate, ps.Geometric(129, max=1000), ps.Geometric(112, max=1000))
-    run = ps.simulate(workload, server(drafts), requests=REQUESTS, drain=False)
-    if run.unfinished > 0.05 * REQUESTS:
+    if rate > stable:
         return None
+    run = ps.simulate(workload(rate), server(drafts), requests=REQUESTS, drain=False)
     return run.e2e.mean * run.tick_s
 
 
 def main() -> None:
     """Simulate, print and draw."""
+    stable = {drafts: ps.max_rate(workload(1.0), server(drafts)).rate for drafts in DRAFTS}
     rows = [
         {"drafts": str(drafts), "rate": rate, "seconds": seconds}
         for drafts in DRAFTS
         for rate in RATES
-        if (seconds := latency_s(drafts, rate)) is not None
+        if (seconds := latency_s(drafts, rate, stable[drafts])) is not None
     ]
     table = pl.DataFrame(rows)
-    print(table.pivot("drafts", index="rate", values="seconds"))
+    with pl.Config(tbl_rows=-1):
+        print(table.pivot("drafts", index="rate", values="seconds"))
     plain = table.filter(pl.col("drafts") == "0")
     for drafts in map(str, DRAFTS[1:]):
         both = plain.join(table.filter(pl.col("drafts") == drafts), on="rate", how="left")
         slower = both.filter(pl.col("seconds_right").fill_null(1e9) > pl.col("seconds"))
         said = f"from {slower['rate'].min():g} requests/s on" if slower.height else "nowhere here"
         print(f"{drafts} drafts hurt {said}")
+    for drafts, rate in stable.items():
+        print(f"{drafts} drafts: stable up to {rate:.2f} requests/s")
     colours = alt.Scale(domain=[str(drafts) for drafts in DRAFTS], range=COLOURS)
     chart = (
         alt.Chart(table)

@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from tests.policy_capacities import policy_capacity
+from tests.saturated import saturated_rate
 
 import penstock as ps
 from penstock.checking.backlog import Backlog
@@ -404,3 +405,26 @@ def test_no_interval_is_narrower_than_a_batch(policy: str) -> None:
         for watch in verdict(workload.with_rate(rate), server).watches:
             low, high = watch.interval
             assert high - low > 2 * 4 / (watch.arrivals or watch.warmup) / 140  # four of 138 tokens a request
+
+
+@pytest.mark.parametrize("kv_blocks", [None, 700])
+@pytest.mark.parametrize("ahead", [True, False])
+def test_drafts_that_are_wrong_are_no_work_done(ahead: bool, kv_blocks: int | None) -> None:
+    """With three drafts the queue of docs/speculation.md grows at 12 requests/s, though batches are full."""
+    params = {"drafts": 3, "acceptance": 0.7, "async_scheduling": ahead}
+    server = ps.Server(TP1, 2048, 256, "vllm", policy_params=params, kv_blocks=kv_blocks)
+    lengths = ps.Geometric(129, max=1000), ps.Geometric(112, max=1000)
+    limit, _ = saturated_rate(ps.Workload.poisson(1.0, *lengths), server)
+    for load, right in ((0.95, "stable"), (1.05, "unstable")):
+        assert verdict(ps.Workload.poisson(load * limit, *lengths), server).verdict == right
+
+
+@pytest.mark.parametrize(("load", "right"), [(0.5, "stable"), (0.95, "stable"), (1.05, "unstable")])
+def test_outputs_are_those_that_the_longest_context_leaves(load: float, right: str) -> None:
+    """Prompts of 50 and outputs of 200 in contexts of 100 make outputs of 50, to the theorem and to the test."""
+    cut = {"max_model_len": 100}
+    server = ps.Server(ps.Affine(0.01, 1e-4), 256, 512, "vllm", policy_params=cut)
+    rate = load * ps.certify(ps.Workload.poisson(1.0, 50, 50), server).max_rate
+    workload = ps.Workload.poisson(rate, 50, 200)
+    assert ps.certify(workload, server).verdict == right
+    assert verdict(workload, server).verdict == right

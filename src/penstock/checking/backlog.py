@@ -265,15 +265,17 @@ def waits_as_prompts(server: Server) -> bool:
 
 
 def _kept(blocks: Iterator[Requests], session: AnySession) -> Iterator[Requests]:
-    """Yield the requests that are not dropped."""
+    """Yield the requests that are not dropped, as they are served: with outputs cut to the longest
+    context.
+    """
     for block in blocks:
-        indices = np.arange(block.arrival_s.size)
         lengths = (block.prompt_tokens.astype(np.int32), block.output_tokens.astype(np.int32))
-        kept = session.keep(Window.of(indices, *lengths)).arrival
-        if kept.size == indices.size:
-            yield block
-        elif kept.size:
-            yield block.where(kept)
+        indices = np.arange(block.arrival_s.size)
+        kept = session.keep(Window.of(indices, *lengths, block.priority, block.declared))
+        if kept.arrival.size:
+            declared = None if block.declared is None else kept.declared
+            block = block.where(kept.arrival)
+            yield block._replace(output_tokens=kept.output, declared=declared)
 
 
 def _flooded(blocks: Iterator[Requests], initial: int) -> Iterator[Requests]:

@@ -141,9 +141,9 @@ class _Test:
                 "the KV memory"
             )
         sample = next(endless(workload))
-        sample = sample.where(
-            np.flatnonzero(fits(sample.prompt_tokens, sample.output_tokens, server))
-        )
+        output = server.policy.outputs_of(sample.prompt_tokens, sample.output_tokens)
+        sample = sample._replace(output_tokens=output)
+        sample = sample.where(np.flatnonzero(fits(sample.prompt_tokens, output, server)))
         prompt = work.lengths.mean_prompt
         mean = server.tokens_per_request(prompt, work.lengths.mean_output)
         decodes = max(mean - prompt, 0.0)  # without any, rounding may leave less

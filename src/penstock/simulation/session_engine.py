@@ -65,8 +65,9 @@ class EngineSession(OneServer, WorldSession):
             name_recorded(self.world.pools, prefixes)
         self.line = self.engine = self.world.engines[0]
         self._line = views(
-            self.world.engines, *OF_A_LINE, "waiting", "prefilling", "lost", "reused"
-        )
+            self.world.engines, *OF_A_LINE, "waiting", "prefilling", "lost", "rejections",
+            "reused",
+        )  # fmt: skip
         self.left_out: list[tuple[Ints, Window]] = []
         self.offered = 0
         self.prefix_rows = np.empty(0, np.int64)
@@ -93,10 +94,12 @@ class EngineSession(OneServer, WorldSession):
 
     @property
     def useful(self) -> int:
-        """Tokens in batches, without those that had to be done again, and with those found
-        computed.
+        """Tokens in batches that bring requests on, and those found computed: without those that
+        had to be done again, wrong drafts, and what is served after an end that nobody foresaw.
         """
-        return int(self.started - self._line.lost.item() + self._line.reused.item())
+        line = self._line
+        useless = line.lost.item() + line.rejections.item() - line.reused.item()
+        return int(self.started - useless)
 
     # -- what it is given
 
