@@ -19,8 +19,9 @@ def test_the_capacities_of_figure_1_come_out_of_simulation(budget: int, policy: 
     # MaxWeight lets prompts wait, so no theorem gives its capacity; it reaches that of a work-conserving policy
     capacity = work_conserving_capacity if policy.startswith("maxweight") else policy_capacity
     assert found.rate == pytest.approx(capacity(server, prompt=129, output=112), rel=0.02)
-    assert found.rate < found.above <= found.rate * 1.0101
+    assert found.rate <= found.above <= found.rate * 1.0101
     assert found.rate <= found.bound
+    assert found.trials or found.known.startswith("Theorem 1(b)")
 
 
 def test_every_rate_is_judged_and_the_two_around_the_limit_are_told_apart() -> None:
@@ -66,3 +67,47 @@ def test_at_vertex_c_a_larger_budget_carries_less() -> None:
 def test_a_precision_that_cannot_be_had_is_refused() -> None:
     with pytest.raises(ps.InputError, match="the precision"):
         max_rate(FIGURE_1, ps.Server(TP1, 1024), precision=0)
+
+
+def decodes_first(queue, limits, params):  # type: ignore[no-untyped-def]
+    """Do as sarathi, in a function of one's own, of which nothing is proved."""
+    decode = min(queue.decoding, limits.batch_size, limits.token_budget)
+    return min(queue.prompt_tokens, limits.token_budget - decode), decode, ps.DECODE_FIRST
+
+
+def test_what_is_proved_is_the_highest_rate_and_is_not_simulated() -> None:
+    server = ps.Server(TP1, 512)
+    found = max_rate(ps.Workload.poisson(1.0, ps.Geometric(129, max=1000), 112), server)
+    assert (found.rate, found.known) == (found.certificate.certified_rate, "Theorem 1(b)")
+    assert (found.above, found.trials) == (found.bound, ())
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        ps.Server(TP1, 1024, 100),
+        ps.Server(TP1, 129),
+        ps.Server(ps.Affine(0.01, 1e-4), 256, 512, "vllm", policy_params={"max_model_len": 100}),
+        ps.Server(TP1, 512, policy=ps.policy(name="claimed", work_conserving=True)(decodes_first)),
+    ],
+)
+def test_no_highest_rate_is_below_what_a_theorem_certifies(server: ps.Server) -> None:
+    found = max_rate(ps.Workload.poisson(1.0, 50, ps.Geometric(150, max=1000)), server, precision=0.05)
+    certified = found.certificate.certified_rate
+    assert certified is not None
+    assert certified <= found.rate <= found.above
+    assert certified < found.rate or found.known == found.certificate.theorem
+
+
+def test_what_is_taken_on_trust_is_tried() -> None:
+    """A policy that claims to fill its batches, and serves half of them, carries what the test finds."""
+
+    @ps.policy(work_conserving=True)
+    def half(queue, limits, params):  # type: ignore[no-untyped-def]
+        decode = min(queue.decoding, limits.token_budget // 2)
+        return min(queue.prompt_tokens, limits.token_budget // 2 - decode), decode, ps.DECODE_FIRST
+
+    found = max_rate(ps.Workload.poisson(1.0, 129, 112), ps.Server(TP1, 512, policy=half), precision=0.05)
+    assert found.rate < found.certificate.certified_rate
+    assert found.known == "simulation"
+    assert found.disagreement

@@ -48,11 +48,14 @@ class MaxRate:
     Attributes
     ----------
     rate
-        Highest rate found stable, requests/s.
+        Highest rate known to be stable, requests/s: certified by a theorem, or found so.
     above
-        Lowest rate above it that was not: unstable, or too close to the limit to tell.
+        Lowest rate above it that is not: unstable, too close to the limit to tell, or beyond the
+        bound; equal to ``rate`` where theorems leave nothing between them.
+    known
+        The theorem that says stable up to ``rate``, or ``simulation``.
     certificate
-        What theory says at ``rate``; its ``max_rate`` is the bound of every policy.
+        What theory says far below the limits; its ``max_rate`` is the bound of every policy.
     trials
         The rates tried, in order.
     ends
@@ -61,6 +64,7 @@ class MaxRate:
 
     rate: float
     above: float
+    known: str
     certificate: Certificate = dataclasses.field(repr=False)
     trials: tuple[Trial[Stability], ...] = dataclasses.field(repr=False)
     ends: Ends["MaxRate"] | None = dataclasses.field(default=None, repr=False)
@@ -97,6 +101,7 @@ class MaxRate:
         return {
             "rate": self.rate,
             "above": self.above,
+            "known": self.known,
             "bound": self.bound,
             "share": self.share,
             "certified_rate": self.certificate.certified_rate,
@@ -234,11 +239,12 @@ def max_rate(
     """Find the highest stable rate of a server, or the highest stable load of a network, for any
     policy.
 
-    The search begins just below the rate above which no policy is stable. The drift of a backlog
-    says how much was served, and so where the limit may be: the next rates are half the precision
-    below and above that. Every rate is judged on the same requests, closer or further apart (common
-    random numbers), at half the precision as resolution. A rate too close to the limit to be told
-    counts as not stable.
+    What a theorem certifies is not simulated, unless it takes something on trust: the search is for
+    more than that. It begins just below the rate above which no policy is stable. The drift of a
+    backlog says how much was served, and so where the limit may be: the next rates are half the
+    precision below and above that. Every rate is judged on the same requests, closer or further
+    apart (common random numbers), at half the precision as resolution. A rate too close to the
+    limit to be told counts as not stable.
 
     Parameters
     ----------
@@ -306,15 +312,25 @@ def _max_rate(
     def judge(rate: float, part: Progress) -> Stability:
         return verdict(workload.with_rate(rate), server, alpha, precision / 2, seed, progress=part)
 
-    bound = certify(workload, server).max_rate
-    low, high, trials = _searched(judge, 0.0, bound, precision, progress)
+    certificate = certify(workload, server)
+    bound, certified = certificate.max_rate, certificate.certified_rate or 0.0
+    certificate = certify(workload.with_rate((certified or bound) / 2), server)
+    low = 0.0 if certificate.trusted else certified
+    high = bound
+    trials: tuple[Trial[Stability], ...] = ()
+    if low * (1 + precision) < bound:
+        low, high, trials = _searched(judge, low, bound, precision, progress)
     if not low:
         raise InputError(
             f"{server.policy.name} is not stable at {high:g} requests/s, far below what the "
             "server could carry; "
             "mend the policy"
         )
-    return MaxRate(low, high, certify(workload.with_rate(low), server), trials)
+    found = MaxRate(low, high, SIMULATION, certificate, trials)
+    if low > certified or found.disagreement:
+        return found
+    theorem = certificate.theorem or SIMULATION
+    return dataclasses.replace(found, rate=certified, above=max(high, certified), known=theorem)
 
 
 def _max_load(

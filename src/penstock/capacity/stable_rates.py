@@ -12,7 +12,6 @@ from penstock.capacity.max_rate import SIMULATION, max_rate
 from penstock.errors import InputError
 from penstock.simulation.progress import Progress, in_parts, silent
 from penstock.system.server import Server
-from penstock.theory.certificate import certify
 from penstock.theory.ends import taken_as_exact
 from penstock.workload.workload import Workload
 
@@ -101,8 +100,7 @@ def stable_rate(
 ) -> StableRate:
     """Return the highest stable rate of a server.
 
-    By theorem where what `certify` certifies comes within the precision of what no policy exceeds;
-    else by `max_rate`.
+    As `max_rate` has it, with another precision.
 
     Parameters
     ----------
@@ -119,15 +117,8 @@ def stable_rate(
         If a value cannot be used, the workload has no arrival times, or no rate is stable.
     """
     server = taken_as_exact(server)
-    certificate = certify(workload, server)
-    certified, bound = certificate.certified_rate, certificate.max_rate
-    if certified is not None and certified * (1 + precision) >= bound:
-        theorem = certify(workload.with_rate(certified / 2), server).theorem
-        return StableRate(certified, bound, theorem or SIMULATION)
     found = max_rate(workload, server, precision=precision, seed=workload.seed, progress=progress)
-    return StableRate(
-        max(found.rate, certified or 0.0), max(found.above, certified or 0.0), SIMULATION
-    )
+    return StableRate(found.rate, found.above, found.known)
 
 
 def rate_map(

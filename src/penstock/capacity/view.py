@@ -148,16 +148,16 @@ def max_rate_page(rates: Mapping[str, MaxRate], scenario: Scenario, notes: Seque
     memory.
     """
     rows = [
-        _highest(name, rate.rate, rate, rate.certificate.certified_rate)
+        (*_highest(name, rate.rate, rate, rate.certificate.certified_rate), rate.known)
         for name, rate in rates.items()
     ]
     caption = (
-        "Requests/s. 'Stable up to' and 'not at' were found by simulation of the same requests at "
-        "each rate, but where 'not at' is 'any policy': above that none is stable. 'Share' is "
-        "'stable up to' over 'any policy'; up to 'certified to' a theorem says stable."
+        "Requests/s. Up to 'certified to' a theorem says stable; above 'any policy' none is "
+        "stable; between them the same requests were simulated at each rate. 'Share' is 'stable "
+        "up to' over 'any policy'."
     )
     policies = f"{len(rates)} policies" if len(rates) > 1 else next(iter(rates))
-    table = Table(("Policy", *_HIGHEST), rows, caption)
+    table = Table(("Policy", *_HIGHEST, "Known by"), rows, caption, spare=("Share", "Known by"))
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, scenario.server, policies),
