@@ -131,3 +131,17 @@ def test_theorem_and_flood_do_not_contradict_each_other() -> None:
 @pytest.mark.slow
 def test_theorem_and_flood_do_not_contradict_each_other_in_a_thousand_networks() -> None:
     assert contradicting(range(20, 1_020)) == []
+
+
+@pytest.mark.parametrize("requests", [7, 1000])
+@pytest.mark.parametrize("record", ["summary", "batches"])
+def test_a_run_has_the_same_quantiles_as_of_a_server_and_as_of_a_network_of_one(requests: int, record: str) -> None:
+    workload = ps.Workload.poisson(3.0, ps.Geometric(100, max=400), ps.Geometric(50, max=200))
+    server = ps.Server(ps.Affine(0.01, 1e-4), 256)
+    alone = ps.simulate(workload, server, requests=requests, record=record)
+    network = ps.simulate(ps.Network.single(workload, server), jobs=requests, record=record)
+    stages = {row["metric"]: row for row in network.stages().iter_rows(named=True)}
+    for row in alone.latency().iter_rows(named=True):
+        other = network.tbt_s if row["metric"] == "tbt_s" else stages[row["metric"]]
+        for statistic in ("mean", "p50", "p90", "p95", "p99"):
+            assert row[statistic] == pytest.approx(other[statistic], rel=1e-12), (row["metric"], statistic)

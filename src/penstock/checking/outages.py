@@ -115,7 +115,7 @@ def _quantiles(run: NetworkRun, event: str, requests: Ints) -> dict[str, float |
     passed = (tick - rows.ready[requests])[tick >= 0]
     if not passed.size:
         return dict.fromkeys(LEVELS)
-    values = np.quantile(passed, list(LEVELS.values()), method="inverted_cdf") * run.tick_s
+    values = np.quantile(passed, list(LEVELS.values())) * run.tick_s
     return {name: float(value) for name, value in zip(LEVELS, values, strict=True)}
 
 

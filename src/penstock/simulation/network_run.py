@@ -415,13 +415,11 @@ class NetworkRun:
         """Return mean and quantiles in seconds."""
         if not ticks.size:
             return dict.fromkeys(STATISTICS)
-        mean = ticks.mean if isinstance(ticks, Distribution) else ticks.mean()
-        counts = None
-        if isinstance(ticks, Distribution):
-            counts, ticks = ticks.counts, ticks.values
         shares = list(QUANTILES.values())
-        levels = np.quantile(ticks, shares, method="inverted_cdf", weights=counts)
-        values = [mean, *levels]
+        if isinstance(ticks, Distribution):
+            values = [ticks.mean, *map(ticks.quantile, shares)]
+        else:
+            values = [ticks.mean(), *np.quantile(ticks, shares)]
         return {
             name: float(value) * self.tick_s for name, value in zip(STATISTICS, values, strict=True)
         }
