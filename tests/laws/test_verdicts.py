@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from tests.saturated import saturated_rate
 
 import penstock as ps
 from penstock.checking.backlog import Backlog
@@ -59,6 +60,118 @@ def test_theorem_and_test_do_not_contradict_each_other() -> None:
 @pytest.mark.slow
 def test_theorem_and_test_do_not_contradict_each_other_in_a_thousand_systems() -> None:
     assert [seed for seed in range(1_000, 2_000) if contradicts(seed)] == []
+
+
+def some_memory(rng: np.random.Generator, longest: int) -> ps.Memory | None:
+    """Return KV memory from one that holds a request of so many tokens to ample, or none."""
+    size = int(rng.choice([1, 16]))
+    blocks = int((longest // size + 2) * np.exp(rng.uniform(0, np.log(1000))))
+    return None if rng.random() < 0.3 else ps.Memory(blocks, size)
+
+
+def some_engine(rng: np.random.Generator, longest: int) -> ps.Server:
+    """Return a server under the scheduler of an engine, with settings of its own."""
+    budget = int(rng.choice([64, 256, 512, 1024]))
+    slots = int(np.exp(rng.uniform(np.log(8), np.log(2 * budget))))
+    c, a = float(rng.choice([0.01, 0.03])), float(rng.choice([3e-5, 1e-4, 3e-4]))
+    batch_time = [ps.Affine(c, a), ps.PiecewiseConstant(c, 64 * a, 64), ps.Hinge(c, a, 64)][rng.integers(3)]
+    engine = str(rng.choice(["vllm", "vllm", "vllm", "sglang", "tensorrt-llm"]))
+    ahead = bool(rng.random() < 0.6)
+    settings = {
+        "vllm": {"async_scheduling": ahead},
+        "sglang": {"overlap_schedule": ahead, "mixed_chunk": bool(rng.random() < 0.5)},
+        "tensorrt-llm": {"chunked_context": True},
+    }[engine]
+    if engine == "vllm":
+        drafts = int(rng.choice([0, 0, 1, 3, 7]))
+        settings |= {"drafts": drafts, "acceptance": float(rng.choice([0.3, 0.6, 0.9]))} if drafts else {}
+        settings |= {"long_prefill_threshold": int(rng.choice([0, 0, 32]))}
+        settings |= {"max_model_len": 900} if rng.random() < 0.2 else {}
+    if engine == "tensorrt-llm":
+        slots = min(slots, budget)
+    memory = some_memory(rng, longest)
+    return ps.Server(batch_time, budget, slots, engine, policy_params=settings, memory=memory)
+
+
+def some_engine_and_lengths(seed: int) -> tuple[ps.Server, ps.Workload]:
+    """Return an engine, and what it is asked for at 1 request/s: some declare more than they make."""
+    rng = np.random.default_rng(seed)
+    prompt, output = some_length(rng, 60), some_length(rng, 40)
+    longest = (prompt.max or 0) + (output.max or 0) + 64
+    workload = ps.Workload.poisson(1.0, prompt, output, seed=seed)
+    if rng.random() < 0.4:
+        workload = workload.with_declared(ps.Constant(output.max or 1) if rng.random() < 0.5 else output)
+    return some_engine(rng, longest), workload
+
+
+def differing_certificates(seed: int) -> list[str]:
+    """Return in what a server and its network of one are certified differently."""
+    rng = np.random.default_rng(seed)
+    if rng.random() < 0.5:
+        server, workload = some_engine_and_lengths(seed)
+    else:
+        server = some_server(rng)
+        workload = ps.Workload.poisson(1.0, some_length(rng, 800), some_length(rng, 400), seed=seed)
+        if server.scope == "running" and not server.policy.name.startswith(("maxweight", "pool")):
+            server = dataclasses.replace(server, memory=some_memory(rng, 40_000), policy=server.policy.name)
+    workload = workload.with_rate(float(rng.choice([0.5, 0.95, 1.05])) * ps.certify(workload, server).max_rate)
+    alone, network = ps.certify(workload, server), ps.certify(ps.Network.single(workload, server))
+    factor = 1 / workload.rate
+    pairs = {
+        "verdict": (alone.verdict, network.verdict),
+        "rho": (alone.rho, pytest.approx(network.rho)),
+        "margin": (alone.margin, pytest.approx(network.margin)),
+        "max rate": (alone.max_rate * factor, pytest.approx(network.max_load)),
+        "certified": ((alone.certified_rate or 0) * factor, pytest.approx(network.certified_load or 0)),
+    }
+    return [f"{seed}: {name}, {one} and {other}" for name, (one, other) in pairs.items() if one != other]
+
+
+def test_a_server_and_its_network_of_one_are_certified_alike() -> None:
+    assert [difference for seed in range(60) for difference in differing_certificates(seed)] == []
+
+
+def engine_near_its_limit(seed: int) -> tuple[str, float, set[str]]:
+    """Return what is right of an engine at some load, that load as a share of what a long flood finishes, and what
+    theorem and test say; right is "near" within the error of the flood.
+    """
+    server, workload = some_engine_and_lengths(seed)
+    limit, error = saturated_rate(workload, server, 12_000)
+    share = float(np.random.default_rng([seed, 1]).choice([0.5, 0.8, 0.9, 0.94, 0.97, 1.03, 1.06, 1.1, 1.3]))
+    workload = workload.with_rate(share * limit)
+    right = "stable" if share < 1 else "unstable"
+    if abs(share - 1) < 3 * error / limit:
+        right = "near"
+    found = ps.verdict(workload, server, seed=seed).verdict
+    return right, share, {ps.certify(workload, server).verdict, found}
+
+
+def judged(seeds: range) -> tuple[list[int], list[int], list[int]]:
+    """Return the seeds judged wrong, those left undecided more than 5% off the limit, and those too near to tell."""
+    wrong, undecided, near = [], [], []
+    for seed in seeds:
+        right, share, found = engine_near_its_limit(seed)
+        if right == "near":
+            near.append(seed)
+        elif ({"stable", "unstable"} - {right}) & found:
+            wrong.append(seed)
+        elif abs(share - 1) > 0.05 and right not in found:
+            undecided.append(seed)
+    return wrong, undecided, near
+
+
+def test_verdicts_of_engines_with_drafts_and_tight_memory_are_what_long_floods_show() -> None:
+    wrong, undecided, near = judged(range(50_000, 50_010))
+    assert (wrong, undecided) == ([], [])
+    assert len(near) < 5
+
+
+@pytest.mark.slow
+def test_verdicts_of_400_engines_with_drafts_and_tight_memory_are_what_long_floods_show() -> None:
+    wrong, undecided, near = judged(range(60_000, 60_400))
+    assert not wrong
+    assert len(undecided) <= 20
+    assert len(near) < 80
 
 
 ADAPTIVE = ["maxweight", "maxweight-tokens", "pool-controlled"]

@@ -108,7 +108,7 @@ def _rates(
     rates: dict[str, float] = {
         bound.name: bound.max_rate for bound in bounds(workload, server, demand)
     }
-    full = demand.full_batch_tokens_per_s / demand.tokens_per_request
+    full = demand.full_batch_rate
     rates["token budget"] = min(rates["token budget"], full)
     if not estimated or _is_ample(server, prompt, output):
         return rates

@@ -56,7 +56,7 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.server import Server
-from penstock.theory.kv_blocks import drawn, outputs_of_prefill, reserves
+from penstock.theory.kv_blocks import STANDARD_ERRORS, drawn, outputs_of_prefill, reserves
 from penstock.theory.moments import mean_of, mean_product
 from penstock.workload.pairs import Empirical, Independent, Lengths
 
@@ -64,8 +64,6 @@ Pair = tuple[float, float]
 
 WITH_ATTENTION = ", with attention"
 """Added to the names of theorems where batches take longer for what is in them."""
-
-_STANDARD_ERRORS = 4.0
 
 
 class Attention(NamedTuple):
@@ -116,8 +114,8 @@ def attention(lengths: Lengths, server: Server, *, reused: bool = False) -> Atte
     low, high = float(least.mean()), float(most.mean())
     if isinstance(lengths, Empirical):
         return Attention(low + shared, max(low, high))
-    low -= _STANDARD_ERRORS * float(least.std()) / np.sqrt(least.size)
-    high += _STANDARD_ERRORS * float(most.std()) / np.sqrt(most.size)
+    low -= STANDARD_ERRORS * float(least.std()) / np.sqrt(least.size)
+    high += STANDARD_ERRORS * float(most.std()) / np.sqrt(most.size)
     return Attention(max(low, 0.0) + shared, high, sampled=True)
 
 
@@ -145,6 +143,18 @@ def attention_of(
         least = np.full_like(v, model.self_attention + model.per_request)
     low, high = _of_decodes(server, model)
     return least + own + low * before, most + own + high * before
+
+
+def attention_of_a_decode(lengths: Lengths, server: Server) -> float:
+    """Return the most seconds that the attention of one decode after all outputs of a request
+    takes, on average.
+    """
+    model = server.batch_time
+    if not isinstance(model, Composition):
+        return 0.0
+    context = lengths.mean_prompt + lengths.mean_output
+    own = model.self_attention + model.per_request
+    return own + _of_decodes(server, model)[1] * context
 
 
 def beside_prefill(batch_time: BatchTime) -> float:

@@ -11,7 +11,7 @@ Three limits, each with a rate that follows from conservation of what it limits.
 * **KV memory** (after Nie, Si, Zhou): with M blocks of memory, t the least batch time and g the
   blocks that a request holds, summed over the iterations that serve it, rate * E[g] * t <= M
   (Little's law for blocks). Each forward token leaves one KV entry, which is held from its own
-  iteration on; `penstock.theory.kv_blocks.block_iterations` counts the least that this comes to.
+  iteration on; `penstock.theory.kv_blocks.least_held` counts the least that this comes to.
   Iterations that leave a request out while it holds memory, blocks taken ahead, and tokens
   processed anew after a preemption only add to it; memory of the host, to which requests are
   swapped out, does not count, but no iteration serves them there. An admission that reserves memory
@@ -34,7 +34,7 @@ from penstock.system.measured_times import Measured
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 from penstock.theory.attention import WITH_ATTENTION, attention, beside
-from penstock.theory.kv_blocks import Served, block_iterations, least, reserves, reuses
+from penstock.theory.kv_blocks import SAMPLE, Served, least, least_held, reserves, reuses
 from penstock.theory.load import Load
 from penstock.theory.region import region
 from penstock.workload.workload import Workload
@@ -56,12 +56,15 @@ class Bound:
         Where it is proved.
     why
         The numbers that it comes from.
+    sampled
+        Whether a sample of the lengths says so, with four standard errors on the safe side.
     """
 
     name: Limit
     max_rate: float
     theorem: str
     why: str
+    sampled: bool = False
 
 
 def bounds(workload: Workload, server: Server, demand: Load) -> tuple[Bound, ...]:
@@ -83,6 +86,7 @@ def bounds(workload: Workload, server: Server, demand: Load) -> tuple[Bound, ...
     reused = reuses(workload, server)
     tokens = (
         server.tokens_per_request(work.lengths.mean_prompt, work.lengths.mean_output) * work.share
+        + demand.wasted[0]
     )
     seconds = demand.attention_s[0]
     if reused:
@@ -110,7 +114,9 @@ def bounds(workload: Workload, server: Server, demand: Load) -> tuple[Bound, ...
             "",
         )
     if slots is not None and slots < server.most_tokens:
-        by_slots = region(unhurried(server), prompt=work.lengths).max_rate / work.share
+        edges = region(unhurried(server), prompt=work.lengths)
+        prefill, decode = edges.request or (0.0, 0.0)
+        by_slots = edges.scale((prefill * work.share, decode * work.share + demand.wasted[0]))
         if server.policy.outputs_per_decode > 1:
             by_slots *= server.policy.outputs_per_decode
             more += f", with {server.policy.outputs_per_decode:.3g} outputs from a decode"
@@ -127,7 +133,8 @@ def bounds(workload: Workload, server: Server, demand: Load) -> tuple[Bound, ...
 
 def _kv_memory(work: Served, server: Server, memory: Memory) -> Bound:
     blocks = server.usable_blocks or 0
-    held = block_iterations(work.lengths, server, memory) / server.policy.outputs_per_decode
+    held, sampled = least_held(work.lengths, server, memory)
+    held /= server.policy.outputs_per_decode
     shortest = server.shortest_s
     of = "tokens" if memory.block_size == 1 else f"blocks of {memory.block_size:,} tokens"
     return Bound(
@@ -136,7 +143,8 @@ def _kv_memory(work: Served, server: Server, memory: Memory) -> Bound:
         "KV memory (Nie, Si, Zhou; Little's law)",
         f"{blocks:,} {of}, of which a request holds at least {held:,.6g} summed over its "
         "iterations, each of at least "
-        f"{shortest:.4g} s",
+        f"{shortest:.4g} s" + (f", by {SAMPLE:,} draws of lengths" if sampled else ""),
+        sampled,
     )
 
 

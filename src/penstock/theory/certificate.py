@@ -221,7 +221,7 @@ def _sufficient(
     full = conditions.full_batches_carry_it(server, demand)
     sound = all(h.held for h in shared)
     if all(h.held for h in fills) or not sound:
-        rate = demand.full_batch_tokens_per_s / demand.tokens_per_request if sound else None
+        rate = demand.full_batch_rate if sound else None
         return WORK_CONSERVING + extended, (*shared, *fills, full), rate or None
     # Memory holds all that may run, so batches are as without a limit.
     backlog = drift(demand.work.lengths, dataclasses.replace(server, memory=None, gpu=None))
@@ -260,7 +260,9 @@ def _overload(
         Hypothesis(name, True, reason),
         Hypothesis("long-run averages exist", True, average, checked=not recorded),
         *conditions.dropped(demand.work),
+        *conditions.cut(demand.work),
         *conditions.sampled_attention(demand),
+        *conditions.sampled_bound(bound),
     )
 
 

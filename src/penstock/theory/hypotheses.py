@@ -3,13 +3,13 @@
 import dataclasses
 
 from penstock.errors import InputError
-from penstock.inputs.arrays import Ints
 from penstock.system.kinds import refuse_all_but_a_server
-from penstock.system.memory import Memory
 from penstock.system.server import Server
+from penstock.theory.bounds import Bound
 from penstock.theory.drift import Drift
-from penstock.theory.kv_blocks import SAMPLE, Served, largest, peak_blocks, reuses
+from penstock.theory.kv_blocks import SAMPLE, Longest, Served, at_once, largest, reuses
 from penstock.theory.load import Load
+from penstock.theory.unforeseen import with_wasted
 from penstock.workload.pairs import Independent, Lengths
 from penstock.workload.workload import Workload
 
@@ -63,11 +63,13 @@ def shared(workload: Workload, server: Server, demand: Load) -> tuple[Hypothesis
         bounded_lengths(workload),
     ]
     if server.memory is not None:
-        longest = largest(demand.work.lengths)
+        declares = workload.declared is not None
+        longest = with_wasted(largest(demand.work.lengths), server, declares=declares)
         hypotheses += [
             *dropped(demand.work),
-            kv_memory(server, server.memory, longest, reused=reuses(workload, server)),
+            kv_memory(server, longest, reused=reuses(workload, server)),
         ]
+    hypotheses += cut(demand.work)
     return (*hypotheses, *sampled_attention(demand))
 
 
@@ -128,24 +130,40 @@ def sampled_attention(demand: Load) -> tuple[Hypothesis, ...]:
     return (Hypothesis("mean attention of a request", True, reason, checked=False),)
 
 
-def kv_memory(
-    server: Server, memory: Memory, longest: tuple[Ints, Ints] | None, *, reused: bool
-) -> Hypothesis:
+def cut(work: Served) -> tuple[Hypothesis, ...]:
+    """How long outputs are that the longest context cuts is what a sample says, where lengths are
+    drawn.
+    """
+    if not work.cut:
+        return ()
+    reason = f"{work.lengths.mean_output:,.4g} tokens on average, by {SAMPLE:,} draws"
+    return (Hypothesis("outputs that max_model_len leaves", True, reason, checked=False),)
+
+
+def sampled_bound(bound: Bound) -> tuple[Hypothesis, ...]:
+    """What a limit carries is what a sample of the lengths says, where no formula does."""
+    if not bound.sampled:
+        return ()
+    reason = f"from {SAMPLE:,} draws, four standard errors on the safe side"
+    return (Hypothesis(f"what the {bound.name} carries", True, reason, checked=False),)
+
+
+def kv_memory(server: Server, longest: Longest | None, *, reused: bool) -> Hypothesis:
     """All requests that may run at once fit into the KV memory, however long they are.
 
     ``longest`` has (prompt, output) tokens of requests of which one is largest, None where lengths
     have no limit; ``reused`` says whether prompts may share what begins alike.
     """
     name = AMPLE
-    policy = server.policy
-    slots, usable = server.most_requests, server.usable_blocks or 0
+    policy, slots = server.policy, server.most_requests
     if not policy.admits_what_fits:
         return Hypothesis(
             name, False, f"{policy.name} may let requests wait although memory is free"
         )
+    held = at_once(server, longest)
     if slots is None or server.scope == "batch":
         reason = "any number of requests may hold memory; set a max batch size in scope 'running'"
-    elif longest is None:
+    elif held is None:
         reason = (
             "lengths have no upper limit, so no memory is sure to hold them; give their "
             "distributions a `max`"
@@ -154,18 +172,14 @@ def kv_memory(
         reason = "what requests share by prefix caching is not known"
     else:
         spare = server.watermark_blocks
-        # Longer ones are not served.
-        most = min(int(peak_blocks(*longest, server, memory).max()), usable - spare)
-        kept = max(spare, policy.blocks_for_decodes)
-        held = slots * most + kept <= usable
         beside = f" beside a watermark of {spare:,}" if spare else ""
         reason = (
-            f"{slots:,} requests of up to {most:,} blocks need {slots * most:,}{beside}, the KV "
-            f"memory has {usable:,}"
+            f"{held.requests:,} requests of up to {held.blocks:,} blocks need "
+            f"{held.requests * held.blocks:,}{beside}, the KV memory has {held.usable:,}"
         )
-        fitting = (usable - kept) // most
-        reason += "" if held or not fitting else f"; up to {fitting:,} at once surely fit"
-        return Hypothesis(name, held, reason)
+        fitting = (held.usable - held.kept) // held.blocks
+        reason += "" if held.fits or not fitting else f"; up to {fitting:,} at once surely fit"
+        return Hypothesis(name, held.fits, reason)
     return Hypothesis(name, False, reason)
 
 
@@ -217,7 +231,7 @@ def full_batches_carry_it(server: Server, demand: Load) -> Hypothesis:
     """Batches filled to the token budget carry the load, although batches that stop short might
     carry more.
     """
-    held = demand.offered_tokens_per_s < demand.full_batch_tokens_per_s * (1 - CRITICAL_BAND)
+    held = demand.arrival_rate < demand.full_batch_rate * (1 - CRITICAL_BAND)
     attention = demand.attention_s[1]
     most = (
         f" even with the most that attention takes, {attention:.4g} s a request"
@@ -225,12 +239,13 @@ def full_batches_carry_it(server: Server, demand: Load) -> Hypothesis:
         else ""
     )
     reason = (
-        f"{demand.offered_tokens_per_s:,.0f} tokens/s arrive, batches of {server.token_budget:,} "
-        "tokens carry "
-        f"{demand.full_batch_tokens_per_s:,.0f}{most}"
+        f"{demand.arrival_rate * demand.most_tokens_per_request:,.0f} tokens/s arrive, batches of "
+        f"{server.token_budget:,} tokens carry {demand.full_batch_tokens_per_s:,.0f}{most}"
     )
-    wasted = demand.filled_batch_tokens_per_s < demand.best_batch_tokens_per_s * (1 - CRITICAL_BAND)
-    if not held and wasted and not attention:
+    if demand.wasted[1]:
+        reason += f", with up to {demand.wasted[1]:.3g} of a request after an end not foreseen"
+    falls = demand.filled_batch_tokens_per_s < demand.best_batch_tokens_per_s * (1 - CRITICAL_BAND)
+    if not held and falls and not attention:
         reason += (
             f" but batches of {demand.best_token_load:,} would carry "
             f"{demand.best_batch_tokens_per_s:,.0f}: lower it"

@@ -3,15 +3,24 @@ can never fit.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Floats, Ints
+from penstock.inputs.caching import cached
 from penstock.system.memory import Memory
 from penstock.system.server import Server
+from penstock.workload.lengths import Constant
 from penstock.workload.pairs import Empirical, Independent, Lengths, Recorded
 from penstock.workload.workload import Workload
+
+Longest = tuple[Ints, Ints]
+"""(prompt, output) tokens of requests of which one is largest; shape (requests,) each."""
+
+STANDARD_ERRORS = 4.0
+"""What is sampled may be wrong by so many."""
 
 SAMPLE = 2**17
 """Requests drawn where a mean has no closed form."""
@@ -29,11 +38,32 @@ class Served:
         Share of the requests that is served; the others never fit and are dropped.
     sampled
         Whether that is what a sample of the lengths says.
+    cut
+        Whether outputs are cut to the longest context, in a sample of the lengths.
     """
 
     lengths: Lengths
     share: float = 1.0
     sampled: bool = False
+    cut: bool = False
+
+
+class AtOnce(NamedTuple):
+    """The memory of all requests that may run at once, in blocks.
+
+    So many requests, of so many blocks each at most; blocks beside them that stay free; blocks that
+    there are.
+    """
+
+    requests: int
+    blocks: int
+    kept: int
+    usable: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for all, however long they are."""
+        return self.requests * self.blocks + self.kept <= self.usable
 
 
 def served(workload: Workload, server: Server) -> Served:
@@ -46,16 +76,19 @@ def served(workload: Workload, server: Server) -> Served:
         If a request never fits, and the memory says that this is an error, or all never fit.
     """
     lengths, memory = _cut(workload.lengths, server), server.memory
+    cut = lengths is not workload.lengths and not isinstance(workload.lengths, Empirical)
+    cut = cut and isinstance(lengths, Empirical)
+    whole = Served(lengths, cut=cut)
     if memory is None or memory.too_long == "error":
         _refuse_what_never_fits(lengths, server)
-        return Served(lengths)
+        return whole
     longest = largest(lengths)
     if longest is not None and fits(*longest, server).all():
-        return Served(lengths)
+        return whole
     prompt, output = drawn(lengths)
     kept = fits(prompt, output, server)
     if kept.all():
-        return Served(lengths)
+        return whole
     if not kept.any():
         raise InputError(
             f"every request of {workload.name} is too long for the server, so all are dropped; "
@@ -65,21 +98,31 @@ def served(workload: Workload, server: Server) -> Served:
     return Served(
         kind(prompt[kept], output[kept]),
         float(kept.mean()),
-        sampled=not isinstance(lengths, Empirical),
+        sampled=cut or not isinstance(lengths, Empirical),
+        cut=cut,
     )
 
 
 def _cut(lengths: Lengths, server: Server) -> Lengths:
     """Return the lengths that the longest context of a server leaves of requests: where outputs
-    are cut, those of a sample.
+    are cut, those of a sample, unless all are alike.
     """
     context = server.policy.longest_context
     longest = largest(lengths)
     if context == 0 or (longest is not None and (longest[0] + longest[1] <= context).all()):
         return lengths
+    if longest is not None and _alike(lengths):
+        left = server.policy.outputs_of(*longest)
+        return Independent(Constant(int(longest[0][0])), Constant(int(left[0])))
     kind = Recorded if isinstance(lengths, Recorded) else Empirical
     prompt, output = drawn(lengths)
     return kind(prompt, server.policy.outputs_of(prompt, output))
+
+
+def _alike(lengths: Lengths) -> bool:
+    """Return whether all requests are of one length, drawn and not recorded."""
+    alike = (lengths.min_prompt, lengths.min_output) == (lengths.max_prompt, lengths.max_output)
+    return alike and not isinstance(lengths, Empirical)
 
 
 def least(work: Served, workload: Workload, server: Server) -> Served:
@@ -130,7 +173,7 @@ def peak_blocks(prompt: Ints, output: Ints, server: Server, memory: Memory) -> I
     return -(-tokens // memory.block_size)
 
 
-def largest(lengths: Lengths) -> tuple[Ints, Ints] | None:
+def largest(lengths: Lengths) -> Longest | None:
     """Return (prompt, output) tokens of requests of which one is largest; None where lengths have
     no limit.
     """
@@ -139,6 +182,28 @@ def largest(lengths: Lengths) -> tuple[Ints, Ints] | None:
     if lengths.max_prompt is None or lengths.max_output is None:
         return None
     return np.array([lengths.max_prompt]), np.array([lengths.max_output])
+
+
+def at_once(server: Server, longest: Longest | None) -> AtOnce | None:
+    """Return the memory of all that may run at once; None where any number may, or of any length,
+    or memory has no limit.
+
+    Parameters
+    ----------
+    server
+        Its slots and memory.
+    longest
+        As from `largest`.
+    """
+    slots, usable, memory = server.most_requests, server.usable_blocks, server.memory
+    if slots is None or server.scope == "batch" or longest is None:
+        return None
+    if usable is None or memory is None:
+        return None
+    spare = server.watermark_blocks
+    # Longer ones are not served.
+    most = min(int(peak_blocks(*longest, server, memory).max()), usable - spare)
+    return AtOnce(slots, most, max(spare, server.policy.blocks_for_decodes), usable)
 
 
 def fits(prompt: Ints, output: Ints, server: Server) -> Bools:
@@ -154,6 +219,20 @@ def fits(prompt: Ints, output: Ints, server: Server) -> Bools:
         needed = peak_blocks(prompt, output, server, memory) + server.spare_blocks
         fitting &= needed <= server.usable_blocks
     return fitting
+
+
+@cached(32)
+def least_held(lengths: Lengths, server: Server, memory: Memory) -> tuple[float, bool]:
+    """Return E[g] of `block_iterations` or a lower bound of it, and whether a sample says so.
+
+    Where the mean is not exact: four standard errors below that of a sample, if that is more.
+    """
+    known = block_iterations(lengths, server, memory)
+    if isinstance(lengths, Empirical) or _alike(lengths):
+        return known, False
+    held = block_iterations_of(*drawn(lengths), server, memory)
+    low = float(held.mean() - STANDARD_ERRORS * held.std() / np.sqrt(held.size))
+    return max(known, low), low > known
 
 
 def block_iterations(lengths: Lengths, server: Server, memory: Memory) -> float:

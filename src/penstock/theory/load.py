@@ -18,8 +18,15 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
-from penstock.theory.attention import attention, beside_prefill, refuse_composition
+from penstock.theory.attention import (
+    attention,
+    attention_of_a_decode,
+    beside,
+    beside_prefill,
+    refuse_composition,
+)
 from penstock.theory.kv_blocks import Served, served
+from penstock.theory.unforeseen import wasted
 from penstock.workload.lengths import LONGEST
 from penstock.workload.loops import closed_loop
 from penstock.workload.workload import Workload
@@ -38,8 +45,8 @@ class Load:
         Requests/s.
     tokens_per_request
         Forward tokens of a request, on average: prompt + output (convention ``paper``), or prompt +
-        output - 1 (``engine``: the end of prefill yields the first output token). Those that are
-        dropped have none.
+        output - 1 (``engine``: the end of prefill yields the first output token), and what it
+        surely costs after its end. Those that are dropped have none.
     best_batch_tokens_per_s
         max over 1 <= b <= token budget of b / t_b. A few engines go beyond the token budget; then
         over all batches that they form.
@@ -56,6 +63,9 @@ class Load:
         batch times by token load.
     sampled
         Whether a sample of the lengths says so.
+    wasted
+        Tokens that a request costs after its end, on average, at least and at most: see
+        `penstock.theory.unforeseen`.
     """
 
     arrival_rate: float
@@ -66,6 +76,7 @@ class Load:
     work: Served = dataclasses.field(repr=False, compare=False)
     attention_s: tuple[float, float] = (0.0, 0.0)
     sampled: bool = False
+    wasted: tuple[float, float] = (0.0, 0.0)
 
     @property
     def capacity_tokens_per_s(self) -> float:
@@ -79,9 +90,20 @@ class Load:
         return f"tokens/s, with batches of {self.best_token_load:,}{attention}"
 
     @property
+    def most_tokens_per_request(self) -> float:
+        """Forward tokens of a request with the most that it may cost after its end."""
+        return self.tokens_per_request + self.wasted[1] - self.wasted[0]
+
+    @property
+    def full_batch_rate(self) -> float:
+        """Requests/s that filled batches are sure to carry."""
+        by_tokens = self.filled_batch_tokens_per_s / self.most_tokens_per_request
+        return beside(by_tokens, self.attention_s[1])
+
+    @property
     def full_batch_tokens_per_s(self) -> float:
         """Forward tokens/s of such requests that filled batches are sure to process."""
-        return self._carried(self.filled_batch_tokens_per_s, self.attention_s[1])
+        return self.full_batch_rate * self.most_tokens_per_request
 
     def _carried(self, tokens_per_s: float, seconds: float) -> float:
         if not seconds:
@@ -125,9 +147,13 @@ def load(workload: Workload, server: Server) -> Load:
     if server.policy.has_token_budget:
         full = min(full, server.token_budget)
     work = served(workload, server)
+    least_wasted, most_wasted = wasted(workload, server, work)
     tokens = server.tokens_per_request(work.lengths.mean_prompt, work.lengths.mean_output)
+    tokens += least_wasted
     least, most, sampled = attention(work.lengths, server)
-    most += tokens / full * beside_prefill(server.batch_time)
+    most += (tokens + most_wasted - least_wasted) / full * beside_prefill(server.batch_time)
+    if most_wasted:
+        most += attention_of_a_decode(work.lengths, server)
     return Load(
         arrival_rate=workload.rate,
         tokens_per_request=tokens * work.share,
@@ -137,6 +163,7 @@ def load(workload: Workload, server: Server) -> Load:
         work=work,
         attention_s=(least * work.share, most * work.share),
         sampled=sampled,
+        wasted=(least_wasted * work.share, most_wasted * work.share),
     )
 
 

@@ -43,7 +43,7 @@ def mean_of(function: Callable[[Floats], Floats], length: Length) -> tuple[float
         Whose distribution it is.
     """
     tokens = _edges(length.max or LONGEST)
-    chance = _reaches(length, np.concatenate([tokens[1:], tokens[:-1] + 1]))
+    chance = reaches(length, np.concatenate([tokens[1:], tokens[:-1] + 1]))
     if chance is None:
         return None
     values = function(tokens)
@@ -80,8 +80,8 @@ def _edges(longest: int) -> Floats:
     return edges
 
 
-def _reaches(length: Length, tokens: Floats) -> Floats | None:
-    """Return P(N >= tokens), tokens >= 1; None if not known."""
+def reaches(length: Length, tokens: Floats) -> Floats | None:
+    """Return P(N >= tokens), tokens >= 1; None for a distribution not known here."""
     chance: Floats
     match length:
         case Constant() | Uniform():
@@ -102,7 +102,7 @@ def _reaches(length: Length, tokens: Floats) -> Floats | None:
             beyond = np.r_[np.cumsum(length.probabilities[::-1])[::-1], 0.0]
             chance = beyond[np.clip(tokens.astype(np.int64) - length.low, 0, beyond.size - 1)]
         case Mixture():
-            parts = [_reaches(part, tokens) for part in length.parts]
+            parts = [reaches(part, tokens) for part in length.parts]
             if any(part is None for part in parts):
                 return None
             return np.asarray(np.array(length.weights) @ np.array(parts))

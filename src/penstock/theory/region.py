@@ -383,7 +383,13 @@ def _limits(
     def carried(**limits: int) -> float:
         if 0 in limits.values():
             return 0.0
-        changed: Server = dataclasses.replace(server, **limits)  # type: ignore[arg-type]
+        budget, slots = limits.get("token_budget"), server.max_batch_size
+        if budget is not None and slots is not None and slots > budget:
+            limits["max_batch_size"] = budget  # no batch has more requests than tokens
+        try:
+            changed: Server = dataclasses.replace(server, **limits)  # type: ignore[arg-type]
+        except InputError:  # the engine needs this limit as it is
+            return 0.0
         return region(changed, prompt=prompt).scale(direction) * float(direction.sum())
 
     now = carried()

@@ -8,6 +8,8 @@ from penstock.system.server import Server
 from penstock.theory import hypotheses as conditions
 from penstock.theory.hypotheses import Hypothesis
 from penstock.theory.kv_blocks import fits
+from penstock.theory.network.unforeseen_ends import declares
+from penstock.theory.unforeseen import with_wasted
 
 
 def ample_memory(network: Network, name: str) -> Hypothesis | None:
@@ -33,7 +35,9 @@ def ample_memory(network: Network, name: str) -> Hypothesis | None:
         Hypothesis(conditions.AMPLE, False, why or _never_fits(server, longest))
         if why or _never_fits(server, longest)
         else conditions.kv_memory(
-            server, server.memory, longest, reused=reused and server.caches_prefixes
+            server,
+            with_wasted(longest, server, declares=any(map(declares, network.workflows))),
+            reused=reused and server.caches_prefixes,
         )
         for server, _ in network.pools[name].servers
         if server.memory is not None

@@ -35,8 +35,10 @@ import numpy as np
 from penstock.errors import InputError
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
+from penstock.system.prefix_cache import as_serving
 from penstock.theory.certificate import Certificate, Verdict, certify
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis, if_trusted
+from penstock.theory.kv_blocks import reuses, served
 from penstock.theory.network.cycles import GlobalStability
 from penstock.theory.network.cyclic_pools import CERTIFIED, Cycles
 from penstock.theory.network.fluid_classes import components, fluid_classes
@@ -56,8 +58,9 @@ from penstock.theory.network.loads import (
     join_bounds,
     pool_loads,
 )
-from penstock.theory.network.pool_limits import TOKENS, pool_limits, with_limits
+from penstock.theory.network.pool_limits import TOKENS, PoolLimit, pool_limits, with_limits
 from penstock.theory.network.unequal_replicas import of_rates
+from penstock.theory.network.unforeseen_ends import wasted_at_stages
 from penstock.theory.network.virtual_stations import VirtualStation
 from penstock.workload.sessions import Sessions
 
@@ -151,6 +154,8 @@ def of_network(network: Network) -> NetworkCertificate:
     """
     network.check_rates()
     model = network.model()
+    wasted = np.array([least for least, _ in wasted_at_stages(network)])
+    model = dataclasses.replace(model, decode=model.decode + wasted)
     limits = pool_limits(network, model)
     model = with_limits(model, limits)
     certificate = network_certificate(model, pool_rules(network), workflow_hypotheses(network))
@@ -158,19 +163,38 @@ def of_network(network: Network) -> NetworkCertificate:
     certificate = dataclasses.replace(certificate, pools=pools)
 
     # Of a server alone more is known.
-    alone = _one_server(network) if certificate.verdict == "unknown" else None
-    if alone is not None and alone.verdict in ("stable", "unstable"):
-        return dataclasses.replace(
-            certificate,
-            verdict=alone.verdict,
-            theorem=alone.theorem,
-            reason=alone.reason,
-            hypotheses=alone.hypotheses,
-            certified_load=None
-            if alone.certified_rate is None
-            else alone.certified_rate / alone.load.arrival_rate,
-        )
-    return _within_limits(certificate, network)
+    alone = _one_server(network)
+    if alone is None:
+        return _within_limits(certificate, network)
+    return dataclasses.replace(
+        certificate,
+        verdict=alone.verdict,
+        theorem=alone.theorem,
+        reason=alone.reason,
+        hypotheses=alone.hypotheses,
+        pools=(_pool_of_one(pools[0], alone),),
+        certified_load=None
+        if alone.certified_rate is None
+        else alone.certified_rate / alone.load.arrival_rate,
+    )
+
+
+def _pool_of_one(pool: PoolLoad, alone: Certificate) -> PoolLoad:
+    """Return the load of the only pool by the certificate of its server."""
+    load, name = alone.load, alone.binding.name
+    by_memory = "KV memory" in (name, *pool.binding)
+    return dataclasses.replace(
+        pool,
+        offered_tokens_per_s=load.offered_tokens_per_s,
+        capacity_tokens_per_s=load.capacity_tokens_per_s,
+        standard_error=0.0,
+        max_load=alone.max_rate / load.arrival_rate,
+        binding=(name,) if by_memory else pool.binding,
+        limits=tuple(
+            PoolLimit(bound.name, load.arrival_rate / bound.max_rate, 0.0, bound.theorem, bound.why)
+            for bound in alone.bounds
+        ),
+    )
 
 
 def _within_limits(certificate: NetworkCertificate, network: Network) -> NetworkCertificate:
@@ -207,6 +231,9 @@ def _within_limits(certificate: NetworkCertificate, network: Network) -> Network
 def _one_server(network: Network) -> Certificate | None:
     """Return what is certified of a server alone, if the network is one that serves the requests of
     a workload.
+
+    Not where a server knows less, as of what requests may find in its cache, or does what a network
+    does not: it drops requests that never fit.
     """
     pool, *pools = network.pools.values()
     workflow, *workflows = network.workflows
@@ -226,7 +253,11 @@ def _one_server(network: Network) -> Certificate | None:
     ) and not stage.transfer_ms_per_token
     if not plain or stage.delay_ms != 0:
         return None
-    return certify(workflow.arrivals, pool.server)
+    workload = workflow.arrivals
+    server = as_serving(workload, pool.server)
+    if reuses(workload, server) or served(workload, server).share < 1:
+        return None
+    return certify(workload, server)
 
 
 def network_certificate(

@@ -15,6 +15,7 @@ from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
 from penstock.theory.network.ample_memory import ample_memory, handed_over
 from penstock.theory.network.fluid_classes import FluidClasses
 from penstock.theory.network.unequal_replicas import OF_TWO, SHORTEST, of_rates
+from penstock.theory.network.unforeseen_ends import wasted_at_stages
 from penstock.workload.lengths import Length
 from penstock.workload.sessions import Sessions
 from penstock.workload.stage import Stage
@@ -25,6 +26,7 @@ BOUNDED = "bounded lengths"
 CARRIED = "full batches carry the load of every pool"
 ROUTED = "replicas drain as one server would"
 BY_TOKENS = "batch times go by the token load"
+FORESEEN = "what is served after ends that nobody foresees is known"
 LINKS_FREE = "no transfer of KV memory waits for a link"
 UNEQUAL = "what replicas that differ get is known"
 _BY_PHASE = ("global-age", "back-pressure-phase")
@@ -67,6 +69,9 @@ class PoolRules:
         Whether the token load alone decides how long a batch takes.
     links_bind
         Whether transfers of KV memory to it or from it may wait for a link.
+    wasted_is_known
+        Whether it is known how many tokens requests are served there after ends that nobody
+        foresees.
     """
 
     policy: str = "sarathi"
@@ -83,6 +88,7 @@ class PoolRules:
     ample_memory: Hypothesis | None = None
     by_tokens: bool = True
     links_bind: bool = False
+    wasted_is_known: bool = True
 
     @property
     def phases(self) -> bool:
@@ -108,6 +114,11 @@ class PoolRules:
 def pool_rules(network: Network) -> tuple[PoolRules, ...]:
     """Return how each pool of a network chooses."""
     rules = []
+    unknown = {
+        name
+        for name, (least, most) in zip(network.pool_names, wasted_at_stages(network), strict=True)
+        if least < most
+    }
     for (name, pool), priorities in zip(network.pools.items(), network.priorities, strict=True):
         servers = [server for server, _ in pool.servers]
         stages = [
@@ -142,6 +153,7 @@ def pool_rules(network: Network) -> tuple[PoolRules, ...]:
                 ample_memory=ample_memory(network, name),
                 by_tokens=all(server.batch_time.by_load for server in servers),
                 links_bind=handed_over(network, name)[2],
+                wasted_is_known=name not in unknown,
             )
         )
     return tuple(rules)
@@ -293,6 +305,14 @@ def _of_engines(model: NetworkModel, rules: Sequence[PoolRules]) -> list[Hypothe
         why = "attention takes time besides, which the theorems on networks do not know"
         hypotheses.append(
             _everywhere(model, BY_TOKENS, lambda s: None if rules[s].by_tokens else why, "")
+        )
+    if not all(rule.wasted_is_known for rule in rules):
+        why = (
+            "it composes batches a step ahead, and requests may end before the outputs that they "
+            "declare, which costs each a token at most"
+        )
+        hypotheses.append(
+            _everywhere(model, FORESEEN, lambda s: None if rules[s].wasted_is_known else why, "")
         )
     if any(rule.links_bind for rule in rules):
         why = "a link carries one transfer at a time, which the theorems on networks do not know"

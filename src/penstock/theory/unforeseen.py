@@ -1,0 +1,81 @@
+"""Ends that nobody foresees: what a batch composed a step ahead does for requests that are done.
+
+Where a batch is composed when the one before it starts, a request that ends before the outputs that
+it declares (`Workload.declared`) is in one more batch, for a token that nobody needs. A server that
+fills its batches serves each such request exactly once more: decodes come first, and as a batch has
+no more requests than tokens, all those that were in the one before are in the next, too. Memory
+that runs out may throw some out before, and a server that leaves room in its batches may have left
+them out, so there the least is none; the most is one token in any case without drafts, which no
+theorem calls stable.
+
+Such a token is work as a decode is: in the proofs of Theorem 1 a request brings it besides its own.
+"""
+
+import numpy as np
+
+from penstock.inputs.arrays import Floats
+from penstock.system.server import Server
+from penstock.theory.kv_blocks import Longest, Served, at_once, largest, reuses
+from penstock.theory.moments import mean_of, reaches
+from penstock.workload.lengths import Length, Tokens
+from penstock.workload.pairs import Empirical, Independent, Lengths
+from penstock.workload.workload import Workload
+
+Share = tuple[float, float]
+"""The least and the most that a share may be."""
+
+NONE: Share = (0.0, 0.0)
+
+
+def wasted(workload: Workload, server: Server, work: Served) -> Share:
+    """Return the least and the most tokens that a served request costs after its end, on
+    average.
+    """
+    if workload.declared is None or not server.policy.ahead:
+        return NONE
+    low, high = share(work.lengths, workload.declared)
+    if not wastes_each(server, work.lengths):
+        return 0.0, high
+    longest = with_wasted(largest(work.lengths), server, declares=True)
+    held = None if reuses(workload, server) else at_once(server, longest)
+    ample = server.memory is None or (held is not None and held.fits)
+    return (low if ample else 0.0), high
+
+
+def with_wasted(longest: Longest | None, server: Server, *, declares: bool) -> Longest | None:
+    """Return the longest requests as they hold memory: with a token more, where one is wasted."""
+    if longest is None or not (declares and server.policy.ahead):
+        return longest
+    return longest[0], longest[1] + 1
+
+
+def wastes_each(server: Server, lengths: Lengths) -> bool:
+    """Return whether every request that ends unforeseen surely costs a token more, with ample
+    memory.
+    """
+    context, longest = server.policy.longest_context, largest(lengths)
+    cut = context > 0 and (longest is None or bool((longest[0] + longest[1] >= context).any()))
+    return server.policy.ahead and server.policy.work_conserving is True and not cut
+
+
+def share(lengths: Lengths, declared: Tokens | Length) -> Share:
+    """Return bounds of the share of the requests that declare more than they make."""
+    if not isinstance(declared, Length):
+        if isinstance(lengths, Empirical) and lengths.output_tokens.size == declared.size:
+            more = float(np.mean(declared > lengths.output_tokens))
+            return more, more
+        return 0.0, 1.0
+    if isinstance(lengths, Empirical):
+        chance = reaches(declared, lengths.output_tokens + 1.0)
+        return (0.0, 1.0) if chance is None else (float(chance.mean()),) * 2
+    unknown = reaches(declared, np.ones(1)) is None
+    if unknown or not isinstance(lengths, Independent):
+        return 0.0, 1.0
+    means = mean_of(lambda output: _beyond(declared, output), lengths.output)
+    return (0.0, 1.0) if means is None else (max(min(means), 0.0), min(max(means), 1.0))
+
+
+def _beyond(declared: Length, output: Floats) -> Floats:
+    chance = reaches(declared, output + 1.0)
+    assert chance is not None
+    return chance
