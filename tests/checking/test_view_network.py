@@ -372,7 +372,7 @@ def test_a_contradiction_is_shouted(capsys, monkeypatch) -> None:  # type: ignor
     network = ps.Network.single(ps.Workload.poisson(12.0, 129, 112), server)
     scenario = NetworkScenario("lazy", network, 300, None, Path())
     said = in_words(capsys, monkeypatch, 80)(ps.check(network, jobs=300).page(scenario))
-    assert "CONTRADICTION: multi-class theorem says stable, but the test says unstable" in " ".join(said.split("\n"))
+    assert "CONTRADICTION: Theorem 1(b) says stable, but the test says unstable" in " ".join(said.split("\n"))
 
 
 def test_what_is_not_tested_is_said(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
