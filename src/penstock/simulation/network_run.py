@@ -258,7 +258,8 @@ class NetworkRun:
         """Latency at each stage, seconds: stage, pool, metric, requests, mean, p50, p90, p95, p99;
         see `samples`.
 
-        Of a summary ``ttft_s`` and ``e2e_s`` alone, with quantiles within 0.1%.
+        Quantiles are those of `penstock.simulation.run.Run.latency`. Of a summary ``ttft_s`` and
+        ``e2e_s`` alone, with quantiles within 0.1%.
         """
         table = []
         pools = tuple(self.network.pools)

@@ -282,8 +282,9 @@ class Run:
         """Latency of the requests of this run: metric, mean, p50, p90, p95, p99, in seconds.
 
         ``ttft_s`` runs from arrival to first token, ``e2e_s`` from arrival to finish, ``tbt_s`` has
-        one sample per gap between tokens. Exact where requests were recorded; quantiles within 0.1%
-        in a summary, and those of ``tbt_s`` within 0.05% where the batch time depends on more than
+        one sample per gap between tokens. Quantiles are linear between neighbouring samples, as
+        those of `numpy.quantile`. Exact where requests were recorded; quantiles within 0.1% in a
+        summary, and those of ``tbt_s`` within 0.05% where the batch time depends on more than
         the token load. Null without samples.
         """
         rows: list[dict[str, str | float | None]] = []
