@@ -3,6 +3,7 @@
 import numpy as np
 
 import penstock as ps
+from penstock.theory.load import load
 
 _FIRST, _LAST = 0.3, 0.8  # of the requests that finish: before them slots fill, after them they empty
 _PARTS = 10
@@ -11,7 +12,8 @@ _PARTS = 10
 def saturated_rate(workload: ps.Workload, server: ps.Server, requests: int = 20_000) -> tuple[float, float]:
     """Return the requests/s that a server finishes while all of so many requests are there, and its standard error.
 
-    Counted in forward tokens, over those of a mean request: which lengths happen to finish is no matter of speed.
+    Counted in forward tokens, over those of a mean request of the workload: which lengths happen to be drawn is no
+    matter of speed.
     """
     rows = workload.requests(requests)
     flood = ps.Workload.from_arrays(np.zeros(requests), rows.prompt_tokens, rows.output_tokens, declared=rows.declared)
@@ -21,6 +23,8 @@ def saturated_rate(workload: ps.Workload, server: ps.Server, requests: int = 20_
     tokens = run.prompt_tokens[order] + run.output_tokens[order] - float(server.convention == "engine")
     edges = np.linspace(_FIRST * order.size, _LAST * order.size, _PARTS + 1).astype(int)
     seconds = np.diff(run.finish[order][edges]) / 1e9
-    rates = np.add.reduceat(tokens, edges)[:-1] / seconds / tokens.mean()
-    whole = tokens[edges[0] : edges[-1]].sum() / seconds.sum() / tokens.mean()
+    lengths = load(workload, server).work.lengths
+    mean = server.tokens_per_request(lengths.mean_prompt, lengths.mean_output)
+    rates = np.add.reduceat(tokens, edges)[:-1] / seconds / mean
+    whole = tokens[edges[0] : edges[-1]].sum() / seconds.sum() / mean
     return float(whole), float(rates.std(ddof=1) / np.sqrt(_PARTS))

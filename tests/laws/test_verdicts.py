@@ -86,7 +86,7 @@ def some_engine(rng: np.random.Generator, longest: int) -> ps.Server:
         drafts = int(rng.choice([0, 0, 1, 3, 7]))
         settings |= {"drafts": drafts, "acceptance": float(rng.choice([0.3, 0.6, 0.9]))} if drafts else {}
         settings |= {"long_prefill_threshold": int(rng.choice([0, 0, 32]))}
-        settings |= {"max_model_len": 900} if rng.random() < 0.2 else {}
+        settings |= {"max_model_len": 1900} if rng.random() < 0.2 else {}
     if engine == "tensorrt-llm":
         slots = min(slots, budget)
     memory = some_memory(rng, longest)
@@ -97,6 +97,9 @@ def some_engine_and_lengths(seed: int) -> tuple[ps.Server, ps.Workload]:
     """Return an engine, and what it is asked for at 1 request/s: some declare more than they make."""
     rng = np.random.default_rng(seed)
     prompt, output = some_length(rng, 60), some_length(rng, 40)
+    if isinstance(prompt, ps.Constant) and isinstance(output, ps.Constant):
+        # alike in all, they stay in step, and what is carried hangs on how they begin
+        output = ps.Uniform(1, 2 * output.tokens)
     longest = (prompt.max or 0) + (output.max or 0) + 64
     workload = ps.Workload.poisson(1.0, prompt, output, seed=seed)
     if rng.random() < 0.4:

@@ -273,9 +273,9 @@ def _kept(blocks: Iterator[Requests], session: AnySession) -> Iterator[Requests]
         indices = np.arange(block.arrival_s.size)
         kept = session.keep(Window.of(indices, *lengths, block.priority, block.declared))
         if kept.arrival.size:
-            declared = None if block.declared is None else kept.declared
-            block = block.where(kept.arrival)
-            yield block._replace(output_tokens=kept.output, declared=declared)
+            declared = None if block.declared is None else kept.declared.astype(np.int64)
+            output = kept.output.astype(np.int64)
+            yield block.where(kept.arrival)._replace(output_tokens=output, declared=declared)
 
 
 def _flooded(blocks: Iterator[Requests], initial: int) -> Iterator[Requests]:

@@ -66,7 +66,7 @@ def share(lengths: Lengths, declared: Tokens | Length) -> Share:
             return more, more
         return 0.0, 1.0
     if isinstance(lengths, Empirical):
-        chance = reaches(declared, lengths.output_tokens + 1.0)
+        chance = reaches(declared, lengths.output_tokens.astype(np.float64) + 1)
         return (0.0, 1.0) if chance is None else (float(chance.mean()),) * 2
     unknown = reaches(declared, np.ones(1)) is None
     if unknown or not isinstance(lengths, Independent):
