@@ -35,7 +35,7 @@ def test_the_kernel_equals_the_plain_python_event_for_event(policy: str, systems
     assert preemptions or policy in ("vidur-orca", "vidur-fastertransformer")
 
 
-@pytest.mark.parametrize("systems", [30, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("systems", [80, pytest.param(1_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", ["vllm", "sglang", *OF_THE_PAPER])
 def test_tokens_found_in_the_prefix_cache_count_as_processed_before(policy: str, systems: int) -> None:
     rng = np.random.default_rng([7, FAMILY.index(policy)])
