@@ -97,10 +97,6 @@ class Running:
         total = prompt + max(output - yielded, 0)
         if isinstance(pool, EnginePool) and pool.convention == "engine":
             output = max(output, 1)
-        ids = jobs.hash_ids[row] if jobs.hash_ids else ()
-        if isinstance(replica, EngineReplica):  # traces may name a last block that is not full
-            named = prompt + (jobs.output[row] if jobs.names_outputs else 0)
-            ids = ids[: named // (replica.pool.hash_block or replica.block_size)]
         request = Request(
             row,
             job,
@@ -110,8 +106,9 @@ class Running:
             total,
             jobs.pending[row],
             jobs.priority[row] if jobs.priority else 0,
-            ids,
+            jobs.hash_ids[row] if jobs.hash_ids else (),
             target=prompt,
+            named=prompt + (jobs.output[row] if jobs.names_outputs else 0),
             declared=replica.outputs_of(prompt, jobs.declared[row]) if jobs.declared else output,
             context=self.requests[row + jobs.context[row]] if jobs.context[row] else None,
             reuse=jobs.reuse[row],

@@ -98,7 +98,7 @@ class PrefixCache(EngineReplica):
         while request.context is not None and end <= request.reuse:
             request = request.context
         last = (end - 1) // self.block_size
-        ids = request.hash_ids
+        ids = request.hash_ids[: request.named // self.block_size]
         return ids[last] if last < len(ids) else ("own", request.index, block)
 
     def cached(self, request: Request) -> list[Block]:

@@ -242,7 +242,7 @@ class PrefixCachingSglang(Sglang):
         """Name a token: by the request whose context it is of, where there is one."""
         while request.context is not None and place < request.reuse:
             request = request.context
-        ids = request.hash_ids
+        ids = request.hash_ids[: request.named // self.hash_block]
         block, within = divmod(place, self.hash_block)
         return (ids[block], within) if block < len(ids) else ("own", request.index, place)
 

@@ -29,6 +29,7 @@ class Request:
     hash_ids: Sequence[int]
     # tokens that its prefill brings into memory: the prompt, or all known ones after a preemption
     target: int
+    named: int = 0  # tokens whose full blocks have hash ids; traces may name one that is not full
     computed: int = 0  # tokens in memory, those found there included
     taken: int = 0  # tokens in the batch that is formed or in progress
     ready: int | None = None  # tick of its arrival at its replica
