@@ -180,3 +180,14 @@ def test_the_manifest_is_valid_by_the_schema_of_kubernetes(policy, model):
         broken = {**document, "metadata": {**document["metadata"], "labels": {"one": 1}}}
         with pytest.raises(validator.ValidationError):  # or the schema would take anything
             validator.validate(broken, validator.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "option"), [("vllm", "--no-enable-prefix-caching"), ("sglang", "--disable-radix-cache")]
+)
+def test_an_engine_that_was_planned_without_its_prefix_cache_is_started_without_it(policy, option):
+    """The engine has it on unless told otherwise, and so has the plan."""
+    for caching in (None, True, False):
+        memory = ps.Memory(20_000, prefix_caching=caching)
+        command = launch(deployment(policy, memory=memory), policy).command
+        assert (option in command) == (caching is False)

@@ -306,7 +306,8 @@ def test_a_share_of_dropped_requests_that_a_sample_tells_is_told_as_unchecked() 
         ps.certify(STABLE_WORKLOAD, ps.Server(TP1, 512, memory=ps.Memory(3, too_long="drop")))
 
 
-def test_prompts_that_may_be_in_the_cache_are_counted_as_one_token() -> None:
+def test_what_recorded_prompts_have_in_common_counts_once_where_it_may_be_cached() -> None:
+    """One of 100 equal prompts is computed, and the last token of each of the others."""
     ids = {"hash_ids": [list(range(125))] * 100, "hash_block": 16}
     recorded = ps.Workload.from_arrays(np.arange(100) / 50, np.full(100, 2_000), np.full(100, 10), **ids)  # type: ignore[arg-type]
     plain, caching = (
@@ -316,9 +317,16 @@ def test_prompts_that_may_be_in_the_cache_are_counted_as_one_token() -> None:
     assert plain.verdict == "unstable"
     assert caching.verdict == "unknown"
     assert [bound.name for bound in caching.bounds] == ["token budget", "max batch size"]
-    one = ps.certify(ps.Workload.poisson(1.0, 1, 10), ps.Server(TP1, 512, 64, "vllm"))
+    tokens = (2_000 + 99) / 100
+    one = ps.certify(ps.Workload.poisson(1.0, ps.Geometric(tokens), 10), ps.Server(TP1, 512, 64, "vllm"))
     assert [bound.max_rate for bound in caching.bounds] == pytest.approx([bound.max_rate for bound in one.bounds])
-    assert caching.rho == plain.rho
+    assert caching.rho_without_cache == plain.rho
+    assert caching.rho == pytest.approx(recorded.rate / one.bounds[0].max_rate)
+    # Without ids nothing is in common, so nothing is found.
+    unnamed = ps.Workload.from_arrays(np.arange(100) / 50, np.full(100, 2_000), np.full(100, 10))
+    alone = ps.certify(unnamed, ps.Server(TP1, 512, 64, "vllm", memory=ps.Memory(2_000, prefix_caching=True)))
+    assert alone.verdict == "unstable"
+    assert alone.rho == plain.rho
 
 
 def test_load_one_is_critical() -> None:

@@ -55,8 +55,9 @@ def test_memory_is_named_where_it_binds() -> None:
     assert 0.9 < decode / (0.989 * 2 * 49) < 1.01
 
 
-def test_a_cached_prompt_counts_as_one_token() -> None:
+def test_what_cached_prompts_have_in_common_counts_once() -> None:
     server = ps.Server(TP1, 1024, 64, "vllm", memory=ps.Memory(1000, 512, prefix_caching=True))
     found = operating_point(ALIKE, server)
-    assert found.point[0] == pytest.approx(ALIKE.rate)
-    assert "one prefill token" in found.notes[0]
+    assert found.point[0] == pytest.approx(ALIKE.rate * ALIKE.least_mean_prompt)
+    assert ALIKE.least_mean_prompt < ALIKE.mean_prompt / 10
+    assert "counts once" in found.notes[0]

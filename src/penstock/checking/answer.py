@@ -348,6 +348,7 @@ def _of_server(
         # Under a backlog the server carries 1 / rho times what arrives.
         rho = 1 / (1 - min(stability.drift, 0.0))
     run, latency = asked.simulated(server, rho, progress)
+    certificate = certificate.with_found(run.found_share, run.server)
     full = memory_is_full(workload, server) if estimate_memory else None
     return Answer(
         workload,

@@ -14,6 +14,7 @@ from penstock.simulation.session_engine import AnySession, open_session
 from penstock.simulation.window import Window
 from penstock.system.server import Server
 from penstock.workload.arrivals import BLOCK
+from penstock.workload.prefixes import Prefixes
 from penstock.workload.workload import Requests, Workload
 
 Start = Literal["prefill", "mixed", "decode"]
@@ -86,7 +87,9 @@ class Backlog:
         self.slots = slots(server)
         self.offered = offered
         self.worth = worth
-        self.session = open_session(server, "summary", TICK_S, True, NEVER, workload.prefixes)
+        self.session = open_session(
+            server, "summary", TICK_S, True, NEVER, _names(workload, server)
+        )
         self.source = _flooded(_kept(endless(workload), self.session), self.initial)
         self.window = Window.of_requests(next(self.source), TICK_S)
         decoding = {"decode": self.initial}.get(start, 0)
@@ -250,6 +253,20 @@ class Backlog:
     def _work(self, prefill: Tokens, decode: Tokens) -> Tokens:
         """Return tokens of both phases at their worth."""
         return self.worth[0] * prefill + self.worth[1] * decode
+
+
+def _names(workload: Workload, server: Server) -> Prefixes | None:
+    """Return what the prompts of a recording have in common that goes on and on.
+
+    Nobody asks the same again, so each repetition has names of its own, until those of the first
+    have left the cache.
+    """
+    prefixes, usable = workload.prefixes, server.usable_blocks
+    if prefixes is None or usable is None or not server.caches_prefixes:
+        return prefixes
+    tokens = (np.unique(prefixes.ids).size or 1) * prefixes.block_size
+    kept = usable * (server.memory.block_size if server.memory else 1)
+    return prefixes.renewed(2 + kept // tokens)
 
 
 def slots(server: Server) -> int:

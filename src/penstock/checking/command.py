@@ -222,6 +222,7 @@ def simulate(
             record=answer.record_for(chosen.requests, chosen.until),
             progress=show,
         )
+    certificate = certificate.with_found(run.found_share, run.server)
     warnings = [*chosen.workload.notices, *load_warnings(certificate.load, chosen.server)]
     _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
     document_of_run = {

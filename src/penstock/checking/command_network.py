@@ -192,7 +192,9 @@ def _draw(folder: Path, answer: "NetworkAnswer", as_json: bool) -> None:
     from penstock.checking import charts_network as plotting_network
 
     charts = {
-        "network_graph": plotting_network.network_graph(answer.network, answer.certificate),
+        "network_graph": plotting_network.network_graph(
+            answer.network, answer.certificate, loads=answer.loads
+        ),
         "queue_lengths": plotting_network.queue_lengths(answer.run),
     }
     if answer.stability:

@@ -3,6 +3,8 @@
 Charts are imported when one is drawn: a terminal never waits for that.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from penstock.checking.comparison import NetworkComparison
@@ -24,14 +26,19 @@ _FLOODS = (
 )
 
 
-def graph_figure(network: Network, certificate: NetworkCertificate | None = None) -> Figure:
+def graph_figure(
+    network: Network,
+    certificate: NetworkCertificate | None = None,
+    loads: Mapping[str, float] | None = None,
+) -> Figure:
     """Draw pools, stages and the ways of jobs."""
     from penstock.checking import graph
 
     names, ways, model = list(network.pools), network_ways(network), network.model()
     cycles = pool_cycles(network)
     pools = "; ".join(
-        f"{name}, {graph.load_in_words(load)}" for name, load in graph.pool_loads(network).items()
+        f"{name}, {graph.load_in_words(load)}"
+        for name, load in graph.pool_loads(network, loads).items()
     )
     cycle = "no job comes back to a pool that it has left"
     if cycles:
@@ -58,7 +65,7 @@ def graph_figure(network: Network, certificate: NetworkCertificate | None = None
         caption += (
             " Dashed: pools between which jobs can go round, where load below 1 is not enough."
         )
-    chart = graph.network_graph(network, certificate)
+    chart = graph.network_graph(network, certificate, loads=loads)
     wide = chart.width > _PHONE
     return Figure("The network", {text: chart}, [Table(columns, rows)], caption, wide=wide)
 

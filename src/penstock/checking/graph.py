@@ -1,6 +1,6 @@
 """The graph of a network: pools, the stages that each serves, and the ways of jobs between them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -29,7 +29,11 @@ _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
 def network_graph(
-    network: Network, certificate: NetworkCertificate | None = None, about: str = ""
+    network: Network,
+    certificate: NetworkCertificate | None = None,
+    about: str = "",
+    *,
+    loads: Mapping[str, float] | None = None,
 ) -> alt.LayerChart:
     """Pools as lanes, coloured by load, the stages that each serves, and the ways of jobs between
     them.
@@ -45,11 +49,13 @@ def network_graph(
         Of that network: marks the stages of a virtual station besides.
     about
         One line under the figure.
+    loads
+        Of the pools, as they were measured; None: with prompts in full.
     """
     layout = network_layout(network)
     cycles = pool_cycles(network)
     layers = [
-        *_lanes(network, layout, frozenset().union(*cycles)),
+        *_lanes(network, layout, frozenset().union(*cycles), loads),
         *_routes(network, layout, cycles),
         *_stages(network, layout, certificate),
     ]
@@ -91,8 +97,14 @@ class _Canvas:
         )
 
 
-def pool_loads(network: Network) -> dict[str, float | None]:
-    """Return the load of each pool; None where the arrival rate is not known."""
+def pool_loads(
+    network: Network, measured: Mapping[str, float] | None = None
+) -> dict[str, float | None]:
+    """Return the load of each pool, as it was measured or else with prompts in full; None where the
+    arrival rate is not known.
+    """
+    if measured is not None:
+        return dict(measured)
     return {
         pool: float(load) if np.isfinite(load) else None
         for pool, load in zip(network.pools, network.model().rho, strict=True)
@@ -107,10 +119,15 @@ def load_in_words(load: float | None) -> str:
     return f"load {load:.{digits}f}" + (", overloaded" if load > 1 else "")
 
 
-def _lanes(network: Network, layout: Layout, cyclic: frozenset[str]) -> list[alt.Chart]:
+def _lanes(
+    network: Network,
+    layout: Layout,
+    cyclic: frozenset[str],
+    measured: Mapping[str, float] | None,
+) -> list[alt.Chart]:
     """Draw a band for each pool, and on its left what it is."""
     canvas = _Canvas(layout)
-    loads = pool_loads(network)
+    loads = pool_loads(network, measured)
     bands, heads, around, words = [], [], [], []
     for lane in layout.lanes:
         pool, load = network.pools[lane.pool], loads[lane.pool]

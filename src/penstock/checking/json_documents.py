@@ -15,16 +15,19 @@ if TYPE_CHECKING:
     from penstock.theory.network.certificate import NetworkCertificate
 
 
-def load_as_dict(certificate: Certificate) -> dict[str, float]:
+def load_as_dict(certificate: Certificate) -> dict[str, float | None]:
     """Return the JSON form of a load."""
     load = certificate.load
     return {
-        "rho": load.rho,
+        "rho": certificate.rho,
         "arrival_rate": load.arrival_rate,
         "tokens_per_request": load.tokens_per_request,
         "offered_tokens_per_s": load.offered_tokens_per_s,
         "capacity_tokens_per_s": load.capacity_tokens_per_s,
         "max_rate": certificate.max_rate,
+        "rho_at_least": certificate.rho_at_least,
+        "rho_without_cache": certificate.rho_without_cache,
+        "rho_measured": certificate.measured,
     }
 
 
@@ -65,6 +68,8 @@ def network_as_dict(answer: "NetworkAnswer") -> dict[str, Any]:
             "rho": bottleneck.rho,
             "margin": bottleneck.margin,
             "max_load": answer.max_load if math.isfinite(answer.max_load) else None,
+            "rho_at_least": bottleneck.rho_at_least,
+            "rho_without_cache": bottleneck.rho_without_cache,
         },
         "certificate": certificate_as_dict(answer.certificate),
         "stability": answer.stability.as_dict() if answer.stability else None,

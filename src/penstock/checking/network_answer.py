@@ -169,9 +169,17 @@ class NetworkAnswer(AnyAnswer):
         return min(self.pools, key=lambda pool: round(pool.margin, 9))
 
     @property
+    def loads(self) -> dict[str, float] | None:
+        """Load of each pool as the run measured it; None where none depends on the run."""
+        if self.network.reuse_is_certain:
+            return None
+        return {pool.name: pool.rho for pool in self.pools}
+
+    @property
     def max_load(self) -> float:
         """Factor on all rates above which no policy is stable."""
-        return 1 / (1 - self.bottleneck.margin) if self.bottleneck.margin < 1 else math.inf
+        margin = min(pool.margin for pool in self.certificate.pools)
+        return 1 / (1 - margin) if margin < 1 else math.inf
 
     @property
     def order_fails(self) -> bool:

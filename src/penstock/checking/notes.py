@@ -38,10 +38,9 @@ def memory_warnings(
         )
     if reuses(workload, server):
         warnings.append(
-            "prompts may be found in the prefix cache: the load counts all of their tokens, "
-            "bounds only one of each; "
-            "the test repeats the recording, and finds in the cache what it holds of the "
-            "repetition before"
+            "prompts may be found in the prefix cache: the load counts what was computed in this "
+            "run, bounds what is computed if everything is kept; the test goes on with the "
+            "recording as if its prompts were new ones each time"
         )
     if full is not None:
         again = f", each preempted {full.preemptions:.2g} times" if full.preemptions > _SOME else ""

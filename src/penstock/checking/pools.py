@@ -2,15 +2,18 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from penstock.simulation.network_run import NetworkRun
 from penstock.system.network import Network
 from penstock.system.pool import Pool
+from penstock.theory.attention import prefill_at_least
 from penstock.theory.hypotheses import CRITICAL_BAND
 from penstock.theory.kv_blocks import fits
 from penstock.theory.network.certificate import NetworkCertificate
+from penstock.theory.network.loads import PoolLoad
 from penstock.theory.network.pool_limits import PoolLimit
 from penstock.workload.workflow import Workflow
 
@@ -26,12 +29,11 @@ class PoolAnswer:
     name, replicas, router, policy, order
         What serves.
     rho
-        Tokens that arrive over the most that batches of any size process.
+        Tokens that arrive over the most that batches of any size process. Where what requests find
+        of their prompts depends on the run, it counts what is left by what they found in this one.
     margin
         What is left before the load above which no policy is stable under all limits, as a share
-        of it; negative where none is stable. 1 - rho where the token budget binds. Where what is
-        reused depends on the run, rho counts prompts in full and the margin what is left of them
-        if all is reused that may be.
+        of it; negative where none is stable. 1 - rho where the token budget binds.
     binding
         The limits that set it: ``token budget``, ``max batch size``, ``KV memory``, ``transfers``,
         or ``batch time`` where none does.
@@ -46,6 +48,10 @@ class PoolAnswer:
         with small batches.
     limits
         How much of each limit is asked for (`penstock.theory.network.pool_limits`).
+    found_share, rho_at_least, rho_without_cache
+        Where what requests find of their prompts depends on the run: the share of the tokens of
+        prompts that they found in this one, and the load if they found all that they may, and
+        nothing; else None.
     """
 
     name: str
@@ -61,6 +67,9 @@ class PoolAnswer:
     tokens_per_s: float
     tokens_per_batch: float
     limits: tuple[PoolLimit, ...]
+    found_share: float | None = None
+    rho_at_least: float | None = None
+    rho_without_cache: float | None = None
 
 
 def pool_answers(
@@ -79,8 +88,7 @@ def pool_answers(
             router=pool.router.name + (" with affinity" if pool.affinity else ""),
             policy=" and ".join(dict.fromkeys(s.policy.name for s, _ in pool.servers)),
             order=pool.order_name,
-            rho=loaded.rho,
-            margin=loaded.margin,
+            **_load_of(network, run, index, loaded),
             binding=loaded.binding,
             drain_s=loaded.drain_s,
             busy=float(busy[index]) / ticks / pool.replicas,
@@ -92,6 +100,48 @@ def pool_answers(
             zip(certificate.pools, network.pools.values(), strict=True)
         )
     )
+
+
+def _load_of(network: Network, run: NetworkRun, index: int, loaded: PoolLoad) -> dict[str, Any]:
+    """Return load and margin of a pool, by the names of `PoolAnswer`: those of theory, or where
+    they depend on the run those that it measured.
+    """
+    without = loaded.rho_without_cache
+    if without is None or run.rows is None:
+        return {"rho": loaded.rho, "margin": loaded.margin}
+    prompts, found, spared = _found_at(network, run, index)
+    measured = max(without - spared, loaded.rho)
+    return {
+        "rho": measured,
+        "margin": min(loaded.margin, 1 - measured),
+        "found_share": found / max(prompts, 1),
+        "rho_at_least": loaded.rho,
+        "rho_without_cache": without,
+    }
+
+
+def _found_at(network: Network, run: NetworkRun, index: int) -> tuple[int, int, float]:
+    """Return the prompt tokens of the requests that were served at a pool, those of them that they
+    found, and the load that this spared.
+    """
+    assert run.rows is not None
+    rows, model = run.rows, network.model()
+    pool = list(network.pools.values())[index]
+    here = np.flatnonzero((network.stage_pool[rows.jobs.stage] == index) & (rows.first_token >= 0))
+    stage, found = rows.jobs.stage[here], rows.cached[here].astype(np.float64)
+    capacity = sum(n * s.batch_time.by_tokens.capacity(s.most_tokens) for s, n in pool.servers)
+    tokens = np.min(
+        [
+            prefill_at_least(found, s) * s.batch_time.by_tokens.capacity(s.most_tokens)
+            for s, _ in pool.servers
+        ],
+        axis=0,
+    )
+    prompts = np.bincount(stage, rows.jobs.prompt[here], len(network.stages))
+    # By token of a prompt, for these requests may be longer than others.
+    spared = np.bincount(stage, tokens, len(network.stages)) / np.maximum(prompts, 1)
+    load = float(model.visits @ (model.prefill * spared)) / capacity
+    return int(prompts.sum()), int(found.sum()), load
 
 
 def pool_warnings(network: Network, pools: Sequence[PoolAnswer], run: NetworkRun) -> list[str]:
@@ -120,8 +170,8 @@ def reuse_warnings(network: Network, run: NetworkRun) -> list[str]:
     if network.reuse_is_certain or run.rows is None:
         return []
     return [
-        "loads count every prompt in full, but in this run replicas had "
-        f"{run.found_share:.1%} of the prompt tokens already"
+        f"in this run replicas had {run.found_share:.1%} of the prompt tokens already; loads and "
+        "margins count what is left (measured)"
     ]
 
 

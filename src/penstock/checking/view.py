@@ -264,13 +264,27 @@ def _load_facts(certificate: Certificate, server: Server, verdict: str = "") -> 
         f"{load.offered_tokens_per_s:,.0f} tokens/s arrive, {load.tokens_per_request:,.0f} of "
         "each request"
     )
+    offered += _cached(certificate)
     headroom = max_rate / load.arrival_rate - 1
     limit = f"no policy is stable above {max_rate:,.4g} requests/s ({headroom:+.1%} from here)"
     return [
-        Fact("Load rho", share(load.rho, 1.0), offered),
+        Fact("Load rho", share(certificate.rho, 1.0), offered),
         Fact("Capacity", f"{load.capacity_tokens_per_s:,.0f}", capacity),
         margin_fact(certificate.margin, limit + _beside_the_limit(certificate, server), verdict),
     ]
+
+
+def _cached(certificate: Certificate) -> str:
+    """Say which load is shown beside a prefix cache, and which it could be."""
+    if certificate.rho_at_least is None or certificate.rho_without_cache is None:
+        return ""
+    which = f"; {share(certificate.rho_without_cache, 1.0)} without the prefix cache, this is "
+    if certificate.measured is None:
+        return which + "at least, if it kept everything"
+    return (
+        f"{which}with what it found in this run (measured), {share(certificate.rho_at_least, 1.0)} "
+        "is the least, if it kept everything"
+    )
 
 
 def _limits(certificate: Certificate) -> list[Table]:

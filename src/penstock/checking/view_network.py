@@ -6,6 +6,7 @@ from penstock.checking.batch_means import Statistics
 from penstock.checking.figures_network import flood_figure, graph_figure, queue_figure
 from penstock.checking.network_answer import NetworkAnswer, StageAnswer
 from penstock.checking.outages import outages_section
+from penstock.checking.pools import PoolAnswer
 from penstock.checking.view import (
     batch_times,
     growth,
@@ -30,6 +31,7 @@ _POOLS = (
     "overload. A batch: "
     "tokens in it, on average."
 )
+_MEASURED = " Load and margin count what is left of prompts by what was found in this run."
 _LIMITS = (
     "What arrives over what a limit lets any policy carry: above 1 the backlog grows for ever. "
     "Below 1 a limit may still "
@@ -66,7 +68,10 @@ def network_page(answer: NetworkAnswer, scenario: NetworkScenario | None = None)
             Section("Load", facts=_load_facts(answer)),
             *batch_times(answer),
             Section("Pools", tables=[_pools_table(answer), *_limits_tables(answer)]),
-            Section("The network", figures=lambda: [graph_figure(answer.network, certificate)]),
+            Section(
+                "The network",
+                figures=lambda: [graph_figure(answer.network, certificate, answer.loads)],
+            ),
             Section(
                 f"Hypotheses of {used}",
                 hypotheses=[Hypothesis(h.name, h.state, h.why) for h in failing_first],
@@ -108,14 +113,13 @@ def _verdicts(answer: NetworkAnswer) -> list[Verdict]:
 def _load_facts(answer: NetworkAnswer) -> list[Fact]:
     """Return bottleneck, margin, cycles, virtual station and joins."""
     certificate, tightest = answer.certificate, answer.bottleneck
-    held = f", held by the {' and '.join(tightest.binding)}" if tightest.binding else ""
+    limiting = tightest if tightest.found_share is None else certificate.bottleneck
+    held = f", held by the {' and '.join(limiting.binding)}" if limiting.binding else ""
     limit = (
         f"no policy is stable above {answer.max_load:,.4g} times this load, at pool "
-        f"{tightest.name}{held}"
+        f"{limiting.name}{held}"
     )
-    load = f"load {share(tightest.rho, 1.0)}, the least margin of all"
-    if not answer.network.reuse_is_certain:
-        load += "; loads count prompts in full, margins what is left if all is reused that may be"
+    load = f"load {share(tightest.rho, 1.0)}, the least margin of all{_cached(tightest)}"
     facts = [
         Fact("Bottleneck", tightest.name, load),
         margin_fact(tightest.margin, limit, answer.verdict),
@@ -134,6 +138,17 @@ def _load_facts(answer: NetworkAnswer) -> list[Fact]:
         for join in certificate.joins
     ]
     return facts
+
+
+def _cached(pool: PoolAnswer) -> str:
+    """Say which load is shown where it depends on the run, and which it could be."""
+    if pool.found_share is None or pool.rho_at_least is None or pool.rho_without_cache is None:
+        return ""
+    return (
+        f": with the {pool.found_share:.1%} of the prompt tokens that requests found in this run "
+        f"(measured); {share(pool.rho_without_cache, 1.0)} if they find nothing, "
+        f"{share(pool.rho_at_least, 1.0)} if all that they may"
+    )
 
 
 def _virtual_station(certificate: NetworkCertificate) -> list[Fact]:
@@ -180,7 +195,8 @@ def _pools_table(answer: NetworkAnswer) -> Table:
     ordered = any(pool.order != "fcfs" for pool in answer.pools)
     spare = ["Policy", "Tokens/s", *([] if ordered else ["Order"]), "A batch"]
     spare.insert(len(spare) if routed else 0, "Router")
-    return Table(columns, rows, _POOLS, spare=spare)
+    measured = any(pool.found_share is not None for pool in answer.pools)
+    return Table(columns, rows, _POOLS + _MEASURED * measured, spare=spare)
 
 
 def _limits_tables(answer: NetworkAnswer) -> list[Table]:

@@ -292,6 +292,8 @@ def _start(program: Program, model: str, server: Server, gpus: int) -> _Started:
         flags += program.by_priority
     if server.memory is not None:
         flags += [program.block_size, str(server.memory.block_size)]
+        if server.memory.prefix_caching is False:
+            flags += program.no_cache
     exact = chosen.exact and server.max_batch_size in (None, slots)
     return _Started(flags, chosen.environment, exact, [*notes, *chosen.notes])
 

@@ -4,8 +4,9 @@ from typing import Any
 
 from penstock.checking.doubt import reach_of_server
 from penstock.serving.controls import Case
+from penstock.system.prefix_cache import as_serving
 from penstock.theory.certificate import certify
-from penstock.theory.kv_blocks import least
+from penstock.theory.kv_blocks import least_on_average
 from penstock.theory.latency import estimate_latency
 from penstock.theory.latency_bounds import lower_bounds
 from penstock.theory.load import load
@@ -70,9 +71,9 @@ def _reach(case: Case) -> dict[str, Any] | None:
 
 
 def _region(case: Case) -> dict[str, Any]:
-    server, replicas = case.server, case.replicas
+    server, replicas = as_serving(case.workload, case.server), case.replicas
     demand = load(_share(case), server)
-    work = least(demand.work, case.workload, server)
+    work = least_on_average(demand.work, case.workload, server)
     prompt = work.lengths.mean_prompt
     decode = max(server.tokens_per_request(prompt, work.lengths.mean_output) - prompt, 0.0)
     arriving = demand.arrival_rate * work.share * replicas

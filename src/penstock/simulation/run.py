@@ -159,6 +159,17 @@ class Run:
         return self.tokens / self.seconds if self.end else 0.0
 
     @property
+    def found_share(self) -> float:
+        """Share of the prompt tokens that were found computed, of requests whose prompts were
+        begun.
+
+        What is lost by a preemption and found again is none of them.
+        """
+        prefill = int((self.mixes[0] >> 32) @ self.mixes[1])
+        found = max(self.reused_tokens - self.recomputed_tokens, 0)
+        return found / max(prefill + self.reused_tokens - self.recomputed_tokens, 1)
+
+    @property
     def memory_facts(self) -> str:
         """What KV memory did, in words that end a sentence; nothing where it did nothing."""
         facts = ""

@@ -119,7 +119,7 @@ def _found(document: Mapping[str, Any], job: Job, seed: int) -> Row:
     return {
         "verdict": said,
         "theory": certificate.verdict,
-        "rho": certificate.load.rho,
+        "rho": certificate.with_found(run.found_share, run.server).rho,
         "max_rate": certificate.max_rate,
         "max_rate_low": rates[0],
         "max_rate_high": rates[1],

@@ -165,6 +165,7 @@ class Vllm(Engine):
         "vllm",
         capped=True,
         at_once=(_AT_ONCE,),
+        no_cache=("--no-enable-prefix-caching",),
         plugin="--scheduler-cls",
     )
 

@@ -20,7 +20,7 @@ from penstock.system.network_lengths import outputs_left, reuse_depends, router_
 from penstock.system.network_model import NetworkModel, model_of
 from penstock.system.pool import Pool as Pool
 from penstock.system.prefix_cache import names_for
-from penstock.system.reuse import mean_per_request, reused, shared_at_most
+from penstock.system.reuse import computed_once, mean_per_request, reused, shared_at_most
 from penstock.system.routing import Router
 from penstock.system.server import Server
 from penstock.system.stage_priorities import place, ranking
@@ -405,9 +405,23 @@ class Network:
         """Return the most tokens of each prompt that its replica may have already; shape
         (requests,).
         """
-        most = np.minimum(shared_at_most(jobs), np.maximum(jobs.prompt - 1, 0))
+        most = shared_at_most(jobs) - computed_once(jobs, self.stage_pool)
+        recorded = np.flatnonzero(jobs.column("prefix") >= 0)
+        if recorded.size:
+            most[recorded] = jobs.prompt[recorded] - self._computed_of_recorded(jobs, recorded)
+        most = np.clip(most, 0, np.maximum(jobs.prompt - 1, 0))
         caches = (self.by_engines & self.reuse_depends)[self.stage_pool[jobs.stage]]
         return np.where(caches, most, self._found(jobs, ~self.by_engines))
+
+    def _computed_of_recorded(self, jobs: Jobs, recorded: Ints) -> Ints:
+        """Return the tokens of recorded prompts that no earlier one of the recording has; shape
+        (recorded,).
+        """
+        assert self.prefixes is not None
+        rows = jobs.column("prefix")[recorded]
+        prompt = np.zeros(self.prefixes.rows, np.int64)
+        prompt[rows] = jobs.prompt[recorded]
+        return np.asarray(self.prefixes.computed_once(prompt)[rows])
 
     def _found(self, jobs: Jobs, pools: Bools) -> Ints:
         """Return what requests find in these pools, if all that their job computed there is

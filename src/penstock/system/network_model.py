@@ -73,6 +73,9 @@ class NetworkModel:
     least_prefill
         Shape (stages,), what is left of ``prefill`` if requests find all of their prompts that they
         may; None: what they find does not depend on the run.
+    loads_without_cache
+        Shape (pools,), load of each pool if requests find nothing of their prompts but what they
+        surely do, where its limits are known; None: `rho` is ``offered`` over ``capacity``.
     """
 
     stages: tuple[str, ...]
@@ -91,6 +94,7 @@ class NetworkModel:
     standard_error: Floats
     unequal: tuple[ReplicaRates | None, ...] = ()
     least_prefill: Floats | None = None
+    loads_without_cache: Floats | None = None
 
     def replica_rates(self, pool: int) -> ReplicaRates | None:
         """Return the replicas of a pool where they differ, else None."""
@@ -117,7 +121,11 @@ class NetworkModel:
 
     @property
     def rho(self) -> Floats:
-        """Shape (pools,), load of each pool (eq:load-dag)."""
+        """Shape (pools,), load of each pool (eq:load-dag), if requests find nothing of their
+        prompts but what they surely do.
+        """
+        if self.loads_without_cache is not None:
+            return self.loads_without_cache
         return self.offered / self.capacity
 
 

@@ -58,3 +58,34 @@ def reused(jobs: Jobs, pool: Ints) -> Ints:
         )
         source = source + jobs.context[source]
     return np.minimum(tokens, np.maximum(jobs.prompt - 1, 0))
+
+
+def computed_once(jobs: Jobs, pool: Ints) -> Ints:
+    """Return the tokens of its context that each request computes itself, if no replica of a pool
+    ever forgets, and each knows what the others do; shape (requests,).
+
+    A token of a context comes from the prompt or the output of one request. A pool that served that
+    one has it. Else one of those that go on with it there computes it: counted at the one that goes
+    on with the most of it. Nothing is counted of a recorded prompt, which other jobs may share.
+    """
+    here, pools = pool[jobs.stage], int(pool.max(initial=0)) + 1
+    recorded = jobs.column("prefix") >= 0
+    computed = np.zeros(jobs.requests, np.int64)
+    request = np.flatnonzero(jobs.context < 0)
+    source, shared = request + jobs.context[request], jobs.reuse[request].astype(np.int64)
+    places, readers, lengths = [], [], []
+    while request.size:
+        begun = np.where(jobs.context[source] < 0, jobs.reuse[source], 0)
+        foreign = (here[source] != here[request]) & ~recorded[source] & (shared > begun)
+        places.append(source[foreign] * pools + here[request[foreign]])
+        readers.append(request[foreign])
+        lengths.append((shared - begun)[foreign])
+        go = (here[source] != here[request]) & (jobs.context[source] < 0)
+        request, source, shared = request[go], source[go], np.minimum(shared, begun)[go]
+        source = source + jobs.context[source]
+    if places:
+        place, reader, length = (np.concatenate(part) for part in (places, readers, lengths))
+        order = np.lexsort((length, place))
+        last = np.append(place[order][1:] != place[order][:-1], True)[: order.size]
+        np.add.at(computed, reader[order][last], length[order][last])
+    return computed

@@ -95,6 +95,8 @@ class Program(NamedTuple):
         Whether it always has a max batch size, which the token budget bounds.
     at_once
         The options by which it composes each batch when it starts.
+    no_cache
+        The options by which it caches no prefixes.
     plugin
         The option by which it runs policies of Penstock (`penstock.vllm_plugin`); empty: it runs
         none.
@@ -117,6 +119,7 @@ class Program(NamedTuple):
     beside_other: tuple[str, ...] = ()
     capped: bool = False
     at_once: tuple[str, ...] = ()
+    no_cache: tuple[str, ...] = ()
     plugin: str = ""
 
 

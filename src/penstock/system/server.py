@@ -207,6 +207,18 @@ class Server:
         assert self.memory is not None
         return dataclasses.replace(self, memory=dataclasses.replace(self.memory, names_known=True))
 
+    @functools.cached_property
+    def without_cache(self) -> "Server":
+        """The same server with its prefix cache off; itself, where its queue needs one."""
+        if self.memory is None or not self.caches_prefixes:
+            return self
+        try:
+            return dataclasses.replace(
+                self, memory=dataclasses.replace(self.memory, prefix_caching=False)
+            )
+        except InputError:
+            return self
+
     @property
     def why_no_cache(self) -> str | None:
         """Why prompts that begin alike are computed anew, and what to do about it; None where they

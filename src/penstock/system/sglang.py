@@ -174,6 +174,7 @@ class Sglang(Engine):
         "decodes in prefill "
         "batches, is another; plan again with the policy sglang",
         beside_other=("--enable-mixed-chunk",),
+        no_cache=("--disable-radix-cache",),
     )
 
     def settle(self) -> None:

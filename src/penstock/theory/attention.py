@@ -157,6 +157,20 @@ def attention_of_a_decode(lengths: Lengths, server: Server) -> float:
     return own + _of_decodes(server, model)[1] * context
 
 
+def prefill_at_least(tokens: Floats, server: Server) -> Floats:
+    """Return the seconds that the first tokens of prompts take at least, attention included, which
+    those spare who find them in a cache; shape (requests,).
+    """
+    model = server.batch_time
+    seconds = tokens / model.by_tokens.capacity(server.most_tokens)
+    if isinstance(model, Composition):
+        alone, _ = prefill_seconds(np.maximum(tokens, 1.0), model, server.most_tokens)
+        spared = np.maximum(alone - model.per_request, 0.0)  # a piece of its own is left
+        seconds = seconds + np.where(tokens > 0, spared, 0.0)
+        seconds = seconds + model.with_prefill * tokens / server.most_tokens
+    return np.asarray(seconds, np.float64)
+
+
 def beside_prefill(batch_time: BatchTime) -> float:
     """Return the seconds that a batch may take longer for its prefill: w, and e for the prompt that
     it cuts.

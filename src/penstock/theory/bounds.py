@@ -21,8 +21,10 @@ Where a decode verifies drafts it brings up to y outputs on average, so the deco
 1 / y of its outputs at least (Wald), and it holds its blocks in so many iterations less: the last
 two limits carry y times as much. What drafts cost is left out.
 
-What a server drops is not counted. Where prompts may share their beginnings, each is counted as one
-token, since that many are computed whatever is in the cache, and the KV memory has no bound.
+What a server drops is not counted. Where prompts may share their beginnings, what a recording names
+is counted once in all, since so much is computed whatever a cache keeps and whoever comes first
+(`Prefixes.computed_once`), and the KV memory has no bound. If the recording goes on, it is with
+other prompts.
 """
 
 import dataclasses
@@ -34,7 +36,7 @@ from penstock.system.measured_times import Measured
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 from penstock.theory.attention import WITH_ATTENTION, attention, beside
-from penstock.theory.kv_blocks import SAMPLE, Served, least, least_held, reserves, reuses
+from penstock.theory.kv_blocks import SAMPLE, Served, least_held, least_on_average, reserves, reuses
 from penstock.theory.load import Load
 from penstock.theory.region import region
 from penstock.workload.workload import Workload
@@ -82,7 +84,7 @@ def bounds(workload: Workload, server: Server, demand: Load) -> tuple[Bound, ...
     InputError
         If a request can never be served.
     """
-    work = least(demand.work, workload, server)
+    work = least_on_average(demand.work, workload, server)
     reused = reuses(workload, server)
     tokens = (
         server.tokens_per_request(work.lengths.mean_prompt, work.lengths.mean_output) * work.share

@@ -6,14 +6,17 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+import numpy as np
+
 from penstock.system.kinds import as_network
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.theory import hypotheses as conditions
-from penstock.theory.attention import WITH_ATTENTION
+from penstock.theory.attention import WITH_ATTENTION, prefill_at_least
 from penstock.theory.bounds import Bound, bounds
 from penstock.theory.drift import drift
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
+from penstock.theory.kv_blocks import drawn, reuses
 from penstock.theory.load import Load, load
 from penstock.theory.mean_backlog import MeanBacklog, mean_backlog
 from penstock.workload.workload import Workload
@@ -54,6 +57,10 @@ class Certificate:
         does at any.
     mean_backlog
         Bounds of the long-run mean of the work left, tokens (Appendix C, corrected).
+    caches
+        Whether prompts may be found in a prefix cache.
+    measured
+        Beside a prefix cache, the load with what a run found there; None: not measured.
     """
 
     verdict: Verdict
@@ -64,11 +71,29 @@ class Certificate:
     bounds: tuple[Bound, ...]
     certified_rate: float | None
     mean_backlog: MeanBacklog
+    caches: bool = False
+    measured: float | None = None
 
     @property
     def rho(self) -> float:
-        """Offered token rate over the capacity."""
-        return self.load.rho
+        """Offered token rate over the capacity.
+
+        Beside a prefix cache it counts the tokens that are computed: with what a run found there
+        (`measured`), else `rho_at_least`. No verdict here goes by what was measured.
+        """
+        if self.measured is not None:
+            return self.measured
+        return self.load.rho if self.rho_at_least is None else self.rho_at_least
+
+    @property
+    def rho_at_least(self) -> float | None:
+        """Beside a prefix cache, the load if it kept everything; else None."""
+        return self.load.arrival_rate / self.bounds[0].max_rate if self.caches else None
+
+    @property
+    def rho_without_cache(self) -> float | None:
+        """Beside a prefix cache, the load if it found nothing; else None."""
+        return self.load.rho if self.caches else None
 
     @property
     def trusted(self) -> list[str]:
@@ -88,9 +113,24 @@ class Certificate:
     @property
     def margin(self) -> float:
         """1 - arrival rate / max rate: 1 - rho where the token budget binds, negative when
-        overloaded.
+        overloaded. Where the load is `measured`, no more than that leaves.
         """
-        return 1 - self.load.arrival_rate / self.max_rate
+        used = self.load.arrival_rate / self.max_rate
+        return 1 - (used if self.measured is None else max(used, self.measured))
+
+    def with_found(self, share: float, server: Server) -> "Certificate":
+        """Return the certificate beside a run in which a prefix cache had a share of the prompt
+        tokens: with the load that this leaves.
+        """
+        if not self.caches:
+            return self
+        prompt, _ = drawn(self.load.work.lengths)
+        spared = (
+            float(prefill_at_least(share * prompt.astype(np.float64), server).mean())
+            * self.load.work.share
+        )
+        measured = self.load.rho - self.load.arrival_rate * spared
+        return dataclasses.replace(self, measured=max(measured, self.rho_at_least or 0.0))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -180,7 +220,15 @@ def _certify_server(workload: Workload, server: Server) -> Certificate:
         verdict: Verdict, theorem: str | None, reason: str, hypotheses: tuple[Hypothesis, ...]
     ) -> Certificate:
         return Certificate(
-            verdict, theorem, reason, hypotheses, demand, limits, certified_rate, backlog
+            verdict,
+            theorem,
+            reason,
+            hypotheses,
+            demand,
+            limits,
+            certified_rate,
+            backlog,
+            caches=reuses(workload, server),
         )
 
     # Necessary conditions first: above one, or at one, no other hypothesis matters.

@@ -12,8 +12,9 @@ from penstock.inputs.arrays import Bools, Floats, Ints
 from penstock.inputs.caching import cached
 from penstock.system.memory import Memory
 from penstock.system.server import Server
-from penstock.workload.lengths import Constant
+from penstock.workload.lengths import Constant, Geometric
 from penstock.workload.pairs import Empirical, Independent, Lengths, Recorded
+from penstock.workload.recorded import pair_of
 from penstock.workload.workload import Workload
 
 Longest = tuple[Ints, Ints]
@@ -135,6 +136,18 @@ def least(work: Served, workload: Workload, server: Server) -> Served:
         return work
     output = work.lengths.output_tokens
     return dataclasses.replace(work, lengths=Recorded(np.ones_like(output), output))
+
+
+def least_on_average(work: Served, workload: Workload, server: Server) -> Served:
+    """Return lengths with the means of the least that is asked of a server, and no longest.
+
+    Where prompts may begin alike (see `reuses`), what a recording names is computed once in all.
+    Who does is not known, nor is what is found where some of the requests are dropped.
+    """
+    if not reuses(workload, server) or work.share < 1:
+        return least(work, workload, server)
+    means = Geometric(workload.least_mean_prompt), Geometric(work.lengths.mean_output)
+    return dataclasses.replace(work, lengths=pair_of(*means))
 
 
 def reuses(workload: Workload, server: Server) -> bool:

@@ -25,7 +25,7 @@ from penstock.theory.attention import (
     beside_prefill,
     refuse_composition,
 )
-from penstock.theory.kv_blocks import Served, served
+from penstock.theory.kv_blocks import Served, reuses, served
 from penstock.theory.unforeseen import wasted
 from penstock.workload.lengths import LONGEST
 from penstock.workload.loops import closed_loop
@@ -150,7 +150,9 @@ def load(workload: Workload, server: Server) -> Load:
     least_wasted, most_wasted = wasted(workload, server, work)
     tokens = server.tokens_per_request(work.lengths.mean_prompt, work.lengths.mean_output)
     tokens += least_wasted
-    least, most, sampled = attention(work.lengths, server)
+    # What is found in a cache is left out of bounds, not of the load.
+    plain = server.without_cache if reuses(workload, server) else server
+    least, most, sampled = attention(work.lengths, plain)
     most += (tokens + most_wasted - least_wasted) / full * beside_prefill(server.batch_time)
     if most_wasted:
         most += attention_of_a_decode(work.lengths, server)

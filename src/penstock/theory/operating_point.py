@@ -9,7 +9,7 @@ from penstock.system.prefix_cache import as_serving
 from penstock.system.scheduler import words_where
 from penstock.system.server import Server
 from penstock.theory.bounds import Bound, bounds
-from penstock.theory.kv_blocks import least, reuses
+from penstock.theory.kv_blocks import least_on_average, reuses
 from penstock.theory.load import load
 from penstock.theory.long_prompts import sarathi_region
 from penstock.theory.region import Optimum, Region, linear_program, region
@@ -136,7 +136,7 @@ def operating_point(
     """
     server = as_serving(workload, server)
     demand = load(workload, server)
-    work = least(demand.work, workload, server)
+    work = least_on_average(demand.work, workload, server)
     lengths = work.lengths
     rate = demand.arrival_rate * work.share
     prompt = lengths.mean_prompt
@@ -155,7 +155,7 @@ def operating_point(
         ),
         (
             reuses(workload, server),
-            "prompts may be found in the prefix cache, so each counts as one prefill token",
+            "prompts may be found in the prefix cache, so what they have in common counts once",
         ),
         (
             not by_load,

@@ -87,6 +87,27 @@ class Prefixes:
         ids = self.ids[np.repeat(self.bounds[rows], counts) + within]
         return dataclasses.replace(self, ids=ids, bounds=bounds)
 
+    def computed_once(self, prompt_tokens: Ints) -> Ints:
+        """Return the tokens of each prompt that nobody computed before, if all that anybody ever
+        did is kept; shape (requests,).
+
+        However requests are served, no less is computed in all: each block that prompts name once,
+        unless an answer brings it, all tokens beyond the named ones, and the last of a prompt.
+        """
+        counts = np.diff(self.bounds)
+        asked = np.minimum(counts, prompt_tokens // self.block_size)
+        within = np.arange(self.ids.size) - np.repeat(self.bounds[:-1], counts)
+        in_prompt = within < np.repeat(asked, counts)
+        answered = np.zeros(int(self.ids.max(initial=-1)) + 1, np.bool_)
+        answered[self.ids[~in_prompt]] = True
+        new = np.zeros(self.ids.size, np.bool_)
+        new[np.unique(self.ids, return_index=True)[1]] = True
+        new &= in_prompt & ~answered[self.ids]
+        row = np.repeat(np.arange(self.rows), counts)
+        blocks = np.bincount(row[new], minlength=self.rows)
+        left = prompt_tokens - asked * self.block_size
+        return np.asarray(np.maximum(blocks * self.block_size + left, 1), np.int64)
+
     def in_blocks(self, size: int) -> "Prefixes":
         """Return the same in blocks of another size, as far as it is known.
 

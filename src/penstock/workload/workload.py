@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -328,6 +329,13 @@ class Workload:
     def mean_prompt(self) -> float:
         """Mean prompt, tokens."""
         return self.lengths.mean_prompt
+
+    @functools.cached_property
+    def least_mean_prompt(self) -> float:
+        """Mean tokens of a prompt that have to be computed whatever a prefix cache keeps."""
+        if self.prefixes is None or not isinstance(self.lengths, Recorded):
+            return self.mean_prompt
+        return float(self.prefixes.computed_once(self.lengths.prompt_tokens).mean())
 
     @property
     def mean_output(self) -> float:

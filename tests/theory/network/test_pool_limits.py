@@ -239,7 +239,8 @@ def test_where_prefixes_are_cached_a_load_above_1_is_none_if_what_is_shared_is_f
     full, least = 1_737, 657
     between = caching(policy, 2 * 512 / math.sqrt(full * least))
     found = ps.certify(between)
-    assert found.rho == pytest.approx(math.sqrt(full / least), rel=1e-6)
+    assert found.rho == pytest.approx(math.sqrt(least / full), rel=1e-6)
+    assert found.pools[0].rho_without_cache == pytest.approx(math.sqrt(full / least), rel=1e-6)
     assert limits_of(between)["token budget"].load == pytest.approx(math.sqrt(least / full), rel=1e-6)
     assert found.verdict == "unknown", found.reason
     assert "if replicas reuse nothing, the load of pool pool is 1.626" in found.reason
@@ -251,7 +252,9 @@ def test_where_prefixes_are_cached_a_load_above_1_is_none_if_what_is_shared_is_f
 def test_a_cache_carries_more_than_prompts_in_full_and_no_more_than_all_that_is_shared(policy: str) -> None:
     for load, expected in ((0.75, "stable"), (1.2, "unstable")):
         network = caching(policy, load * 1_024 / 657)
-        assert ps.certify(network).rho > 1.5
+        without = ps.certify(network).pools[0].rho_without_cache
+        assert without is not None
+        assert without > 1.5
         assert ps.verdict(network, resolution=0.1, seed=1, most_jobs=20_000).verdict == expected
 
 
@@ -265,15 +268,17 @@ def test_blocks_that_others_may_have_are_not_counted_and_those_of_outputs_are() 
     assert load == pytest.approx(0.1 * held / (2 * usable), rel=1e-6)
 
 
-def test_recorded_prompts_count_a_token_each_where_their_hash_ids_are_cached() -> None:
+def test_recorded_prompts_count_once_what_they_have_in_common_where_it_is_cached() -> None:
     rows = 40
     ids = ps.Workload.from_arrays(
-        np.arange(rows) / 10, np.full(rows, 1_000), np.full(rows, 10), hash_ids=[[1, 2]] * rows, hash_block=512
+        np.arange(rows) / 10, np.full(rows, 1_030), np.full(rows, 10), hash_ids=[[1, 2]] * rows, hash_block=512
     )
     server = ps.Server(SECOND, 512, 64, policy="vllm", memory=ps.Memory(5_000, prefix_caching=True))
     found = ps.certify(ps.Network.single(ids, server, 2))
-    assert found.rho > 4
+    assert found.pools[0].rho_without_cache is not None
+    assert found.pools[0].rho_without_cache > 4
     assert found.verdict == "unknown"
+    assert found.rho == pytest.approx(found.pools[0].limits[0].load)
     plain = dataclasses.replace(server, memory=ps.Memory(5_000, prefix_caching=False))
     assert ps.certify(ps.Network.single(ids, plain, 2)).verdict == "unstable"
 

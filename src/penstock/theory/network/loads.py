@@ -21,7 +21,8 @@ class PoolLoad:
     name
         Of the pool.
     offered_tokens_per_s, capacity_tokens_per_s
-        Forward tokens that arrive, and the most that its replicas can process.
+        Forward tokens that arrive, those that requests may find of their prompts left out, and the
+        most that its replicas can process.
     standard_error
         Of the offered tokens/s where means are sampled, else 0.
     drain_s
@@ -40,6 +41,8 @@ class PoolLoad:
     limits
         How much of each limit is asked for, the token budget first; none where only the means of
         the pool are known, or nothing arrives.
+    rho_without_cache
+        The load if requests find nothing of their prompts but what they surely do; None: it is rho.
     """
 
     name: str
@@ -50,10 +53,11 @@ class PoolLoad:
     max_load: float
     binding: tuple[str, ...] = ("token budget",)
     limits: tuple[PoolLimit, ...] = ()
+    rho_without_cache: float | None = None
 
     @property
     def rho(self) -> float:
-        """Offered token rate over the capacity (eq:load-dag)."""
+        """Offered token rate over the capacity (eq:load-dag), at least."""
         return self.offered_tokens_per_s / self.capacity_tokens_per_s
 
     @property
@@ -70,7 +74,11 @@ class PoolLoad:
         tightest = limits.tightest.load
         most = min(self.max_load, 1 / tightest) if tightest > 0 else self.max_load
         return dataclasses.replace(
-            self, max_load=most, binding=limits.binding, limits=limits.limits
+            self,
+            max_load=most,
+            binding=limits.binding,
+            limits=limits.limits,
+            rho_without_cache=limits.without_cache,
         )
 
 
@@ -134,7 +142,7 @@ def pool_loads(
     return tuple(
         PoolLoad(
             name,
-            float(model.offered[s]),
+            float(least[s]),
             float(model.capacity[s]),
             float(model.standard_error[s]),
             float(seconds[s]) if np.isfinite(seconds[s]) else None,

@@ -115,12 +115,14 @@ def _held_at(server: Server, visits: Visits) -> Floats:
     return np.asarray(blocks * memory.block_size, np.float64)
 
 
-def attention_tokens(servers: Sequence[Server]) -> OfVisits | None:
+def attention_tokens(servers: Sequence[Server], *, in_full: bool = False) -> OfVisits | None:
     """Return what asks for the tokens that a replica would process while it sees to the attention
-    of a request, at least.
+    of a request, at least; ``in_full``: if it finds nothing but what it surely does.
     """
     if any(not isinstance(server.batch_time, Composition) for server in servers):
         return None
+    if in_full:
+        servers = [server.without_cache for server in servers]
     return lambda visits: np.min([_attention_at(server, visits) for server in servers], axis=0)
 
 

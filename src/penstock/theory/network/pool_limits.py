@@ -125,10 +125,14 @@ class PoolLimits:
     binding
         What sets the tightest: ``token budget``, ``max batch size``, ``KV memory``, ``transfers``,
         or ``batch time`` where only faster batches would help.
+    without_cache
+        Load on the token budget if requests find nothing of their prompts but what they surely do;
+        None: it is the same.
     """
 
     limits: tuple[PoolLimit, ...]
     binding: tuple[str, ...]
+    without_cache: float | None = None
 
     @property
     def tightest(self) -> PoolLimit:
@@ -152,6 +156,7 @@ def pool_limits(network: Network, model: NetworkModel) -> tuple[PoolLimits, ...]
         servers = [server for server, _ in pool.servers]
         asked += [
             only_at(index, attention_tokens(servers)),
+            only_at(index, attention_tokens(servers, in_full=True)),
             only_at(index, held_blocks(servers)),
             link_seconds(index),
         ]
@@ -163,7 +168,7 @@ def pool_limits(network: Network, model: NetworkModel) -> tuple[PoolLimits, ...]
     )
     nothing = np.zeros(len(asked))
     mean, error = per_second(network, asked) if sampled else (nothing, nothing)
-    of_pools = np.column_stack([mean, error]).reshape(len(pools), 3, 2)
+    of_pools = np.column_stack([mean, error]).reshape(len(pools), 4, 2)
     return tuple(
         _limits_of(pool, model, index, *(Sampled(*row) for row in of_pools[index].tolist()))
         for index, pool in enumerate(pools)
@@ -181,8 +186,20 @@ def with_limits(model: NetworkModel, limits: Sequence[PoolLimits]) -> NetworkMod
     capacity = model.capacity.copy()
     carried = offered[busy] / loads[busy]
     capacity[busy] = np.where(np.isclose(carried, capacity[busy]), capacity[busy], carried)
+    without = None
+    if any(pool.without_cache is not None for pool in limits):
+        plain = model.offered / capacity
+        without = np.array(
+            [
+                load if pool.without_cache is None else pool.without_cache
+                for pool, load in zip(limits, plain, strict=True)
+            ]
+        )
     return dataclasses.replace(
-        model, capacity=capacity, standard_error=np.maximum(model.standard_error, errors * capacity)
+        model,
+        capacity=capacity,
+        standard_error=np.maximum(model.standard_error, errors * capacity),
+        loads_without_cache=without,
     )
 
 
@@ -191,11 +208,13 @@ def _limits_of(
     model: NetworkModel,
     index: int,
     attention: Sampled,
+    in_full: Sampled,
     held: Sampled,
     links: Sampled,
 ) -> PoolLimits:
     """Return the limits of one pool, given tokens/s that attention costs, and what is held and sent
-    per second, as `penstock.theory.network.pool_demand` counts them.
+    per second, as `penstock.theory.network.pool_demand` counts them. ``in_full``: those tokens/s
+    that attention costs if nothing is found.
     """
     here = model.pool == index
     prefill = model.prefill if model.least_prefill is None else model.least_prefill
@@ -230,7 +249,10 @@ def _limits_of(
         why = f"transfers take {links.mean:.4g} s of links a second, of {pool.replicas:,}"
         mean, error = links.mean / pool.replicas, links.error / pool.replicas
         limits.append(PoolLimit("transfers", mean, error, LINKS, why))
-    found = PoolLimits(tuple(limits), binding)
+    without = None
+    if model.least_offered[index] < model.offered[index]:
+        without = (float(model.offered[index]) + in_full.mean) / capacity
+    found = PoolLimits(tuple(limits), binding, without)
     tightest = found.tightest.name
     if tightest in ("KV memory", "transfers") or len(pool.servers) > 1:
         return dataclasses.replace(found, binding=(tightest,))
