@@ -591,7 +591,7 @@ def reference_of(network, tick_s):
 
 def reference_jobs(jobs, tick_s):
     """Return the reference's jobs for a kernel's."""
-    apart = ("arrival", "delay", "priority", "hash_ids", "declared", "sender", "link")
+    apart = ("arrival", "delay", "priority", "hash_ids", "names_outputs", "declared", "sender", "link")
     names = [field.name for field in dataclasses.fields(reference.Jobs) if field.name not in apart]
     columns = {name: getattr(jobs, name).tolist() for name in names}
     return reference.Jobs(arrival=ticks(jobs.arrival_s, tick_s), delay=ticks(jobs.wait_s, tick_s), **columns)
