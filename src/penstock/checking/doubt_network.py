@@ -3,7 +3,9 @@
 """
 
 from penstock.checking.doubt import Doubt, End, Interval, Reach, beyond, in_words
-from penstock.checking.verdict import verdict
+from penstock.checking.flood_test import flood_test
+from penstock.checking.verdict import RESOLUTION_OF_NETWORKS
+from penstock.simulation.progress import silent
 from penstock.system.network import Network, own_seed
 from penstock.theory.certificate import certify
 from penstock.theory.ends import Ends
@@ -72,4 +74,6 @@ def _end_of_network(network: Network, seed: int | None, resolution: float | None
     if certificate.verdict != "unknown" or network.ends:
         return End(certificate.verdict, certificate.theorem)
     seed = own_seed(network.workflows[0]) if seed is None else seed
-    return End(verdict(network, resolution=resolution, seed=seed).verdict, None)
+    # One flood: an end so near its limit that it stays level is undecided, and soon known to be.
+    test = flood_test(network, resolution or RESOLUTION_OF_NETWORKS, seed, None, silent, tries=1)
+    return End(test.verdict, None)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from penstock.checking.stability import Flood, NetworkStability, Stability, Watch
     from penstock.system.network import Network
 
+RESOLUTION_OF_NETWORKS = 0.02
+"""Of the flood test, unless another is asked for."""
+
 Outcome = Literal["stable", "unstable", "undecided"]
 
 
@@ -105,7 +108,7 @@ def verdict(
     refuse(alpha=alpha, most_arrivals=most_arrivals)
     from penstock.checking.flood_test import flood_test
 
-    resolution = _resolution(resolution, 0.02, 1e-3)
+    resolution = _resolution(resolution, RESOLUTION_OF_NETWORKS, 1e-3)
     if most_jobs is not None:
         checks.whole("most_jobs", most_jobs, 1, 10**9, "", "so many arrive at most")
     return flood_test(network, resolution, seed, most_jobs, report)

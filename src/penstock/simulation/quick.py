@@ -88,8 +88,9 @@ def memory_estimate(workload: Workload, server: Server) -> MemoryEstimate:
             "what requests share by prefix caching is not known, so there is no estimate; ask "
             "max_rate"
         )
-    full = saturated(workload, server)
+    # First the one that refuses orders of the queue that go by the cache: they have no estimate.
     ample = saturated(workload, dataclasses.replace(server, memory=None, gpu=None))
+    full = saturated(workload, server)
     if ample.rate > _WORTH * full.rate:
         return full
     return dataclasses.replace(full, limit=ample.limit)

@@ -98,8 +98,9 @@ class Network:
                 pools[name] = pools[name].serving(known)
             by_engines = not any(pools[name].server.by_lines for name in visited)
             caches = any(pools[name].caches_prefixes for name in visited)
-            if isinstance(workflow, Workflow) and workflow.goes_on and by_engines and caches:
-                workflows[index] = workflow.going_on()
+            if isinstance(workflow, Workflow):
+                found = workflow.goes_on and by_engines and caches
+                workflows[index] = workflow.served_by_engines(found)
         vars(self).update(pools=pools, workflows=tuple(workflows))
 
     @functools.cached_property

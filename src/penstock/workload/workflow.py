@@ -64,6 +64,9 @@ class Workflow:
     priority
         Of its jobs, where theirs have none of their own: at engines whose queue goes by priority,
         the smaller is served first.
+    found_by_engines
+        Whether contexts are found by the caches of the engines that serve it, whether they ``grow``
+        or are to be reused. A network sets it.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Workflow:
     first: str | Mapping[str, int | None] | None = dataclasses.field(default=None, kw_only=True)
     context: str = dataclasses.field(default="new", kw_only=True)
     priority: int = dataclasses.field(default=0, kw_only=True)
+    found_by_engines: bool = dataclasses.field(default=False, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         check_name("a workflow", self.name)
@@ -228,7 +232,7 @@ class Workflow:
     @property
     def reuses(self) -> bool:
         """Whether calls go on with the context of earlier ones."""
-        return self.context == "reuse"
+        return self.context == "reuse" or self.found_by_engines
 
     @property
     def goes_on(self) -> bool:
@@ -254,9 +258,11 @@ class Workflow:
         """
         return self._plan.routes.branches()
 
-    def going_on(self) -> Self:
-        """Return the same workflow with contexts to be reused in place of such that only grow."""
-        return self if self.reuses else dataclasses.replace(self, context="reuse")
+    def served_by_engines(self, found: bool) -> Self:
+        """Return the same workflow, whose contexts the caches of engines find, or do not."""
+        if found == self.found_by_engines:
+            return self
+        return dataclasses.replace(self, found_by_engines=found)
 
     def with_load(self, factor: float) -> Self:
         """Return the same workflow with its arrival rate times a factor."""
@@ -341,7 +347,7 @@ class Workflow:
                 s.delay_ms if isinstance(s.delay_ms, Length) else s.delay_ms / 1e3 for s in stages
             ),
             transfer_s=tuple(stage.transfer_ms_per_token / 1e3 for stage in stages),
-            context=self.context,
+            context="reuse" if self.reuses else self.context,
         )
 
     def _routes(self) -> Routes:

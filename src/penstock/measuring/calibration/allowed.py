@@ -39,6 +39,7 @@ SPAN = 2.0
 
 _BEYOND = 2.0  # deviations of its prior at which a cost ends that no row says anything of
 _DIGITS = 5  # of a cost in an extreme
+_LEAST_S = 1e-9  # of a batch
 
 
 class Range(NamedTuple):
@@ -119,6 +120,8 @@ def allowed(ranges: Mapping[str, Range], seen: Seen) -> Allowed:
     for of in ranges.values():
         for costs in (of.at_low, of.at_high):
             rounded = {name: float(f"{value:.{_DIGITS}g}") for name, value in costs.items()}
+            # Where other costs take all of the time, a batch of one token still takes some.
+            rounded["step"] = max(rounded["step"], _LEAST_S)
             extremes[batch_time({**dict.fromkeys(UNITS, 0.0), **rounded})] = None
     return Allowed(tuple(extremes), seen)
 
