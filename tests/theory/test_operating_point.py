@@ -34,7 +34,7 @@ def test_no_other_rate_is_said_than_by_the_certificate(workload: ps.Workload, se
 
 def test_memory_that_only_the_estimate_counts_is_named_with_what_it_carries() -> None:
     """The region knows no KV memory, and its corners are no reason to ask for faster hardware."""
-    server = ps.Server(ps.hardware("llama-2-70b-a100-tp2").batch_time, 8_192, 256, "vllm", kv_tokens=34_000)
+    server = ps.Server(ps.hardware("llama-2-70b-a100-tp2").batch_time, 8_192, 256, "vllm", kv_tokens=60_000)
     long = ps.Workload.poisson(0.5, ps.Geometric(1_000, max=8_000), ps.Geometric(250, max=2_000))
     carried = ps.memory_estimate(long, server).rate
     found = operating_point(long, server, memory_rate=carried)

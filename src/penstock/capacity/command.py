@@ -34,7 +34,6 @@ from penstock.show.options import (
     show_page,
 )
 from penstock.simulation.progress import in_parts
-from penstock.system.prefix_cache import front_notes, network_notes
 from penstock.words import gathered
 
 if TYPE_CHECKING:
@@ -60,6 +59,7 @@ def region(
     from penstock.capacity.view import region_page
     from penstock.checking.doubt import known_within, reach_of_server
     from penstock.simulation.quick import memory_is_full
+    from penstock.system.prefix_cache import front_notes
     from penstock.theory.operating_point import operating_point
 
     full = memory_is_full(chosen.workload, chosen.server)
@@ -123,6 +123,7 @@ def _max_rate(
     from penstock.capacity import max_rate as search
     from penstock.capacity.view import max_rate_page, within_ends
     from penstock.checking.doubt import beyond_rows
+    from penstock.system.prefix_cache import front_notes
 
     servers = chosen_servers(chosen, policies, [chosen.server.policy])
     with progress.bar("Searching") as show:
@@ -196,6 +197,8 @@ def _max_load(
 def _front_notes(network: "Network") -> list[str]:
     """Return what to know of the KV memory of all servers, and of prefix caches."""
     servers = [server for pool in network.pools.values() for server, _ in pool.servers]
+    from penstock.system.prefix_cache import network_notes
+
     return [*network_notes(network), *(note for server in servers for note in server.kv_notes)]
 
 
