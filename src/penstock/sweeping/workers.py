@@ -73,6 +73,8 @@ class Workers:
         if self.kind == "loky" and self.count == 1:
             yield from map(function, tasks)
             return
+        # Said of an interrupt, and perhaps only once this has ended: so for good.
+        warnings.filterwarnings("ignore", r"\d+ tasks which were still being processed")
         try:
             with warnings.catch_warnings(), _quiet():
                 # Loky renews those that grew.
