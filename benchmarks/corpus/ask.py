@@ -7,11 +7,15 @@ its answer, a line of JSON each, as it comes. Commands run in the folder where t
 import json
 import os
 import shlex
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, TextIO
+
+MOST_SECONDS = 120
+"""For an answer; then it is a `TimeoutError`, and the next one is asked for."""
 
 MOST_CHARACTERS = 400
 """Of an answer that is no JSON: enough to know it again."""
@@ -51,6 +55,8 @@ def _status(main: Any, words: list[str], out: TextIO, errors: TextIO) -> int | s
     """Run a command, and return its exit status, or the name of what it raised."""
     before = sys.argv, sys.stdout, sys.stderr
     sys.argv, sys.stdout, sys.stderr = ["penstock", *words], out, errors
+    signal.signal(signal.SIGALRM, _too_late)
+    signal.alarm(MOST_SECONDS)
     try:
         main()
     except SystemExit as end:
@@ -58,8 +64,13 @@ def _status(main: Any, words: list[str], out: TextIO, errors: TextIO) -> int | s
     except Exception as error:  # a traceback: the worst answer, and one that can be compared
         return type(error).__name__
     finally:
+        signal.alarm(0)
         sys.argv, sys.stdout, sys.stderr = before
     return 0
+
+
+def _too_late(*_: object) -> None:
+    raise TimeoutError
 
 
 if __name__ == "__main__":
