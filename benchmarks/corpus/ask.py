@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 MOST_SECONDS = 120
-"""For an answer; then it is a `TimeoutError`, and the next one is asked for."""
+"""For an answer; then it is `TooLate`, and the next one is asked for."""
 
 MOST_CHARACTERS = 400
 """Of an answer that is no JSON: enough to know it again."""
@@ -69,8 +69,12 @@ def _status(main: Any, words: list[str], out: TextIO, errors: TextIO) -> int | s
     return 0
 
 
+class TooLate(Exception):
+    """No answer in time."""
+
+
 def _too_late(*_: object) -> None:
-    raise TimeoutError
+    raise TooLate
 
 
 if __name__ == "__main__":
