@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import penstock as ps
+from penstock.sweeping import workers
 from penstock.sweeping.store import journal_of
 
 
@@ -95,6 +97,23 @@ def test_workers_that_are_still_starting_say_nothing_of_ctrl_c(long_scenario: Pa
     said = process.communicate(timeout=60)[1].decode().splitlines()
     assert process.returncode == 130
     assert [line for line in said if not line.startswith("Compiling")] == ["penstock: interrupted"]
+
+
+def test_ctrl_c_that_a_thread_hands_on_waits_until_workers_have_started() -> None:
+    """Polars and NumPy have threads that no mask of this one keeps it from."""
+    begun_all = False
+    with pytest.raises(KeyboardInterrupt), workers._ctrl_c_kept_from_workers():
+        other = threading.Thread(
+            target=lambda: (
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT}),
+                signal.pthread_kill(threading.get_ident(), signal.SIGINT),
+            )
+        )
+        other.start()
+        other.join()
+        time.sleep(0.01)
+        begun_all = True
+    assert begun_all
 
 
 @pytest.mark.slow
