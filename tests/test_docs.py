@@ -26,9 +26,6 @@ PAGES = sorted(DOCS.rglob("*.md"))
 RELEASING = DOCS / "development" / "releasing.md"
 REAL_SERVER = DOCS / "how-to" / "real-vllm-server.md"
 
-ENGINES = {"openvino": "openvino_genai", "torch": "torch"}
-"""What must be installed for a mark."""
-
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 
 
@@ -37,9 +34,9 @@ class Block(NamedTuple):
     title: str
     text: str
     mark: str
-    """Of the tests that run it: `<!-- slow -->`, `<!-- torch: cuda -->` before it; empty for all tests."""
+    """Of the tests that run it: `<!-- slow -->` before it; empty for all tests."""
     needs: str
-    """What follows the mark: `cuda`, or a file below shared/data."""
+    """What follows the mark: a file below shared/data."""
     gap: str
     """What stands between the block before and this one."""
 
@@ -91,10 +88,7 @@ def runs() -> Iterator[Any]:
 
 def bring(needs: str, folder: Path) -> None:
     """Put the file that a block needs into the folder, or skip with the reason."""
-    if needs == "cuda":
-        if not importlib.import_module("torch").cuda.is_available():
-            pytest.skip("no GPU with CUDA")
-    elif needs and not (DATA / needs).is_file():
+    if needs and not (DATA / needs).is_file():
         pytest.skip(f"no {needs} in shared/data beside the repository")
     elif needs:
         shutil.copy(DATA / needs, folder)
@@ -123,8 +117,6 @@ def test_who_follows_a_page_sees_what_it_shows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Files with a title are written, Python and commands run, and what they print stands right below."""
-    if mark in ENGINES:
-        pytest.importorskip(ENGINES[mark])
     for name in ("examples", "pyproject.toml"):  # as in a checkout
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)

@@ -6,6 +6,7 @@ word in ``on_purpose.yaml``; ``--write FILE`` writes what there is now.
 """
 
 import dataclasses
+import fnmatch
 import importlib
 import inspect
 import re
@@ -232,9 +233,14 @@ def lost(before: set[str], after: set[str], changes: Mapping[str, str]) -> list[
 
 
 def changes() -> dict[str, str]:
-    """Return what is said of entries that are no more."""
+    """Return what is said of entries that are no more, one by one where a pattern says it."""
     document = yaml.safe_load(ON_PURPOSE.read_text(encoding="utf-8"))
-    return document["inventory"] or {}
+    entries = KEPT.read_text(encoding="utf-8").splitlines()
+    return {
+        entry: change
+        for pattern, change in document["inventory"].items()
+        for entry in fnmatch.filter(entries, pattern) or [pattern]
+    }
 
 
 if __name__ == "__main__":

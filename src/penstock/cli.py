@@ -1,6 +1,4 @@
-"""The command line: ``penstock check``, ``compare``, ``network``, ``fit``, ``twin``, ``hardware``
-and others.
-"""
+"""The command line: ``penstock check``, ``compare``, ``max-rate``, ``fit`` and others."""
 
 from penstock.show import process
 
@@ -27,8 +25,6 @@ COMMANDS = {
     "sweep": "sweeping.command",
     "fit": "measuring.fitting.command",
     "calibrate": "measuring.calibration.command",
-    "profile": "measuring.profiling.command",
-    "twin": "measuring.twin.command",
     "hardware": "measuring.hardware.command",
     "plan": "planning.command",
     "watch": "live.command",

@@ -1,1 +1,1 @@
-"""From real servers to batch times: fits, calibrations, profiles, twins."""
+"""From real servers to batch times: fits and calibrations."""

@@ -1,1 +1,0 @@
-"""Measure the batch times of real engines that run here."""

@@ -1,1 +1,0 @@
-"""Twins: a real engine and its simulation, under the same requests."""
