@@ -95,16 +95,6 @@ def test_a_table_has_a_burst_only_where_a_column_says_so(tmp_path: Path) -> None
     assert read_benchmarks(written(tmp_path / "mine.csv", text))["burst"].to_list() == [None, 20]
 
 
-def test_a_real_guidellm_sweep_says_the_same_as_its_table_of_all_sweeps(sweeps: Path) -> None:
-    raw = read_benchmarks(sweeps / "sweep-i256-o64.json.gz")
-    table = read_benchmarks(sweeps / "tidy.csv").filter(pl.col("run") == "sweep-i256-o64.json")
-    assert raw.height == table.height == 10
-    for name in ("in_flight", "completed", "incomplete", "prompt_low", "output_high", "shape", "pattern"):
-        assert raw[name].to_list() == table[name].to_list()
-    for name in ("ttft_p50_s", "itl_mean_s", "e2e_mean_s", "e2e_p99_s", "prompt_tokens", "requests_per_s"):
-        assert raw[name].to_list() == pytest.approx(table[name].to_list())
-
-
 def test_rows_that_a_table_says_not_to_use_are_left_out(sweeps: Path) -> None:
     assert read_benchmarks(sweeps / "tidy.csv").height == 153
 

@@ -1,6 +1,5 @@
 """What each load generator states of its load is understood, or refused in one line."""
 
-import csv
 import json
 import random
 from pathlib import Path
@@ -227,97 +226,20 @@ def test_loads_of_aiperf_that_are_not_understood_are_refused(
 
 # GuideLLM
 
-STATISTICS = {"mean": 1.0, "median": 0.9, "std_dev": 0.2, "eleven": [0.1] * 7 + [1.8, 1.9, 2.5, 3.0]}
-METRICS = {  # of requests of 100 + 40 tokens: E2E = TTFT + 39 ITL
-    ("Request Latency", "Sec"): 2.15,
-    ("Time to First Token", "ms"): 200.0,
-    ("Time per Output Token", "ms"): 53.0,
-    ("Inter Token Latency", "ms"): 50.0,
-    ("Server Throughput", "Requests/Sec"): 1.3,
-    ("Server Throughput", "Concurrency"): 2.8,
-    ("Token Metrics", "Input Tokens"): 100.0,
-    ("Token Metrics", "Output Tokens"): 40.0,
-}
-Columns = list[tuple[tuple[str, str, str], Any]]
 
-
-def groups(strategy: str, counts: tuple[int, int, int], streamed: tuple[str, ...] = (), scale: float = 1.0) -> Columns:
-    """Return a line of GuideLLM's CSV as it writes it: no columns of a status that a metric has nothing of."""
-    rates = {"rate": [1.0, 4.125]}
-    head = [
-        (("Run Info", "Profile", ""), json.dumps(rates)),
-        (("Run Info", "Requests", ""), json.dumps({"data": ["prompt_tokens=100,output_tokens=40"]})),
-        (("Benchmark", "Strategy", ""), strategy),
-        (("Timings", "Duration", "Sec"), counts[0] / 1.3),
-        *zip([("Request Counts", name, "") for name in ("Successful", "Incomplete", "Errored")], counts, strict=True),
-    ]
-    middle = []
-    for (group, name), mean in METRICS.items():
-        for status in ("Successful", *(streamed if "Token" in group else streamed[:1])):
-            off = (1.0 if group.startswith(("Token", "Server")) else scale) * (1 if status == "Successful" else 7)
-            eleven = f"[{', '.join(str(mean * off * share) for share in STATISTICS['eleven'])}]"
-            values = (mean * off, mean * off * 0.9, 0.0, eleven)
-            parts = ("Mean", "Median", "Std Dev", "Percentiles")
-            middle += [((group, f"{status} {name}", part), v) for part, v in zip(parts, values, strict=True)]
-    return [*head, *middle, (("Scheduler", "Queued", "Avg"), 0.5)]
-
-
-def write_groups(path: Path, *lines: Columns) -> Path:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerows(zip(*(column for column, _ in lines[0]), strict=True))
-        writer.writerows([value for _, value in line] for line in lines)
-    return path
-
-
-def test_the_csv_of_guidellm_is_read_below_its_three_lines_of_header(tmp_path: Path) -> None:
-    path = write_groups(
-        tmp_path / "benchmarks.csv", groups("poisson@1.00", (24, 0, 0)), groups("poisson@4.12", (63, 0, 0))
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Run Info,Run Info,Benchmark,Request Counts\nRun ID,Profile,Strategy,Successful\n,,,\na,{},poisson@1.00,24\n",
+        "Type,Name,Successful Requests,Successful Requests per second mean\nbenchmark,constant@2.50,78,1.3\n",
+        [{"Name": "constant@2.50", "Successful Requests per second mean": 1.3}],
+    ],
+    ids=["csv from 0.4 on", "csv to 0.3", "rows"],
+)
+def test_tables_of_guidellm_are_refused_in_favour_of_its_json(header: Any, tmp_path: Path) -> None:
+    assert refused(written(tmp_path / "a.csv", header)) == (
+        "a.csv: is a table of GuideLLM, which is not read. Give the JSON that GuideLLM writes beside it."
     )
-    table = read_benchmarks(path)
-    assert table["rate"].to_list() == [1.0, 4.125], "the profile has all digits"
-    row = table.row(0, named=True)
-    assert (row["pattern"], row["completed"], row["incomplete"], row["shape"]) == ("poisson", 24, 0, "100+40")
-    assert [row["ttft_mean_s"], row["itl_mean_s"], row["e2e_mean_s"]] == pytest.approx([0.2, 0.05, 2.15])
-    assert [row["ttft_p50_s"], row["ttft_p90_s"], row["ttft_p99_s"]] == pytest.approx([0.18, 0.36, 0.5])
-    assert (row["prompt_tokens"], row["output_tokens"], row["requests_per_s"]) == (100, 40, 1.3)
-
-
-def test_a_line_of_guidellms_csv_whose_columns_are_shifted_is_read_by_its_own_counts(tmp_path: Path) -> None:
-    first = groups("concurrent@4", (24, 1, 0), ("Incomplete",))
-    path = write_groups(tmp_path / "a.csv", first, groups("poisson@4.12", (63, 0, 0), scale=2.0))
-    table = read_benchmarks(path)
-    assert table["pattern"].to_list() == ["closed", "poisson"]
-    assert table["ttft_mean_s"].to_list() == pytest.approx([0.2, 0.4])
-    assert table["note"].to_list() == [None, None]
-
-
-def test_a_line_of_guidellms_csv_whose_columns_cannot_be_told_is_left_out(tmp_path: Path) -> None:
-    odd = groups("poisson@4.12", (63, 1, 0), ("Incomplete",))
-    del odd[-9:-5]  # one metric has nothing of the incomplete request
-    path = write_groups(tmp_path / "a.csv", groups("poisson@1.00", (24, 0, 0)), odd)
-    table = read_benchmarks(path)
-    assert table["rate"].to_list() == [1.0]
-    assert "shifted against the header" in table["note"][0]
-
-
-def test_the_csv_of_guidellm_03_is_its_table_of_statistics(tmp_path: Path) -> None:
-    names = {
-        "Requests per second": 1.3, "Request concurrency": 2.8, "Request latency": 2.15, "Prompt token count": 100.0,
-        "Output token count": 40.0, "Time to first token ms": 200.0, "Inter token latency ms": 50.0,
-    }  # fmt: skip
-    flat: dict[str, Any] = {"Name": "constant@2.50", "Duration": 60.0, "Successful Requests": 78}
-    flat |= {"Incomplete Requests": 3, "Errored Requests": 0}
-    for name, mean in names.items():
-        flat |= {f"Successful {name} mean": mean, f"Successful {name} median": mean}
-        flat |= {f"Successful {name} [min, 0.1, 1, 5, 10, 25, 75, 90, 95, 99, max]": str([mean] * 11)}
-    flat |= {"Args": json.dumps({"strategy": {"type_": "constant", "rate": 2.5, "initial_burst": True}})}
-    flat |= {"Request Loader": json.dumps({"data": "prompt_tokens=100,output_tokens=40"})}
-    with (tmp_path / "a.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([flat.keys(), flat.values()])
-    row = one(tmp_path / "a.csv")
-    assert (row["pattern"], row["rate"], row["burst"], row["incomplete"]) == ("constant", 2.5, 2, 3)
-    assert [row["ttft_p90_s"], row["itl_mean_s"], row["e2e_mean_s"]] == pytest.approx([0.2, 0.05, 2.15])
 
 
 def benchmark(**changes: Any) -> dict[str, Any]:
@@ -347,8 +269,8 @@ def test_strategies_of_guidellm_that_are_not_understood_are_refused(tmp_path: Pa
 
 
 def test_what_is_no_benchmark_of_guidellm_is_refused_in_one_line(tmp_path: Path) -> None:
-    flat = {"Successful Time to first token ms mean": 20.0}
-    assert "benchmarks[1]: " in refused(written(tmp_path / "a.json", [{"Name": "constant@2"} | flat, 7]))
+    several = {"benchmarks": [*benchmark()["benchmarks"], 7]}
+    assert "benchmarks[1]: " in refused(written(tmp_path / "a.json", several))
     requests = {"successful": [{"prompt_tokens": 10**400, "output_tokens": 2}] * 2}
     path = written(tmp_path / "a.json", json.dumps(benchmark(requests=requests)))
     assert "prompt_tokens must be at most 1e+07" in refused(path)

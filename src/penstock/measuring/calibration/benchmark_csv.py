@@ -1,7 +1,5 @@
 """Benchmark results in a table of one's own: CSV, TSV, Parquet."""
 
-import csv
-import io
 import math
 import re
 from collections.abc import Mapping
@@ -10,7 +8,7 @@ from typing import Any, NamedTuple
 from penstock import checks
 from penstock.inputs.source import Source
 from penstock.inputs.tables import Table, open_table
-from penstock.measuring.calibration import guidellm, guidellm_tables
+from penstock.measuring.calibration import guidellm
 from penstock.measuring.calibration.result_fields import Row
 from penstock.measuring.fitting.vllm_log import has_iterations
 
@@ -80,9 +78,6 @@ _Columns = dict[str, _Column]
 
 def rows(source: Source) -> list[Row]:
     """Return a row for each load that ``use`` (or ``consistent``) does not exclude."""
-    lines = _guidellm_lines(source)
-    if lines:
-        return guidellm.table_rows(lines, source)
     table = open_table(source)
     columns = _columns(source, table.header)
     if not {"prompt_tokens", "output_tokens"}.issubset(columns):
@@ -137,19 +132,6 @@ def _columns(source: Source, header: tuple[str, ...]) -> _Columns:
         if key:
             columns.setdefault(column, _Column(keys[key], key))
     return columns
-
-
-def _guidellm_lines(source: Source) -> list[list[str]]:
-    """Return the lines of a CSV that GuideLLM wrote; none: it did not."""
-    source.refuse_long_lines()
-    try:
-        with source.text() as text:
-            is_table = guidellm_tables.is_table(next(filter(None, csv.reader(text)), []))
-        if is_table:
-            return list(filter(None, csv.reader(io.StringIO(source.document(), newline=""))))
-    except (UnicodeDecodeError, csv.Error):  # open_table says what is wrong
-        pass
-    return []
 
 
 def _row(

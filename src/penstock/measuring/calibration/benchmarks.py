@@ -92,7 +92,7 @@ def read_benchmarks(
     Parameters
     ----------
     paths
-        Files: GuideLLM JSON or CSV, ``vllm bench serve`` JSON, inference-perf
+        Files: GuideLLM JSON, ``vllm bench serve`` JSON, inference-perf
         ``stage_N_lifecycle_metrics.json``, AIPerf or GenAI-Perf JSON exports, or CSV with columns
         such as rate, prompt, output, ttft_p50_ms, itl_mean_ms, e2e_mean_s. Also compressed with
         gzip. ``-``: standard input. Of a folder the JSON files are read, or, where it has none, the
@@ -184,6 +184,11 @@ def _rows_of(source: Source, format: str | None) -> tuple[list[Row], str]:
             "is not known. Give the results of a benchmark"
         )
         raise NoResult(str(source.fault(reason)))
+    if head.startswith(b"Run Info,Run Info") or b"Successful Requests per second mean" in head:
+        raise source.fault(
+            "is a table of GuideLLM, which is not read. Give the JSON that GuideLLM writes beside "
+            "it"
+        )
     if format == "csv" or (format is None and head[:1] not in (b"{", b"[")):
         return benchmark_csv.rows(source), "csv"
     document = _parsed(source)

@@ -1,7 +1,4 @@
-"""Results of GuideLLM: its JSON, and its tables of statistics, as CSV or as JSON rows.
-
-All are brought into the form of the JSON of versions from 0.2 on, which one model checks.
-"""
+"""Results of GuideLLM: its JSON, of versions from 0.2 on."""
 
 import json
 import math
@@ -13,7 +10,6 @@ from pydantic import BeforeValidator, Field
 
 from penstock import checks
 from penstock.inputs.source import Source
-from penstock.measuring.calibration import guidellm_tables as tables
 from penstock.measuring.calibration.result_fields import (
     MS,
     NOTHING_COMPLETED,
@@ -33,6 +29,15 @@ from penstock.measuring.calibration.result_fields import (
 
 _DEFAULT_IN_FLIGHT = 512  # GuideLLM's limit on concurrent requests, where it is not told another
 _TIMES = {"ttft": MS, "itl": MS, "e2e": 1.0}
+_METRICS = {
+    "requests_per_s": "requests_per_second",
+    "concurrency": "request_concurrency",
+    "e2e": "request_latency",
+    "prompt": "prompt_token_count",
+    "output": "output_token_count",
+    "ttft": "time_to_first_token_ms",
+    "itl": "inter_token_latency_ms",
+}
 
 
 _Length = Annotated[int, Field(le=10_000_000)]
@@ -59,7 +64,7 @@ _TOTALS = fields({name: name for name in ("successful", "errored", "incomplete")
 # Its ``time_per_output_token_ms`` includes the first token (from 0.4 on), and is not read.
 _BENCHMARK = fields(
     {
-        **{name: (Statistics, f"metrics.{key}.successful") for name, key in tables.METRICS.items()},
+        **{name: (Statistics, f"metrics.{key}.successful") for name, key in _METRICS.items()},
         "strategy": (
             Annotated[
                 _STRATEGY | None,
@@ -89,33 +94,14 @@ _BENCHMARK = fields(
 
 def belongs(document: Any) -> bool:
     """Tell whether a JSON document is GuideLLM's."""
-    if isinstance(document, dict):
-        return isinstance(document.get("benchmarks"), list)
-    first = document[0] if isinstance(document, list) and document else None
-    return isinstance(first, dict) and tables.MARK in first
+    return isinstance(document, dict) and isinstance(document.get("benchmarks"), list)
 
 
 def rows(document: Any, source: Source) -> list[Row]:
     """Return a row for each benchmark in the file."""
-    if isinstance(document, list):
-        entries = (
-            tables.from_flat(flat, source) if isinstance(flat, dict) else flat for flat in document
-        )
-        return _rows(entries, {}, source)
-    return _rows(document["benchmarks"], document, source)
-
-
-def table_rows(lines: list[list[str]], source: Source) -> list[Row]:
-    """Return a row for each benchmark in a CSV of GuideLLM."""
-    return _rows(tables.benchmarks(lines, source), {}, source)
-
-
-def _rows(benchmarks: Any, report: Mapping[str, Any], source: Source) -> list[Row]:
     return [
-        tables.SHIFTED
-        if benchmark is tables.SHIFTED
-        else _row(benchmark, report, source, f"benchmarks[{number}]: ")
-        for number, benchmark in enumerate(benchmarks)
+        _row(benchmark, document, source, f"benchmarks[{number}]: ")
+        for number, benchmark in enumerate(document["benchmarks"])
     ]
 
 
@@ -123,7 +109,7 @@ def strategy(text: str, incomplete: float | None, in_flight: float | None = None
     """Return the load that a strategy names, such as ``constant@2.5`` or ``concurrent@8``."""
     name, _, value = text.strip().partition("@")
     name = name.strip().lower()
-    number = tables.number_in(value)
+    number = _number_in(value)
     if name == "throughput":  # as many as it may: those under way at the end, where it was cut off
         under_way = in_flight or number or incomplete or _DEFAULT_IN_FLIGHT
         return {"pattern": "closed", "in_flight": under_way}
@@ -162,8 +148,7 @@ def spreads(data: Any) -> Row:
     nominal = []
     for name in ("prompt", "output"):
         mean, low, high, deviation = (
-            tables.number_in(data.get(f"{name}_tokens{end}"))
-            for end in ("", "_min", "_max", "_stdev")
+            _number_in(data.get(f"{name}_tokens{end}")) for end in ("", "_min", "_max", "_stdev")
         )
         if mean is None:
             continue
@@ -185,9 +170,7 @@ def _row(document: Any, report: Mapping[str, Any], source: Source, place: str) -
     totals: Any = benchmark.totals or _TOTALS()
     completed = totals.successful
     if completed is None and benchmark.e2e:  # as many as there are latencies
-        completed = tables.number_in(
-            document["metrics"]["request_latency"]["successful"].get("count")
-        )
+        completed = _number_in(document["metrics"]["request_latency"]["successful"].get("count"))
     if completed == 0:
         return NOTHING_COMPLETED
     load = _load(benchmark, totals, source, place)
@@ -298,3 +281,12 @@ def _data(document: Mapping[str, Any], report: Mapping[str, Any]) -> Any:
         if isinstance(holder, dict) and holder.get("data"):
             return holder["data"]
     return None
+
+
+def _number_in(value: Any) -> float | None:
+    """Return a finite number, also one written as text; None: it is none."""
+    try:
+        number = math.nan if value is None or isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
