@@ -415,14 +415,18 @@ class Network:
         return np.where(caches, most, self._found(jobs, ~self.by_engines))
 
     def _computed_of_recorded(self, jobs: Jobs, recorded: Ints) -> Ints:
-        """Return the tokens of recorded prompts that no earlier one of the recording has; shape
-        (recorded,).
+        """Return the tokens of recorded prompts that no earlier one of the recording has, counted
+        once where several requests of a job have one prompt in one pool; shape (recorded,).
         """
         assert self.prefixes is not None
         rows = jobs.column("prefix")[recorded]
         prompt = np.zeros(self.prefixes.rows, np.int64)
-        prompt[rows] = jobs.prompt[recorded]
-        return np.asarray(self.prefixes.computed_once(prompt)[rows])
+        np.maximum.at(prompt, rows, jobs.prompt[recorded])
+        places = rows.astype(np.int64) * len(self.pools) + self.stage_pool[jobs.stage[recorded]]
+        first = np.unique(places, return_index=True)[1]
+        computed = np.zeros(recorded.size, np.int64)
+        computed[first] = self.prefixes.computed_once(prompt)[rows[first]]
+        return computed
 
     def _found(self, jobs: Jobs, pools: Bools) -> Ints:
         """Return what requests find in these pools, if all that their job computed there is

@@ -283,6 +283,22 @@ def test_recorded_prompts_count_once_what_they_have_in_common_where_it_is_cached
     assert ps.certify(ps.Network.single(ids, plain, 2)).verdict == "unstable"
 
 
+@pytest.mark.parametrize("stages", ["chain", "loop"])
+def test_a_recorded_prompt_counts_once_in_a_pool_where_several_stages_have_it(stages: str) -> None:
+    """1.3 times what replicas without a cache carry; the second stage finds all but a block."""
+    rows = 300
+    ids = ps.Workload.from_arrays(
+        np.arange(rows) / 2.5, [256] * rows, [4] * rows, hash_ids=np.arange(16 * rows).reshape(rows, 16).tolist(), hash_block=16
+    )
+    server = ps.Server(ps.Affine(1e-3, 1e-3), 512, 64, policy="vllm", memory=ps.Memory(40_000))
+    same = {"a": ps.Stage("pool", "job", "job", then="b"), "b": ps.Stage("pool", "job", "job")}
+    loop = {"a": ps.Stage("pool", "job", "job", then={"a": 0.5, "end": 0.5})}
+    network = ps.Network({"pool": ps.Pool(server)}, [ps.Workflow("w", ids, same if stages == "chain" else loop)])
+    certificate, run = ps.certify(network), ps.simulate(network, drain=True)
+    assert certificate.verdict == "unknown"
+    assert certificate.pools[0].rho <= float(run.busy.sum() * run.tick_s) * 2.5 / rows < 0.75
+
+
 # Pools of several kinds
 
 FAST = ps.Server(ps.Affine(c=0.01, a=1e-4), 512)
