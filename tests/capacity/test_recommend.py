@@ -63,6 +63,18 @@ def test_beside_other_engines_no_policy_is_tried_that_they_do_not_have() -> None
     assert found.with_plugin is None
 
 
+def test_with_drafts_the_bound_is_that_of_all_that_were_tried_and_what_carries_most_is_kept() -> None:
+    """Without drafts no policy carries as much; near its limit another token budget is no better."""
+    drafts = {"drafts": 3, "acceptance": 0.7, "method": "eagle3"}
+    server = ps.Server(TP1, 512, 128, "vllm", policy_params=drafts, kv_tokens=41_000)
+    prompt, output = ps.Geometric(400, max=4_000), ps.Geometric(250, max=3_000)
+    found = ps.recommend(ps.Workload.poisson(3.7, prompt, output), server, policies=(), **ROUGH)  # type: ignore[arg-type]
+    assert found.bound >= max(candidate.found.bound for candidate in found.candidates)
+    assert found.objective == "stable-rate"
+    assert found.recommended.server == found.candidates[0].server
+    assert found.recommended.stable_rate >= max(candidate.stable_rate for candidate in found.candidates) - 0.2
+
+
 def test_of_those_that_meet_the_targets_one_is_recommended() -> None:
     assert not of_vllm().recommended.missed
     assert of_vllm().recommended.as_dict()["targets"] == {"ttft_p90<60s": "met"}

@@ -110,18 +110,20 @@ def candidates(
         if policy is server.policy and budget == server.token_budget:
             continue
         only_policy = budget == server.token_budget  # what that alone would bring is worth knowing
-        why = _ruled_out(
-            policy, budget, budgets, server, min(wanted, workload.rate) if only_policy else wanted
-        )
+        least = min(wanted, workload.rate) if only_policy else wanted
+        bound, impossible = budgets[budget].bound, ""
         try:
             params = server.policy_params if policy is server.policy else ()
             tried = dataclasses.replace(
                 server, policy=policy, policy_params=params, token_budget=budget
             )
-            if tried.scope_warning:
-                why = _STARVES
+            if policy is server.policy:  # whose drafts may let it carry more
+                bound = certify(workload, tried).max_rate
         except InputError as error:  # an engine may not go with such limits
-            why = why or str(error)
+            impossible = str(error)
+        why = _ruled_out(policy, budget, budgets, server, bound, least) or impossible
+        if not impossible and tried.scope_warning:
+            why = _STARVES
         if why:
             pruned.append(Pruned(policy.name, budget, why))
         else:
@@ -226,13 +228,18 @@ def _budget(workload: Workload, server: Server, budget: int) -> _Budget:
 
 
 def _ruled_out(
-    policy: Scheduler, budget: int, budgets: dict[int, _Budget], server: Server, wanted: float
+    policy: Scheduler,
+    budget: int,
+    budgets: dict[int, _Budget],
+    server: Server,
+    bound: float,
+    wanted: float,
 ) -> str | None:
-    """Say by what a policy at a token budget is ruled out, or None."""
+    """Say by what a policy at a token budget, and under a bound, is ruled out, or None."""
     here = budgets[budget]
-    if here.bound < wanted * (1 - _SAME):
+    if bound < wanted * (1 - _SAME):
         return (
-            f"no policy carries more than {here.bound:,.4g} requests/s at this token budget; "
+            f"no policy carries more than {bound:,.4g} requests/s at this token budget; "
             f"{wanted:,.4g} are wanted"
         )
     if (

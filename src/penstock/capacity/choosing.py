@@ -29,6 +29,8 @@ def choose(
     if decided == "stable-rate":
         most = max(c.stable_rate for c in stable)
         stable = [c for c in stable if c.above >= most]
+        if found[0] in stable:  # nothing carries more, for sure
+            return decided, found[0]
     metric = "e2e_s" if decided == "stable-rate" else f"{decided}_s"
     likely = stable if decided == "stable-rate" or not safe else safe
     known = [c for c in likely if c.mean(metric) is not None]

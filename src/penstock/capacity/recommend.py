@@ -138,7 +138,7 @@ def recommend(
         candidates=tuple(measured),
         recommended=chosen,
         pruned=(*tried.pruned, *pruned),
-        bound=max(tried.bound, chosen.found.bound),
+        bound=max(tried.bound, *(candidate.found.bound for candidate in measured)),
         binding=binding,
         step=_step(workload, chosen.server) if "max batch size" in binding else None,
         warnings=warnings,

@@ -287,8 +287,13 @@ def test_recorded_prompts_count_once_what_they_have_in_common_where_it_is_cached
 def test_a_recorded_prompt_counts_once_in_a_pool_where_several_stages_have_it(stages: str) -> None:
     """1.3 times what replicas without a cache carry; the second stage finds all but a block."""
     rows = 300
+    own = np.arange(16 * rows).reshape(rows, 16).tolist()
     ids = ps.Workload.from_arrays(
-        np.arange(rows) / 2.5, [256] * rows, [4] * rows, hash_ids=np.arange(16 * rows).reshape(rows, 16).tolist(), hash_block=16
+        np.arange(rows) / 2.5,
+        [256] * rows,
+        [4] * rows,
+        hash_ids=own,
+        hash_block=16,
     )
     server = ps.Server(ps.Affine(1e-3, 1e-3), 512, 64, policy="vllm", memory=ps.Memory(40_000))
     same = {"a": ps.Stage("pool", "job", "job", then="b"), "b": ps.Stage("pool", "job", "job")}
