@@ -450,7 +450,7 @@ def test_a_closed_standard_error_puts_no_message_among_the_answer() -> None:
 
 
 def test_h_is_help_everywhere() -> None:
-    commands = ["check", "network", "sweep", "plan", "watch", "serve", "calibrate", "traces"]
+    commands = ["check", "sweep", "plan", "watch", "serve", "calibrate", "traces"]
     for command in ((), *((name,) for name in commands), ("traces", "get")):
         short, long = penstock(*command, "-h"), penstock(*command, "--help")
         assert short.returncode == 0

@@ -76,6 +76,15 @@ def test_a_key_that_no_answer_has_any_more_is_lost(tmp_path: Path) -> None:
     assert lost[0].startswith("json check load.rho: ")
 
 
+def test_a_pattern_says_of_all_keys_of_a_command_that_they_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = tmp_path / "on_purpose.yaml"
+    listed.write_text("inventory: {json check *: gone (nobody asked)}")
+    monkeypatch.setattr(corpus.inventory, "ON_PURPOSE", listed)
+    assert corpus.lost_keys(BEFORE, {"check a.yaml": {"answer": ""}}, tmp_path) == []
+
+
 def test_every_feature_of_the_old_version_has_a_scenario_or_a_reason(tmp_path: Path) -> None:
     """Counted from the scenarios and questions that are kept."""
     corpus.unpack(tmp_path)

@@ -176,7 +176,7 @@ def lost_keys(before: Answers, after: Answers, folder: Path) -> list[str]:
     old, new = (
         {f"json {key}" for key in inventory.json_keys(answers, named)} for answers in (asked, after)
     )
-    said = {entry: change for entry, change in inventory.changes().items() if entry in old}
+    said = {entry: change for entry, change in inventory.changes(old).items() if entry in old}
     return inventory.lost(old, new, said)
 
 

@@ -26,8 +26,6 @@ NOT_ASKED = {
     "yaml batch_time file.uncertainty*": "what calibrate writes; read again by tests/measuring",
     "yaml workload.poisson.cv": "refused: of gamma alone",
     "yaml workload.deterministic.cv": "refused: of gamma alone",
-    "option penstock network --figures": "the old name of check, which is asked for them",
-    "option penstock network --report": "the old name of check, which is asked for them",
     "option penstock --*-completion": "of the shell, by Typer",
     "option penstock serve*": "it serves until it is ended: tests/serving; here it only refuses",
     "option penstock * --max-gib": "a limit, which tests/inputs tries",

@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -232,10 +232,12 @@ def lost(before: set[str], after: set[str], changes: Mapping[str, str]) -> list[
     return missing + said
 
 
-def changes() -> dict[str, str]:
-    """Return what is said of entries that are no more, one by one where a pattern says it."""
+def changes(json: Iterable[str] = ()) -> dict[str, str]:
+    """Return what is said of entries that are no more, one by one where a pattern says it; of keys
+    of JSON, where they are given.
+    """
     document = yaml.safe_load(ON_PURPOSE.read_text(encoding="utf-8"))
-    entries = KEPT.read_text(encoding="utf-8").splitlines()
+    entries = [*KEPT.read_text(encoding="utf-8").splitlines(), *json]
     return {
         entry: change
         for pattern, change in document["inventory"].items()

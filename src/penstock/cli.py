@@ -30,7 +30,6 @@ COMMANDS = {
     "watch": "live.command",
     "serve": "serving.command",
     "reproduce": "reproducing.command",
-    "network": "checking.command_network",
     "traces": "traces.command",
 }
 """Commands, in the order of the help, and the module that has each."""
@@ -55,9 +54,7 @@ def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
         if name == "traces":
             app.add_typer(module.traces_app, name=name)
         else:
-            # `network` is what `check` says of a network; older scripts call it.
-            command = getattr(module, name.replace("-", "_"))
-            app.command(name, hidden=name == "network")(command)
+            app.command(name)(getattr(module, name.replace("-", "_")))
     return app
 
 

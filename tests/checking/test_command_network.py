@@ -1,4 +1,4 @@
-"""`penstock network` answers in words or JSON, and says in one line what is wrong and where to ask instead."""
+"""`penstock check` answers for a network, or says in one line what is wrong and where to ask instead."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ SERVER = EXAMPLES / "azure_code.yaml"
 
 def test_json_is_the_answer_of_the_library_with_the_choices_of_the_command_line() -> None:
     options = ["--jobs", "700", "--seed", "3", "--resolution", "0.1", "--json"]
-    command = [sys.executable, "-c", "from penstock.cli import main; main()", "network", str(RESEARCH), *options]
+    command = [sys.executable, "-c", "from penstock.cli import main; main()", "check", str(RESEARCH), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     expected = check(read_network(RESEARCH).network, jobs=700, seed=3, resolution=0.1)
@@ -29,7 +29,7 @@ def test_json_is_the_answer_of_the_library_with_the_choices_of_the_command_line(
 
 
 def test_the_keys_of_the_json_are_as_agreed(penstock: Callable[..., Said]) -> None:
-    status, out, _ = penstock("network", RYBKO_STOLYAR, "--jobs", 300, "--json")
+    status, out, _ = penstock("check", RYBKO_STOLYAR, "--jobs", 300, "--json")
     assert status == 0
     found: dict[str, Any] = json.loads(out)
     assert list(found) == [
@@ -45,7 +45,7 @@ def test_the_keys_of_the_json_are_as_agreed(penstock: Callable[..., Said]) -> No
 
 
 def test_words_begin_with_the_verdict_and_name_the_stages_that_starve_each_other(penstock: Callable[..., Said]) -> None:
-    status, out, _ = penstock("network", RYBKO_STOLYAR, "--jobs", 300)
+    status, out, _ = penstock("check", RYBKO_STOLYAR, "--jobs", 300)
     assert status == 0
     assert max(map(len, out.splitlines())) <= 80
     after_heading = out.split("\n\n")[1]
@@ -55,7 +55,7 @@ def test_words_begin_with_the_verdict_and_name_the_stages_that_starve_each_other
 
 
 def test_orders_stand_side_by_side_with_the_scenarios_own_first(penstock: Callable[..., Said]) -> None:
-    arguments = ("network", RYBKO_STOLYAR, "--jobs", 2000, "--orders", "fcfs, hlpps")
+    arguments = ("check", RYBKO_STOLYAR, "--jobs", 2000, "--orders", "fcfs, hlpps")
     status, out, _ = penstock(*arguments)
     assert status == 0
     assert max(map(len, out.splitlines())) <= 80
@@ -69,7 +69,7 @@ def test_orders_stand_side_by_side_with_the_scenarios_own_first(penstock: Callab
 
 
 def test_the_scenarios_own_order_is_shown_once(penstock: Callable[..., Said]) -> None:
-    status, out, _ = penstock("network", RESEARCH, "--jobs", 300, "--resolution", 0.1, "--orders", "fcfs", "--json")
+    status, out, _ = penstock("check", RESEARCH, "--jobs", 300, "--resolution", 0.1, "--orders", "fcfs", "--json")
     assert status == 0
     assert list(json.loads(out)["networks"]) == ["fcfs"]
 
@@ -96,14 +96,14 @@ def test_routers_stand_side_by_side_on_the_same_jobs(penstock: Callable[..., Sai
 
 
 def test_strict_makes_what_is_not_stable_an_exit_status(penstock: Callable[..., Said]) -> None:
-    assert penstock("network", RYBKO_STOLYAR, "--jobs", 100, "--strict")[0] == 1
-    assert penstock("network", RESEARCH, "--jobs", 300, "--resolution", 0.1, "--strict")[0] == 0
-    assert penstock("network", RYBKO_STOLYAR, "--jobs", 100, "--orders", "fcfs", "--strict")[0] == 1
+    assert penstock("check", RYBKO_STOLYAR, "--jobs", 100, "--strict")[0] == 1
+    assert penstock("check", RESEARCH, "--jobs", 300, "--resolution", 0.1, "--strict")[0] == 0
+    assert penstock("check", RYBKO_STOLYAR, "--jobs", 100, "--orders", "fcfs", "--strict")[0] == 1
 
 
 def test_figures_and_a_report_are_written_where_asked(penstock: Callable[..., Said], tmp_path: Path) -> None:
     page, folder = tmp_path / "folder" / "report.html", tmp_path / "f"
-    status, _, err = penstock("network", RYBKO_STOLYAR, "--jobs", 300, "--figures", folder, "--report", page)
+    status, _, err = penstock("check", RYBKO_STOLYAR, "--jobs", 300, "--figures", folder, "--report", page)
     assert status == 0
     charts = ("network_graph", "flood_paths", "queue_lengths")
     assert {path.name for path in folder.iterdir()} == {f"{c}.{kind}" for c in charts for kind in ("svg", "png")}
@@ -111,11 +111,6 @@ def test_figures_and_a_report_are_written_where_asked(penstock: Callable[..., Sa
     assert text.startswith("<!DOCTYPE html>")
     assert "search.reply" in text
     assert str(page) in err
-
-
-def test_check_answers_for_a_network_as_it_does_for_a_server(penstock: Callable[..., Said]) -> None:
-    status, out, _ = penstock("check", RYBKO_STOLYAR, "--jobs", 500, "--json")
-    assert (status, out) == penstock("network", RYBKO_STOLYAR, "--jobs", 500, "--json")[:2]
 
 
 @pytest.mark.parametrize(
@@ -153,19 +148,13 @@ def test_commands_for_servers_say_which_one_is_for_networks(command: str, pensto
     )
 
 
-def test_the_command_for_networks_says_which_one_is_for_servers(penstock: Callable[..., Said]) -> None:
-    status, out, err = penstock("network", SERVER)
-    assert (status, out) == (2, "")
-    assert err == f"penstock: {SERVER} describes one server, not a network; ask `penstock check {SERVER}`\n"
-
-
 BAD = {
-    "no file": (("network", "none.yaml"), "none.yaml"),
-    "no jobs": (("network", RESEARCH, "--jobs", "0"), "jobs is 0"),
-    "unknown order": (("network", RESEARCH, "--orders", "fcsf"), "did you mean 'fcfs'"),
-    "order twice": (("network", RESEARCH, "--orders", "hlpps,hlpps"), "one name"),
-    "no order": (("network", RESEARCH, "--orders", ","), "--orders names none"),
-    "priority of what": (("network", RESEARCH, "--orders", "priority"), "priority without stages"),
+    "no file": (("check", "none.yaml"), "none.yaml"),
+    "no jobs": (("check", RESEARCH, "--jobs", "0"), "jobs is 0"),
+    "unknown order": (("check", RESEARCH, "--orders", "fcsf"), "did you mean 'fcfs'"),
+    "order twice": (("check", RESEARCH, "--orders", "hlpps,hlpps"), "one name"),
+    "no order": (("check", RESEARCH, "--orders", ","), "--orders names none"),
+    "priority of what": (("check", RESEARCH, "--orders", "priority"), "priority without stages"),
     "nothing to compare": (("compare", RESEARCH), "name some, as --routers jsq,tokens"),
     "nothing to route or compare": (("compare", RYBKO_STOLYAR), "name some, as --orders fcfs,hlpps"),
     "router twice": (("compare", RESEARCH, "--routers", "jsq,jsq"), "--routers: two of jsq, jsq have one name"),
@@ -178,8 +167,8 @@ BAD = {
     ),
     "requests of a network": (("compare", RESEARCH, "--requests", "9"), "give --jobs"),
     "routers of a server": (("compare", SERVER, "--routers", "jsq"), "knows no --routers; leave it out"),
-    "resolution": (("network", RESEARCH, "--resolution", "0"), "resolution is 0"),
-    "report over the scenario": (("network", RESEARCH, "--report", RESEARCH), "is what is read"),
+    "resolution": (("check", RESEARCH, "--resolution", "0"), "resolution is 0"),
+    "report over the scenario": (("check", RESEARCH, "--report", RESEARCH), "is what is read"),
 }
 
 
@@ -205,7 +194,7 @@ def test_an_order_of_ones_own_is_looked_for_beside_the_scenario(penstock: Callab
     )
     scenario = tmp_path / "[b]two.yaml"
     scenario.write_text(RYBKO_STOLYAR.read_text())
-    status, out, _ = penstock("network", scenario, "--jobs", 300, "--orders", "mine:last")
+    status, out, _ = penstock("check", scenario, "--jobs", 300, "--orders", "mine:last")
     assert status == 0
     assert "last-[b]stage" in out
     assert "[b]two" in out

@@ -1,4 +1,4 @@
-"""The command ``penstock network``: a scenario of pools and workflows."""
+"""What ``penstock check`` and ``compare`` say of a network: a scenario of pools and workflows."""
 
 import dataclasses
 from pathlib import Path
@@ -9,19 +9,7 @@ import typer
 from penstock.checking.command_choices import chosen_variants, varied
 from penstock.errors import InputError
 from penstock.show import progress
-from penstock.show.options import (
-    EXIT_ANSWER_IS_NO,
-    Figures,
-    Json,
-    Report,
-    Resolution,
-    Seed,
-    Strict,
-    check_outputs,
-    files_of,
-    save_figures,
-    show_page,
-)
+from penstock.show.options import EXIT_ANSWER_IS_NO, save_figures, show_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,32 +35,6 @@ Routers = Annotated[
     str | None,
     typer.Option("--routers", help="Of a network: routers, by commas, at all pools."),
 ]
-
-
-def network(
-    scenario: Annotated[
-        Path, typer.Argument(metavar="SCENARIO", help="A YAML file: network, simulate.")
-    ],
-    jobs: Jobs = None,
-    seed: Seed = None,
-    resolution: Resolution = 0.02,
-    orders: OrdersBeside = None,
-    as_json: Json = False,
-    figures: Figures = None,
-    report: Report = None,
-    strict: Strict = False,
-) -> None:
-    """Say whether workflows over pools are stable, which pool is the bottleneck, and how long their
-    jobs take.
-
-    The same as `penstock check` of a network. With --orders: under each order between stages, for
-    the same jobs.
-    """
-    from penstock.document import read_document
-
-    check_outputs(files_of(scenario), {"--report": report}, figures)
-    chosen = chosen_network(scenario, read_document(scenario), jobs)
-    answer_network(chosen, seed, resolution, orders, as_json, figures, report, strict)
 
 
 def answer_network(
@@ -178,10 +140,7 @@ def chosen_network(path: Path, document: Any, jobs: int | None) -> "NetworkScena
     be compiled.
     """
     from penstock.scenario.network import build_network
-    from penstock.scenario.scenario import describes_network
 
-    if not describes_network(document) and isinstance(document, dict) and "server" in document:
-        raise InputError(f"{path} describes one server, not a network; ask `penstock check {path}`")
     scenario = build_network(document, path.parent, path.name)
     progress.announce_compilation()
     return scenario if jobs is None else dataclasses.replace(scenario, jobs=jobs, until=None)

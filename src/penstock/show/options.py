@@ -43,9 +43,6 @@ Strict = Annotated[
         help="Exit with status 1 if it is not known to be stable, or a target to be met.",
     ),
 ]
-Resolution = Annotated[
-    float, typer.Option("--resolution", help="Share of the load that the test must tell from none.")
-]
 Report = Annotated[
     Path | None,
     typer.Option("--report", metavar="FILE", help="Write a page that stands alone (HTML)."),
