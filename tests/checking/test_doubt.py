@@ -13,7 +13,7 @@ from penstock.checking.view import BECAUSE, MIDDLE
 from penstock.scenario.server import ServerSection
 from penstock.system.batch_time import Affine, Composition
 from penstock.system.measured_times import Measured
-from penstock.system.uncertain import PARAMETERS, Seen, Uncertainty
+from penstock.system.uncertain import PARAMETERS, Seen, Uncertainty, Within
 
 VALUES = dict.fromkeys(PARAMETERS, 1.0) | {"host": 1e-4, "per_stream": 1e-6}
 LOADS = (1, 64, 512, 2048)
@@ -41,6 +41,19 @@ def test_far_from_the_limit_the_verdict_holds(rate: float, verdict: str) -> None
     assert answer.calibration is not None
     assert answer.calibration.holds(verdict)
     assert answer.verdict == verdict
+
+
+def test_beside_a_prefix_cache_the_interval_says_that_it_is_of_a_cache_that_keeps_everything() -> None:
+    """The load that is shown beside is what a run measured."""
+    rows = 400
+    ids = [[*range(60), 1_000 + row] for row in range(rows)]
+    alike = ps.Workload.from_arrays(np.arange(rows) / 7, [976] * rows, [8] * rows, hash_ids=ids, hash_block=16)
+    batch_time = Composition(Affine(1e-3, 1e-4), uncertainty=Within(1.2, "judged"))
+    answer = ps.check(alike, ps.Server(batch_time, 512, 16, "vllm", memory=ps.Memory(1_200)), requests=rows)
+    assert answer.calibration is not None
+    assert answer.calibration.cached
+    assert "if prefix caches kept everything" in answer.calibration.interval
+    assert "a prefix cache that keeps everything" in repr(answer.page())
 
 
 def test_near_the_limit_it_is_undecided_because_of_the_calibration() -> None:

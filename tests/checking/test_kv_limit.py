@@ -34,14 +34,14 @@ def test_an_estimate_says_whether_the_verdict_hangs_on_it() -> None:
     assert server.kv_estimate is not None
     (note,) = kv_notes(WORKLOAD, server, "stable")
     assert note.endswith(
-        f" Give it as kv_tokens. The verdict below (stable) is the same at {server.kv_estimate.low:,} tokens."
+        f" Give it as kv_tokens. The test below says stable, at {server.kv_estimate.low:,} tokens, too."
     )
     tight = dataclasses.replace(server, gpu=dataclasses.replace(gpu, utilization=0.865))
     assert tight.kv_estimate is not None
     assert tight.kv_estimate.low < 3_000 < tight.kv_estimate.tokens
     (note,) = kv_notes(WORKLOAD, tight, "stable")
     assert note.endswith(
-        f"The verdict below (stable) is unstable at {tight.kv_estimate.low:,} tokens, so measure that number first."
+        f"The test below says stable, but unstable at {tight.kv_estimate.low:,} tokens, so measure that number first."
     )
 
 

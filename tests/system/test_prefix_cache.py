@@ -98,7 +98,8 @@ def test_ids_that_nobody_makes_use_of_are_told_in_front(system: ps.Server, said:
 def test_ids_that_are_drawn_at_random_are_told_in_front() -> None:
     drawn = ALIKE.with_rate(0.3, "poisson")
     assert "hash ids are left out" in cache_notes(drawn, server())[0]
-    assert not cache_notes(drawn, server("sarathi", None))
+    for without in (server("sarathi", None), server("sarathi"), server("vllm", ps.Memory(1_000, prefix_caching=False))):
+        assert not cache_notes(drawn, without)
 
 
 def test_each_policy_that_takes_the_place_of_another_has_its_own_default() -> None:

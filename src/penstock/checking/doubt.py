@@ -58,6 +58,8 @@ class Doubt:
         Whether rows of the deployment corrected the batch times.
     unit
         Of the max rate.
+    cached
+        Whether load and max rate are those of a prefix cache that keeps everything.
     """
 
     max_rate: Interval
@@ -68,6 +70,7 @@ class Doubt:
     origin: str
     calibrated: bool
     unit: str = "requests/s"
+    cached: bool = False
 
     @property
     def margin(self) -> Interval:
@@ -86,7 +89,7 @@ class Doubt:
     @property
     def interval(self) -> str:
         """The interval in words, and what it comes from."""
-        return in_words(self.load, self.max_rate, self.unit, self.origin)
+        return in_words(self.load, self.max_rate, self.unit, self.origin, self.cached)
 
     def held(self, answer: str) -> str:
         """Say that a verdict is the same at both ends."""
@@ -125,15 +128,16 @@ def doubt_of_server(workload: Workload, server: Server) -> Doubt | None:
     if ends is None:
         return None
     slow, fast = (end_of_server(workload, one) for one in (ends.slow, ends.fast))
-    rates = [certify(workload, one).max_rate for one in (ends.slow, ends.fast)]
+    reach = _reach(workload, ends)
     return Doubt(
-        max_rate=Interval(*rates),
-        load=Interval(workload.rate / rates[1], workload.rate / rates[0]),
+        max_rate=reach.max_rate,
+        load=reach.load,
         latency=_latency(workload, server, ends) if slow.verdict == "stable" else {},
         slow=slow,
         fast=fast,
         origin=ends.origin,
         calibrated=ends.calibrated,
+        cached=reach.cached,
     )
 
 
@@ -155,11 +159,14 @@ def beyond(server: Server, prompt: float, output: float) -> list[str]:
 
 
 class Reach(NamedTuple):
-    """Between which loads a system lies, and rates that no policy exceeds; and both in words."""
+    """Between which loads a system lies, and rates that no policy exceeds; both in words; and
+    whether they are those of a prefix cache that keeps everything.
+    """
 
     load: Interval
     max_rate: Interval
     words: str
+    cached: bool = False
 
     @property
     def undecided(self) -> bool:
@@ -170,11 +177,15 @@ class Reach(NamedTuple):
 def reach_of_server(workload: Workload, server: Server) -> Reach | None:
     """Return between which loads a server lies; None where its batch times are taken as exact."""
     ends = server_ends(workload, server)
-    if ends is None:
-        return None
-    rates = Interval(*(certify(workload, one).max_rate for one in (ends.slow, ends.fast)))
+    return None if ends is None else _reach(workload, ends)
+
+
+def _reach(workload: Workload, ends: Ends[Server]) -> Reach:
+    slow, fast = (certify(workload, one) for one in (ends.slow, ends.fast))
+    rates = Interval(slow.max_rate, fast.max_rate)
     load = Interval(workload.rate / rates.high, workload.rate / rates.low)
-    return Reach(load, rates, in_words(load, rates, "requests/s", ends.origin))
+    cached = slow.rho_at_least is not None
+    return Reach(load, rates, in_words(load, rates, "requests/s", ends.origin, cached), cached)
 
 
 def known_within(workload: Workload, server: Server) -> list[str]:
@@ -186,11 +197,12 @@ def known_within(workload: Workload, server: Server) -> list[str]:
     return [*beyond_rows(workload, server), *said]
 
 
-def in_words(load: Interval, max_rate: Interval, unit: str, origin: str) -> str:
+def in_words(load: Interval, max_rate: Interval, unit: str, origin: str, cached: bool) -> str:
     """Say between what load and limit lie, and why."""
+    kept = ", if prefix caches kept everything" if cached else ""
     return (
-        f"the load is {load.low:.3f} to {load.high:.3f} as far as batch times are known, and no "
-        f"policy carries more than {max_rate.low:,.4g} to {max_rate.high:,.4g} {unit} ({origin})"
+        f"the load is {load.low:.3f} to {load.high:.3f} as far as batch times are known{kept}, and "
+        f"no policy carries more than {max_rate.low:,.4g} to {max_rate.high:,.4g} {unit} ({origin})"
     )
 
 

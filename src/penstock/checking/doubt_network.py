@@ -34,6 +34,7 @@ def doubt_of_network(
         origin=ends.origin,
         calibrated=ends.calibrated,
         unit=_UNIT,
+        cached=reach.cached,
     )
 
 
@@ -44,9 +45,11 @@ def reach_of_network(network: Network) -> Reach | None:
 
 
 def _reach(ends: Ends[Network]) -> Reach:
-    most = Interval(*(certify(one).max_load for one in (ends.slow, ends.fast)))
+    slow, fast = (certify(one) for one in (ends.slow, ends.fast))
+    most = Interval(slow.max_load, fast.max_load)
     load = Interval(1 / most.high, 1 / most.low)
-    return Reach(load, most, in_words(load, most, _UNIT, ends.origin))
+    cached = any(pool.rho_without_cache is not None for pool in slow.pools)
+    return Reach(load, most, in_words(load, most, _UNIT, ends.origin, cached), cached)
 
 
 def beyond_rows_of_network(network: Network) -> list[str]:

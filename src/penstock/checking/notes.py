@@ -99,9 +99,9 @@ def _at_the_end(workload: Workload, server: Server, outcome: str, tokens: int) -
     """Say whether the verdict is the same at the end of an estimate where it may turn."""
     there = _verdict(workload, server, tokens)
     if there == outcome:
-        return f". The verdict below ({outcome}) is the same at {tokens:,} tokens"
+        return f". The test below says {outcome}, at {tokens:,} tokens, too"
     return (
-        f". The verdict below ({outcome}) is {there} at {tokens:,} tokens, so measure that "
+        f". The test below says {outcome}, but {there} at {tokens:,} tokens, so measure that "
         "number first"
     )
 

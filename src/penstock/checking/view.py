@@ -205,7 +205,9 @@ def batch_times(answer: AnyAnswer) -> list[Section]:
     facts = [
         Fact("Load", f"{doubt.load.low:.3f}", f"to {doubt.load.high:.3f}"),
         Fact(
-            "Max rate", f"{doubt.max_rate.low:,.4g}", f"to {doubt.max_rate.high:,.4g} {doubt.unit}"
+            "No policy above",
+            f"{doubt.max_rate.low:,.4g}",
+            f"to {doubt.max_rate.high:,.4g} {doubt.unit}",
         ),
         Fact("Margin", share(doubt.margin.low), f"to {share(doubt.margin.high)}"),
         *(
@@ -215,6 +217,8 @@ def batch_times(answer: AnyAnswer) -> list[Section]:
     ]
     origin = "" if answer.hinges_on_calibration else f" ({doubt.origin})"
     said = f"What is not known of the batch times{origin}, beside the intervals of simulation."
+    if doubt.cached:
+        said += " Load, limit and margin are those of a prefix cache that keeps everything."
     if not answer.hinges_on_calibration and not answer.disagreement:
         said += f" {sentence(doubt.held(answer.verdict))}"
     return [Section("Batch times", [said], facts=facts)]

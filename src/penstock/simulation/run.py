@@ -173,11 +173,14 @@ class Run:
     def memory_facts(self) -> str:
         """What KV memory did, in words that end a sentence; nothing where it did nothing."""
         facts = ""
-        if self.preemptions:
-            share = self.recomputed_tokens / self.tokens if self.tokens else 0.0
-            facts += (
-                f"; {self.preemptions:,} preemptions, {share:.1%} of the tokens were done again"
+        if self.preemptions and self.reused_tokens:
+            facts = (
+                f"; {self.preemptions:,} preemptions, whose {self.recomputed_tokens:,} tokens were "
+                "found again or done again"
             )
+        elif self.preemptions:
+            share = self.recomputed_tokens / self.tokens if self.tokens else 0.0
+            facts = f"; {self.preemptions:,} preemptions, {share:.1%} of the tokens were done again"
         if self.reused_tokens:
             facts += f"; {self.reused_tokens:,} tokens were found in the prefix cache"
         if self.dropped:

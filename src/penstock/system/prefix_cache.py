@@ -52,7 +52,7 @@ def _divides(size: int, pages: set[int]) -> bool:
 
 def cache_notes(workload: Workload, server: Server) -> list[str]:
     """Say what of prompts in common is known to the trace and not to the server; a note or none."""
-    if IDS_LEFT_OUT in workload.notices and _would_cache(server):
+    if IDS_LEFT_OUT in workload.notices and server.serving(True).caches_prefixes:
         return [f"{IDS_LEFT_OUT}, so the prefix cache of {server.policy.name} finds nothing here."]
     if workload.prefixes is None or as_serving(workload, server).why_no_cache is None:
         return []
@@ -93,8 +93,3 @@ def _in_common(network: "Network", name: str, pool: "Pool") -> str:
 def _ignored(what: str, server: Server) -> str:
     """Say that what prompts have in common is not made use of, and what to do about it."""
     return f"The {what} is known and not made use of: {server.why_no_cache}."
-
-
-def _would_cache(server: Server) -> bool:
-    """Whether the server looks for prefixes where it has KV memory."""
-    return server.caches_prefixes or server.serving(True) is not server
