@@ -45,7 +45,6 @@ from .theory.certificate import Certificate, certify
 from .theory.fluid import FluidPath, fluid
 from .theory.latency import InstantEstimate, estimate_latency
 from .theory.latency_bounds import lower_bounds
-from .theory.load import MulticlassLoad, multiclass_load, traffic
 from .theory.mean_backlog import MeanBacklog
 from .theory.network.certificate import NetworkCertificate
 from .theory.region import Region, region
@@ -94,7 +93,6 @@ __all__ = [
     "Memory",
     "MemoryEstimate",
     "Mixture",
-    "MulticlassLoad",
     "Network",
     "NetworkAnswer",
     "NetworkCertificate",
@@ -135,7 +133,6 @@ __all__ = [
     "lower_bounds",
     "max_rate",
     "memory_estimate",
-    "multiclass_load",
     "order",
     "plan",
     "policy",
@@ -151,7 +148,6 @@ __all__ = [
     "simulate",
     "steady_state",
     "sweep",
-    "traffic",
     "verdict",
     "write_batch_time",
 ]

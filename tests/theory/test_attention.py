@@ -14,7 +14,7 @@ from tests.policy_capacities import policy_capacity
 import penstock as ps
 from penstock.theory.attention import attention, prefill_seconds
 from penstock.theory.fluid import fluid
-from penstock.theory.load import load, multiclass_load
+from penstock.theory.load import load
 from penstock.theory.long_prompts import sarathi_region
 from penstock.theory.moments import mean_of, mean_product
 from penstock.theory.operating_point import operating_point
@@ -324,7 +324,6 @@ def test_what_is_known_by_token_load_only_is_refused_in_one_line() -> None:
     server = ps.Server(CAUSAL, 512)
     refused = [
         lambda: policy_capacity(server, prompt=100, output=100),
-        lambda: multiclass_load(server, [1.0], 100, 100),
         lambda: foster(server, arrival_rate=1.0, prompt=100, output=100),
         lambda: fluid(server, arrival_rate=1.0, prompt=100, output=100),
         lambda: sarathi_region(dataclasses.replace(server, max_batch_size=100)),

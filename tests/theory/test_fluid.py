@@ -311,7 +311,13 @@ ASKED: dict[str, Any] = {"arrival_rate": 1.0, "prompt": 100, "output": 50}
         (SERVER, {"decode": [1.0, 2.0], "prefill": [1.0, 2.0, 3.0]}, "the decode has 2 classes where 3 are given"),
         (SERVER, {"prompt": 0}, "a mean prompt is 0 tokens"),
         (SERVER, {"output": "many"}, "the output is 'many'"),
-        (SERVER, {"routing": [[1.0]]}, "rout|loop|leave"),
+        (SERVER, {"routing": [[1.0]]}, "never leave the loop class 0 -> class 0, so"),
+        (SERVER, {"decode": [0] * 3, "routing": [[0.5, 0.3, 0], [0, 0, 1], [0, 1, 0]]}, "loop class 1 -> class 2 -> "),
+        (SERVER, {"routing": [[0, 0]]}, r"routing has the shape \(1, 2\), but must have \(1, 1\)"),
+        (SERVER, {"routing": [[-0.1]]}, "the routing from class 0 to class 0 is -0.1"),
+        (SERVER, {"routing": [[float("nan")]]}, "the routing from class 0 to class 0 is nan"),
+        (SERVER, {"prefill": [0, 0], "routing": [[0.6, 0.6], [0, 0]]}, "the routing from class 0 adds up to 1.2"),
+        (SERVER, {"routing": "all"}, "routing is 'all'"),
         (dataclasses.replace(SERVER, convention="engine"), {"output": 1, "decode": 2}, "2 requests are in decode"),
         ("a server", {}, "give a Server"),
     ],
@@ -320,6 +326,21 @@ def test_bad_input_is_told_in_one_line_with_the_value(server: Any, changed: dict
     with pytest.raises(ps.InputError, match=says) as error:
         fluid(server, **(ASKED | changed))
     assert "\n" not in str(error.value)
+
+
+@given(seed=st.integers(0, 10_000), classes=st.integers(1, 5))
+def test_a_loop_is_refused_exactly_where_i_minus_p_is_not_invertible(seed: int, classes: int) -> None:
+    rng = np.random.default_rng(seed)
+    routing = np.zeros((classes, classes))
+    for row in routing:  # halves and wholes: sums are exact
+        for _ in range(2):
+            row[rng.integers(classes)] += 0.5 * rng.integers(2)
+    asked = ASKED | {"arrival_rate": np.ones(classes), "routing": routing}
+    if abs(np.linalg.det(np.eye(classes) - routing)) < 1e-12:
+        with pytest.raises(ps.InputError, match="never leave the loop"):
+            fluid(SERVER, **asked)
+    else:
+        assert np.isfinite(fluid(SERVER, **asked).prefill_work).all()
 
 
 def test_a_policy_of_ones_own_follows_the_order_that_it_is_given() -> None:

@@ -31,15 +31,15 @@ from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Floats
 from penstock.system.server import Server
 from penstock.theory.attention import refuse_composition
-from penstock.theory.load import traffic
 from penstock.workload.lengths import LONGEST
+from penstock.workload.loops import closed_loop
 
 Phase = Literal["prefill", "decode"]
 Order = Literal["decode-first", "prefill-first"] | Sequence[tuple[int, Phase]]
 
 _NAMED = ("decode-first", "prefill-first")
 _ROUNDING = 1e-12
-"""Loads this close to 1 are 1."""
+"""Loads, and sums of chances, this close to 1 are 1."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -197,8 +197,8 @@ def fluid(
         "decode": decode,
     }
     shape, (arrivals, prompts, outputs, in_prefill, in_decode) = _by_class(values)
-    chances = np.zeros((arrivals.size, arrivals.size)) if routing is None else routing
-    rates = traffic(arrivals, chances)
+    none = np.zeros((arrivals.size, arrivals.size))
+    chances = none if routing is None else _routing(routing, arrivals.size)
     decodes = np.array(
         [server.tokens_per_request(p, o) - p for p, o in zip(prompts, outputs, strict=True)]
     )
@@ -208,10 +208,9 @@ def fluid(
             "token engines have "
             "nothing to decode; leave `decode` out, or give a longer output"
         )
-    offered = float(rates @ (prompts + decodes))
-    network = _Network.of(arrivals, prompts, decodes, np.asarray(chances, np.float64))
+    network = _Network.of(arrivals, prompts, decodes, chances)
     buffers = _buffers(server, order, arrivals.size, decodes)
-    return _path(network, full, buffers, np.concatenate([in_prefill, in_decode]), shape, offered)
+    return _path(network, full, buffers, np.concatenate([in_prefill, in_decode]), shape)
 
 
 def _path(
@@ -220,7 +219,6 @@ def _path(
     buffers: list[int],
     requests: Floats,
     shape: tuple[int, ...],
-    offered: float,
 ) -> FluidPath:
     """Follow the buffers, and put prefill and decode of each class apart."""
     time_s, levels, flow, growth = _stretches(network, full, buffers, requests)
@@ -240,7 +238,7 @@ def _path(
         *phases(flow * network.tokens),
         *phases(growth),
         *phases(work),
-        offered_tokens_per_s=offered,
+        offered_tokens_per_s=float(network.arrivals @ work),
         full_batch_tokens_per_s=full,
     )
 
@@ -419,6 +417,38 @@ def _by_class(values: dict[str, npt.ArrayLike]) -> tuple[tuple[int, ...], list[F
         _not_negative(f"the {name}", column, "requests are counted; give at least 0")
         columns.append(np.broadcast_to(column, shape))
     return (() if all(np.ndim(value) == 0 for value in values.values()) else shape), columns
+
+
+def _routing(routing: npt.ArrayLike, classes: int) -> Floats:
+    """Return the chances of going on as each class, with which all requests leave in the end."""
+    chances = checks.array("routing", routing).astype(np.float64)
+    if chances.shape != (classes, classes):
+        raise InputError(
+            f"routing has the shape {chances.shape}, but must have {(classes, classes)}: a row for "
+            "each class that requests leave, a column for each that they go to"
+        )
+    bad = np.argwhere(~((chances >= 0) & (chances <= 1)))
+    if bad.size:
+        i, j = bad[0]
+        raise InputError(
+            f"the routing from class {i} to class {j} is {chances[i, j]}, but a probability is "
+            "from 0 to 1; mend it"
+        )
+    total = chances.sum(axis=1)
+    if (total > 1 + _ROUNDING).any():
+        i = int(np.argmax(total))
+        raise InputError(
+            f"the routing from class {i} adds up to {total[i]:.12g}, but probabilities add up to 1 "
+            "at most, and what is missing to 1 leaves; scale that row"
+        )
+    loop = closed_loop(chances, total < 1 - _ROUNDING)
+    if loop:
+        path = " -> ".join(f"class {place}" for place in loop)
+        raise InputError(
+            f"requests never leave the loop {path}, so their number grows for ever; lower one of "
+            "its routing probabilities"
+        )
+    return chances
 
 
 def _not_negative(what: str, values: Floats, reason: str) -> None:
