@@ -143,6 +143,7 @@ def test_a_fleet_has_the_size_of_either_end() -> None:
     assert sizes[0] < sizes[1] < sizes[2]
     said = found.as_dict()["ends"]
     assert said["slow"]["replicas"] == sizes[2]
+    assert found.as_dict()["answer"] == found.answer == "undecided"
     page = found.page()
     assert page.verdicts[1].source == "because of the batch times"
     none = ps.plan(workload(8.3), ps.search_space(server(), replicas=[1, 2]), ["ttft_p99<2s"], requests=1000)

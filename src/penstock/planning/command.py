@@ -112,9 +112,9 @@ def plan(
         launches=answers.launches,
     )  # fmt: skip
     show_page(page, answers.as_dict(), report, as_json)
-    if strict and any(
-        answer is not None and answer.best is None for answer in (answers.plan, answers.job)
-    ):
+    no_plan = answers.plan is not None and answers.plan.answer != "met"
+    no_job = answers.job is not None and answers.job.best is None
+    if strict and (no_plan or no_job):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 

@@ -97,11 +97,19 @@ class Plan(Shown):
     @property
     def answer(self) -> Judgement:
         """Whether some deployment does what it has to; undecided where that is not known of
-        some.
+        some, or where batch times that may be the true ones take another fleet.
         """
         if self.best is not None:
-            return "met"
+            return "undecided" if self.hinges_on_calibration else "met"
         return "undecided" if any(one.answer == "undecided" for one in self.evaluated) else "missed"
+
+    @property
+    def hinges_on_calibration(self) -> bool:
+        """Whether the slow and the fast end of the batch times take fleets of other sizes."""
+        if self.ends is None:
+            return False
+        slow, fast = (end and end.deployment.fleet for end in (self.ends.slow, self.ends.fast))
+        return slow != fast
 
     def __str__(self) -> str:
         """Return the answer in a sentence."""
