@@ -1,5 +1,6 @@
 """YAML: read, checked against what its sections may hold, and refused in one line."""
 
+import contextlib
 import os
 import re
 import typing
@@ -84,6 +85,11 @@ def read_document(path: Path, kind: str = "scenario") -> Any:
         raise InputError(
             f"cannot read {checks.shown(str(path))} as text: {reason}; a {kind} is a YAML file"
         ) from None
+    if _holds_many(text):
+        raise InputError(
+            f"{path} holds more than {_MOST_VALUES:,} keys and values, and a {kind} needs few; "
+            "keep tables in files of their own"
+        )
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -139,21 +145,21 @@ def parsed(document: Any, model: type[Sections], name: str, needs: str) -> Secti
         raise InputError(f"{name} {_TOO_DEEP}") from None
 
 
+def _holds_many(text: str) -> bool:
+    """Return whether YAML has more keys and values than `_MOST_VALUES`, without composing them.
+
+    Short text is not looked through, and an error ends the look: reading says what it is.
+    """
+    if len(text) > _MOST_VALUES:
+        fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        with contextlib.suppress(yaml.YAMLError):
+            nodes = (event for event in yaml.parse(text, fast) if isinstance(event, yaml.NodeEvent))
+            return any(count > _MOST_VALUES for count, _ in enumerate(nodes))
+    return False
+
+
 class _Loader(yaml.SafeLoader):
     """YAML in which no key of a mapping stands twice, and 1e3 is a number."""
-
-    def __init__(self, stream: Any) -> None:
-        super().__init__(stream)
-        self._nodes = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self._nodes += 1
-        if self._nodes > 2 * _MOST_VALUES:  # keys are nodes, too, each of which takes a kilobyte
-            raise yaml.composer.ComposerError(
-                problem=f"it holds more than {_MOST_VALUES:,} values, and a scenario needs few; "
-                "keep tables in files of their own",
-            )
-        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
