@@ -28,6 +28,20 @@ def exporter() -> Iterator[Exporter]:
     exporter.close()
 
 
+def test_a_server_that_does_not_start_is_an_error_and_listens_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its construction waited for ever."""
+    listening: list[socket.socket] = []
+
+    async def fails(*_: object, sock: socket.socket, **__: object) -> None:
+        listening.append(sock)
+        raise OSError("no more files")
+
+    monkeypatch.setattr("asyncio.start_server", fails)
+    with pytest.raises(OSError, match="no more files"):
+        Exporter("0", 5.0)
+    assert listening[0].fileno() == -1
+
+
 def scraped(exporter: Exporter) -> dict[tuple[str, ...], float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=5) as page:
         families = text_string_to_metric_families(page.read().decode())

@@ -67,10 +67,14 @@ class Exporter:
         self.address, self.port = self._listening.getsockname()[:2]
         self._open = 0
         self._loop = asyncio.new_event_loop()
-        listens = threading.Event()
-        self._thread = threading.Thread(target=self._serve, args=(listens,), daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        listens.wait()
+        server = asyncio.start_server(self._take, sock=self._listening, limit=_MOST_BYTES)
+        try:
+            asyncio.run_coroutine_threadsafe(server, self._loop).result()
+        except BaseException:
+            self.close()
+            raise
 
     def show(self, answer: Answer) -> None:
         """Give these figures from now on."""
@@ -82,13 +86,6 @@ class Exporter:
         self._thread.join()
         self._loop.close()
         self._listening.close()
-
-    def _serve(self, listens: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = asyncio.start_server(self._take, sock=self._listening, limit=_MOST_BYTES)
-        self._loop.run_until_complete(server)
-        listens.set()
-        self._loop.run_forever()
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request; whoever sends half of one costs no thread, and not for long."""
