@@ -1,6 +1,7 @@
 """The page answers as `penstock check --json` does, part by part, to whom it should alone."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -15,6 +16,7 @@ pytest.importorskip("httpx", reason="Starlette's test client needs httpx")
 import httpx
 import uvicorn
 import yaml
+from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
 from penstock.serving import command
@@ -157,6 +159,44 @@ def test_no_more_answers_are_worked_out_at_once_than_the_most(path: Path, monkey
             return [*sorted(statuses), again]
 
     assert asyncio.run(asyncio.wait_for(asked(), 20)) == [200, 200, *[503] * 28, 200]
+
+
+def test_who_leaves_before_the_first_part_leaves_no_work_and_no_place_taken(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work went on to its end, and kept one of the places for so long."""
+    monkeypatch.setattr(Answers, "warm", lambda _: None)
+    monkeypatch.setattr("penstock.serving.answering._MOST_AT_ONCE", 1)
+    begun: list[str] = []
+
+    def parts(*_: object) -> Iterator[dict[str, str]]:
+        begun.append("work")
+        yield {"part": "bounds"}
+
+    monkeypatch.setattr(Answers, "_parts", parts)
+
+    async def asked() -> list[int]:
+        app = application(Controls(path))
+
+        async def gone() -> dict[str, str]:
+            return {"type": "http.disconnect"}
+
+        async def lost(_: object) -> None:
+            raise OSError("nobody is there")
+
+        scope = {
+            "type": "http", "method": "GET", "path": "/answer", "query_string": b"",
+            "headers": [(b"host", b"localhost")],
+        }  # fmt: skip
+        for version in ("2.3", "2.4"):  # two ways in which Starlette notices
+            with contextlib.suppress(OSError, ClientDisconnect):
+                await app(scope | {"asgi": {"version": "3.0", "spec_version": version}}, gone, lost)
+        assert not begun
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return [(await client.get("/answer")).status_code for _ in range(2)]
+
+    assert asyncio.run(asyncio.wait_for(asked(), 20)) == [200, 200]
 
 
 def test_a_request_that_is_half_sent_is_not_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ and only one of them tests or simulates at a time.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 import polars as pl
@@ -50,11 +51,11 @@ class Answers:
         self._turn = threading.Lock()
         self._free = threading.Semaphore(_MOST_AT_ONCE)
 
-    def parts(self, query: dict[str, str]) -> AsyncIterator[Part]:
-        """Begin an answer, and return its parts as they come; who stops asking stops the work.
+    def parts(self, query: dict[str, str]) -> AsyncGenerator[Part]:
+        """Return the parts of an answer as they come; who stops asking stops the work.
 
-        A scenario that cannot be used has one part, with the message and the field that it is
-        about.
+        It begins when the first is asked for. A scenario that cannot be used has one part, with the
+        message and the field that it is about.
 
         Raises
         ------
@@ -65,18 +66,10 @@ class Answers:
             raise TooMany(
                 f"{_MOST_AT_ONCE} answers are being worked out, which is the most; ask again"
             )
-        loop = asyncio.get_running_loop()
-        parts: asyncio.Queue[Part | None] = asyncio.Queue()
         left = threading.Event()
-
-        def hand(part: Part | None) -> None:
-            if not left.is_set() and not loop.is_closed():
-                loop.call_soon_threadsafe(parts.put_nowait, part)
-
-        # As a daemon: a simulation does not keep the command from ending.
-        arguments = (query, hand, left)
-        threading.Thread(target=self._run, args=arguments, name=ANSWER, daemon=True).start()
-        return _until_left(parts, left)
+        # Given back once: when the work ends, or when nothing holds `left` as nobody began.
+        give_back = weakref.finalize(left, self._free.release)
+        return self._until_left(query, left, give_back)
 
     def warm(self) -> None:
         """Compile and load what the first state would wait for, in a thread of its own."""
@@ -87,11 +80,32 @@ class Answers:
 
         threading.Thread(target=run, daemon=True).start()
 
+    async def _until_left(
+        self, query: dict[str, str], left: threading.Event, give_back: Callable[[], object]
+    ) -> AsyncGenerator[Part]:
+        """Begin, and yield parts until there are no more, or nobody asks for them."""
+        loop = asyncio.get_running_loop()
+        parts: asyncio.Queue[Part | None] = asyncio.Queue()
+
+        def hand(part: Part | None) -> None:
+            if not left.is_set() and not loop.is_closed():
+                loop.call_soon_threadsafe(parts.put_nowait, part)
+
+        # As a daemon: a simulation does not keep the command from ending.
+        arguments = (query, hand, left, give_back)
+        threading.Thread(target=self._run, args=arguments, name=ANSWER, daemon=True).start()
+        try:
+            while (part := await parts.get()) is not None:
+                yield part
+        finally:
+            left.set()
+
     def _run(
         self,
         query: dict[str, str],
         hand: Callable[[Part | None], None],
         left: threading.Event,
+        give_back: Callable[[], object],
     ) -> None:
         last = -1.0
 
@@ -114,7 +128,7 @@ class Answers:
             hand({"part": "refused", "message": message, "field": None})
             raise
         finally:
-            self._free.release()
+            give_back()
             hand(None)
 
     def _parts(self, values: Values, shown: Progress, left: threading.Event) -> Iterator[Part]:
@@ -132,17 +146,6 @@ class Answers:
         with self._turn:
             going(0.0)
             yield from _simulated(case, going)
-
-
-async def _until_left(
-    parts: "asyncio.Queue[Part | None]", left: threading.Event
-) -> AsyncIterator[Part]:
-    """Yield parts until there are no more, or nobody asks for them."""
-    try:
-        while (part := await parts.get()) is not None:
-            yield part
-    finally:
-        left.set()
 
 
 def _simulated(case: Case, going: Progress) -> Iterator[Part]:

@@ -7,7 +7,7 @@ answers (DNS rebinding); so are requests of other pages.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,7 @@ def application(
 
     async def answer(request: Request) -> Response:
         try:
-            return _lines(answers.parts(dict(request.query_params)))
+            return _Lines(answers.parts(dict(request.query_params)))
         except TooMany as error:
             return PlainTextResponse(str(error), 503, headers={"retry-after": "1"})
 
@@ -83,7 +83,7 @@ def application(
         return Response(case.text, media_type="application/yaml", headers=attached)
 
     async def live(_: Request) -> Response:
-        return _lines(_rounds(watched))
+        return _Lines(_rounds(watched))
 
     routes = [
         Route("/state", state),
@@ -129,20 +129,22 @@ def _file_name(controls: Controls) -> str:
     return f"{''.join(kept)}.yaml"
 
 
-def _lines(parts: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
-    """Send each part as a line of JSON when it comes; null is what is infinite."""
+class _Lines(StreamingResponse):
+    """Sends each part as a line of JSON when it comes; null is what is infinite."""
 
-    async def lines() -> AsyncIterator[str]:
+    def __init__(self, parts: AsyncGenerator[dict[str, Any]]) -> None:
+        lines = (json.dumps(finite(part), allow_nan=False) + "\n" async for part in parts)
+        super().__init__(lines, media_type="application/x-ndjson")
+        self._parts = parts
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         try:
-            async for part in parts:
-                yield json.dumps(finite(part), allow_nan=False) + "\n"
-        finally:
-            await parts.aclose()  # type: ignore[attr-defined]
-
-    return StreamingResponse(lines(), media_type="application/x-ndjson")
+            await super().__call__(scope, receive, send)
+        finally:  # whoever left, even before the first
+            await self._parts.aclose()
 
 
-async def _rounds(watched: "Watched | None") -> AsyncIterator[dict[str, Any]]:
+async def _rounds(watched: "Watched | None") -> AsyncGenerator[dict[str, Any]]:
     """Yield what is known of the engines, each time that a round has ended."""
     seen = -1
     while watched is not None:
