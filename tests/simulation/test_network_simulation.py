@@ -287,6 +287,7 @@ def test_tables_say_what_the_rows_say() -> None:
 def test_what_cannot_be_simulated_is_refused_in_one_line() -> None:
     network = self_reflection(0.5)
     recorded = ps.Network.single(ps.Workload.from_arrays([0.0, 1.0], [5, 5], [5, 5]), UNIT)
+    late = ps.Network.single(ps.Workload.from_arrays([0.0, 9e9], [5, 5], [5, 5]), UNIT)
     simulate: Any = ps.simulate
 
     @ps.policy
@@ -315,6 +316,7 @@ def test_what_cannot_be_simulated_is_refused_in_one_line() -> None:
         (lambda: simulate(network, until=-1.0), "until is -1"),
         (lambda: simulate(network, jobs=5, record="batch"), "unknown record 'batch'; did you mean"),
         (lambda: simulate(network, jobs=5, tick_s=10.0), "less than half a tick"),
+        (lambda: simulate(late), "an arrival of 9e\\+09 s is more ticks"),
         (lambda: simulate(recorded, jobs=5), "has 2 and is replayed once"),
         (lambda: simulate(with_pool(ps.Pool(UNIT.with_policy(idle))), jobs=5), "empty batch while requests wait"),
         (lambda: simulate(with_pool(ps.Pool(UNIT.with_policy(negative))), jobs=5), "negative number of tokens"),

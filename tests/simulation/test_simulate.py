@@ -227,6 +227,14 @@ def test_a_low_rate_is_simulated_as_far_as_asked() -> None:
     assert 1 <= run.arrived < 40
 
 
+@pytest.mark.parametrize("last", [4e9, 9e9, 1e12])
+def test_arrivals_later_than_ticks_can_count_are_refused_and_none_is_dropped(last: float) -> None:
+    workload = ps.Workload.from_arrays([0, last, last], [1, 1, 1], [1, 1, 1])
+    with pytest.raises(ps.InputError, match=r"s after the first is more ticks of 1e-09 s than can be counted"):
+        ps.simulate(workload, SERVER)
+    assert ps.simulate(workload, SERVER, until=1.0).arrived == 1
+
+
 def test_times_beyond_64_bits_of_nanoseconds_are_refused_not_wrapped() -> None:
     run = ps.simulate(ps.Workload.from_arrays([0, 1e10], [1, 1], [1, 1]), SERVER, tick_s=1e-2)
     with pytest.raises(ps.InputError, match="64 bits"):

@@ -314,7 +314,9 @@ def cut(blocks: Iterator[_Block], count: int | None, stop: int, tick_s: float) -
     for block in blocks:
         part = block.first(min(left, block.arrival_s.size))
         left -= part.arrival_s.size
-        within = int(np.searchsorted(np.rint(part.arrival_s / tick_s), stop, side="right"))
+        within = part.arrival_s.size
+        if stop < NEVER:
+            within = int(np.searchsorted(np.rint(part.arrival_s / tick_s), stop, side="right"))
         if not within:
             return
         yield part.first(within)
