@@ -47,6 +47,12 @@ def test_another_policy_of_a_server_has_its_own_settings() -> None:
             "needs one beside its drafts",
         ),
         ({"policy_params": {"draft_lookahead": 2}}, "there are no drafts"),
+        ({"policy_params": {"acceptance": 0.7}}, "there are no drafts, so it would change nothing"),
+        ({"policy_params": {"method": "eagle"}}, "method is 'eagle', but there are no drafts"),
+        ({"policy_params": {"parallel_drafting": True}}, "parallel_drafting is True, but there are no drafts"),
+        ({"policy_params": {"mtp_modules": 2}}, "mtp_modules is 2, but there are no drafts"),
+        ({"policy_params": {"drafts": 2, "acceptance": 0.5, "method": 3}}, "method is 3; known: ngram"),
+        ({"policy_params": {"drafts": 2, "acceptance": 0.5, "method": ["eagle"]}}, "method is ['eagle']"),
         ({"policy_params": {"drafts": 2, "acceptance": 0.5, "method": "ngram"}}, "set async_scheduling to false"),
         ({"policy_params": {"drafts": 2, "acceptance": 0.5, "method": "egle"}}, "did you mean 'eagle'"),
         (

@@ -28,7 +28,7 @@ class Option(NamedTuple):
 
     ``refused``: words that the engine knows besides, with the reason why they are refused here.
     One whose default is a tuple is a list of shares of one, or a single share. A default of None is
-    a share that follows from other settings.
+    a share that follows from other settings. ``needs``: the setting without which it says nothing.
     """
 
     default: Any
@@ -37,6 +37,7 @@ class Option(NamedTuple):
     high: float = MOST_TOKENS
     alias: str = ""
     refused: Mapping[str, str] = {}
+    needs: str = ""
 
 
 class Engine(Scheduler, abc.ABC):
@@ -192,6 +193,13 @@ def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[s
         if key in settings:
             raise InputError(f"{name}: {key} is given twice; give it once")
         settings[key] = _value(f"{name}: {key}", value, known[key])
+    for key, value in settings.items():
+        needs = known[key].needs
+        if needs and needs not in settings and value != known[key].default:
+            raise InputError(
+                f"{name}: {key} is {checks.shown(value)}, but there are no {needs}, so it would "
+                f"change nothing; give {needs}, too, or leave it out"
+            )
     return settings
 
 
@@ -199,11 +207,13 @@ def _value(what: str, value: Any, option: Option) -> Any:
     """Return the value of a setting, once it is sound."""
     if option.known is not None:
         # TensorRT-LLM writes them in capitals.
-        word = value.lower() if isinstance(value, str) else ""
+        word = value.lower() if isinstance(value, str) else None
         if word in option.refused:
             raise InputError(f"{what} is {word!r}, which {option.refused[word]}; take another")
         if word not in option.known:
-            raise InputError(f"{what} is {checks.shown(value)}{nearest(str(value), option.known)}")
+            raise InputError(
+                f"{what} is {checks.shown(value)}{nearest(str(value), filter(None, option.known))}"
+            )
         return word
     if isinstance(option.default, bool):
         if not isinstance(value, bool):

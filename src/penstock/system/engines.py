@@ -131,11 +131,11 @@ class Vllm(Engine):
         "reserve_prompt": Option(True, alias="scheduler_reserve_full_isl"),
         "max_model_len": Option(0),
         "drafts": Option(0, high=64, alias="num_speculative_tokens"),
-        "acceptance": Option(()),
-        "draft_lookahead": Option(0, high=1024),
-        "method": Option("", ("", *_DRAFTING)),
-        "parallel_drafting": Option(False),
-        "mtp_modules": Option(1, low=1, high=64, alias="num_nextn_predict_layers"),
+        "acceptance": Option((), needs="drafts"),
+        "draft_lookahead": Option(0, high=1024, needs="drafts"),
+        "method": Option("", ("", *_DRAFTING), needs="drafts"),
+        "parallel_drafting": Option(False, needs="drafts"),
+        "mtp_modules": Option(1, low=1, high=64, alias="num_nextn_predict_layers", needs="drafts"),
     }
     orders = ("fcfs", "priority")
     own_blocks = 1
@@ -178,11 +178,6 @@ class Vllm(Engine):
                 "long_prefill_threshold is 0, none; give one"
             )
         self._settle_drafting()
-        if self.options["draft_lookahead"] and not self.options["drafts"]:
-            raise InputError(
-                f"{self.name}: draft_lookahead is {self.options['draft_lookahead']:,}, but there "
-                "are no drafts; give drafts, too"
-            )
         at_once = self.options["prefill_interval"] == 1
         fills = self.cuts_prompts and threshold == 0 and at_once
         self.work_conserving = fills and self.options["drafts"] == 0
@@ -217,7 +212,7 @@ class Vllm(Engine):
         """Set what follows from who drafts."""
         options, drafts, method = self.options, self.options["drafts"], self.options["method"]
         drafting = _DRAFTING.get(method, _Drafting()) if drafts else _Drafting()
-        self.lookahead = options["draft_lookahead"]
+        self.lookahead = options["draft_lookahead"] if drafts else 0
         if drafting.looks_ahead:
             if self.lookahead not in (0, drafts):
                 raise InputError(
