@@ -18,19 +18,14 @@ import penstock as ps
 from penstock.measuring.fitting.batches import MeasuredBatches
 from penstock.measuring.fitting.fit import fit
 from penstock.measuring.fitting.layers.batch_contents import draw_batches
-from penstock.measuring.fitting.layers.profiles import read_llmservingsim, read_vidur
+from penstock.measuring.fitting.layers.profiles import read_llmservingsim
 from penstock.measuring.fitting.layers.times import Link
-from penstock.measuring.fitting.readers import read_batches
 from penstock.system.batch_time_file import write_batch_time
 
 TARGET = Path(ps.__file__).parent / "system" / "hardware_files"
 CHAT = ps.Workload.preset("azure-conv").with_rate(1.0, arrivals="poisson")
 """Contexts as long as these are what the fits of composition are for."""
 
-VIDUR = (
-    "Vidur's layer profiles (Agrawal et al., MLSys 2024), linear layers only: no attention, no "
-    "exchange between GPUs"
-)
 SPLITWISE = (
     "runs of whole models profiled for Splitwise (Patel et al., ISCA 2024), batches of up to "
     "16,384 tokens"
@@ -39,18 +34,12 @@ LLMSERVINGSIM = (
     "LLMServingSim's layer profiles (Cho et al.), batches drawn with the lengths of Azure "
     "conversations"
 )
-YEARS = {VIDUR: 2024, SPLITWISE: 2024, LLMSERVINGSIM: 2026}
+YEARS = {SPLITWISE: 2024, LLMSERVINGSIM: 2026}
 """Of publication; the profiles of LLMServingSim say when they were made."""
 MOST_TOKENS = 16_384
 """Of batches that are fitted: larger ones were measured to take less."""
 MOST_BIAS = 0.03
 """Of the sum of batch times: fits that are further off are left out."""
-MODELS = {
-    "llama-2-7b": ("Llama-2-7B", "meta-llama/Llama-2-7b-hf", 32),
-    "llama-3-8b": ("Llama-3-8B", "meta-llama/Meta-Llama-3-8B", 32),
-    "codellama-34b": ("CodeLlama-34B", "codellama/CodeLlama-34b-Instruct-hf", 48),
-    "llama-2-70b": ("Llama-2-70B", "meta-llama/Llama-2-70b-hf", 80),
-}
 CARDS = {"a100": "A100 80 GB", "h100": "H100 80 GB"}
 PRO = "RTX PRO 6000"
 PROFILES = (
@@ -80,29 +69,24 @@ fit, the batches.
 """
 
 
-def linear_layers(data: Path) -> Iterator[Found]:
-    """Yield Vidur's profiles."""
-    for card, accelerator in CARDS.items():
-        for name, (model, folder, layers) in MODELS.items():
-            file = data / "profiling" / "vidur" / card / folder / "mlp.csv.gz"
-            degrees = (
-                pl.read_csv(file)["num_tensor_parallel_workers"].unique().sort()
-                if file.exists()
-                else ()
-            )
-            for degree in degrees:
-                profile = read_vidur(file, layers=layers, tensor_parallel=degree)
-                batches = profile.without_attention()
-                yield (
-                    f"{name}-{card}-linear-tp{degree}",
-                    model,
-                    accelerator,
-                    degree,
-                    VIDUR,
-                    "MIT",
-                    "auto",
-                    batches,
-                )
+def runs(file: Path, model: str, card: str, degree: int) -> MeasuredBatches:
+    """Read Splitwise's profile: each row is the prefill of all prompts, and the mean decode."""
+    rows = pl.read_csv(file).filter(model=model, hardware=card, tensor_parallel=degree)
+    many, prompt = rows["batch_size"].to_numpy(), rows["prompt_size"].to_numpy()
+    nothing = np.zeros(rows.height)
+    context = many * (prompt + rows["token_size"].to_numpy() / 2)
+    return MeasuredBatches(
+        seconds=np.concatenate([rows["prompt_time"], rows["token_time"]]) / 1e3,
+        tokens=np.concatenate([many * prompt, many]),
+        prefill_tokens=np.concatenate([many * prompt, nothing]),
+        decode_tokens=np.concatenate([nothing, many]),
+        requests=np.concatenate([many, many]),
+        squares=np.concatenate([many * prompt**2, nothing]),
+        pairs=np.zeros(2 * rows.height),
+        context=np.concatenate([nothing, context]),
+        source=f"{file.name} ({model}, {card}, tensor parallel {degree})",
+        sweep=True,
+    )
 
 
 def whole_models(data: Path) -> Iterator[Found]:
@@ -113,8 +97,7 @@ def whole_models(data: Path) -> Iterator[Found]:
         ("bloom-176b", "BLOOM-176B", (8,)),
     ):
         for card, degree in itertools.product(CARDS, degrees):
-            where = {"model": name, "hardware": f"{card}-80gb", "tensor_parallel": str(degree)}
-            batches = read_batches(file, where=where).up_to(MOST_TOKENS)
+            batches = runs(file, name, f"{card}-80gb", degree).up_to(MOST_TOKENS)
             yield (
                 f"{label.lower()}-{card}-tp{degree}",
                 label,
@@ -166,15 +149,11 @@ def layers_with_attention(data: Path) -> Iterator[Found]:
 
 def main(data: Path) -> None:
     """Write a file for each, and say how well it fits."""
-    for kind in (linear_layers, whole_models, layers_with_attention):
+    for kind in (whole_models, layers_with_attention):
         for name, model, accelerator, degree, source, licence, family, batches in kind(data):
             found = fit(batches, family)
             model_of = found.model
             warnings = [warning for warning in found.warnings if "extrapolated" in warning]
-            if kind is linear_layers:
-                warnings = [
-                    "linear layers only: attention and exchange between GPUs are not in these times"
-                ]
             if isinstance(model_of, ps.Composition) and not np.any(batches.pairs):
                 warnings.append(
                     "no prompt was cut in these measurements: to cut one is taken to cost nothing"
@@ -198,8 +177,7 @@ def main(data: Path) -> None:
                 if degree > 1
                 else f"one {accelerator}"
             )
-            what = " (linear layers only)" if kind is linear_layers else ""
-            file = found.as_file(f"{model} on {many}{what}", licence)
+            file = found.as_file(f"{model} on {many}", licence)
             said = {
                 "model": found.name,
                 "batches": found.n,

@@ -22,8 +22,8 @@ from penstock.planning.space import Space, search_space
 
 PAIRS = [
     ("codellama-34b-a100-tp1", "codellama-34b-a100-tp2"), ("codellama-34b-a100-tp1", "codellama-34b-a100-tp4"),
-    ("codellama-34b-a100-tp2", "codellama-34b-a100-tp4"), ("codellama-34b-a100-tp1", "codellama-34b-h100-linear-tp1"),
-    ("codellama-34b-a100-tp2", "codellama-34b-h100-linear-tp1"), ("llama-2-70b-a100-tp4", "llama-2-70b-h100-tp4"),
+    ("codellama-34b-a100-tp2", "codellama-34b-a100-tp4"),
+    ("llama-2-70b-a100-tp4", "llama-2-70b-h100-tp4"),
     ("llama-3.1-8b-rtx4090-tp1", "llama-3.1-8b-rtxpro6000-tp1"),
 ]  # fmt: skip
 ROUTERS = ["jsq", "random", "round-robin", "tokens", "work", "power-of-two", "fastest"]
@@ -194,7 +194,7 @@ def test_what_cannot_be_mixed_is_refused_in_one_line(wrong: dict[str, object], m
 
 
 def test_kinds_that_do_not_count_batches_alike_are_left_out_and_named() -> None:
-    pair = ["llama-2-70b-a100-tp4", "llama-2-70b-a100-linear-tp4"]
+    pair = ["llama-2-70b-a100-tp4", "codellama-34b-a100-tp4"]
     space = search_space(ps.Server(ps.hardware(pair[0]).batch_time, 512), hardware=pair, replicas=2, mix=True)
     assert not any(each.others for each in space)
     assert ["do not count the same" in each.why for each in space.refused] == [True]

@@ -7,6 +7,7 @@ from penstock.errors import InputError
 from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import network_of
 from penstock.planning.space import search_space
+from penstock.system.batch_time_file import GPU_MEMORY_GIB
 
 SERVER = ps.Server(ps.Affine(c=0.01, a=1e-4), token_budget=256)
 
@@ -163,8 +164,11 @@ def test_the_kv_memory_of_an_engine_is_that_of_each_hardware() -> None:
     assert held[names[1]] > 10 * held[names[0]]
 
 
-def test_hardware_that_cannot_hold_the_weights_is_refused_and_a_number_of_tokens_goes_before_the_gpu() -> None:
-    names = ["llama-2-70b-a100-linear-tp1", "llama-2-70b-a100-tp2"]
+def test_hardware_that_cannot_hold_the_weights_is_refused_and_a_number_of_tokens_goes_before_the_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(GPU_MEMORY_GIB, "A100 80 GB", 40.0)
+    names = ["llama-2-70b-a100-tp2", "llama-2-70b-a100-tp4"]
     preset = ps.hardware(names[1])
     server = ps.Server(preset.batch_time, 2048, 256, policy="vllm", gpu=preset.gpu)
     space = search_space(server, hardware=names, replicas=1)

@@ -120,7 +120,7 @@ BAD = {
     "an unknown preset": (said("{preset: azure-cod}"), "did you mean 'azure-code'"),
     "unknown hardware": (
         said(server="hardware: codellama-34b-a100, token_budget: 5"),
-        "known: codellama-34b-a100-linear-tp1",
+        "known: codellama-34b-a100-tp1",
     ),
     "an unknown policy": (said(server=f"{KNOWN}, token_budget: 5, policy: sarati"), "did you mean 'sarathi'"),
     "a negative rate": (said("{preset: azure-code, rate: -1}"), "rate is -1"),
@@ -281,7 +281,7 @@ def test_a_gpu_and_a_model_are_enough_beside_measured_batch_times() -> None:
             | {"gpu": {"memory_gib": 80, "gpu_memory_utilization": 0.9}},
             "only with the model; add `model`",
         ),
-        (VLLM | {"hardware": "llama-2-70b-a100-linear-tp1"}, "would not start; take more GPUs"),
+        (VLLM | {"hardware": {"model": "Llama-3.1-70B", "gpu": "a100-80gb"}}, "would not start; take more GPUs"),
         (VLLM | {"memory": "unlimted"}, "server.memory must be a mapping of keys"),
         (VLLM | {"memory": {"unlimited": True, "blocks": 5}}, "server.memory.unlimited is not a key"),
         (VLLM | {"memory": "unlimited", "kv_blocks": 100}, "memory is unlimited, but kv_blocks, .*give one"),

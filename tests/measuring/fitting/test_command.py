@@ -102,22 +102,6 @@ def test_of_a_long_table_some_loads_are_shown_and_how_many_is_said_and_the_page_
     assert (tmp_path / "fit.html").read_text().count("<span>t_") == len(shown) + loads
 
 
-def test_a_profile_of_one_of_several_accelerators_is_fitted_and_its_file_says_what_is_missing(
-    penstock: Callable[..., Said], tmp_path: Path
-) -> None:
-    folder, file = tmp_path / "tp2", tmp_path / "fitted.yaml"
-    folder.mkdir()
-    rows = [f"mlp,{tokens},{100 + 2 * tokens}" for tokens in range(1, 60)]
-    (folder / "dense.csv").write_text("\n".join(["layer,tokens,time_us", *rows]) + "\n")
-    status, out, _ = penstock("fit", folder, "--layers", 64, "--model", "affine", "--output", file)
-    assert status == 0
-    warnings = read_batch_time(file).fit["warnings"]
-    for words in ("attention is not in these times", "exchange between 2 accelerators is not in these times"):
-        assert words in " ".join(out.split())
-        assert any(said.startswith(words) for said in warnings)
-    assert str(tmp_path) not in file.read_text()
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -1,39 +1,44 @@
-"""Fits of published measurements: the paper's constants, and real steps that the fit has not seen."""
+"""Fits of real steps, judged on steps that the fit has not seen."""
 
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
+from penstock.measuring.fitting.batches import MeasuredBatches
 from penstock.measuring.fitting.fit import fit
-from penstock.measuring.fitting.readers import read_batches
 from penstock.measuring.fitting.relative_errors import seconds_of
 
-PAPER = {1: (11.28e-3, 35.47e-3), 2: (7.24e-3, 18.03e-3), 4: (6.96e-3, 8.69e-3)}
 
+def steps_of(path: Path, model: str) -> MeasuredBatches:
+    """Return the steps whose next one was sampled, too, so that their own time is known.
 
-@pytest.mark.parametrize("degree", PAPER)
-def test_the_papers_constants_come_out_of_the_profile_of_codellama_34b(degree: int, shared_data: Path) -> None:
-    """b0 = 128 with R^2 above .97; c and a near the paper's. On four A100 a width of 64 fits better."""
-    path = shared_data / "profiling/vidur/a100/codellama/CodeLlama-34b-Instruct-hf/mlp.csv.gz"
-    measured = read_batches(path, layers=48, where={"num_tensor_parallel_workers": str(degree)}).up_to(512)
-    if degree < 4:
-        found = fit(measured, "steps")
-        assert found.parameters["b0"][0] == 128
-        assert found.r2 > 0.97
-        c, a = PAPER[degree]
-        assert found.parameters["a"][0] == pytest.approx(a, rel=0.02)
-        assert found.parameters["c"][0] == pytest.approx(c, rel=0.12)
-    else:
-        assert fit(measured, "steps").r2 > 0.97
-        assert fit(measured, "steps").parameters["b0"][0] == 64
+    KV blocks in use hold 16 tokens each, the last block of a request half full on average.
+    """
+    prefill, decode = pl.col("batch.prefill_tokens"), pl.col("batch.decode_tokens")
+    blocks = pl.col("kv.blocks_total_gpu") - pl.col("kv.blocks_free_gpu")
+    held, tokens = 16 * blocks - 8 * pl.col("queue.running_depth") - prefill, prefill + decode
+    rows = (
+        pl.read_parquet(path)
+        .filter(pl.col("model") == model, pl.col("next_sampled_id_gap") == 1, pl.col("true_cycle_us") > 0, tokens > 0)
+        .select(
+            seconds=pl.col("true_cycle_us") / 1e6,
+            tokens=tokens,
+            prefill_tokens=prefill,
+            decode_tokens=decode,
+            requests=pl.col("batch.num_prefill_reqs") + pl.col("batch.num_decode_reqs"),
+            context=held.clip(0) * (decode > 0),
+        )
+    )
+    return MeasuredBatches(**{name: rows[name].to_numpy().astype(float) for name in rows.columns})
 
 
 @pytest.mark.parametrize("model", ["codellama-34b", "llama-2-70b", "llama-2-70b-hf"])
 def test_the_second_half_of_a_real_run_is_predicted_from_the_first(model: str, shared_data: Path) -> None:
     """BLIS StepML, vLLM 0.15.1 on H100: half of the typical errors within 8%, with context better than without."""
     path = shared_data / "real_runs/blis_stepml/steps_with_true_cycle.parquet"
-    steps = read_batches(path, where={"model": model})
+    steps = steps_of(path, model)
     half = len(steps) // 2
     first, second = steps.take(np.arange(half)), steps.take(np.arange(half, len(steps)))
     errors = {}

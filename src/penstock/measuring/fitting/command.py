@@ -21,17 +21,11 @@ from penstock.show.options import (
     show_page,
 )
 
-Layers = Annotated[
-    int | None, typer.Option("--layers", help="Layers of the model, for layer profiles.")
-]
-
-
 Files = Annotated[
     list[Path],
     typer.Argument(
         metavar="FILE...",
-        help="Measured batches: a table, an engine's log or metrics, a layer profile; -: "
-        "standard input.",
+        help="Measured batches: a table, an engine's log or metrics; -: standard input.",
     ),
 ]
 Model = Annotated[
@@ -45,7 +39,7 @@ Format = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help="table, vllm, sglang, tensorrt-llm, blis, splitwise, vidur, llmservingsim.",
+        help="table, vllm, sglang, tensorrt-llm.",
     ),
 ]
 Where = Annotated[
@@ -67,7 +61,6 @@ def fit(
     model: Model = "auto",
     format: Format = None,
     where: Where = None,
-    layers: Layers = None,
     max_tokens: MaxTokens = None,
     b0: B0 = None,
     confidence: Confidence = 0.95,
@@ -91,10 +84,7 @@ def fit(
     refuse_twice(files)
     chosen = dict(_pair(text) for text in where or ())
     batches = joined(
-        [
-            read_batches(file, format, where=chosen or None, layers=layers, max_gib=max_gib)
-            for file in files
-        ]
+        [read_batches(file, format, where=chosen or None, max_gib=max_gib) for file in files]
     )
     if max_tokens is not None:
         batches = batches.up_to(max_tokens)

@@ -1,12 +1,9 @@
 """Read measured batches: plain tables, and the logs and metrics of engines."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from penstock import checks
@@ -21,29 +18,13 @@ from penstock.measuring.fitting.batches import (
     limits_of,
 )
 from penstock.measuring.fitting.engine_logs import find_passes, find_stats
-from penstock.measuring.fitting.layers.profiles import degree_of, read_llmservingsim, read_vidur
-from penstock.measuring.fitting.layers.times import LayerTimes
 from penstock.measuring.fitting.vllm_log import find_iterations, has_iterations
 
-FORMATS = ("table", "vllm", "sglang", "tensorrt-llm", "blis", "splitwise", "vidur", "llmservingsim")
+FORMATS = ("table", "vllm", "sglang", "tensorrt-llm")
 """What `read_batches` reads."""
 
 _PER_SECOND = {"seconds": 1.0, "ms": 1e3, "us": 1e6}
-_BLOCK = 16  # tokens in a KV block of vLLM by default
 _MOST = 1e15
-
-_BLIS = (
-    "batch.prefill_tokens",
-    "batch.decode_tokens",
-    "batch.num_prefill_reqs",
-    "batch.num_decode_reqs",
-    "queue.running_depth",
-    "kv.blocks_total_gpu",
-    "kv.blocks_free_gpu",
-    "next_sampled_id_gap",
-    "true_cycle_us",
-)
-_SPLITWISE = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
 
 
 def read_batches(
@@ -51,10 +32,9 @@ def read_batches(
     format: str | None = None,
     *,
     where: Mapping[str, str] | None = None,
-    layers: int | None = None,
     max_gib: float | None = None,
 ) -> MeasuredBatches:
-    """Read measured batches from a file, or a folder of layer times.
+    """Read measured batches from a file.
 
     Parameters
     ----------
@@ -64,15 +44,11 @@ def read_batches(
         ``squares``, ``pairs``, ``context``. ``vllm``: a log with the lines of
         ``--enable-logging-iteration-details``. ``sglang``: forward-pass metrics as JSON Lines (of
         SGLang, vLLM or Dynamo). ``tensorrt-llm``: iteration statistics, JSON as ``/metrics`` of
-        trtllm-serve gives it. ``blis``: sampled steps of vLLM, Parquet. ``splitwise``: its profile,
-        whose every row gives a prefill and a decode batch. ``vidur``, ``llmservingsim``: layer
-        times, without attention.
+        trtllm-serve gives it.
     format
         One of these; None: told by the content.
     where
         Of a table, keep rows with these values: ``{"model": "llama-2-70b"}``.
-    layers
-        Repeated layers of the model, for ``vidur`` and ``llmservingsim``.
     max_gib
         What the file may hold, unpacked, in GiB; None: 2. All of it must fit into memory.
 
@@ -84,9 +60,6 @@ def read_batches(
     path = checks.path("a file of measured batches", path)
     if format is not None and format not in FORMATS:
         raise InputError(f"unknown format {checks.shown(format)}{nearest(str(format), FORMATS)}")
-    if format == "llmservingsim" or (format is None and path.is_dir()):
-        read = partial(read_llmservingsim, path, tensor_parallel=1)
-        return _layers_known(path, layers, degree_of(path), read)
     source = Source.at(path, max_gib)
     kind = format or _told(source)
     if kind in _LINES:
@@ -95,12 +68,7 @@ def read_batches(
                 f"{source.name} is no table but of the format {kind}; leave `where` out"
             )
         return _LINES[kind](source)
-    table = open_table(source)
-    if kind == "vidur":
-        degree = _degree(dict(where or {}))
-        read = partial(read_vidur, path, tensor_parallel=degree)
-        return _layers_known(path, layers, degree, read)
-    return _TABLES[kind](source, table, dict(where or {}))
+    return _plain(source, open_table(source), dict(where or {}))
 
 
 def _told(source: Source) -> str:
@@ -123,14 +91,6 @@ def _told(source: Source) -> str:
                 return name
         if head.lstrip()[:1] not in (b"{", b"[") and has_iterations(source):
             return "vllm"
-    header = set(open_table(source).header)
-    for name, columns in (
-        ("blis", _BLIS),
-        ("splitwise", _SPLITWISE),
-        ("vidur", ("num_tensor_parallel_workers",)),
-    ):
-        if header.issuperset(columns):
-            return name
     return "table"
 
 
@@ -148,44 +108,6 @@ _LINES: dict[str, Callable[[Source], MeasuredBatches]] = {
     "sglang": find_passes,
     "tensorrt-llm": find_stats,
 }
-
-
-def _layers_known(
-    path: Path, layers: int | None, degree: int, read: Callable[..., LayerTimes]
-) -> MeasuredBatches:
-    """Return the batches of one accelerator out of ``degree``; notes say what their times lack."""
-    if layers is None:
-        raise InputError(
-            f"{path.name} holds times of single layers, so a batch's time needs their number; give "
-            "`layers` (--layers): 32 in Llama-3.1-8B, 48 in CodeLlama-34B"
-        )
-    batches = read(layers=layers).without_attention()
-    missing = ["attention"]
-    if degree > 1:
-        missing.append(f"exchange between {degree} accelerators")
-    return dataclasses.replace(
-        batches,
-        source=(
-            f"{path.name} (profile of single layers, times {layers:,}, without "
-            f"{' and '.join(missing)})"
-        ),
-        notes=tuple(
-            f"{what} is not in these times, so batches take longer than this model says"
-            for what in missing
-        ),
-    )
-
-
-def _degree(where: dict[str, str]) -> int:
-    """Return the tensor-parallel degree asked for; 1 by default."""
-    text = where.pop("num_tensor_parallel_workers", "1")
-    if where or not text.strip().isdecimal():
-        asked = ", ".join(f"{name}={value}" for name, value in where.items()) or checks.shown(text)
-        raise InputError(
-            f"`where` of a Vidur profile is {asked}, but chooses num_tensor_parallel_workers=1, 2 "
-            "... only"
-        )
-    return int(text)
 
 
 def _plain(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatches:
@@ -215,76 +137,8 @@ def _unit_of_time(source: Source, table: Table) -> str | None:
             f"has the columns {' and '.join(units)}, so which one is meant is unclear. Drop one"
         )
     if {"layer", "time_us"}.issubset(table.header):
-        raise source.fault(
-            "has times of layers, not of batches. Name the folder that it lies in, with --layers"
-        )
+        raise source.fault("has times of layers, not of batches. Measure whole batches")
     return units[0] if units else None
-
-
-def _blis(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatches:
-    """Read sampled steps of vLLM: those whose next was sampled, too, as only their time is known.
-
-    KV blocks in use bound the context: 16 tokens each, the last block of a request half full on
-    average, the prompts of this batch not counted. Prompts that share a prefix share its blocks, so
-    the sum over decodes may be larger.
-    """
-    _one_machine(source, table, where, ("model", "tp"))
-    columns = _numbers(
-        source, table, _BLIS, where, may_lack=("next_sampled_id_gap", "true_cycle_us")
-    )
-    gap, cycle = columns["next_sampled_id_gap"], columns["true_cycle_us"]
-    prefill, decode = columns["batch.prefill_tokens"], columns["batch.decode_tokens"]
-    rows = (gap == 1) & (cycle > 0) & (prefill + decode > 0)
-    if not rows.any():
-        raise source.fault(
-            "has no step with tokens whose next step was sampled, too, so no time is known of one "
-            "step"
-        )
-    used = columns["kv.blocks_total_gpu"] - columns["kv.blocks_free_gpu"]
-    held = used * _BLOCK - columns["queue.running_depth"] * _BLOCK / 2 - prefill
-    requests = columns["batch.num_prefill_reqs"] + columns["batch.num_decode_reqs"]
-    return MeasuredBatches(
-        cycle[rows] / 1e6,
-        (prefill + decode)[rows],
-        prefill[rows],
-        decode[rows],
-        requests[rows],
-        context=(np.maximum(held, 0) * (decode > 0))[rows],
-        source=_named(source, "blis", where),
-        sweep=False,
-        left_out=int((~rows).sum()),
-        notes=(
-            f"context is taken from the KV blocks in use ({_BLOCK} tokens each): less than what "
-            "decodes read where prompts share a prefix",
-        ),
-    )
-
-
-def _splitwise(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatches:
-    """Read Splitwise's profile: of each row the prefill of all prompts, and the mean decode."""
-    _one_machine(source, table, where, ("model", "hardware", "tensor_parallel"))
-    columns = _numbers(source, table, _SPLITWISE, where)
-    many, prompt, output = columns["batch_size"], columns["prompt_size"], columns["token_size"]
-    nothing = np.zeros(many.size)
-    phases = {
-        "seconds": (columns["prompt_time"] / 1e3, columns["token_time"] / 1e3),
-        "tokens": (many * prompt, many),
-        "prefill_tokens": (many * prompt, nothing),
-        "decode_tokens": (nothing, many),
-        "requests": (many, many),
-        "squares": (many * prompt**2, nothing),
-        "pairs": (nothing, nothing),
-        "context": (nothing, many * (prompt + output / 2)),
-    }
-    joined: dict[str, Any] = {name: np.concatenate(values) for name, values in phases.items()}
-    return MeasuredBatches(**joined, source=_named(source, "splitwise", where), sweep=True)
-
-
-_TABLES: dict[str, Callable[[Source, Table, dict[str, str]], MeasuredBatches]] = {
-    "table": _plain,
-    "blis": _blis,
-    "splitwise": _splitwise,
-}
 
 
 def _numbers(
@@ -292,7 +146,6 @@ def _numbers(
     table: Table,
     names: tuple[str, ...],
     where: dict[str, str],
-    may_lack: tuple[str, ...] = (),
 ) -> dict[str, Array]:
     """Return columns as numbers of at least 0, of the rows asked for."""
     missing = [name for name in (*names, *where) if name not in table.header]
@@ -314,7 +167,7 @@ def _numbers(
         text = kept
     limits = {name: _limits(name) for name in names}
     wrong = "from {:g} to {:g}, so no model can be fitted"
-    numbers = as_numbers(source, table, text, limits, wrong, may_lack)
+    numbers = as_numbers(source, table, text, limits, wrong)
     return {name: numbers[name].to_numpy() for name in names}
 
 
@@ -328,29 +181,3 @@ def _limits(name: str) -> tuple[float, float]:
 
 def _matches(name: str, value: str) -> pl.Expr:
     return pl.col(name).str.strip_chars() == value.strip()
-
-
-def _one_machine(source: Source, table: Table, where: dict[str, str], by: tuple[str, ...]) -> None:
-    """Refuse batches of several models or machines in one table."""
-    told = tuple(name for name in by if name in table.header and name not in where)
-    if not told:
-        return
-    chosen = {name: value for name, value in where.items() if name in table.header}
-    text = table.read((*told, *chosen))
-    text = text.filter(pl.lit(True), *(_matches(*pair) for pair in chosen.items()))
-    kinds = text.select(told).unique().sort(told)
-    if kinds.height > 1:
-        several = "; ".join(
-            ", ".join(f"{name}={value}" for name, value in kind.items())
-            for kind in kinds.to_dicts()
-        )
-        raise source.fault(
-            f"holds batches of {kinds.height} machines, each with times of its own. Choose one "
-            f"with `where` (--where): {several}"
-        )
-
-
-def _named(source: Source, format: str, where: dict[str, str]) -> str:
-    """Name a source with its format and the rows chosen."""
-    chosen = ", ".join(f"{name}={value}" for name, value in where.items())
-    return f"{source.name} ({format}{': ' if chosen else ''}{chosen})"

@@ -16,8 +16,7 @@ _IN_FULL = ((1, 0), (64, 0), (256, 0), (0, 512), (64, 448), (0, 2_048))
 
 _CAPTION = (
     f"Decodes have {_CONTEXT:,} tokens before them. The last column is the share of 64 decodes' "
-    "time that those cost; - where token load alone decides. Entries named `linear` have the "
-    "linear layers only: no attention, no exchange between GPUs. `penstock hardware NAME` shows "
+    "time that those cost; - where token load alone decides. `penstock hardware NAME` shows "
     f"one in full; a scenario says `server: {{hardware: NAME}}`."
 )
 
