@@ -294,8 +294,8 @@ def test_max_rate_repeats_what_a_preset_does_not_know(tmp_path: Path) -> None:
         "workload: {poisson: {rate: 2, prompt: 300, output: 100}}\n"
         "server: {hardware: llama-2-70b-a100-tp4, token_budget: 512}\n"
     )
-    (said,) = answer("max-rate", scenario, "--precision", 0.1)["warnings"]  # type: ignore[misc]
-    assert "no prompt was cut" in said
+    warnings = answer("max-rate", scenario, "--precision", 0.1)["warnings"]
+    assert any("no prompt was cut" in said for said in warnings)  # type: ignore[attr-defined]
     assert answer("max-rate", EXAMPLE, "--precision", 0.1)["warnings"] == []
 
 

@@ -120,7 +120,7 @@ def test_more_slow_machines_may_harm_so_that_is_not_taken_for_granted() -> None:
 @pytest.mark.parametrize("ordered", [True, False])
 def test_fewer_than_theory_allows_are_certified_unstable(router: str, ordered: bool) -> None:
     """The load that is worked out family by family is that of the certificate of the network."""
-    workload = ps.Workload.poisson(30.0, ps.Geometric(600, max=2_400), ps.Geometric(100, max=400))
+    workload = ps.Workload.poisson(30.0 if ordered else 150.0, ps.Geometric(600, max=2_400), ps.Geometric(100, max=400))
     pair = PAIRS[0] if ordered else PAIRS[4]
     server = ps.Server(ps.hardware(pair[0]).batch_time, 512)
     space = search_space(server, hardware=pair, router=[router], replicas=12, mix=True)
@@ -193,11 +193,12 @@ def test_what_cannot_be_mixed_is_refused_in_one_line(wrong: dict[str, object], m
     assert "\n" not in str(error.value)
 
 
-def test_kinds_that_do_not_count_batches_alike_are_left_out_and_named() -> None:
-    pair = ["llama-2-70b-a100-tp4", "codellama-34b-a100-tp4"]
-    space = search_space(ps.Server(ps.hardware(pair[0]).batch_time, 512), hardware=pair, replicas=2, mix=True)
-    assert not any(each.others for each in space)
-    assert ["do not count the same" in each.why for each in space.refused] == [True]
+def test_kinds_that_do_not_count_batches_alike_cannot_stand_together() -> None:
+    by_load, by_contents = (
+        Kind(ps.Server(ps.hardware(name).batch_time, 512)) for name in (OLD, "llama-2-70b-a100-tp4")
+    )
+    with pytest.raises(InputError, match="do not count the same"):
+        Deployment(by_load.server, 1, other=by_contents, others=1)
 
 
 @settings(max_examples=30)
