@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import textwrap
 import time
+import tomllib
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -233,6 +234,11 @@ def test_a_release_is_built_and_answers_when_it_is_installed_in_an_empty_environ
     assert done.returncode == 0, done.stderr
     assert "STABLE by Theorem 1(b)" in done.stdout
     assert len([*(checkout / "dist").iterdir()]) == 2  # the source and the wheel
+
+
+def test_the_version_to_cite_is_that_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == project["version"]
 
 
 @every_page
