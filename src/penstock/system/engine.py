@@ -207,7 +207,7 @@ def _value(what: str, value: Any, option: Option) -> Any:
     """Return the value of a setting, once it is sound."""
     if option.known is not None:
         # TensorRT-LLM writes them in capitals.
-        word = value.lower() if isinstance(value, str) else None
+        word = str(value).lower()
         if word in option.refused:
             raise InputError(f"{what} is {word!r}, which {option.refused[word]}; take another")
         if word not in option.known:
