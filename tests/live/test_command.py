@@ -87,9 +87,9 @@ def test_saved_pages_need_times_that_differ(penstock: Penstock, pages: list[Path
     for time_s, apart in ((1.7e9, "0"), (1.7e9 + 0.25, "0.25")):
         pages[1].with_suffix(".time").write_text(f"{time_s}")
         assert f"two saved pages are {apart} s apart" in penstock("watch", *pages)[2]
-    for text in ("noon", "nan", "-5"):
+    for text in ("noon", "nan", "-5", "1e300", "1.7e12"):
         pages[1].with_suffix(".time").write_text(text)
-        assert "holds no time" in penstock("watch", *pages)[2]
+        assert f"{pages[1].with_suffix('.time')} holds no time" in penstock("watch", *pages)[2]
 
 
 def test_saved_pages_are_not_exported(penstock: Penstock, pages: list[Path]) -> None:

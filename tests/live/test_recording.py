@@ -69,6 +69,8 @@ def test_rounds_without_an_engine_are_kept_in_bounded_number(tmp_path: Path) -> 
 @pytest.mark.parametrize("line", ["{", "[]", '{"time_s": 1}', '{"time_s": "x", "scrapes": [], "notes": []}', "x" * 99,
                                   '{"time_s": 1, "scrapes": [{"engine": "a"}], "notes": []}',
                                   '{"time_s": 1, "scrapes": [{"engine": "a", "time_s": NaN}], "notes": []}',
+                                  '{"time_s": 1, "scrapes": [{"engine": "a", "time_s": 1e300}], "notes": []}',
+                                  '{"time_s": 1.7e12, "scrapes": [], "notes": []}',
                                   '{"time_s": 1, "scrapes": [], "notes": [3]}'])  # fmt: skip
 def test_broken_lines_are_left_out_and_said(recording: Path, line: str) -> None:
     header, first, second = recording.read_text().splitlines()

@@ -233,6 +233,10 @@ def test_prometheus_is_asked_for_nothing_but_what_is_read() -> None:
             Told(b'{"status":"success","data":{"result":[{"metric":{"__name__":"vllm:x"},"values":[[1]]}]}}'),
             "gives samples that are none",
         ),
+        (
+            Told(b'{"status":"success","data":{"result":[{"metric":{"__name__":"vllm:x"},"values":[[1e300, "1"]]}]}}'),
+            "gives samples that are none",
+        ),
     ],
 )
 def test_what_prometheus_cannot_answer_is_said(serve: Serve, told: Told, words: str) -> None:

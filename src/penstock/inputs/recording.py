@@ -15,6 +15,8 @@ from penstock.inputs.source import Source
 
 FORMAT = 1
 MARK = "penstock_recording"
+LATEST_S = 1e10
+"""Unix time in the year 2286; in milliseconds it would be in 1970."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +97,7 @@ def _row(line: str) -> Row | None:
     """Return the round of a line, None where it is none."""
     document = _document(line)
     scrapes, notes = document.get("scrapes"), document.get("notes")
-    time_s, kinds = _number(document.get("time_s")), document.get("kinds") or {}
+    time_s, kinds = _number(document.get("time_s"), LATEST_S), document.get("kinds") or {}
     if time_s is None or not isinstance(scrapes, list) or not isinstance(notes, list):
         return None
     read = [_scrape(scrape) for scrape in scrapes]
@@ -110,7 +112,11 @@ def _row(line: str) -> Row | None:
 def _scrape(value: Any) -> dict[str, Any] | None:
     if not isinstance(value, dict) or not isinstance(value.get("engine"), str):
         return None
-    numbers = {key: _number(number) for key, number in value.items() if key != "engine"}
+    numbers = {
+        key: _number(number, LATEST_S if key == "time_s" else math.inf)
+        for key, number in value.items()
+        if key != "engine"
+    }
     if None in numbers.values() or "time_s" not in numbers:
         return None
     return {"engine": value["engine"], **numbers}
@@ -123,11 +129,11 @@ def _note(value: Any) -> tuple[str, str] | None:
     return (engine, text) if isinstance(engine, str) and isinstance(text, str) else None
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Any, most: float = math.inf) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) and number >= 0 else None
+    return number if math.isfinite(number) and 0 <= number <= most else None

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import InputError
+from penstock.inputs.recording import LATEST_S
 from penstock.inputs.source import Source as File
 from penstock.live.fetching import MOST_BYTES
 from penstock.live.iterations_seen import Seen
@@ -229,7 +230,7 @@ def _time_of(path: Path) -> float:
         time_s = float(text)
     except ValueError:
         time_s = math.nan
-    if not 0 <= time_s < math.inf:
+    if not 0 <= time_s <= LATEST_S:
         raise InputError(
             f"{beside} holds no time; write there when the page was read, in seconds since 1970"
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from penstock import checks
+from penstock.inputs.recording import LATEST_S
 from penstock.live.engines import KINDS
 from penstock.live.engines.gateways import arrivals, counters
 from penstock.live.exposition import Samples, read_page
@@ -174,6 +175,8 @@ def _by_target(
             times = targets.setdefault(target, {})
             for time_s, value in values:
                 row = (metric["__name__"], labels, float(value))
+                if not 0 <= float(time_s) <= LATEST_S:
+                    raise ValueError
                 times.setdefault(float(time_s), []).append(row)
     except (LookupError, TypeError, ValueError):
         raise FetchFault("gives samples that are none") from None
