@@ -108,6 +108,9 @@ def status(exporter: Exporter, *headers: str, method: str = "GET") -> int:
         (["Host: [::1]:9400"], 200),
         (["Host: evil.example:9400"], 421),  # a name that leads here (DNS rebinding)
         (["Host: watch"], 421),
+        (["Host: evil.example:9400", "Host: localhost:9400"], 421),
+        (["Host: localhost:9400", "Host: localhost:9400"], 421),
+        (["Host: localhost", "Origin: http://evil.example", "Origin: http://localhost"], 403),
         ([], 421),
         (["Host: localhost", "Origin: http://evil.example"], 403),
         (["Host: localhost", "Sec-Fetch-Site: cross-site"], 403),

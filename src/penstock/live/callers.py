@@ -6,7 +6,7 @@ Sec-Fetch-Site, Origin and Referer. A page may hide all three, but can forge non
 """
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -22,14 +22,18 @@ class Refusal(NamedTuple):
 
 
 def refusal(
-    headers: Mapping[str, str], name: str, *, private_names: bool = False, proof: bool = False
+    pairs: Iterable[tuple[str, str]],
+    name: str,
+    *,
+    private_names: bool = False,
+    proof: bool = False,
 ) -> Refusal | None:
     """Return why a request is not answered; None: it is.
 
     Parameters
     ----------
-    headers
-        Of the request, by their names in lower case.
+    pairs
+        Names and values of the headers of the request.
     name
         By which this machine may be asked, besides ``localhost`` and its addresses.
     private_names
@@ -37,6 +41,10 @@ def refusal(
     proof
         Whether a browser must say that the request is from a page of this server.
     """
+    headers: dict[str, str] = {}
+    for key, value in pairs:
+        key = key.strip().lower()
+        headers[key] = f"{headers[key]}, {value.strip()}" if key in headers else value.strip()
     host = headers.get("host", "")
     if not _is_here(host, name, private_names=private_names):
         return Refusal(421, "this server answers to localhost and to addresses alone")
@@ -67,5 +75,6 @@ def _is_here(host: str, name: str, *, private_names: bool) -> bool:
     try:
         ipaddress.ip_address(bare)
     except ValueError:
-        return private_names and bool(bare) and ("." not in bare or bare.endswith(_PRIVATE))
+        is_one = bool(bare) and "," not in bare
+        return private_names and is_one and ("." not in bare or bare.endswith(_PRIVATE))
     return True

@@ -106,10 +106,9 @@ class Exporter:
         from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
         first, *lines = request.decode("latin-1").split("\r\n")
-        pairs = (line.partition(":") for line in lines)
-        headers = {key.strip().lower(): value.strip() for key, _, value in pairs}
+        pairs = ((key, value) for key, _, value in (line.partition(":") for line in lines))
         private = not _is_loopback(self.address)
-        refused = refusal(headers, self._host, private_names=private)
+        refused = refusal(pairs, self._host, private_names=private)
         if refused is not None:
             return _http(refused.status, "text/plain", refused.reason.encode())
         if first.split(" ")[0] != "GET":

@@ -106,11 +106,10 @@ class _Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = {
-            key.decode("latin-1").lower(): value.decode("latin-1")
-            for key, value in scope["headers"]
-        }
-        refused = refusal(headers, self._name, proof=scope["path"] in _COMPUTE)
+        pairs = (
+            (key.decode("latin-1"), value.decode("latin-1")) for key, value in scope["headers"]
+        )
+        refused = refusal(pairs, self._name, proof=scope["path"] in _COMPUTE)
         if refused is not None:
             await PlainTextResponse(refused.reason, refused.status)(scope, receive, send)
             return
