@@ -159,9 +159,9 @@ def path(what: str, value: Any) -> Path:
         ) from None
 
 
-def writable(what: str, value: Any, *, folder: bool = False) -> Path:
+def writable(what: str, value: Any, *, folder: bool = False, makes_folder: bool = False) -> Path:
     """Return the value as the path of a file, or a folder, that can be written as far as can be
-    told before.
+    told before; ``makes_folder``: the folder of the file is made where it is missing.
     """
     found = path(what, value)
     remedy = f"give another {'folder' if folder else 'file'} to {what}"
@@ -179,6 +179,10 @@ def writable(what: str, value: Any, *, folder: bool = False) -> Path:
         raise InputError(f"cannot write {shown(str(found))}: {error.strerror}; {remedy}") from None
     if not place.is_dir():
         raise InputError(f"cannot write {found}: {place} is no folder; {remedy}")
+    if not (folder or makes_folder) and place != found.parent:
+        raise InputError(
+            f"cannot write {found}: there is no folder {found.parent}; make it, or {remedy}"
+        )
     if not os.access(place, os.W_OK):
         raise InputError(f"cannot write {found}: {place} may not be written to; {remedy}")
     return found

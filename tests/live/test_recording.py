@@ -42,6 +42,11 @@ def test_a_recording_is_never_written_over(recording: Path) -> None:
         Recorder(recording, 5.0)
 
 
+def test_a_recording_in_a_folder_that_is_not_there_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no folder .*; make it, or give another file to --record"):
+        Recorder(tmp_path / "none" / "watch.jsonl", 5.0)
+
+
 def test_what_fails_before_an_engine_is_read_leaves_no_file_behind(tmp_path: Path) -> None:
     """It could not be recorded again under that name."""
     path = tmp_path / "watch.jsonl"

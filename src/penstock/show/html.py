@@ -53,7 +53,7 @@ def write(path: Path, page: Page) -> None:
     InputError
         If the file cannot be written.
     """
-    path = checks.writable("--report", path)
+    path = checks.writable("--report", path, makes_folder=True)
     text = render(page)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -99,7 +99,7 @@ def check_outputs(
     for option, output in outputs.items():
         if output is None:
             continue
-        checks.writable(option, output)
+        checks.writable(option, output, makes_folder=option == "--report")
         if any(_overwrites(output, path) for path in read):
             raise InputError(
                 f"{option} {output} is what is read, which would be lost; give another file"
