@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -15,7 +16,9 @@ from penstock.serving.controls import Controls
 from penstock.serving.theory import theory
 from penstock.system.batch_time import Affine, Composition
 from penstock.system.batch_time_file import BatchTimeFile, read_batch_time, write_batch_time
-from penstock.system.uncertain import Allowed, Seen, Within, scaled
+from penstock.system.machine_pace import scaled
+from penstock.system.uncertain import PARAMETERS, Allowed, Seen, Uncertainty, Within
+from penstock.theory.ends import server_ends
 
 FACTOR = 1.25
 WITHIN = Within(FACTOR, "of 9 throughputs, nine of ten")
@@ -64,6 +67,48 @@ def test_a_file_keeps_how_well_batch_times_are_known(tmp_path: Path) -> None:
         again = read_batch_time(tmp_path / "known.yaml").batch_time
         assert isinstance(again, Composition)
         assert again.uncertainty == known
+
+
+class Own(ps.BatchTime):
+    def _seconds(self, tokens: np.ndarray) -> np.ndarray:
+        return 0.01 + 1e-4 * tokens
+
+
+@pytest.mark.parametrize(
+    "linear",
+    [ps.PiecewiseConstant(0.01, 0.02, 64), ps.Hinge(0.01, 1e-4, 32), Own(), ps.Measured([1, 512], [0.01, 0.06])],
+)
+def test_any_times_by_load_have_both_ends(linear: ps.BatchTime) -> None:
+    """Only affine and measured ones had."""
+    one = dataclasses.replace(server(), batch_time=Composition(linear, per_request=1e-5, uncertainty=WITHIN))
+    ends = server_ends(workload(0.5), one)
+    assert ends is not None
+    for end, factor in ((ends.slow, FACTOR), (ends.fast, 1 / FACTOR)):
+        for decodes in (1, 40, 300):
+            batch = [100] * decodes
+            assert end.batch_time.of_batch([], batch) == pytest.approx(factor * one.batch_time.of_batch([], batch))
+
+
+def test_what_a_shape_left_open_is_of_a_table_by_load() -> None:
+    open_ = Uncertainty({PARAMETERS[0]: 1.0}, [[0.01]])
+    one = dataclasses.replace(server(), batch_time=dataclasses.replace(MODEL, uncertainty=open_))
+    with pytest.raises(ps.InputError, match="has a table by token load"):
+        server_ends(workload(0.5), one)
+
+
+def test_an_uncertainty_beside_what_is_no_composition_is_refused(tmp_path: Path) -> None:
+    """It was left out in silence."""
+    path = tmp_path / "hinge.yaml"
+    hinge = {"hinge": {"c_ms": 10, "a_ms_per_token": 0.1, "b0": 32}}
+    known = {"within": FACTOR, "judged": "of 9"}
+    document = {"description": "mine", "source": "a test", "batch_time": hinge, "uncertainty": known}
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(ps.InputError, match="uncertainty, which is of a composition alone"):
+        read_batch_time(path)
+    path.write_text(yaml.safe_dump(document | {"batch_time": {"composition": {"linear": hinge}}}))
+    ends = server_ends(workload(0.5), dataclasses.replace(server(), batch_time=read_batch_time(path).batch_time))
+    assert ends is not None
+    assert ends.slow.batch_time.table(64)[1:] == pytest.approx(FACTOR * ps.Hinge(0.01, 1e-4, 32).table(64)[1:])
 
 
 def test_the_highest_rate_has_both_ends_and_the_map_of_rates_is_of_the_middle() -> None:

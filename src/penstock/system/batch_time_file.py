@@ -306,7 +306,12 @@ def read_batch_time(path: str | Path) -> BatchTimeFile:
     beside = ("batch_time", "uncertainty")
     fields = {name: getattr(section, name) for name in _File.model_fields if name not in beside}
     batch_time = section.batch_time.build(path.parent)
-    if section.uncertainty is not None and isinstance(batch_time, Composition):
+    if section.uncertainty is not None:
+        if not isinstance(batch_time, Composition):
+            raise InputError(
+                f"{path} has an uncertainty, which is of a composition alone; give batch_time as "
+                "one: {composition: {linear: ...}}"
+            )
         known = section.uncertainty.build(path.parent)
         batch_time = dataclasses.replace(batch_time, uncertainty=known)
     return BatchTimeFile(batch_time=batch_time, **fields)

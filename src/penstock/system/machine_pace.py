@@ -1,9 +1,11 @@
 """Batch times on a machine that is slower or faster, or whose host takes longer."""
 
 import dataclasses
+from typing import Any, overload
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
 from penstock.system.batch_time import (
     COSTS,
     Affine,
@@ -15,14 +17,24 @@ from penstock.system.batch_time import (
 from penstock.system.measured_times import Measured
 
 
-def scaled(model: BatchTime, factor: float) -> BatchTime:
-    """Return batch times so many times as long: the same work on a machine that is slower or
-    faster.
+@dataclasses.dataclass(frozen=True)
+class _Scaled(BatchTime):
+    """A model of the user's own, so many times as long."""
 
-    Raises
-    ------
-    InputError
-        If the model is one of the user's own.
+    model: BatchTime
+    factor: float
+
+    def _seconds(self, tokens: Floats) -> Floats:
+        return self.factor * self.model._seconds(tokens)
+
+
+@overload
+def scaled(model: Composition, factor: float) -> Composition: ...
+@overload
+def scaled(model: BatchTime, factor: float) -> BatchTime: ...
+def scaled(model: BatchTime, factor: float) -> BatchTime:
+    """Return batch times so many times as long, without what is known of them: the same work on a
+    machine that is slower or faster.
     """
     match model:
         case PiecewiseConstant() | Affine() | Hinge():
@@ -32,17 +44,12 @@ def scaled(model: BatchTime, factor: float) -> BatchTime:
                 model, seconds=[seconds * factor for seconds in model.seconds]
             )
         case Composition():
-            costs = {name: getattr(model, name) for name in COSTS}
-            costs |= dict(
-                zip(("decode_attention", "mixed_attention"), model.of_decodes, strict=True)
-            )
-            longer = {name: cost * factor for name, cost in costs.items()}
-            return dataclasses.replace(model, linear=scaled(model.linear, factor), **longer)
+            known = {name: getattr(model, name) for name in COSTS}
+            costs: dict[str, Any] = {n: s if s is None else s * factor for n, s in known.items()}
+            linear = scaled(model.linear, factor)
+            return dataclasses.replace(model, linear=linear, uncertainty=None, **costs)
         case _:
-            raise InputError(
-                f"{checks.shown(model)} is a model of your own, which is scaled by you alone; "
-                "give another"
-            )
+            return _Scaled(model, factor)
 
 
 def with_host(model: BatchTime, seconds: float) -> BatchTime:

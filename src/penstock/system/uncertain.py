@@ -16,7 +16,8 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.inputs.special_functions import ndtri
-from penstock.system.batch_time import COSTS, Affine, Composition
+from penstock.system.batch_time import Composition
+from penstock.system.machine_pace import scaled
 from penstock.system.measured_times import Measured
 from penstock.system.models.adjusted import Adjustment
 
@@ -245,7 +246,12 @@ class Uncertainty:
         now = {name: self.values.get(name, 0.0) for name in _SECONDS}
         then = {name: value * np.exp(changes.get(name, 0.0)) for name, value in now.items()}
         linear = batch_time.linear
-        assert isinstance(linear, Measured)
+        if not isinstance(linear, Measured):
+            raise InputError(
+                "the uncertainty of batch times has values of a shape, which has a table by token "
+                f"load and not {checks.shown(linear)}; write the file again with `penstock "
+                "calibrate`"
+            )
         bare = Measured(linear.tokens, [s - now["host"] for s in linear.seconds])
         per_request = max(batch_time.per_request - now["per_stream"], 0.0)
         shape = dataclasses.replace(
@@ -258,21 +264,6 @@ class Uncertainty:
         rows = [[round(float(cell), 8) for cell in row] for row in self.covariance]
         noise = {"noise": round(self.noise, 4)} if self.noise else {}
         return {"values": dict(self.values), "covariance": rows, **noise, **_seen(self)}
-
-
-def scaled(batch_time: Composition, times: float) -> Composition:
-    """Return batch times so many times as long, without what is known of them."""
-    costs: dict[str, Any] = {
-        name: None if getattr(batch_time, name) is None else getattr(batch_time, name) * times
-        for name in COSTS
-    }
-    linear = batch_time.linear
-    if isinstance(linear, Measured):
-        linear = Measured(linear.tokens, [second * times for second in linear.seconds])
-    else:
-        assert isinstance(linear, Affine)
-        linear = Affine(linear.c * times, linear.a * times)
-    return dataclasses.replace(batch_time, linear=linear, uncertainty=None, **costs)
 
 
 def _normal_quantiles(count: int) -> Floats:
