@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.workload.answers import with_answers
 from penstock.workload.prefixes import Prefixes
 from penstock.workload.traces import load
 
@@ -128,6 +129,30 @@ def test_the_ids_of_an_answer_are_told_by_the_next_turn_and_said_so(tmp_path: Pa
         "hash_ids_with_output if you know better",
     )
     assert "say with hash_block" in ps.read_trace(path).notices[0]
+
+
+@pytest.mark.parametrize(
+    ("later", "answer"),
+    [
+        ([[2, 7, 8, 9, 10]], []),  # the id of the last block, elsewhere
+        ([[2, 7, 8, 9, 10], [1, 2, 8, 9, 10]], [8, 9]),
+        ([[7, 1, 2, 8, 9, 10], [1, 2, 3, 4, 5]], [3, 4]),
+    ],
+)
+def test_a_next_turn_has_the_last_block_at_the_same_place(later: list[list[int]], answer: list[int]) -> None:
+    requests = [[1, 2], *later]
+    prompt = np.array([8 * len(ids) for ids in requests])
+    ids, counts = np.concatenate(requests), np.array([len(ids) for ids in requests])
+    longer, counts, found = with_answers(ids, counts, prompt, np.array([16, *[1] * len(later)]), 8)
+    assert longer[: counts[0]].tolist() == [1, 2, *answer]
+    assert found == bool(answer)
+
+
+def test_an_id_that_was_elsewhere_before_is_new_at_its_place() -> None:
+    requests = [[2, 7], [1, 2], [1, 2, 3]]
+    prompt, output = np.array([16, 16, 24]), np.array([1, 8, 1])
+    ids, counts = np.concatenate(requests), np.array([len(ids) for ids in requests])
+    assert with_answers(ids, counts, prompt, output, 8)[0].tolist() == [2, 7, 1, 2, 3, 1, 2, 3]
 
 
 def test_with_eagle_a_block_is_found_by_the_token_after_it() -> None:

@@ -11,8 +11,8 @@ def with_answers(
     """Let the ids of prompts go on with those of their answers, where a later prompt says them.
 
     A prompt whose last full block nobody had before is of one conversation. The first later one
-    that has this block too, and is long enough for prompt and answer, is taken for its next turn:
-    what follows the block there is the rest of the prompt, and the answer.
+    that has this block too, at the same place, and is long enough for prompt and answer, is taken
+    for its next turn: what follows the block there is the rest of the prompt, and the answer.
 
     Parameters
     ----------
@@ -36,8 +36,11 @@ def with_answers(
     """
     starts = np.cumsum(counts) - counts
     rows = np.repeat(np.arange(counts.size), counts)
-    order = np.argsort(ids, kind="stable")  # by id, then by arrival
-    sorted_ids, sorted_rows = ids[order], rows[order]
+    # By id and its place, then by arrival: one id at two places names two blocks.
+    depth = np.arange(ids.size) - starts[rows]
+    order = np.lexsort((depth, ids))
+    named_alike = (np.diff(ids[order]) == 0) & (np.diff(depth[order]) == 0)
+    sorted_names, sorted_rows = np.cumsum(np.append(False, ~named_alike)), rows[order]
 
     # The last full block of each prompt that was new with it, among all of the same id.
     last = starts + counts - 1
@@ -47,7 +50,7 @@ def with_answers(
     here = np.where(named, place[np.where(named, last, 0)], 0) if ids.size else last * 0
     new = named.copy()
     if ids.size:
-        new &= (here == 0) | (sorted_ids[here - 1] != sorted_ids[here])
+        new &= (here == 0) | (sorted_names[here - 1] != sorted_names[here])
 
     # The next request with that block that is long enough.
     following = np.full(counts.size, -1)
@@ -55,7 +58,7 @@ def with_answers(
     at = here[asking] + 1
     while asking.size:
         alike = at < ids.size
-        alike[alike] = sorted_ids[at[alike]] == sorted_ids[here[asking[alike]]]
+        alike[alike] = sorted_names[at[alike]] == sorted_names[here[asking[alike]]]
         asking, at = asking[alike], at[alike]
         later = sorted_rows[at]
         long = prompt_tokens[later] >= prompt_tokens[asking] + output_tokens[asking]
