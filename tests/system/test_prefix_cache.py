@@ -1,11 +1,14 @@
 """Engines cache what prompts have in common unless told otherwise; where they cannot, a note says so."""
 
 import dataclasses
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 import penstock as ps
 from penstock.scenario.network import build_network
@@ -93,6 +96,27 @@ def test_ids_that_nobody_makes_use_of_are_told_in_front(system: ps.Server, said:
     assert said in network_notes(network)[0]
     if not system.by_lines:
         assert said in ps.check(network).as_dict()["warnings"][0]
+
+
+@pytest.mark.parametrize("command", ["check", "simulate", "max-rate", "recommend"])
+def test_ids_that_are_drawn_at_random_are_told_once(
+    command: str, tmp_path: Path, penstock: Callable[..., tuple[int, str, str]]
+) -> None:
+    rows = "\n".join(f"{i},{64 + i % 3},{8 + i % 5},1 2 {9 + i}" for i in range(40))
+    (tmp_path / "turns.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,hash_ids\n{rows}\n")
+    document = {
+        "workload": {"trace": "turns.csv", "hash_block": 16, "rate": 0.5, "arrivals": "poisson"},
+        "server": {"batch_time": {"c_ms": 10, "a_ms": 20, "b0": 128}, "policy": "vllm", "max_num_batched_tokens": 512,
+                   "max_num_seqs": 4, "kv_tokens": 4_000},
+        "simulate": {"requests": 200},
+    }  # fmt: skip
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(yaml.safe_dump(document))
+    code, page, _ = penstock(command, str(scenario))
+    assert not code
+    assert " ".join(page.split()).count("hash ids are left out") == 1
+    _, said, _ = penstock(command, str(scenario), "--json")
+    assert sum("hash ids are left out" in warning for warning in json.loads(said)["warnings"]) == 1
 
 
 def test_ids_that_are_drawn_at_random_are_told_in_front() -> None:

@@ -128,7 +128,9 @@ def test_the_ids_of_an_answer_are_told_by_the_next_turn_and_said_so(tmp_path: Pa
         "hash ids of 1 answer were inferred from a later prompt that goes on where they were given; name them with "
         "hash_ids_with_output if you know better",
     )
-    assert "say with hash_block" in ps.read_trace(path).notices[0]
+    for name in ("hash_ids", "hash_ids_with_output"):
+        path.write_text(f"arrival_s,prompt_tokens,output_tokens,{name}\n" + "\n".join(rows) + "\n")
+        assert ps.read_trace(path).notices == (f"{name} are left out: say with hash_block how many tokens an id names",)
 
 
 @pytest.mark.parametrize(

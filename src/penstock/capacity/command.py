@@ -123,7 +123,7 @@ def _max_rate(
     from penstock.capacity import max_rate as search
     from penstock.capacity.view import max_rate_page, within_ends
     from penstock.checking.doubt import beyond_rows
-    from penstock.system.prefix_cache import front_notes
+    from penstock.system.prefix_cache import front_notes, unsaid
 
     servers = chosen_servers(chosen, policies, [chosen.server.policy])
     with progress.bar("Searching") as show:
@@ -144,9 +144,10 @@ def _max_rate(
             for name, server in servers.items()
         }
     )
+    notices = unsaid(chosen.workload.notices, notes)
     policies_found = {name: rate.as_dict() for name, rate in found.items()}
-    document = {"policies": policies_found, "warnings": [*notes, *chosen.workload.notices]}
-    show_page(max_rate_page(found, chosen, notes), document, None, as_json)
+    document = {"policies": policies_found, "warnings": [*notes, *notices]}
+    show_page(max_rate_page(found, chosen, notes, notices), document, None, as_json)
 
 
 def _max_load(

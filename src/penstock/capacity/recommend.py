@@ -30,7 +30,7 @@ from penstock.simulation.progress import Progress, in_parts, part_of
 from penstock.simulation.quick import memory_estimate
 from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.policies import POLICIES
-from penstock.system.prefix_cache import as_serving
+from penstock.system.prefix_cache import as_serving, unsaid
 from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
@@ -322,7 +322,7 @@ def _fewer_at_once(workload: Workload, chosen: Candidate) -> list[str]:
 
 def _warnings(workload: Workload, found: Sequence[Candidate], chosen: Candidate) -> tuple[str, ...]:
     current, rate = found[0], workload.rate
-    warnings = list(workload.notices)
+    warnings = unsaid(workload.notices, current.answer.front)
     if any(c.answer.verdict == "stable" for c in found) and rate > SAFE * chosen.stable_rate:
         warnings.append(
             f"{rate:,.4g} requests/s are {rate / chosen.stable_rate:.1%} of what {chosen.name} "

@@ -143,7 +143,9 @@ def _held_by(point: OperatingPoint) -> str:
     return ""
 
 
-def max_rate_page(rates: Mapping[str, MaxRate], scenario: Scenario, notes: Sequence[str]) -> Page:
+def max_rate_page(
+    rates: Mapping[str, MaxRate], scenario: Scenario, notes: Sequence[str], notices: Sequence[str]
+) -> Page:
     """Show the highest stable rate of each policy beside its bound, after notes on their KV
     memory.
     """
@@ -163,7 +165,7 @@ def max_rate_page(rates: Mapping[str, MaxRate], scenario: Scenario, notes: Seque
         heading=heading(scenario.workload, scenario.server, policies),
         notes=notes,
         verdicts=contradictions(rates),
-        sections=[Section("", tables=[table], notes=scenario.workload.notices)],
+        sections=[Section("", tables=[table], notes=notices)],
     )
 
 

@@ -24,7 +24,7 @@ from penstock.simulation.run import TICK_S, Record, Run, stop_tick
 from penstock.simulation.simulate import RunOptions, length_of_run, run_server, simulate
 from penstock.system.kinds import as_network, refuse
 from penstock.system.outages import Outage, listed
-from penstock.system.prefix_cache import as_serving, cache_notes
+from penstock.system.prefix_cache import as_serving, cache_notes, unsaid
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.workload.workload import Workload
@@ -376,7 +376,7 @@ def _warnings(
     workload: Workload, server: Server, certificate: Certificate, full: MemoryEstimate | None
 ) -> list[str]:
     """Return what the user should know of the workload and the limits; ``full`` as in `Answer`."""
-    warnings = list(workload.notices)
+    warnings = unsaid(workload.notices, cache_notes(workload, server))
     if workload.rows is not None:
         warnings.append(
             "the test repeats the recording without end; for requests that are independent, "

@@ -208,7 +208,7 @@ def simulate(
     from penstock.checking.notes import load_warnings
     from penstock.checking.view import run_page
     from penstock.simulation.simulate import simulate as run_once
-    from penstock.system.prefix_cache import front_notes
+    from penstock.system.prefix_cache import front_notes, unsaid
     from penstock.theory.certificate import certify
 
     # The load is said beside the run, though no verdict is drawn from it.
@@ -223,18 +223,18 @@ def simulate(
             progress=show,
         )
     certificate = certificate.with_found(run.found_share, run.server)
-    warnings = [*chosen.workload.notices, *load_warnings(certificate.load, chosen.server)]
+    front = front_notes(chosen.workload, run.server)
+    warnings = [
+        *unsaid(chosen.workload.notices, front),
+        *load_warnings(certificate.load, chosen.server),
+    ]
     _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
     document_of_run = {
         "load": json_documents.load_as_dict(certificate),
         "simulation": json_documents.run_as_dict(run),
         "latency": json_documents.latency_as_dict(run),
         "latency_refused": None,
-        "warnings": [
-            *known_within(chosen.workload, run.server),
-            *front_notes(chosen.workload, run.server),
-            *warnings,
-        ],
+        "warnings": [*known_within(chosen.workload, run.server), *front, *warnings],
     }
     drawn = answer.Drawn(chosen.workload, chosen.server)
     show_page(run_page(chosen, certificate, run, drawn, warnings), document_of_run, report, as_json)

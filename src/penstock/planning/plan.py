@@ -20,7 +20,7 @@ from penstock.planning.shortfalls import in_words, shortfalls
 from penstock.planning.space import Discarded, Family, Reason, Space
 from penstock.planning.unreachable import Unreachable, why_unreachable
 from penstock.show.page import Page, Shown
-from penstock.system.prefix_cache import cache_notes
+from penstock.system.prefix_cache import cache_notes, unsaid
 from penstock.system.server import Server
 from penstock.theory.ends import Ends, known_of, server_ends
 from penstock.words import amount, counted
@@ -277,7 +277,8 @@ def _plan_of(search: Search) -> Plan:
         () if best is None else _margins(best, search.aim.targets),
         "" if prospect is None else _binding(search, prospect), next_best, unreachable,
         len(search.space),
-        search.space.priced, (*notices, *search.workload.notices, *_not_judged(search)),
+        search.space.priced,
+        (*notices, *unsaid(search.workload.notices, notices), *_not_judged(search)),
         ends,
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 and what to tell where none does.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import InputError
@@ -62,6 +62,11 @@ def cache_notes(workload: Workload, server: Server) -> list[str]:
 def front_notes(workload: Workload, server: Server) -> list[str]:
     """Return what to know before an answer is read: of the prefix cache, and of KV memory."""
     return [*cache_notes(workload, server), *server.kv_notes]
+
+
+def unsaid(warnings: Iterable[str], front: Sequence[str]) -> list[str]:
+    """Return the warnings that no note in front says already."""
+    return [warning for warning in warnings if not any(warning in note for note in front)]
 
 
 def network_notes(network: "Network") -> list[str]:

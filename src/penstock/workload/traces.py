@@ -133,8 +133,13 @@ def load(
         counts = rows["ids"].list.len().cast(pl.Int64).to_numpy()
         whole = chosen.ids_with_output in table.header
         prefixes = _prefixes(ids, counts, prompt, output, chosen.hash_block, whole, notices)
-    elif chosen.name == PLAIN and "hash_ids" in table.header:
-        notices.append("hash_ids are left out: say with hash_block how many tokens an id names")
+    elif chosen.name == PLAIN:
+        unused = [name for name in (chosen.ids, chosen.ids_with_output) if name in table.header]
+        if unused:
+            notices.append(
+                f"{' and '.join(unused)} are left out: say with hash_block how many tokens an id "
+                "names"
+            )
     priority = rows["priority"].to_numpy(writable=True) if chosen.priority else None
     return Trace(
         arrival_s, prompt, output, chosen.name, source.name, tuple(notices), prefixes, priority,
