@@ -111,6 +111,26 @@ def test_ids_that_are_longer_than_prompts_go_on_with_the_outputs() -> None:
         )
 
 
+def test_what_is_missing_or_wrong_of_several_ids_is_named() -> None:
+    arrival, prompt, output, ids = zip(*TURNS, strict=True)
+
+    def given(**told: object) -> Prefixes | None:
+        return ps.Workload.from_arrays(arrival, prompt, output, **told).prefixes
+
+    with pytest.raises(ps.InputError, match=r"^hash_ids_with_output is .* and hash_block is None"):
+        given(hash_ids_with_output=ids)
+    with pytest.raises(ps.InputError, match=r"^hash_ids is None and hash_block is 8"):
+        given(hash_block=8)
+    for wrong, said in ((ids[:1], "hash_ids is .* each of the 2 requests"), ([[1, 2], ["a"]], r"hash_ids\[1\] is")):
+        with pytest.raises(ps.InputError, match=said):
+            given(hash_ids=wrong, hash_ids_with_output=ids, hash_block=8)
+    shorter = given(hash_ids=[ids[0][:1], ids[1][:3]], hash_ids_with_output=ids, hash_block=8)
+    alone = given(hash_ids_with_output=ids, hash_block=8)
+    assert shorter is not None
+    assert alone is not None
+    assert rows_of(shorter) == rows_of(alone)
+
+
 def test_the_ids_of_an_answer_are_told_by_the_next_turn_and_said_so(tmp_path: Path) -> None:
     """Only of a prompt that nobody had before, and by a later one that is long enough for the answer."""
     path = tmp_path / "mine.csv"

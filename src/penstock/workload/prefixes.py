@@ -176,47 +176,37 @@ def checked_prefixes(
     Where ids of prompts are of more blocks than the prompt has, those of all requests go on with
     the output.
     """
-    if with_output is not None and hash_block is not None:
-        prefixes = _of_requests(
-            "hash_ids_with_output", with_output, hash_block, prompt_tokens, output_tokens
-        )
-        if hash_ids is not None and len(hash_ids) == prompt_tokens.size:
-            _refuse_other_prompts(hash_ids, with_output, hash_block, prompt_tokens)
-        return prefixes
-    if hash_ids is None and hash_block is None and with_output is None:
+    named = {"hash_ids": hash_ids, "hash_ids_with_output": with_output}
+    given = {name: ids for name, ids in named.items() if ids is not None}
+    if not given and hash_block is None:
         return None
-    if hash_ids is None or hash_block is None:
+    if not given or hash_block is None:
+        name = next(iter(given), "hash_ids")
         raise InputError(
-            f"hash_ids is {checks.shown(hash_ids)} and hash_block is {checks.shown(hash_block)}: "
-            "ids name blocks of so "
-            "many tokens; give both or none"
+            f"{name} is {checks.shown(named[name])} and hash_block is {checks.shown(hash_block)}: "
+            "ids name blocks of so many tokens; give both or none"
         )
-    return _of_requests("hash_ids", hash_ids, hash_block, prompt_tokens, output_tokens)
-
-
-def _of_requests(
-    name: str,
-    hash_ids: Sequence[Sequence[int]],
-    hash_block: int,
-    prompt_tokens: Ints,
-    output_tokens: Ints,
-) -> Prefixes:
-    """Return the ids that were given under a name, one list for each request."""
     block = checks.whole(
         "hash_block", hash_block, 1, LARGEST_BLOCK, "tokens", "it is the tokens of one block"
     )
-    if not isinstance(hash_ids, Sequence) or len(hash_ids) != prompt_tokens.size:
+    rows = {name: _rows(name, ids, prompt_tokens.size) for name, ids in given.items()}
+    if len(rows) > 1:
+        _refuse_other_prompts(*rows.values(), full=prompt_tokens // block)
+    name, chosen = list(rows.items())[-1]
+    counts = np.array([row.size for row in chosen], np.int64)
+    whole = name == "hash_ids_with_output" or go_on(counts, prompt_tokens, block)
+    outputs = output_tokens if whole else None
+    return Prefixes.of(np.concatenate(chosen), counts, prompt_tokens, block, outputs)
+
+
+def _rows(name: str, hash_ids: Sequence[Sequence[int]], requests: int) -> list[Ints]:
+    """Return the ids that were given under a name, one list for each request."""
+    if not isinstance(hash_ids, Sequence) or len(hash_ids) != requests:
         raise InputError(
-            f"{name} is {checks.shown(hash_ids)}, but each of the {prompt_tokens.size:,} "
-            "requests has a list of its "
-            "own; give as many, empty ones too"
+            f"{name} is {checks.shown(hash_ids)}, but each of the {requests:,} requests has a "
+            "list of its own; give as many, empty ones too"
         )
-    rows = [_whole_numbers(name, request, ids) for request, ids in enumerate(hash_ids)]
-    counts = np.array([row.size for row in rows], np.int64)
-    prompts = name == "hash_ids" and not go_on(counts, prompt_tokens, block)
-    return Prefixes.of(
-        np.concatenate(rows), counts, prompt_tokens, block, None if prompts else output_tokens
-    )
+    return [_whole_numbers(name, request, ids) for request, ids in enumerate(hash_ids)]
 
 
 def go_on(counts: Ints, prompt_tokens: Ints, block: int) -> bool:
@@ -226,16 +216,13 @@ def go_on(counts: Ints, prompt_tokens: Ints, block: int) -> bool:
     return bool((counts > prompt_tokens // block + 1).any())
 
 
-def _refuse_other_prompts(
-    hash_ids: Sequence[Sequence[int]],
-    with_output: Sequence[Sequence[int]],
-    hash_block: int,
-    prompt_tokens: Ints,
-) -> None:
-    """Refuse ids of prompts with which the ids with outputs do not begin."""
-    for request, tokens in enumerate(prompt_tokens.tolist()):
-        full = tokens // hash_block
-        if list(hash_ids[request][:full]) != list(with_output[request][:full]):
+def _refuse_other_prompts(prompts: list[Ints], whole: list[Ints], *, full: Ints) -> None:
+    """Refuse ids of prompts with which the ids with outputs do not begin, as far as both go; shape
+    (requests,) each, ``full``: blocks that a prompt fills.
+    """
+    for request, (ids, with_output) in enumerate(zip(prompts, whole, strict=True)):
+        both = min(ids.size, with_output.size, int(full[request]))
+        if (ids[:both] != with_output[:both]).any():
             raise InputError(
                 f"hash_ids[{request}] and hash_ids_with_output[{request}] begin with other ids, "
                 "but both name the blocks of one prompt; leave hash_ids out"
