@@ -1,6 +1,4 @@
-"""What an instant estimate costs, and the bounds that no policy undercuts; both against a
-simulation.
-"""
+"""What a quick estimate costs, and the bounds that no policy undercuts."""
 
 import itertools
 import os
@@ -11,7 +9,6 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.theory.latency import estimate_latency
 from penstock.theory.latency_bounds import lower_bounds
 
 FULL = os.environ.get("PENSTOCK_BENCHMARK") == "full"
@@ -34,12 +31,12 @@ def points() -> list[tuple[ps.Workload, ps.Server]]:
     ):
         server = ps.Server(ps.hardware(hardware).batch_time, budget)
         workload = ps.Workload.poisson(1e-3, prompt, output)
-        full = 1e-3 / estimate_latency(workload, server).full_load
+        full = ps.certify(workload, server).max_rate
         found += [(workload.with_rate(load * full), server) for load in (0.3, 0.6, 0.9)]
     return found
 
 
-@pytest.mark.parametrize("asked", [estimate_latency, lower_bounds])
+@pytest.mark.parametrize("asked", [ps.estimate_latency, lower_bounds])
 def test_milliseconds_of_a_point(benchmark, record: Record, asked: Callable[..., object]) -> None:  # type: ignore[no-untyped-def]
     """Each point asked for once, after compilation; lengths and batch times have been seen
     before.
@@ -60,14 +57,3 @@ def test_milliseconds_of_a_point(benchmark, record: Record, asked: Callable[...,
     record("median point", float(np.median(each)), "ms")
     record("slowest point", float(each.max()), "ms")
     record("points", 1e3 / float(each.mean()), "a second")
-
-
-def test_an_estimate_beside_the_run_that_it_stands_for(benchmark, record: Record) -> None:  # type: ignore[no-untyped-def]
-    """A simulation of 20,000 requests, as `check` makes one, over an estimate of the same point."""
-    workload, server = points()[1]
-    ps.simulate(workload, server, requests=20_000, record="summary")
-    begun = time.process_time()
-    ps.simulate(workload, server, requests=20_000, record="summary")
-    run = time.process_time() - begun
-    benchmark(lambda: estimate_latency(workload, server))
-    record("run over estimate", run / benchmark.stats["median"], "x")

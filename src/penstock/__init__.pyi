@@ -6,7 +6,7 @@ from .capacity.recommend import recommend
 from .capacity.recommendation import Recommendation
 from .checking.answer import Answer, check
 from .checking.comparison import NetworkComparison, compare_networks, compare_orders
-from .checking.enough_requests import estimate
+from .checking.enough_requests import estimate, estimate_latency
 from .checking.latency import SteadyState, steady_state
 from .checking.network_answer import NetworkAnswer
 from .checking.stability import NetworkStability, Stability
@@ -43,7 +43,6 @@ from .system.routing import ROUTERS, Router, router
 from .system.server import Server
 from .theory.certificate import Certificate, certify
 from .theory.fluid import FluidPath, fluid
-from .theory.latency import InstantEstimate, estimate_latency
 from .theory.latency_bounds import lower_bounds
 from .theory.mean_backlog import MeanBacklog
 from .theory.network.certificate import NetworkCertificate
@@ -84,7 +83,6 @@ __all__ = [
     "Gpu",
     "Hinge",
     "InputError",
-    "InstantEstimate",
     "LogNormal",
     "MaxRate",
     "MeanBacklog",

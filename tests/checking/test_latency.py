@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -284,6 +285,41 @@ def test_the_mean_time_between_tokens_needs_no_sections_but_its_percentiles_do()
     assert tbt["mean"].low is not None
     assert tbt["mean"].high is not None
     assert tbt["p99"] == Estimate(pytest.approx(whole["p99"]))
+
+
+def test_a_quick_estimate_is_a_run_of_20_000_requests_and_the_same_each_time() -> None:
+    found = ps.estimate_latency(CODE, SARATHI)
+    assert found == ps.estimate_latency(CODE, SARATHI)
+    assert found != ps.estimate_latency(CODE.with_seed(5), SARATHI)
+    assert found.requests + found.warmup_requests == 20_000
+    run = ps.simulate(CODE, SARATHI, requests=20_000)
+    mean = steady_state(run).estimates["e2e_s"]["mean"].value
+    assert found.estimates["e2e_s"]["mean"].value == mean
+
+
+def test_a_quick_estimate_of_one_request_after_another_is_the_time_of_its_batches() -> None:
+    """A prompt of 1,000 in batches of 512, then 9 decodes alone."""
+    found = ps.estimate_latency(ps.Workload.deterministic(0.01, 1_000, 10), SARATHI).estimates
+    prompt = float(TP1(512) + TP1(488))
+    assert found["ttft_s"]["mean"].value == pytest.approx(prompt, rel=1e-4)
+    assert found["tbt_s"]["mean"].value == pytest.approx(float(TP1(1)), rel=1e-4)
+    assert found["e2e_s"]["mean"].value == pytest.approx(prompt + 9 * float(TP1(1)), rel=1e-4)
+
+
+@pytest.mark.parametrize("limits", [{}, {"kv_blocks": 450, "max_batch_size": 30, "policy": "vllm"}])
+def test_a_quick_estimate_without_a_steady_state_says_so_and_has_no_upper_ends(limits: dict[str, Any]) -> None:
+    """Overload that a theorem knows of, and one that only runs show."""
+    rate = 6.0 if limits else 20.0
+    found = ps.estimate_latency(ps.Workload.poisson(rate, 129, 112), ps.Server(TP1, 512, **limits))
+    assert found.too_short
+    assert found.notices
+    assert all(of["mean"].high is None for of in found.estimates.values())
+
+
+def test_a_quick_estimate_of_a_recording_is_of_its_first_requests() -> None:
+    recorded = ps.Workload.from_arrays(np.arange(500.0), np.full(500, 100), np.full(500, 5))
+    found = ps.estimate_latency(recorded, SARATHI)
+    assert found.requests + found.warmup_requests == 500
 
 
 def test_doubling_stops_once_every_mean_is_precise() -> None:

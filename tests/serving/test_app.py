@@ -65,8 +65,8 @@ def test_the_page_says_what_check_says_of_the_scenario_that_is_downloaded(
     assert told["theory"]["load"]["rho"] == pytest.approx(said["load"]["rho"], rel=1e-12)
 
 
-def test_theory_comes_first_then_the_test_then_the_simulation(client: TestClient) -> None:
-    assert [*parts(client)] == ["theory", "estimate", "bounds", "progress", "test", "simulation"]
+def test_theory_comes_first_then_a_short_run_then_the_test_then_the_simulation(client: TestClient) -> None:
+    assert [*parts(client)] == ["theory", "bounds", "progress", "estimate", "test", "simulation"]
 
 
 def test_the_load_of_the_region_is_that_of_all_replicas(client: TestClient) -> None:

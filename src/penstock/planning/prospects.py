@@ -59,16 +59,12 @@ class Prospect:
         return bisect.bisect_right(family.counts, cost, key=lambda n: family.at(n).cost) - 1
 
 
-def order_of(prospect: Prospect) -> tuple[float, bool, float, str]:
-    """Return by what families are put in order: the cost that is guessed, and those first whose
-    policy was known.
-    """
-    server, name = prospect.family.smallest.server, prospect.family.name
+def order_of(prospect: Prospect) -> tuple[float, float, str]:
+    """Return by what families are put in order: the cost that is guessed."""
     return (
         prospect.cost(prospect.guess),
-        not server.policy.decode_first,
         prospect.cost(prospect.least),
-        name,
+        prospect.family.name,
     )
 
 

@@ -12,10 +12,8 @@ neither kind is better in all respects, every number is tried.
 
 import bisect
 import functools
-import math
 from collections.abc import Callable, Mapping
 
-from penstock.checking.targets import Target, share
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
@@ -26,36 +24,27 @@ from penstock.planning.evaluate import (
     not_simulated,
     refuse_idle_router,
 )
+from penstock.planning.job_run import statistic_s
 from penstock.planning.mixed_fleets import MixedLoad, best_of, no_worse
 from penstock.planning.prospects import Hopeless, Prospect, order_of, rank
 from penstock.planning.share import share_of
 from penstock.planning.space import Family, Space
+from penstock.simulation.simulate import simulate
 from penstock.system.server import Server
 from penstock.theory.bounds import bounds
 from penstock.theory.kv_blocks import drawn
-from penstock.theory.latency import estimate_latency
 from penstock.theory.latency_bounds import lower_bounds
 from penstock.theory.load import load
 from penstock.words import counted, digits
 from penstock.workload.workload import Workload
 
 USUAL_RHO = 0.8
-"""Load at which the search of the first family begins, where no estimate says better."""
+"""Load at which the search of the first family begins, where no short run says better."""
 
-_LEAST_TAIL = 0.5
+_GUESSED_BY = 2_000  # requests
 _NO_LOAD = 1e-6  # of the rate
 _BEYOND_DOUBT = 1.01  # times the limit: some bounds are what simulations show, but for their noise
-_LONG_GAPS = 0.9
 _PATIENCE = 6  # undecided deployments
-
-
-def _tail(target: Target) -> float:
-    """Return a guess at a statistic over the mean, to begin with only: TTFT as if exponential,
-    others as the mean.
-    """
-    if target.statistic == "mean" or target.metric != "ttft_s":
-        return 1.0
-    return max(-math.log1p(-share(target.statistic)), _LEAST_TAIL)
 
 
 class Search:
@@ -318,8 +307,8 @@ class Search:
         return self._unloaded[server]
 
     def _guess(self, family: Family, least: int, usual: int) -> int:
-        """Return the index of the fewest replicas that would do if the instant estimates were
-        right; ``usual`` where there are none.
+        """Return the index of the fewest replicas that would do if short runs were right; ``usual``
+        where one gets no share of its own, or cannot be simulated.
         """
         counts, deployment = family.counts, family.smallest
         if not deployment.splits:
@@ -344,28 +333,15 @@ class Search:
         return share_of(self.workload, router, count)
 
     def _promising(self, workload: Workload, server: Server) -> bool | None:
-        """Return whether the instant estimate, if need be that of sarathi, meets the targets; None:
-        there is none.
-        """
+        """Return whether a short run meets the targets; None: it cannot be simulated."""
+        requests = min(_GUESSED_BY, workload.rows or _GUESSED_BY)
         try:
-            estimate = estimate_latency(workload, server)
-            if not estimate.points:
-                estimate = estimate_latency(workload, server.with_policy("sarathi"))
-        except InputError:  # the server cannot have that policy
+            run = simulate(workload, server, requests=requests)
+        except InputError:
             return None
-        means = {"ttft_s": estimate.ttft_s, "tbt_s": estimate.tbt_s, "e2e_s": estimate.e2e_s}
-        if None in means.values():
-            return None
-        # Long gaps are those of full batches.
-        full_s = float(server.batch_time.by_tokens(server.token_budget))
-        for target in self.aim.targets:
-            value = means[target.metric] * _tail(target)  # type: ignore[operator]
-            if (
-                target.metric == "tbt_s"
-                and target.statistic != "mean"
-                and share(target.statistic) >= _LONG_GAPS
-            ):
-                value = full_s
-            if value >= target.limit_s:
-                return False
-        return True
+        samples = {"ttft_s": run.ttft, "tbt_s": run.gaps, "e2e_s": run.e2e}
+        return not any(
+            samples[target.metric].size
+            and statistic_s(samples[target.metric], target.statistic, run.tick_s) >= target.limit_s
+            for target in self.aim.targets
+        )

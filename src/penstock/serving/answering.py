@@ -1,4 +1,5 @@
-"""A state of the page answered part by part: theory, verdict, simulation, each as it comes.
+"""A state of the page answered part by part: theory, a short run, verdict, simulation, each as it
+comes.
 
 One thread per state. It ends where it next reports progress after a newer state took its place,
 and only one of them tests or simulates at a time.
@@ -139,12 +140,12 @@ class Answers:
 
         case = self._controls.case(values)
         yield {"part": "theory", "scenario": case.text, **theory.theory(case)}
-        yield {"part": "estimate", **theory.estimate(case)}
         yield {"part": "bounds", "bounds": theory.bounds(case)}
         if left.wait(_STILL_S):
             raise _Left
         with self._turn:
             going(0.0)
+            yield {"part": "estimate", **theory.estimate(case)}
             yield from _simulated(case, going)
 
 

@@ -1,13 +1,13 @@
-"""What theory says of a state of the page, in milliseconds."""
+"""What theory and a short run say of a state of the page, in milliseconds."""
 
 from typing import Any
 
 from penstock.checking.doubt import reach_of_server
+from penstock.checking.enough_requests import estimate_latency
 from penstock.serving.controls import Case
 from penstock.system.prefix_cache import as_serving
 from penstock.theory.certificate import certify
 from penstock.theory.kv_blocks import least_on_average
-from penstock.theory.latency import estimate_latency
 from penstock.theory.latency_bounds import lower_bounds
 from penstock.theory.load import load
 from penstock.theory.region import region
@@ -82,10 +82,18 @@ def _region(case: Case) -> dict[str, Any]:
 
 
 def estimate(case: Case) -> dict[str, Any]:
-    """Return mean latencies by the mean field; of replicas, as if each got its own share."""
+    """Return mean latencies by a short run; of replicas, as if each got its own share."""
     found = estimate_latency(_share(case), case.server)
-    means = {"ttft_s": found.ttft_s, "tbt_s": found.tbt_s, "e2e_s": found.e2e_s}
-    return {"means": means, "ranges": found.ranges, "warnings": list(found.warnings)}
+    means = {metric: of["mean"] for metric, of in found.estimates.items()}
+    return {
+        "means": {metric: mean.value for metric, mean in means.items()},
+        "ranges": {
+            metric: [mean.low, mean.high]
+            for metric, mean in means.items()
+            if None not in (mean.low, mean.high)
+        },
+        "warnings": list(found.notices),
+    }
 
 
 def bounds(case: Case) -> dict[str, Any]:

@@ -93,7 +93,6 @@ class Engine(Scheduler, abc.ABC):
     work_conserving = False
     cuts_prompts = False
     decode_first: bool = False
-    has_mean_field: bool = False
     held: Holds = "computed"
 
     @property

@@ -181,7 +181,6 @@ class Vllm(Engine):
         at_once = self.options["prefill_interval"] == 1
         fills = self.cuts_prompts and threshold == 0 and at_once
         self.work_conserving = fills and self.options["drafts"] == 0
-        self.has_mean_field = self.work_conserving  # that of sarathi, where it is the same
         self.ahead = self.options["async_scheduling"]
         self.longest_context = self.options["max_model_len"]
         self.kernel_options = {

@@ -314,11 +314,6 @@ class Scheduler(abc.ABC):
         return self.phases == "decode-first"
 
     @property
-    def has_mean_field(self) -> bool:
-        """Whether its mean field is known (`penstock.theory.latency`)."""
-        return self.decode_first
-
-    @property
     def hosts_policies(self) -> bool:
         """Whether policies of Penstock can run inside it (`penstock.vllm_plugin`)."""
         return self.program is not None and bool(self.program.plugin)

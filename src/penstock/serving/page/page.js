@@ -103,8 +103,8 @@ async function ask() {
 }
 
 function take(part, mine) {
-  if (part.part === "theory") { known = { ...known, theory: part }; if (!known.bounds) draw(); } // the first estimate compiles
-  if (part.part === "estimate") known.estimate = part;
+  if (part.part === "theory") known = { ...known, theory: part, estimate: undefined };
+  if (part.part === "estimate") { known.estimate = part; draw(); }
   if (part.part === "bounds") { known.bounds = part.bounds; refuse(null, ""); draw(); redrawn(mine); theoryEnds(mine); }
   if (part.part === "refused") { refuse(part.field, part.message); theoryEnds(mine); document.body.classList.remove("working"); }
   if (part.part === "progress") { document.body.classList.add("working"); byId("progress").value = part.share; }
