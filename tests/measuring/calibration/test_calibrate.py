@@ -226,6 +226,8 @@ def test_what_a_batch_with_prompts_takes_beside_is_found_where_rows_tell_it(tmp_
         ({"fit_rows": [True]}, "fit_rows has 1 values for 9 rows"),
         ({"fit_rows": [False] * 9}, "0 rows to fit have no inter-token latency"),
         ({"parameters": ["steps"]}, "unknown parameter 'steps'; did you mean 'step'?"),
+        ({"parameters": ["per_token", "overhead"]}, "'per_token, overhead' are fitted without step"),
+        ({"parameters": ["kv_tokens"]}, "'kv_tokens' are fitted without step"),
         ({"per_run": "some"}, "per_run is 'some'"),
         ({"policy": "vlm"}, "did you mean 'vllm'?"),
     ],

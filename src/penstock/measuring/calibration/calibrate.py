@@ -68,8 +68,8 @@ def calibrate(
         ``spread:3``, the lowest, the highest and those between at equal distances; ``all``; or a
         value for each row.
     parameters
-        What to fit, of `UNITS`, without ``hardware``; None: all. Costs that the rows cannot tell
-        rest on their `priors`.
+        What to fit, of `UNITS`, ``step`` among them, without ``hardware``; None: all. Costs that
+        the rows cannot tell rest on their `priors`.
     token_budget, max_batch_size, policy, kv_tokens
         Of the server, as it ran. None for ``kv_tokens``: found where rows identify it (`limit_of`),
         else no limit; for the others: 8,192 and 1,024, vLLM's defaults on a large GPU, are assumed.
@@ -125,6 +125,11 @@ def calibrate(
     for name in names:
         if name not in UNITS:
             raise InputError(f"unknown parameter {checks.shown(name)}{nearest(str(name), UNITS)}")
+    if "step" not in names:
+        raise InputError(
+            f"the parameters {checks.shown(', '.join(names))} are fitted without step, the time "
+            "that every batch takes; add it"
+        )
     common = common_fit(rows, fitted, build, names, seed, progress)
     values_of = values_of_runs(rows, common, build, per_run)
     return _calibration(rows, fitted, build, common, values_of, per_run, seed)
