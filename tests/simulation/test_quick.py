@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.theory.test_memory import (
     CHAT,
@@ -82,6 +83,33 @@ def test_more_requests_are_sent_where_more_run_at_once() -> None:
     found = ps.memory_estimate(long, engine)
     assert found.running > 2_500
     assert found.rate == pytest.approx(under_backlog(long.with_seed(5), engine, 300_000)[0], rel=0.016)
+
+
+def test_what_requests_declare_takes_memory_that_the_flood_knows() -> None:
+    """SGLang lets in what may come; with 4,000 outputs declared where 100 come, a third is carried."""
+    server = ps.Server(ps.Affine(0.01, 1e-4), 2_048, 256, policy="sglang", kv_tokens=20_000)
+    chat = ps.Workload.poisson(1.0, 200, 100)
+    declared = chat.with_declared(4_000)
+    rows = 2_000
+    recorded = ps.Workload.from_arrays(np.arange(rows), [200] * rows, [100] * rows, declared=[4_000] * rows)
+    rates = [ps.memory_estimate(each, server).rate for each in (chat, declared, recorded)]
+    assert rates[1] < 0.4 * rates[0]
+    assert rates[2] == pytest.approx(rates[1], rel=0.01)
+
+
+def test_drafts_are_no_requests() -> None:
+    """With 3 drafts to a decode some 60 run at once, as without, and never more than the max batch size."""
+    prompt, output = ps.Geometric(400, max=4_000), ps.Geometric(250, max=3_000)
+    drafts = {"drafts": 3, "acceptance": 0.7, "method": "eagle3"}
+    a100 = ps.hardware("codellama-34b-a100-tp1").batch_time
+    server = ps.Server(a100, 512, 128, "vllm", policy_params=drafts, kv_tokens=41_000)
+    estimate = ps.memory_estimate(ps.Workload.poisson(1.0, prompt, output), server)
+    assert 45 < estimate.running < 75
+
+
+def test_requests_that_all_end_with_one_batch_have_a_rate() -> None:
+    server = ps.Server(ps.Affine(0.01, 1e-6), 2**20, memory=ps.Memory(2**30))
+    assert ps.memory_estimate(ps.Workload.poisson(1.0, 1, 1), server).rate > 1e5
 
 
 def test_the_same_estimate_twice() -> None:

@@ -10,6 +10,8 @@ from penstock.simulation.run import Run, recorded
 from penstock.simulation.simulate import simulate
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
+from penstock.workload.lengths import Length
+from penstock.workload.pairs import Recorded
 from penstock.workload.workload import Workload
 
 _REQUESTS = 60_000
@@ -121,7 +123,7 @@ def saturated(workload: Workload, server: Server) -> MemoryEstimate:
     requests = _REQUESTS
     while True:
         run = _flood(workload, server, requests)
-        running = _running(run)
+        running = _running(run, server)
         if requests >= 2 * _SETTLED * running or requests >= _MOST * _REQUESTS:
             break
         requests *= 4
@@ -129,14 +131,16 @@ def saturated(workload: Workload, server: Server) -> MemoryEstimate:
     finish = np.sort(rows.finish[rows.finish >= 0])
     first = int(min(_SETTLED * running, finish.size // 2))
     last = int(max(finish.size - 2 * running, (first + finish.size) // 2)) - 1
-    seconds = float(finish[last] - finish[first]) * run.tick_s
+    seconds, left = float(finish[last] - finish[first]) * run.tick_s, last - first
+    if not seconds:  # all ran at once, and ended so
+        seconds, left = run.end * run.tick_s, finish.size
     token_load = run.tokens / run.n_batches
     limit: Literal["KV memory", "max batch size", "token budget"] = "KV memory"
     if server.memory is None:
         by_tokens = token_load > _BUDGET_BINDS * server.token_budget
         limit = "token budget" if by_tokens or server.most_requests is None else "max batch size"
     return MemoryEstimate(
-        rate=(last - first) / seconds * requests / finish.size,
+        rate=left / seconds * requests / finish.size,
         limit=limit,
         batch_time_s=run.busy * run.tick_s / run.n_batches,
         token_load=token_load,
@@ -147,14 +151,27 @@ def saturated(workload: Workload, server: Server) -> MemoryEstimate:
 
 
 def _flood(workload: Workload, server: Server, requests: int) -> Run:
-    """Serve so many requests that are all there at once."""
-    lengths = workload.lengths.sample(np.random.default_rng(workload.seed), requests)
-    flood = Workload.from_arrays(np.linspace(0, 1e-6, requests), *lengths)
+    """Serve so many requests that are all there at once, of a recording any of its rows."""
+    rng = np.random.default_rng(workload.seed)
+    priority, declared = workload.priority, workload.declared
+    if isinstance(workload.lengths, Recorded):
+        rows = rng.integers(workload.lengths.prompt_tokens.size, size=requests)
+        prompt, output = workload.lengths.prompt_tokens[rows], workload.lengths.output_tokens[rows]
+        priority = None if priority is None else priority[rows]
+        if declared is not None and not isinstance(declared, Length):
+            declared = declared[rows]
+    else:
+        prompt, output = workload.lengths.sample(rng, requests)
+    arrival_s = np.linspace(0, 1e-6, requests)
+    flood = Workload.from_arrays(arrival_s, prompt, output, priority, declared, seed=workload.seed)
     return simulate(flood, server, requests=requests, record="requests", drain=True)
 
 
-def _running(run: Run) -> float:
+def _running(run: Run, server: Server) -> float:
     """Return the mean number of requests in a batch: those that decode, and one for each prompt."""
     mixes, batches = run.mixes
-    decodes = int(np.sum((mixes & 0xFFFFFFFF) * batches))
+    decodes = float(np.sum((mixes & 0xFFFFFFFF) * batches))
+    if server.policy.outputs_per_decode > 1:  # then that counts drafts, too
+        outputs = int(recorded(run.rows, "requests").output_tokens.sum()) - run.finished
+        decodes = outputs / server.policy.outputs_per_decode
     return (decodes + run.finished + run.preemptions) / run.n_batches
