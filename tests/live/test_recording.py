@@ -43,7 +43,7 @@ def test_a_recording_is_never_written_over(recording: Path) -> None:
 
 
 def test_a_recording_in_a_folder_that_is_not_there_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no folder .*; make it, or give another file to --record"):
+    with pytest.raises(InputError, match=r"there is no folder .*; make it, or give another file to --record"):
         Recorder(tmp_path / "none" / "watch.jsonl", 5.0)
 
 
