@@ -6,14 +6,23 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, so that what fails leaves nothing behind."""
+    """Write a file whole or not at all, so that what fails leaves nothing behind.
+
+    A link stays one, and a file that is there keeps its mode. What is there and is no file, such as
+    a pipe, is written into.
+    """
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+            return
+        place = Path(os.path.realpath(path))
+        mode = place.stat().st_mode if place.exists() else 0o644
+        handle, temporary = tempfile.mkstemp(dir=place.parent, suffix=place.suffix)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
+            os.chmod(temporary, mode)
+            os.replace(temporary, place)
         except BaseException:
             os.unlink(temporary)
             raise

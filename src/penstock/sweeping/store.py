@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import sys
 import time
 import zlib
@@ -94,6 +95,8 @@ def write_table(table: pl.DataFrame, path: Path) -> None:
             table.write_parquet(draft)
         with draft.open("rb") as written:
             os.fsync(written.fileno())
+        if path.exists():
+            shutil.copymode(path, draft)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
