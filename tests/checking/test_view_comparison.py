@@ -33,7 +33,8 @@ def test_latencies_and_differences_stand_below_each_other(capsys, monkeypatch) -
     found = compare_networks(networks, jobs=2_500, targets=["ttft_p99<2s"], resolution=0.1)
     page = comparison_page(found, "research", "Router")
     said = in_words(capsys, monkeypatch, 80)(page)
-    rows = {line.split()[0]: line.split()[1:] for line in said[said.index("Latency in the") :].splitlines() if line}
+    latencies = said[said.index("Latency in the") : said.index("-: the run is too short")].splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in latencies if line}
     random, jsq = found.rows
     latency = [jsq.latency[metric][name] for metric in ("ttft_s", "e2e_s") for name in ("mean", "p50", "p99")]
     assert rows["jsq"] == [seconds(estimate.value) for estimate in latency]

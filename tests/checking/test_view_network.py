@@ -71,14 +71,20 @@ def research(tmp_path_factory: pytest.TempPathFactory) -> tuple[NetworkScenario,
 
 
 @pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> tuple[NetworkScenario, NetworkAnswer, Body]:
+    """Of which no theorem says anything."""
+    return answered("disaggregated", tmp_path_factory.mktemp("report"), 1000)
+
+
+@pytest.fixture(scope="module")
 def crossed(tmp_path_factory: pytest.TempPathFactory) -> tuple[NetworkScenario, NetworkAnswer, Body]:
     return answered("rybko_stolyar", tmp_path_factory.mktemp("report"), 1000)
 
 
 def test_the_verdict_that_knows_comes_first_and_both_are_there(
-    research: tuple[NetworkScenario, NetworkAnswer, Body], crossed: tuple[NetworkScenario, NetworkAnswer, Body]
+    apart: tuple[NetworkScenario, NetworkAnswer, Body], crossed: tuple[NetworkScenario, NetworkAnswer, Body]
 ) -> None:
-    _, answer, page = research
+    _, answer, page = apart
     assert (answer.certificate.verdict, page.words[0]) == ("unknown", "stable")
     assert answer.stability is not None
     assert page.words[1] == f"{answer.stability.reason}."
@@ -187,8 +193,8 @@ def test_a_narrow_terminal_shows_the_router_of_a_pool_with_replicas(
     assert ["jsq" in row.split() for row in rows] == [pool.replicas > 1 for pool in answer.pools]
 
 
-def test_hypotheses_that_fail_come_first(research: tuple[NetworkScenario, NetworkAnswer, Body]) -> None:
-    _, answer, page = research
+def test_hypotheses_that_fail_come_first(apart: tuple[NetworkScenario, NetworkAnswer, Body]) -> None:
+    _, answer, page = apart
     states = [
         word
         for word in page.words[page.words.index("Hypotheses of the theorems that say stable") :]
