@@ -30,7 +30,7 @@ from penstock.workload.prefixes import Prefixes
 
 SCOPES, CONVENTIONS = ("running", "batch"), ("engine", "paper")
 ROUTERS = reference.ROUTERS
-ORDER_NAMES = ("fcfs", "global-age", *reference_orders.ORDERS)
+ORDER_NAMES = ("fcfs", *reference_orders.ORDERS)
 POLICIES = tuple(seam_policies.POLICIES)
 CACHING = ("vllm", "sglang", *POLICIES)  # those that can cache prefixes
 WEIGHT = 1024  # the router "work" weighs mean tokens times this

@@ -233,7 +233,7 @@ def test_the_examples_agree_to_the_nanosecond_under_overload(example):
 
 @pytest.mark.parametrize("router", ["jsq", "work", Router.measure(prefill=2, decode=0.5), "power-of-two"])
 @pytest.mark.parametrize("affinity", [True, False])
-@pytest.mark.parametrize("order", ["back-pressure", "hlpps", pytest.param("global-age", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("order", ["back-pressure", "hlpps"])
 def test_agents_that_go_on_with_their_context_agree_to_the_nanosecond(router, affinity, order):
     """Two workflows over two pools: a loop with a cap and a fork-join, contexts reused for 2 s, tool calls between."""
     loop = Workflow(

@@ -120,12 +120,6 @@ def test_near_saturation_the_notes_are_what_runs_of_some_30_000_slots_from_empty
 
 
 @pytest.mark.slow
-def test_global_age_is_the_slowest_order_that_is_stable() -> None:
-    for rho, expected in ((0.9, 198), (0.95, 281), (0.98, 416)):
-        assert e2e(rybko_stolyar(rho, "global-age"), 400_000, seed=5) == pytest.approx(expected, rel=0.05)
-
-
-@pytest.mark.slow
 def test_simulation_is_stable_at_54_and_grows_at_58_percent_as_the_program_says() -> None:
     """The virtual station's limit is .5588."""
     certificate = ps.certify(rybko_stolyar(0.9, DESTABILISING))

@@ -217,15 +217,6 @@ def test_hlpps_lets_the_policy_choose_within_a_share_and_fills_decodes_before_pr
     ]
 
 
-def test_global_age_serves_the_oldest_job_first_whatever_the_phase():
-    """Job 0's second call arrives at tick 1 and goes before job 1's prompt, which is cut by then."""
-    jobs = Jobs.chains([(0, [(0, 1, 1), (1, 4, 2)]), (0, [(0, 6, 2)])])
-    history = simulate(jobs, one_pool(2, token_budget=3, order="global-age"))
-    assert loads(history) == [{0: 1, 2: 2}, {1: 3}, {1: 1, 2: 2}, {1: 1, 2: 2}, {2: 1}]
-    history = simulate(jobs, one_pool(2, token_budget=3, order="fcfs"))
-    assert loads(history) == [{0: 1, 2: 2}, {2: 3}, {2: 1, 1: 2}, {2: 1, 1: 2}, {1: 1}]
-
-
 def pressed(replicas, order, decode=(1.0, 1.0, 1.0), tokens=2):
     """Two requests at stage 0, two where it leads to (pool 1), one at stage 1, which leads nowhere."""
     jobs = Jobs.chains([(0, [(stage, 9, 1)]) for stage in (0, 0, 1, 2, 2)])
@@ -303,15 +294,6 @@ def test_in_scope_running_a_cut_prompt_of_another_line_runs_too():
     jobs = Jobs.chains([(0, [(1, 7, 1)]), (1, [(0, 3, 2)]), (1, [(0, 1, 1)])])
     network = one_pool(2, order="priority", priority=[0, 1], scope="running", max_batch_size=2)
     assert loads(simulate(jobs, network)) == [{0: 4}, {1: 3, 0: 1}, {1: 1, 0: 2}, {2: 1}]
-
-
-def test_global_age_passes_over_a_prompt_that_may_not_start():
-    """Job 0's second call may not start at tick 1, since request 2 runs; that goes on."""
-    jobs = Jobs.chains([(0, [(0, 1, 1), (0, 2, 1)]), (0, [(0, 6, 2)])])
-    network = one_pool(order="global-age", scope="running", max_batch_size=2)
-    assert loads(simulate(jobs, network)) == [{0: 1, 2: 3}, {1: 2, 2: 2}, {2: 1}, {2: 1}]
-    network = one_pool(order="global-age", scope="running", max_batch_size=1)
-    assert loads(simulate(jobs, network)) == [{0: 1}, {1: 2}, {2: 4}, {2: 2}, {2: 1}]
 
 
 def test_requests_that_decode_from_the_start_run_but_a_batch_serves_no_more_than_its_slots():

@@ -145,7 +145,7 @@ def test_sampled_means_come_with_their_standard_error() -> None:
 def test_stages_have_lines_of_their_own_except_where_all_wait_in_one() -> None:
     network = rybko_stolyar()
     assert network.stage_line.tolist() == [0, 0, 1, 1]
-    pools = {"one": Pool(PAPER), "two": Pool(PAPER, order="global-age")}
+    pools = {"one": Pool(PAPER), "two": Pool(PAPER, order="fcfs")}
     single = Network(pools, network.workflows)
     assert single.stage_line.tolist() == [0] * 4
 
@@ -329,7 +329,7 @@ def test_a_pool_is_work_conserving_by_its_order_or_by_its_policy() -> None:
     idle = PAPER.with_policy("vllm-vanilla")
     assert Pool(PAPER).work_conserving is True
     assert Pool(idle).work_conserving is False
-    assert Pool(idle, order="global-age").work_conserving is True  # which asks no policy
+    assert Pool(idle, order="decode-first").work_conserving is True  # which asks no policy
     assert Pool(idle, order="hlpps").work_conserving is True  # which fills what the policy leaves
 
 

@@ -100,8 +100,8 @@ def test_ten_times_the_requests_are_ranked_alike(name: str, lines: npt.NDArray[n
     np.testing.assert_allclose(scaled, factor * weights, rtol=1e-12)
 
 
-def test_orders_with_one_line_for_all_stages_have_no_function() -> None:
-    assert [name for name, known in ORDERS.items() if known.single_line] == ["fcfs", "global-age"]
+def test_an_order_with_one_line_for_all_stages_has_no_function() -> None:
+    assert [name for name, known in ORDERS.items() if known.single_line] == ["fcfs"]
     assert ORDERS["fcfs"].compiled is None
     with pytest.raises(ps.InputError, match="'fcfs' has a single line"):
         ORDERS["fcfs"](TWO_LINES)
@@ -194,7 +194,7 @@ def test_an_order_gets_the_params_it_was_made_with() -> None:
         ("own_order:raises", "order 'raises' cannot be used: it never returns; an order is plain arithmetic"),
         ("own_order:half", "order 'half' cannot be used: it returns float64, no whole number; an order is plain"),
         ("own_order:sometimes_half", "order 'sometimes-half' cannot be used: it returns float64, no whole number"),
-        (3, "unknown order 3; known: fcfs, global-age"),
+        (3, "unknown order 3; known: fcfs, priority"),
         (int, "an order is a function of lines, params, weights, not"),
     ],
 )

@@ -43,7 +43,7 @@ from penstock.kernel.in_progress import (
 )
 from penstock.kernel.line_batches import form_from_lines
 from penstock.kernel.line_ends import end_of_lines
-from penstock.kernel.lines import append_fresh, append_prompt, insert_by_age
+from penstock.kernel.lines import append_fresh, append_prompt
 from penstock.kernel.outages import happen, hold
 from penstock.kernel.recording import count_composition, has_room, note_run, thin_series
 from penstock.kernel.records import (
@@ -59,7 +59,6 @@ from penstock.kernel.records import (
     NO_ROWS,
     PAUSED,
     SEAM,
-    WAITING,
     WORLD,
     World,
 )
@@ -270,7 +269,7 @@ def _arrive(world: World, request: int) -> None:
         stage.in_decode += 1
     if by_lines:
         line = world.lines[replica.first_line + stage.line]
-        _join_line(world, line, pool, request)
+        _join_line(world, line, request)
         arrival_ends = True
     else:
         engine = world.engines[replica.engine]
@@ -285,7 +284,7 @@ def _arrive(world: World, request: int) -> None:
 
 
 @uncounted(inline=True)
-def _join_line(world: World, line: Any, pool: Any, request: int) -> None:
+def _join_line(world: World, line: Any, request: int) -> None:
     """Put a request that has arrived into its line."""
     row = world.rows[request]
     line.arrived += 1
@@ -293,17 +292,12 @@ def _join_line(world: World, line: Any, pool: Any, request: int) -> None:
     if row.left > 0:
         line.prompts += 1
         line.prompt_tokens += row.left
-        row.pending = WAITING
-        if pool.by_age == 0:
-            append_prompt(world, line, request)
+        append_prompt(world, line, request)
     else:
         line.decoding += 1
         line.decode_tokens += row.decodes
         row.pending = IN_DECODE
-        if pool.by_age == 0:
-            append_fresh(world, line, request)
-    if pool.by_age != 0:
-        insert_by_age(world, line, request)
+        append_fresh(world, line, request)
 
 
 @uncounted(inline=True)

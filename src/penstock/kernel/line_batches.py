@@ -18,11 +18,7 @@ from penstock.kernel.records import (
     ALLOCATION_ROWS,
     BAD_ORDER,
     BAD_POLICY,
-    DECODES_NOW,
     IDLE_POLICY,
-    IN_DECODE,
-    STARTED,
-    WAITING,
     World,
 )
 from penstock.kernel.signatures import (
@@ -224,60 +220,6 @@ def _fill_in_proportion(world: World, server: int, pool: Any, room: _Room, total
 
 
 @uncounted(inline=True)
-def _fill_by_age(world: World, server: int, pool: Any, line: Any, room: _Room) -> Any:
-    """Serve the oldest jobs first, prefill and decode alike; return what is left, and the fewest
-    decodes to come.
-    """
-    served = 0
-    fewest: Any = 0
-    request = line.prompt_head
-    records = world.clock[0].record >= ALLOCATION_ROWS
-    while request >= 0 and room.tokens > 0 and room.slots > 0:
-        row = world.rows[request]
-        if row.pending == IN_DECODE:
-            row.pending = DECODES_NOW
-            if world.first_token[request] < 0:
-                world.first_token[request] = 0  # set when the length of the batch is known
-            fewest = min(fewest, row.decodes) if fewest > 0 else np.int64(row.decodes)
-            line.decode += 1
-            served += 1
-            room = _Room(room.tokens - 1, room.slots - 1, room.starts)
-            if records:
-                note_allocation(world, server, request, 0, 1)
-        elif row.pending == STARTED or pool.running_scope == 0 or room.starts > 0:
-            take = min(row.left, room.tokens)
-            starts = 1 if row.pending == WAITING else 0
-            row.pending = STARTED
-            row.left -= take
-            line.prefill += take
-            line.prompt_tokens -= take
-            line.partial += starts
-            if row.left == 0:
-                line.prompts -= 1
-                line.partial -= 1
-                served += 1
-            room = _Room(room.tokens - take, room.slots - 1, room.starts - starts)
-            if records:
-                note_allocation(world, server, request, take, 0)
-        request = row.next
-    world.servers[server].served = served
-    return room, fewest
-
-
-@uncounted(inline=True)
-def _date_by_age(world: World, line: Any, end: int) -> None:
-    """Give first tokens in a line by age their time."""
-    left = line.decode
-    request = line.prompt_head
-    while left > 0:
-        if world.rows[request].pending == DECODES_NOW:
-            left -= 1
-            if world.first_token[request] == 0:
-                world.first_token[request] = end
-        request = world.rows[request].next
-
-
-@uncounted(inline=True)
 def _link_decodes(world: World, server: int, pool: Any, end: int) -> Any:
     """Give slots to those that decode for the first time; return all decodes of the batch, and how
     many batches from now the first request is done.
@@ -314,12 +256,9 @@ def form_from_lines(world: World, server: int, pool: Any) -> Any:
     if prompts + decoding == 0:
         return 0
     # -- who is in it
-    line = world.lines[first]
     room = _Room(pool.budget, pool.batch_size, pool.batch_size - running)
-    fewest, failed = NEVER, 0
-    if pool.by_age != 0:
-        room, fewest = _fill_by_age(world, server, pool, line, room)
-    elif pool.order == 0:
+    if pool.order == 0:
+        line = world.lines[first]
         room, failed = _fill_line(world, server, line, pool, room, room.tokens)
     else:
         room, failed = _fill_by_order(world, server, pool, room)
@@ -330,11 +269,7 @@ def form_from_lines(world: World, server: int, pool: Any) -> Any:
         return IDLE_POLICY
     # -- how long it takes
     ticks = world.duration[pool.duration + tokens]
-    if pool.by_age != 0:
-        decodes = line.decode
-        _date_by_age(world, line, clock.now + ticks)
-    else:
-        decodes, fewest = _link_decodes(world, server, pool, clock.now + ticks)
+    decodes, fewest = _link_decodes(world, server, pool, clock.now + ticks)
     replica.start = clock.now
     replica.ticks = replica.plain = ticks
     replica.tokens = tokens
@@ -346,7 +281,7 @@ def form_from_lines(world: World, server: int, pool: Any) -> Any:
     if decodes == tokens and decodes == decoding and clock.merges != 0 and pool.repeats != 0:
         # No prompt may start before a request finishes.
         held = pool.running_scope != 0 and room.starts <= 0 and running == decoding
-        if prompts == 0 or (pool.order == 0 and pool.by_age == 0) or held:
+        if prompts == 0 or pool.order == 0 or held:
             repeat = within_the_run(world, replica, fewest)
             repeat = before_it_dies(world, server, repeat)
     start(world, server, repeat)

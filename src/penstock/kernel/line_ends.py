@@ -10,12 +10,7 @@ from penstock.kernel.lines import (
     serve_decodes,
     unlink,
 )
-from penstock.kernel.records import (
-    DECODES_NOW,
-    IN_DECODE,
-    STARTED,
-    World,
-)
+from penstock.kernel.records import IN_DECODE, World
 from penstock.kernel.releases import finish
 
 
@@ -25,9 +20,6 @@ def end_of_lines(world: World, server: int, pool: Any) -> None:
     first = world.servers[server].first_line
     if world.clock[0].line_slots > 0:
         count_tokens(world, server, pool)
-    if pool.by_age != 0:
-        _end_by_age(world, server, world.lines[first], pool)
-        return
     for index in range(first, first + pool.lines):
         line = world.lines[index]
         if line.decode > 0 or line.done_head >= 0 or line.prefill > 0:
@@ -47,8 +39,8 @@ def _leave(world: World, server: int, line: Any, request: int) -> None:
 
 
 @uncounted(inline=True)
-def _end_prefill(world: World, server: int, line: Any, pool: Any, request: int) -> Any:
-    """Move a request whose prompt is done into decode; return whether it goes on there."""
+def _end_prefill(world: World, server: int, line: Any, pool: Any, request: int) -> None:
+    """Move a request whose prompt is done into decode, which it leaves if it has none."""
     row = world.rows[request]
     stage = world.stages[row.stage]
     if pool.convention != 0 or row.decodes == 0:
@@ -61,8 +53,8 @@ def _end_prefill(world: World, server: int, line: Any, pool: Any, request: int) 
     line.decode_tokens += row.decodes
     if row.decodes == 0:
         _leave(world, server, line, request)
-        return False
-    return True
+    else:
+        append_fresh(world, line, request)
 
 
 @uncounted(inline=True)
@@ -85,38 +77,4 @@ def _end_of_line(world: World, server: int, index: int, pool: Any) -> None:
     while line.done_head >= 0:
         request = line.done_head
         line.done_head = world.rows[request].next
-        if _end_prefill(world, server, line, pool, request):
-            append_fresh(world, line, request)
-
-
-@uncounted(inline=True)
-def _end_by_age(world: World, server: int, line: Any, pool: Any) -> None:
-    """Hand out the tokens in a line by age."""
-    repeat, left = world.servers[server].equal, world.servers[server].served
-    before, request = -1, line.prompt_head
-    while left > 0:
-        row = world.rows[request]
-        following = row.next
-        stays = True
-        if row.pending == DECODES_NOW:
-            left -= 1
-            row.decodes -= repeat
-            line.decode_tokens -= repeat
-            row.pending = IN_DECODE
-            if row.decodes == 0:
-                _leave(world, server, line, request)
-                stays = False
-        elif row.pending == STARTED and row.left == 0:
-            left -= 1
-            stays = _end_prefill(world, server, line, pool, request)
-        if stays:
-            before = request
-        else:
-            if before < 0:
-                line.prompt_head = following
-            else:
-                world.rows[before].next = following
-            if following < 0:
-                line.prompt_tail = before
-        request = following
-    line.prefill = line.decode = 0
+        _end_prefill(world, server, line, pool, request)

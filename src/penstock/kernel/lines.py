@@ -9,7 +9,7 @@ from typing import Any
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import NEVER, chain, empty_bucket, next_due_epoch, unchain
 from penstock.kernel.recording import note_allocation, note_gaps
-from penstock.kernel.records import ALLOCATION_ROWS, DECODES_NOW, World
+from penstock.kernel.records import ALLOCATION_ROWS, World
 
 
 @uncounted(inline=True)
@@ -24,7 +24,7 @@ def joined(world: World, head: int, tail: int, request: int) -> Any:
 
 @uncounted(inline=True)
 def append_prompt(world: World, line: Any, request: int) -> None:
-    """Put a request at the end of those in prefill (by age: of all)."""
+    """Put a request at the end of those in prefill."""
     line.prompt_head = joined(world, line.prompt_head, line.prompt_tail, request)
     line.prompt_tail = request
 
@@ -34,25 +34,6 @@ def append_fresh(world: World, line: Any, request: int) -> None:
     """Put a request at the end of those that are to decode for the first time."""
     line.fresh_head = joined(world, line.fresh_head, line.fresh_tail, request)
     line.fresh_tail = request
-
-
-@uncounted()
-def insert_by_age(world: World, line: Any, request: int) -> None:
-    """Put a request into its place in a line by age: jobs are numbered in order of arrival,
-    requests by job.
-    """
-    if line.prompt_head < 0 or line.prompt_tail < request:
-        append_prompt(world, line, request)
-        return
-    before, after = -1, line.prompt_head
-    while after < request:
-        before = after
-        after = world.rows[after].next
-    world.rows[request].next = after
-    if before < 0:
-        line.prompt_head = request
-    else:
-        world.rows[before].next = request
 
 
 @uncounted(inline=True)
@@ -189,15 +170,10 @@ def count_tokens(world: World, server: int, pool: Any) -> None:
     world.gaps[pool.duration + replica.tokens] += replica.decodes * (replica.equal - 1)
     for index in range(replica.first_line, replica.first_line + pool.lines):
         line = world.lines[index]
-        left, place, request = line.decode, line.first_linked, line.prompt_head
-        while left > 0:
-            if pool.by_age == 0:
-                request = world.slots[place].request
-                place = world.slots[place].next
-            if pool.by_age == 0 or world.rows[request].pending == DECODES_NOW:
-                left -= 1
-                _count_token(world, replica, pool, request)
-            request = world.rows[request].next
+        place = line.first_linked
+        for _ in range(line.decode):
+            _count_token(world, replica, pool, world.slots[place].request)
+            place = world.slots[place].next
 
 
 @uncounted(inline=True)

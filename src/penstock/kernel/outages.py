@@ -17,7 +17,6 @@ from penstock.kernel.in_progress import set_end
 from penstock.kernel.recording import note_run
 from penstock.kernel.records import (
     BY_LINES,
-    DECODES_NOW,
     DIES_WITH_REQUESTS,
     EVICTED,
     IN_DECODE,
@@ -25,7 +24,6 @@ from penstock.kernel.records import (
     NO_ROWS,
     NONE_YET,
     RETURNS,
-    WAITING,
     World,
 )
 from penstock.kernel.releases import arrive_now
@@ -72,7 +70,7 @@ def hold(world: World, request: int) -> None:
 def _return(world: World, server: int) -> None:
     """Let a replica serve again, and whoever waits for that arrive."""
     replica = world.servers[server]
-    world.health[server].is_down = 0
+    replica.is_down = 0
     pool = world.pools[replica.pool]
     _list_serving(world, pool.first_server, pool.replicas)
     look(world, server, world.clock[0].now)
@@ -92,7 +90,7 @@ def _list_serving(world: World, first: int, replicas: int) -> None:
     """List those replicas of a pool that serve."""
     up = 0
     for server in range(first, first + replicas):
-        if world.health[server].is_down == 0:
+        if world.servers[server].is_down == 0:
             world.serving[first + up] = server
             up += 1
     for index in range(world.pools.size):
@@ -120,8 +118,8 @@ def _die(world: World, server: int, loses: bool) -> int:
         _empty_lines(world, replica.first_line, pool.lines)
     else:
         _empty_engine(world, replica.engine, pool)
+    replica.is_down = 1
     health = world.health[server]
-    health.is_down = 1
     health.died = clock.now
     health.dies = _next_death(world, server)
     _list_serving(world, pool.first_server, pool.replicas)
@@ -134,7 +132,7 @@ def _die(world: World, server: int, loses: bool) -> int:
         if row.server != server or world.ready[request] < 0 or world.finish[request] != -1:
             continue
         stage = world.stages[row.stage]
-        if by_lines and (row.pending == IN_DECODE or row.pending == DECODES_NOW):
+        if by_lines and row.pending == IN_DECODE:
             stage.in_decode -= 1
         else:
             stage.in_prefill -= 1
@@ -220,7 +218,7 @@ def _begin_anew(world: World, request: int, pool: Any) -> None:
     """Let a request be as it was before it came."""
     row, trial = world.rows[request], world.tries[request]
     row.left, row.decodes = trial.left, trial.decodes
-    row.pending = WAITING
+    row.pending = 0
     world.cached[request] = 0
     world.first_token[request] = -1
     if world.again.size > 0:

@@ -132,7 +132,7 @@ POOL = record(
     routes routes_params routes_params_end looks_up looks_at_memory report reported
     budget batch_size running_scope convention policy params params_end sees
     duration composed
-    by_age lines repeats order order_params order_params_end first_stage
+    lines repeats order order_params order_params_end first_stage
     rule block_size watermark admission swap_ticks by_priority grows chunked reserved caching
     ahead long_prefill adapts prefill_interval reserve_prompt drafts lookahead longest
     draft_slots reads_ahead names_ahead names_outputs patience
@@ -175,7 +175,7 @@ REPLICA = record(
     i8="""
     pool first_line engine
     start ticks equal tokens prefill decodes verified rejected requests plain cost rise
-    is_touched served
+    is_touched is_down
     batches busy processed
     count unprocessed work link_free
     """
@@ -185,14 +185,14 @@ REPLICA = record(
 The batch in progress: its ``start``, ``ticks`` of the first of ``equal`` ones like it (0: none is
 in progress), tokens and requests; ``verified``: drafts among its decodes, ``rejected``: tokens
 that they make useless. ``plain``: ticks of any batch of that load, -1 where each takes its own;
-``cost`` and ``rise`` where they are composed. ``served``: requests in it, by age. What it did:
-batches and tokens that ended, ticks. What routers measure: unfinished requests, tokens that have
-not gone into a batch, work. ``link_free``: the tick from which on its link can carry KV memory.
+``cost`` and ``rise`` where they are composed. ``is_down``: it has died and is not back. What it
+did: batches and tokens that ended, ticks. What routers measure: unfinished requests, tokens that
+have not gone into a batch, work. ``link_free``: the tick from which its link can carry KV memory.
 """
 
-HEALTH = record(i8="is_down died dies")
-"""One per replica: whether it has died and is not back, when it died last (-1: never), and when it
-will next (or NEVER). Apart, for `REPLICA` fills three lines of a cache.
+HEALTH = record(i8="died dies")
+"""One per replica: when it died last (-1: never), and when it will next (or NEVER). Apart, for
+`REPLICA` fills three lines of a cache.
 """
 
 LINE = record(
@@ -207,11 +207,11 @@ LINE = record(
 """One per line of a replica.
 
 Requests in prefill, without those whose last prompt token is in the batch in progress, and their
-unprocessed tokens; their queue in order of arrival (by age: of all requests); whether the first has
-been started, and cut in the batch being formed. Requests in decode; the queue of those that have
-not decoded yet; those that have, in slots; decode batches of the line, and the epoch at which the
-next one finishes. Tokens of the line in the batch in progress, and the prompts that end with it.
-Then what policies see of the past.
+unprocessed tokens; their queue in order of arrival; whether the first has been started, and cut in
+the batch being formed. Requests in decode; the queue of those that have not decoded yet; those that
+have, in slots; decode batches of the line, and the epoch at which the next one finishes. Tokens of
+the line in the batch in progress, and the prompts that end with it. Then what policies see of the
+past.
 """
 
 ENGINE = record(
@@ -276,15 +276,15 @@ STAGE = record(i8="pool line prefill_weight decode_weight in_prefill in_decode")
 ROW = record(i4="left decodes server next pending stage child sibling")
 """One per request.
 
-``left``: unprocessed prompt tokens (at an engine: all of them); ``decodes``: decode iterations, in
-a line by age those still to come; ``server``: its replica, -1 before it is routed; ``next``: the
-one behind it in whatever queue it is in; ``pending``: requests that must finish before it is
-released, and then its phase (`WAITING` ...); ``child``, ``sibling``: offsets of the first request
-that its end releases, and of the next one that its parent's end releases; 0: none.
+``left``: unprocessed prompt tokens (at an engine: all of them); ``decodes``: decode iterations;
+``server``: its replica, -1 before it is routed; ``next``: the one behind it in whatever queue it is
+in; ``pending``: requests that must finish before it is released, then 0, or `IN_DECODE` in a line;
+``child``, ``sibling``: offsets of the first request that its end releases, and of the next one that
+its parent's end releases; 0: none.
 """
 
-WAITING, STARTED, IN_DECODE, DECODES_NOW = 0, -1, -2, -3
-"""Phases of a released request in lines."""
+IN_DECODE = -1
+"""In place of the requests that must finish before one in a line is released: it decodes."""
 
 AGAIN = record(
     i8="last priority came",

@@ -263,7 +263,7 @@ def route(world: World, request: int, pool: Any) -> Any:
     coin = np.int64(world.coin[request])
     if pool.affinity != 0:
         home = np.int64(world.rows[request + world.home[request]].server)
-        if home >= 0 and world.health[home].is_down == 0:
+        if home >= 0 and world.servers[home].is_down == 0:
             return home
     if router == ROUTE_BY_FUNCTION:
         place = _by_function(world, request, pool)

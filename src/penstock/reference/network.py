@@ -187,7 +187,7 @@ class PaperPool(Pool):
         ``(queue, limits, params) -> (prefill tokens, decode tokens, which phase is filled first)``
         for one line.
     order, order_params
-        A name in `ORDERS`, ``fcfs``, ``global-age``, or ``(lines, params) -> (mode, weights)``.
+        A name in `ORDERS`, ``fcfs``, or ``(lines, params) -> (mode, weights)``.
     priority
         Of the order ``priority``: the pool's stages, those to be served first at the front.
     """
@@ -201,7 +201,7 @@ class PaperPool(Pool):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.order, str):
-            known("order", self.order, ["fcfs", "global-age", *ORDERS])
+            known("order", self.order, ["fcfs", *ORDERS])
 
 
 @dataclass(frozen=True)

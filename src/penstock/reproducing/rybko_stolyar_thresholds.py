@@ -74,8 +74,6 @@ _E2E = {
     ("back-pressure-phase", 0.99): 112,
     ("hlpps", 0.9): 72, ("hlpps", 0.95): 81, ("hlpps", 0.98): 107, ("hlpps", 0.99): 158,
     ("fcfs", 0.9): 77, ("fcfs", 0.95): 90, ("fcfs", 0.98): 127, ("fcfs", 0.99): 192,
-    ("global-age", 0.9): 198, ("global-age", 0.95): 281, ("global-age", 0.98): 416,
-    ("global-age", 0.99): 515,
 }  # fmt: skip
 
 _WARMUP, _BATCHES = 0.2, 30

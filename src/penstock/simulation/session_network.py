@@ -197,7 +197,6 @@ class NetworkSession(WorldSession):
             row.plans_late &= pool.router.function is None and not any(network.senders)
             row.report = round(pool.report_ms / 1e3 / self.tick_s)
             row.retention = retention
-            row.by_age = pool.order.by_age
             row.repeats = pool.repeats(server)
             row.order_params = sum(part.size for part in params)
             row.order_params_end = row.routes_params = row.order_params + of_order.size

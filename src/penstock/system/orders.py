@@ -1,8 +1,8 @@
 """Orders: which line of a replica is served first, where requests of several stages meet.
 
-Each stage has a line of its own at a replica; ``fcfs`` and ``global-age`` have one for all. Before
-each batch an order weighs the lines, and the pool's policy chooses the tokens of each. An order of
-your own is a function of the same form:
+Each stage has a line of its own at a replica; ``fcfs`` has one for all. Before each batch an order
+weighs the lines, and the pool's policy chooses the tokens of each. An order of your own is a
+function of the same form:
 
 >>> from penstock.kernel.signatures import BY_LINE, LINE_DECODING, LINE_PROMPTS
 >>> from penstock.system.orders import order
@@ -53,7 +53,7 @@ class Order(OwnFunction):
     name
         How tables and messages call it.
     function
-        The function as written; None for ``fcfs`` and ``global-age``, which have a single line.
+        The function as written; None for ``fcfs``, which has a single line.
     params
         Numbers handed to the function.
     stages
@@ -96,11 +96,6 @@ class Order(OwnFunction):
     def single_line(self) -> bool:
         """Whether all stages of a pool wait in one line."""
         return self.function is None
-
-    @property
-    def by_age(self) -> bool:
-        """Whether it is ``global-age``; a copy of it, too."""
-        return self.single_line and self.name == "global-age"
 
     @property
     def ranks_stages(self) -> bool:
@@ -237,7 +232,6 @@ ORDERS: dict[str, Order] = {
     o.name: o
     for o in (
         Order("fcfs", None),
-        Order("global-age", None, fills=True),
         Order("priority", priority),
         Order("decode-first", decode_first, fills=True),
         Order("back-pressure", back_pressure),
@@ -248,8 +242,8 @@ ORDERS: dict[str, Order] = {
 }
 """The orders that have a name.
 
-``fcfs``: all stages in one line, in order of arrival at the replica. ``global-age``: the oldest job
-first, then its oldest request, phases mixed. The others see the functions of this module.
+``fcfs``: all stages in one line, in order of arrival at the replica. The others see the functions
+of this module.
 """
 
 

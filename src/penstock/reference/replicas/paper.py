@@ -113,11 +113,7 @@ class PaperReplica(Replica):
     def step(self) -> Allocation:
         """Let the order rank the lines of stages, which then are served."""
         self.left, self.served = self.b_max, {}
-        if self.pool.order == "global-age":
-            for request in sorted(self.requests, key=lambda request: request.index):
-                self.serve_prefill([request], self.left)
-                self.serve_decode([request], self.left)
-        elif self.pool.order == "fcfs":
+        if self.pool.order == "fcfs":
             self.offer(self.arrived, self.left)
         else:
             params = self.pool.order_params

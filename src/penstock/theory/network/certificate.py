@@ -15,10 +15,10 @@ same shares; behind others some may run dry before the rest, and then nothing is
   paper asks for K-FCFS, but any order between stages will do: the work of a pool depends on none,
   once the pools before it have drained, and what waits at a join has a sibling unfinished in some
   branch (`JoinBound`).
-* the linear program of `penstock.theory.network.cycles`: where jobs go round. It needs each stage
-  to be served in order of arrival, and jobs at a stage that are alike whichever way they came. A
-  static order is looked at as such if all pools of cycles have one and serve the decodes of a stage
-  before its prompts.
+* the linear program of `penstock.theory.network.cycles`: where jobs go round. It needs jobs
+  at a stage that are alike whichever way they came, and each stage to be served in order of
+  arrival, as by every order between stages. A static order is looked at as such if all pools of
+  cycles have one and serve the decodes of a stage before its prompts.
 * pro:parallel and rem:jsq+ for pools of several replicas, and where they differ the shares that
   the router sends to each set of them (`penstock.theory.network.unequal_replicas`). Round robin
   gives each replica exactly its share of the only stage of a pool, but nothing is known of shares

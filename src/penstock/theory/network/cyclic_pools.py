@@ -142,13 +142,8 @@ def _cycle_hypotheses(
         limit = "nothing is known of such a cycle with these routers"
     else:
         limit = f"the linear program certifies {whose} up to {best.max_load:.4g} times this load"
-    by_age = [model.pools[s] for s in cyclic if rules[s].order == "global-age"]
-    aged = "each has a line of its own, or shares it"
-    if by_age:
-        aged = f"{', '.join(by_age)}: older jobs overtake; take fcfs"
     return (
         Hypothesis("stages forget the way to them", forgets, reason),
-        Hypothesis("stages are served in order of arrival", not by_age, aged),
         Hypothesis(CERTIFIED, held, f"jobs go round between {pools}; {limit}"),
     )
 

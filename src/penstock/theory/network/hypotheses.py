@@ -29,7 +29,6 @@ BY_TOKENS = "batch times go by the token load"
 FORESEEN = "what is served after ends that nobody foresees is known"
 LINKS_FREE = "no transfer of KV memory waits for a link"
 UNEQUAL = "what replicas that differ get is known"
-_BY_PHASE = ("global-age", "back-pressure-phase")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +92,6 @@ class PoolRules:
     @property
     def phases(self) -> bool:
         """Whether the two phases of a stage are two classes of fluid."""
-        if self.order in _BY_PHASE:
-            return True
         served_by_stage = ("fcfs", "priority", "back-pressure", "hlpps", "round-robin")
         return self.order != "decode-first" and not (
             self.decode_first and self.order in served_by_stage
