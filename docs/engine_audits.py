@@ -37,7 +37,6 @@ SCHEDULERS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("vllm", {}),
     ("vllm", {"chunked_prefill": False}),
     ("vllm", {"long_prefill_threshold": 1}),
-    ("vllm-v0", {}),
     ("sglang", {}),
     ("sglang", MIXED),
     ("sglang", MIXED | AT_ONCE),
@@ -139,7 +138,7 @@ def search(name: str, settings: dict[str, Any]) -> Finding:
         if found.paper.first is not None:
             return Finding(name, settings, tried, above, system, found.paper.first.batch)
         assert found.strong.held, system
-        if name not in ("vllm-v0", "tensorrt-llm"):  # these refuse more slots than tokens
+        if name != "tensorrt-llm":  # it refuses more slots than tokens
             crowded = system.run(
                 name, settings, slots=system.budget + len(system.arrival)
             ).batch_rows

@@ -47,8 +47,6 @@ class System:
     block_size: int
     watermark: float | None
     admission: str | None = None
-    preemption: str = "recompute"
-    swap_ticks: int = 0
     order: str = "fcfs"
     scope: str = "running"
     convention: str = "engine"
@@ -78,8 +76,6 @@ class System:
                 self.block_size,
                 self.watermark,
                 self.admission,
-                self.preemption,
-                float(self.swap_ticks),
                 prefix_caching=self.hash_ids is not None,
             )
         return ps.Server(
@@ -106,8 +102,6 @@ class System:
             "block_size": self.block_size if self.blocks else None,
             "watermark": self.watermark if self.blocks else None,
             "admission": self.admission,
-            "preemption": self.preemption,
-            "swap_ticks": self.swap_ticks,
             "order": self.order,
             "scope": self.scope,
             "convention": self.convention,
@@ -260,7 +254,6 @@ def draw(rng, policy, of_network=False, circles=False):
     most = max(scheduler.most_prefill(budget), slots or budget, (slots or 0) * settings.get("max_tokens", 0))
     # Equal ones, admitted by their first chunk, may preempt each other for ever, as they do in vLLM.
     ranks = "priority" in scheduler.orders and (circles or settings.get("reserve_prompt", True))
-    swaps = not engine and rng.random() < 0.3 and blocks is not None
     declared = None
     if policy in ("vllm", "sglang") and not settings.get("ignore_eos") and rng.random() < 0.5:
         declared = tuple((output + rng.integers(0, rng.choice([1, 3, 30]), n)).tolist())
@@ -277,8 +270,6 @@ def draw(rng, policy, of_network=False, circles=False):
         block_size,
         watermark,
         admission=None if engine or blocks is None else str(rng.choice(["input", "completion", "optimistic"])),
-        preemption="swap" if swaps else "recompute",
-        swap_ticks=int(rng.integers(0, 3)) if swaps else 0,
         order="priority" if rng.random() < 0.4 and ranks else "fcfs",
         scope="running" if engine or rng.random() < 0.5 else "batch",
         convention="engine" if engine or rng.random() < 0.5 else "paper",
@@ -309,7 +300,7 @@ def with_shared_prefixes(rng, system):
     if system.policy == "sglang":
         orders = ["fcfs", "lof", "lpm", "dfs-weight", "hrrn", "shortest-prefill-first"]
         settings["schedule_policy"] = str(rng.choice(orders[: 2 if system.order == "priority" else None]))
-    plain = {"admission": None, "preemption": "recompute", "swap_ticks": 0, "settings": tuple(settings.items())}
+    plain = {"admission": None, "settings": tuple(settings.items())}
     return dataclasses.replace(system, **plain, hash_ids=tuple(ids), names_outputs=names_outputs)
 
 

@@ -64,8 +64,6 @@ def some_run(rng, policy, tight, stopped=0.3):
     rules = {}
     if policy in POLICIES:
         rules["admission"] = str(rng.choice(["input", "completion", "optimistic"]))
-        rules["preemption"] = str(rng.choice(["recompute", "swap"]))
-        rules["swap_s"] = 2.0 if rules["preemption"] == "swap" else 0.0
     if tight:
         spare = 1 + 2 * (policy == "sglang")  # it keeps pages free beside a prompt
         memory = Memory(int(rng.choice([1, 2])) * -(-longest // block_size) + spare, block_size, **rules)
@@ -79,7 +77,7 @@ def some_run(rng, policy, tight, stopped=0.3):
 @pytest.mark.parametrize("tight", [True, False], ids=["tight", "ample"])
 @pytest.mark.parametrize("policy", [*ENGINES, *POLICIES])
 def test_runs_of_engines_and_of_servers_with_memory_are_found_feasible(policy, tight):
-    """What is computed again, moved out and in, held, or decoded beyond the budget is no violation."""
+    """What is computed again, held, or decoded beyond the budget is no violation."""
     rng = np.random.default_rng([tight, *policy.encode()])
     preemptions = 0
     for _ in range(60):
@@ -174,15 +172,7 @@ def test_memory_reserved_to_completion_is_held_from_the_first_batch_on(capacity)
     assert "batch 0 (tick 0) holds 16 KV blocks, reserved to completion, of 8 (memory)" in found.violations
 
 
-def test_a_batch_that_swaps_takes_whole_blocks_longer():
-    run = preempted(Memory(8, 1, preemption="swap", swap_s=2.0), "sarathi")
-    assert run.batch_rows[:, 1].tolist() == [1, 1, 9, 1, 1, 9, 1, 1]  # 4 blocks out, and in again
-    assert audit(run).feasible
-    run.batch_rows[2, 1] -= 1
-    assert "batch 2 (tick 2) takes 8 ticks for 1 tokens instead of 1 (batch)" in audit(run).violations
-
-
-@pytest.mark.parametrize("policy", ["vllm", "vllm-v0", "tensorrt-llm", "vidur-sarathi", "sarathi"])
+@pytest.mark.parametrize("policy", ["vllm", "tensorrt-llm", "vidur-sarathi", "sarathi"])
 def test_decodes_beyond_the_budget_are_sglangs_to_make_but_not_everybodys(policy):
     """Two prompts of a token, then one of two, a prefill batch each: three decode under a budget of 2."""
     server = Server(ONE_TICK, 2, 4, policy="sglang")

@@ -52,7 +52,7 @@ def test_a_map_has_every_pair_and_its_best_is_the_highest() -> None:
 
 
 def test_a_cell_that_cannot_serve_says_why_and_the_others_have_their_rate() -> None:
-    engine = SERVER.with_policy("vllm-v0")
+    engine = SERVER.with_policy("tensorrt-llm")
     found = rate_map(BOUNDED, engine, [512], [256, 1024])
     assert found.cells[512, 1024].rate is None
     assert "max_batch_size is 1,024" in found.cells[512, 1024].known

@@ -39,7 +39,6 @@ SCHEDULERS = [
 SCHEDULERS += [(name, settings) for name, more in MORE_SETTINGS.items() for settings in more]
 MIXES = {
     "vllm": True,
-    "vllm-v0": False,
     "sglang": "mixed_chunk",
     "tensorrt-llm": True,
     "vidur-fastertransformer": False,
@@ -191,7 +190,7 @@ def test_tight_memory_preempts_under_every_scheduler_that_does_not_reserve_it():
         if simulate(workload(40.0), server(scheduler, TIGHT), requests=200).preemptions
     }
     assert preempted == {scheduler[0] for scheduler in SCHEDULERS if server(scheduler, TIGHT).holds != "completion"}
-    assert preempted >= {"vllm", "vllm-v0", "sglang", "tensorrt-llm", "vidur-vllm", "vidur-sarathi"}
+    assert preempted >= {"vllm", "sglang", "tensorrt-llm", "vidur-vllm", "vidur-sarathi"}
 
 
 # ---------------------------------------------------------------- work conservation

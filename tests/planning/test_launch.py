@@ -113,7 +113,7 @@ def test_vllm_is_never_given_more_requests_than_tokens():
         assert any("max-num-seqs" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("policy", ["tensorrt-llm", "vllm-v0", "vidur-sarathi"])
+@pytest.mark.parametrize("policy", ["tensorrt-llm", "vidur-sarathi"])
 def test_other_engines_are_refused_in_one_line(policy):
     with pytest.raises(ps.InputError, match="no command line") as error:
         launch(deployment(policy))

@@ -166,9 +166,7 @@ def requests(draw, most=10):
     st.sampled_from(markov_chain.SCOPES),
     st.sampled_from(markov_chain.CONVENTIONS),
     st.none() | st.integers(0, 60),
-    st.sampled_from(
-        [{}, {"kv_blocks": 10_000}, {"kv_blocks": 10_000, "admission": "completion", "preemption": "swap"}]
-    ),
+    st.sampled_from([{}, {"kv_blocks": 10_000}, {"kv_blocks": 10_000, "admission": "completion"}]),
 )
 def test_seam_policies_with_ample_memory_are_the_papers_markov_chain_event_for_event(
     system, policy, token_budget, max_batch_size, scope, convention, until, memory
@@ -239,10 +237,8 @@ def servers(draw, engine, prompt, output):
         chosen["watermark"] = draw(st.none() | st.just(0.1))
     if seam:
         chosen["admission"] = draw(st.sampled_from(["input", "completion", "optimistic"]))
-        chosen["preemption"] = draw(st.sampled_from(["recompute", "swap"]))
         chosen["scope"] = draw(st.sampled_from(["running", "batch"]))
         chosen["convention"] = draw(st.sampled_from(["engine", "paper"]))
-        chosen["swap_ticks"] = draw(st.integers(0, 2))
     return chosen
 
 
@@ -260,15 +256,13 @@ def test_every_engine_serves_every_token_of_every_request_within_memory(engine, 
     yields_with_prefill = server.get("convention", "engine") == "engine"
     lengths = {r.index: system[1][r.index] + system[2][r.index] - yields_with_prefill for r in history.requests}
     computed, in_memory = dict.fromkeys(lengths, 0), dict.fromkeys(lengths, 0)
-    swaps = server.get("preemption") == "swap"
     served, again, preempted, free_at = 0, 0, 0, 0
     for batch in history.batches:
         assert batch.start == free_at or (batch.start > free_at and batch.start in system[0])
         free_at = batch.end
         for i in batch.preempted:
             in_memory[i] = 0
-            if not swaps:
-                again, computed[i] = again + computed[i], 0
+            again, computed[i] = again + computed[i], 0
         for i, tokens in batch.allocation.items():
             assert system[0][i] <= batch.start
             computed[i] += tokens
@@ -375,7 +369,6 @@ TWO = {"arrival": [0, 0], "prompt": [4, 4], "output": [3, 3], "batch_time": one_
         ({"engine": "vllm", "options": {"chunked_prefill": 1}}, "option chunked_prefill is 1"),
         ({"engine": "tensorrt-llm", "options": {"capacity": "static"}}, "there is no capacity 'static'"),
         ({"engine": "tensorrt-llm", "order": "priority"}, "there is no tensorrt-llm order 'priority'"),
-        ({"engine": "vllm", "preemption": "swap"}, "there is no vllm preemption 'swap'"),
         ({"engine": "vllm", "admission": "input"}, "there is no vllm admission 'input'"),
         ({"engine": "tensorrt-llm", "watermark": 0.1}, "watermark 0.1 has no effect"),
         ({"admission": "inputs"}, "there is no sarathi admission 'inputs'; did you mean 'input'"),
@@ -400,8 +393,8 @@ TWO = {"arrival": [0, 0], "prompt": [4, 4], "output": [3, 3], "batch_time": one_
         ({"kv_blocks": 2}, "request 0 of 4 prompt and 3 output tokens needs 3 KV blocks, but 2 can be used"),
         ({"kv_blocks": 3, "watermark": 0.4}, "needs 3 KV blocks beside 1 kept free, but 3 can be used"),
         ({"engine": "vllm", "kv_blocks": 3}, "needs 3 KV blocks, but 2 can be used"),
-        ({"engine": "vllm-v0", "token_budget": 3}, "a prefill of 4 tokens at once, but the token budget is 3"),
-        ({"engine": "vllm-v0", "token_budget": 5, "kv_blocks": 9}, "a prefill of 6 tokens at once"),
+        ({"engine": "vidur-vllm", "token_budget": 3}, "a prefill of 4 tokens at once, but the token budget is 3"),
+        ({"engine": "vidur-vllm", "token_budget": 5, "kv_blocks": 9}, "a prefill of 6 tokens at once"),
         ({"engine": "tensorrt-llm", "token_budget": 3}, "may need a prefill of 4 tokens at once"),
         (
             {"engine": "tensorrt-llm", "token_budget": 1, "kv_blocks": 9, "options": {"chunked_context": True}},

@@ -70,28 +70,6 @@ def test_optimistic_admission_begins_prompts_that_memory_cannot_hold_yet(admissi
     assert schedule(simulate(**two, engine="sarathi", token_budget=12, kv_blocks=5, admission=admission)) == expected
 
 
-def test_a_swapped_out_request_goes_on_where_it_was_and_every_block_moved_takes_time():
-    """Two blocks go out before the second batch, and come back when the first request has left."""
-    history = simulate(**TWO, engine="sarathi", token_budget=8, kv_blocks=5, preemption="swap", swap_ticks=2)
-    assert schedule(history) == [({0: 4, 1: 4}, []), ({0: 1}, [1]), ({0: 1}, []), ({1: 1}, []), ({1: 1}, [])]
-    assert [batch.start for batch in history.batches] == [0, 1, 6, 7, 12]
-    assert [request.token_times for request in history.requests] == [[1, 6, 7], [1, 12, 13]]
-
-
-def test_a_swapped_out_request_that_does_not_fit_blocks_those_behind_it():
-    """Request 2 would fit beside request 0, but request 1 is the head of the queue."""
-    three = {"arrival": [0, 0, 1], "prompt": [4, 4, 2], "output": [4, 3, 1], "batch_time": one_tick, "block_size": 2}
-    history = simulate(**three, engine="sarathi", token_budget=8, kv_blocks=5, preemption="swap")
-    assert schedule(history) == [
-        ({0: 4, 1: 4}, []),
-        ({0: 1}, [1]),
-        ({0: 1}, []),
-        ({0: 1}, []),
-        ({1: 1, 2: 2}, []),
-        ({1: 1}, []),
-    ]
-
-
 LESS_URGENT_FIRST = {  # request 0 runs when the more urgent request 1 arrives
     "arrival": [0, 1],
     "prompt": [4, 4],
@@ -124,37 +102,15 @@ def test_the_blocks_that_decodes_need_are_not_given_to_a_prompt():
 def test_a_victim_gives_back_the_block_that_it_was_to_have():
     """Request 0 had the free block, but the more urgent request 1 needs one too, and then goes on alone."""
     two = {"arrival": [0, 1], "prompt": [1, 1], "output": [3, 3], "priority": [1, 0], "batch_time": one_tick}
-    rules = {"order": "priority", "preemption": "swap", "kv_blocks": 4, "block_size": 1}
+    rules = {"order": "priority", "kv_blocks": 4, "block_size": 1}
     history = simulate(**two, **rules, engine="sarathi", token_budget=8)
-    assert schedule(history) == [({0: 1}, []), ({0: 1, 1: 1}, []), ({1: 1}, [0]), ({1: 1}, []), ({0: 1}, [])]
+    assert schedule(history) == [({0: 1}, []), ({0: 1, 1: 1}, []), ({1: 1}, [0]), ({1: 1}, []), ({0: 3}, [])]
 
 
 def test_in_scope_batch_prompts_take_slots_from_decodes():
     two = {"arrival": [0, 1], "prompt": [1, 3], "output": [3, 1], "batch_time": one_tick}
     history = simulate(**two, engine="orca", token_budget=12, max_batch_size=1, scope="batch", kv_blocks=9)
     assert batches(history) == [{0: 1}, {1: 3}, {0: 1}, {0: 1}]
-
-
-def test_prompts_in_mid_prefill_that_lack_memory_give_way_to_each_other():
-    """Three requests share 30 blocks of one token; a swapped-out one comes back into what another still lacks."""
-    history = simulate(
-        [4, 7, 8, 33],
-        [14, 16, 17, 18],
-        [12, 3, 2, 2],
-        priority=[1, 2, 0, 1],
-        order="priority",
-        engine="vllm-vanilla",
-        batch_time=lambda load: 1 + load // 4,
-        token_budget=24,
-        max_batch_size=5,
-        kv_blocks=30,
-        block_size=1,
-        admission="optimistic",
-        preemption="swap",
-        swap_ticks=1,
-    )
-    assert all(request.finish is not None for request in history.requests)
-    assert sum(batch.token_load for batch in history.batches) == sum([14, 16, 17, 18]) + sum([11, 2, 1, 1])
 
 
 def test_a_policy_of_ones_own_sees_what_may_be_served():
@@ -225,22 +181,22 @@ def test_vllm_leaves_the_watermark_free_only_while_somebody_runs():
     assert batches(history) == [{0: 8}, {0: 1}, {1: 1}]
 
 
-def test_vllm_v0_admits_a_prompt_if_the_watermark_stays_free():
+def test_vidurs_vllm_admits_a_prompt_if_the_watermark_stays_free():
     two = {"arrival": [0, 0], "prompt": [2, 6], "output": [3, 1], "batch_time": one_tick, "block_size": 1}
-    known = {"engine": "vllm-v0", "token_budget": 12, "kv_blocks": 10}
+    known = {"engine": "vidur-vllm", "token_budget": 12, "kv_blocks": 10}
     assert batches(simulate(**two, **known, watermark=0.3)) == [{0: 2}, {0: 1}, {0: 1}, {1: 6}]
     assert batches(simulate(**two, **known, watermark=0.2)) == [{0: 2, 1: 6}, {0: 1}, {0: 1}]
 
 
-def test_vllm_v0_never_mixes_prefill_and_decode():
+def test_vidurs_vllm_never_mixes_prefill_and_decode():
     two = {"arrival": [0, 1], "prompt": [4, 4], "output": [3, 1], "batch_time": one_tick}
-    assert batches(simulate(**two, engine="vllm-v0", token_budget=8)) == [{0: 4}, {1: 4}, {0: 1}, {0: 1}]
+    assert batches(simulate(**two, engine="vidur-vllm", token_budget=8)) == [{0: 4}, {1: 4}, {0: 1}, {0: 1}]
 
 
-def test_vllm_v0_asks_for_a_free_block_even_where_none_is_needed():
+def test_vidurs_vllm_asks_for_a_free_block_even_where_none_is_needed():
     """The request holds both blocks, the second half empty: it is preempted, and comes back at the same tick."""
     one = {"arrival": [0], "prompt": [6], "output": [2], "batch_time": one_tick, "block_size": 4}
-    history = simulate(**one, engine="vllm-v0", token_budget=8, kv_blocks=2)
+    history = simulate(**one, engine="vidur-vllm", token_budget=8, kv_blocks=2)
     assert schedule(history) == [({0: 6}, []), ({0: 7}, [0])]
     assert history.requests[0].token_times == [1, 2]
 

@@ -81,22 +81,6 @@ def test_a_preempted_request_weighs_as_one_in_prefill_until_its_prefill_has_been
     assert [i.future_tokens for i in history.instants] == [21, 12, 15, 13, 7]
 
 
-def test_a_swapped_out_request_is_in_prefill_until_it_comes_back_and_loses_no_token():
-    pool = engines("sarathi", kv_blocks=5, preemption="swap")
-    history = simulate(calls((0, 4, 3), (0, 4, 3)), Network([pool], [0]), instants=range(6))
-    assert served(history) == [
-        (0, {0: 4, 1: 4}, []),
-        (1, {0: 1}, [1]),
-        (2, {0: 1}, []),
-        (3, {1: 1}, []),
-        (4, {1: 1}, []),
-    ]
-    assert [(i.prefill, i.decode) for i in history.instants] == [
-        ([2], [0]), ([0], [2]), ([1], [1]), ([1], [0]), ([0], [1]), ([0], [0])
-    ]  # fmt: skip
-    assert [i.unprocessed_tokens for i in history.instants] == [[12], [4], [3], [2], [1], [0]]
-
-
 def test_tokens_counts_those_that_a_preemption_lets_be_computed_again():
     """At tick 2 replica 0 has 12 - 8 - 1 and the 4 of request 2 again, replica 1 8 - 2."""
     jobs = calls((0, 4, 3), (0, 1, 8), (0, 4, 3), (2, 1, 1))

@@ -55,7 +55,7 @@ def test_an_own_policy_is_judged_by_its_batches_and_not_by_a_name(tmp_path) -> N
 
 def test_engines_can_be_audited_under_their_own_token_convention(tmp_path) -> None:
     few = {"small": {"tokens": 4}, "random": {"systems": 20}}
-    found = reproduce(changed(tmp_path, "table1", policies=["vllm", "vllm-v0"], convention="engine", **few))
+    found = reproduce(changed(tmp_path, "table1", policies=["vllm", "vidur-vllm"], convention="engine", **few))
     assert found.rows["paper"].to_list() == ["Yes", "No"]  # docs/engines.md
     assert found.claims == ()
 

@@ -110,7 +110,7 @@ def test_or_it_is_dropped_and_counted_when_asked() -> None:
     assert run.requests["finish_ns"].is_null().to_list() == [False, True, False]
 
 
-@pytest.mark.parametrize("policy", ["vllm-v0", "vidur-vllm", "tensorrt-llm"])
+@pytest.mark.parametrize("policy", ["vidur-vllm", "tensorrt-llm"])
 def test_a_prompt_that_cannot_be_cut_must_fit_into_a_batch(policy: str) -> None:
     workload = ps.Workload.from_arrays([0.0], [300], [10])
     with pytest.raises(ps.InputError, match="takes a prompt whole"):
@@ -127,15 +127,6 @@ def test_priorities_cannot_be_drawn_at_random() -> None:
     workload = ps.Workload.from_arrays([0.0, 1.0], [1, 1], [1, 1], [0, 1])
     with pytest.raises(ps.InputError, match="has priorities of its own"):
         workload.with_rate(2.0, arrivals="poisson")
-
-
-def test_swapping_costs_its_time_and_saves_the_work() -> None:
-    swap = ps.Memory(150, preemption="swap", swap_s=1e-3)
-    runs = [ps.simulate(MANY, ps.Server(TP1, 256, 24, memory=m), requests=2000) for m in (ps.Memory(150), swap)]
-    assert min(run.preemptions for run in runs) > 20
-    assert runs[0].recomputed_tokens > 0
-    assert runs[1].recomputed_tokens == 0
-    assert runs[1].tokens == sum(runs[1].rows.prompt_tokens) + sum(runs[1].rows.output_tokens) - 2000
 
 
 def test_tokens_that_were_done_again_count_as_tokens() -> None:

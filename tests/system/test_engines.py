@@ -116,9 +116,8 @@ def test_another_policy_of_a_server_has_its_own_settings() -> None:
         ),
         ({"policy_params": {"pipeline_parallel_size": 2}}, "several pipeline stages at once"),
         ({"policy_params": {"long_prefill_adaptive": True}}, "long_prefill_threshold is 0"),
-        ({"policy": "vllm-v0", "max_batch_size": 513}, "max_batch_size is 513"),
+        ({"policy": "tensorrt-llm", "max_batch_size": 513}, "max_batch_size is 513"),
         ({"memory": ps.Memory(100, admission="completion")}, "has its own"),
-        ({"memory": ps.Memory(100, preemption="swap")}, "preempts by recompute"),
         ({"policy": "tensorrt-llm", "memory": ps.Memory(100, watermark=0.1)}, "has none"),
     ],
 )
@@ -174,7 +173,7 @@ def test_sglang_counts_single_tokens_and_vllm_keeps_a_block_for_itself() -> None
     assert server(policy="sglang", kv_tokens=1000).memory == ps.Memory(1000, 1)
     assert server(kv_blocks=900).usable_blocks == 899
     assert server(policy="sarathi", kv_blocks=900).usable_blocks == 900
-    assert server(policy="vllm-v0", kv_blocks=900).watermark_blocks == 9
+    assert server(policy="vidur-vllm", kv_blocks=900).watermark_blocks == 9
 
 
 @pytest.mark.parametrize(

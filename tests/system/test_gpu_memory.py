@@ -25,15 +25,14 @@ def tokens(gpu: Gpu, engine: str, budget: int = 2_048) -> int:
 def test_the_estimate_is_what_is_left_over_the_bytes_of_a_token() -> None:
     left = 0.9 * 79.2 * GIB - 137.95e9 / 2 - GIB - 2_048 * 100 * 1_024
     assert tokens(TWO, "vllm") == int(left / (2 * 80 * 4 * 128 * 2))
-    assert tokens(TWO, "vllm-v0") == tokens(TWO, "vllm")
 
 
 @pytest.mark.parametrize(
     ("gpu", "engine", "budget", "logged"),
     [
         (Gpu("Llama-3.1-8B", 25_250_627_584 / GIB, 1), "vllm", 2_048, 41_408),  # vLLM 0.19, RTX 4090
-        (Gpu("Llama-2-7B", 79.2, 1), "vllm-v0", 4_096, 16 * 7_351),  # vLLM pull request 2031, A100
-        (Gpu("Llama-3-8B", 47.54, 1), "vllm-v0", 8_192, 16 * 13_248),  # vLLM pull request 4454, A6000
+        (Gpu("Llama-2-7B", 79.2, 1), "vllm", 4_096, 16 * 7_351),  # vLLM pull request 2031, A100
+        (Gpu("Llama-3-8B", 47.54, 1), "vllm", 8_192, 16 * 13_248),  # vLLM pull request 4454, A6000
     ],
 )
 def test_what_engines_logged_lies_within_the_estimate(gpu: Gpu, engine: str, budget: int, logged: int) -> None:
@@ -43,7 +42,7 @@ def test_what_engines_logged_lies_within_the_estimate(gpu: Gpu, engine: str, bud
 
 
 def test_more_gpus_more_memory_and_a_smaller_budget_leave_more_tokens() -> None:
-    for engine in ("vllm", "vllm-v0", "sglang", "tensorrt-llm"):
+    for engine in ("vllm", "sglang", "tensorrt-llm"):
         known = tokens(TWO, engine)
         assert tokens(dataclasses.replace(TWO, tensor_parallel=4), engine) > 2 * known
         assert tokens(dataclasses.replace(TWO, memory_gib=90), engine) > known

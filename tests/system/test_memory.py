@@ -27,9 +27,7 @@ def test_a_request_needs_whole_blocks() -> None:
         ({"blocks": 9, "block_size": 0}, "block_size is 0"),
         ({"blocks": 9, "watermark": 1.0}, "watermark is 1"),
         ({"blocks": 9, "admission": "all"}, "admission is 'all'"),
-        ({"blocks": 9, "preemption": "swapp"}, "did you mean 'swap'"),
         ({"blocks": 9, "too_long": "ignore"}, "too_long is 'ignore'"),
-        ({"blocks": 9, "swap_s": 0.1}, "set preemption to 'swap'"),
         ({"blocks": 9, "prefix_caching": 1}, "prefix_caching is 1"),
     ],
 )

@@ -81,19 +81,18 @@ def test_where_larger_batches_are_faster_tokens_done_anew_do_not_count_against_t
     size=st.sampled_from([1, 8, 16, 100]),
     budget=st.integers(16, 300),
     slots=st.integers(1, 40),
-    policy=st.sampled_from(["sarathi", "orca", "vllm-vanilla", "fastertransformer", "vllm", "vllm-v0", "sglang"]),
+    policy=st.sampled_from(["sarathi", "orca", "vllm-vanilla", "fastertransformer", "vllm", "sglang"]),
     admission=st.sampled_from(["input", "completion", "optimistic"]),
-    preemption=st.sampled_from(["recompute", "swap"]),
     seed=st.integers(0, 9),
 )
 @settings(max_examples=150, deadline=None)
 def test_no_server_with_memory_does_more_than_the_bounds_say(
     prompt: int, output: int, spread: bool, blocks: int, size: int, budget: int, slots: int, policy: str,
-    admission: Any, preemption: Any, seed: int,
+    admission: Any, seed: int,
 ) -> None:  # fmt: skip
     """All requests are there at the start: seconds are at least requests over the bound of these very requests."""
     engine = policy in ps.ENGINES
-    rules = {} if engine else {"admission": admission, "preemption": preemption}
+    rules = {} if engine else {"admission": admission}
     memory = ps.Memory(blocks, size, too_long="drop", **rules)
     budget = max(budget, size)  # sglang's chunks are whole blocks
     server = ps.Server(TP1, budget, min(slots, budget), policy, memory=memory)

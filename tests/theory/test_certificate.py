@@ -232,12 +232,11 @@ def with_blocks(server: ps.Server, blocks: int, **rules: Any) -> ps.Server:
 
 
 @pytest.mark.parametrize("admission", [None, "input", "completion", "optimistic"])
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_memory_that_never_fills_changes_no_certificate(admission: Any, preemption: Any) -> None:
+def test_memory_that_never_fills_changes_no_certificate(admission: Any) -> None:
     light = STABLE_WORKLOAD.with_rate(5.0)
-    ample = with_blocks(LIMITED_SERVER, 1_500, admission=admission, preemption=preemption)
+    ample = with_blocks(LIMITED_SERVER, 1_500, admission=admission)
     assert ps.certify(light, ample).certified_rate == ps.certify(light, LIMITED_SERVER).certified_rate
-    watermark = with_blocks(LIMITED_SERVER, 1_500, admission=admission, preemption=preemption, watermark=0.01)
+    watermark = with_blocks(LIMITED_SERVER, 1_500, admission=admission, watermark=0.01)
     assert ps.certify(light, watermark).verdict == "unknown"
     assert "beside a watermark of 15" in ps.certify(light, watermark).reason
 

@@ -139,8 +139,8 @@ def test_a_request_that_can_never_fit_is_refused_and_told() -> None:
         ps.certify(chat, ps.Server(TP1, 512, 128, kv_blocks=15, convention="paper"))
     with pytest.raises(ps.InputError, match="needs 15 blocks"):
         ps.certify(chat, ps.Server(TP1, 512, 128, "vllm", kv_blocks=15))
-    with pytest.raises(ps.InputError, match="is more than vllm-v0 takes"):
-        ps.certify(chat, ps.Server(TP1, 128, 128, "vllm-v0"))
+    with pytest.raises(ps.InputError, match="is more than tensorrt-llm takes"):
+        ps.certify(chat, ps.Server(TP1, 128, 128, "tensorrt-llm"))
 
 
 def test_the_largest_request_is_that_of_one_row_not_the_longest_prompt_with_the_longest_output() -> None:

@@ -81,10 +81,10 @@ def test_the_estimate_is_within_a_tenth_of_a_server_under_a_backlog(
 @pytest.mark.parametrize(
     "rules",
     [{"size": 1, "blocks": 1_506 * 16}, {"size": 64, "blocks": 376}, {"size": 256, "blocks": 94},
-     {"watermark": 0.05}, {"preemption": "swap"}, {"preemption": "swap", "swap_s": 1e-3}, {"budget": 2_048}],
+     {"watermark": 0.05}, {"budget": 2_048}],
     ids=repr,
 )  # fmt: skip
-def test_the_estimate_knows_block_sizes_watermarks_swapping_and_budgets(rules: dict[str, Any]) -> None:
+def test_the_estimate_knows_block_sizes_watermarks_and_budgets(rules: dict[str, Any]) -> None:
     engine = server("input", **{"blocks": 1_506, **rules})
     assert full_server(GEOMETRIC, engine).rate == pytest.approx(under_backlog(GEOMETRIC, engine)[0], rel=0.1)
 

@@ -222,7 +222,7 @@ def test_verdicts_of_a_recording_with_prefixes_use_the_cache() -> None:
         ({"hash_ids": [[1]], "hash_block": 0}, {}, "hash_block is 0"),
         ({"hash_ids": [[1], [2]], "hash_block": 16}, {}, "each of the 1 requests"),
         ({"hash_ids": [["a"]], "hash_block": 16}, {}, r"hash_ids\[0\]"),
-        ({"hash_ids": [[1]], "hash_block": 16}, {"policy": "vllm-v0"}, "vllm-v0 has no prefix cache here"),
+        ({"hash_ids": [[1]], "hash_block": 16}, {"policy": "tensorrt-llm"}, "tensorrt-llm has no prefix cache here"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line(more: dict[str, object], server: dict[str, str], said: str) -> None:

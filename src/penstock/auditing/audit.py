@@ -59,7 +59,7 @@ class Audit:
         ``preemption``: what requests do again agrees with how often they were preempted.
         ``memory``: the blocks that requests surely hold, for the tokens they have processed or what
         their admission reserves, are there. ``batch``: they follow one another, take what the
-        batch-time model says (and whole blocks swapped), and equal their rows. ``times``: first
+        batch-time model says, and equal their rows. ``times``: first
         tokens and finishes are where the allocations put them. ``totals``: the run's counts are
         theirs.
     paper, strong
@@ -233,6 +233,7 @@ def _check_batches(run: Run, rows: Ints, r: Replay, findings: _Findings) -> None
     limit = server.most_requests
     free = np.append(0, r.end)[:m]
     expected, error = _ticks(run, r, requests)
+    off = np.abs(r.end - r.start - expected)
     columns = {
         "b": np.arange(m), "start": r.start, "ticks": r.end - r.start, "free": free,
         "expected": expected, "load": r.load, "counted": counted, "budget": budget,
@@ -247,9 +248,7 @@ def _check_batches(run: Run, rows: Ints, r: Replay, findings: _Findings) -> None
         > budget,
         which + over: counted > (m + r.request.size if limit is None else limit),
         which + "starts before the one ahead ends at tick {free} (batch)": r.start < free,
-        which + "takes {ticks} ticks for {load} tokens instead of {expected} (batch)": ~_takes(
-            r.end - r.start - expected, error, server, run.tick_s
-        ),
+        which + "takes {ticks} ticks for {load} tokens instead of {expected} (batch)": off > error,
     }
     for column, (name, total) in enumerate((sums | {"requests": requests}).items(), start=2):
         columns |= {f"row{column}": rows[:, column], f"sum{column}": total.astype(np.int64)}
@@ -273,7 +272,7 @@ def _token_limits(server: Server, prefills: Bools) -> Ints:
 
 
 def _ticks(run: Run, r: Replay, requests: Ints) -> tuple[Ints, Ints]:
-    """Return the ticks that each batch takes without swaps, and by how much they may differ.
+    """Return the ticks that each batch takes, and by how much they may differ.
 
     The terms of a `Composition` are rounded to 2^-20 ticks, once, before they are multiplied and
     added up. Of a request that was preempted it is not certain where it began anew, so its batches
@@ -293,15 +292,6 @@ def _ticks(run: Run, r: Replay, requests: Ints) -> tuple[Ints, Ints]:
     error = np.ceil(terms * 2.0**-21).astype(np.int64)
     error[r.batch[r.preempted[r.request]]] = np.iinfo(np.int64).max
     return np.rint(seconds / run.tick_s).astype(np.int64), error
-
-
-def _takes(extra: Ints, error: Ints, server: Server, tick_s: float) -> Bools:
-    """Whether batches took this much longer than their tokens: not at all, or the time of whole
-    blocks swapped.
-    """
-    per_block = round(server.memory.swap_s / tick_s) if server.memory is not None else 0
-    blocks = np.maximum(np.rint(extra / per_block), 0) if per_block else 0
-    return np.asarray(np.abs(extra - blocks * per_block) <= error, np.bool_)
 
 
 def _check_memory(server: Server, r: Replay, findings: _Findings) -> None:

@@ -1,6 +1,6 @@
 """Which allocations of a request begin its prefill anew, told from the allocations alone.
 
-A request that is preempted by recompute does its prompt and the outputs it had again. After a
+A request that is preempted does its prompt and the outputs it had again. After a
 decode iteration a prefill token says so by itself. In the middle of a prefill it does not: 4
 tokens, then 6 of a prompt of 10 are one prefill, or one that was broken off and the beginning of
 another. What came after decides: where the prefill ended, when the request finished, how often it
@@ -68,11 +68,7 @@ def story(server: Server, rows: Rows, request: int) -> Story:
 
 def recomputes(server: Server) -> bool:
     """Whether requests may be preempted and computed again."""
-    return (
-        server.memory is not None
-        and server.memory.preemption == "recompute"
-        and server.holds != "completion"
-    )
+    return server.memory is not None and server.holds != "completion"
 
 
 def explain(

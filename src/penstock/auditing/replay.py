@@ -16,7 +16,7 @@ class Replay:
     """What follows from the allocations of a run; batches are numbered, and the number of batches
     stands for none.
 
-    A request that was preempted and is computed again makes several attempts; the last tokens of
+    A request that was preempted makes several attempts; the last tokens of
     each are known, when between them it had to leave is not.
 
     Attributes
@@ -26,7 +26,7 @@ class Replay:
     admitted_in, first_in, finished_in
         Shape (requests,): batch that served it first, yielded its first output, and finished it.
     preempted, unexplained
-        Shape (requests,): whether it was preempted and computed again, and whether no sequence of
+        Shape (requests,): whether it was preempted, and whether no sequence of
         preemptions explains its allocations.
     start, end, composed, load
         Shape (batches,): ticks, tokens; ``composed``: the tick of what its scheduler knew.
@@ -135,9 +135,7 @@ def replay(run: Run, rows: Rows, batch_rows: Ints, allocation_rows: Ints) -> Rep
         held[first : first + len(account.held)] = account.held
         stays[first : first + len(account.stays) - 1] = account.stays[:-1]
     until = np.where(stays, np.append(batch[1:], 0)[: batch.size], batch + 1)
-    if server.memory is not None and server.memory.preemption == "swap":
-        until = batch + 1  # it may be swapped out whenever it is not served
-    elif not recomputes(server):  # nobody leaves before the end
+    if not recomputes(server):  # nobody leaves before the end
         until = np.where(~stays & (finished_in[request] > batch), m, until)
     return Replay(
         arrival=rows.arrival, prompt=prompt, total=total,
@@ -174,8 +172,7 @@ def _accounts(
     times = np.zeros(n, np.int64) if rows.preemptions is None else rows.preemptions
     unexplained = np.zeros(n, bool)
     if not recomputes(run.server):
-        swaps = run.server.memory is not None and run.server.memory.preemption == "swap"
-        return {}, unexplained if swaps else times != 0
+        return {}, times != 0
     tokens = np.bincount(request, prefill, n)
     accounts = {}
     for i in np.flatnonzero((tokens > rows.prompt_tokens) | (times != 0)):

@@ -43,7 +43,6 @@ from penstock.kernel.records import (
     TENSORRT,
     VIDUR_SARATHI,
     VIDUR_VLLM,
-    VLLM_V0,
     WORLD,
     World,
 )
@@ -359,10 +358,6 @@ def _time(world: World, replica: Any, engine: Any, pool: Any) -> None:
         replica.rise = rise_of(terms, y)
         replica.plain = NOT_BY_LOAD
         replica.ticks = ticks_of(replica.cost)
-    if engine.moved > 0:  # blocks, out or in
-        replica.ticks += engine.moved * pool.swap_ticks
-        engine.moved = 0
-        engine.steady = 0
 
 
 @uncounted()
@@ -451,7 +446,7 @@ def _note_allocations(world: World, server: int, engine: Any) -> None:
         place = slot.next
     request = engine.wasted_on
     while request >= 0:
-        note_allocation(world, server, request, 0, 1 + world.again[request].done)
+        note_allocation(world, server, request, 0, 1 + world.again[request].drafted)
         request = np.int64(world.rows[request].next)
 
 
@@ -504,9 +499,8 @@ def _until_named(world: World, engine: Any, pool: Any, most: int) -> Any:
 @uncounted(inline=True)
 def _within_memory(world: World, engine: Any, pool: Any, most: int) -> Any:
     """Return how many equal decode batches memory has room for, this one included."""
-    asks_for_one = (
-        pool.rule == VLLM_V0 or pool.rule == VIDUR_VLLM or pool.rule == VIDUR_SARATHI
-    )  # free block, even where none is needed
+    # A free block, even where none is needed.
+    asks_for_one = pool.rule == VIDUR_VLLM or pool.rule == VIDUR_SARATHI
     size, decoding = pool.block_size, engine.decoding
     free = engine.free - (1 if asks_for_one else 0)
     if pool.radix != 0 and size > 1:

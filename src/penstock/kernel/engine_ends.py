@@ -297,7 +297,7 @@ def let_go(world: World, replica: Any, engine: Any, pool: Any) -> None:
         if slot.left == IN_FLIGHT and slot.taken > 0:
             world.rows[slot.request].next = engine.wasted_on
             engine.wasted_on = slot.request
-            world.again[slot.request].done = slot.drafted
+            world.again[slot.request].drafted = slot.drafted
         _leave(world, replica, engine, place)
         place = following
     engine.first_leaving = -1

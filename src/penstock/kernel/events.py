@@ -180,9 +180,9 @@ def _has_slots(world: World, replica: Any) -> Any:
     most = engine.waiting + engine.incoming
     if pool.running_scope != 0:
         most = min(most, pool.batch_size - engine.running)
-    elif pool.swap_ticks < 0:  # else all who were swapped out may come back
+    else:
         most = min(most, pool.batch_size)
-    if pool.swap_ticks < 0 and pool.rule == SEAM:
+    if pool.rule == SEAM:
         most = min(most, pool.budget)
     return clock.used_slots + most <= clock.engine_slots
 

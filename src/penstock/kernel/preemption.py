@@ -70,10 +70,8 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     done = done_by(engine, slot)
     held = held_by(engine, pool, slot)
     full = _named(engine, pool, slot, done)
-    swaps = pool.swap_ticks >= 0
     again.target = slot.target
     again.outputs = slot.outputs
-    again.done = done if swaps else 0
     again.times += 1
     if slot.left > 0:
         engine.prefilling -= 1
@@ -90,19 +88,15 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
         unchain(world.slots, world.heads[engine.line], world.bits[engine.line], place)
         end_decode(world, engine, pool, slot)
         change_phase(world, engine, request, -1)
-        if swaps:
-            again.outputs = left + pool.convention
-            again.target = slot.total - left
-        else:
-            again.target = slot.total + pool.convention - left
-            again.outputs = left
+        again.target = slot.total + pool.convention - left
+        again.outputs = left
         if slot.taken > 0:
             engine.served_decodes -= 1
             if pool.drafts > 0:
                 engine.verified -= slot.drafted
                 engine.rejected -= 1 + slot.drafted - slot.stay
     again.last = slot.last
-    engine.waiting_tokens += again.target - again.done
+    engine.waiting_tokens += again.target
     if pool.radix != 0:
         use(world, engine, slot.end_node, -1)
         slot.joined = 0
@@ -115,11 +109,8 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     release(world, engine, place)
     engine.preempted += 1
     engine.preemptions += 1
-    if swaps:
-        engine.moved += held
-    else:
-        engine.lost += done
-        add_tokens(world, engine, done)
+    engine.lost += done
+    add_tokens(world, engine, done)
     return request
 
 

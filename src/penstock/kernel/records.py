@@ -33,14 +33,13 @@ BY_LINES = -1
 (
     SEAM,
     VLLM,
-    VLLM_V0,
     SGLANG,
     TENSORRT,
     VIDUR_FASTERTRANSFORMER,
     VIDUR_ORCA,
     VIDUR_VLLM,
     VIDUR_SARATHI,
-) = range(9)
+) = range(8)
 """Rules by which an engine forms batches; `SEAM`: a policy chooses, KV memory decides who may be
 served.
 """
@@ -133,7 +132,7 @@ POOL = record(
     budget batch_size running_scope convention policy params params_end sees
     duration composed
     lines repeats order order_params order_params_end first_stage
-    rule block_size watermark admission swap_ticks by_priority grows chunked reserved caching
+    rule block_size watermark admission by_priority grows chunked reserved caching
     ahead long_prefill adapts prefill_interval reserve_prompt drafts lookahead longest
     draft_slots reads_ahead names_ahead names_outputs patience
     mixed most_prefill clip_new_tokens retract_steps ignores_eos
@@ -157,10 +156,10 @@ Of lines: ``repeats``, whether equal batches may be one step; ``order``: its add
 line; ``first_stage``: where its stages begin in ``listed``.
 
 Of engines: ``rule`` (`BY_LINES` for none), tokens of a block, blocks that an admission leaves free,
-what must be free before it (`INPUT` ...), ticks per block swapped (-1: computed again), whether the
-queue goes by priority, whether requests take blocks as they decode, whether prompts may be cut,
-blocks that every request holds, whether prefixes are reused, whether a batch is composed when the
-one before it starts; then settings of single engines. ``draft_slots``: tokens of the budget that
+what must be free before it (`INPUT` ...), whether the queue goes by priority, whether requests take
+blocks as they decode, whether prompts may be cut, blocks that every request holds, whether prefixes
+are reused, whether a batch is composed when the one before it starts; then settings of single
+engines. ``draft_slots``: tokens of the budget that
 each request served takes for drafting; ``reads_ahead``: tokens behind a chunk of a prompt that the
 drafter reads, of which it never leaves fewer alone; ``names_ahead``: tokens after a block that its
 name stands for, too; ``names_outputs``: whether recorded ids go on where prompts end;
@@ -222,7 +221,7 @@ ENGINE = record(
     free nameless free_record first_block blocks first_bucket buckets
     epoch last_step own context_base
     waiting_tokens decode_tokens arrived arrived_tokens finished finished_decodes
-    served served_decodes served_head served_tail preempted moved
+    served served_decodes served_head served_tail preempted
     marked everyone steady arrival_ends
     verified rejected
     first_leaving last_leaving
@@ -246,7 +245,7 @@ own begin in `World.blocks` and `World.buckets`. ``epoch``: decode batches; ``la
 tick at which those who decode had their last token, all but ``own``, which know theirs;
 ``context_base``: tokens before the next decodes of all, less decoding * epoch. What policies see.
 The batch being formed or in progress: slots in prefill that it serves, decodes, who was preempted
-for it, blocks moved; whether the decodes that it serves are marked, are all, whether the next batch
+for it; whether the decodes that it serves are marked, are all, whether the next batch
 is the same while nobody comes or goes, and whether an arrival ends a run of equal ones; drafts, and
 tokens that they make useless. Those whose last token is in flight. Preemptions, tokens that they
 lost, tokens found computed, tokens that drafts made useless. Blocks that it can use (0: no limit),
@@ -288,7 +287,9 @@ IN_DECODE = -1
 
 AGAIN = record(
     i8="last priority came",
-    i4="target outputs declared filled matched done times prefix named followed passed less more",
+    i4="""
+    target outputs declared filled matched drafted times prefix named followed passed less more
+    """,
 )
 """One per request where there are engines, or times between tokens are counted in lines: what it
 has to do when it is admitted, once preempted.
@@ -296,11 +297,10 @@ has to do when it is admitted, once preempted.
 ``last``: tick of its last token, or `NONE_YET`; its rank where the queue goes by it, the smaller
 first, and its number among those that have come to the queue; tokens of its prefill, outputs still
 to come, most outputs that it may make, its tokens when it was last looked at, and those of them
-that a cache had; tokens done;
-``times`` that it was preempted; ``prefix``: its row of recorded prefixes, and how many of its
-tokens those ids name, outputs included; how many others go on with its context; whether another
-has passed it in the queue; ``less``, ``more``: its children in the heap, or among the beginnings of
-those that wait.
+that a cache had; drafts of the decode that it was given for nothing; ``times`` that it was
+preempted; ``prefix``: its row of recorded prefixes, and how many of its tokens those ids name,
+outputs included; how many others go on with its context; whether another has passed it in the
+queue; ``less``, ``more``: its children in the heap, or among the beginnings of those that wait.
 """
 
 SENT = record(i8="link latency", i4="sender tokens lent lent_here")

@@ -16,13 +16,12 @@ from penstock.kernel.records import (
     VIDUR_FASTERTRANSFORMER,
     VIDUR_VLLM,
     VLLM,
-    VLLM_V0,
     World,
 )
 from penstock.kernel.rules_sglang import sglang
 from penstock.kernel.rules_tensorrt import tensorrt
-from penstock.kernel.rules_vidur import decodes_then_prompts, static_batch
-from penstock.kernel.rules_vllm import prompts_or_decodes, vllm
+from penstock.kernel.rules_vidur import decodes_then_prompts, prompts_or_decodes, static_batch
+from penstock.kernel.rules_vllm import vllm
 
 
 @uncounted(inline=True)
@@ -30,7 +29,7 @@ def form_by_rule(world: World, engine: Any, pool: Any) -> None:
     """Form a batch by the pool's rule."""
     if pool.rule == VLLM:
         vllm(world, engine, pool)
-    elif pool.rule == VLLM_V0 or pool.rule == VIDUR_VLLM:
+    elif pool.rule == VIDUR_VLLM:
         prompts_or_decodes(world, engine, pool)
     elif pool.rule == SGLANG:
         sglang(world, engine, pool)

@@ -1,6 +1,4 @@
-"""How Vidur's schedulers form a batch (`penstock.kernel.rules`), but for its vLLM, which does as V0
-does.
-"""
+"""How Vidur's schedulers form a batch (`penstock.kernel.rules`)."""
 
 from typing import Any
 
@@ -8,8 +6,29 @@ from penstock.kernel.blocks import blocks_of
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.preemption import decode_all_that_fit
 from penstock.kernel.records import VIDUR_SARATHI, World
-from penstock.kernel.running import admit, serve_begun_prompts, serve_prefill
+from penstock.kernel.running import admit, keep_sorted, serve_begun_prompts, serve_prefill
 from penstock.kernel.waiting import pop_waiting
+
+
+@uncounted()
+def prompts_or_decodes(world: World, engine: Any, pool: Any) -> None:
+    """Vidur's vLLM: whole prompts, padded to the longest, alone if any can be admitted, else all
+    decodes.
+    """
+    longest = 0
+    while engine.running < pool.batch_size and engine.head >= 0:
+        target = world.again[engine.head].target
+        blocks = blocks_of(target, pool.block_size)
+        longest = max(longest, target)
+        padded = longest * (engine.served + 1)
+        if padded > pool.budget or engine.free - blocks < pool.watermark:
+            break
+        request = pop_waiting(world, engine, pool)
+        place = admit(world, engine, pool, request, blocks, 0)
+        serve_prefill(world, engine, place, target)
+        keep_sorted(world, engine, place)
+    if engine.served == 0:
+        decode_all_that_fit(world, engine, pool, 1)
 
 
 @uncounted()

@@ -1,4 +1,4 @@
-"""How vLLM forms a batch (`penstock.kernel.rules`): V1 mixes prefill and decode, V0 does not."""
+"""How vLLM forms a batch (`penstock.kernel.rules`)."""
 
 from typing import Any
 
@@ -7,14 +7,13 @@ import numpy as np
 from penstock.kernel.blocks import blocks_of, found_in_cache, hold, take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.drafts import verify
-from penstock.kernel.preemption import decode_all_that_fit, make_room, victim_of
-from penstock.kernel.records import VIDUR_VLLM, World
+from penstock.kernel.preemption import make_room, victim_of
+from penstock.kernel.records import World
 from penstock.kernel.running import (
     admit,
     done_by,
     ends_unforeseen,
     growth_of,
-    keep_sorted,
     name_output,
     name_prompt,
     needs,
@@ -26,7 +25,7 @@ from penstock.kernel.waiting import pop_waiting, wait_first
 
 @uncounted(inline=True)
 def vllm(world: World, engine: Any, pool: Any) -> None:
-    """How vLLM V1 forms a batch: those that run, in order, then new ones."""
+    """Form a batch of vLLM: those that run, in order, then new ones."""
     engine.has_prompts = 0
     most = pool.long_prefill
     requests = engine.running + engine.waiting
@@ -287,24 +286,3 @@ def _admit_waiting(
         following = np.int64(world.rows[passed].next)
         wait_first(world, engine, pool, passed)
         passed = following
-
-
-@uncounted()
-def prompts_or_decodes(world: World, engine: Any, pool: Any) -> None:
-    """VLLM V0, and Vidur's: whole prompts alone if any can be admitted, else all decodes."""
-    padded = pool.rule == VIDUR_VLLM
-    tokens = longest = 0
-    while engine.running < pool.batch_size and engine.head >= 0:
-        target = world.again[engine.head].target
-        blocks = blocks_of(target, pool.block_size)
-        longest = max(longest, target)
-        tokens = longest * (engine.served + 1) if padded else tokens + target
-        if tokens > pool.budget or engine.free - blocks < pool.watermark:
-            break
-        request = pop_waiting(world, engine, pool)
-        place = admit(world, engine, pool, request, blocks, 0)
-        serve_prefill(world, engine, place, target)
-        if padded:
-            keep_sorted(world, engine, place)
-    if engine.served == 0:
-        decode_all_that_fit(world, engine, pool, 1)

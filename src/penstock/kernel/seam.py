@@ -15,7 +15,6 @@ from penstock.kernel.records import (
     BAD_POLICY,
     COMPLETION,
     IDLE_POLICY,
-    INPUT,
     OPTIMISTIC,
     PLENTY,
     STUCK,
@@ -23,7 +22,6 @@ from penstock.kernel.records import (
 )
 from penstock.kernel.running import (
     admit,
-    begin_decode,
     done_by,
     growth_of,
     name_output,
@@ -132,34 +130,7 @@ def _head_tokens(world: World, engine: Any) -> Any:
         return np.int64(world.slots[place].left)
     if engine.head < 0:
         return 0
-    return world.again[engine.head].target - world.again[engine.head].done
-
-
-@uncounted()
-def _come_back(world: World, engine: Any, pool: Any) -> None:
-    """Let requests that were swapped out run again while memory has room for them and their next
-    token.
-    """
-    size = pool.block_size
-    while (engine.running < pool.batch_size or pool.running_scope == 0) and engine.head >= 0:
-        request = engine.head
-        again = world.again[request]
-        if again.times == 0 or again.done == 0:
-            break
-        decodes = again.done == again.target
-        blocks = blocks_of(again.target if pool.admission == INPUT else again.done, size)
-        wanted = blocks_of(again.done + 1, size) if decodes else blocks
-        if wanted + pool.watermark > engine.free - growth_of(world, engine, pool):
-            break
-        pop_waiting(world, engine, pool)
-        place = admit(world, engine, pool, request, blocks, 0)
-        world.slots[place].left = again.target - again.done
-        engine.moved += blocks
-        if decodes:
-            engine.prefilling -= 1
-            engine.own += 1
-            iterations = world.slots[place].outputs - pool.convention
-            begin_decode(world, engine, pool, place, iterations)
+    return np.int64(world.again[engine.head].target)
 
 
 @uncounted()
@@ -170,13 +141,10 @@ def _see(world: World, engine: Any, pool: Any) -> Any:
     """
     while growth_of(world, engine, pool) > engine.free:
         make_room(world, engine, pool, victim_of(world, engine, pool))
-    if pool.swap_ticks >= 0 and engine.preempted == 0:
-        _come_back(world, engine, pool)
     prompts, tokens, free = _begun(world, engine, pool)
-    while prompts == 0 and engine.decoding == 0 and engine.running > 0:
-        # Each holds what the others lack.
-        make_room(world, engine, pool, victim_of(world, engine, pool))
-        prompts, tokens, free = _begun(world, engine, pool)
+    if prompts == 0 and engine.decoding == 0 and engine.running > 0:
+        # The only one, in mid-prefill: what it lacks is kept for a transfer.
+        make_room(world, engine, pool, engine.last_slot)
     if engine.preempted > 0:
         return prompts, tokens, False
     limit = pool.batch_size - (engine.running if pool.running_scope != 0 else prompts)
@@ -253,11 +221,8 @@ def _admissible(world: World, engine: Any, pool: Any, request: int, free: int) -
 
     And how many blocks hold the beginning of its prefill.
     """
-    again = world.again[request]
-    if again.times > 0 and again.done > 0:
-        return 0, 0, 0  # swapped out: it comes back as it was, or not at all
     size = pool.block_size
-    target = np.int64(again.target)
+    target = np.int64(world.again[request].target)
     spare = free - pool.watermark
     if pool.admission == OPTIMISTIC:
         may = min(target, spare * size)

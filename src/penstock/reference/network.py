@@ -227,9 +227,6 @@ class EnginePool(Pool):
     admission
         Of a seam policy: memory is taken for the ``input`` at admission (default), to
         ``completion``, or as the prefill goes on (``optimistic``).
-    preemption, swap_ticks
-        Of a seam policy: a preempted request's tokens are computed again (``recompute``), or its
-        blocks are moved out and in (``swap``), each of which takes so many ticks more of the batch.
     order
         Of the waiting queue: ``fcfs`` (in order of arrival at the replica, preempted ones first),
         or ``priority``, then arrival at the replica, then row.
@@ -248,8 +245,6 @@ class EnginePool(Pool):
     block_size: int | None = None
     watermark: float | None = None
     admission: str | None = None
-    preemption: str = "recompute"
-    swap_ticks: int = 0
     order: str = "fcfs"
     options: Mapping[str, object] = field(default_factory=dict)
     prefix_caching: bool = False

@@ -344,7 +344,7 @@ class Running:
             requests=len(replica.requests),
             waiting=waiting,
             tokens=replica.unprocessed_tokens,
-            work=sum(weights[r.stage][r.in_decode] for r in replica.requests) if weights else 0,
+            work=sum(weights[r.stage][r.decoding] for r in replica.requests) if weights else 0,
             memory=used,
             cached=0,
             speed=replica.pool.speed,
@@ -383,7 +383,7 @@ class Running:
     def in_system(self) -> list[tuple[int, int]]:
         """Return for each stage the requests in prefill and in decode at its pool."""
         there = [request for replica in self.replicas for request in replica.requests]
-        counts = Counter((request.stage, request.in_decode) for request in there)
+        counts = Counter((request.stage, request.decoding) for request in there)
         stages = range(len(self.network.stage_pool))
         return [(counts[stage, False], counts[stage, True]) for stage in stages]
 

@@ -17,14 +17,13 @@
 Routers, orders and counts see requests in two phases. At an engine a request is in decode while it
 runs and its prefill is complete, else in prefill. So a preempted one is in prefill from the moment
 at which the batch is formed that it gives way to, which replicas later in the order see at the same
-tick. It is in decode again when its prefill has been repeated, or, if it was swapped out, when the
-batch is formed for which it comes back and it was in decode before.
+tick. It is in decode again when its prefill has been repeated.
 
 Tokens are unprocessed until the batch that has them starts. Where an engine composes a batch ahead,
 when the one before it starts, it takes that one for computed already: a request is in decode from
 the start of the batch with its last prompt token, and its output tokens are known, with the tick at
 which they will be out; it finishes when they are. What a preempted request had computed
-is unprocessed again, unless it was swapped out; what it finds in a prefix cache no longer is.
+is unprocessed again; what it finds in a prefix cache no longer is.
 """
 
 import dataclasses

@@ -60,8 +60,6 @@ class MemorySection(Section):
     block_size: Whole | None = None
     watermark: float | None = None
     admission: Literal["input", "completion", "optimistic"] | None = None
-    preemption: Literal["recompute", "swap"] = "recompute"
-    swap_ms_per_block: float = 0.0
     too_long: Literal["error", "drop"] = "error"
     prefix_caching: bool | None = None
 
@@ -383,8 +381,6 @@ class ServerSection(Section):
             whole,
             watermark=given.watermark,
             admission=given.admission,
-            preemption=given.preemption,
-            swap_s=checks.seconds("server: swap_ms_per_block", given.swap_ms_per_block),
             too_long=given.too_long,
             prefix_caching=given.prefix_caching,
         )

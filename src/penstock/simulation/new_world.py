@@ -69,7 +69,7 @@ def new_world(
         Whether to count batches by what is in them, of a single pool.
     """
     counts = np.array(replicas, np.int64)
-    pools, stage_table = _pools(servers, counts, np.array(pools_of, np.int64), stages, tick_s)
+    pools, stage_table = _pools(servers, counts, np.array(pools_of, np.int64), stages)
     times = _batch_times(servers, pools, tick_s)
     params = [_params(server) for server in servers]
     pools.params = _starts(params)
@@ -149,7 +149,6 @@ def _pools(
     counts: Ints,
     pools_of: Ints,
     stages: Sequence[tuple[int, int]],
-    tick_s: float,
 ) -> tuple[Any, Any]:
     """Return the records of pools, one per kind of server, and of stages, which name the first."""
     stage_pool, lines = np.transpose(stages)
@@ -159,7 +158,7 @@ def _pools(
     pools = records.table(records.POOL, len(servers))
     first_server = np.cumsum(counts) - counts
     for index, (pool, server) in enumerate(zip(pools, servers, strict=True)):
-        _describe(pool, server, tick_s)
+        _describe(pool, server)
         alike = pools_of == pools_of[index]
         pool.replicas = pool.up = counts[alike].sum()
         pool.first_server = first_server[alike][0]
@@ -313,7 +312,7 @@ def _params(server: Server) -> Floats:
     return np.array(numbers, np.float64)
 
 
-def _describe(pool: Any, server: Server, tick_s: float) -> None:
+def _describe(pool: Any, server: Server) -> None:
     """Write down what the kernel's rules read of a server: limits, settings, memory."""
     policy, memory = server.policy, server.memory
     block_size = memory.block_size if memory else 1
@@ -329,7 +328,6 @@ def _describe(pool: Any, server: Server, tick_s: float) -> None:
     pool.watermark = server.watermark_blocks
     pool.by_priority = policy.sorts_queue or server.order == "priority"
     pool.chunked = policy.cuts_prompts
-    pool.swap_ticks = -1
     if memory is not None:
         pool.reserved = -(-policy.reserved_tokens // block_size)
         pool.admission = _ADMISSIONS[memory.admission or "input"]
@@ -337,8 +335,6 @@ def _describe(pool: Any, server: Server, tick_s: float) -> None:
         caches = server.caches_prefixes and server.usable_blocks is not None
         pool.caching = caches and not policy.caches_in_tree
         pool.radix = caches and policy.caches_in_tree
-        if memory.preemption == "swap":
-            pool.swap_ticks = round(memory.swap_s / tick_s)
     for name, value in policy.kernel_options.items():
         pool[name] = value
     if pool.caching:

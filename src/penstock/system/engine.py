@@ -153,11 +153,6 @@ class Engine(Scheduler, abc.ABC):
             raise InputError(
                 f"watermark is {memory.watermark:g}, but {self.name} has none; leave it out"
             )
-        if memory.preemption != "recompute":
-            raise InputError(
-                f"preemption is {memory.preemption!r}, but {self.name} preempts by recompute; "
-                "leave it out"
-            )
 
 
 def _nothing(queue, limits, params):  # type: ignore[no-untyped-def]

@@ -2,8 +2,8 @@
 numbers can say.
 
 Each is a rule of the kernel (`penstock.kernel.rules`) and an entry here, which states all that sets
-it apart: settings, limits, KV memory, how it is started. Facts about the engines: vLLM 0.33, vLLM
-up to 0.9 (V0), SGLang 0.5.23, TensorRT-LLM, and the Vidur simulator's own variants.
+it apart: settings, limits, KV memory, how it is started. Facts about the engines: vLLM 0.33, SGLang
+0.5.23, TensorRT-LLM, and the Vidur simulator's own variants.
 """
 
 import itertools
@@ -118,7 +118,7 @@ def _shares_accepted(options: Options) -> tuple[float, ...]:
 
 
 class Vllm(Engine):
-    """vLLM 0.33 (V1): those that run, in order, then new ones."""
+    """vLLM 0.33: those that run, in order, then new ones."""
 
     name = "vllm"
     rule = records.VLLM
@@ -271,21 +271,6 @@ class Vllm(Engine):
         )
 
 
-class VllmV0(Engine):
-    """vLLM up to 0.9 (V0): whole prompts alone while any can be admitted, else all decodes."""
-
-    name = "vllm-v0"
-    rule = records.VLLM_V0
-    decodes_at_once = True
-    has_watermark = True
-    watermark = 0.01
-    gpu_rule = GpuRule(
-        "gpu_memory_utilization",
-        0.9,
-        lambda gpu, share: share * gpu.memory - gpu.weights - gpu.overhead,
-    )
-
-
 # ---------------------------------------------------------------- TensorRT-LLM
 
 
@@ -395,7 +380,6 @@ ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
         Vllm(),
-        VllmV0(),
         Sglang(),
         TensorRtLlm(),
         VidurFasterTransformer(),

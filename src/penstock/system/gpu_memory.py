@@ -9,7 +9,6 @@ shares out the KV heads, and copies them where there are fewer heads than GPUs. 
 
 * vllm (0.33): a share of 0.92 of the memory, in which CUDA graphs count since 0.21; they take about
   2%.
-* vllm-v0: a share of 0.9, without CUDA graphs.
 * sglang (0.5): all but 512 MB, 1.5 MB per token of the token budget, 2 MB per CUDA graph and 128 MB
   per GPU, and of GPUs above 60 GB all but at least 10 GB.
 * tensorrt-llm: 0.9 of what weights and overhead leave.

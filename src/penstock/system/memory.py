@@ -9,7 +9,6 @@ from penstock import checks
 from penstock.errors import InputError
 
 Admission = Literal["input", "completion", "optimistic"]
-Preemption = Literal["recompute", "swap"]
 TooLong = Literal["error", "drop"]
 
 MOST_BLOCKS = 2**40
@@ -24,7 +23,8 @@ class Memory:
 
     A request holds blocks for the tokens it has processed. A decoding request takes another block
     when its last one is full; if none is free, the last of the running requests (under
-    ``order="priority"`` the one of lowest priority) is preempted.
+    ``order="priority"`` the one of lowest priority) is preempted: it loses its tokens and does them
+    again.
 
     Parameters
     ----------
@@ -39,11 +39,6 @@ class Memory:
         What must be free before a request is admitted: its ``input`` (held from then on), all that
         it needs to ``completion`` (no preemption), or ``optimistic``: the next block. Default:
         ``input``; engines have their own.
-    preemption
-        A preempted request loses its tokens and does them again (``recompute``), or they are moved
-        out and back (``swap``).
-    swap_s
-        Seconds that moving a block out or in adds to a batch.
     too_long
         What to do about a request that can never fit: ``error`` names it; ``drop`` leaves it out
         and counts it.
@@ -63,8 +58,6 @@ class Memory:
     block_size: int = 16
     watermark: float | None = None
     admission: Admission | None = None
-    preemption: Preemption = "recompute"
-    swap_s: float = 0.0
     too_long: TooLong = "error"
     prefix_caching: bool | None = None
     names_known: bool = dataclasses.field(default=False, repr=False)
@@ -80,24 +73,14 @@ class Memory:
         if self.watermark is not None:
             share = "it is the share of the blocks that stays free"
             checked["watermark"] = checks.number("watermark", self.watermark, 0.0, 0.9, "", share)
-        checked["swap_s"] = checks.number(
-            "swap_s", self.swap_s, 0.0, 1e3, "s", "it is the time to move a block"
-        )
         for name, choices in (
             ("admission", (None, *get_args(Admission))),
-            ("preemption", get_args(Preemption)),
             ("too_long", get_args(TooLong)),
             ("prefix_caching", (None, True, False)),
             ("names_known", (True, False)),
             ("estimated", (True, False)),
         ):
             checks.word(name, getattr(self, name), choices)
-        if self.swap_s and self.preemption != "swap":
-            raise InputError(
-                f"swap_s is {self.swap_s:g} s, but requests are preempted by recompute, which "
-                "moves nothing; "
-                "set preemption to 'swap', or leave swap_s out"
-            )
 
     @classmethod
     def of_tokens(cls, tokens: int, block_size: int = 16) -> "Memory":

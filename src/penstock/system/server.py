@@ -463,15 +463,11 @@ def _why_no_cache(server: Server, memory: Memory) -> str | None:
             f"prefix_caching is on, but {policy.name} has no prefix cache here; take vllm, or a "
             "policy such as sarathi, or leave it out"
         )
-    for name, value, usual in (
-        ("admission", memory.admission, "input"),
-        ("preemption", memory.preemption, "recompute"),
-    ):
-        if value not in (None, usual):
-            return (
-                f"{name} is {value!r} beside prefix_caching, which is known for {name} {usual!r} "
-                "only; leave one out"
-            )
+    if memory.admission not in (None, "input"):
+        return (
+            f"admission is {memory.admission!r} beside prefix_caching, which is known for "
+            "admission 'input' only; leave one out"
+        )
     if usable > MOST_CACHED_BLOCKS:
         return (
             f"kv_blocks is {usable:,}, but with prefix caching each is kept account of, and "

@@ -13,9 +13,8 @@ Three limits, each with a rate that follows from conservation of what it limits.
   (Little's law for blocks). Each forward token leaves one KV entry, which is held from its own
   iteration on; `penstock.theory.kv_blocks.least_held` counts the least that this comes to.
   Iterations that leave a request out while it holds memory, blocks taken ahead, and tokens
-  processed anew after a preemption only add to it; memory of the host, to which requests are
-  swapped out, does not count, but no iteration serves them there. An admission that reserves memory
-  to completion holds more, and that is counted: no policy helps, another admission may.
+  processed anew after a preemption only add to it. An admission that reserves memory to completion
+  holds more, and that is counted: no policy helps, another admission may.
 
 Where a decode verifies drafts it brings up to y outputs on average, so the decodes of a request are
 1 / y of its outputs at least (Wald), and it holds its blocks in so many iterations less: the last

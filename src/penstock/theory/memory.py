@@ -215,15 +215,13 @@ class _Full:
             rng = np.random.default_rng(1)
             tokens: Floats = _batchwise(self.prompt, entering, rng).astype(float)
             again = redone / preemptions if preemptions else 0.0
-            if self.memory.preemption == "recompute":
-                tokens += again * rng.poisson(entering * preemptions, _BATCHES)
+            tokens += again * rng.poisson(entering * preemptions, _BATCHES)
             ahead, served_tokens = _queue(tokens, room)
             waits = np.ceil((ahead + self.prompt) / room) - 1
         held = entering * (self.held + float((self.reserved * (waits + 1)).mean()))
         running = decoding + entering * float(waits.mean() + 1)
-        if self.memory.preemption == "recompute":
-            later = entering * preemptions * float(np.ceil((ahead + again) / room).mean())
-            held, running = held + later * again / self.memory.block_size, running + later
+        later = entering * preemptions * float(np.ceil((ahead + again) / room).mean())
+        held, running = held + later * again / self.memory.block_size, running + later
         # Else the max batch size pins their number.
         spread = decoding * self.spread if short else 0.0
         load = decoding + np.sqrt(spread) * rng.standard_normal(_BATCHES) + served_tokens
@@ -240,12 +238,8 @@ class _Full:
         """Return the mean (seconds, tokens) of a batch."""
         by_tokens = self.server.batch_time.by_tokens.table(self.server.token_budget)
         seconds = by_tokens[np.ceil(state.load).astype(np.int64)]
-        again = state.redone if self.memory.preemption == "recompute" else 0.0
-        attention_s = state.entering * self.attention_s * (1 + again / self.tokens)
-        moved = 0.0
-        if self.memory.preemption == "swap":  # out and in
-            moved = 2 * state.entering * state.redone / self.memory.block_size * self.memory.swap_s
-        return float(seconds.mean()) + attention_s + moved, float(state.load.mean())
+        attention_s = state.entering * self.attention_s * (1 + state.redone / self.tokens)
+        return float(seconds.mean()) + attention_s, float(state.load.mean())
 
     def _preemptions(self, entering: float, waits: Floats) -> tuple[float, float]:
         """Return the preemptions of a request, and the tokens that it holds at each, added up."""

@@ -150,4 +150,4 @@ def test_the_command_refuses_half_a_question(line: list[str], named: str) -> Non
 def test_hardware_without_kernel_times_says_so() -> None:
     said = shaped_hardware(served_model("Llama-3.1-8B", "l40s")).origin
     assert "only the sheet is known, not its kernels" in said
-    assert "taken for vLLM's" in served_model("Llama-3.1-8B", "h100", engine="vllm-v0").caution
+    assert "taken for vLLM's" in served_model("Llama-3.1-8B", "h100", engine="vidur-vllm").caution

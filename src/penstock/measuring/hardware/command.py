@@ -28,7 +28,7 @@ def hardware(
         str | None, typer.Option(help="bf16, fp8 or fp4, in place of the published precision.")
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="Whose host and limits: vllm, vllm-v0, sglang, tensorrt-llm.")
+        str, typer.Option(help="Whose host and limits: vllm, sglang, tensorrt-llm.")
     ] = "vllm",
     as_json: Json = False,
 ) -> None:

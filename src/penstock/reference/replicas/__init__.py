@@ -20,12 +20,11 @@ from penstock.reference.replicas.vidur import (
     VidurSarathi,
     VidurVllm,
 )
-from penstock.reference.replicas.vllm import VllmV0, VllmV1
+from penstock.reference.replicas.vllm import VllmV1
 from penstock.reference.seam_policies import POLICIES
 
 ENGINES: dict[str, type[EngineReplica]] = {
     "vllm": VllmV1,
-    "vllm-v0": VllmV0,
     "sglang": Sglang,
     "tensorrt-llm": TensorRtLlm,
     "vidur-fastertransformer": VidurFasterTransformer,

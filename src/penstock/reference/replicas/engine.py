@@ -25,7 +25,6 @@ class EngineReplica(Replica):
         "scope": ("running",),
         "convention": ("engine",),
         "admission": ("None",),
-        "preemption": ("recompute",),
     }
     # Whether batches of decodes alone keep to the token budget too.
     budgeted: ClassVar[bool] = True

@@ -220,4 +220,4 @@ class PrefixCachingSeamEngine(PrefixCache, SeamEngine):
     there then, since those before may have pushed some of it out.
     """
 
-    settings = SeamEngine.settings | {"admission": ("None", "input"), "preemption": ("recompute",)}
+    settings = SeamEngine.settings | {"admission": ("None", "input")}

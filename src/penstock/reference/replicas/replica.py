@@ -40,7 +40,6 @@ class Request:
     cached: int = 0  # prompt tokens found at its replica when it was first served
     decodes_from: int = 0  # tick at which it entered decode
     blocks: int = 0  # KV blocks held
-    swapped: int = 0  # KV blocks held in host memory
     preemptions: int = 0
     finish: int | None = None
     in_flight: int = 0  # output tokens that the batch in progress brings, if that is known ahead
@@ -73,11 +72,6 @@ class Request:
     def missing(self) -> int:
         """Tokens that must be in memory before its next output: a decode brings one."""
         return max(self.target - self.computed, 1)
-
-    @property
-    def in_decode(self) -> bool:
-        """Whether it decodes at its replica; a request that is swapped out does not."""
-        return self.decoding and not self.swapped
 
     @property
     def unprocessed(self) -> int:
@@ -146,7 +140,6 @@ class Replica:
         self.preempted: list[Request] = []  # in this step
         self.preempted_for: list[int] = []  # requests preempted to form the batch
         self.barren = 0  # batches since the last output, for each of which somebody was preempted
-        self.moving = 0  # ticks that blocks on their way to or from host memory add to the batch
 
     def refusal(self, request: Request) -> str | None:
         """Say why a request could never finish here, or return None if it could."""
@@ -225,8 +218,7 @@ class Replica:
 
     def begin(self, now: int) -> None:
         """Start the batch that was composed."""
-        duration = at_least("batch_time of a batch", self.ticks(), 1) + self.moving
-        self.moving = 0
+        duration = at_least("batch_time of a batch", self.ticks(), 1)
         allocation = {request.index: tokens for request, tokens in self.batch.items()}
         self.batches.append(Batch(now, duration, allocation, self.preempted_for, self.index))
         self.preempted_for = []

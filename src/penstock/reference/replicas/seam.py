@@ -14,10 +14,9 @@ class SeamEngine(EngineReplica):
 
     1. Every decoding request, in running order, must have the block for its next token; else
        victims are preempted.
-    2. Swapped-out requests at the head of the queue come back.
-    3. The prompts that may be served are counted: those in mid-prefill, then waiting ones while
+    2. The prompts that may be served are counted: those in mid-prefill, then waiting ones while
        they fit.
-    4. The policy chooses; decodes are the first of the running list, prompts are filled in order.
+    3. The policy chooses; decodes are the first of the running list, prompts are filled in order.
     """
 
     options = ("params",)
@@ -26,7 +25,6 @@ class SeamEngine(EngineReplica):
         "scope": SCOPES,
         "convention": CONVENTIONS,
         "admission": ("None", "input", "completion", "optimistic"),
-        "preemption": ("recompute", "swap"),
     }
     default_watermark = 0.0
 
@@ -38,12 +36,9 @@ class SeamEngine(EngineReplica):
     def step(self) -> Allocation:
         """Form the next batch."""
         self.make_room_for_decodes()
-        if not self.preempted:
-            self.swap_in()
         visible = self.visible_prompts()
-        while not visible and not self.decoding and self.running:
-            self.preempt(self.victim())  # all are in mid-prefill and hold what the others lack
-            visible = self.visible_prompts()
+        if not visible and not self.decoding and self.running:
+            self.preempt(self.victim())  # the only one: what it lacks is kept for a transfer
         prompts = [r for r in self.running if not r.decoding] + self.waiting
         queue = queue_of(visible, prompts, self.decoding, self.arrived)
         params = self.pool.options.get("params", ())
@@ -59,33 +54,7 @@ class SeamEngine(EngineReplica):
             return self.blocks(request.total)
         return super().blocks_to_receive(request)
 
-    def forget(self, request: Request) -> None:
-        """Let its tokens be computed again; in mode ``swap`` they stay, and its blocks move to host
-        memory.
-        """
-        if self.pool.preemption == "swap":
-            request.swapped = request.blocks
-            self.moving += request.blocks * self.pool.swap_ticks
-        else:
-            super().forget(request)
-
-    # ------------------------------------------------------------ 2. back from host memory
-
-    def swap_in(self) -> None:
-        """Let swapped-out requests return in order; one that does not fit blocks those behind
-        it.
-        """
-        while self.waiting and self.waiting[0].swapped:
-            request = self.waiting[0]
-            needed = self.blocks(request.computed + 1) if request.decoding else request.swapped
-            full = self.pool.scope == "running" and len(self.running) >= self.k_max
-            if full or needed + self.watermark > self.spare:
-                break
-            self.admit(request, request.swapped)
-            self.moving += request.swapped * self.pool.swap_ticks
-            request.swapped = 0
-
-    # ------------------------------------------------------------ 3. the prompts that may be served
+    # ------------------------------------------------------------ 2. the prompts that may be served
 
     def visible_prompts(self) -> dict[Request, int]:
         """Prompts that may be in this batch, in the order in which they are filled, and how much
@@ -106,7 +75,7 @@ class SeamEngine(EngineReplica):
             visible = dict(list(visible.items())[: self.k_max])
         for request in self.waiting:
             listed = {*visible} if self.pool.scope == "batch" else {*self.running, *visible}
-            if self.preempted or request.swapped or len(listed) >= self.k_max:
+            if self.preempted or len(listed) >= self.k_max:
                 break
             cached, _ = self.cached_blocks(request)
             left = request.target - cached * self.block_size
@@ -130,7 +99,7 @@ class SeamEngine(EngineReplica):
         cached, unused = self.cached_blocks(request)
         return self.blocks_at_admission(request) - cached + unused
 
-    # ------------------------------------------------------------ 4. the policy, and who is served
+    # ------------------------------------------------------------ 3. the policy, and who is served
 
     def compose(self, visible: dict[Request, int], x: int, y: int, first: int) -> Allocation:
         """Serve the phase named first, and the other with the tokens and slots really left.

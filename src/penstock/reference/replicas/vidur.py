@@ -7,7 +7,6 @@ from typing import ClassVar
 from penstock.reference.network import EnginePool
 from penstock.reference.replicas.engine import EngineReplica, by_arrival
 from penstock.reference.replicas.replica import NO_LIMIT, Allocation, Request, token_load
-from penstock.reference.replicas.vllm import VllmV0
 
 
 class VidurOrca(EngineReplica):
@@ -59,19 +58,38 @@ class VidurFasterTransformer(VidurOrca):
     static = True
 
 
-class VidurVllm(VllmV0):
+class VidurVllm(EngineReplica):
     """Whole prompts alone, padded to the longest of them; else decodes in order of arrival."""
 
+    default_watermark = 0.01
     budgeted = False
+    cuts_prompts = False
 
-    def exceeds_budget(self, request: Request, batch: Allocation) -> bool:
-        """Whether the batch would have too many tokens, each prompt padded to the longest."""
-        return (len(batch) + 1) * max([request.target, *batch.values()]) > self.b_max
+    def step(self) -> Allocation:
+        """Admit whole prompts while budget, max batch size and memory let the next one in."""
+        batch: Allocation = {}
+        while self.waiting and len(self.running) < self.k_max:
+            request = self.waiting[0]
+            padded = (len(batch) + 1) * max([request.target, *batch.values()])
+            blocks = self.blocks(request.target)
+            if padded > self.b_max or self.free - blocks < self.watermark:
+                break
+            self.admit(request, blocks)
+            batch[request] = request.target
+        return batch or self.decode()
 
     def decode(self) -> Allocation:
         """Serve all, oldest first; the youngest are preempted for want of a free block."""
         self.running.sort(key=by_arrival)
-        return super().decode()
+        batch: Allocation = {}
+        for request in list(self.running):
+            # A free block is asked for even where none is needed.
+            while request in self.running and self.free < 1:
+                self.preempt(self.victim())
+            if request in self.running:
+                self.grow(request)
+                batch[request] = 1
+        return batch
 
 
 class VidurSarathi(EngineReplica):

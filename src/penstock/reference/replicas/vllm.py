@@ -1,6 +1,4 @@
-"""vLLM: the scheduler of V1 (0.33), which mixes prefill and decode, and that of V0 (up to 0.9),
-which does not.
-"""
+"""vLLM: the scheduler of V1 (0.33)."""
 
 from typing import Any
 
@@ -269,43 +267,3 @@ class VllmV1(EngineReplica):
             self.grow(request, tokens)
             batch[request] = tokens
             self.has_prompts |= lacking > 1
-
-
-class VllmV0(EngineReplica):
-    """``Scheduler._schedule_default`` of vLLM V0: whole prompts alone if any can be admitted, else
-    decodes alone.
-    """
-
-    default_watermark = 0.01
-    cuts_prompts = False
-
-    def step(self) -> Allocation:
-        """Admit whole prompts while budget, max batch size and memory let the next one in."""
-        batch: Allocation = {}
-        while self.waiting and len(self.running) < self.k_max:
-            request = self.waiting[0]
-            if (
-                self.exceeds_budget(request, batch)
-                or self.free - self.blocks(request.target) < self.watermark
-            ):
-                break
-            self.admit(request, self.blocks(request.target))
-            batch[request] = request.target
-        return batch or self.decode()
-
-    def exceeds_budget(self, request: Request, batch: Allocation) -> bool:
-        """Whether the batch would have too many tokens with this prompt."""
-        return token_load(batch) + request.target > self.b_max
-
-    def decode(self) -> Allocation:
-        """Serve all in running order; the last are preempted for want of a free block."""
-        batch: Allocation = {}
-        for request in list(self.running):
-            room = not self.budgeted or token_load(batch) < self.b_max
-            # A free block is asked for even where none is needed.
-            while request in self.running and room and self.free < 1:
-                self.preempt(self.victim())
-            if request in self.running and room:
-                self.grow(request)
-                batch[request] = 1
-        return batch
