@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.checking.backlog import Backlog
 from penstock.checking.json_documents import load_as_dict
 from penstock.checking.pools import pool_answers
+from penstock.simulation.session_engine import EngineSession
 from penstock.system.prefix_cache import as_serving
 from penstock.workload.prefixes import Prefixes
 
@@ -135,6 +137,23 @@ def test_a_verdict_finds_in_a_recording_what_one_pass_finds() -> None:
     alike = recorded(1_000)
     rate = ps.max_rate(alike, large, precision=0.02).rate
     assert ps.check(alike.with_rate(rate), large, estimate_memory=False).certificate.rho == pytest.approx(1, rel=0.06)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "sglang"])
+def test_a_recording_that_goes_on_has_names_for_what_came_of_it_and_no_more(policy: str) -> None:
+    """5,000 rows that share one block had names for 20,005,000 requests, which filled 320 MB."""
+    rows = 5_000
+    workload = ps.Workload.from_arrays(
+        np.arange(rows) / 5, [20] * rows, [5] * rows, hash_ids=[[7]] * rows, hash_block=16
+    )
+    serving = as_serving(workload, server(policy, blocks=4_000))
+    session = Backlog(workload, serving, "prefill", 10, (100.0, 25.0), (1.0, 1.0)).session
+    assert isinstance(session, EngineSession)
+    assert session.recorded > 4_000 * rows
+    ids = session.world.ids
+    assert session.offered <= ids.size < 2 * session.offered
+    assert (np.diff(ids[::rows]) > 0).all()  # each time another
+    assert session.world.again.prefix.tolist() == list(range(session.world.again.size))
 
 
 def agents(context: str, rate: float = 1.0, policy: str = "vllm", **memory: Any) -> ps.Network:

@@ -14,7 +14,7 @@ from penstock.simulation.session_engine import AnySession, open_session
 from penstock.simulation.window import Window
 from penstock.system.server import Server
 from penstock.workload.arrivals import BLOCK
-from penstock.workload.prefixes import Prefixes
+from penstock.workload.prefixes import MOST_NAMES
 from penstock.workload.workload import Requests, Workload
 
 Start = Literal["prefill", "mixed", "decode"]
@@ -88,7 +88,7 @@ class Backlog:
         self.offered = offered
         self.worth = worth
         self.session = open_session(
-            server, "summary", TICK_S, True, NEVER, _names(workload, server)
+            server, "summary", TICK_S, True, NEVER, workload.prefixes, _renewals(workload, server)
         )
         self.source = _flooded(_kept(endless(workload), self.session), self.initial)
         self.window = Window.of_requests(next(self.source), TICK_S)
@@ -255,18 +255,18 @@ class Backlog:
         return self.worth[0] * prefill + self.worth[1] * decode
 
 
-def _names(workload: Workload, server: Server) -> Prefixes | None:
-    """Return what the prompts of a recording have in common that goes on and on.
+def _renewals(workload: Workload, server: Server) -> int:
+    """Return how often a recording that goes on and on has names of its own.
 
-    Nobody asks the same again, so each repetition has names of its own, until those of the first
-    have left the cache.
+    Nobody asks the same again, so each repetition has, until those of the first have left the
+    cache. Where that is more names than memory holds, each repetition brings next to none.
     """
     prefixes, usable = workload.prefixes, server.usable_blocks
     if prefixes is None or usable is None or not server.caches_prefixes:
-        return prefixes
+        return 1
     tokens = (np.unique(prefixes.ids).size or 1) * prefixes.block_size
     kept = usable * (server.memory.block_size if server.memory else 1)
-    return prefixes.renewed(2 + kept // tokens)
+    return 2 + min(kept // tokens, MOST_NAMES // (prefixes.rows + prefixes.ids.size))
 
 
 def slots(server: Server) -> int:

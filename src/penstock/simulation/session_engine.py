@@ -32,13 +32,14 @@ def open_session(
     compress: bool,
     stop: int,
     prefixes: Prefixes | None = None,
+    renewals: int = 1,
 ) -> "AnySession":
     """Return the session that a server needs, with its prefix cache where prompts have names."""
     if server.by_phase:
         return Session(server, record, tick_s, compress, stop)
     server = server.serving(prefixes is not None)
     prefixes = names_for(prefixes, [server]) if prefixes and server.caches_prefixes else None
-    return EngineSession(server, record, tick_s, compress, stop, prefixes)
+    return EngineSession(server, record, tick_s, compress, stop, prefixes, renewals)
 
 
 class EngineSession(OneServer, WorldSession):
@@ -48,6 +49,9 @@ class EngineSession(OneServer, WorldSession):
     ----------
     prefixes
         What recorded prompts have in common, for a server that caches prefixes.
+    renewals
+        How often the recording has names of its own where it follows itself, before those of the
+        first time come again.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class EngineSession(OneServer, WorldSession):
         compress: bool,
         stop: int,
         prefixes: Prefixes | None = None,
+        renewals: int = 1,
     ) -> None:
         super().__init__(server, record, tick_s, compress, stop)
         if prefixes:
@@ -71,7 +76,8 @@ class EngineSession(OneServer, WorldSession):
         self.left_out: list[tuple[Ints, Window]] = []
         self.offered = 0
         self.prefix_rows = np.empty(0, np.int64)
-        self.recorded = prefixes.rows if prefixes else 0
+        self.prefixes = prefixes
+        self.recorded = prefixes.rows * renewals if prefixes else 0
 
     # -- what it knows
 
@@ -122,6 +128,7 @@ class EngineSession(OneServer, WorldSession):
                 f"request {self.offered + first} has {lengths}: {reason}; {_REMEDY}{drop}"
             )
         if self.recorded:
+            self._name(self.offered + window.arrival.size)
             rows = (self.offered + np.flatnonzero(fits)) % self.recorded
             self.prefix_rows = np.concatenate([self.prefix_rows, rows])
         if too_long.size:
@@ -131,6 +138,14 @@ class EngineSession(OneServer, WorldSession):
         declared = self.server.policy.outputs_of(window.prompt, window.declared)
         window = dataclasses.replace(window, output=outputs, declared=declared)
         return window.where(fits) if too_long.size else window
+
+    def _name(self, requests: int) -> None:
+        """Have names for so many requests: twice as many where those so far are too few."""
+        named = self.world.bounds.size - 1
+        if self.prefixes and named < min(requests, self.recorded):
+            most = min(max(requests, 2 * named), self.recorded)
+            again = self.prefixes.renewed(-(-most // self.prefixes.rows))
+            self.world = self.world._replace(ids=again.ids, bounds=again.bounds)
 
     def fit(self, window: Window) -> None:
         """Make room for the requests of a window: rows of those that are new, rings of due epochs
