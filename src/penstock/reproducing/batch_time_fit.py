@@ -27,9 +27,7 @@ from penstock.reproducing.item import (
 from penstock.reproducing.looks import STROKES, channels, cycled
 from penstock.show.charts import on_grid
 from penstock.system.batch_time import BatchTime, PiecewiseConstant
-from penstock.system.presets import hardware
 
-_LOADS_APART = 8
 _SHAPES = ("circle", "square", "triangle-up", "diamond")
 _LONGEST_LOAD = 65_536
 
@@ -45,7 +43,6 @@ class _Case(Section):
     tensor_parallel: Some
     layers: Some
     file: str
-    hardware: str
     published: _Constants | None = None
 
     @property
@@ -63,14 +60,11 @@ class _Fits(Section):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Fitted:
-    """A case: its batch times, measured or as a preset has them, and the staircase of the width
-    asked for.
-    """
+    """A case: its batch times, and the staircase of the width asked for."""
 
     case: _Case
     batches: MeasuredBatches
     stairs: Fit
-    measured: bool
 
     @property
     def published(self) -> PiecewiseConstant | None:
@@ -91,14 +85,16 @@ def run(setup: Setup) -> Reproduction:
         "two steps or more to a case or more; give a case, and a largest above b0",
     )
     folder = setup.profile(settings.source)
-    fits = []
+    fits, missing = [], []
     for index, case in setup.each(list(enumerate(settings.cases))):
         profile = profile_in(folder, case.file, f"reproduce.cases.{index}.file")
-        fits.append(_fitted(case, profile, settings))
+        if profile is None:
+            missing.append(case.name)
+        else:
+            fits.append(_fitted(case, profile, settings))
     claims = [claim for fitted in fits for claim in _claims_of(fitted, settings)]
     assumed = []
-    missing = [fitted.case.name for fitted in fits if not fitted.measured]
-    if len(missing) < len(fits):
+    if fits:
         assumed += [
             "Batch times are Vidur's medians, summed over all layers without attention, up to "
             f"{settings.largest:,} tokens. The paper does not say what it measured",
@@ -107,10 +103,8 @@ def run(setup: Setup) -> Reproduction:
         ]
     if missing:
         assumed.append(
-            f"Layer profiles of {', '.join(missing)} are not here (--data), so those batch times "
-            "are of `penstock hardware`, linear layers only, which were themselves fitted to loads "
-            "up to 4,096 tokens: the R^2 of a fit to measured times needs --data, and only "
-            "published constants can be compared"
+            f"Layer profiles of {', '.join(missing)} are not here (--data), so nothing is fitted "
+            "to them"
         )
     rows = _rows(fits, settings)
     text = (
@@ -118,8 +112,8 @@ def run(setup: Setup) -> Reproduction:
         "per model."
     )
     return setup.answer(
-        claims, rows, {text: _stairs_chart(rows)},
-        "Points: batch times, measured or from `penstock hardware`. Coloured lines: the staircase "
+        claims, rows, {text: _stairs_chart(rows)} if fits else {},
+        "Points: measured batch times. Coloured lines: the staircase "
         "fitted to these "
         "points. Thin black lines: the published staircase.", (), (_near(settings), *assumed),
     )  # fmt: skip
@@ -134,31 +128,22 @@ def _near(settings: _Fits) -> str:
     )
 
 
-def _fitted(case: _Case, file: Path | None, settings: _Fits) -> _Fitted:
-    if file is not None:
-        profile = read_vidur(file, layers=case.layers, tensor_parallel=case.tensor_parallel)
-        batches = profile.without_attention().up_to(settings.largest)
-    else:
-        loads = np.append(
-            1.0, np.arange(_LOADS_APART, settings.largest + 1, _LOADS_APART, dtype=np.float64)
-        )
-        seconds = hardware(case.hardware).batch_time(loads)
-        batches = MeasuredBatches(seconds, loads, source=case.hardware, sweep=True, averaged=True)
-    return _Fitted(case, batches, fit(batches, "steps", b0=settings.b0), file is not None)
+def _fitted(case: _Case, file: Path, settings: _Fits) -> _Fitted:
+    profile = read_vidur(file, layers=case.layers, tensor_parallel=case.tensor_parallel)
+    batches = profile.without_attention().up_to(settings.largest)
+    return _Fitted(case, batches, fit(batches, "steps", b0=settings.b0))
 
 
 def _claims_of(fitted: _Fitted, settings: _Fits) -> list[Claim]:
     case = fitted.case
-    claims = []
     reached = fitted.stairs.r2
-    if fitted.measured:
-        claims.append(
-            Claim.judged(
-                f"R^2, {case.name}", f"above {settings.r2:g}", f"{reached:.3f}",
-                reached > settings.r2,
-                _SMALLER_STEPS,
-            )
-        )  # fmt: skip
+    claims = [
+        Claim.judged(
+            f"R^2, {case.name}", f"above {settings.r2:g}", f"{reached:.3f}",
+            reached > settings.r2,
+            _SMALLER_STEPS,
+        )
+    ]  # fmt: skip
     published = fitted.published
     if published is not None:
         kept = r2(fitted.batches.seconds, published(fitted.batches.tokens))
@@ -170,16 +155,10 @@ def _claims_of(fitted: _Fitted, settings: _Fits) -> list[Claim]:
                 _why_low(fitted, published),
             )
         )  # fmt: skip
-    if fitted.measured:
-        claims += _parameters(fitted, published, settings)
-    return claims
+    return claims + _parameters(fitted, published, settings)
 
 
 _SMALLER_STEPS = "on more GPUs the times also have smaller steps, of 64 tokens (see the figure)"
-
-_ROUNDED_OFF = (
-    "the catalogue has straight lines between some loads there, which round steps off; give --data"
-)
 
 
 def _why_low(fitted: _Fitted, published: PiecewiseConstant) -> str:
@@ -188,7 +167,7 @@ def _why_low(fitted: _Fitted, published: PiecewiseConstant) -> str:
         f"summed, the published times are {bias:+.1%} off these, of linear layers only; fitted "
         "anew, R^2 is "
     )
-    return f"{reason}{fitted.stairs.r2:.3f}" + ("" if fitted.measured else f", as {_ROUNDED_OFF}")
+    return f"{reason}{fitted.stairs.r2:.3f}"
 
 
 def _parameters(
@@ -237,9 +216,8 @@ def _rows(fits: list[_Fitted], settings: _Fits) -> pl.DataFrame:
     rows: list[tuple[str, str, str, float, float]] = []
     for fitted in fits:
         about = (fitted.case.model, f"TP{fitted.case.tensor_parallel}")
-        kind = "measured" if fitted.measured else "catalogue"
         times = zip(fitted.batches.tokens.tolist(), fitted.batches.seconds.tolist(), strict=True)
-        rows += [(*about, kind, load, 1e3 * seconds) for load, seconds in times]
+        rows += [(*about, "measured", load, 1e3 * seconds) for load, seconds in times]
         models: dict[str, BatchTime] = {"fitted": fitted.stairs.model}
         if fitted.published is not None:
             models["published"] = fitted.published
@@ -276,7 +254,7 @@ def _stairs_chart(rows: pl.DataFrame) -> Any:
     panels = []
     for model in rows["model"].unique(maintain_order=True):
         here = rows.filter(model=model)
-        points = alt.Chart(here.filter(pl.col("kind").is_in(["measured", "catalogue"])))
+        points = alt.Chart(here.filter(kind="measured"))
         fitted, published = (alt.Chart(here.filter(kind=kind)) for kind in ("fitted", "published"))
         layers = [
             points.mark_point(size=22, opacity=0.8, strokeWidth=1).encode(
