@@ -23,17 +23,40 @@ def rows_of(prefixes: Prefixes) -> list[list[int]]:
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.lists(st.integers(-9, 9), max_size=9)), min_size=1, max_size=9))
-def test_ids_of_full_blocks_are_kept_and_equal_ids_stay_equal(requests: list[tuple[int, list[int]]]) -> None:
+def test_ids_of_full_blocks_are_kept_and_are_equal_where_all_before_are(
+    requests: list[tuple[int, list[int]]],
+) -> None:
     prompt = np.array([tokens for tokens, _ in requests])
     counts = np.array([len(ids) for _, ids in requests])
     flat = np.array([i for _, ids in requests for i in ids], np.int64)
-    found = rows_of(Prefixes.of(flat, counts, prompt, 8))
-    expected = [ids[: tokens // 8] for tokens, ids in requests]
+    prefixes = Prefixes.of(flat, counts, prompt, 8)
+    found = rows_of(prefixes)
+    expected = [[tuple(ids[: i + 1]) for i in range(min(len(ids), tokens // 8))] for tokens, ids in requests]
     assert [len(row) for row in found] == [len(row) for row in expected]
     old, new = (list(itertools.chain(*lists)) for lists in (expected, found))
     renamed = dict(zip(old, new, strict=True))
     assert [[renamed[i] for i in row] for row in expected] == found
     assert sorted(set(new)) == list(range(len(renamed)))
+    behind = {(up_to[-1], up_to[:-1]) for up_to in old}
+    assert bool(prefixes.notices) == (len({one for one, _ in behind}) < len(behind))
+
+
+def test_ids_behind_different_ones_are_of_blocks_alone_and_a_notice_says_so(tmp_path: Path) -> None:
+    """The second prompt begins otherwise than the first, whatever its second block is."""
+    given = [[1, 2], [2, 1], [1, 1], [3, 2], [1, 2]]
+    workload = ps.Workload.from_arrays([0, 1, 2, 3, 4], [8] * 5, [1] * 5, hash_ids=given, hash_block=4)
+    assert workload.prefixes is not None
+    first, second, third, fourth, fifth = rows_of(workload.prefixes)
+    assert first == fifth
+    assert third[0] == first[0]
+    assert len({*first, *second, *third, *fourth}) == 7
+    path = tmp_path / "mine.jsonl"
+    names = ("arrival_s", "prompt_tokens", "output_tokens", "hash_ids")
+    path.write_text("".join(json.dumps(dict(zip(names, (0, 8, 1, ids), strict=True))) + "\n" for ids in given))
+    read = ps.read_trace(path, hash_block=4)
+    assert rows_of(read.prefixes) == rows_of(workload.prefixes)  # type: ignore[arg-type]
+    said = "hash ids are of blocks alone, 2 of them behind different ones: prompts have in common what their ids, "
+    assert workload.notices == read.notices == (f"{said}from the first on, have",)
 
 
 def test_a_trace_with_hash_ids_brings_them(tmp_path: Path) -> None:

@@ -173,12 +173,14 @@ def _prefixes(
     """Return what requests have in common; ``whole``: the ids go on with the outputs, else those of
     answers are told by later rows, as far as they are.
     """
-    if whole or go_on(counts, prompt, block):
-        return Prefixes.of(ids, counts, prompt, block, output)
-    alone = Prefixes.of(ids, counts, prompt, block)
-    longer, counts, found = with_answers(alone.ids, np.diff(alone.bounds), prompt, output, block)
+    goes_on = whole or go_on(counts, prompt, block)
+    given = Prefixes.of(ids, counts, prompt, block, output if goes_on else None)
+    notices += given.notices
+    if goes_on:
+        return given
+    longer, counts, found = with_answers(given.ids, np.diff(given.bounds), prompt, output, block)
     if not found:
-        return alone
+        return given
     notices.append(
         f"hash ids of {counted(found, 'answer')} were inferred from a later prompt that goes on "
         "where they were given; name them with hash_ids_with_output if you know better"

@@ -225,7 +225,8 @@ class Workload:
         hash_ids, hash_block
             One list per request with an id for each block of so many tokens of its prompt, for
             servers that cache prefixes. Two requests with the same id at the same place have equal
-            prompts up to the end of that block. Where lists are longer than that, all of them go on
+            prompts up to the end of that block; where an id stands behind different ones, with the
+            same ids up to there. Where lists are longer than that, all of them go on
             with the output, as ``hash_ids_with_output`` does.
         hash_ids_with_output
             One list per request with an id for each full block of its prompt and its output
@@ -249,7 +250,7 @@ class Workload:
             lengths.output_tokens,
         )
         return cls(
-            replay, lengths, seed, name, priority=urgent, prefixes=prefixes,
+            replay, lengths, seed, name, prefixes.notices if prefixes else (), urgent, prefixes,
             declared=checked_declared(declared, lengths.output_tokens),
         )  # fmt: skip
 
