@@ -174,8 +174,12 @@ def test_a_longest_context_cuts_outputs_behind_any_router() -> None:
     whole = dataclasses.replace(server, policy_params={})
     uncut = evaluate(workload, Deployment(whole, 2, router="jsq"), aim)
     assert cut.estimates[0].value < uncut.estimates[0].value / 2  # type: ignore[operator]
+    long = dataclasses.replace(workload, lengths=LONG)
+    with pytest.raises(InputError, match="no room for an output: its max_model_len is 400"):
+        evaluate(long, Deployment(server, 2, router="jsq"), aim)
+    drops = dataclasses.replace(server, memory=ps.Memory(1_250, too_long="drop"))
     with pytest.raises(InputError, match=r"98\.\d+% of the requests are never served, and none can be left out"):
-        evaluate(dataclasses.replace(workload, lengths=LONG), Deployment(server, 2, router="jsq"), aim)
+        evaluate(long, Deployment(drops, 2, router="jsq"), aim)
 
 
 def test_a_longest_context_does_to_recorded_requests_what_cutting_their_outputs_does() -> None:

@@ -1,5 +1,6 @@
 """What requests hold of the KV memory is never less than what is counted, and what fits is what is served."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -141,6 +142,12 @@ def test_a_request_that_can_never_fit_is_refused_and_told() -> None:
         ps.certify(chat, ps.Server(TP1, 512, 128, "vllm", kv_blocks=15))
     with pytest.raises(ps.InputError, match="is more than tensorrt-llm takes"):
         ps.certify(chat, ps.Server(TP1, 128, 128, "tensorrt-llm"))
+    for certified in (ps.certify, lambda *case: ps.certify(ps.Network.single(*case))):
+        for kv_blocks in (None, 100):
+            short = ps.Server(TP1, 512, 128, "vllm", policy_params={"max_model_len": 129}, kv_blocks=kv_blocks)
+            with pytest.raises(ps.InputError, match="no room for an output: its max_model_len is 129"):
+                certified(chat, short)
+    assert ps.certify(chat, dataclasses.replace(short, policy_params={"max_model_len": 130})).bounds
 
 
 def test_the_largest_request_is_that_of_one_row_not_the_longest_prompt_with_the_longest_output() -> None:

@@ -339,7 +339,7 @@ def _network_of(workload: Workload, deployment: Deployment) -> Network:
 def _refuse_what_pools_drop(workload: Workload, server: Server) -> None:
     """Refuse requests that a server never serves: a pool leaves none out."""
     work = served(workload, server)
-    if work.share == 1 and not server.policy.longest_context:
+    if work.share == 1:
         return
     prompt, output = (tokens.astype(np.int32) for tokens in drawn(workload.lengths))
     for never, reason in never_served(server, prompt, output, output):

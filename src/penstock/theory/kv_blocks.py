@@ -223,6 +223,8 @@ def fits(prompt: Ints, output: Ints, server: Server) -> Bools:
     """Return which requests can ever be served; shape (requests,)."""
     policy, memory = server.policy, server.memory
     fitting = np.ones(prompt.size, bool)
+    if policy.longest_context:
+        fitting &= prompt < policy.longest_context
     if policy.reserved_tokens:
         fitting &= prompt + output <= policy.reserved_tokens
     elif not policy.cuts_prompts:
@@ -358,6 +360,8 @@ def _refuse_what_never_fits(lengths: Lengths, server: Server) -> None:
 
 def _why_not(prompt: int, output: int, server: Server) -> str:
     usable, memory, policy = server.usable_blocks, server.memory, server.policy
+    if 0 < policy.longest_context <= prompt:
+        return f"has no room for an output: its max_model_len is {policy.longest_context:,}"
     if usable is not None and memory is not None:
         needed = int(peak_blocks(np.array([prompt]), np.array([output]), server, memory)[0])
         spare = server.spare_blocks
