@@ -3,7 +3,7 @@
 import numbers
 import os
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,18 @@ def word(what: str, value: Any, words: Sequence[str | bool | None]) -> None:
             f"{what} is "
             f"{shown(value)}{nearest(str(value), [str(w) for w in words if w is not None])}"
         )
+
+
+def named(value: Any, names: Collection[str]) -> bool:
+    """Return whether a value is one of some names; what is no text is none."""
+    return isinstance(value, str) and value in names
+
+
+def truth(what: str, value: Any) -> bool:
+    """Return the value as a bool, if it is true or false."""
+    if not isinstance(value, bool | np.bool_):
+        raise InputError(f"{what} is {shown(value)}, but must be True or False; give one")
+    return bool(value)
 
 
 def array(what: str, values: npt.ArrayLike) -> npt.NDArray[Any]:

@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,6 +227,37 @@ def test_a_low_rate_is_simulated_as_far_as_asked() -> None:
     run = ps.simulate(WORKLOAD.with_rate(1e-5), SERVER, until=1e6)
     assert run.seconds == 1e6
     assert 1 <= run.arrived < 40
+
+
+@pytest.mark.parametrize("given", [5, "x", [], {}, math.nan, np.array([1, 2]), object()])
+def test_values_of_a_wrong_kind_are_refused_in_one_line_whatever_they_are(given: Any) -> None:
+    def simulated(**settings: Any) -> Callable[[], object]:
+        return lambda: ps.simulate(WORKLOAD, SERVER, requests=9, **settings)
+
+    asked: dict[str, Callable[[], object]] = {
+        "targets are": lambda: ps.check(WORKLOAD, SERVER, requests=9, targets=[given]),
+        "estimate_memory is": lambda: ps.check(WORKLOAD, SERVER, requests=9, estimate_memory=given),
+        "compress is": simulated(compress=given),
+        "drain is": simulated(drain=given),
+        "unknown record": simulated(record=given),
+        "progress is": simulated(progress=given),
+        "progress is  ": lambda: ps.max_rate(WORKLOAD, SERVER, progress=given),
+        "unknown arrivals": lambda: WORKLOAD.with_rate(1.0, given),
+        "unknown workload preset": lambda: ps.Workload.preset(given),
+        "unknown hardware": lambda: ps.hardware(given),
+    }
+    if isinstance(given, str):
+        del asked["targets are"]
+    for said, ask in asked.items():
+        with pytest.raises(ps.InputError, match=said.strip()) as refused:
+            ask()
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [None, 5, math.nan, np.array(["ttft_p99<2s"])])
+def test_targets_that_are_no_list_are_refused(given: Any) -> None:
+    with pytest.raises(ps.InputError, match=r"targets are .*, but must be a list"):
+        ps.check(WORKLOAD, SERVER, requests=9, targets=given)
 
 
 @pytest.mark.parametrize("last", [4e9, 9e9, 1e12])

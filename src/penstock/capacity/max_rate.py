@@ -11,7 +11,7 @@ from penstock import checks
 from penstock.checking.stability import RECORDED, NetworkStability, Stability
 from penstock.checking.verdict import verdict
 from penstock.errors import InputError
-from penstock.simulation.progress import Progress, in_parts, silent
+from penstock.simulation.progress import Progress, in_parts, part_of
 from penstock.system.kinds import as_network, refuse
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
@@ -409,7 +409,7 @@ def _searched(
     progress
         Called now and then with the share that is done.
     """
-    report = progress or silent
+    report = part_of(progress, 0.0, 1.0)
     trials: list[Trial[Test]] = []
     rate = high / (1 + precision) if high < math.inf else max(low, 1.0)
     while (low == 0 or high > low * (1 + precision) * (1 + 1e-9)) and len(trials) <= _HALVINGS:

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+from penstock import checks
 from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_state
 from penstock.checking.doubt import Doubt, beyond_rows, doubt_of_server
 from penstock.checking.enough_requests import estimate
@@ -266,10 +267,12 @@ def check(
     InputError
         If a value cannot be used.
     """
+    limits = parsed_targets(targets)
+    estimate_memory = checks.truth("estimate_memory", estimate_memory)
     if isinstance(workload, Workload) and isinstance(server, Server):
         refuse(jobs=jobs, seed=seed, outages=listed(outages) or None)
         # The length is refused before the test, not after it.
-        asked = _RunAsked(workload, requests, until, parsed_targets(targets), precision)
+        asked = _RunAsked(workload, requests, until, limits, precision)
         if not isinstance(stability, Stability):
             tested = part_of(progress, 0.0, _TEST_SHARE)
             stability = verdict(workload, server, alpha, resolution, workload.seed, progress=tested)
@@ -278,7 +281,7 @@ def check(
     network = as_network("check", workload, server)
     refuse(
         requests=requests,
-        targets=targets or None,
+        targets=limits or None,
         precision=precision,
         alpha=alpha,
         estimate_memory=None if estimate_memory else False,

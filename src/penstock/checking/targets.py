@@ -61,7 +61,7 @@ class Target:
     limit_s: float
 
     def __post_init__(self) -> None:
-        if self.metric not in METRICS:
+        if not checks.named(self.metric, METRICS):
             raise InputError(
                 "a target has the metric "
                 f"{checks.shown(self.metric)}{nearest(str(self.metric), METRICS)}"
@@ -207,7 +207,8 @@ def parsed_targets(targets: Sequence[Target | str]) -> list[Target]:
     InputError
         If one cannot be read, or they are no list.
     """
-    if isinstance(targets, str) or not all(isinstance(target, Target | str) for target in targets):
+    listed = isinstance(targets, Sequence) and not isinstance(targets, str)
+    if not listed or not all(isinstance(target, Target | str) for target in targets):
         raise InputError(
             f"targets are {checks.shown(targets)}, but must be a list such as ['ttft_p99<2s']"
         )

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from penstock import checks
 from penstock.checking.batch_means import LEAST_REQUESTS, checked_confidence
-from penstock.checking.targets import Estimate, Judgement, Target
+from penstock.checking.targets import Estimate, Judgement, Target, parsed_targets
 from penstock.checking.verdict import Outcome
 from penstock.errors import InputError, nearest
 
@@ -74,9 +74,7 @@ class Aim:
                 "no target is given, so any stable fleet would do; give a list such as "
                 "['ttft_p99<2s']"
             )
-        limits = tuple(
-            target if isinstance(target, Target) else Target.parse(target) for target in targets
-        )
+        limits = tuple(parsed_targets(targets))
         names = [target.name for target in limits]
         twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
         if twice is not None:

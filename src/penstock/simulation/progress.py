@@ -4,6 +4,9 @@ import itertools
 from collections.abc import Callable, Collection, Iterator
 from typing import TypeVar
 
+from penstock import checks
+from penstock.errors import InputError
+
 Item = TypeVar("Item")
 
 Progress = Callable[[float], None]
@@ -20,6 +23,11 @@ def part_of(progress: Progress | None, begin: float, end: float) -> Progress:
     """
     if progress is None:
         return silent
+    if not callable(progress):
+        raise InputError(
+            f"progress is {checks.shown(progress)}, but must be a function of the share that is "
+            "done; leave it out"
+        )
     return lambda share: progress(begin + (end - begin) * min(share, 1.0))
 
 

@@ -137,6 +137,8 @@ def simulate(
     tick_s = checked_tick(tick_s)
     shown = part_of(progress, 0.0, 1.0)
     stop = stop_tick(until, tick_s)
+    compress = checks.truth("compress", compress)
+    drain = None if drain is None else checks.truth("drain", drain)
     options = RunOptions(stop, drain, tick_s, compress, shown, listed(outages))
     if isinstance(workload, Workload) and isinstance(server, Server):
         refuse(jobs=jobs, seed=seed, outages=options.outages or None)
@@ -176,7 +178,7 @@ def run_server(
 
 def checked_record(record: str, records: Sequence[_Level]) -> _Level:
     """Return what is to be kept of a run, if it is one of those that can be."""
-    if record in records:
+    if checks.named(record, records):
         return records[records.index(record)]
     raise InputError(f"unknown record {checks.shown(record)}{nearest(str(record), records)}")
 

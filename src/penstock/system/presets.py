@@ -8,6 +8,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from penstock import checks
 from penstock.checks import shown
 from penstock.errors import InputError, nearest
 from penstock.system.batch_time_file import BatchTimeFile, read_batch_time
@@ -62,10 +63,10 @@ def hardware(name: str) -> Hardware:
     InputError
         If there is none; it says which there are.
     """
-    if name not in list(HARDWARE):  # a list: the name may not be hashable
+    if not checks.named(name, HARDWARE):
         from penstock.system.models import gpus
 
-        if gpus.is_known(name):
+        if isinstance(name, str) and gpus.is_known(name):
             raise InputError(
                 f"{name} is a GPU, and batch times depend on the model, too: `penstock hardware "
                 f"Llama-3.1-8B --gpu {name}` works them out, and so does hardware: {{model: "

@@ -33,7 +33,7 @@ def lookalike(name: str) -> tuple[Arrivals, Independent]:
     Lengths are mixtures of lognormals, each conditioned on [low, high] and rounded, joined by a
     Gaussian copula; arrivals are bursts and silences (code) or a wandering rate (conversation).
     """
-    if name not in LOOKALIKES:
+    if not checks.named(name, LOOKALIKES):
         raise InputError(
             f"unknown workload preset {checks.shown(name)}{nearest(str(name), LOOKALIKES)}"
         )

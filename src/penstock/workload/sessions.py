@@ -228,7 +228,7 @@ def read_sessions(
     """
     if not isinstance(pool, str) or not pool:
         raise InputError(f"the pool of the sessions is {shown(pool)}; give the name of one")
-    if arrivals not in _ARRIVALS:
+    if not checks.named(arrivals, _ARRIVALS):
         raise InputError(
             f"unknown arrivals {shown(arrivals)} of sessions{nearest(str(arrivals), _ARRIVALS)}"
         )

@@ -94,7 +94,7 @@ class Workflow:
                 "one by name"
             )
         object.__setattr__(self, "stages", dict(self.stages))
-        if self.context not in CONTEXTS:
+        if not checks.named(self.context, CONTEXTS):
             raise InputError(
                 f"unknown context {checks.shown(self.context)} of "
                 f"{self.name}{nearest(str(self.context), CONTEXTS)}"

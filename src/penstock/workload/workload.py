@@ -279,7 +279,7 @@ class Workload:
             "deterministic": processes.Deterministic,
         }
         known = ("scaled", *kinds, "gamma")
-        if arrivals not in known:
+        if not checks.named(arrivals, known):
             raise InputError(
                 f"unknown arrivals {checks.shown(arrivals)}{nearest(str(arrivals), known)}"
             )
