@@ -344,7 +344,8 @@ def test_bad_rows_of_parquet_and_json_are_named(tmp_path, write):
     for bad, why in [
         ('{"prompt": 1}', "column 'output': the value is missing"),
         ('{"prompt": 1, "output": true}', "'true' is not a number"),
-        ('{"prompt": NaN, "output": 1}', "line 2"),
+        ('{"prompt": NaN, "output": 1}', "line 2 is not JSON (NaN is no value of JSON)"),
+        ('{"prompt": 1, "output": 1, "other": [-Infinity]}', "line 2 is not JSON (-Infinity is no value of JSON)"),
         ('{"prompt": 1, "output"', "line 2 is not JSON"),
         ('{"prompt": 1, "output": 2} x', "line 2 is not JSON"),
         ("[1, 2]", "line 2 is '[1, 2]', not a JSON object"),

@@ -277,8 +277,11 @@ def _json_object(line: str) -> dict[str, object] | str:
         twice.extend(key for key in times if times[key] > 1)
         return dict(pairs)
 
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no value of JSON")
+
     try:
-        content = json.loads(line, object_pairs_hook=collect)
+        content = json.loads(line, object_pairs_hook=collect, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         return f"is not JSON ({first_line(error)}). Correct or delete it"
     if not isinstance(content, dict):
