@@ -156,6 +156,10 @@ BAD = {
         said() + "\nsimulate: {requests: true}",
         "simulate.requests must be a whole number, not true",
     ),
+    "more requests than a run takes": (
+        said() + "\nsimulate: {requests: 1000000000000}",
+        "simulate.requests is 1000000000000, but must be a whole number from 1 to 10,000,000,000",
+    ),
     "a number in quotes": (said(server=f"{KNOWN}, token_budget: '512'"), "write it without quotes"),
     "true for a rate": (said("{preset: azure-code, rate: true}"), "rate must be a number, not true"),
     "half a request": (said() + "\nsimulate: {requests: 1.5}", "must be a whole number, not 1.5"),

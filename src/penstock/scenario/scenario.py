@@ -11,10 +11,10 @@ from penstock.scenario.server import ServerSection
 from penstock.scenario.workload import WorkloadSection
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.server import Server
+from penstock.workload.arrivals import MOST_ARRIVALS
 from penstock.workload.workload import Workload
 
 DEFAULT_REQUESTS = 20_000
-MOST_ARRIVALS = 10**12
 
 
 class RunSection(Section):

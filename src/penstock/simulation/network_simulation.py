@@ -23,12 +23,12 @@ from penstock.simulation.session_network import NetworkSession, Passed
 from penstock.simulation.simulate import RunOptions, checked_record, cut, refuse_both
 from penstock.system.network import Network
 from penstock.system.outages import Outage, checked_outages
+from penstock.workload.arrivals import MOST_ARRIVALS
 from penstock.workload.jobs import Jobs
 
 _RECORDS: tuple[NetworkRecord, ...] = ("jobs", "summary", "requests", "batches", "allocations")
 _STEPS = 500_000  # batches between two reports of progress: a blink
 _WINDOW = 2**18  # requests that go into the kernel at a time
-_MOST_JOBS = 10**12
 _NONE = np.zeros(0, np.int64)
 
 
@@ -92,7 +92,7 @@ def jobs_of_run(
     network: Network,
     jobs: int | None,
     until: float | None,
-    most: int = _MOST_JOBS,
+    most: int = MOST_ARRIVALS,
     meaning: str = "it is the number of jobs that arrive",
 ) -> int | None:
     """Check what was asked for, up to ``most`` jobs; return None if `until` or recordings bound the

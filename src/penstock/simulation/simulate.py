@@ -23,6 +23,7 @@ from penstock.system.batch_time import Composition
 from penstock.system.kinds import as_network, refuse
 from penstock.system.outages import Outage, listed
 from penstock.system.server import Server
+from penstock.workload.arrivals import MOST_ARRIVALS
 from penstock.workload.pairs import Independent
 from penstock.workload.prefixes import Prefixes
 from penstock.workload.workload import Requests, Workload
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from penstock.simulation.network_run import NetworkRecord, NetworkRun
     from penstock.system.network import Network
     from penstock.workload.jobs import Jobs
-
-_MOST_REQUESTS = 10**10
 
 _Report = Callable[[], None]
 _Level = TypeVar("_Level", bound=str)
@@ -291,7 +290,7 @@ def length_of_run(workload: Workload, requests: int | None, until: float | None)
         "it is the number of arrivals, of which more take days; give fewer, a million tells a "
         "mean well"
     )
-    requests = checks.whole("requests", requests, 1, _MOST_REQUESTS, "", tells)
+    requests = checks.whole("requests", requests, 1, MOST_ARRIVALS, "", tells)
     if workload.rows is not None and requests > workload.rows:
         raise InputError(
             f"requests is {requests:,}, but {workload.name} has {workload.rows:,} and is replayed "

@@ -21,6 +21,9 @@ BLOCK = 65_536
 asked for.
 """
 
+MOST_ARRIVALS = 10**10
+"""Requests, or jobs, that a run can be asked for: they take hours."""
+
 Seconds = npt.NDArray[np.float64]
 
 _HIGHEST_RATE = 1e9
