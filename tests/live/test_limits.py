@@ -28,8 +28,10 @@ def test_the_limit_that_binds_is_named(server, binds):
     assert min(carried, key=lambda name: carried[name].rate) == binds
 
 
-def test_outputs_that_are_alike_carry_what_a_simulation_says():
-    """The formula, which takes ends to be spread at random, was a sixth too high here."""
+@pytest.mark.parametrize("spread", [0.05, 0.5])
+def test_a_full_memory_carries_the_highest_stable_rate(spread):
+    """Where outputs are alike, requests keep step and are preempted together."""
     server = engine(blocks=30)
-    rate = Limits(server).carried(100.0, 42.0, (0.05, 0.05))["KV memory"].rate
-    assert rate == pytest.approx(ps.max_rate(ps.Workload.poisson(1.0, 100, 42), server).rate, rel=0.03)
+    rate = Limits(server).carried(100.0, 42.0, (spread, spread))["KV memory"].rate
+    lengths = (ps.LogNormal(mean, spread, max=1_000) for mean in (100, 42))
+    assert rate == pytest.approx(ps.max_rate(ps.Workload.poisson(1.0, *lengths), server).rate, rel=0.03)

@@ -4,19 +4,36 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.theory.test_memory import (
-    CHAT,
-    CODE,
-    CONVERSATION,
-    GEOMETRIC,
-    LONG_OUTPUTS,
-    RECORDED,
-    TP1,
-    server,
-    under_backlog,
-)  # fmt: skip
 
 import penstock as ps
+
+TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
+CHAT = ps.Workload.poisson(1.0, 129, 112)
+GEOMETRIC = ps.Workload.poisson(1.0, ps.Geometric(129, max=2_000), ps.Geometric(112, max=2_000))
+CONVERSATION = ps.Workload.preset("azure-conv").with_rate(1.0, "poisson")
+CODE = ps.Workload.preset("azure-code").with_rate(1.0, "poisson")
+LONG_OUTPUTS = ps.Workload.poisson(1.0, ps.Geometric(200, max=2_000), ps.Geometric(600, max=6_000))
+RECORDED = ps.Workload.poisson(1.0, ps.Empirical(*CONVERSATION.lengths.sample(np.random.default_rng(5), 4_000)))
+
+
+def server(kind: str, blocks: int, budget: int = 512, slots: int = 512) -> ps.Server:
+    """Return a server whose memory admits as ``kind`` says, or as an engine of that name does."""
+    if kind in ps.ENGINES:
+        return ps.Server(TP1, budget, slots, kind, memory=ps.Memory(blocks, too_long="drop"))
+    memory = ps.Memory(blocks, admission=kind, too_long="drop")  # type: ignore[arg-type]
+    return ps.Server(TP1, budget, slots, "sarathi", memory=memory)
+
+
+def under_backlog(workload: ps.Workload, server: ps.Server, count: int) -> tuple[float, ps.Run]:
+    """Serve requests that are all there at once; return the rate at which the middle half of them leaves."""
+    requests = workload.requests(count)
+    at_once = ps.Workload.from_arrays(np.linspace(0, 1e-6, count), requests.prompt_tokens, requests.output_tokens)
+    run = ps.simulate(at_once, server, drain=True)
+    assert run.rows is not None
+    finish = np.sort(run.rows.finish[run.rows.finish >= 0])
+    low, high = finish.size // 4, 3 * finish.size // 4
+    return (high - low) / float(finish[high] - finish[low]) * 1e9 * count / finish.size, run
+
 
 NARROW = {
     "constant": 112,
@@ -28,7 +45,7 @@ NARROW = {
 @pytest.mark.parametrize("output", NARROW.values(), ids=NARROW)
 @pytest.mark.parametrize(("kind", "budget"), [("input", 512), ("vllm", 512), ("input", 2_048)])
 def test_outputs_that_are_alike_keep_step_and_are_estimated_too(output: Any, kind: str, budget: int) -> None:
-    """A formula that takes ends to be spread at random was 11% to 21% too high."""
+    """Requests that are let in together end together, and are preempted in waves."""
     workload = ps.Workload.poisson(1.0, 129, output)
     engine = server(kind, 1_506, budget=budget)
     found = ps.memory_estimate(workload, engine)

@@ -5,19 +5,16 @@ import math
 from collections.abc import Mapping
 
 from penstock.errors import InputError
-from penstock.simulation.quick import MemoryEstimate, memory_estimate, saturated
-from penstock.system.memory import Memory
+from penstock.simulation.quick import memory_estimate, saturated
 from penstock.system.server import Server
 from penstock.theory.bounds import bounds
 from penstock.theory.load import load
-from penstock.theory.memory import ALIKE, FullServer, full_server
 from penstock.workload.lengths import Constant, Length, LogNormal
 from penstock.workload.workload import Workload
 
 _MOVED = 0.05  # share by which a mean may move before the limits are worked out anew
-_STEP = 0.02  # share by which it is moved to see what follows
-_AMPLE = 2**22  # blocks
-_BUDGET_BINDS = 0.95  # share of the token budget that batches fill: then it is the limit
+_STEP = 0.1  # share by which it is moved to see what follows
+_REQUESTS = 20_000  # of a flood: what it says is worked out while one waits
 _ROOMY = 0.7  # share of slots and memory below which they are far from full
 _SHORT = 1.5  # tokens
 _LEAST_SPREAD = 0.02
@@ -108,28 +105,18 @@ def _rates(
     rates: dict[str, float] = {
         bound.name: bound.max_rate for bound in bounds(workload, server, demand)
     }
-    full = demand.full_batch_rate
-    rates["token budget"] = min(rates["token budget"], full)
+    rates["token budget"] = min(rates["token budget"], demand.full_batch_rate)
     if not estimated or _is_ample(server, prompt, output):
         return rates
     try:
-        estimate = _full(workload, server, spreads[1])
+        full = (saturated if server.memory is None else memory_estimate)(
+            workload, server, requests=_REQUESTS
+        )
     except InputError:
         return rates
-    by_tokens = estimate.token_load > _BUDGET_BINDS * server.token_budget
-    if by_tokens or (estimate.limit == "KV memory" and server.memory is None):
-        return rates
-    rates[estimate.limit] = min(rates.get(estimate.limit, math.inf), estimate.rate)
+    if full.limit != "token budget":
+        rates[full.limit] = min(rates.get(full.limit, math.inf), full.rate)
     return rates
-
-
-def _full(workload: Workload, server: Server, spread: float) -> FullServer | MemoryEstimate:
-    """Return what a full server carries: by simulation where outputs are so much alike that
-    requests keep step, which the formula does not know.
-    """
-    if spread >= ALIKE:
-        return full_server(workload, _with_memory(server))
-    return (saturated if server.memory is None else memory_estimate)(workload, server)
 
 
 def _is_ample(server: Server, prompt: float, output: float) -> bool:
@@ -140,14 +127,6 @@ def _is_ample(server: Server, prompt: float, output: float) -> bool:
     slots = server.max_batch_size or math.inf
     memory = math.inf if server.memory is None else server.memory.tokens
     return decodes + 1 <= _ROOMY * slots and (decodes + 1) * (prompt + output) <= _ROOMY * memory
-
-
-def _with_memory(server: Server) -> Server:
-    """Return a server whose memory is ample where it has none: then slots are what is full."""
-    if server.memory is not None:
-        return server
-    ample = Memory(_AMPLE, server.policy.block_size or 16, admission="input")
-    return dataclasses.replace(server.with_policy("sarathi"), memory=ample)
 
 
 def _length(mean: float, spread: float) -> Length:

@@ -53,11 +53,13 @@ class MemoryEstimate:
     recomputed_share: float
 
 
-def memory_estimate(workload: Workload, server: Server) -> MemoryEstimate:
+def memory_estimate(
+    workload: Workload, server: Server, *, requests: int | None = None
+) -> MemoryEstimate:
     """Estimate the rate that a server's KV memory carries, by simulation; no bound and no theorem.
 
-    At least 60,000 requests of these lengths are there at once. The rate is that at which they
-    leave, after all that ran at once have left 20 times.
+    Requests of these lengths are there at once. The rate is that at which they leave, after all
+    that ran at once have left 20 times.
 
     Parameters
     ----------
@@ -65,6 +67,8 @@ def memory_estimate(workload: Workload, server: Server) -> MemoryEstimate:
         Its lengths; at whatever rate.
     server
         With a memory.
+    requests
+        How many; default: 60,000, and more where more run at once.
 
     Raises
     ------
@@ -91,8 +95,9 @@ def memory_estimate(workload: Workload, server: Server) -> MemoryEstimate:
             "max_rate"
         )
     # First the one that refuses orders of the queue that go by the cache: they have no estimate.
-    ample = saturated(workload, dataclasses.replace(server, memory=None, gpu=None))
-    full = saturated(workload, server)
+    unlimited = dataclasses.replace(server, memory=None, gpu=None)
+    ample = saturated(workload, unlimited, requests=requests)
+    full = saturated(workload, server, requests=requests)
     if ample.rate > _WORTH * full.rate:
         return full
     return dataclasses.replace(full, limit=ample.limit)
@@ -109,22 +114,16 @@ def memory_is_full(workload: Workload, server: Server) -> MemoryEstimate | None:
     return full if full.limit == "KV memory" else None
 
 
-def saturated(workload: Workload, server: Server) -> MemoryEstimate:
+def saturated(workload: Workload, server: Server, *, requests: int | None = None) -> MemoryEstimate:
     """Return what a server does with more requests than it can hold; the limit is KV memory where
-    it has one.
-
-    Parameters
-    ----------
-    workload
-        Its lengths; at whatever rate.
-    server
-        Any.
+    it has one. See `memory_estimate`.
     """
-    requests = _REQUESTS
+    most = requests or _MOST * _REQUESTS
+    requests = requests or _REQUESTS
     while True:
         run = _flood(workload, server, requests)
         running = _running(run, server)
-        if requests >= 2 * _SETTLED * running or requests >= _MOST * _REQUESTS:
+        if requests >= 2 * _SETTLED * running or requests >= most:
             break
         requests *= 4
     rows = recorded(run.rows, "requests")
