@@ -27,8 +27,8 @@ import polars as pl
 from apart_designs import REPLICAS, Design, most, p99s
 
 import penstock as ps
-from penstock.checking.intervals import student
 from penstock.show import charts
+from penstock.simulation.intervals import student
 
 LOADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SEEDS = (0, 1, 2)

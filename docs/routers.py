@@ -28,8 +28,8 @@ import polars as pl
 from routers_counting import jsq_counting, memory_counting, new_tokens, session_spread
 
 import penstock as ps
-from penstock.checking.intervals import student
 from penstock.show import charts
+from penstock.simulation.intervals import student
 from penstock.system.routing import Router
 from penstock.workload.arrivals import Replay
 

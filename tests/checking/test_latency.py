@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.checking import intervals
 from penstock.checking.batch_means import DOUBT, LEAST_REQUESTS, RELAXATIONS, Batches, Waits, relaxation_requests
 from penstock.checking.enough_requests import _simulated, estimate
 from penstock.checking.latency import steady_state
 from penstock.checking.targets import METRICS, Estimate, Target, share
 from penstock.errors import InputError
+from penstock.simulation import intervals
 from penstock.simulation.distribution import Distribution
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time

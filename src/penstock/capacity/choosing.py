@@ -6,9 +6,9 @@ import numpy as np
 
 from penstock.capacity.candidates import SAFE
 from penstock.capacity.recommendation import WORTH, Candidate, Objective
-from penstock.checking import intervals
 from penstock.checking.batch_means import BATCHES
 from penstock.inputs.arrays import Floats
+from penstock.simulation import intervals
 
 ROOM = 0.05
 """Share of the stable rate: candidates that are as fast and carry less are no ties."""

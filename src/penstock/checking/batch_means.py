@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
-from penstock.checking import intervals
 from penstock.checking.targets import Estimate, Target, share, statistics_of
 from penstock.inputs.arrays import Floats, Ints
+from penstock.simulation import intervals
 from penstock.simulation.distribution import Distribution
 from penstock.words import counted
 

@@ -18,10 +18,10 @@ import functools
 
 import numpy as np
 
-from penstock.checking import intervals
 from penstock.checking.batch_means import Batches
 from penstock.checking.targets import Estimate, share
 from penstock.inputs.arrays import Floats
+from penstock.simulation import intervals
 from penstock.simulation.distribution import Distribution
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.checking import intervals
 from penstock.checking.batch_means import BATCHES, LEAST_REQUESTS
 from penstock.checking.targets import Estimate, Target
 from penstock.inputs.arrays import Floats
+from penstock.simulation import intervals
 
 
 def own_latency(

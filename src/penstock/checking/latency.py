@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from penstock import checks
-from penstock.checking import intervals
 from penstock.checking.batch_means import (
     BATCHES,
     DOUBT,
@@ -30,6 +29,7 @@ from penstock.checking.binding_work import relaxation_of, works
 from penstock.checking.targets import Estimate, Judgement, Target
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
+from penstock.simulation import intervals
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.run import Rows, Run, recorded
 
@@ -107,7 +107,7 @@ def steady_state(
 ) -> SteadyState:
     """Estimate the latency of the steady state from one run.
 
-    The methods are those of `penstock.checking.intervals`, on requests in order of arrival up to
+    The methods are those of `penstock.simulation.intervals`, on requests in order of arrival up to
     the first unfinished one. The warm-up is the longer of those found in TTFT and E2E. Intervals of
     a recording are for it gone on with.
 

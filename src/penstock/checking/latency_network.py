@@ -1,7 +1,7 @@
 """Steady-state latency of a network: E2E of jobs, TTFT and E2E at stages, waits at joins, each with
 an interval.
 
-The methods are those of `penstock.checking.intervals`. A batch is a number of jobs in order of
+The methods are those of `penstock.simulation.intervals`. A batch is a number of jobs in order of
 arrival, so the samples of a workflow or a stage differ in number from batch to batch, and each mean
 is a ratio of sums.
 """
@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
-from penstock.checking import intervals
 from penstock.checking.batch_means import (
     BATCHES,
     DOUBT,
@@ -33,6 +32,7 @@ from penstock.checking.binding_work import relaxation_of, works
 from penstock.checking.targets import Target
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints, Ints32
+from penstock.simulation import intervals
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.network_run import NetworkRun, RequestRows
 from penstock.simulation.run import recorded

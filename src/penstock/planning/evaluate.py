@@ -18,7 +18,6 @@ from penstock.checking.batch_means import GAP_SECTIONS
 from penstock.checking.enough_requests import estimate
 from penstock.checking.flood_test import flood_test
 from penstock.checking.goodput import goodput_share, own_latency, within
-from penstock.checking.intervals import merged
 from penstock.checking.latency import SteadyState
 from penstock.checking.latency_network import network_steady_state
 from penstock.checking.targets import Estimate, Judgement
@@ -29,6 +28,7 @@ from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
 from penstock.planning.share import share_of
 from penstock.simulation.distribution import Distribution
+from penstock.simulation.intervals import merged
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.network_simulation import run_network
 from penstock.simulation.progress import Progress, part_of, silent

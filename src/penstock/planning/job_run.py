@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from penstock.checking.intervals import merged, student
 from penstock.checking.targets import Estimate, Judgement, Target, share
 from penstock.planning.aim import together
 from penstock.planning.deployment import Deployment
 from penstock.simulation.distribution import Distribution
+from penstock.simulation.intervals import merged, student
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.server import Server
