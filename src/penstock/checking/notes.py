@@ -43,12 +43,13 @@ def memory_warnings(
             "recording as if its prompts were new ones each time"
         )
     if full is not None:
+        low, high = full.rate_interval
         again = f", each preempted {full.preemptions:.2g} times" if full.preemptions > _SOME else ""
         remedy = "; fewer running requests or a watermark may carry more" if again else ""
         warnings.append(
-            f"once its KV memory is full the server carries about {full.rate:,.4g} requests/s (an "
-            "estimate), with "
-            f"{full.running:,.0f} running{again}{remedy}"
+            f"once its KV memory is full the server carries about {full.rate:,.4g} requests/s "
+            f"({low:,.4g} to {high:,.4g} by simulation), with {full.running:,.0f} "
+            f"running{again}{remedy}"
         )
     return warnings
 

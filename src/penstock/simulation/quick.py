@@ -6,6 +6,8 @@ from typing import Literal
 import numpy as np
 
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
+from penstock.simulation.intervals import ratio_interval
 from penstock.simulation.run import Run, recorded
 from penstock.simulation.simulate import simulate
 from penstock.system.prefix_cache import as_serving
@@ -17,6 +19,8 @@ from penstock.workload.workload import Workload
 _REQUESTS = 60_000
 _MOST = 16  # times as many, where more run at once
 _SETTLED = 20  # times that all who run have left, until those who began together are spread
+_PARTS = 20  # of the flood, in order of time
+_CONFIDENCE = 0.95
 _WORTH = 1.01  # what ample memory must carry more, for memory to be the limit
 _BUDGET_BINDS = 0.95  # share of the token budget that batches fill
 
@@ -27,8 +31,9 @@ class MemoryEstimate:
 
     Attributes
     ----------
-    rate
-        Requests/s that it carries, those that are dropped included.
+    rate, rate_interval
+        Requests/s that it carries, those that are dropped included; the interval of 95% is that of
+        the flood, by batch means.
     limit
         What it is full of: ``KV memory`` where it carries more without that limit, else requests,
         ``max batch size``, or tokens, ``token budget``.
@@ -38,18 +43,20 @@ class MemoryEstimate:
         Mean tokens of a batch.
     running
         Mean number of requests in a batch.
-    preemptions
-        Mean number of a request.
+    preemptions, preemptions_interval
+        Mean number of a request, with its interval.
     recomputed_share
         Share of the tokens in batches that were processed before.
     """
 
     rate: float
+    rate_interval: tuple[float, float]
     limit: Literal["KV memory", "max batch size", "token budget"]
     batch_time_s: float
     token_load: float
     running: float
     preemptions: float
+    preemptions_interval: tuple[float, float]
     recomputed_share: float
 
 
@@ -127,26 +134,41 @@ def saturated(workload: Workload, server: Server, *, requests: int | None = None
             break
         requests *= 4
     rows = recorded(run.rows, "requests")
-    finish = np.sort(rows.finish[rows.finish >= 0])
+    order = np.argsort(rows.finish)[requests - run.finished :]  # those dropped come before
+    finish = rows.finish[order]
     first = int(min(_SETTLED * running, finish.size // 2))
     last = int(max(finish.size - 2 * running, (first + finish.size) // 2)) - 1
-    seconds, left = float(finish[last] - finish[first]) * run.tick_s, last - first
-    if not seconds:  # all ran at once, and ended so
-        seconds, left = run.end * run.tick_s, finish.size
+    cuts = np.linspace(first, last, _PARTS + 1).astype(np.int64)
+    left, seconds = np.diff(cuts).astype(float), np.diff(finish[cuts]) * run.tick_s
+    preempted = np.zeros(_PARTS)
+    if rows.preemptions is not None:
+        preempted = np.diff(np.cumsum(rows.preemptions[order])[cuts]).astype(float)
+    preemptions, preemptions_interval = _ratio(preempted, left)
+    if not seconds.any():  # all ran at once, and ended so
+        left, seconds = np.full(_PARTS, finish.size), np.full(_PARTS, run.end * run.tick_s)
+    rate, rate_interval = _ratio(left * requests / finish.size, seconds)
     token_load = run.tokens / run.n_batches
     limit: Literal["KV memory", "max batch size", "token budget"] = "KV memory"
     if server.memory is None:
         by_tokens = token_load > _BUDGET_BINDS * server.token_budget
         limit = "token budget" if by_tokens or server.most_requests is None else "max batch size"
     return MemoryEstimate(
-        rate=left / seconds * requests / finish.size,
+        rate=rate,
+        rate_interval=rate_interval,
         limit=limit,
         batch_time_s=run.busy * run.tick_s / run.n_batches,
         token_load=token_load,
         running=running,
-        preemptions=run.preemptions / finish.size,
+        preemptions=preemptions,
+        preemptions_interval=preemptions_interval,
         recomputed_share=run.recomputed_tokens / run.tokens,
     )
+
+
+def _ratio(sums: Floats, counts: Floats) -> tuple[float, tuple[float, float]]:
+    """Return what the parts of a flood say of the ratio of sums to counts, with its interval."""
+    low, high = ratio_interval(sums, counts, _CONFIDENCE)
+    return float(sums.sum() / counts.sum()), (max(low, 0.0), high)
 
 
 def _flood(workload: Workload, server: Server, requests: int) -> Run:
