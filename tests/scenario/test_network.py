@@ -43,9 +43,9 @@ def workflow(scenario: NetworkScenario) -> Workflow:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_examples_are_networks_below_capacity_that_can_be_unfolded(path: Path) -> None:
     scenario = read_network(path)
-    assert scenario.jobs == 20_000
+    assert scenario.jobs >= 5_000
     assert (scenario.network.model().rho < 1).all()
-    assert scenario.network.jobs(100).requests >= 200
+    assert scenario.network.jobs(100).requests >= 100
 
 
 def test_the_example_of_rybko_and_stolyar_is_that_of_the_paper() -> None:

@@ -101,6 +101,7 @@ def test_workers_that_are_still_starting_say_nothing_of_ctrl_c(long_scenario: Pa
 
 def test_ctrl_c_that_a_thread_hands_on_waits_until_workers_have_started() -> None:
     """Polars and NumPy have threads that no mask of this one keeps it from."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
     begun_all = False
     with pytest.raises(KeyboardInterrupt), workers._ctrl_c_kept_from_workers():  # noqa: PT012
         other = threading.Thread(
@@ -113,6 +114,7 @@ def test_ctrl_c_that_a_thread_hands_on_waits_until_workers_have_started() -> Non
         other.join()
         time.sleep(0.01)
         begun_all = True
+    signal.signal(signal.SIGINT, usual)
     assert begun_all
 
 
