@@ -206,10 +206,10 @@ def in_words(load: Interval, max_rate: Interval, unit: str, origin: str, cached:
     )
 
 
-def end_of_server(workload: Workload, server: Server) -> End:
-    """Return what a theorem says, or else the test."""
+def end_of_server(workload: Workload, server: Server, *, test: bool = True) -> End:
+    """Return what a theorem says, or else the test if it is asked."""
     certificate = certify(workload, server)
-    if certificate.verdict != "unknown":
+    if certificate.verdict != "unknown" or not test:
         return End(certificate.verdict, certificate.theorem)
     return End(verdict(workload, server, seed=workload.seed).verdict, None)
 

@@ -17,8 +17,8 @@ from penstock.system.measured_times import Measured
 from penstock.system.network import Network
 from penstock.system.presets import hardware as preset
 from penstock.system.server import Server
+from penstock.theory.kv_blocks import STANDARD_ERRORS
 from penstock.theory.network.certificate import DIFFER
-from penstock.theory.network.hypotheses import STANDARD_ERRORS
 from penstock.theory.network.unequal_replicas import ReplicaLoads, replica_loads
 from penstock.words import counted, digits
 

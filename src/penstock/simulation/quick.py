@@ -193,6 +193,7 @@ def _running(run: Run, server: Server) -> float:
     mixes, batches = run.mixes
     decodes = float(np.sum((mixes & 0xFFFFFFFF) * batches))
     if server.policy.outputs_per_decode > 1:  # then that counts drafts, too
-        outputs = int(recorded(run.rows, "requests").output_tokens.sum()) - run.finished
+        rows = recorded(run.rows, "requests")
+        outputs = int(rows.output_tokens[rows.finish >= 0].sum()) - run.finished
         decodes = outputs / server.policy.outputs_per_decode
     return (decodes + run.finished + run.preemptions) / run.n_batches

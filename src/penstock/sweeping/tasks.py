@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from penstock.checking.verdict import verdict
+from penstock.checking.doubt import end_of_server
 from penstock.document import Section, one_line
 from penstock.errors import InputError
 from penstock.scenario.scenario import DEFAULT_REQUESTS, SimulateSection
@@ -108,13 +108,13 @@ def _found(document: Mapping[str, Any], job: Job, seed: int) -> Row:
     _refuse_endless(workload, requests, settings.until)
     certificate = certify(workload, server)
     run = simulate(workload, server, requests=requests, until=settings.until, record="summary")
-    said = _verdict(workload, server, job.test, seed)
+    said = end_of_server(workload, server, test=job.test).verdict
     ends = server_ends(workload, server)
     rates: tuple[float | None, float | None] = (None, None)
     if ends is not None:
         rates = certify(workload, ends.slow).max_rate, certify(workload, ends.fast).max_rate
-        others = {_verdict(workload, one, job.test, seed) for one in (ends.slow, ends.fast)}
-        if others != {said}:
+        others = (end_of_server(workload, one, test=job.test) for one in (ends.slow, ends.fast))
+        if {end.verdict for end in others} != {said}:
             said = "undecided"
     return {
         "verdict": said,
@@ -125,14 +125,6 @@ def _found(document: Mapping[str, Any], job: Job, seed: int) -> Row:
         "max_rate_high": rates[1],
         **_measured(run),
     }
-
-
-def _verdict(workload: Workload, server: Server, test: bool, seed: int) -> str:
-    """Return what a theorem says, or else the test if it is asked."""
-    theory = certify(workload, server).verdict
-    if theory != "unknown" or not test:
-        return theory
-    return verdict(workload, server, seed=seed).verdict
 
 
 def _refuse_endless(workload: Workload, requests: int | None, until: float | None) -> None:

@@ -50,7 +50,14 @@ from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.theory.attention import attention_of, prefill_seconds
 from penstock.theory.hypotheses import refuse_without_rate
-from penstock.theory.kv_blocks import drawn, least, outputs_of_prefill, reuses, served
+from penstock.theory.kv_blocks import (
+    STANDARD_ERRORS,
+    drawn,
+    least,
+    outputs_of_prefill,
+    reuses,
+    served,
+)
 from penstock.workload.arrivals import Poisson
 from penstock.workload.pairs import Empirical, Lengths
 from penstock.workload.workload import Workload
@@ -59,7 +66,6 @@ PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 """Names of the percentiles that are bounded beside the mean, and the share of samples below each.
 """
 
-_STANDARD_ERRORS = 4.0  # of a sample of lengths, taken off
 _LINES = 16
 _TRIED = 2**14  # largest budget for which all ways to cut in two are compared
 _MULTIPLIERS = np.r_[0.0, np.geomspace(1e-2, 1e7, 181)]  # gamma
@@ -243,7 +249,7 @@ def _mean(values: Floats, sampled: bool) -> float:
 
 
 def _spread(values: Floats, sampled: bool) -> float:
-    return _STANDARD_ERRORS / math.sqrt(values.size) if sampled else 0.0
+    return STANDARD_ERRORS / math.sqrt(values.size) if sampled else 0.0
 
 
 def _gaps(batches: _Batches, rate: float, gaps: float, others: float) -> dict[str, float]:

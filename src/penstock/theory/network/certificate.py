@@ -38,7 +38,7 @@ from penstock.system.network_model import NetworkModel
 from penstock.system.prefix_cache import as_serving
 from penstock.theory.certificate import Certificate, Verdict, certify
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis, if_trusted
-from penstock.theory.kv_blocks import reuses, served
+from penstock.theory.kv_blocks import STANDARD_ERRORS, reuses, served
 from penstock.theory.network.cycles import GlobalStability
 from penstock.theory.network.cyclic_pools import CERTIFIED, Cycles
 from penstock.theory.network.fluid_classes import components, fluid_classes
@@ -46,7 +46,6 @@ from penstock.theory.network.hypotheses import (
     BOUNDED,
     CARRIED,
     ROUTED,
-    STANDARD_ERRORS,
     PoolRules,
     pool_hypotheses,
     pool_rules,

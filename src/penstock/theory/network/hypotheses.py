@@ -12,6 +12,7 @@ from penstock.system.routing import ROUTERS, Router
 from penstock.system.server import Server
 from penstock.theory import hypotheses as conditions
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
+from penstock.theory.kv_blocks import STANDARD_ERRORS
 from penstock.theory.network.ample_memory import ample_memory, handed_over
 from penstock.theory.network.fluid_classes import FluidClasses
 from penstock.theory.network.unequal_replicas import OF_TWO, SHORTEST, of_rates
@@ -20,8 +21,6 @@ from penstock.workload.lengths import Length
 from penstock.workload.sessions import Sessions
 from penstock.workload.stage import Stage
 
-STANDARD_ERRORS = 4.0
-"""So many above a sampled load is where the load may be."""
 BOUNDED = "bounded lengths"
 CARRIED = "full batches carry the load of every pool"
 ROUTED = "replicas drain as one server would"

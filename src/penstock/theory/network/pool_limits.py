@@ -48,9 +48,9 @@ from penstock.theory.attention import WITH_ATTENTION
 from penstock.theory.bounds import Limit, unhurried
 from penstock.theory.hypotheses import CRITICAL_BAND
 from penstock.theory.kv_blocks import (
+    STANDARD_ERRORS,
     reserves,
 )
-from penstock.theory.network.hypotheses import STANDARD_ERRORS
 from penstock.theory.network.pool_demand import (
     OfVisits,
     Sampled,
