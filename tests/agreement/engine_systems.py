@@ -6,10 +6,10 @@ Systems are small: ties, cut prompts, memory for a request or two, preemptions i
 import dataclasses
 
 import numpy as np
+from tests.reference import batch_time as plain_batch_time
+from tests.reference import simulation as plain
 
 import penstock as ps
-from penstock.reference import batch_time as plain_batch_time
-from penstock.reference import simulation as plain
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.engines import ENGINES

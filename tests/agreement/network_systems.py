@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import engine_systems
 import numpy as np
 from engine_systems import Ticks
+from tests.reference import network as reference
+from tests.reference import orders as reference_orders
+from tests.reference import running, seam_policies, simulation
 
 from penstock.kernel.signatures import DECODE_FIRST
-from penstock.reference import network as reference
-from penstock.reference import orders as reference_orders
-from penstock.reference import running, seam_policies, simulation
 from penstock.system.network import Network
 from penstock.system.orders import Order, order
 from penstock.system.outages import Outage

@@ -8,10 +8,10 @@ import dataclasses
 import numpy as np
 import pytest
 from test_kernel_reference import ODD, System, Ticks, assert_same, assert_summary, check, draw, some_params
+from tests.reference import markov_chain
 
 import penstock.simulation.session_server
 from penstock.auditing.audit import audit
-from penstock.reference import markov_chain
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge
 from penstock.system.policies import POLICIES

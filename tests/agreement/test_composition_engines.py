@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from engine_systems import OF_THE_PAPER, composed, draw, with_shared_prefixes
 from test_engine_schedulers import assert_same
+from tests.reference import batch_time as plain_batch_time
 
 import penstock as ps
-from penstock.reference import batch_time as plain_batch_time
 from penstock.system.batch_time import Affine, Composition
 from penstock.system.engines import ENGINES
 

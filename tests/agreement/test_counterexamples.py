@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.reference.markov_chain import Allocation, State, fill, token_load
+from tests.reference.markov_chain import simulate as simulate_slots
 
 import penstock as ps
-from penstock.reference.markov_chain import Allocation, State, fill, token_load
-from penstock.reference.markov_chain import simulate as simulate_slots
 from penstock.reproducing.lemmas import fcfs_slack, newest_prompt_first
 
 

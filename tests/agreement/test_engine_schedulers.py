@@ -1,4 +1,4 @@
-"""The kernel of engines and KV memory against the plain Python of `penstock.reference`, event for event.
+"""The kernel of engines and KV memory against the plain Python of `tests.reference`, event for event.
 
 Systems are small and random: ties, cut prompts, memory for a request or two, preemptions in nearly every step.
 """

@@ -10,10 +10,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from engine_systems import Ticks
+from tests.reference import markov_chain
 
 import penstock.simulation.session_server
 from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST, Limits, Queue
-from penstock.reference import markov_chain
 from penstock.simulation.simulate import simulate
 from penstock.system.policies import POLICIES, Policy, policy, resolve
 from penstock.system.server import Server

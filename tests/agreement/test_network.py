@@ -21,8 +21,8 @@ from network_systems import (
     reference_jobs,
     reference_of,
 )
+from tests.reference import markov_chain, simulation
 
-from penstock.reference import markov_chain, simulation
 from penstock.scenario.network import read_network
 from penstock.simulation.network_simulation import simulate_jobs
 from penstock.simulation.simulate import simulate

@@ -5,11 +5,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from tests.reference import markov_chain
 
 from penstock.auditing.audit import MOST_KEPT, audit
 from penstock.auditing.conservation import Shortfall
 from penstock.errors import InputError
-from penstock.reference import markov_chain
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.run import Rows, Run
 from penstock.simulation.simulate import simulate

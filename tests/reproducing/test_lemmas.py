@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 import yaml
+from tests.reference import markov_chain
 
 import penstock as ps
-from penstock.reference import markov_chain
 from penstock.reproducing import join_buffers, lemmas
 from penstock.reproducing.catalogue import item, measure, reproduce
 from penstock.reproducing.item import Setup

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.foster import Foster, foster
+from tests.reference import markov_chain
 
 import penstock as ps
-from penstock.reference import markov_chain
 
 State = tuple[int, tuple[tuple[int, int], ...]]
 """The paper's X: slots left of the batch, and (prefill left, decode left) of each request (eq:state)."""

@@ -10,12 +10,12 @@ import altair as alt
 import numpy as np
 import polars as pl
 from pydantic import AfterValidator, Field
+from tests.reference import markov_chain
+from tests.reference.markov_chain import Allocation, History, State, fill
 
 from penstock.auditing.audit import audit
 from penstock.document import Section, Whole
 from penstock.inputs.arrays import Ints
-from penstock.reference import markov_chain
-from penstock.reference.markov_chain import Allocation, History, State, fill
 from penstock.reproducing.item import Claim, Different, Reproduction, Seed, Setup
 from penstock.show import charts
 from penstock.show.charts import on_grid

@@ -6,10 +6,10 @@ was at hand.
 
 import math
 
-from penstock.reference.markov_chain import known
-from penstock.reference.network import EnginePool
-from penstock.reference.replicas.engine import EngineReplica
-from penstock.reference.replicas.replica import Allocation, Request, token_load
+from tests.reference.markov_chain import known
+from tests.reference.network import EnginePool
+from tests.reference.replicas.engine import EngineReplica
+from tests.reference.replicas.replica import Allocation, Request, token_load
 
 CAPACITIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
 
@@ -41,10 +41,7 @@ class TensorRtLlm(EngineReplica):
     def refusal(self, request: Request) -> str | None:
         """Say why a request could never finish here, or return None if it could."""
         if self.cuts_prompts and self.chunk_unit > self.b_max:
-            return (
-                f"would get chunks of whole blocks of {self.chunk_unit} tokens, but the token "
-                f"budget is {self.b_max}"
-            )
+            return f"would get chunks of whole blocks of {self.chunk_unit} tokens, but the token budget is {self.b_max}"
         return super().refusal(request)
 
     def step(self) -> Allocation:

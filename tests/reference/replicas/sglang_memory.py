@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock import checks
-from penstock.reference.network import EnginePool
-from penstock.reference.replicas.engine import EngineReplica
-from penstock.reference.replicas.replica import Request
+from tests.reference.network import EnginePool
+from tests.reference.replicas.engine import EngineReplica
+from tests.reference.replicas.replica import Request
 
 FIRST_RATIO = 0.7
 LEAST_SHARE_OF_IT = 0.14  # to which the new token ratio decays
@@ -45,9 +45,7 @@ class SglangMemory(EngineReplica):
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
         scale = pool.options.get("schedule_conservativeness", 1.0)
-        scale = checks.number(
-            "option schedule_conservativeness", scale, 0, 1e6, "", "it is a factor"
-        )
+        scale = checks.number("option schedule_conservativeness", scale, 0, 1e6, "", "it is a factor")
         first = min(FIRST_RATIO * scale, 1.0)
         self.new_token_ratio: float = self.option("new_token_ratio", first)
         least = min(self.new_token_ratio * LEAST_SHARE_OF_IT, 1.0)
@@ -90,9 +88,7 @@ class SglangMemory(EngineReplica):
         """Tokens of memory that nobody needs; those that a cache would give up are among them."""
         return self.free * self.block_size
 
-    def foresee_ends(
-        self, request: Request, others: list[Request], budget: Budget
-    ) -> list[tuple[float, int]]:
+    def foresee_ends(self, request: Request, others: list[Request], budget: Budget) -> list[tuple[float, int]]:
         """Return what all have left, in that order; the first who asks finds all others there.
 
         Who comes later and has the most left goes before the last, not behind it.

@@ -1,19 +1,19 @@
 """SGLang (0.5.23): prefill batches before decode batches, and one request in mid-prefill at most.
 
 `Sglang` is ``Scheduler.get_next_batch_to_run`` with its ``PrefillAdder`` and ``retract_decode``,
-rule by rule; `penstock.reference.replicas.sglang_memory` foresees the memory that it takes,
-`penstock.reference.replicas.sglang_queue` orders those that wait,
-`penstock.reference.replicas.radix_cache` adds the cache of prefixes.
+rule by rule; `tests.reference.replicas.sglang_memory` foresees the memory that it takes,
+`tests.reference.replicas.sglang_queue` orders those that wait,
+`tests.reference.replicas.radix_cache` adds the cache of prefixes.
 """
 
 import math
 
-from penstock.reference.markov_chain import known
-from penstock.reference.network import EnginePool
-from penstock.reference.replicas.engine import EngineReplica
-from penstock.reference.replicas.replica import Allocation, Request, token_load
-from penstock.reference.replicas.sglang_memory import GO_ON, NO_MEMORY, STOP, Budget, Verdict
-from penstock.reference.replicas.sglang_queue import SglangQueue
+from tests.reference.markov_chain import known
+from tests.reference.network import EnginePool
+from tests.reference.replicas.engine import EngineReplica
+from tests.reference.replicas.replica import Allocation, Request, token_load
+from tests.reference.replicas.sglang_memory import GO_ON, NO_MEMORY, STOP, Budget, Verdict
+from tests.reference.replicas.sglang_queue import SglangQueue
 
 RETRACTION_POLICIES = ("length", "priority")
 
@@ -238,9 +238,7 @@ class Sglang(SglangQueue):
         budget.charge(self.paged(tokens), self.block_size, charged)
         return self.verdict(budget)
 
-    def ask_with_known_outputs(
-        self, request: Request, batch: Allocation, budget: Budget
-    ) -> Verdict:
+    def ask_with_known_outputs(self, request: Request, batch: Allocation, budget: Budget) -> Verdict:
         """``add_one_req_ignore_eos``: admit a request if memory lasts until each of them ends.
 
         Requests end in the order of the outputs left; up to then all who are left grow alike, and
@@ -440,13 +438,8 @@ class Sglang(SglangQueue):
         outputs contradict the output.
         """
         if self.b_max < self.block_size and request.total > self.b_max and self.chunking:
-            return (
-                f"must be cut, but a chunk of {self.b_max} tokens is less than a page of "
-                f"{self.block_size}"
-            )
-        if request.declared < request.output or (
-            self.ignore_eos and request.declared != request.output
-        ):
+            return f"must be cut, but a chunk of {self.b_max} tokens is less than a page of {self.block_size}"
+        if request.declared < request.output or (self.ignore_eos and request.declared != request.output):
             return f"declares {request.declared} output tokens, which it does not make"
         most = self.most_outputs(request)
         if self.ignore_eos:  # a page of a retracted one may be less full, and one more stays free

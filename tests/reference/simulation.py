@@ -31,9 +31,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.errors import InputError
-from penstock.reference.network import EnginePool, Jobs, Network
-from penstock.reference.replicas.replica import Batch, Replica, Request
-from penstock.reference.running import Instant, Outage, Running
+from tests.reference.network import EnginePool, Jobs, Network
+from tests.reference.replicas.replica import Batch, Replica, Request
+from tests.reference.running import Instant, Outage, Running
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def simulate(
 
     >>> # (arrival, [(stage, prompt, output), ...])
     >>> jobs = Jobs.chains([(0, [(0, 3, 2)]), (1, [(0, 2, 1)])])
-    >>> from penstock.reference.network import PaperPool
+    >>> from tests.reference.network import PaperPool
     >>> network = Network([PaperPool(batch_time=lambda tokens: 2, token_budget=4)], stage_pool=[0])
     >>> [(request.first_token, request.finish) for request in simulate(jobs, network).requests]
     [(2, 4), (4, 4)]
@@ -163,8 +163,7 @@ def simulate_server(
     for name, column in {"prompt": prompt, "output": output, **columns}.items():
         if len(column) != len(arrival):
             raise InputError(
-                f"{len(column)} {name} and {len(arrival)} arrival do not pair; pass one of each "
-                "per request"
+                f"{len(column)} {name} and {len(arrival)} arrival do not pair; pass one of each per request"
             )
     calls = [(t, [(0, p, o)]) for t, p, o in zip(arrival, prompt, output, strict=True)]
     jobs = Jobs.chains(calls, **columns, names_outputs=names_outputs)

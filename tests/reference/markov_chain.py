@@ -20,7 +20,7 @@ from numbers import Integral
 from typing import TypeAlias
 
 from penstock.errors import InputError, nearest
-from penstock.reference.batch_time import Composition
+from tests.reference.batch_time import Composition
 
 SCOPES = ("running", "batch")
 CONVENTIONS = ("engine", "paper")
@@ -161,15 +161,9 @@ def worth_most(state: State, prefill_worth: float, decode_worth: float) -> Alloc
     for b in range(1, state.token_budget + 1):
         if b < state.token_budget and state.batch_time(b) == state.batch_time(b + 1):
             continue
-        for x, y in splits(
-            prompts, min(len(state.decoding), k), b, k, prefill_first=prefill_worth > decode_worth
-        ):
+        for x, y in splits(prompts, min(len(state.decoding), k), b, k, prefill_first=prefill_worth > decode_worth):
             load = math.ceil(x + y)
-            worth = (
-                (x * prefill_worth + y * decode_worth) / float(state.batch_time(load))
-                if load > 0
-                else -1.0
-            )
+            worth = (x * prefill_worth + y * decode_worth) / float(state.batch_time(load)) if load > 0 else -1.0
             if worth > best + 1e-12 * best:  # apart by more than rounding errors
                 best, chosen = worth, (b, x, y)
     b, x, y = chosen
@@ -211,14 +205,10 @@ def pool_controlled(state: State) -> Allocation:
     slots = k - 1 if state.candidates and k > 1 else k  # a slot for a prompt
     decoding = state.decoding[: min(slots, b_max)]
     changes = [b for b in range(1, b_max) if state.batch_time(b) != state.batch_time(b + 1)]
-    return fill(
-        state, decoding + state.candidates, min(b for b in [*changes, b_max] if b >= len(decoding))
-    )
+    return fill(state, decoding + state.candidates, min(b for b in [*changes, b_max] if b >= len(decoding)))
 
 
-def fill(
-    state: State, requests: Iterable[Request], tokens: int | None = None, slots: int | None = None
-) -> Allocation:
+def fill(state: State, requests: Iterable[Request], tokens: int | None = None, slots: int | None = None) -> Allocation:
     """Serve the requests in the order given while tokens and slots last; a prompt is cut to fit.
 
     So many tokens and slots as given, else as many as a batch may have. In scope ``running`` slots
@@ -262,18 +252,10 @@ def assert_feasible(state: State, allocation: Allocation) -> None:
     at = f"at tick {state.tick}"
     for i, (delta_p, delta_d) in allocation.items():
         assert i in p, f"{at} request {i} is served, but is not in the system"
-        assert min(delta_p, delta_d) >= 0, (
-            f"{at} request {i} gets {delta_p} prefill and {delta_d} decode tokens"
-        )
-        assert p[i] == 0 or delta_d == 0, (
-            f"{at} request {i} decodes before its prefill (eq:prefill-pre-decode)"
-        )
-        assert delta_p <= p[i], (
-            f"{at} request {i} prefills {delta_p} of {p[i]} tokens (eq:prefill-unprocess)"
-        )
-        assert delta_d <= 1, (
-            f"{at} request {i} decodes {delta_d} tokens at once (eq:decode-unprocess)"
-        )
+        assert min(delta_p, delta_d) >= 0, f"{at} request {i} gets {delta_p} prefill and {delta_d} decode tokens"
+        assert p[i] == 0 or delta_d == 0, f"{at} request {i} decodes before its prefill (eq:prefill-pre-decode)"
+        assert delta_p <= p[i], f"{at} request {i} prefills {delta_p} of {p[i]} tokens (eq:prefill-unprocess)"
+        assert delta_d <= 1, f"{at} request {i} decodes {delta_d} tokens at once (eq:decode-unprocess)"
     b, b_max = token_load(allocation), state.token_budget
     assert b <= b_max, f"{at} {b} tokens exceed the budget of {b_max} (eq:batch-constraint)"
     assert b > 0 or not p, f"{at} the batch is empty, but one of {len(p)} requests can be served"
@@ -282,9 +264,7 @@ def assert_feasible(state: State, allocation: Allocation) -> None:
         if state.scope == "running":
             counted |= {request.index for request in state.requests if request.admitted}
         k, k_max = len(counted), state.max_batch_size
-        assert k <= k_max, (
-            f"{at} {k} requests exceed {k_max} in scope {state.scope} (eq:batch-size-constraint)"
-        )
+        assert k <= k_max, f"{at} {k} requests exceed {k_max} in scope {state.scope} (eq:batch-size-constraint)"
 
 
 def token_load(allocation: Allocation) -> int:
@@ -336,30 +316,21 @@ class History:
 
     def requests_in_system(self, tick: int) -> int:
         """Count requests that have arrived and not departed, |Q_n|."""
-        return sum(
-            request.finish is None or request.finish > tick for request in self._arrived(tick)
-        )
+        return sum(request.finish is None or request.finish > tick for request in self._arrived(tick))
 
     def unprocessed_tokens(self, tick: int) -> int:
         """Count tokens not yet put into a batch, |X(n)| of Theorem 1: they leave it when their
         batch starts.
         """
-        return self._arrived_tokens(tick) - sum(
-            token_load(b.allocation) for b in self.batches if b.start < tick
-        )
+        return self._arrived_tokens(tick) - sum(token_load(b.allocation) for b in self.batches if b.start < tick)
 
     def uncompleted_tokens(self, tick: int) -> int:
         """Count tokens not yet through a batch: they leave it when their batch ends."""
-        return self._arrived_tokens(tick) - sum(
-            token_load(b.allocation) for b in self.batches if b.end <= tick
-        )
+        return self._arrived_tokens(tick) - sum(token_load(b.allocation) for b in self.batches if b.end <= tick)
 
     def _arrived(self, tick: int) -> list[Request]:
         if not 0 <= tick <= self.end:
-            raise InputError(
-                f"tick {tick} is outside this run, which covers ticks 0 to {self.end}; ask within "
-                "it"
-            )
+            raise InputError(f"tick {tick} is outside this run, which covers ticks 0 to {self.end}; ask within it")
         return [request for request in self.requests if request.arrival <= tick]
 
     def _arrived_tokens(self, tick: int) -> int:
@@ -440,17 +411,9 @@ def simulate(
             state = State(n, tuple(Q), b_max, k_max, scope, batch_time, arrived)
             pi = choose(state)
             assert_feasible(state, pi)
-            served = {
-                i: (delta_p, delta_d)
-                for i, (delta_p, delta_d) in pi.items()
-                if delta_p + delta_d > 0
-            }
+            served = {i: (delta_p, delta_d) for i, (delta_p, delta_d) in pi.items() if delta_p + delta_d > 0}
             b = token_load(served)
-            t_b = (
-                ticks_of(served, Q, batch_time)
-                if isinstance(batch_time, Composition)
-                else batch_time(b)
-            )
+            t_b = ticks_of(served, Q, batch_time) if isinstance(batch_time, Composition) else batch_time(b)
             at_least(f"batch_time({b})", t_b, 1)
             batches.append(Batch(n, t_b, served))
             for request in Q:
@@ -490,15 +453,11 @@ def complete(batch: Batch, requests: Iterable[Request], convention: str) -> None
 def ticks_of(allocation: Allocation, requests: Iterable[Request], batch_time: Composition) -> int:
     """Return the ticks of a batch of requests, as they are before it (Appendix A)."""
     served = [request for request in requests if request.index in allocation]
-    prefill = [
-        (allocation[request.index][0], request.processed) for request in served if request.P > 0
-    ]
+    prefill = [(allocation[request.index][0], request.processed) for request in served if request.P > 0]
     return batch_time.ticks(prefill, [request.processed for request in served if request.P == 0])
 
 
-def arrivals(
-    arrival: Sequence[int], prompt: Sequence[int], output: Sequence[int], convention: str
-) -> list[Request]:
+def arrivals(arrival: Sequence[int], prompt: Sequence[int], output: Sequence[int], convention: str) -> list[Request]:
     """Return the requests in their initial state, P_i = v_p(i) and D_i = v_d(i)."""
     if not len(arrival) == len(prompt) == len(output):
         lengths = f"{len(arrival)} arrivals, {len(prompt)} prompts and {len(output)} outputs"
@@ -509,9 +468,7 @@ def arrivals(
         v_p = at_least(f"prompt[{i}]", prompt[i], 1)
         out = at_least(f"output[{i}]", output[i], 1)
         if requests and a < requests[-1].arrival:
-            raise InputError(
-                f"arrival[{i}] = {a} is before arrival[{i - 1}] = {arrival[i - 1]}; sort by arrival"
-            )
+            raise InputError(f"arrival[{i}] = {a} is before arrival[{i - 1}] = {arrival[i - 1]}; sort by arrival")
         v_d = out - 1 if convention == "engine" else out
         requests.append(Request(i, a, v_p, out, v_d, P=v_p, D=v_d))
     return requests
@@ -527,8 +484,5 @@ def known(what: str, name: str, names: Iterable[str]) -> str:
 def at_least(name: str, value: int, least: int) -> int:
     """Return `value`, which must be a whole number of at least `least`."""
     if not isinstance(value, Integral) or value < least:
-        raise InputError(
-            f"{name} = {value!r}, but ticks and tokens are counted: pass a whole number from "
-            f"{least} up"
-        )
+        raise InputError(f"{name} = {value!r}, but ticks and tokens are counted: pass a whole number from {least} up")
     return int(value)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from penstock.reference import routers
-from penstock.reference.batch_time import Composition
-from penstock.reference.markov_chain import CONVENTIONS, SCOPES, at_least, known
-from penstock.reference.orders import ORDERS, Order
-from penstock.reference.seam_policies import Policy, sarathi
+from tests.reference import routers
+from tests.reference.batch_time import Composition
+from tests.reference.markov_chain import CONVENTIONS, SCOPES, at_least, known
+from tests.reference.orders import ORDERS, Order
+from tests.reference.seam_policies import Policy, sarathi
 
 ROUTERS = (
     "random",
@@ -90,9 +90,7 @@ class Jobs:
     names_outputs: bool = False
 
     @classmethod
-    def chains(
-        cls, jobs: Sequence[tuple[int, Sequence[tuple[int, int, int]]]], **columns: Any
-    ) -> "Jobs":
+    def chains(cls, jobs: Sequence[tuple[int, Sequence[tuple[int, int, int]]]], **columns: Any) -> "Jobs":
         """Make jobs of ``(arrival, [(stage, prompt, output), ...])``, whose requests follow one
         another at once.
 
@@ -124,13 +122,13 @@ class Pool:
     token_budget, max_batch_size
         The limits b_max and k_max; None: no limit.
     scope, convention
-        As `penstock.reference.markov_chain.simulate` has them; engines have ``running`` and
+        As `tests.reference.markov_chain.simulate` has them; engines have ``running`` and
         ``engine``.
     replicas, router
         How many, and a name in `ROUTERS`: ``jsq`` and ``power-of-two`` take the replica with the
         fewest unfinished requests, ``tokens`` that with the fewest unprocessed tokens of them,
         ``work`` and ``measure`` that whose requests weigh least; of equals the first. The others
-        are in `penstock.reference.routers`.
+        are in `tests.reference.routers`.
     router_params
         Numbers that those are told.
     report
@@ -216,8 +214,8 @@ class EnginePool(Pool):
     Attributes
     ----------
     engine
-        A name in `penstock.reference.replicas.ENGINES` or in
-        `penstock.reference.seam_policies.POLICIES`, or a seam policy: ``(queue, limits, params) ->
+        A name in `tests.reference.replicas.ENGINES` or in
+        `tests.reference.seam_policies.POLICIES`, or a seam policy: ``(queue, limits, params) ->
         (prefill tokens, decode tokens, which phase is filled first)``.
     kv_blocks, block_size
         KV blocks of a replica (None: memory without limit), and tokens in each (default: the

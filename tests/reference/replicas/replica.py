@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from penstock.errors import InputError
-from penstock.reference.batch_time import Composition
-from penstock.reference.markov_chain import at_least
-from penstock.reference.network import Pool
-from penstock.reference.seam_policies import Queue
+from tests.reference.batch_time import Composition
+from tests.reference.markov_chain import at_least
+from tests.reference.network import Pool
+from tests.reference.seam_policies import Queue
 
 BARREN = 1_024  # batches without an output before preemptions are said to go on for ever
 NO_LIMIT = 2**40  # what a policy sees where there is no limit

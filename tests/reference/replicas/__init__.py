@@ -6,22 +6,22 @@ description line by line. Every step is checked for feasibility.
 """
 
 from penstock.errors import InputError
-from penstock.reference.markov_chain import known
-from penstock.reference.network import EnginePool
-from penstock.reference.replicas.engine import EngineReplica
-from penstock.reference.replicas.prefix_cache import PrefixCachingSeamEngine, PrefixCachingVllmV1
-from penstock.reference.replicas.radix_cache import PrefixCachingSglang
-from penstock.reference.replicas.seam import SeamEngine
-from penstock.reference.replicas.sglang import Sglang
-from penstock.reference.replicas.tensorrt import TensorRtLlm
-from penstock.reference.replicas.vidur import (
+from tests.reference.markov_chain import known
+from tests.reference.network import EnginePool
+from tests.reference.replicas.engine import EngineReplica
+from tests.reference.replicas.prefix_cache import PrefixCachingSeamEngine, PrefixCachingVllmV1
+from tests.reference.replicas.radix_cache import PrefixCachingSglang
+from tests.reference.replicas.seam import SeamEngine
+from tests.reference.replicas.sglang import Sglang
+from tests.reference.replicas.tensorrt import TensorRtLlm
+from tests.reference.replicas.vidur import (
     VidurFasterTransformer,
     VidurOrca,
     VidurSarathi,
     VidurVllm,
 )
-from penstock.reference.replicas.vllm import VllmV1
-from penstock.reference.seam_policies import POLICIES
+from tests.reference.replicas.vllm import VllmV1
+from tests.reference.seam_policies import POLICIES
 
 ENGINES: dict[str, type[EngineReplica]] = {
     "vllm": VllmV1,

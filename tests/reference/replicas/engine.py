@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.reference.markov_chain import known
-from penstock.reference.network import EnginePool
-from penstock.reference.replicas.replica import Allocation, Replica, Request, token_load
+from tests.reference.markov_chain import known
+from tests.reference.network import EnginePool
+from tests.reference.replicas.replica import Allocation, Replica, Request, token_load
 
 
 class EngineReplica(Replica):
@@ -46,9 +46,7 @@ class EngineReplica(Replica):
         for option in pool.options:
             known(f"{self.name} option", option, self.options)
         if pool.watermark and self.default_watermark is None:
-            raise InputError(
-                f"watermark {pool.watermark:g} has no effect: {self.name!r} has none; leave it out"
-            )
+            raise InputError(f"watermark {pool.watermark:g} has no effect: {self.name!r} has none; leave it out")
         self.block_size = pool.block_size or self.default_block_size
         blocks = math.inf if pool.kv_blocks is None else pool.kv_blocks
         self.usable = blocks - self.reserved
@@ -119,10 +117,7 @@ class EngineReplica(Replica):
         again = self.preempts and not math.isinf(self.usable)
         longest = request.total if again else request.prompt
         if longest > self.b_max and not self.cuts_prompts:
-            return (
-                f"may need a prefill of {longest} tokens at once, but the token budget is "
-                f"{self.b_max}"
-            )
+            return f"may need a prefill of {longest} tokens at once, but the token budget is {self.b_max}"
         return None
 
     # ------------------------------------------------------------ KV memory from elsewhere

@@ -1,16 +1,16 @@
-"""A network at one moment, and what can happen to it: see `penstock.reference.simulation`."""
+"""A network at one moment, and what can happen to it: see `tests.reference.simulation`."""
 
 import dataclasses
 import heapq
 from collections import Counter
 
 from penstock.errors import InputError
-from penstock.reference.network import EnginePool, Jobs, Network, PaperPool, Pool
-from penstock.reference.replicas import make_engine
-from penstock.reference.replicas.engine import EngineReplica
-from penstock.reference.replicas.paper import PaperReplica
-from penstock.reference.replicas.replica import Replica, Request
-from penstock.reference.routers import ROUTERS, Asked, Seen
+from tests.reference.network import EnginePool, Jobs, Network, PaperPool, Pool
+from tests.reference.replicas import make_engine
+from tests.reference.replicas.engine import EngineReplica
+from tests.reference.replicas.paper import PaperReplica
+from tests.reference.replicas.replica import Replica, Request
+from tests.reference.routers import ROUTERS, Asked, Seen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +64,7 @@ class Running:
         for job, tick in enumerate(jobs.arrival):
             if job > 0 and tick < jobs.arrival[job - 1]:
                 raise InputError(
-                    f"arrival[{job}] = {tick} is before arrival[{job - 1}] = "
-                    f"{jobs.arrival[job - 1]}; sort by arrival"
+                    f"arrival[{job}] = {tick} is before arrival[{job - 1}] = {jobs.arrival[job - 1]}; sort by arrival"
                 )
             for row in range(jobs.first_request[job], jobs.first_request[job + 1]):
                 self.requests.append(self.new_request(job, row))

@@ -7,11 +7,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from penstock.errors import InputError
-from penstock.reference.network import EnginePool
-from penstock.reference.replicas.engine import EngineReplica
-from penstock.reference.replicas.replica import Allocation, Request
-from penstock.reference.replicas.seam import SeamEngine
-from penstock.reference.replicas.vllm import VllmV1
+from tests.reference.network import EnginePool
+from tests.reference.replicas.engine import EngineReplica
+from tests.reference.replicas.replica import Allocation, Request
+from tests.reference.replicas.seam import SeamEngine
+from tests.reference.replicas.vllm import VllmV1
 
 
 @dataclass(eq=False)
@@ -76,10 +76,7 @@ class PrefixCache(EngineReplica):
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
         if pool.kv_blocks is None:
-            raise InputError(
-                "hash_ids are given, but kv_blocks is not, so nothing says what the cache holds; "
-                "give it"
-            )
+            raise InputError("hash_ids are given, but kv_blocks is not, so nothing says what the cache holds; give it")
         self.cache = BlockPool(int(self.usable))
         self.held: dict[Request, list[Block]] = {}
 
@@ -201,12 +198,8 @@ class PrefixCache(EngineReplica):
         super().assert_feasible(batch)
         used = [block for blocks in self.held.values() for block in blocks]
         assert len(set(used)) + len(self.cache.unused) == self.usable, "KV blocks are lost"
-        assert sum(block.users for block in set(used)) == len(used), (
-            "a KV block is used by others than hold it"
-        )
-        assert all(block.users == 0 for block in self.cache.unused), (
-            "a KV block in use is in the queue"
-        )
+        assert sum(block.users for block in set(used)) == len(used), "a KV block is used by others than hold it"
+        assert all(block.users == 0 for block in self.cache.unused), "a KV block in use is in the queue"
 
 
 class PrefixCachingVllmV1(PrefixCache, VllmV1):

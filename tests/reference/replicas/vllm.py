@@ -3,11 +3,11 @@
 from typing import Any
 
 from penstock.errors import InputError
-from penstock.reference.markov_chain import known
-from penstock.reference.network import EnginePool
-from penstock.reference.replicas.drafts import accepted
-from penstock.reference.replicas.engine import EngineReplica, by_priority
-from penstock.reference.replicas.replica import Allocation, Request, token_load
+from tests.reference.markov_chain import known
+from tests.reference.network import EnginePool
+from tests.reference.replicas.drafts import accepted
+from tests.reference.replicas.engine import EngineReplica, by_priority
+from tests.reference.replicas.replica import Allocation, Request, token_load
 
 SLOTS = {  # of the budget, for each request served: drafts one by one, and in parallel beside them
     "ngram": (0, 0),

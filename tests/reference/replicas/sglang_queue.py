@@ -1,10 +1,10 @@
 """The waiting queue of SGLang, which is sorted before a batch of prompts is formed."""
 
 from penstock.errors import InputError
-from penstock.reference.markov_chain import known
-from penstock.reference.network import EnginePool
-from penstock.reference.replicas.replica import Request
-from penstock.reference.replicas.sglang_memory import SglangMemory
+from tests.reference.markov_chain import known
+from tests.reference.network import EnginePool
+from tests.reference.replicas.replica import Request
+from tests.reference.replicas.sglang_memory import SglangMemory
 
 CACHE_AGNOSTIC = ("fcfs", "lof")
 CACHE_AWARE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")

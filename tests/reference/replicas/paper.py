@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from penstock.errors import InputError
-from penstock.reference.network import PaperPool
-from penstock.reference.orders import BY_LINE, BY_PHASE, ORDERS, SPLIT, Line, Weights
-from penstock.reference.replicas.replica import Allocation, Replica, Request, queue_of
-from penstock.reference.seam_policies import PREFILL_FIRST, Limits
+from tests.reference.network import PaperPool
+from tests.reference.orders import BY_LINE, BY_PHASE, ORDERS, SPLIT, Line, Weights
+from tests.reference.replicas.replica import Allocation, Replica, Request, queue_of
+from tests.reference.seam_policies import PREFILL_FIRST, Limits
 
 PREFILL, DECODE = 0, 1
 
@@ -100,9 +100,7 @@ class PaperReplica(Replica):
         limits = Limits(tokens, self.slots)
         x, y, first = self.pool.policy(queue, limits, self.pool.policy_params)
         if x < 0 or y < 0:
-            raise InputError(
-                f"the policy asks for {x} prefill and {y} decode tokens; ask for none or more"
-            )
+            raise InputError(f"the policy asks for {x} prefill and {y} decode tokens; ask for none or more")
         end = self.left - tokens  # what must remain
         if first == PREFILL_FIRST:
             self.serve_prefill(line, min(x, tokens))
@@ -154,6 +152,4 @@ class PaperReplica(Replica):
             for index in sorted(range(len(lines)), key=lambda index: -weights[index][0]):
                 self.offer(lines[index], self.left)
         else:
-            raise InputError(
-                f"an order gives the mode {mode}; give BY_LINE 0, BY_PHASE 1 or SPLIT 2"
-            )
+            raise InputError(f"an order gives the mode {mode}; give BY_LINE 0, BY_PHASE 1 or SPLIT 2")

@@ -2,11 +2,11 @@
 may be in it.
 """
 
-from penstock.reference.markov_chain import CONVENTIONS, SCOPES
-from penstock.reference.network import EnginePool
-from penstock.reference.replicas.engine import EngineReplica
-from penstock.reference.replicas.replica import Allocation, Request, queue_of, token_load
-from penstock.reference.seam_policies import DECODE_FIRST, POLICIES, Limits
+from tests.reference.markov_chain import CONVENTIONS, SCOPES
+from tests.reference.network import EnginePool
+from tests.reference.replicas.engine import EngineReplica
+from tests.reference.replicas.replica import Allocation, Request, queue_of, token_load
+from tests.reference.seam_policies import DECODE_FIRST, POLICIES, Limits
 
 
 class SeamEngine(EngineReplica):

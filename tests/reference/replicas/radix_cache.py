@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 
 from penstock.errors import InputError
-from penstock.reference.network import EnginePool
-from penstock.reference.replicas.replica import Allocation, Request
-from penstock.reference.replicas.sglang import Sglang
-from penstock.reference.replicas.sglang_memory import Budget
-from penstock.reference.replicas.sglang_queue import CACHE_AWARE
+from tests.reference.network import EnginePool
+from tests.reference.replicas.replica import Allocation, Request
+from tests.reference.replicas.sglang import Sglang
+from tests.reference.replicas.sglang_memory import Budget
+from tests.reference.replicas.sglang_queue import CACHE_AWARE
 
 SORTED_QUEUE = 128  # requests; a longer queue is served first come, first served
 LOOKS_BETWEEN_TOUCHES = 32
@@ -184,10 +184,7 @@ class PrefixCachingSglang(Sglang):
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
         if pool.kv_blocks is None:
-            raise InputError(
-                "hash_ids are given, but kv_blocks is not, so nothing says what the cache holds; "
-                "give it"
-            )
+            raise InputError("hash_ids are given, but kv_blocks is not, so nothing says what the cache holds; give it")
         self.tree = RadixTree()
         self.hash_block = pool.hash_block or self.block_size
         self.looks = 0  # at a queue that is served first come, first served
@@ -331,20 +328,14 @@ class PrefixCachingSglang(Sglang):
             return
         later = self.match_waiting()
         if self.schedule_policy == "lpm":
-            self.waiting.sort(
-                key=lambda r: (r in later, 0 if r in later else -self.matched_tokens(r))
-            )
+            self.waiting.sort(key=lambda r: (r in later, 0 if r in later else -self.matched_tokens(r)))
         elif self.schedule_policy == "dfs-weight":
             order = self.tree.by_weight([self.matched[request][1] for request in self.waiting])
             self.waiting = [self.waiting[index] for index in order]
         elif self.schedule_policy == "hrrn":
-            self.waiting.sort(
-                key=lambda r: (math.inf if r in later else -self.response_ratio(r), r.index)
-            )
+            self.waiting.sort(key=lambda r: (math.inf if r in later else -self.response_ratio(r), r.index))
         else:
-            self.waiting.sort(
-                key=lambda r: (r in later, r.target - self.matched_tokens(r), self.queued[r])
-            )
+            self.waiting.sort(key=lambda r: (r in later, r.target - self.matched_tokens(r), self.queued[r]))
 
     def response_ratio(self, request: Request) -> float:
         """Tokens of batches with prompts since it came, for each of its prompt that the tree lacks.

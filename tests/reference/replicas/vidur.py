@@ -4,9 +4,9 @@ are named after.
 
 from typing import ClassVar
 
-from penstock.reference.network import EnginePool
-from penstock.reference.replicas.engine import EngineReplica, by_arrival
-from penstock.reference.replicas.replica import NO_LIMIT, Allocation, Request, token_load
+from tests.reference.network import EnginePool
+from tests.reference.replicas.engine import EngineReplica, by_arrival
+from tests.reference.replicas.replica import NO_LIMIT, Allocation, Request, token_load
 
 
 class VidurOrca(EngineReplica):
@@ -27,9 +27,7 @@ class VidurOrca(EngineReplica):
     def refusal(self, request: Request) -> str | None:
         """Say that a request is longer than ``max_tokens``, or that not one reservation fits."""
         if request.prompt + request.output > self.max_tokens:
-            return (
-                f"has {request.prompt + request.output} tokens, but max_tokens is {self.max_tokens}"
-            )
+            return f"has {request.prompt + request.output} tokens, but max_tokens is {self.max_tokens}"
         if self.reservation > self.usable:
             return f"needs {self.reservation} KV blocks, but {self.usable:g} can be used"
         return super().refusal(request)

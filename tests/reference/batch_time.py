@@ -35,9 +35,7 @@ class Composition:
         ``prefill``: (n, l) of each prompt; ``decode``: l of each decode.
         """
         decode_attention = self.mixed_attention if prefill else self.decode_attention
-        cost = self.linear(sum(n for n, _ in prefill) + len(decode)) + self.per_request * (
-            len(prefill) + len(decode)
-        )
+        cost = self.linear(sum(n for n, _ in prefill) + len(decode)) + self.per_request * (len(prefill) + len(decode))
         cost += self.with_prefill if prefill else 0
         for n, before in prefill:
             cost += self.self_attention * n**2 + self.cross_attention * n * before

@@ -5,9 +5,7 @@ from typing import NamedTuple, TypeAlias
 
 BY_LINE = 0  # lines by falling first weight; each is offered what is left
 BY_PHASE = 1  # buffers (line, phase) by falling weight; each takes what it can
-SPLIT = (
-    2  # the budget in proportion to the first weights, then what is left in the order of the lines
-)
+SPLIT = 2  # the budget in proportion to the first weights, then what is left in the order of the lines
 
 
 class Line(NamedTuple):
@@ -72,17 +70,12 @@ def hlpps(lines: Sequence[Line], params: Sequence[float]) -> tuple[int, Weights]
     """Share the budget in proportion to requests times their mean tokens (head-of-line proportional
     sharing).
     """
-    return SPLIT, [
-        ((line.prompts + line.decoding) * (line.prefill_mean + line.decode_mean), 0)
-        for line in lines
-    ]
+    return SPLIT, [((line.prompts + line.decoding) * (line.prefill_mean + line.decode_mean), 0) for line in lines]
 
 
 def round_robin(lines: Sequence[Line], params: Sequence[float]) -> tuple[int, Weights]:
     """Begin each batch one line further."""
-    return BY_LINE, [
-        (-((index - line.batches) % len(lines)), 0) for index, line in enumerate(lines)
-    ]
+    return BY_LINE, [(-((index - line.batches) % len(lines)), 0) for index, line in enumerate(lines)]
 
 
 def per(count: float, tokens: float) -> float:
