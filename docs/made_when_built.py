@@ -1,35 +1,24 @@
 """What the site shows that is made when it is built: the gallery, and the help of every command.
 
 MkDocs calls `on_page_markdown`, which puts it in place of ``<!-- gallery -->``, ``<!-- figures
--->`` and ``<!-- commands -->``. The figures and claims of `penstock reproduce` take minutes, so
-they are kept: ``python docs/made_when_built.py [--data DIR] [NAME ...]`` measures all items again,
-or those named, into ``docs/figures/reproduced``.
+-->`` and ``<!-- commands -->``. What the scripts of the paper measure takes minutes, so it is kept:
+``python -m paper all --data DIR --keep``.
 """
 
-import argparse
 import html
 import json
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
-import vl_convert
 from typer.main import get_command
 
 from penstock.cli import command_line
-from penstock.reproducing.catalogue import ITEMS, reproduce
-from penstock.reproducing.item import Item
-from penstock.reproducing.write import write
-from penstock.show import charts
 
 DOCS = Path(__file__).parent
 KEPT = DOCS / "figures" / "reproduced"
-CLAIMS = KEPT / "claims.json"
-SIZE = re.compile(r'width="([\d.]+)" height="([\d.]+)" viewBox="0 0 [\d.]+ [\d.]+"')
-MARGIN = 24
 FIGURE = re.compile(r"!\[([^\]]*)\]\((?:\.\./)*(figures/[\w./-]+)\)")
 
 
@@ -42,49 +31,35 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def gallery() -> str:
-    """Return a section for each item that can be reproduced: its figures, and published against
-    measured.
-    """
-    kept = json.loads(CLAIMS.read_text()) if CLAIMS.exists() else {}
-    return "\n\n".join(section(item, kept.get(item.name)) for item in ITEMS)
+    """Return a section for each item of the paper: its figures, and published against measured."""
+    kept = json.loads((KEPT / "claims.json").read_text(encoding="utf-8"))
+    return "\n\n".join(section(name, item) for name, item in kept.items())
 
 
-def section(item: Item, found: dict[str, Any] | None) -> str:
-    """Return one item of the gallery; without figure or claims where it was not measured yet."""
+def section(name: str, item: dict[str, Any]) -> str:
+    """Return one item of the gallery."""
     lines = [
-        f"### {item.title} {{ #{item.name} }}",
+        f"### {item['title']} {{ #{name} }}",
         "",
-        f"{item.source}. `penstock reproduce {item.name}`",
+        f"{item['source']}. `python -m paper {name}`",
         "",
     ]
-    if found is None:
-        return "\n".join([*lines, "Not measured yet."])
-    described = found["figures"]
-    for file in sorted(described):
-        if (KEPT / file).exists():
-            lines += [picture(file, described[file]), ""]
-    if found["caption"]:
-        lines += [found["caption"], ""]
-    if found["claims"]:
-        lines += [
-            '<div class="claims" markdown>',
-            "",
-            "| claim | published or known | measured | verdict | why |",
-            "|---|---|---|---|---|",
-        ]
-        for claim in found["claims"]:
-            cells = (
-                claim["what"],
-                claim["published"],
-                claim["measured"],
-                claim["verdict"],
-                claim["why"],
-            )
-            lines.append("| " + " | ".join(bare(cell) for cell in cells) + " |")
-        lines += ["", "</div>"]
-    return "\n".join(
-        [*lines, "", *(f"Note: {bare(each).rstrip('.')}.\n" for each in found["assumed"])]
-    )
+    for file, text in item["figures"].items():
+        lines += [picture(file, text), ""]
+    lines += [
+        item["caption"],
+        "",
+        '<div class="claims" markdown>',
+        "",
+        "| claim | published or known | measured | verdict | why |",
+        "|---|---|---|---|---|",
+    ]
+    for claim in item["claims"]:
+        verdict = "same" if claim["same"] else "differs"
+        cells = (claim["what"], claim["published"], claim["measured"], verdict, claim["why"])
+        lines.append("| " + " | ".join(map(bare, cells)) + " |")
+    notes = [f"Note: {bare(note).rstrip('.')}.\n" for note in item["notes"]]
+    return "\n".join([*lines, "", "</div>", "", *notes])
 
 
 def picture(file: str, text: str) -> str:
@@ -152,57 +127,3 @@ def helps(command: Any, name: str) -> Iterator[tuple[str, str]]:
         yield full, inner.get_help(context).strip()
         if hasattr(inner, "commands"):
             yield from helps(inner, full)
-
-
-def with_margin(svg: str) -> str:
-    """Return a figure with room at its sides, for labels that are wider where a reader has other
-    fonts.
-    """
-    width, height = (float(number) for number in SIZE.search(svg).groups())  # type: ignore[union-attr]
-    wide = (
-        f'width="{width + 2 * MARGIN:g}" height="{height:g}" viewBox="{-MARGIN} 0 '
-        f'{width + 2 * MARGIN:g} {height:g}"'
-    )
-    return SIZE.sub(wide, svg, count=1)
-
-
-def measure(names: list[str], data: Path | None) -> None:
-    """Measure items again, with recorded traces and profiles from a folder, and keep their figures
-    and claims.
-    """
-    kept = json.loads(CLAIMS.read_text()) if CLAIMS.exists() else {}
-    for item in ITEMS:
-        if names and item.name not in names:
-            continue
-        found = reproduce(item.name, data=data)
-        numbered = len(found.charts) > 1
-        described = {}
-        with tempfile.TemporaryDirectory() as folder:
-            write(found, Path(folder))
-            for place, (text, chart) in enumerate(found.charts.items(), start=1):
-                name = f"{item.name}-{place}.svg" if numbered else f"{item.name}.svg"
-                KEPT.mkdir(parents=True, exist_ok=True)
-                (KEPT / name).write_text(with_margin((Path(folder) / name).read_text()))
-                described[name] = text
-                narrow = KEPT / name.replace(".svg", "-narrow.svg")
-                narrow.unlink(missing_ok=True)
-                if (below := charts.stacked(chart)) is not chart:
-                    narrow.write_text(with_margin(vl_convert.vegalite_to_svg(below.to_dict())))
-        claims = found.as_dict()["claims"]
-        kept[item.name] = {
-            "figures": described,
-            "caption": found.caption,
-            "claims": claims,
-            "assumed": list(found.assumed),
-        }
-        print(f"{item.name}: {len(described)} figures, {len(claims)} claims")
-    in_order = {item.name: kept[item.name] for item in ITEMS if item.name in kept}
-    CLAIMS.write_text(json.dumps(in_order, indent=1, ensure_ascii=False) + "\n")
-
-
-if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("names", nargs="*")
-    options.add_argument("--data", type=Path)
-    given = options.parse_args()
-    measure(given.names, given.data)

@@ -7,26 +7,29 @@ import json
 import sys
 from pathlib import Path
 
-from paper import ITEMS, item
+from paper import ITEMS, item, kept
 from penstock.errors import InputError, nearest
 from penstock.show import charts, html, progress
 from penstock.show.page import Page, Section, Table
 from penstock.show.terminal import print_page
 
 
+def module(name: str) -> str:
+    """Return the name of an item's script."""
+    return name.replace("-", "_")
+
+
 def measured(name: str) -> item.Item:
     """Run a script from top to bottom, and return what it collected."""
-    return importlib.import_module(f"paper.{name.replace('-', '_')}").item
+    return importlib.import_module(f"paper.{module(name)}").item
 
 
 def listed() -> Page:
     """Say what can be measured again."""
     rows = []
     for name in ITEMS:
-        doc = ast.get_docstring(
-            ast.parse((Path(__file__).parent / f"{name.replace('-', '_')}.py").read_text(encoding="utf-8"))
-        )
-        title, source = item.titled(doc)
+        script = (Path(__file__).parent / f"{module(name)}.py").read_text(encoding="utf-8")
+        title, source = item.titled(ast.get_docstring(ast.parse(script)))
         rows.append((name, source, title))
     table = Table(("Item", "In the paper", "Shows"), rows, "`python -m paper NAME` measures one again, `all` all.")
     return Page("The paper", "tables, figures and lemmas that can be measured again", [], [Section("", tables=[table])])
@@ -48,6 +51,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="items, or all; none: list them")
     parser.add_argument("--out", type=Path, metavar="DIR", default=Path("measured"), help="where pages are written")
     parser.add_argument("--data", type=Path, metavar="DIR", help="recorded traces and layer times; else look-alikes")
+    parser.add_argument("--keep", action="store_true", help="keep claims and figures for the documentation and tests")
     given = parser.parse_args()
     names = list(ITEMS) if given.names == ["all"] else given.names
     for name in names:
@@ -65,6 +69,8 @@ def main() -> None:
             show(count / len(names), name)
             items.append(measured(name))
     write(items, given.out)
+    if given.keep:
+        kept.keep(items)
     print_page(item.page(items, whole=False))
     print(f"Written: {given.out / 'index.html'}, with claims (JSON), tables (CSV) and figures (SVG, PNG)")
     return None
