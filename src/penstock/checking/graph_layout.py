@@ -10,11 +10,11 @@ across); they are handed out as (x, y).
 import dataclasses
 from collections.abc import Mapping
 
-import networkx as nx
 import numpy as np
 
 from penstock.inputs.arrays import Floats
 from penstock.system.network import Network
+from penstock.workload.loops import reached
 from penstock.workload.routes import END
 from penstock.workload.sessions import Sessions
 from penstock.workload.stage import Stage
@@ -161,15 +161,13 @@ def _then(stage: Stage) -> tuple[bool, dict[str, float]]:
 
 def pool_cycles(network: Network) -> list[frozenset[str]]:
     """Return the sets of pools between which jobs can go round."""
-    graph = nx.DiGraph()
     served = pool_of_stage(network)
+    after: dict[str, set[str]] = {pool: set() for pool in network.pools}
     for source, (_, targets) in network_ways(network).items():
-        graph.add_edges_from((served[source], served[target]) for target in targets)
-    return [
-        frozenset(members)
-        for members in nx.strongly_connected_components(graph)
-        if len(members) > 1
-    ]
+        after[served[source]] |= {served[target] for target in targets}
+    reach = {pool: reached(after, pool) for pool in after}
+    rounds = {pool: frozenset(to for to in reach[pool] if pool in reach[to]) for pool in reach}
+    return [members for members in dict.fromkeys(rounds.values()) if len(members) > 1]
 
 
 def pool_of_stage(network: Network) -> dict[str, str]:
@@ -197,25 +195,26 @@ def _firsts(network: Network) -> list[str]:
 
 def _rows(network: Network, ways: Ways) -> tuple[dict[str, int], set[tuple[str, str]]]:
     """Return the row of each stage, from above, and the routes that lead back."""
-    graph = nx.DiGraph()
-    graph.add_nodes_from(network.stages)
-    graph.add_edges_from(
-        (source, target) for source, (_, targets) in ways.items() for target in targets
-    )
     back: set[tuple[str, str]] = set()
+    left: list[str] = []  # stages, each after all that follow it
     for first in _firsts(network):
-        on_the_way: list[str] = []
-        for source, target, kind in nx.dfs_labeled_edges(graph, first):
-            if kind == "forward":
-                on_the_way.append(target)
-            elif kind == "reverse":
-                on_the_way.pop()
-            elif target in on_the_way:
+        way = {first: iter(ways[first][1])} if first not in left else {}
+        while way:
+            source, targets = next(reversed(way.items()))
+            target = next(targets, None)
+            if target is None:
+                left.append(source)
+                del way[source]
+            elif target in way:
                 back.add((source, target))
-    graph.remove_edges_from(back)
-    return {
-        stage: row for row, of in enumerate(nx.topological_generations(graph)) for stage in of
-    }, back
+            elif target not in left:
+                way[target] = iter(ways[target][1])
+    row = dict.fromkeys(network.stages, 0)
+    for source in reversed(left):
+        for target in ways[source][1]:
+            if (source, target) not in back:
+                row[target] = max(row[target], row[source] + 1)
+    return row, back
 
 
 def _lanes(

@@ -14,6 +14,7 @@ from penstock.scenario.pools import within
 from penstock.scenario.workload import WorkloadSection, length
 from penstock.system.gpu_memory import Gpu
 from penstock.system.kv_transfer import checked_link, link_ms_per_token
+from penstock.workload.loops import reached
 from penstock.workload.sessions import Sessions, read_sessions
 from penstock.workload.stage import Stage, check_stage, released
 from penstock.workload.workflow import Workflow
@@ -291,10 +292,8 @@ def _beginnings(stages: Mapping[str, Stage]) -> list[str]:
 
     The order of the stages does not count: a program that writes YAML may sort them.
     """
-    import networkx  # half a second, which scenarios of one server need not wait for
-
-    graph = networkx.DiGraph()
-    graph.add_nodes_from(stages)
-    for name, stage in stages.items():
-        graph.add_edges_from((name, target) for target, chance in released(stage) if chance)
-    return [name for name in stages if len(networkx.descendants(graph, name)) == len(stages) - 1]
+    after = {
+        name: [target for target, chance in released(stage) if chance]
+        for name, stage in stages.items()
+    }
+    return [name for name in stages if len(reached(after, name)) == len(stages)]

@@ -1,8 +1,20 @@
-"""Loops of paths, from which none leads out."""
+"""Where paths lead, and loops from which none leads out."""
+
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
 from penstock.inputs.arrays import Bools, Floats
+
+
+def reached(after: Mapping[str, Collection[str]], first: str) -> set[str]:
+    """Return all to which paths lead from one, and that one."""
+    found, left = {first}, [first]
+    while left:
+        new = set(after[left.pop()]) - found
+        found |= new
+        left += new
+    return found
 
 
 def closed_loop(chances: Floats, leaves: Bools, forks: Bools | None = None) -> list[int]:
