@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from paper.lemma_overtaking import fcfs_slack, newest_prompt_first
 from tests.reference.markov_chain import Allocation, State, fill, token_load
 from tests.reference.markov_chain import simulate as simulate_slots
 
 import penstock as ps
-from penstock.reproducing.lemmas import fcfs_slack, newest_prompt_first
 
 
 def shortest_prompt_first(state: State) -> Allocation:
