@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.reference import markov_chain
 
-from paper import lemma_overtaking
+from paper import lemma_join, lemma_overtaking
 
 
 def test_places_and_overtakers_are_counted_as_they_are_said() -> None:
@@ -46,3 +46,16 @@ def test_the_bound_on_places_is_reached_by_a_work_conserving_order(slack: int) -
     assert far.overtakers < far.lemma
     loads = [markov_chain.token_load(batch.allocation) for batch in history.batches]
     assert loads[:-1] == [2] * (len(loads) - 1)
+
+
+def test_the_buffers_of_a_join_by_hand() -> None:
+    """Two jobs at once: one server has done both after 1 s, one a job a second, and the slow one both after 3 s."""
+    instants, buffers, queue = lemma_join.at_the_join(np.array([0, 0]), [np.array(d) for d in ([1, 1], [1, 2], [3, 3])])
+    assert instants.tolist() == [1, 2, 3]
+    assert buffers.tolist() == [3, 4, 0]
+    assert queue.tolist() == [2, 2, 0]
+
+
+def test_branches_that_end_in_another_order_are_places_apart() -> None:
+    assert lemma_join.places_apart([np.array([1, 2, 3]), np.array([3, 1, 2])]) == 2
+    assert lemma_join.places_apart([np.array([1, 2, 3]), np.array([4, 5, 6])]) == 0
