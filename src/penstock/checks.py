@@ -1,5 +1,6 @@
 """Check values that the user gives; what cannot be used is said in one line."""
 
+import importlib.util
 import numbers
 import os
 import reprlib
@@ -198,6 +199,16 @@ def writable(what: str, value: Any, *, folder: bool = False, makes_folder: bool 
     if not os.access(place, os.W_OK):
         raise InputError(f"cannot write {found}: {place} may not be written to; {remedy}")
     return found
+
+
+def installed(what: str, extra: str, *modules: str) -> None:
+    """Refuse what needs modules that only an extra brings, and say how to install it."""
+    missing = next((name for name in modules if importlib.util.find_spec(name) is None), None)
+    if missing is not None:
+        raise InputError(
+            f"{what} needs {missing}, which is not installed; run "
+            f"`pip install 'penstock-llm[{extra}]'`"
+        )
 
 
 def _is_number(value: Any) -> bool:

@@ -19,7 +19,6 @@ import yaml
 from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
-from penstock.serving import command
 from penstock.serving.answering import ANSWER, Answers
 from penstock.serving.app import application
 from penstock.serving.connections import Impatient
@@ -239,10 +238,3 @@ def test_a_port_that_is_taken_is_one_line(penstock: Penstock) -> None:
     assert (status, out) == (2, "")
     assert "give --port a free one" in err
     assert err.count("\n") == 1
-
-
-def test_without_what_it_needs_it_says_how_to_install_it(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_NEEDED", ("a_module_that_is_not_there",))
-    status, _, err = penstock("serve")
-    assert status == 2
-    assert "pip install '.[serve]'" in err

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from penstock.live.settings import Settings
     from penstock.live.watching import Watch
 
+WATCHING = ("prometheus_client", "urllib3", "zmq", "msgspec")
+"""What the extra `live` brings."""
+
 EXIT_UNDECIDED = 3
 """With ``--strict``: neither known to be stable nor to be unstable."""
 
@@ -149,6 +152,7 @@ def watch(
 
     It reads their metrics and sends nothing.
     """
+    checks.installed("`penstock watch`", "live", *WATCHING)
     from penstock.live.given_engine import described_engine
     from penstock.live.given_sources import Where, rounds_at
     from penstock.live.watching import Watch

@@ -37,7 +37,7 @@ class Passes:
     Raises
     ------
     InputError
-        If it is no such address, or the libraries for it are missing.
+        If it is no such address.
     """
 
     def __init__(self, url: str) -> None:
@@ -115,14 +115,8 @@ def _check_address(url: str) -> None:
 
 
 def _subscribed(url: str) -> Any:
-    try:
-        import msgspec  # noqa: F401
-        import zmq
-    except ImportError as error:
-        raise InputError(
-            f"--iterations needs {error.name}, which is not installed; run "
-            "`pip install '.[live]'` in Penstock's checkout, or give the engine's log with --log"
-        ) from None
+    import zmq
+
     socket: Any = zmq.Context.instance().socket(zmq.SUB)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, _MOST_WAITING)

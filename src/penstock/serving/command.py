@@ -1,6 +1,5 @@
 """The command ``penstock serve``."""
 
-import importlib.util
 import os
 import socket
 from pathlib import Path
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _MOST_CONNECTIONS = 128  # a page has six at most, and one for the live tab
-_NEEDED = ("starlette", "uvicorn")
 
 
 def serve(
@@ -40,11 +38,11 @@ def serve(
 
     Each engine that is watched is what the scenario's server says. Nothing is sent anywhere.
     """
-    if any(importlib.util.find_spec(name) is None for name in _NEEDED):
-        raise InputError(
-            "`penstock serve` needs Starlette and Uvicorn, which are not installed; run "
-            "`pip install '.[serve]'` in Penstock's checkout"
-        )
+    checks.installed("`penstock serve`", "serve", "starlette", "uvicorn")
+    if watch:
+        from penstock.live.command import WATCHING
+
+        checks.installed("`penstock serve --watch`", "live", *WATCHING)
     from penstock.serving.app import application
     from penstock.serving.controls import Controls
 

@@ -24,7 +24,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 Wanted = Callable[[int], int]  # workers, where there are so many cores
 
-KINDS = ("loky", "ray", "dask")
+KINDS = {
+    "loky": ("sweep", "joblib"),
+    "ray": ("ray", "joblib", "ray"),
+    "dask": ("dask", "joblib", "distributed"),
+}
+"""Kinds of workers: the extra that each needs, and its modules."""
 """Backends of joblib: processes of this machine, and clusters."""
 
 # chunks to each worker before Ray's are waited for: its backend hands results back all at once
@@ -234,6 +239,7 @@ def checked(backend: str, jobs: int) -> tuple[str, str]:
         checks.whole(
             "jobs", jobs, 1, 100_000, "", "it is the number of workers, or -1 for one to each core"
         )
+    checks.installed(f"a sweep with the backend {kind}", *KINDS[kind])
     return kind, address
 
 
@@ -254,11 +260,8 @@ def _loky(_: str, wanted: Wanted) -> Iterator[Workers]:
 
 @contextlib.contextmanager
 def _ray(address: str, wanted: Wanted) -> Iterator[Workers]:
-    try:
-        ray: Any = importlib.import_module("ray")
-        register: Any = importlib.import_module("ray.util.joblib").register_ray
-    except ImportError:
-        raise _missing("ray") from None
+    ray: Any = importlib.import_module("ray")
+    register: Any = importlib.import_module("ray.util.joblib").register_ray
     own = not ray.is_initialized()
     if own:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -285,10 +288,7 @@ def _ray(address: str, wanted: Wanted) -> Iterator[Workers]:
 
 @contextlib.contextmanager
 def _dask(address: str, wanted: Wanted) -> Iterator[Workers]:
-    try:
-        distributed: Any = importlib.import_module("distributed")
-    except ImportError:
-        raise _missing("dask") from None
+    distributed: Any = importlib.import_module("distributed")
     cluster = None
     if not address:
         cluster = distributed.LocalCluster(
@@ -381,13 +381,6 @@ def _check_installed(workers: Mapping[str, Installed]) -> None:
                 f"process {own}, so its "
                 f"rows could mean something else; {remedy}"
             )
-
-
-def _missing(kind: str) -> InputError:
-    return InputError(
-        f"the backend {kind} needs a package that is not installed; run `pip install "
-        f"'.[{kind}]'` in Penstock's checkout"
-    )
 
 
 def _unreached(kind: str, address: str, error: BaseException) -> InputError:
