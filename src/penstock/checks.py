@@ -17,23 +17,8 @@ _LONGEST_MS = 1e9
 
 
 def number(what: str, value: Any, low: float, high: float, unit: str, why: str) -> float:
-    """Return the value as a float.
-
-    Parameters
-    ----------
-    what
-        Name of the value.
-    value
-        What was given.
-    low, high
-        Limits, both allowed.
-    unit, why
-        Unit of the limits, and what follows beyond them or what to do instead.
-
-    Raises
-    ------
-    InputError
-        If it is no number from ``low`` to ``high``.
+    """Return the value as a float, if it is a number from ``low`` to ``high``; ``why`` says what
+    follows beyond them, or what to do instead.
     """
     if not _is_number(value) or not low <= value <= high:
         raise InputError(
@@ -89,13 +74,7 @@ def truth(what: str, value: Any) -> bool:
 
 
 def array(what: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return a copy of the values as an array of numbers, of any shape; some may not be finite.
-
-    Raises
-    ------
-    InputError
-        If some are no numbers, or rows have different lengths.
-    """
+    """Return a copy of the values as an array of numbers, of any shape; some may not be finite."""
     try:
         given = np.array(values)
     except ValueError:  # rows of different lengths
@@ -111,11 +90,6 @@ def array(what: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
 def column(what: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
     """Return a copy of the values as a one-dimensional array, not empty; one number is a column of
     one.
-
-    Raises
-    ------
-    InputError
-        If they are something else.
     """
     given = np.atleast_1d(array(what, values))
     if given.ndim > 1:

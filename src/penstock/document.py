@@ -53,13 +53,7 @@ Sections = TypeVar("Sections", bound=Section)
 
 
 def read_document(path: Path, kind: str = "scenario") -> Any:
-    """Return what a YAML file of some kind holds.
-
-    Raises
-    ------
-    InputError
-        In one line, if the file is missing, no text or no YAML.
-    """
+    """Return what a YAML file of some kind holds."""
     try:
         if not path.exists():
             hint = (
@@ -114,21 +108,8 @@ def read_document(path: Path, kind: str = "scenario") -> Any:
 
 
 def parsed(document: Any, model: type[Sections], name: str, needs: str) -> Sections:
-    """Return a document as the sections that it should have.
-
-    Parameters
-    ----------
-    document
-        What `read_document` returned.
-    model
-        Its sections.
-    name, needs
-        What messages call it, and what it needs in words.
-
-    Raises
-    ------
-    InputError
-        In one line that names the key.
+    """Return a document as the sections that it should have; ``needs`` says in words what it
+    needs.
     """
     _every_value(document, name)
     if not isinstance(document, Mapping):

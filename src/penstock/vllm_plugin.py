@@ -67,22 +67,6 @@ class PenstockScheduler(AsyncScheduler):
     and the prompts begun. Among the running requests the order is vLLM's, that of admission.
     Running requests whose decode the policy does not want pause for the step: they keep their
     blocks, unless vLLM preempts them.
-
-    Attributes
-    ----------
-    penstock_policy
-        The policy.
-    penstock_params
-        Its parameters.
-
-    Raises
-    ------
-    InputError
-        If vLLM has another version, or lacks what this class calls; if the policy or its parameters
-        cannot be used; if vLLM is configured with something that a policy has no say in:
-        speculative decoding, whole prompts only, a long-prefill threshold, a prefill interval. In a
-        step: if the policy fails, asks for a negative number of tokens, or wants none although some
-        could be served.
     """
 
     running: list[Any]

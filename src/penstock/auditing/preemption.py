@@ -75,16 +75,8 @@ def explain(
     record: Story, prefill: list[int], decode: list[int], ends: list[int]
 ) -> Account | None:
     """Find the histories that explain the allocations of a request, in order; None if there is
-    none.
-
-    Parameters
-    ----------
-    record
-        What the record says.
-    prefill, decode
-        Tokens of each allocation.
-    ends
-        Tick at which the batch of each ended; -1: it did not.
+    none. ``prefill`` and ``decode`` are tokens of each allocation; ``ends`` the tick at which its
+    batch ended, -1: it did not.
     """
     start = _State(record.prompt, 0, 0, -1)
     layers: list[dict[_State, list[tuple[_State, bool]]]] = [{start: []}]

@@ -18,50 +18,34 @@ class Replay:
 
     A request that was preempted makes several attempts; the last tokens of
     each are known, when between them it had to leave is not.
-
-    Attributes
-    ----------
-    arrival, prompt, total
-        Shape (requests,): tick, tokens, and tokens processed when it finishes.
-    admitted_in, first_in, finished_in
-        Shape (requests,): batch that served it first, yielded its first output, and finished it.
-    preempted, unexplained
-        Shape (requests,): whether it was preempted, and whether no sequence of
-        preemptions explains its allocations.
-    start, end, composed, load
-        Shape (batches,): ticks, tokens; ``composed``: the tick of what its scheduler knew.
-    request, batch, prefill, decode
-        Shape (allocations,), by request and then by batch.
-    again
-        Shape (allocations,): whether an attempt begins here that is not the first.
-    target, prefilled, decoded
-        Shape (allocations,): tokens of the prefill of this attempt, and tokens that it had been
-        given before.
-    held, until
-        Shape (allocations,): tokens, at least, that it has memory for from this batch on, and the
-        batch at which that may end.
     """
 
-    arrival: Ints
-    prompt: Ints
-    total: Ints
+    arrival: Ints  # shape (requests,), tick
+    prompt: Ints  # shape (requests,), tokens
+    total: Ints  # shape (requests,), tokens processed when it finishes
+    # Shape (requests,): the batch that served it first, yielded its first output, and finished it.
     admitted_in: Ints
     first_in: Ints
     finished_in: Ints
-    preempted: Bools
-    unexplained: Bools
-    start: Ints
-    end: Ints
-    composed: Ints
-    load: Ints
+    preempted: Bools  # shape (requests,)
+    unexplained: Bools  # shape (requests,): no sequence of preemptions explains its allocations
+    start: Ints  # shape (batches,), ticks
+    end: Ints  # shape (batches,), ticks
+    composed: Ints  # shape (batches,), the tick of what its scheduler knew
+    load: Ints  # shape (batches,), tokens
+    # Shape (allocations,), by request and then by batch.
     request: Ints
     batch: Ints
     prefill: Ints
     decode: Ints
-    again: Bools
+    again: Bools  # shape (allocations,): an attempt begins here that is not the first
+    # Shape (allocations,): tokens of the prefill of this attempt, and tokens that it had been given
+    # before.
     target: Ints
     prefilled: Ints
     decoded: Ints
+    # Shape (allocations,): tokens, at least, that it has memory for from this batch on, and the
+    # batch at which that may end.
     held: Ints
     until: Ints
 

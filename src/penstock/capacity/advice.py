@@ -35,16 +35,8 @@ def overload(candidates: Sequence["Candidate"], rate: float) -> str | None:
 
 
 def trade(chosen: "Candidate", others: Sequence["Candidate"], metric: str) -> str | None:
-    """Say which other candidate carries clearly more than the chosen one, and what that costs.
-
-    Parameters
-    ----------
-    chosen
-        What is kept.
-    others
-        Candidates that are not slower than it beyond the noise, from simple to subtle.
-    metric
-        The mean latency that decided.
+    """Say which other candidate carries clearly more than the chosen one, and what that costs. The
+    others are not slower than it beyond the noise, from simple to subtle.
     """
     enough = (1 + _WORTH_A_WORD) * chosen.stable_rate
     more = [c for c in others if c.stable_rate >= enough and (chosen.missed or not c.missed)]

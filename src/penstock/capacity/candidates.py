@@ -89,17 +89,9 @@ def candidates(
     and, for Sarathi-Serve under a max batch size, by its own region
     (`penstock.theory.long_prompts.sarathi_region`).
 
-    Parameters
-    ----------
-    workload, server
-        What arrives and what serves now.
-    policies
-        Names to try, from simple to subtle.
-    most_stable
-        Whether only the most that can be carried matters, however little arrives.
-    short_gaps
-        Whether the time between tokens matters, which the batch sets: then smaller token budgets
-        are tried too.
+    ``policies`` go from simple to subtle. With ``most_stable`` only the most that can be carried
+    matters, however little arrives. With ``short_gaps`` the time between tokens matters, which the
+    batch sets: then smaller token budgets are tried too.
     """
     budgets = _budgets(workload, server, short_gaps)
     carried = max((b.carried for b in budgets.values() if b.carried), default=0.0)

@@ -117,32 +117,16 @@ class MaxLoad:
     """How much a network carries under its policies, orders and routers.
 
     Loads are factors on all arrival rates.
-
-    Attributes
-    ----------
-    load
-        Highest load known to be stable.
-    above
-        Lowest load above it that is not: unstable, or too close to the limit to tell.
-    known
-        The theorem that says stable at ``load``, or ``simulation``.
-    bound
-        Load above which no policy is stable, even if requests find all of their prompts that they
-        may.
-    certificate
-        What theory says of the network as it is.
-    trials
-        The loads tried, in order.
-    ends
-        The same at the slow and the fast end of the batch times; None: they are taken as exact.
     """
 
-    load: float
-    above: float
-    known: str
+    load: float  # the highest known to be stable
+    above: float  # the lowest above it that is not: unstable, or too close to the limit to tell
+    known: str  # the theorem that says stable at `load`, or `simulation`
+    # No policy is stable above it, even if requests find all of their prompts that they may.
     bound: float
-    certificate: "NetworkCertificate" = dataclasses.field(repr=False)
-    trials: tuple[Trial[NetworkStability], ...] = dataclasses.field(repr=False)
+    certificate: "NetworkCertificate" = dataclasses.field(repr=False)  # of the network as it is
+    trials: tuple[Trial[NetworkStability], ...] = dataclasses.field(repr=False)  # in order
+    # The same at the slow and the fast end of the batch times.
     ends: Ends["MaxLoad"] | None = dataclasses.field(default=None, repr=False)
 
     @property
@@ -398,16 +382,8 @@ def _searched(
 ) -> tuple[float, float, tuple[Trial[Test], ...]]:
     """Return the highest rate that is stable, the lowest above it that is not, and what was tried.
 
-    Parameters
-    ----------
-    judge
-        The test of a rate, with where to report its progress.
-    low, high
-        A rate known to be stable, 0 for none, and one above which none is; infinite for none.
-    precision
-        Relative distance that is left; 0 is returned where nothing far below is stable.
-    progress
-        Called now and then with the share that is done.
+    A ``low`` of 0 and a ``high`` of infinity are not known. A relative distance of ``precision`` is
+    left; 0 is returned where nothing far below is stable.
     """
     report = part_of(progress, 0.0, 1.0)
     trials: list[Trial[Test]] = []

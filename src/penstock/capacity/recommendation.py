@@ -36,27 +36,13 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Candidate:
-    """A policy at a token budget, and what was found of it.
+    """A policy at a token budget, and what was found of it."""
 
-    Attributes
-    ----------
-    server
-        The current server but for these two.
-    found
-        Its highest stable rate.
-    answer
-        Verdict and latency at the workload's own rate; the requests are the same for every
-        candidate.
-    shown
-        The workload's rate if the test said stable there, else 0. A policy that keeps long queues
-        on purpose may leave the test undecided at a lower one.
-    targets
-        The targets given, judged.
-    """
-
-    server: Server
+    server: Server  # the current server but for these two
     found: MaxRate
-    answer: Answer
+    answer: Answer  # at the workload's own rate; the requests are the same for every candidate
+    # The workload's rate if the test said stable there, else 0. A policy that keeps long queues on
+    # purpose may leave the test undecided at a lower one.
     shown: float = 0.0
     targets: tuple[TargetAnswer, ...] = ()
 

@@ -23,21 +23,12 @@ not to be.
 
 @dataclasses.dataclass(frozen=True)
 class StableRate:
-    """How much a server carries, and how that is known.
+    """How much a server carries, and how that is known."""
 
-    Attributes
-    ----------
-    rate
-        Highest rate known to be stable, requests/s; None where there is none.
-    above
-        Lowest rate above it that is not: unstable, or too close to the limit to tell.
-    known
-        The theorem, ``simulation``, or why there is no rate.
-    """
-
-    rate: float | None
+    rate: float | None  # highest rate known to be stable, requests/s; None where there is none
+    # Lowest rate above it that is not: unstable, or too close to the limit to tell.
     above: float | None
-    known: str
+    known: str  # the theorem, `simulation`, or why there is no rate
 
     @property
     def by_theorem(self) -> bool:
@@ -51,18 +42,11 @@ class StableRate:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RateMap:
-    """Stable rates over token budget and max batch size.
-
-    Attributes
-    ----------
-    workload, server
-        What arrives, and the server whose two limits vary.
-    cells
-        By token budget and max batch size (None: no limit).
-    """
+    """Stable rates over token budget and max batch size."""
 
     workload: Workload = dataclasses.field(repr=False)
-    server: Server
+    server: Server  # its two limits vary
+    # By token budget and max batch size (None: no limit).
     cells: Mapping[tuple[int, int | None], StableRate]
 
     @property
@@ -98,23 +82,10 @@ def stable_rate(
     precision: float = PRECISION,
     progress: Progress | None = None,
 ) -> StableRate:
-    """Return the highest stable rate of a server.
+    """Return the highest stable rate of a server, as `max_rate` has it, with another precision: the
+    relative distance that may be left between ``rate`` and ``above``.
 
     As `max_rate` has it, with another precision.
-
-    Parameters
-    ----------
-    workload, server
-        What arrives, at whatever rate, and what serves.
-    precision
-        Relative distance that may be left between ``rate`` and ``above``.
-    progress
-        Called now and then with the share that is done.
-
-    Raises
-    ------
-    InputError
-        If a value cannot be used, the workload has no arrival times, or no rate is stable.
     """
     server = taken_as_exact(server)
     found = max_rate(workload, server, precision=precision, seed=workload.seed, progress=progress)
@@ -125,32 +96,13 @@ def rate_map(
     workload: Workload,
     server: Server,
     token_budgets: Sequence[int],
-    max_batch_sizes: Sequence[int | None],
+    max_batch_sizes: Sequence[int | None],  # None: no limit
     *,
     precision: float = PRECISION,
     progress: Progress | None = None,
 ) -> RateMap:
     """Return the stable rate at each token budget and max batch size, all else of the server as it
     is.
-
-    Parameters
-    ----------
-    workload, server
-        What arrives, at whatever rate, and what serves.
-    token_budgets
-        Tokens.
-    max_batch_sizes
-        Requests; None: no limit.
-    precision
-        As in `stable_rate`.
-    progress
-        Called now and then with the share that is done.
-
-    Raises
-    ------
-    InputError
-        If a list is empty or a limit is no whole number above 0. A cell that cannot serve the
-        workload says why.
     """
     budgets = sorted({_limit("a token budget", budget) for budget in token_budgets})
     sizes = {None if size is None else _limit("a max batch size", size) for size in max_batch_sizes}

@@ -35,42 +35,23 @@ _STARVED = 4  # arrivals to every slot of a batch, after which decoding requests
 
 
 class Path(NamedTuple):
-    """The work under watch, at some ends of batches; shape (looks,) each.
-
-    Attributes
-    ----------
-    time_s
-        Seconds.
-    prefill, decode
-        Tokens of each phase that came, at their mean rate, less those that were done. The decodes
-        of a request come with it, although they wait for its prompt.
-    work
-        Both, each token at its worth: see `Backlog`.
-    arrived
-        Requests.
-    """
+    """The work under watch, at some ends of batches; shape (looks,) each."""
 
     time_s: Floats
+    # Tokens of each phase that came, at their mean rate, less those that were done. The decodes of
+    # a request come with it, although they wait for its prompt.
     prefill: Floats
     decode: Floats
-    work: Floats
-    arrived: Ints
+    work: Floats  # both, each token at its worth: see `Backlog`
+    arrived: Ints  # requests
 
 
 class Backlog:
     """A server under a backlog, run a few batches at a time, and the path of its work.
 
-    Parameters
-    ----------
-    workload, server
-        What arrives and what serves.
-    start, initial
-        What it begins with, and how many requests of it.
-    offered
-        Tokens/s that arrive for prefill and for decode, without those of requests that are dropped.
-    worth
-        What a token of a prompt and one of a decode count: their seconds over those of a mean
-        token.
+    ``offered`` are tokens/s that arrive for prefill and for decode, without those of requests that
+    are dropped. ``worth`` is what a token of a prompt and one of a decode count: their seconds over
+    those of a mean token.
     """
 
     def __init__(

@@ -143,17 +143,10 @@ class Waits(NamedTuple):
     in each burst, with E[T]^2 / E[T^2] = 1/4: 1 - p effective bursts to a relaxation time. A run
     of less than some hundred relaxation times may have seen few bursts. Then it finds a low mean
     and a small spread together, so neither is to be believed by itself.
-
-    Attributes
-    ----------
-    batches
-        Times to the first token, as far as they are known; the least holds no wait.
-    relaxations
-        Relaxation times of the queue that were seen; inf: not known.
     """
 
-    batches: Batches
-    relaxations: float
+    batches: Batches  # times to the first token as far as they are known; the least holds no wait
+    relaxations: float  # relaxation times of the queue that were seen; inf: not known
 
     @classmethod
     def of(cls, batches: Batches, samples: int, relaxation: float) -> "Waits":
@@ -268,16 +261,8 @@ def few_bursts(
     estimates: Mapping[str, Statistics], confidence: float, samples: int, unit: str
 ) -> list[str]:
     """Say which percentiles have no upper end because few bursts lie beyond them, and what run they
-    need at least.
-
-    Parameters
-    ----------
-    estimates
-        By the name to say, and by statistic.
-    confidence
-        Of their intervals.
-    samples, unit
-        What the run has, such as 20,000 ``requests`` after the warm-up.
+    need at least. The estimates are by the name to say, and by statistic; the samples are after the
+    warm-up.
     """
     needed = intervals.bursts_needed(confidence, BATCHES)
     # where many samples are equal an end may be missing in spite of enough bursts
@@ -315,13 +300,9 @@ def relaxation_requests(rho: float, variability: float) -> float:
     rho)^2 (Abate and Whitt, Advances in Applied Probability 19, 1987; Whitt, Planning queueing
     simulations, Management Science 35, 1989). Times the rate, that is 2 rho^2 V / (1 - rho)^2.
 
-    Parameters
-    ----------
-    rho
-        Rate over the rate that can be carried.
-    variability
-        V: the squared coefficients of variation of the gaps between arrivals and of the forward
-        tokens of a request, added. 2 for M/M/1, 1 for M/D/1.
+    ``rho`` is the rate over the rate that can be carried; ``variability`` is V: the squared
+    coefficients of variation of the gaps between arrivals and of the forward tokens of a request,
+    added. 2 for M/M/1, 1 for M/D/1.
 
     >>> round(relaxation_requests(0.9, 2.0))
     324

@@ -22,13 +22,6 @@ def works(server: Server, prompt: Ints | Ints32, output: Ints | Ints32) -> list[
 
     First seconds of the best batches, attention included. Then, where they are limited, batches in
     a place, and batches times tokens of KV memory.
-
-    Parameters
-    ----------
-    server
-        Whose limits these are.
-    prompt, output
-        Shape (requests,), tokens.
     """
     prompt, output = prompt.astype(np.int64), output.astype(np.int64)
     decodes = np.maximum(output - outputs_of_prefill(server), 0).astype(np.float64)
@@ -45,17 +38,9 @@ def works(server: Server, prompt: Ints | Ints32, output: Ints | Ints32) -> list[
 def relaxation_of(load: float, arrival: Ints, asked: list[Floats], seconds: float) -> float:
     """Return the relaxation time of a queue, in arrivals.
 
-    Parameters
-    ----------
-    load
-        Of the limit that binds.
-    arrival
-        Shape (arrivals,), ticks.
-    asked
-        What each arrival asks of each limit (`works`).
-    seconds
-        In which so much was asked, times the replicas that share it. Where the seconds of batches
-        make up the load they are what binds, else whichever limit has the most memory is taken.
+    The load is of the limit that binds; ``arrival`` are ticks, ``asked`` what each asks of each
+    limit (`works`) in so many seconds times the replicas that share it. Where the seconds of
+    batches make up the load they are what binds, else whichever limit has the most memory is taken.
     """
     if seconds > 0 and asked[0].sum() >= _EXPLAINED * load * seconds:
         asked = asked[:1]

@@ -91,19 +91,8 @@ def latency_cdfs(
     policies: Iterable[str] | None = None,
     legend: str | None = "Policy",
 ) -> alt.HConcatChart:
-    """Cumulative distributions of TTFT, TBT and E2E, a line per policy.
-
-    Parameters
-    ----------
-    runs
-        A run per policy.
-    about
-        One line under the figure.
-    policies
-        All policies of the comparison, where some have no latency to draw: a policy keeps its
-        colour and its dash.
-    legend
-        What the lines stand for.
+    """Cumulative distributions of TTFT, TBT and E2E, a line per policy. ``policies`` are all of the
+    comparison, where some have no latency to draw: a policy keeps its colour and its dash.
     """
     return side_by_side(latency_panels(runs, policies, legend), about)
 
@@ -166,21 +155,10 @@ def region_chart(
     """Stability region, what is asked of it, what the policy itself reaches, and the batches of a
     run.
 
-    Parameters
-    ----------
-    region
-        Rates that some policy may carry.
-    point
-        Offered prefill and decode tokens/s, with its ray from the origin to where it leaves the
-        region.
-    own
-        Region of the policy at hand.
-    mix
-        `Run.compositions`. A batch of x prefill and y decode tokens that takes t is drawn at (x /
-        t, y / t), its area the share of the busy time; batches close together are drawn as one, at
-        their mean.
-    about
-        One line under the figure.
+    The point is offered prefill and decode tokens/s, with its ray from the origin to where it
+    leaves the region. Of the mix (`Run.compositions`) a batch of x prefill and y decode tokens that
+    takes t is drawn at (x / t, y / t), its area the share of the busy time; batches close together
+    are drawn as one, at their mean.
     """
     lines = {"stability region": region.vertices[1:]}
     if own is not None:
@@ -297,19 +275,7 @@ def gantt(run: Run, batches: int = 40, about: str = "") -> alt.LayerChart:
 
     The first 60 requests of those batches are drawn, a thin line from arrival to finish for each.
 
-    Parameters
-    ----------
-    run
-        Simulated with ``record="allocations"``.
-    batches
-        How many, from the first in which two requests are.
-    about
-        One line under the figure.
-
-    Raises
-    ------
-    InputError
-        If the run kept no allocations.
+    They are counted from the first in which two requests are. The run has ``record="allocations"``.
     """
     window = first_batches(run, batches)
     start, end = window["start_s"][0], window["end_s"][-1]

@@ -20,20 +20,8 @@ def fluid_trajectories(
 ) -> alt.HConcatChart:
     """Requests in prefill and in decode, and tokens: a fluid path, and runs scaled to lie on it.
 
-    Parameters
-    ----------
-    path
-        From the state that the runs started with, over their size; classes are added up.
-    runs
-        By size: a run that started with ``size`` times the state of the path, in the token
-        convention of engines.
-    about
-        One line under the figure.
-
-    Raises
-    ------
-    InputError
-        If a run kept no rows of requests, or does not tell the end of prefill.
+    The path starts from the state of the runs over their size; a run of some size started with that
+    many times the state of the path, in the token convention of engines. Classes are added up.
     """
     fluid = "fluid"
     end = 1.15 * path.drain_s

@@ -37,21 +37,9 @@ def fluid_path(
 ) -> alt.HConcatChart:
     """Levels of a fluid path over time, and of some classes against others.
 
-    Parameters
-    ----------
-    path
-        From `penstock.theory.network.fluid.network_path`.
-    against
-        Classes across and classes upwards. Of each, the first counts as it is and the others are
-        taken off: two pairs that take turns make the path go round the origin, outwards where it
-        grows. None: where it goes round most.
-    about
-        One line under the figure.
-
-    Raises
-    ------
-    InputError
-        If a class is not known.
+    ``against`` are classes across and classes upwards. Of each, the first counts as it is and the
+    others are taken off: two pairs that take turns make the path go round the origin, outwards
+    where it grows. None: where it goes round most.
     """
     row: alt.HConcatChart = alt.hconcat(*fluid_panels(path, against)).configure_axis(
         grid=True, gridColor=GRID

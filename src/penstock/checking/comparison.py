@@ -36,31 +36,17 @@ METRICS = ("ttft_s", "e2e_s")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ComparedWorkflow:
-    """Latency of a workflow in one of the networks.
-
-    Attributes
-    ----------
-    network, workflow
-        Their names.
-    latency
-        By metric and statistic, seconds: ``ttft_s`` of its calls that have a prompt, each from its
-        arrival at a replica; ``e2e_s`` of its jobs.
-    difference
-        How much more that is than in the first network; None at the first.
-    goodput
-        Share of its jobs that end within all limits, and whose calls do; None without limits.
-    samples
-        By metric, what the latency is of, in ticks.
-    tick_s
-        Seconds per tick.
-    """
+    """Latency of a workflow in one of the networks."""
 
     network: str
     workflow: str
+    # By metric and statistic, seconds: `ttft_s` of its calls that have a prompt, each from its
+    # arrival at a replica; `e2e_s` of its jobs.
     latency: Mapping[str, Statistics]
-    difference: Mapping[str, Statistics] | None
+    difference: Mapping[str, Statistics] | None  # to the first network; None at the first
+    # Share of its jobs that end within all limits, and whose calls do; None without limits.
     goodput: Estimate | None
-    samples: Mapping[str, Distribution]
+    samples: Mapping[str, Distribution]  # by metric, what the latency is of, in ticks
     tick_s: float
 
     def as_dict(self) -> dict[str, Any]:

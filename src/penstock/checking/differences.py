@@ -50,18 +50,8 @@ def difference(
 ) -> Estimate:
     """Return how much more a statistic of one run is than that of the first, seconds.
 
-    Parameters
-    ----------
-    one, first
-        Of the same jobs, in the same batches.
-    statistic
-        ``mean``, or a percentile such as ``p99``.
-    confidence
-        Of the interval.
-    tick_s
-        Seconds per tick.
-    bursts
-        Of samples beyond a percentile, in the run that has fewer; 0: no interval is to be given.
+    Both are of the same jobs, in the same batches. ``bursts`` are of samples beyond a percentile,
+    in the run that has fewer; 0: no interval is to be given.
     """
     if not one.batches.whole.size or not first.batches.whole.size:
         return Estimate(None)

@@ -39,38 +39,19 @@ class End(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Doubt:
-    """What an answer would be with other batch times that may be the true ones.
+    """What an answer would be with other batch times that may be the true ones."""
 
-    Attributes
-    ----------
-    max_rate
-        Requests/s above which no policy is stable; of a network in times its load.
-    load
-        What arrives over that.
-    latency
-        Mean seconds by metric (``ttft_s``, ``tbt_s``, ``e2e_s``) over those of the most probable
-        batch times: 1.1 is 10% longer. Empty where the slow end is not stable, and of networks.
-    slow, fast
-        The ends.
-    origin
-        What the interval comes from, as a clause.
-    calibrated
-        Whether rows of the deployment corrected the batch times.
-    unit
-        Of the max rate.
-    cached
-        Whether load and max rate are those of a prefix cache that keeps everything.
-    """
-
-    max_rate: Interval
-    load: Interval
+    max_rate: Interval  # requests/s above which no policy is stable; of a network in times its load
+    load: Interval  # what arrives over that
+    # Mean seconds by metric (`ttft_s`, `tbt_s`, `e2e_s`) over those of the most probable batch
+    # times: 1.1 is 10% longer. Empty where the slow end is not stable, and of networks.
     latency: dict[str, Interval]
     slow: End
     fast: End
-    origin: str
-    calibrated: bool
-    unit: str = "requests/s"
-    cached: bool = False
+    origin: str  # what the interval comes from, as a clause
+    calibrated: bool  # rows of the deployment corrected the batch times
+    unit: str = "requests/s"  # of the max rate
+    cached: bool = False  # load and max rate are those of a prefix cache that keeps everything
 
     @property
     def margin(self) -> Interval:

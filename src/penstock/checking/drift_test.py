@@ -317,13 +317,6 @@ def _worth_of(
     the most of both, and of their attention. With p and d of those to a token of either, it takes p
     v + d D on average, and varies about that: in units of the seconds of a mean token, tokens^2. In
     slots full of decodes those of a request take their share of the batches.
-
-    Parameters
-    ----------
-    sample, server, demand
-        Requests, what serves, and what the workload asks of it.
-    prompt, decodes
-        Mean tokens of a request.
     """
     full = slots(server)
     decode_s = decodes * float(server.batch_time.by_tokens(full)) / full

@@ -93,16 +93,7 @@ def region_figure(
     own: Mapping[str, Region] | None = None,
 ) -> Figure:
     """Draw the stability region, what is asked of it, and a panel per policy with the batches of
-    its run.
-
-    Parameters
-    ----------
-    region, point
-        As in `plotting.region_chart`.
-    runs
-        A run per policy, whose batch compositions are drawn; without any, the region alone.
-    own
-        Regions of policies of their own, where one is known.
+    its run. Regions of policies of their own are drawn where ``own`` has them.
     """
     from penstock.checking import charts
 

@@ -41,16 +41,8 @@ def network_graph(
     Forks and joins are bars, branches carry their probabilities, and pools between which jobs can
     go round are marked.
 
-    Parameters
-    ----------
-    network
-        Pools and workflows.
-    certificate
-        Of that network: marks the stages of a virtual station besides.
-    about
-        One line under the figure.
-    loads
-        Of the pools, as they were measured; None: with prompts in full.
+    A certificate of the network marks the stages of a virtual station besides. ``loads`` of the
+    pools are as they were measured; None: with prompts in full.
     """
     layout = network_layout(network)
     cycles = pool_cycles(network)

@@ -49,53 +49,27 @@ class Lane:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Route:
-    """A way that jobs take.
+    """A way that jobs take."""
 
-    Attributes
-    ----------
-    source, target
-        Stages; None: from outside, and out.
-    chance
-        Probability; 1 at a fork, for each branch.
-    kind
-        ``route``, ``fork`` for a branch of a fork, ``arrival`` or ``end``.
-    path
-        Shape (n, 2), px.
-    """
-
+    # Stages; None: from outside, and out.
     source: str | None
     target: str | None
-    chance: float
-    kind: str
-    path: Floats
+    chance: float  # 1 at a fork, for each branch
+    kind: str  # `route`, `fork` for a branch of a fork, `arrival` or `end`
+    path: Floats  # shape (n, 2), px
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
-    """A drawing without its ink, px from the upper left corner.
-
-    Attributes
-    ----------
-    width, height
-        Of all of it.
-    lanes
-        Of the pools, from the left.
-    stages
-        The middle of each, by name.
-    stage_width
-        Of a stage; its height is ``HEIGHT``.
-    routes
-        All of them.
-    forks, joins
-        Stages below, or above, which there is a bar.
-    """
+    """A drawing without its ink, px from the upper left corner."""
 
     width: float
     height: float
-    lanes: tuple[Lane, ...]
-    stages: Mapping[str, tuple[float, float]]
+    lanes: tuple[Lane, ...]  # of the pools, from the left
+    stages: Mapping[str, tuple[float, float]]  # the middle of each
     stage_width: float
     routes: tuple[Route, ...]
+    # Stages below, or above, which there is a bar.
     forks: frozenset[str]
     joins: frozenset[str]
 

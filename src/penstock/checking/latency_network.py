@@ -56,45 +56,26 @@ _NO_RUN = 1e8  # jobs that no run has
 
 @dataclasses.dataclass(frozen=True)
 class NetworkSteadyState:
-    """Latency in the long run, as far as one run tells.
+    """Latency in the long run, as far as one run tells."""
 
-    Attributes
-    ----------
-    workflows
-        E2E of the jobs of each workflow, by its name.
-    stages
-        By stage and metric: ``ttft_s`` and ``e2e_s`` from arrival at a replica, and at joins
-        ``join_wait_s``, what a branch that is done waits for the others.
-    tbt_s
-        Times between tokens, pooled over all requests; empty where they were not counted in parts.
-    jobs, warmup_jobs
-        Jobs used, and removed before them.
-    confidence
-        With which each interval holds its value.
-    too_short
-        Whether the run is too short to bound latency from above. It starts empty, so what it misses
-        lies above.
-    notices
-        What the user should know besides, a sentence each; ``bursts_notice`` among them.
-    bursts_notice
-        Which percentiles have no upper end because few bursts lie beyond them; empty: none.
-    relaxation
-        By pool, the relaxation time of its queue in jobs; empty: not known.
-    priorities
-        By workflow and stage (None: E2E of jobs, by the priority of their first request), then by
-        priority and metric; empty where requests have none, or more than `MOST_PRIORITIES`.
-    """
-
-    workflows: Mapping[str, Statistics]
+    workflows: Mapping[str, Statistics]  # E2E of jobs
+    # By stage and metric: `ttft_s` and `e2e_s` from arrival at a replica, and at joins
+    # `join_wait_s`, what a branch that is done waits for the others.
     stages: Mapping[str, Mapping[str, Statistics]]
-    tbt_s: Statistics
+    tbt_s: Statistics  # pooled over all requests; empty where they were not counted in parts
+    # Jobs used, and removed before them.
     jobs: int
     warmup_jobs: int
     confidence: float
+    # To bound latency from above. The run starts empty, so what it misses lies above.
     too_short: bool
-    notices: tuple[str, ...]
+    notices: tuple[str, ...]  # a sentence each; `bursts_notice` among them
+    # Which percentiles have no upper end: few bursts lie beyond them.
     bursts_notice: tuple[str, ...] = ()
+    # By pool, the relaxation time of its queue in jobs; empty: not known.
     relaxation: Sequence[float] = ()
+    # By workflow and stage (None: E2E of jobs, by the priority of their first request), then by
+    # priority and metric; empty where requests have none, or more than `MOST_PRIORITIES`.
     priorities: Mapping[tuple[str, str | None], Mapping[int, Mapping[str, Statistics]]] = (
         dataclasses.field(default_factory=dict)
     )
@@ -113,22 +94,9 @@ def network_steady_state(
     `FILLING` times the mean E2E at least. Jobs from the first unfinished one on are left out, since
     behind it only the quick ones have ended. Intervals of a recording are for it gone on with.
 
-    Parameters
-    ----------
-    run
-        Simulated with its requests kept.
-    loads
-        Shape (pools,), load of each pool over what it can carry, to say whether the run is long
-        enough (`relaxation_requests`). Without it only warm-up and batches tell.
-    confidence
-        Of each interval.
-    targets
-        Whose statistics are to be estimated besides the usual ones.
-
-    Raises
-    ------
-    InputError
-        If the run did not keep its requests, or a number cannot be used.
+    ``loads``, shape (pools,), over what each pool can carry, say whether the run is long enough
+    (`relaxation_requests`); without them only warm-up and batches tell. Statistics of targets are
+    estimated besides the usual ones.
     """
     if not isinstance(run, NetworkRun):
         raise InputError(
@@ -185,29 +153,14 @@ def network_steady_state(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _UsedJobs:
-    """Jobs of which the steady state is told.
+    """Jobs of which the steady state is told."""
 
-    Attributes
-    ----------
-    batch
-        Shape (jobs of the run,), the batch of each; -1: left out.
-    jobs
-        How many are used.
-    few
-        Whether they are too few for batches, and so all that there are.
-    short
-        Why the run is too short, if it is.
-    still_warming
-        Whether the warm-up may go on half-way through the run.
-    relaxation
-        By pool, `relaxation_requests` in jobs; empty: loads are not known.
-    """
-
-    batch: Ints
+    batch: Ints  # shape (jobs of the run,), the batch of each; -1: left out
     jobs: int
-    few: bool
-    short: list[str]
-    still_warming: bool
+    few: bool  # too few for batches, and so all that there are
+    short: list[str]  # why the run is too short, if it is
+    still_warming: bool  # the warm-up may go on half-way through the run
+    # By pool, `relaxation_requests` in jobs; empty: loads are not known.
     relaxation: Sequence[float]
 
 
@@ -248,17 +201,8 @@ class Queues:
     """Waits of the requests of a run, at each stage and over whole jobs, to tell whether the run
     was lucky.
 
-    Parameters
-    ----------
-    run
-        With its requests.
-    batch
-        Shape (jobs of the run,), the batch of each; -1: left out.
-    used
-        Jobs that are used.
-    relaxation
-        By pool, `relaxation_requests` in jobs; empty: not known. Of several pools the longest
-        counts.
+    The batch of each job is -1 where it is left out. ``relaxation`` is by pool, in jobs
+    (`relaxation_requests`), empty where it is not known; of several pools the longest counts.
     """
 
     def __init__(

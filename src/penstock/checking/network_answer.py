@@ -42,74 +42,42 @@ _TEST_SHARE, _RUN_SHARE = 0.5, 0.75  # of the work that is then done, for the pr
 
 @dataclasses.dataclass(frozen=True)
 class WorkflowAnswer:
-    """What arrives of a workflow, and how long its jobs take.
-
-    Attributes
-    ----------
-    name
-        Of the workflow.
-    jobs_per_s
-        That arrive in the long run.
-    jobs, unfinished
-        That arrived in the run, and that had not ended when it did.
-    e2e
-        In the steady state, by statistic; None where latency is refused.
-    earliest_s
-        Mean over the jobs of the run of the least that each takes, whatever serves it and whatever
-        else there is (`penstock.theory.network.earliest`).
-    """
+    """What arrives of a workflow, and how long its jobs take."""
 
     name: str
-    jobs_per_s: float
+    jobs_per_s: float  # that arrive in the long run
+    # That arrived in the run, and that had not ended when it did.
     jobs: int
     unfinished: int
-    e2e: Statistics | None
+    e2e: Statistics | None  # in the steady state, by statistic; None where latency is refused
+    # Mean over the jobs of the run of the least that each takes, whatever serves it and whatever
+    # else there is (`penstock.theory.network.earliest`).
     earliest_s: float
 
 
 @dataclasses.dataclass(frozen=True)
 class StageAnswer:
-    """What a stage asks of its pool, and how long it takes there.
+    """What a stage asks of its pool, and how long it takes there."""
 
-    Attributes
-    ----------
-    name, pool
-        ``workflow.stage``, and where it is served.
-    visits_per_s
-        Requests/s in the long run.
-    prefill_tokens, decode_tokens
-        Forward tokens of a request in each phase, on average.
-    latency
-        In the steady state, by metric (``ttft_s``, ``e2e_s``, at joins ``join_wait_s``) and
-        statistic; None where it is refused.
-    """
-
-    name: str
+    name: str  # `workflow.stage`
     pool: str
-    visits_per_s: float
+    visits_per_s: float  # requests/s in the long run
+    # Forward tokens of a request in each phase, on average.
     prefill_tokens: float
     decode_tokens: float
+    # In the steady state, by metric (`ttft_s`, `e2e_s`, at joins `join_wait_s`) and statistic; None
+    # where it is refused.
     latency: Mapping[str, Statistics] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class PriorityAnswer:
-    """How long requests of one priority take.
-
-    Attributes
-    ----------
-    workflow, stage
-        Of which; stage None: whole jobs, by the priority of their first request.
-    priority
-        The smaller is served first.
-    latency
-        In the steady state, by metric and statistic.
-    """
+    """How long requests of one priority take."""
 
     workflow: str
-    stage: str | None
-    priority: int
-    latency: Mapping[str, Statistics]
+    stage: str | None  # None: whole jobs, by the priority of their first request
+    priority: int  # the smaller is served first
+    latency: Mapping[str, Statistics]  # in the steady state, by metric and statistic
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

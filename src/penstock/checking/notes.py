@@ -73,16 +73,7 @@ def kv_notes(
     workload: Workload, server: Server, outcome: str, *, search: bool = True
 ) -> tuple[str, ...]:
     """Return what to know of the KV memory before the verdict on a server is read, in a sentence or
-    none.
-
-    Parameters
-    ----------
-    workload, server
-        What arrives and what serves.
-    outcome
-        The verdict of the test.
-    search
-        Whether to say at how many tokens it would turn: up to a dozen more tests.
+    none. With ``search`` it is said at how many tokens it would turn: up to a dozen more tests.
     """
     if server.kv_note is None:
         return ()

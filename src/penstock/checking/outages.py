@@ -19,34 +19,22 @@ LEVELS = {"p50": 0.5, "p99": 0.99}
 
 @dataclasses.dataclass(frozen=True)
 class OutageWindow:
-    """Requests that came to a pool in a span of time around an outage.
-
-    Attributes
-    ----------
-    outage, hit
-        Around which, and the requests that were at its replica when it died.
-    when
-        ``before`` it, ``away``: while it lasts, or ``after`` it: each as long as it lasts.
-    from_s, to_s
-        Seconds of the run.
-    requests, sent_again, lost
-        How many came, and what became of them, by this outage or another.
-    ttft_s, e2e_s
-        Seconds from the first arrival at the pool, by statistic; None where nobody has finished.
-    ttft_without_s, e2e_without_s
-        The same in the run of the same jobs without any outage.
-    """
+    """Requests that came to a pool in a span of time around an outage."""
 
     outage: Outage
-    hit: int
-    when: str
+    hit: int  # requests that were at its replica when it died
+    when: str  # `before` it, `away`: while it lasts, or `after` it: each as long as it lasts
+    # Seconds of the run.
     from_s: float
     to_s: float
+    # How many came, and what became of them, by this outage or another.
     requests: int
     sent_again: int
     lost: int
+    # Seconds from the first arrival at the pool, by statistic; None where nobody has finished.
     ttft_s: dict[str, float | None]
     e2e_s: dict[str, float | None]
+    # The same in the run of the same jobs without any outage.
     ttft_without_s: dict[str, float | None]
     e2e_without_s: dict[str, float | None]
 

@@ -22,51 +22,30 @@ _LOSS_WORTH_A_WARNING = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class PoolAnswer:
-    """What is asked of a pool, and what it did.
-
-    Attributes
-    ----------
-    name, replicas, router, policy, order
-        What serves.
-    rho
-        Tokens that arrive over the most that batches of any size process. Where what requests find
-        of their prompts depends on the run, it counts what is left by what they found in this one.
-    margin
-        What is left before the load above which no policy is stable under all limits, as a share
-        of it; negative where none is stable. 1 - rho where the token budget binds.
-    binding
-        The limits that set it: ``token budget``, ``max batch size``, ``KV memory``, ``transfers``,
-        or ``batch time`` where none does.
-    drain_s
-        As in `penstock.theory.network.certificate.PoolLoad`.
-    busy
-        Share of the simulated time in batches, over all replicas.
-    tokens_per_s
-        Simulated, all replicas together.
-    tokens_per_batch
-        Simulated, on average; 0 without batches. Replicas can be busy all the time at a low load:
-        with small batches.
-    limits
-        How much of each limit is asked for (`penstock.theory.network.pool_limits`).
-    found_share, rho_at_least, rho_without_cache
-        Where what requests find of their prompts depends on the run: the share of the tokens of
-        prompts that they found in this one, and the load if they found all that they may, and
-        nothing; else None.
-    """
+    """What is asked of a pool, and what it did."""
 
     name: str
     replicas: int
     router: str
     policy: str
     order: str
+    # Tokens that arrive over the most that batches of any size process. Where what requests find of
+    # their prompts depends on the run, it counts what is left by what they found in this one.
     rho: float
+    # What is left before the load above which no policy is stable under all limits, as a share of
+    # it; negative where none is stable. 1 - rho where the token budget binds.
     margin: float
-    binding: tuple[str, ...]
-    drain_s: float | None
-    busy: float
-    tokens_per_s: float
+    binding: tuple[str, ...]  # the limits that set it; `batch time` where none does
+    drain_s: float | None  # as in `penstock.theory.network.certificate.PoolLoad`
+    busy: float  # share of the simulated time in batches, over all replicas
+    tokens_per_s: float  # simulated, all replicas together
+    # Simulated, on average; 0 without batches. Replicas can be busy all the time at a low load:
+    # with small batches.
     tokens_per_batch: float
     limits: tuple[PoolLimit, ...]
+    # Where what requests find of their prompts depends on the run: the share of the tokens of
+    # prompts that they found in this one, and the load if they found all that they may, and
+    # nothing; else None.
     found_share: float | None = None
     rho_at_least: float | None = None
     rho_without_cache: float | None = None

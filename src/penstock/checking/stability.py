@@ -20,39 +20,23 @@ _EQUALLY_FAST = 1.05  # times the work of the slowest
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Watch:
-    """The test from one backlog.
+    """The test from one backlog."""
 
-    Attributes
-    ----------
-    start
-        What the initial backlog was: prompts, prompts beside decoding requests at every stage, or
-        decodes.
-    outcome
-        ``stable``: the work fell by the barrier, or everything was served. ``unstable``: it rose.
-        ``undecided``: neither.
-    initial, warmup, arrivals
-        Requests: in the initial backlog, that arrived until all of it had left, and that arrived
-        under watch.
-    drift, interval
-        Change of the work, as a share of the work that arrived: 0.05 says that a twentieth of it
-        piles up. Rough, because it holds the unnatural start, where the backlog was not `measured`.
-    barrier
-        Tokens that the work had to move by; where attention takes time, mean ones.
-    needed
-        Arrivals that an undecided test would need at this drift, or None if it shows none.
-    path
-        What was seen.
-    """
-
+    # The initial backlog: prompts, prompts beside decoding requests at every stage, or decodes.
     start: Start
+    # `stable`: the work fell by the barrier, or everything was served. `unstable`: it rose.
     outcome: Outcome
+    # Requests: in the initial backlog, that arrived until all of it had left, and that arrived
+    # under watch.
     initial: int
     warmup: int
     arrivals: int
+    # Change of the work, as a share of the work that arrived: 0.05 says that a twentieth of it
+    # piles up. Rough, because it holds the unnatural start, where the backlog was not `measured`.
     drift: float
     interval: tuple[float, float]
-    barrier: float
-    needed: int | None
+    barrier: float  # tokens that the work had to move by; where attention takes time, mean ones
+    needed: int | None  # arrivals that an undecided test would need at this drift, if it shows one
     path: Path = dataclasses.field(repr=False)
 
     @property
@@ -185,38 +169,19 @@ class Stability:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Flood:
-    """The test with one stage flooded.
-
-    Attributes
-    ----------
-    stage
-        The stage.
-    decodes
-        Whether it was flooded with requests that have nothing but decodes left.
-    outcome
-        ``stable``: the work fell to half. ``unstable``: it rose to the barrier. ``undecided``:
-        neither.
-    initial, arrivals
-        Jobs that began there, and that arrived while it was watched.
-    ratio
-        Work at the end over that at the start.
-    highest
-        The most that the work ever was over that at the start.
-    barrier
-        What the work may not rise to, over that at the start.
-    path
-        Shape (looks, 2): seconds, and work over that at the start.
-    """
+    """The test with one stage flooded."""
 
     stage: str
-    outcome: Outcome
+    outcome: Outcome  # `stable`: the work fell to half; `unstable`: it rose to the barrier
+    # Jobs that began there, and that arrived while it was watched.
     initial: int
     arrivals: int
-    ratio: float
-    highest: float
-    barrier: float
+    ratio: float  # work at the end over that at the start
+    highest: float  # the most that the work ever was over that at the start
+    barrier: float  # what the work may not rise to, over that at the start
+    # Shape (looks, 2): seconds, and work over that at the start.
     path: Floats = dataclasses.field(repr=False)
-    decodes: bool = False
+    decodes: bool = False  # flooded with requests that have nothing but decodes left
 
     @property
     def name(self) -> str:

@@ -19,22 +19,14 @@ Judgement = Literal["met", "missed", "undecided"]
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A value of the steady state, and an interval that holds it with the confidence asked for.
+    """A value of the steady state, and an interval that holds it with the confidence asked for."""
 
-    Attributes
-    ----------
-    value
-        Seconds; None without samples.
-    low, high
-        Seconds; None where the run is too short to tell.
-    bursts
-        Of a percentile: how many independent bursts of samples lie beyond it, as far as their
-        spread tells.
-    """
-
-    value: float | None
+    value: float | None  # seconds; None without samples
+    # Seconds; None where the run is too short to tell.
     low: float | None = None
     high: float | None = None
+    # Of a percentile: how many independent bursts of samples lie beyond it, as far as their spread
+    # tells.
     bursts: float | None = dataclasses.field(default=None, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
@@ -200,13 +192,7 @@ def _seconds(text: str, shown: str) -> float:
 
 
 def parsed_targets(targets: Sequence[Target | str]) -> list[Target]:
-    """Return targets, those that are text read.
-
-    Raises
-    ------
-    InputError
-        If one cannot be read, or they are no list.
-    """
+    """Return targets, those that are text read."""
     listed = isinstance(targets, Sequence) and not isinstance(targets, str)
     if not listed or not all(isinstance(target, Target | str) for target in targets):
         raise InputError(

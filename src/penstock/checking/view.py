@@ -45,15 +45,7 @@ _HIGHLIGHTS = ("p50", "p99")  # statistics in the table of several policies
 
 
 def answer_page(answer: Answer, scenario: Scenario | None = None) -> Page:
-    """Show the answer for one policy: verdicts first.
-
-    Parameters
-    ----------
-    answer
-        What is known.
-    scenario
-        Where the question stands: its name, and where its batch times come from.
-    """
+    """Show the answer for one policy: verdicts first."""
     name = answer.server.policy.name
     load = _load_facts(answer.certificate, answer.server, answer.verdict)
     if scenario and scenario.measured and scenario.measured.year:

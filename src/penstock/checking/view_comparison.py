@@ -20,17 +20,7 @@ _STATISTICS = ("mean", "p50", "p99")
 
 
 def comparison_page(comparison: NetworkComparison, title: str, what: str) -> Page:
-    """Show networks side by side.
-
-    Parameters
-    ----------
-    comparison
-        What is known of them.
-    title
-        How the question is called.
-    what
-        What the networks differ by, such as ``Router``.
-    """
+    """Show networks side by side. ``what`` says what they differ by, such as ``Router``."""
     answers = comparison.answers
     return Page(
         title=title,

@@ -45,15 +45,7 @@ _LATENCY = {"ttft_s": "TTFT", "e2e_s": "E2E", "join_wait_s": "Wait at the join"}
 
 
 def network_page(answer: NetworkAnswer, scenario: NetworkScenario | None = None) -> Page:
-    """Show the answer for a network: verdicts first.
-
-    Parameters
-    ----------
-    answer
-        What is known.
-    scenario
-        Where the question stands, for its name.
-    """
+    """Show the answer for a network: verdicts first."""
     certificate = answer.certificate
     used = (
         certificate.theorem if certificate.verdict == "stable" else "the theorems that say stable"

@@ -18,13 +18,7 @@ _ROW_GROUPS, _COLUMNS, _META, _PATH, _VALUES, _UNPACKED = 4, 1, 3, 3, 5, 6
 
 
 def unpacked_bytes(file: BinaryIO, columns: Collection[str]) -> int:
-    """Return how many bytes some columns take in memory, at least.
-
-    Raises
-    ------
-    ValueError
-        If there is no footer that can be read.
-    """
+    """Return how many bytes some columns take in memory, at least."""
     length = file.seek(0, 2)
     file.seek(max(length - 8, 0))
     tail = file.read(8)

@@ -21,37 +21,18 @@ LATEST_S = 1e10
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One round.
+    """One round."""
 
-    Attributes
-    ----------
-    time_s
-        When it ended, Unix time.
-    scrapes
-        What each engine said: ``engine``, ``time_s``, and the numbers that are known.
-    notes
-        Engine and text of what happened.
-    kinds
-        Kinds of engines that were met for the first time, by name.
-    seen
-        What was known of the engines' iterations.
-    """
-
-    time_s: float
+    time_s: float  # when it ended, Unix time
+    # What each engine said: `engine`, `time_s`, and the numbers that are known.
     scrapes: tuple[dict[str, Any], ...]
-    notes: tuple[tuple[str, str], ...]
-    kinds: dict[str, str]
-    seen: dict[str, Any] | None = None
+    notes: tuple[tuple[str, str], ...]  # engine and text of what happened
+    kinds: dict[str, str]  # of engines that were met for the first time, by name
+    seen: dict[str, Any] | None = None  # of the engines' iterations
 
 
 def read_recording(path: str | Path) -> tuple[list[Row], int]:
-    """Return the rounds of a recording, and how many lines of it are broken.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, is none, of a newer format, or holds no round.
-    """
+    """Return the rounds of a recording, and how many lines of it are broken."""
     source = Source.at(path)
     source.refuse_long_lines()
     rows: list[Row] = []

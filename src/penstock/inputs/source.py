@@ -39,38 +39,19 @@ _DEFLATE = 1_032
 
 @dataclass(frozen=True)
 class Source:
-    """A file, decompressed where need be, and the errors that name it.
-
-    Attributes
-    ----------
-    path
-        Where it is.
-    content
-        The bytes, decompressed; None where they can be read from the file as they are.
-    most_gib
-        The limit that it was read under.
-    """
+    """A file, decompressed where need be, and the errors that name it."""
 
     path: Path
-    content: bytes | None
-    most_gib: float = MOST_GIB
+    content: bytes | None  # decompressed; None: it can be read from the file as it is
+    most_gib: float = MOST_GIB  # the limit that it was read under
 
     @classmethod
     def at(cls, path: str | Path, max_gib: float | None = None) -> "Source":
         """Look at a file; refuse one that is not there, holds nothing, or more than it may.
 
-        Parameters
-        ----------
-        path
-            A regular file, perhaps compressed with gzip; ``-``: standard input, which can be read
-            once.
-        max_gib
-            What it may hold, unpacked, in GiB; None: `MOST_GIB`.
-
-        Raises
-        ------
-        InputError
-            In one line. Pipes, devices and sockets are refused, since reading them may not end.
+        The file may be compressed with gzip, and hold ``max_gib`` GiB unpacked (None: `MOST_GIB`);
+        ``-`` is standard input, which can be read once. Pipes, devices and sockets are refused,
+        since reading them may not end.
         """
         path = checks.path("the name of a file", path)
         most_gib = MOST_GIB if max_gib is None else max_gib
@@ -129,13 +110,7 @@ class Source:
         return io.TextIOWrapper(self.open(), encoding="utf-8-sig", newline=newline)
 
     def document(self) -> str:
-        """Return all of its text, where that is to become one value.
-
-        Raises
-        ------
-        InputError
-            If that would take more memory than a file may, or is no text.
-        """
+        """Return all of its text, where that is to become one value."""
         most = max(self.most_bytes // _DOCUMENT_SHARE, _CHUNK)
         with self.open() as file:
             content = file.read(most + 1)

@@ -341,18 +341,8 @@ def as_numbers(
 ) -> pl.DataFrame:
     """Return columns of a table as numbers within their limits, 0 where one may lack them.
 
-    Parameters
-    ----------
-    source, table
-        For the error that names a cell.
-    text
-        Rows of the table, with their numbers as `ROW`.
-    limits
-        By column: the least and the most.
-    wanted
-        What a number must be, in words with both limits, and why.
-    may_lack
-        Columns whose cells may be empty.
+    ``text`` has the rows of the table, with their numbers as `ROW`; ``limits`` are by column, the
+    least and the most. ``wanted`` says what a number must be, in words with both limits, and why.
     """
     numbers = text.select(pl.col(limits.keys()).str.strip_chars().cast(pl.Float64, strict=False))
     for name, (low, high) in limits.items():

@@ -30,16 +30,9 @@ def refusal(
 ) -> Refusal | None:
     """Return why a request is not answered; None: it is.
 
-    Parameters
-    ----------
-    pairs
-        Names and values of the headers of the request.
-    name
-        By which this machine may be asked, besides ``localhost`` and its addresses.
-    private_names
-        Whether it may be asked by any name that is not public, as in a cluster.
-    proof
-        Whether a browser must say that the request is from a page of this server.
+    The pairs are the headers of the request. This machine may be asked by ``name``, besides
+    ``localhost`` and its addresses, and with ``private_names`` by any name that is not public, as
+    in a cluster. For ``proof`` a browser must say that the request is from a page of this server.
     """
     headers: dict[str, str] = {}
     for key, value in pairs:

@@ -24,14 +24,9 @@ _LEAST = 5.0  # requests on the busier side of a change
 def last_change(arrivals: Floats, seconds: Floats, dispersion: float, looks: int) -> int | None:
     """Return after how many intervals the rate of arrivals changed, None if it did not.
 
-    Parameters
-    ----------
-    arrivals, seconds
-        Shape (intervals,): requests that came, and the length of each.
-    dispersion
-        Variance over mean of the requests of an interval.
-    looks
-        How often this has been asked of the same engine, this time included.
+    ``seconds`` is the length of each interval, ``dispersion`` the variance over mean of the
+    requests of one. ``looks`` counts how often this has been asked of the same engine, this time
+    included.
     """
     if len(arrivals) < 2:
         return None

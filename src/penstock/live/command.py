@@ -200,16 +200,8 @@ def _shown(with_lines: bool, ends: bool) -> _Shown:
 
 
 class _Outputs:
-    """What answers go to.
-
-    Parameters
-    ----------
-    stack
-        Closes what is opened here.
-    shown
-        ``lines`` of JSON or ``pages``, one a round, or only the answer at the ``end``.
-    record, export, every_s
-        As the user gives them.
+    """What answers go to. ``shown`` are ``lines`` of JSON or ``pages``, one a round, or only the
+    answer at the ``end``.
     """
 
     def __init__(

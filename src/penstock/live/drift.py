@@ -40,19 +40,10 @@ _TIGHTEST = 1_000.0  # 1 / s^2 at which the test is sharpest: loads of .9 and 1.
 
 @dataclasses.dataclass(frozen=True)
 class Drift:
-    """A load, and what can be said of it.
+    """A load, and what can be said of it."""
 
-    Attributes
-    ----------
-    load
-        With an interval of 95% for this one look.
-    always
-        The ends of its interval at all looks at once; each aims at a share alpha of watches.
-    verdict
-        ``stable``, ``unstable`` or ``undecided``.
-    """
-
-    load: Estimate
+    load: Estimate  # with an interval of 95% for this one look
+    # The ends at all looks at once; each aims at a share alpha of watches.
     always: tuple[float, float]
     verdict: Verdict
 
@@ -60,18 +51,9 @@ class Drift:
 def drift(load: float, requests: float, variance: float, error: float, alpha: float) -> Drift:
     """Return what follows for a load.
 
-    Parameters
-    ----------
-    load
-        As estimated.
-    requests
-        That came.
-    variance
-        Of the work that arrives, per request, in units of the mean work of a request squared.
-    error
-        Standard error of the capacity, as a share of it.
-    alpha
-        Probability of ever being wrong.
+    ``requests`` came; ``variance`` is that of the work that arrives, per request, in units of the
+    mean work of a request squared; ``error`` is the standard error of the capacity, as a share of
+    it; ``alpha`` is the probability of ever being wrong.
     """
     deviation = _deviation(requests, variance, error)
     once = Z95 * deviation

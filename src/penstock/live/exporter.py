@@ -34,17 +34,8 @@ _ENDS = ("value", "low", "high")
 class Exporter:
     """A server of metrics, from its construction on.
 
-    Parameters
-    ----------
-    place
-        ``PORT`` on loopback, or ``ADDRESS:PORT``.
-    every_s
-        Seconds between rounds; what is three rounds and a minute old is not given any more.
-
-    Raises
-    ------
-    InputError
-        If nothing can listen there.
+    Its place is ``PORT`` on loopback, or ``ADDRESS:PORT``. What is three rounds and a minute old is
+    not given any more.
     """
 
     def __init__(self, place: str, every_s: float) -> None:

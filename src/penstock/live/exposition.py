@@ -51,14 +51,8 @@ class Samples:
 
 
 def read_page(page: bytes, wanted: Callable[[str], bool]) -> Samples:
-    """Return the samples of a page whose names are wanted.
-
-    Parameters
-    ----------
-    page
-        The page as it came. A last line without its end is torn, and left out.
-    wanted
-        Whether a metric of some name is needed; nothing else is parsed.
+    """Return the samples of a page whose names are wanted. A last line without its end is torn, and
+    left out; what is not wanted is not parsed.
     """
     whole, torn = _lines(page)
     faults = []

@@ -34,40 +34,18 @@ class Page:
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """Where a page is.
+    """Where a page is."""
 
-    Attributes
-    ----------
-    url
-        Without user, password and fragment.
-    name
-        What it is called in answers.
-    fragment
-        What stands behind ``#``.
-    user
-        ``user:password``, where the URL has them; never shown or written.
-    """
-
-    url: str
-    name: str
-    fragment: str = ""
+    url: str  # without user, password and fragment
+    name: str  # what it is called in answers
+    fragment: str = ""  # what stands behind `#`
+    # `user:password`, where the URL has them; never shown or written.
     user: str = dataclasses.field(default="", repr=False)
 
 
 def address(text: str, path: str = "/metrics") -> Address:
-    """Return the address that a user gives.
-
-    Parameters
-    ----------
-    text
-        ``host:8000``, ``http://host:8000``, ``https://user:password@host/some/path#fragment``.
-    path
-        Taken where the address has none.
-
-    Raises
-    ------
-    InputError
-        If it is none.
+    """Return the address that a user gives, such as ``host:8000`` or
+    ``https://user:password@host/some/path#fragment``; one without a path gets this.
     """
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
@@ -89,14 +67,8 @@ def address(text: str, path: str = "/metrics") -> Address:
 
 
 class Fetcher:
-    """Reads pages of one address, over a connection that stays open.
-
-    Parameters
-    ----------
-    address
-        Where.
-    limit_s
-        Seconds that one page may take.
+    """Reads pages of one address, over a connection that stays open. One page may take ``limit_s``
+    seconds.
     """
 
     def __init__(self, address: Address, limit_s: float) -> None:
@@ -112,13 +84,7 @@ class Fetcher:
             self._headers |= urllib3.make_headers(basic_auth=unquote(address.user))
 
     def get(self, query: str = "") -> Page:
-        """Return the page; with a query, that of the address with it.
-
-        Raises
-        ------
-        FetchFault
-            If there is none, with the reason.
-        """
+        """Return the page; with a query, that of the address with it."""
         import urllib3
 
         try:

@@ -27,18 +27,7 @@ _QUEUE = ("sum_prefill_tokens", "num_decode_requests", "sum_decode_kv_tokens")
 
 
 class Passes:
-    """A subscription to one publisher.
-
-    Parameters
-    ----------
-    url
-        ``tcp://HOST:PORT``.
-
-    Raises
-    ------
-    InputError
-        If it is no such address.
-    """
+    """A subscription to one publisher, at ``tcp://HOST:PORT``."""
 
     def __init__(self, url: str) -> None:
         self.name = url

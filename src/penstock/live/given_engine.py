@@ -29,21 +29,9 @@ def described_engine(
 ) -> Server | None:
     """Return what each engine is, None where nothing is said of it.
 
-    Parameters
-    ----------
-    server
-        A scenario, whose server is taken, or a batch-time file.
-    batch_time, hardware
-        A batch-time file, or the name of hardware with measured ones.
-    limits
-        ``token_budget``, ``max_batch_size`` and ``kv_tokens``, over those of the scenario.
-    is_told
-        Whether the engine itself tells how long batches take.
-
-    Raises
-    ------
-    InputError
-        If they contradict each other, or cannot be used.
+    ``server`` is a scenario, whose server is taken, or a batch-time file; the limits
+    ``token_budget``, ``max_batch_size`` and ``kv_tokens`` go over those of the scenario.
+    ``is_told`` says whether the engine itself tells how long batches take.
     """
     named = {"--server": server, "--batch-time": batch_time, "--hardware": hardware}
     chosen = [option for option, value in named.items() if value is not None]

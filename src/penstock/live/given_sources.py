@@ -18,24 +18,14 @@ _LONGEST_REQUEST_S = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Where:
-    """What the user names.
+    """What the user names."""
 
-    Attributes
-    ----------
-    engines
-        Addresses, or files of saved pages.
-    prometheus, match
-        A Prometheus that scrapes engines, and which of them.
-    arrivals
-        A gateway that counts arrivals.
-    iterations, log
-        Where an engine publishes its iterations, or writes them.
-    """
-
-    engines: Sequence[str]
+    engines: Sequence[str]  # addresses, or files of saved pages
+    # A Prometheus that scrapes engines, and which of them.
     prometheus: str | None = None
     match: str | None = None
-    arrivals: str | None = None
+    arrivals: str | None = None  # a gateway that counts arrivals
+    # Where an engine publishes its iterations, or writes them.
     iterations: str | None = None
     log: Path | None = None
 
@@ -43,23 +33,8 @@ class Where:
 def rounds_at(
     where: Where, batch_time: BatchTime | None, every_s: float, *, once: bool
 ) -> tuple[Iterator[Round], bool]:
-    """Return the rounds of engines or of saved pages, and whether they end by themselves.
-
-    Parameters
-    ----------
-    where
-        Who is asked.
-    batch_time
-        As the user gave it, if so.
-    every_s
-        Seconds from one round to the next.
-    once
-        Whether two rounds are enough.
-
-    Raises
-    ------
-    InputError
-        If they cannot be asked, or not together.
+    """Return the rounds of engines or of saved pages, and whether they end by themselves. With
+    ``once`` two rounds are enough.
     """
     if where.match is not None and where.prometheus is None:
         raise InputError(

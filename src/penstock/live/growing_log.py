@@ -15,18 +15,7 @@ _LONGEST_LINE = 1 << 20
 
 
 class GrowingLog:
-    """A log from its beginning on.
-
-    Parameters
-    ----------
-    path
-        A regular file.
-
-    Raises
-    ------
-    InputError
-        If it is not there, or no text.
-    """
+    """A log from its beginning on."""
 
     def __init__(self, path: Path) -> None:
         self.name = path.name

@@ -26,19 +26,11 @@ _LARGEST = 2.0**53
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """What an engine did from one scrape to the next, without a restart between.
-
-    Attributes
-    ----------
-    begin, end
-        The scrapes.
-    arrivals
-        Requests that came, those turned away included.
-    """
+    """What an engine did from one scrape to the next, without a restart between."""
 
     begin: Scrape
     end: Scrape
-    arrivals: float
+    arrivals: float  # requests that came, those turned away included
 
     @property
     def seconds(self) -> float:
@@ -63,16 +55,9 @@ class Interval:
 class History:
     """The scrapes of one engine, as intervals.
 
-    Attributes
-    ----------
-    intervals
-        The last of them, oldest first.
-    first, last
-        The first scrape, and the last one that was believed.
-    scrapes
-        Scrapes taken.
-    notes
-        What happened, newest last, each with how often.
+    ``intervals`` are the last of them, oldest first; ``first`` and ``last`` are the first scrape
+    and the last one that was believed; ``notes`` say what happened, newest last, each with how
+    often.
     """
 
     def __init__(self, engine: str) -> None:

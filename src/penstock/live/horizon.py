@@ -31,43 +31,27 @@ _LEVELS = (0.05, 0.5, 0.95)
 
 @dataclasses.dataclass(frozen=True)
 class Now:
-    """Where an engine stands: requests that wait and run, and what arrives.
-
-    Attributes
-    ----------
-    waiting, running
-        Requests.
-    rate, prompt, output
-        Requests/s, and mean tokens, each with its interval of 95%.
-    variance
-        Of the work that arrives, per request, in units of the mean work of a request squared.
-    output_spread
-        Standard deviation over mean of outputs.
-    """
+    """Where an engine stands: requests that wait and run, and what arrives."""
 
     waiting: float
     running: float
+    # Requests/s, and mean tokens, each with its interval of 95%.
     rate: Estimate
     prompt: Estimate
     output: Estimate
+    # Of the work that arrives, per request, in units of the mean work of a request squared.
     variance: float
-    output_spread: float
+    output_spread: float  # standard deviation over mean of outputs
 
 
 @dataclasses.dataclass(frozen=True)
 class Horizon:
-    """Paths of what waits, of the share of KV memory in use, and of the seconds to a first token.
-
-    Attributes
-    ----------
-    time_s
-        Shape (steps,).
-    waiting, kv_used, ttft_s
-        Shape (steps, draws).
+    """Paths of what waits, of the share of KV memory in use, and of the seconds to a first
+    token.
     """
 
-    time_s: Floats
-    waiting: Floats
+    time_s: Floats  # shape (steps,)
+    waiting: Floats  # shape (steps, draws) as all that follow
     kv_used: Floats
     ttft_s: Floats
 
@@ -94,15 +78,7 @@ class Horizon:
 
 
 def horizon(server: Server, now: Now) -> Horizon:
-    """Return how it goes on for an engine.
-
-    Parameters
-    ----------
-    server
-        With the host's time in its batch times.
-    now
-        Where it stands.
-    """
+    """Return how it goes on for an engine. The host's time is in the server's batch times."""
     rng = np.random.default_rng(0)
     rate, prompt, output = (_drawn(rng, each) for each in (now.rate, now.prompt, now.output))
     decodes = np.maximum(output - 1.0, 1e-3)

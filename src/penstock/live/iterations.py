@@ -38,31 +38,16 @@ _FOLDS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Came:
-    """What came since the time before.
+    """What came since the time before."""
 
-    Attributes
-    ----------
-    records
-        Of iterations, each a line of the format.
-    head
-        A line that tells something of all of them.
-    anew
-        Whether the engine began anew before them.
-    lost, unreadable
-        Records that were lost on the way, and that are none.
-    queued
-        What waits now; None: not known.
-    notes
-        What happened.
-    """
-
-    records: Sequence[bytes] = ()
-    head: bytes = b""
-    anew: bool = False
+    records: Sequence[bytes] = ()  # of iterations, each a line of the format
+    head: bytes = b""  # a line that tells something of all of them
+    anew: bool = False  # the engine began anew before them
+    # Records that were lost on the way, and that are none.
     lost: int = 0
     unreadable: int = 0
-    queued: Queued | None = None
-    notes: Sequence[str] = ()
+    queued: Queued | None = None  # what waits now; None: not known
+    notes: Sequence[str] = ()  # what happened
 
 
 class Feed(Protocol):
@@ -78,14 +63,8 @@ class Feed(Protocol):
 
 
 class IterationSource:
-    """The iterations of an engine, asked with its page again and again.
-
-    Parameters
-    ----------
-    feed
-        Where they come from.
-    given
-        The batch time that the user gave, whose family is fitted; None: an affine composition.
+    """The iterations of an engine, asked with its page again and again. The family of the batch
+    time given is fitted; None: an affine composition.
     """
 
     def __init__(self, feed: Feed, given: BatchTime | None) -> None:
@@ -170,18 +149,8 @@ def fitted_times(
 ) -> tuple[BatchTime, FittedTimes]:
     """Fit batch times, without what is between two batches.
 
-    Parameters
-    ----------
-    batches
-        What was seen.
-    given
-        Batch times whose family and step are fitted, and with which they are compared; None:
-        ``composition-affine``, or ``affine`` where nothing but token loads is known.
-
-    Raises
-    ------
-    InputError
-        If they are too few, or too much alike.
+    The family and the step of batch times given are fitted, and they are compared with them; None:
+    ``composition-affine``, or ``affine`` where nothing but token loads is known.
     """
     bare = dataclasses.replace(batches, gap=None)
     name, b0 = _family(given)

@@ -19,53 +19,31 @@ _LEAST = 0.02  # by which two batch times may differ without a word
 
 @dataclasses.dataclass(frozen=True)
 class Queued:
-    """Requests that wait, as the last iteration found them.
+    """Requests that wait, as the last iteration found them."""
 
-    Attributes
-    ----------
-    prompt_tokens
-        Tokens of prompts that wait.
-    preempted, preempted_tokens
-        Requests whose memory was taken back, and their tokens, which are computed anew.
-    """
-
-    prompt_tokens: float
+    prompt_tokens: float  # of prompts that wait
+    # Requests whose memory was taken back, and their tokens, which are computed anew.
     preempted: float
     preempted_tokens: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """Iterations that were seen, and the batch times fitted to the last of them.
+    """Iterations that were seen, and the batch times fitted to the last of them."""
 
-    Attributes
-    ----------
-    source
-        Where they came from.
-    batches, lost, unreadable
-        How many came since the engine began, were lost on the way, and could not be read.
-    model, fitted
-        Batch times without what is between two batches, and how well they are known; None: not yet.
-    gap_s
-        Seconds between two batches, where the source tells.
-    token_budget
-        What full batches have in common; None: none was full, as far as one can tell.
-    reason
-        Why there are no batch times, if they were tried.
-    queued
-        What waits; None: not known.
-    """
-
-    source: str
+    source: str  # where they came from
+    # How many came since the engine began, were lost on the way, and could not be read.
     batches: int = 0
     lost: int = 0
     unreadable: int = 0
+    # Batch times without what is between two batches, and how well they are known; None: not yet.
     model: BatchTime | None = None
     fitted: FittedTimes | None = None
-    gap_s: float = 0.0
+    gap_s: float = 0.0  # between two batches, where the source tells
+    # What full batches have in common; None: none was full, as far as one can tell.
     token_budget: int | None = None
-    reason: str = ""
-    queued: Queued | None = None
+    reason: str = ""  # why there are no batch times, if they were tried
+    queued: Queued | None = None  # what waits; None: not known
 
     __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True, extra="ignore")
 
@@ -100,15 +78,7 @@ class Seen:
 
 
 def notes_on(seen: Seen, token_budget: int | None) -> list[str]:
-    """Return what is to be minded of iterations.
-
-    Parameters
-    ----------
-    seen
-        What is known of them.
-    token_budget
-        Of the engine; None: not known.
-    """
+    """Return what is to be minded of iterations."""
     if not seen.batches:
         return [f"no iteration has come from {seen.source} yet; check that the engine writes them"]
     notes = [f"batch times cannot be fitted: {seen.reason}"] if seen.reason else []

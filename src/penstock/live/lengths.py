@@ -24,26 +24,16 @@ _UNKNOWN_SPREAD = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """Mean tokens of the requests that come, and what they were taken from.
+    """Mean tokens of the requests that come, and what they were taken from."""
 
-    Attributes
-    ----------
-    prompt, output
-        Mean tokens; the prompt with what a cache held.
-    prompt_spread, output_spread
-        Standard deviation over mean.
-    cached_share
-        Share of prompt tokens that the prefix cache held.
-    requests
-        How many requests they were taken from.
-    """
-
+    # Mean tokens; the prompt with what a cache held.
     prompt: Estimate
     output: Estimate
+    # Standard deviation over mean.
     prompt_spread: float
     output_spread: float
-    cached_share: float | None
-    requests: float
+    cached_share: float | None  # of prompt tokens, that the prefix cache held
+    requests: float  # from which they were taken
 
     @property
     def computed(self) -> float:

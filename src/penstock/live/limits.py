@@ -23,17 +23,10 @@ _LONGEST = 40  # standard deviations above the mean: longer ones do not change i
 
 @dataclasses.dataclass(frozen=True)
 class Carried:
-    """What one limit carries.
+    """What one limit carries."""
 
-    Attributes
-    ----------
-    rate
-        Requests/s.
-    by_prompt, by_output
-        By how many percent it falls where the mean prompt or output is 1% longer.
-    """
-
-    rate: float
+    rate: float  # requests/s
+    # By how many percent it falls where the mean prompt or output is 1% longer.
     by_prompt: float
     by_output: float
 
@@ -54,14 +47,8 @@ class Limits:
     def carried(
         self, prompt: float, output: float, spreads: tuple[float, float]
     ) -> Mapping[str, Carried]:
-        """Return what each limit carries: token budget, max batch size, KV memory.
-
-        Parameters
-        ----------
-        prompt, output
-            Mean tokens, at least 1.
-        spreads
-            Standard deviation over mean of both.
+        """Return what each limit carries: token budget, max batch size, KV memory. Prompt and
+        output are mean tokens, at least 1; the spreads are standard deviation over mean of both.
         """
         at = self._at
         if at is None or max(abs(prompt / at[0] - 1), abs(output / at[1] - 1)) > _MOVED:

@@ -58,12 +58,8 @@ def is_wanted(name: str) -> bool:
 
 
 class Pages:
-    """What is remembered of an address from page to page.
-
-    Parameters
-    ----------
-    address
-        What its engines are called; where a page has several, with their labels.
+    """What is remembered of an address from page to page. Its engines are called by the address,
+    and where a page has several, by their labels, too.
     """
 
     def __init__(self, address: str) -> None:

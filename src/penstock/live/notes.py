@@ -16,17 +16,7 @@ _ABORTED = 4.0  # times the mean output that a request in flight has: some have 
 def notes(
     everyone: list[State], answering: list[State], lengths: Lengths | None, settings: Settings
 ) -> tuple[str, ...]:
-    """Return the notes on engines that share what arrives, and on those that are left out.
-
-    Parameters
-    ----------
-    everyone, answering
-        All engines that are watched, and those that count.
-    lengths
-        Of what arrives; None: not known.
-    settings
-        What is asked.
-    """
+    """Return the notes on engines that share what arrives, and on those that are left out."""
     texts = [
         f"{state.history.engine}: left out of the sum, since it has not answered twice, or not "
         f"for {SILENT_S:.0f} s"

@@ -45,15 +45,7 @@ class Pace:
 
 def pace(intervals: list[Interval], batch_time: BatchTime | None, prompt: float) -> Pace | None:
     """Return how long batches took, None if the engine was never busy or counts no batches.
-
-    Parameters
-    ----------
-    intervals
-        What was seen.
-    batch_time
-        What was said of it.
-    prompt
-        Mean tokens of a prompt.
+    ``prompt`` is the mean tokens of a prompt.
     """
     busy = [interval for interval in intervals[-_LOOK_BACK:] if _is_busy(interval)]
     if not busy:

@@ -25,18 +25,6 @@ class Recorder:
     """Writes rounds to a file that did not exist before, each as soon as it is there.
 
     The file is made when an engine has been read: what fails before leaves none behind.
-
-    Parameters
-    ----------
-    path
-        The file.
-    every_s
-        Seconds between rounds.
-
-    Raises
-    ------
-    InputError
-        If the file exists or cannot be written.
     """
 
     def __init__(self, path: Path, every_s: float) -> None:
@@ -103,13 +91,7 @@ def _exists(path: Path) -> InputError:
 
 
 def replayed(path: Path) -> Iterator[Round]:
-    """Yield the rounds of a recording.
-
-    Raises
-    ------
-    InputError
-        If it cannot be read.
-    """
+    """Yield the rounds of a recording."""
     rows, broken = read_recording(path)
     kinds: dict[str, str] = {}
     for index, row in enumerate(rows):

@@ -25,25 +25,14 @@ _GRACE_S = 0.5  # beyond the limit of a request, for names that a name server is
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """What came within one round.
+    """What came within one round."""
 
-    Attributes
-    ----------
-    time_s
-        When it ended, Unix time in seconds.
-    scrapes, notes
-        What was said, and what happened.
-    kinds
-        Kinds of engines, by the name of the source.
-    seen
-        What is known of the engines' iterations, where they are followed.
-    """
-
-    time_s: float
+    time_s: float  # when it ended, Unix time
     scrapes: tuple[Scrape, ...] = ()
     notes: tuple[Note, ...] = ()
+    # Kinds of engines, by the name of the source.
     kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    seen: Seen | None = None
+    seen: Seen | None = None  # of the engines' iterations, where they are followed
 
 
 class _Poller:
@@ -74,16 +63,8 @@ class _Poller:
 
 
 def asked(sources: Sequence[Source], every_s: float, limit_s: float) -> Iterator[Round]:
-    """Yield rounds without end.
-
-    Parameters
-    ----------
-    sources
-        What is asked, all at the same time.
-    every_s
-        Seconds from the start of one round to the next.
-    limit_s
-        Seconds that a request may take; what comes later belongs to the next round.
+    """Yield rounds without end: all sources are asked at the same time, every so many seconds. What
+    takes longer than ``limit_s`` belongs to the next round.
     """
     answers: queue.Queue[tuple[_Poller, Read]] = queue.Queue()
     pollers = [_Poller(source, answers) for source in sources]
@@ -197,11 +178,6 @@ def saved(pages: Sequence[Path]) -> Iterator[Round]:
 
     The time of a page stands in a file beside it that ends in ``.time`` (Unix time, s), or else it
     is when the page was written.
-
-    Raises
-    ------
-    InputError
-        If one cannot be read, or two are too near in time: copies are often written together.
     """
     times = {path: _time_of(path) for path in pages}
     near = min(np.diff(np.sort(list(times.values()))), default=math.inf)

@@ -9,24 +9,13 @@ from penstock.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is asked of a watch.
+    """What is asked of a watch."""
 
-    Attributes
-    ----------
-    alpha
-        Share of watches with a wrong verdict that the test aims at, over all looks.
-    queue_limit
-        Requests in the queue until which the time is wanted.
-    ttft_s
-        Seconds to the first token until which the time is wanted.
-    target_load
-        The load at which replicas needed are counted.
-    """
-
+    # Share of watches with a wrong verdict that the test aims at, over all looks.
     alpha: float = 0.05
-    queue_limit: float | None = None
-    ttft_s: float | None = None
-    target_load: float = 0.8
+    queue_limit: float | None = None  # requests in the queue until which the time is wanted
+    ttft_s: float | None = None  # to the first token, until which the time is wanted
+    target_load: float = 0.8  # at which replicas needed are counted
 
     def __post_init__(self) -> None:
         checks.number("alpha", self.alpha, 1e-9, 0.5, "", "it is a share of watches")

@@ -17,16 +17,8 @@ _BUCKETS = np.array([1, 2, 5])[None, :] * 10.0 ** np.arange(7)[:, None]
 
 
 def simulated_scrapes(run: Run, times_s: Floats, engine: str = "simulated") -> list[Scrape]:
-    """Return the scrapes of a run at some times.
-
-    Parameters
-    ----------
-    run
-        Of ``record="batches"``.
-    times_s
-        Shape (scrapes,), seconds since the run began, rising.
-    engine
-        What the engine is called.
+    """Return the scrapes of a run at some times. The run has ``record="batches"``; times are since
+    it began, rising.
     """
     batches, requests = run.batches, run.requests
     ends = (batches["start_ns"] + batches["duration_ns"]).to_numpy() * 1e-9

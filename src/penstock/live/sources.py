@@ -89,15 +89,8 @@ class GatewayPage:
 
 class Prometheus:
     """What Prometheus has scraped of engines: with the times of its scrapes, and those before.
-
-    Parameters
-    ----------
-    address
-        Of its HTTP API.
-    match
-        Label matchers that choose engines, such as ``namespace="prod"``; empty: all.
-    limit_s
-        Seconds that an answer may take.
+    ``match`` are label matchers that choose engines, such as ``namespace="prod"``; empty: all. An
+    answer may take ``limit_s`` seconds.
     """
 
     def __init__(self, address: Address, match: str, limit_s: float) -> None:

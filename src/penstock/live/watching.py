@@ -20,16 +20,9 @@ from penstock.system.server import Server
 class Watch:
     """Engines that are watched.
 
-    Parameters
-    ----------
-    server
-        What each engine is: batch time, token budget, max batch size, KV memory. None: not known;
-        then there is no load, and nothing is said of the future.
-    settings
-        What is asked.
-    limits
-        ``token_budget``, ``max_batch_size``, ``kv_tokens``: of engines without a server, once
-        their iterations tell how long batches take.
+    Without a server there is no load, and nothing is said of the future, until the iterations of
+    the engines tell how long batches take: then ``limits`` are ``token_budget``,
+    ``max_batch_size``, ``kv_tokens``.
     """
 
     def __init__(
@@ -94,17 +87,8 @@ class Watch:
         self._fitted_server.refine(seen)
 
     def answer(self, *, ahead: bool = True) -> Answer:
-        """Return what follows from all scrapes taken so far.
-
-        Parameters
-        ----------
-        ahead
-            Whether the time until limits are reached is wanted: most of the work.
-
-        Raises
-        ------
-        InputError
-            If no engine was read.
+        """Return what follows from all scrapes taken so far. The time until limits are reached,
+        asked for with ``ahead``, is most of the work.
         """
         if not self._engines:
             raise InputError(

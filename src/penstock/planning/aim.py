@@ -25,29 +25,17 @@ MOST_ROWS = 20_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Aim:
-    """What a deployment has to do.
-
-    Attributes
-    ----------
-    targets
-        Upper limits of latencies.
-    objective
-        ``cost``: meet every target. ``goodput``: let a share of the requests stay within all
-        limits.
-    goodput
-        That share: of requests whose own TTFT, mean time per output token and E2E are within the
-        limits given, whatever the statistic of the target.
-    confidence
-        How often an interval holds its value, whenever the simulation stops.
-    requests, most_requests
-        To begin with, and at most, on the replica that is simulated, or in a network on average on
-        each (fewer where all replicas together would have more than four million).
-    """
+    """What a deployment has to do."""
 
     targets: tuple[Target, ...]
+    # `cost`: meet every target; `goodput`: let a share stay within all limits.
     objective: Objective = "cost"
+    # That share: of requests whose own TTFT, mean time per output token and E2E are within the
+    # limits given, whatever the statistic of the target.
     goodput: float = 0.99
-    confidence: float = 0.95
+    confidence: float = 0.95  # how often an interval holds its value, whenever the simulation stops
+    # To begin with, and at most, on the replica that is simulated, or in a network on average on
+    # each (fewer where all replicas together would have more than four million).
     requests: int = REQUESTS
     most_requests: int = REQUESTS * MOST_TIMES_LONGER
 
@@ -62,13 +50,7 @@ class Aim:
         requests: int | None = None,
         most_requests: int | None = None,
     ) -> Self:
-        """Check and return an aim; targets may be text such as ``ttft_p99<2s``.
-
-        Raises
-        ------
-        InputError
-            If there is no target, or a value cannot be used.
-        """
+        """Check and return an aim; targets may be text such as ``ttft_p99<2s``."""
         if isinstance(targets, str) or not targets:
             raise InputError(
                 "no target is given, so any stable fleet would do; give a list such as "

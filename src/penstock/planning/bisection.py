@@ -12,17 +12,9 @@ def fewest(
 ) -> int | None:
     """Return the least index that does, where every larger one does too; None if none is found.
 
-    Parameters
-    ----------
-    does
-        Asked about one index at a time, never twice about the same.
-    low, end
-        The answer is not below ``low``, and there is nothing from ``end`` on.
-    start
-        A guess, from ``low`` to below ``end``.
-    after_miss
-        Called with an index that does not: the least index worth asking about while none is known
-        to do, or None to give up.
+    No index is asked about twice. The answer is not below ``low``, and there is nothing from
+    ``end`` on; ``start`` is a guess between them. ``after_miss`` gets an index that does not, and
+    returns the least one worth asking about while none is known to do, or None to give up.
     """
     high, index, step = end, start, 1
     while low < high:

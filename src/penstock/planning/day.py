@@ -42,66 +42,36 @@ Progress = Callable[[str, float], None]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Period:
-    """One interval of the day.
+    """One interval of the day."""
 
-    Attributes
-    ----------
-    start_s, rate
-        When it begins, and its requests/s.
-    certified
-        Fewest replicas with which theory allows a stable fleet: no policy carries the rate with
-        fewer.
-    replicas
-        Fewest that meet the targets; the most allowed where those do not.
-    met
-        Whether they do.
-    rho
-        Rate over what no policy of so many replicas can exceed.
-    settles_s
-        Relaxation time of the queues: over so long a deviation falls to 1/e; infinite where more
-        arrives than so many replicas can carry.
-    backlog
-        Requests left over at its end, at least, where more arrives than so many replicas can carry.
-    """
-
-    start_s: float
-    rate: float
+    start_s: float  # when it begins
+    rate: float  # requests/s
+    # Fewest replicas with which theory allows a stable fleet: no policy carries the rate with
+    # fewer.
     certified: int
-    replicas: int
+    replicas: int  # fewest that meet the targets; the most allowed where those do not
     met: bool
-    rho: float
+    rho: float  # rate over what no policy of so many replicas can exceed
+    # Relaxation time of the queues: over so long a deviation falls to 1/e; infinite where more
+    # arrives than so many replicas can carry.
     settles_s: float
+    # Requests left over at its end, at least, where more arrives than so many replicas can carry.
     backlog: float
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DayPlan(Shown):
-    """Replicas by interval.
-
-    Attributes
-    ----------
-    profile, deployment, targets
-        What was asked; the deployment is the fleet that the peak needs, and is static.
-    periods
-        One for each interval.
-    startup_s
-        Seconds from when a replica is asked for until it serves.
-    evaluations
-        Those that were simulated; the others follow, since fewer requests or more replicas do no
-        harm.
-    check
-        The whole day simulated, or None: ``notices`` say why.
-    notices
-        What the user should know besides.
-    """
+    """Replicas by interval."""
 
     profile: RateProfile
-    deployment: Deployment
+    deployment: Deployment  # the fleet that the peak needs, static
     targets: tuple[Target, ...]
-    periods: tuple[Period, ...]
-    startup_s: float
+    periods: tuple[Period, ...]  # one for each interval
+    startup_s: float  # from when a replica is asked for until it serves
+    # Those that were simulated; the others follow, since fewer requests or more replicas do no
+    # harm.
     evaluations: tuple[Evaluation, ...]
-    check: DayCheck | None
+    check: DayCheck | None  # the whole day simulated, or None: `notices` say why
     notices: tuple[str, ...]
 
     @property
@@ -193,26 +163,10 @@ def plan_day(
     Where an evaluation implies the answer (no more requests per replica and
     no fewer replicas than one that met the targets, or the reverse), nothing is simulated.
 
-    Parameters
-    ----------
-    profile
-        Rates of the day.
-    workload
-        Lengths, and arrivals at each rate; recorded ones are resampled as Poisson arrivals.
-    deployment, targets
-        Of any number of replicas; an `Aim`, or targets for `Aim.of`, which also takes what else is
-        given by name.
-    replicas, most_replicas, least_replicas
-        Numbers that the fleet may have; without them all from the least to the most.
-    startup_minutes
-        From when a replica is asked for until it serves; it is paid for from the start.
-    check
-        Whether to simulate whole days.
-
-    Raises
-    ------
-    InputError
-        If a value cannot be used.
+    Recorded arrivals are resampled as Poisson ones at each rate. Targets are an `Aim`, or for
+    `Aim.of`, which also takes what else is given by name. The fleet may have the numbers in
+    ``replicas``; without them all from the least to the most. A replica is paid for while it starts
+    up.
     """
     if deployment.other is not None:
         raise InputError(

@@ -31,24 +31,15 @@ _MOST_SIMULATED = 5_000_000
 class DayCheck:
     """Whole days simulated, one after the other, on one replica that gets its share of the
     requests.
-
-    Attributes
-    ----------
-    days, requests
-        Simulated.
-    latency
-        For each interval, by metric and statistic, seconds, of the requests that arrive in it;
-        ``tbt_s`` has its mean.
-    gaps
-        ``tbt_s`` of whole days, by statistic, seconds.
-    above
-        (interval, target, value) where a target is exceeded.
     """
 
     days: int
     requests: int
+    # For each interval, by metric and statistic, seconds, of the requests that arrive in it;
+    # `tbt_s` has its mean.
     latency: tuple[Mapping[str, Mapping[str, float]], ...]
-    gaps: Mapping[str, float]
+    gaps: Mapping[str, float]  # `tbt_s` of whole days, by statistic, seconds
+    # (interval, target, value) where a target is exceeded.
     above: tuple[tuple[int, Target, float], ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -79,7 +70,7 @@ def simulate_day(
     profile: RateProfile,
     workload: Workload,
     deployment: Deployment,
-    replicas: Sequence[int],
+    replicas: Sequence[int],  # those that serve in each interval
     targets: Sequence[Target] = (),
 ) -> DayCheck:
     """Simulate whole days on one replica that is there all day, with its share of the requests.
@@ -87,24 +78,6 @@ def simulate_day(
     Arrivals are a Poisson process with the rate of each interval over its replicas, by thinning one
     of the highest such rate; that is what a router that splits the stream at random leaves for a
     replica.
-
-    Parameters
-    ----------
-    profile
-        Rates of the day.
-    workload
-        Lengths and seed.
-    deployment
-        Whose server serves; its number of replicas does not matter.
-    replicas
-        Those that serve in each interval.
-    targets
-        To be compared with; their statistics are counted besides the usual ones.
-
-    Raises
-    ------
-    InputError
-        If there are too many requests to keep.
     """
     shares = profile.rates / np.asarray(replicas, np.float64)
     per_day = float(shares.sum() * profile.interval_s)

@@ -19,24 +19,12 @@ the others.
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of replica.
-
-    Attributes
-    ----------
-    server
-        Batch times, token budget, max batch size, policy, KV memory.
-    hardware
-        Name of the preset, None where batch times were given.
-    accelerators
-        Of one replica.
-    price
-        Of an accelerator for an hour, in whatever money; 1 counts accelerators.
-    """
+    """A kind of replica."""
 
     server: Server
-    hardware: str | None = None
-    accelerators: int = 1
-    price: float = 1.0
+    hardware: str | None = None  # name of the preset; None: batch times were given
+    accelerators: int = 1  # of one replica
+    price: float = 1.0  # of an accelerator for an hour, in whatever money; 1 counts accelerators
 
     def __post_init__(self) -> None:
         reason = "a replica runs on at least one"

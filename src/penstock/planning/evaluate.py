@@ -57,44 +57,23 @@ _RECORDING_SHORT = "the recording alone: it is too short, or latency rises all t
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evaluation:
-    """One deployment, simulated.
-
-    Attributes
-    ----------
-    deployment
-        What was simulated.
-    verdict
-        ``stable``, ``unstable`` or ``undecided``.
-    known_by
-        The theorem that says so, or the test.
-    answer
-        Whether it does what it has to: ``met``, ``missed`` or ``undecided``.
-    estimates, judgements
-        One for each target.
-    goodput
-        Share of the requests within all limits.
-    latency
-        By metric (``ttft_s``, ``tbt_s``, ``e2e_s``) and statistic (``mean``, ``p50`` ...); empty if
-        it is unstable.
-    requests
-        Simulated in the last run, all replicas together where they were simulated together; 0 where
-        theory knows.
-    rate
-        Requests/s that the deployment is offered.
-    notices
-        What the user should know besides.
-    """
+    """One deployment, simulated."""
 
     deployment: Deployment
     verdict: Outcome
-    known_by: str
-    answer: Judgement
+    known_by: str  # the theorem that says so, or the test
+    answer: Judgement  # whether it does what it has to
+    # One for each target.
     estimates: tuple[Estimate, ...]
     judgements: tuple[Judgement, ...]
-    goodput: Estimate
+    goodput: Estimate  # share of the requests within all limits
+    # By metric (`ttft_s`, `tbt_s`, `e2e_s`) and statistic (`mean`, `p50` ...); empty if it is
+    # unstable.
     latency: Mapping[str, Mapping[str, Estimate]]
+    # Simulated in the last run, all replicas together where they were simulated together; 0 where
+    # theory knows.
     requests: int
-    rate: float
+    rate: float  # requests/s that the deployment is offered
     notices: tuple[str, ...] = ()
 
     @property
@@ -136,17 +115,6 @@ def evaluate(
     Stability is by theorem where one applies, else by the sequential test (`penstock.verdict`).
     While the judgement is undecided the run doubles, the same requests first; each look has a
     confidence such that all together have the one asked for (Bonferroni).
-
-    Parameters
-    ----------
-    workload
-        What arrives at the whole deployment.
-    deployment
-        What serves.
-    aim
-        What it has to do.
-    progress
-        Called now and then with the share of the longest run that is done.
     """
     report = progress or (lambda share: None)
     # what one replica finds of its prompts depends on which requests the others get
@@ -292,12 +260,6 @@ def _of_run(run: Run, steady: SteadyState) -> tuple[Floats, Floats, Floats]:
 def network_of(workload: Workload, deployment: Deployment) -> Network:
     """Return a deployment whose replicas have to be simulated together, as a network with
     ``workload``.
-
-    Raises
-    ------
-    InputError
-        If the replicas have something that a pool cannot have, a request never fits, or a router
-        can never see what it looks for.
     """
     network = _network_of(workload, deployment)
     refuse_in_vain(network)

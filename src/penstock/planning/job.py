@@ -40,38 +40,18 @@ Progress = Callable[[str, float], None]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JobPlan(Shown):
-    """How to finish a job.
-
-    Attributes
-    ----------
-    requests, deadline_s, targets
-        What was asked; the targets are of the online traffic.
-    online_rate
-        Requests/s of the online traffic, of the whole fleet; None: there is none.
-    best
-        The least cost per hour that meets the deadline and the targets, of several the shortest;
-        None: there is none.
-    nearest
-        What came nearest: ``best``, or else the one that misses the least.
-    unreachable
-        Why there is no best, and what to change; empty where there is one.
-    results
-        All that was simulated.
-    discarded
-        (family, why) of what was not.
-    notices
-        What the user should know besides.
-    """
+    """How to finish a job."""
 
     requests: int
     deadline_s: float
-    targets: tuple[Target, ...]
-    online_rate: float | None
+    targets: tuple[Target, ...]  # of the online traffic
+    online_rate: float | None  # requests/s of the whole fleet; None: no online traffic
+    # The least cost per hour that meets the deadline and the targets, of several the shortest.
     best: JobResult | None
-    nearest: JobResult | None
-    unreachable: str
-    results: tuple[JobResult, ...]
-    discarded: tuple[tuple[str, str], ...]
+    nearest: JobResult | None  # `best`, or else the one that misses the least
+    unreachable: str  # why there is no best, and what to change; empty where there is one
+    results: tuple[JobResult, ...]  # all that was simulated
+    discarded: tuple[tuple[str, str], ...]  # (family, why) of what was not
     notices: tuple[str, ...]
 
     @property
@@ -121,31 +101,13 @@ def plan_job(
     """Find the least fleet that finishes a job by its deadline, and the token budget that does so
     soonest.
 
-    Parameters
-    ----------
-    workload
-        Lengths of the job; a recording is taken as it is if it has as many requests, else rows are
-        drawn from it.
-    fleets, token_budgets
-        What to try: families of a search space with their numbers of replicas, or deployments with
-        any number; on each server its own budget and `job_candidates.TOKEN_BUDGETS`, or those
-        given.
-    requests, deadline_s
-        Of the job, and seconds from the start until all are done.
-    online, targets
-        Traffic that the same fleet carries all the while, at the rate of the whole fleet, and what
-        its requests must meet; ``tbt`` percentiles are of online requests and job together.
-    most_replicas, progress
-        Of a fleet, which then has any number up to it (default: what a family allows, of a
-        deployment `job_candidates.MOST`); called now and then.
-    runs, confidence
-        With requests drawn anew (a recording taken as it is has one run), for an interval that so
-        often holds the next.
-
-    Raises
-    ------
-    InputError
-        If a value cannot be used, or no server can serve the job.
+    A recording is taken as it is if it has as many requests, else rows are drawn from it. Fleets
+    are families of a search space with their numbers of replicas, or deployments with any number up
+    to ``most_replicas`` (of a deployment by default `job_candidates.MOST`); on each server its own
+    budget and `job_candidates.TOKEN_BUDGETS` are tried, or those given. Online traffic comes all
+    the while at the rate of the whole fleet, and its requests must meet the targets; ``tbt``
+    percentiles are of online requests and job together. Each of ``runs`` has requests drawn anew (a
+    recording taken as it is has one run), for an interval that holds the next with this confidence.
     """
     job, notices = checked_job(
         workload, requests, deadline_s, online, targets, most_replicas, runs, confidence
@@ -194,11 +156,6 @@ def checked_job(
 ) -> tuple[Job, list[str]]:
     """Return a job whose values can be used, and what has to be said of it; parameters as for
     `plan_job`.
-
-    Raises
-    ------
-    InputError
-        If a value cannot be used.
     """
     keeps = "each keeps a row in memory; of a longer job plan a part, with its part of the time"
     requests = checks.whole("the requests of the job", requests, 1, _MOST_REQUESTS, "", keeps)

@@ -37,40 +37,19 @@ _MOST_KEPT = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JobResult:
-    """One fleet that works on the job.
-
-    Attributes
-    ----------
-    deployment
-        The fleet.
-    mode
-        ``alone``, or how it works beside online traffic: ``priority`` or ``paced``.
-    makespan
-        Seconds until the last request is done: the mean of the runs, and an interval that holds the
-        next one.
-    lower_bound_s
-        Seconds that no policy on as many replicas can undercut.
-    tokens_per_s
-        Forward tokens of the job over its makespan, all replicas.
-    online
-        An estimate for each target, of the online requests that arrive while the job lasts.
-    answer
-        Whether the deadline, and the targets of the online traffic, are met.
-    runs
-        Simulated.
-    beside
-        Of these, those in which online requests came while the job lasted.
-    """
+    """One fleet that works on the job."""
 
     deployment: Deployment
-    mode: Mode
+    mode: Mode  # `alone`, or how it works beside online traffic: `priority` or `paced`
+    # Seconds until the last request is done: the mean of the runs, and an interval that holds the
+    # next one.
     makespan: Estimate
-    lower_bound_s: float
-    tokens_per_s: float
-    online: tuple[Estimate, ...]
-    answer: Judgement
+    lower_bound_s: float  # that no policy on as many replicas can undercut
+    tokens_per_s: float  # forward tokens of the job over its makespan, all replicas
+    online: tuple[Estimate, ...]  # for each target, of the requests that arrive while the job lasts
+    answer: Judgement  # whether the deadline, and the targets of the online traffic, are met
     runs: int
-    beside: int = 0
+    beside: int = 0  # runs in which online requests came while the job lasted
 
     @property
     def accelerator_hours(self) -> float:

@@ -40,39 +40,17 @@ _PROBE_S, _STARTUP_S = (
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """How to start one replica of a deployment, and all of them on Kubernetes.
+    """How to start one replica of a deployment, and all of them on Kubernetes."""
 
-    Attributes
-    ----------
-    engine
-        ``vllm`` or ``sglang``.
-    command
-        Arguments, the program first.
-    environment
-        Variables that must be set.
-    replicas
-        How often to start it.
-    accelerators
-        GPUs of each.
-    model
-        Weights, as the engine is told.
-    exact
-        Whether the engine then schedules as the plan was simulated.
-    notes
-        What to know before it is started, a sentence each.
-    kind
-        The hardware, where a fleet has two kinds and this starts one of them; else empty.
-    """
-
-    engine: str
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-    replicas: int
-    accelerators: int
-    model: str
-    exact: bool
-    notes: tuple[str, ...]
-    kind: str = ""
+    engine: str  # `vllm` or `sglang`
+    command: tuple[str, ...]  # arguments, the program first
+    environment: Mapping[str, str]  # variables that must be set
+    replicas: int  # how often to start it
+    accelerators: int  # GPUs of each
+    model: str  # weights, as the engine is told
+    exact: bool  # the engine then schedules as the plan was simulated
+    notes: tuple[str, ...]  # what to know before it is started, a sentence each
+    kind: str = ""  # the hardware, where a fleet has two kinds and this starts one of them
 
     @property
     def _program(self) -> Program:
@@ -193,21 +171,9 @@ def launch(
 ) -> Launch:
     """Return how to start a deployment.
 
-    Parameters
-    ----------
-    deployment
-        The answer of a plan.
-    engine
-        ``vllm`` or ``sglang``. Default: SGLang for its own scheduler, vLLM for everything else.
-    model
-        Weights: a repository of Hugging Face or a folder. Default: the model's name in the hardware
-        preset.
-
-    Raises
-    ------
-    InputError
-        If no command line is known: the scheduler of another engine, prefill and decode on replicas
-        of their own.
+    The engine is ``vllm`` or ``sglang``; by default SGLang for its own scheduler, vLLM for
+    everything else. The model is a repository of Hugging Face or a folder; by default the model's
+    name in the hardware preset.
     """
     policy = deployment.server.policy
     programs = {

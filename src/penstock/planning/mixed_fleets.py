@@ -32,25 +32,14 @@ _BESIDE = 6
 
 @dataclasses.dataclass(frozen=True)
 class Stock:
-    """How many accelerators there are.
+    """How many accelerators there are."""
 
-    Attributes
-    ----------
-    at_hand
-        By a part of the name of the hardware; of what none names there is no end.
-    """
-
+    # By a part of the name of the hardware; of what none names there is no end.
     at_hand: Mapping[str, int]
 
     @classmethod
     def of(cls, at_hand: Mapping[str, int] | None, hardware: Sequence[str | None]) -> Self:
-        """Check and return what is at hand for a search over some hardware.
-
-        Raises
-        ------
-        InputError
-            If a number cannot be used, or names no hardware of the search.
-        """
+        """Check and return what is at hand for a search over some hardware."""
         if at_hand is None:
             return cls({})
         if not isinstance(at_hand, Mapping):

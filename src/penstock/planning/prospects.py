@@ -24,30 +24,14 @@ def rank(evaluation: Evaluation) -> Rank:
 
 @dataclasses.dataclass
 class Prospect:
-    """What is known of a family.
-
-    Attributes
-    ----------
-    family
-        Its deployments.
-    least
-        Index, in `Family.counts`, of the fewest replicas that theory does not rule out.
-    most
-        Index of the most that were searched; below `least` where none were.
-    answer
-        Index of the fewest that do what they have to; None: none known.
-    why_not_fewer
-        Why theory rules out fewer than `least`.
-    guess
-        Index at which to begin.
-    """
+    """What is known of a family."""
 
     family: Family
-    least: int
-    guess: int
-    why_not_fewer: str = ""
-    most: int = -1
-    answer: int | None = None
+    least: int  # index, in `Family.counts`, of the fewest replicas that theory does not rule out
+    guess: int  # index at which to begin
+    why_not_fewer: str = ""  # why theory rules out fewer than `least`
+    most: int = -1  # index of the most that were searched; below `least` where none were
+    answer: int | None = None  # index of the fewest that do what they have to
 
     def cost(self, index: int) -> float:
         """Return what the deployment at an index costs."""
@@ -70,20 +54,11 @@ def order_of(prospect: Prospect) -> tuple[float, float, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Hopeless:
-    """A family that is ruled out at any number of replicas.
-
-    Attributes
-    ----------
-    family
-        Its deployments.
-    by, why
-        What rules it out.
-    excess
-        How many times the limit a latency is that no policy undercuts; infinite where it is ruled
-        out otherwise.
-    """
+    """A family that is ruled out at any number of replicas."""
 
     family: Family
-    by: Reason
+    by: Reason  # what rules it out
     why: str
+    # How many times the limit a latency is that no policy undercuts; infinite where it is ruled out
+    # otherwise.
     excess: float = math.inf

@@ -25,21 +25,11 @@ _HIGHEST_RATE = 1e6
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RateProfile:
-    """Request rates, constant over each of a number of equal intervals, over and over again.
+    """Request rates, constant over each of a number of equal intervals, over and over again."""
 
-    Parameters
-    ----------
-    rates
-        Shape (intervals,), requests/s.
-    interval_s
-        Seconds of each.
-    name
-        For tables.
-    """
-
-    rates: Floats
-    interval_s: float = HOUR_S
-    name: str = "given rates"
+    rates: Floats  # shape (intervals,), requests/s
+    interval_s: float = HOUR_S  # of each
+    name: str = "given rates"  # for tables
 
     def __post_init__(self) -> None:
         rates = checks.column("the rates of a day", self.rates).astype(np.float64)
@@ -70,23 +60,10 @@ class RateProfile:
     @classmethod
     def of_trace(cls, workload: Workload, *, interval_s: float = HOUR_S) -> Self:
         """Count the arrivals of a trace by interval; of a trace of several days take the mean of
-        all days.
+        all days. The day must be a multiple of the interval where the trace is longer than one.
 
         Times count from the first request of the trace, not from midnight. An interval of which the
         trace covers less than half is left out, unless it is the only one.
-
-        Parameters
-        ----------
-        workload
-            With recorded arrival times.
-        interval_s
-            Seconds of an interval; a day must be a multiple of it where the trace is longer than
-            one.
-
-        Raises
-        ------
-        InputError
-            If the workload has no recorded times, or they are all the same.
         """
         if not isinstance(workload.arrivals, Replay):
             raise InputError(
@@ -128,20 +105,7 @@ class RateProfile:
     @classmethod
     def read(cls, path: str | Path, *, interval_s: float | None = None) -> Self:
         """Read a CSV file with a column ``rate`` (requests/s), and perhaps ``hour`` (evenly
-        spaced).
-
-        Parameters
-        ----------
-        path
-            Of the file.
-        interval_s
-            Seconds of each row. Default: what the column ``hour`` says, without it an hour.
-
-        Raises
-        ------
-        InputError
-            If the file cannot be read, hours are not evenly spaced, or they are not ``interval_s``
-            apart.
+        spaced). The default interval is what the column ``hour`` says, without it an hour.
         """
         file = checks.path("the file of rates", path)
         source = Source.at(file)
@@ -219,18 +183,8 @@ def profile(
     rates: Any, workload: Workload, folder: Path = Path(), *, interval_s: float | None = None
 ) -> RateProfile:
     """Return the profile that a scenario asks for: a list of rates by hour, the path of a CSV file,
-    or ``trace``.
-
-    Parameters
-    ----------
-    rates
-        What the scenario says; ``trace`` takes the recorded times of the workload.
-    workload
-        As read, before it is resampled.
-    folder
-        Where paths start.
-    interval_s
-        Seconds of an interval. Default: an hour, or what a CSV file says.
+    or ``trace``. ``trace`` takes the recorded times of the workload, as read, before it is
+    resampled. The default interval is an hour, or what a CSV file says.
     """
     length = HOUR_S if interval_s is None else interval_s
     if isinstance(rates, RateProfile):

@@ -107,25 +107,12 @@ class _Planned(Section):
 
 @dataclasses.dataclass(frozen=True)
 class PlanScenario:
-    """What a scenario with a ``plan`` describes, ready to use.
+    """What a scenario with a ``plan`` describes, ready to use."""
 
-    Attributes
-    ----------
-    scenario
-        What arrives, and one server for what does not vary.
-    space
-        What may be deployed.
-    aim
-        What it has to do; None without targets.
-    workload
-        What the fleet is planned for: the scenario's, or with a day its highest rate.
-    day, job
-        What ``plan`` says of a day's rates and of a finite job; None where it says nothing.
-    """
-
-    scenario: Scenario
-    space: Space
-    aim: Aim | None
+    scenario: Scenario  # what arrives, and one server for what does not vary
+    space: Space  # what may be deployed
+    aim: Aim | None  # what it has to do; None without targets
+    # What the fleet is planned for: the scenario's, or with a day its highest rate.
     workload: Workload
     day: Day | None = None
     job: JobSection | None = None
@@ -141,13 +128,7 @@ def read_plan(
     confidence: float | None = None,
     seed: int | None = None,
 ) -> PlanScenario:
-    """Read a scenario that has a ``plan``; what is given besides goes before what the file says.
-
-    Raises
-    ------
-    InputError
-        In one line, if the file cannot be read, or a value in it cannot be used.
-    """
+    """Read a scenario that has a ``plan``; what is given besides goes before what the file says."""
     path = checks.path("the name of a scenario", path)
     document = read_document(path)
     if describes_network(document):

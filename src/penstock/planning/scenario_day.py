@@ -99,21 +99,9 @@ def day_of(
     """Plan the day that a scenario describes: ``plan.day`` is rates, a CSV file, ``trace``, or a
     `DaySection`.
 
-    Parameters
-    ----------
-    day
-        As it stands in the scenario, or as `read_day` returns it.
-    workload, aim
-        As for `plan_day`.
-    deployment
-        What the plan found for the highest rate: no interval needs more replicas, and it is the
-        static fleet.
-    counts
-        Numbers of replicas that the search allows, rising; empty: all.
-    folder
-        Of the scenario.
-    progress
-        As for `plan_day`.
+    The day is as it stands in the scenario, or as `read_day` returns it. The deployment is what the
+    plan found for the highest rate: no interval needs more replicas, and it is the static fleet.
+    ``counts`` are the numbers of replicas that the search allows, rising; empty: all.
     """
     day = read_day(day, workload, folder)
     least = day.section.least_replicas

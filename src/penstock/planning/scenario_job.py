@@ -63,20 +63,9 @@ def job_of(
 ) -> jobs.JobPlan:
     """Plan the job that a scenario describes (`JobSection`).
 
-    Parameters
-    ----------
-    job
-        As it stands in the scenario, or as `read_job` returns it.
-    workload
-        Lengths of the job.
-    fleets
-        What to try; of a family as many replicas as it allows, unless ``most_replicas`` is given.
-    aim
-        Whose targets the online traffic has.
-    online
-        What arrives besides, where ``online`` is asked for. Default: the workload.
-    progress
-        As for `penstock.planning.job.plan_job`.
+    The job is as it stands in the scenario, or as `read_job` returns it. Of a family as many
+    replicas are tried as it allows, unless ``most_replicas`` is given. ``online`` is what arrives
+    besides, where that is asked for; by default the workload.
     """
     online = workload if online is None else online
     section = read_job(job, workload, aim, online)

@@ -50,14 +50,8 @@ _PATIENCE = 6  # undecided deployments
 class Search:
     """A search on its way.
 
-    Attributes
-    ----------
-    prospects
-        One for each family that theory leaves.
-    hopeless
-        Families that are ruled out at any number of replicas.
-    best
-        The best so far, with its prospect.
+    It has ``prospects``, one for each family that theory leaves, ``hopeless`` families, that are
+    ruled out at any number of replicas, and the ``best`` so far, with its prospect.
     """
 
     def __init__(

@@ -20,15 +20,6 @@ def share_of(workload: Workload, router: str, replicas: int) -> Workload:
     ``random``: each request with probability 1 / replicas, which leaves a Poisson process Poisson.
     ``round-robin``: every one in turn. Of a recording the replica gets those of its requests, at
     their times.
-
-    Parameters
-    ----------
-    workload
-        What arrives at the router.
-    router
-        ``random`` or ``round-robin``; any at one replica.
-    replicas
-        How many there are.
     """
     if replicas == 1:
         return workload

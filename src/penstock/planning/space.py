@@ -34,18 +34,10 @@ class _UnsuitedError(InputError):
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Deployments that differ in the number of replicas alone.
+    """Deployments that differ in the number of replicas alone."""
 
-    Attributes
-    ----------
-    smallest
-        The one with the fewest.
-    counts
-        Numbers of replicas that are allowed, rising.
-    """
-
-    smallest: Deployment
-    counts: tuple[int, ...]
+    smallest: Deployment  # the one with the fewest
+    counts: tuple[int, ...]  # numbers of replicas that are allowed, rising
 
     def at(self, replicas: int) -> Deployment:
         """Return the deployment with so many replicas."""
@@ -59,27 +51,13 @@ class Family:
 
 @dataclasses.dataclass(frozen=True)
 class Discarded:
-    """Deployments that are not the answer, and why.
+    """Deployments that are not the answer, and why."""
 
-    Attributes
-    ----------
-    family
-        What they have in common.
-    replicas
-        The least and the most of those meant.
-    count
-        How many deployments.
-    by
-        What ruled them out.
-    why
-        A sentence.
-    """
-
-    family: str
-    replicas: tuple[int, int]
-    count: int
-    by: Reason
-    why: str
+    family: str  # what they have in common
+    replicas: tuple[int, int]  # the least and the most of those meant
+    count: int  # how many deployments
+    by: Reason  # what ruled them out
+    why: str  # a sentence
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -88,21 +66,11 @@ class Discarded:
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-    """What a plan searches.
+    """What a plan searches."""
 
-    Attributes
-    ----------
-    families
-        Deployments that can exist.
-    refused
-        Those that cannot, and why.
-    priced
-        Whether costs are money; else accelerators.
-    """
-
-    families: tuple[Family, ...]
-    refused: tuple[Discarded, ...] = ()
-    priced: bool = False
+    families: tuple[Family, ...]  # that can exist
+    refused: tuple[Discarded, ...] = ()  # those that cannot, and why
+    priced: bool = False  # costs are money; else accelerators
 
     def __len__(self) -> int:
         """Return the number of deployments that can exist."""
@@ -240,13 +208,7 @@ class _Choices:
         self, server: Server, hardware: str | None, budget: int, slots: int | None,
         policy: str | Scheduler,
     ) -> Kind:  # fmt: skip
-        """Return a kind of replica.
-
-        Raises
-        ------
-        InputError
-            If there can be none.
-        """
+        """Return a kind of replica."""
         accelerators, price = accelerators_and_price(hardware, self.price, self.accelerators)
         replica = _replica(server, hardware, budget, slots, policy)
         return Kind(replica, hardware, accelerators, price)
@@ -286,11 +248,6 @@ class _Choices:
     ) -> Family:  # fmt: skip
         """Return the family of a kind of replica; ``decode`` is that of those which decode, if it
         is another.
-
-        Raises
-        ------
-        InputError
-            If it has no deployment.
         """
         for_prompts, apart = ratio or (1, 0)
         whole = for_prompts + apart

@@ -16,24 +16,8 @@ def stable_rates(
     progress: Callable[[float], None] | None = None,
 ) -> RateMap | None:
     """Return the stable rates of a replica at every pair of limits of the space, all else as in a
-    deployment.
-
-    Parameters
-    ----------
-    workload
-        What arrives, at whatever rate: recorded ones at their pattern, not thinned to a replica's
-        share.
-    space
-        Where the limits are taken from.
-    deployment
-        Whose hardware and policy are meant.
-    progress
-        As in `penstock.capacity.stable_rates.rate_map`.
-
-    Returns
-    -------
-    RateMap or None
-        None where the space has but one pair of limits.
+    deployment. Recorded arrivals keep their pattern, not thinned to a replica's share. None: the
+    space has but one pair of limits.
     """
     servers = [family.smallest.server for family in space.families]
     budgets = sorted({server.token_budget for server in servers})

@@ -13,25 +13,14 @@ from penstock.words import counted
 
 @dataclasses.dataclass(frozen=True)
 class Unreachable:
-    """Why no deployment does.
+    """Why no deployment does."""
 
-    Attributes
-    ----------
-    target
-        What is not met, in words.
-    why
-        What keeps all of them from it.
-    nearest
-        The nearest value that was reached: seconds, or a share for goodput; None where none is
-        stable.
-    deployment
-        That reached it, or None.
-    """
-
-    target: str
-    why: str
+    target: str  # what is not met, in words
+    why: str  # what keeps all of them from it
+    # The nearest value that was reached: seconds, or a share for goodput; None where none is
+    # stable.
     nearest: float | None
-    deployment: Deployment | None
+    deployment: Deployment | None  # that reached it
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""

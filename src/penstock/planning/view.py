@@ -40,29 +40,13 @@ def plan_page(
     title: str,
     plan: "Plan | None" = None,
     *,
-    rates: "RateMap | None" = None,
-    day: "DayPlan | None" = None,
-    no_day: str = "",
-    job: "JobPlan | None" = None,
+    rates: "RateMap | None" = None,  # what one replica carries
+    day: "DayPlan | None" = None,  # the fleet that follows the day
+    no_day: str = "",  # or why there is none
+    job: "JobPlan | None" = None,  # the fleet for offline work
     launches: "Sequence[Launch]" = (),
 ) -> Page:
-    """Show a plan; what is not given is left out.
-
-    Parameters
-    ----------
-    title
-        Name of what was asked about: the scenario.
-    plan
-        The answer.
-    rates
-        What one replica carries, see `penstock.planning.stable_rates.stable_rates`.
-    day, no_day
-        The fleet that follows the day, or why there is none.
-    job
-        The fleet for offline work.
-    launches
-        How to start a replica.
-    """
+    """Show a plan; what is not given is left out."""
     heading = ""
     verdicts: list[Verdict] = []
     sections: list[Section] = []

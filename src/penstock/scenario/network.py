@@ -86,40 +86,20 @@ class _Document(Section):
 
 @dataclasses.dataclass(frozen=True)
 class NetworkScenario:
-    """What a scenario file of a network describes, ready to use.
+    """What a scenario file of a network describes, ready to use."""
 
-    Attributes
-    ----------
-    name
-        The file's name.
-    network
-        What serves, and what visits it.
-    jobs, until
-        How much to simulate: jobs, or seconds since the first; one of them is None, both for whole
-        recordings.
-    folder
-        Where the file's own paths are looked for.
-    outages
-        Replicas that die and come back while it is simulated.
-    """
-
-    name: str
-    network: Network
+    name: str  # the file's
+    network: Network  # what serves, and what visits it
+    # How much to simulate: jobs, or seconds since the first; one of them is None, both for whole
+    # recordings.
     jobs: int | None
     until: float | None
-    folder: Path
-    outages: tuple[Outage, ...] = ()
+    folder: Path  # where the file's own paths are looked for
+    outages: tuple[Outage, ...] = ()  # replicas that die and come back while it is simulated
 
 
 def read_network(path: str | Path) -> NetworkScenario:
-    """Read a scenario file of a network.
-
-    Raises
-    ------
-    InputError
-        In one line, if the file is missing, no YAML, of the wrong shape, or names something
-        unknown.
-    """
+    """Read a scenario file of a network."""
     path = checks.path("the name of a scenario", path)
     return build_network(read_document(path), path.parent, path.name)
 

@@ -61,43 +61,22 @@ class _Document(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """What a scenario file describes, ready to use.
+    """What a scenario file describes, ready to use."""
 
-    Attributes
-    ----------
-    name
-        The file's name.
-    workload, server
-        What arrives and what serves.
-    requests, until
-        How much to simulate: arrivals, or seconds since the first; one of them is None.
-    folder
-        Where the file's own paths are looked for.
-    file
-        Path of the file, for commands that name it.
-    measured
-        The preset or the file whose batch times these are, None where they stand in the scenario.
-    """
-
-    name: str
+    name: str  # the file's
     workload: Workload
     server: Server
+    # How much to simulate: arrivals, or seconds since the first; one of them is None.
     requests: int | None
     until: float | None
-    folder: Path
-    file: str = "scenario.yaml"
+    folder: Path  # where the file's own paths are looked for
+    file: str = "scenario.yaml"  # its path, for commands that name it
+    # Where the batch times are from; None: they stand in the scenario.
     measured: BatchTimeFile | None = None
 
 
 def read_scenario(path: str | Path) -> Scenario:
-    """Read a scenario file.
-
-    Raises
-    ------
-    InputError
-        In one line, if the file is missing, no YAML, of the wrong shape, or names something
-        unknown.
-    """
+    """Read a scenario file."""
     path = checks.path("the name of a scenario", path)
     return build(read_document(path), path.parent, path.name)
 

@@ -57,11 +57,6 @@ class Answers:
 
         It begins when the first is asked for. A scenario that cannot be used has one part, with the
         message and the field that it is about.
-
-        Raises
-        ------
-        TooMany
-            If `_MOST_AT_ONCE` are being worked out.
         """
         if not self._free.acquire(blocking=False):
             raise TooMany(

@@ -44,16 +44,8 @@ _HEADERS = {
 def application(
     controls: Controls, watched: "Watched | None" = None, name: str = "localhost"
 ) -> "ASGIApp":
-    """Return the application.
-
-    Parameters
-    ----------
-    controls
-        The scenario, and what a page changes of it.
-    watched
-        The engines of the second tab, or None.
-    name
-        By which this machine may be asked, besides ``localhost`` and its addresses.
+    """Return the application. ``watched`` are the engines of the second tab; this machine may be
+    asked by ``name``, besides ``localhost`` and its addresses.
     """
     answers = Answers(controls)
     answers.warm()

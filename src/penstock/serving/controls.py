@@ -56,48 +56,21 @@ class Values(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A state of the page, ready to be answered.
+    """A state of the page, ready to be answered."""
 
-    Attributes
-    ----------
-    text
-        The scenario as YAML.
-    workload, server
-        What arrives in all, and one of the servers.
-    network
-        The servers behind their router; None: there is one, without a router.
-    length
-        Requests or jobs to simulate; None where ``until`` says how long.
-    until
-        Simulated seconds.
-    outages
-        Replicas that die and come back.
-    replicas
-        How many servers there are.
-    """
-
-    text: str
-    workload: Workload
-    server: Server
-    network: Network | None
-    length: int | None
-    until: float | None
-    outages: tuple[Outage, ...]
-    replicas: int
+    text: str  # the scenario as YAML
+    workload: Workload  # what arrives in all
+    server: Server  # one of the servers
+    network: Network | None  # the servers behind their router; None: there is one, without a router
+    length: int | None  # requests or jobs to simulate; None where `until` says how long
+    until: float | None  # simulated seconds
+    outages: tuple[Outage, ...]  # replicas that die and come back
+    replicas: int  # how many servers there are
 
 
 class Controls:
-    """A scenario, and the values of it that a page changes.
-
-    Parameters
-    ----------
-    path
-        A scenario of one server, or of a network of one pool with one workload. None: an example.
-
-    Raises
-    ------
-    InputError
-        If it cannot be used, or describes another network.
+    """A scenario, and the values of it that a page changes. It is of one server, or of a network of
+    one pool with one workload; without a path an example.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -128,13 +101,7 @@ class Controls:
         }
 
     def values_of(self, query: Mapping[str, str]) -> Values:
-        """Return the values that a query gives, the scenario's where it gives none.
-
-        Raises
-        ------
-        InputError
-            If one cannot be used.
-        """
+        """Return the values that a query gives, the scenario's where it gives none."""
         own = self.values
         checks.word("policy", query.get("policy", own.policy).strip(), self.choices()["policy"])
         texts = {name: query[name].strip() for name in Values._fields if name in query}
@@ -150,13 +117,7 @@ class Controls:
         )  # fmt: skip
 
     def case(self, values: Values) -> Case:
-        """Return the scenario with these values.
-
-        Raises
-        ------
-        InputError
-            If they cannot be used together.
-        """
+        """Return the scenario with these values."""
         document = self._with(values)
         text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
         if not describes_network(document):

@@ -23,22 +23,7 @@ _KEPT = 720  # rounds that are drawn: an hour, where one comes every 5 s
 
 
 class Watched:
-    """Engines that are asked again and again by a thread, from the construction on.
-
-    Parameters
-    ----------
-    places
-        Addresses of engines.
-    scenario
-        What each engine is; None: not known.
-    every_s
-        Seconds between rounds.
-
-    Raises
-    ------
-    InputError
-        If an address cannot be used.
-    """
+    """Engines that are asked again and again by a thread, from the construction on."""
 
     def __init__(self, places: Sequence[str], scenario: Path | None, every_s: float) -> None:
         engine = described_engine(scenario, None, None, {})

@@ -151,12 +151,8 @@ def _stack(part: dict[str, Any], narrower: bool) -> None:
 
 
 def save(charts: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write each chart as ``name.svg`` and ``name.png``: all are drawn before the first is written.
-
-    Raises
-    ------
-    InputError
-        If the folder cannot be written to.
+    """Write each chart as ``name.svg`` and ``name.png``: all are drawn before the first is
+    written.
     """
     drawn: dict[Path, bytes] = {}
     for name, chart in charts.items():

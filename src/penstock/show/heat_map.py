@@ -24,20 +24,10 @@ def heat_map(
     name: str,
     cells: tuple[int, int],
 ) -> alt.LayerChart:
-    """Draw coloured cells with their figures: light is low, dark is high; the best is framed.
-
-    Parameters
-    ----------
-    rows
-        A row per cell: ``value``, ``text`` and ``note`` (two lines in the cell), ``best``.
-    x, y
-        The axes.
-    value
-        Column that is coloured; null leaves the cell white.
-    title, name
-        Of the colours, and of the chart.
-    cells
-        Columns and rows; text is left out where there are too many.
+    """Draw coloured cells with their figures: light is low, dark is high; the best is framed. A row
+    is a cell: ``value``, ``text`` and ``note`` (two lines in it), ``best``. The column of the value
+    is coloured; null leaves the cell white. The title is that of the colours; ``cells`` are columns
+    and rows: text is left out where there are too many.
     """
     across, down = cells
     known = rows[value].drop_nulls().to_list()

@@ -46,13 +46,7 @@ _LOOK = {
 
 
 def write(path: Path, page: Page) -> None:
-    """Write one HTML file, whole or not at all; its folder is made where it is missing.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be written.
-    """
+    """Write one HTML file, whole or not at all; its folder is made where it is missing."""
     path = checks.writable("--report", path, makes_folder=True)
     text = render(page)
     try:

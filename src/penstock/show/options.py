@@ -74,21 +74,8 @@ MaxGib = Annotated[
 def check_outputs(
     inputs: Iterable[Path], outputs: Mapping[str, Path | None], figures: Path | None = None
 ) -> None:
-    """Refuse before the work what could not be written after it, or would be lost.
-
-    Parameters
-    ----------
-    inputs
-        What is read: files, and folders of files.
-    outputs
-        The files to write, by the options that name them; None: not asked for.
-    figures
-        The folder of the figures.
-
-    Raises
-    ------
-    InputError
-        If one cannot be written, or is an input or another output.
+    """Refuse before the work what could not be written after it, or would be lost. Outputs are by
+    the options that name them.
     """
     if figures is not None:
         checks.writable("--figures", figures, folder=True)

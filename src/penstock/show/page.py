@@ -37,25 +37,12 @@ _PHRASE = 24  # letters of a line that would leave the other columns of a phone 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """An answer in one word.
+    """An answer in one word."""
 
-    Attributes
-    ----------
-    word
-        ``stable``, ``unstable``, ``unknown``, ``met`` ...; good, bad and open ones differ in colour
-        and in shape, and one that judges nothing has neither.
-    reason
-        One sentence.
-    source
-        What says so: ``by Theorem 1(b)``, ``by simulation``.
-    about
-        What it is about, where there are several: a policy, a target.
-    """
-
-    word: str
-    reason: str
-    source: str = ""
-    about: str = ""
+    word: str  # `stable`, `unknown`, `met` ...; good, bad and open ones differ in colour and shape
+    reason: str  # one sentence
+    source: str = ""  # what says so: `by Theorem 1(b)`, `by simulation`
+    about: str = ""  # where there are several: a policy, a target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,37 +65,17 @@ class Hypothesis:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Cells of text; the first column names the row. A line break in a cell is kept.
-
-    Attributes
-    ----------
-    columns, rows
-        What it shows.
-    caption
-        How to read it.
-    title
-        What it shows, where the section does not say so.
-    prose
-        Whether all columns hold words, even if some begin with a figure.
-    strong
-        Rows that matter most: the best one, or those that sum up others.
-    spare
-        Columns that a narrow terminal leaves out, the first one first.
-    detail
-        Whether a terminal leaves the whole table out.
-    links
-        Where the name of each row leads to, in a browser.
-    """
+    """Cells of text; the first column names the row. A line break in a cell is kept."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    caption: str = ""
-    title: str = ""
-    prose: bool = False
-    strong: Sequence[int] = ()
-    spare: Sequence[str] = ()
-    detail: bool = False
-    links: Sequence[str] = ()
+    caption: str = ""  # how to read it
+    title: str = ""  # where the section does not say so
+    prose: bool = False  # all columns hold words, even if some begin with a figure
+    strong: Sequence[int] = ()  # rows that matter most: the best one, or those that sum up others
+    spare: Sequence[str] = ()  # columns that a narrow terminal leaves out, the first one first
+    detail: bool = False  # a terminal leaves the whole table out
+    links: Sequence[str] = ()  # where the name of each row leads to, in a browser
 
     @property
     def of_words(self) -> list[bool]:
@@ -145,81 +112,41 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """Charts that belong together.
+    """Charts that belong together."""
 
-    Attributes
-    ----------
-    title
-        What is drawn.
-    charts
-        Altair charts by what a reader who cannot see them should be told; each scales on its own.
-    tables
-        The figures that are drawn.
-    caption
-        How to read it.
-    wide
-        Whether a phone shows its charts with panels below one another, or lets those that need
-        their width scroll sideways, instead of shrinking them below legibility.
-    """
-
-    title: str
+    title: str  # what is drawn
+    # By what a reader who cannot see them should be told; each scales on its own.
     charts: Mapping[str, Any]
-    tables: Sequence[Table]
-    caption: str = ""
+    tables: Sequence[Table]  # the figures that are drawn
+    caption: str = ""  # how to read it
+    # A phone shows its charts with panels below one another, or lets those that need their width
+    # scroll sideways, instead of shrinking them below legibility.
     wide: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A part of the page with a heading.
-
-    Attributes
-    ----------
-    title
-        The heading.
-    paragraphs, facts, hypotheses, tables
-        What it says, in this order.
-    commands
-        What to copy into a shell: nothing is wrapped.
-    figures
-        Draws what it shows; a terminal never asks.
-    notes
-        What to know besides; a terminal says it last.
-    """
+    """A part of the page with a heading."""
 
     title: str
     paragraphs: Sequence[str] = ()
     facts: Sequence[Fact] = ()
     hypotheses: Sequence[Hypothesis] = ()
     tables: Sequence[Table] = ()
-    commands: Sequence[str] = ()
-    figures: Callable[[], Sequence[Figure]] = tuple
-    notes: Sequence[str] = ()
+    commands: Sequence[str] = ()  # to copy into a shell: nothing is wrapped
+    figures: Callable[[], Sequence[Figure]] = tuple  # a terminal never asks
+    notes: Sequence[str] = ()  # what to know besides; a terminal says it last
 
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """All that is said of an answer.
+    """All that is said of an answer."""
 
-    Attributes
-    ----------
-    title
-        Name of what was asked about, such as the scenario.
-    heading
-        One line: workload, server, policies; may be empty.
-    verdicts
-        What comes first.
-    sections
-        What follows, in this order.
-    notes
-        What to know before the verdicts are read.
-    """
-
-    title: str
-    heading: str
-    verdicts: Sequence[Verdict] = ()
+    title: str  # name of what was asked about, such as the scenario
+    heading: str  # one line: workload, server, policies; may be empty
+    verdicts: Sequence[Verdict] = ()  # come first
     sections: Sequence[Section] = ()
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # what to know before the verdicts are read
 
 
 class Shown(abc.ABC):

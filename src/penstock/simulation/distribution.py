@@ -19,21 +19,11 @@ def exact_sum(samples: Ints) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Distribution:
-    """Values and how often each occurred.
+    """Values and how often each occurred."""
 
-    Attributes
-    ----------
-    values
-        Shape (distinct,), ticks, rising.
-    counts
-        Shape (distinct,).
-    total
-        Exact sum of all values, ticks (values may be rounded, the sum is not).
-    """
-
-    values: Ints
-    counts: Ints
-    total: int
+    values: Ints  # shape (distinct,), ticks, rising
+    counts: Ints  # shape (distinct,)
+    total: int  # exact sum of all values, ticks (values may be rounded, the sum is not)
 
     @classmethod
     def of(cls, samples: Ints) -> "Distribution":

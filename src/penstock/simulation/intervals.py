@@ -39,20 +39,12 @@ from penstock.simulation.distribution import Distribution
 
 
 class QuantileInterval(NamedTuple):
-    """Interval of a quantile.
+    """Interval of a quantile."""
 
-    Attributes
-    ----------
-    low, high
-        Its ends, in the unit of the samples; None: there is too little data to tell.
-    bursts
-        Effective number of bursts of samples beyond the quantile, `most_bursts` of
-        `quantile_interval` at most.
-    """
-
+    # In the unit of the samples; None: there is too little data to tell.
     low: float | None
     high: float | None
-    bursts: float
+    bursts: float  # effective number of bursts of samples beyond the quantile
 
 
 _MOST_WIDENING = 0.8  # correlation up to which its effect can be estimated from a few batches
@@ -72,16 +64,8 @@ def warmup(series: npt.ArrayLike) -> tuple[int, bool]:
     Of the truncations in the first half it takes the one with the smallest marginal standard error
     of the means of 5.
 
-    Parameters
-    ----------
-    series
-        Shape (values,), in order of time.
-
-    Returns
-    -------
-    tuple of int and bool
-        The number of values, and whether the minimum lies at the end of the first half: then the
-        warm-up may go on.
+    The series is in order of time. Returned is also whether the minimum lies at the end of the
+    first half: then the warm-up may go on.
     """
     fives = np.asarray(series, np.float64)
     fives = fives[: fives.size // 5 * 5].reshape(-1, 5).mean(axis=1)
@@ -107,13 +91,7 @@ def correlation(batches: Floats) -> float:
 
 def ratio_interval(sums: Floats, counts: Floats, confidence: float) -> tuple[float, float]:
     """Return an interval for the long-run ratio of sums to counts, such as the mean of all samples.
-
-    Parameters
-    ----------
-    sums, counts
-        Shape (batches,), of the samples of each batch.
-    confidence
-        How often the interval holds the ratio.
+    Both have shape (batches,), of the samples of each batch.
     """
     ratio = sums.sum() / counts.sum()
     residuals = (sums - ratio * counts) / counts.mean()
@@ -135,20 +113,9 @@ def quantile_interval(
 ) -> QuantileInterval:
     """Return an interval for a quantile, in the unit of the samples.
 
-    Parameters
-    ----------
-    batches
-        Samples of each batch.
-    whole
-        All of them.
-    share
-        Of samples up to the quantile, between 0 and 1.
-    confidence
-        How often the interval holds the quantile.
-    most_bursts
-        To be believed in: those expected, or those beyond the same quantile of a part of each
-        sample, such as the wait in E2E, behind whose long requests it does not show how few they
-        are.
+    No more than ``most_bursts`` are believed in: those expected, or those beyond the same quantile
+    of a part of each sample, such as the wait in E2E, behind whose long requests it does not show
+    how few they are.
     """
     counts = np.array([batch.size for batch in batches], np.float64)
     t = student(confidence, len(batches))
@@ -205,12 +172,7 @@ def effective_bursts(beyond: float, error: float) -> float:
     They come at random (Poisson), so the share has the variance ``beyond`` ** 2 / bursts. Bursts of
     unequal length count less: so many times E[T]^2 / E[T^2].
 
-    Parameters
-    ----------
-    beyond
-        Share of samples beyond a level.
-    error
-        Its standard error.
+    ``beyond`` is the share of samples beyond a level, ``error`` its standard error.
     """
     return (beyond / error) ** 2 if error > 0 else math.inf
 

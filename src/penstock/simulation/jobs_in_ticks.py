@@ -17,19 +17,7 @@ from penstock.workload.jobs import Jobs
 
 
 class JobsInTicks:
-    """Turns jobs into the kernel's arrays.
-
-    Parameters
-    ----------
-    network
-        What serves them.
-    tick_s
-        Seconds per tick.
-    counts_gaps
-        Whether times between tokens are counted.
-    has_outages
-        Whether replicas die.
-    """
+    """Turns jobs into the kernel's arrays."""
 
     def __init__(
         self, network: Network, tick_s: float, *, counts_gaps: bool, has_outages: bool
@@ -46,13 +34,7 @@ class JobsInTicks:
         self.sends_memory = any(network.senders)
 
     def check(self, jobs: Jobs) -> None:
-        """Refuse requests that an engine could never serve, or cannot tell what to do with.
-
-        Raises
-        ------
-        InputError
-            If there is one.
-        """
+        """Refuse requests that an engine could never serve, or cannot tell what to do with."""
         if not self.has_engines:
             return
         pool_of, received = self.network.stage_pool[jobs.stage], self.network.received(jobs)

@@ -32,32 +32,17 @@ NetworkRecord = Literal["jobs", "summary", "requests", "batches", "allocations"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RequestRows:
-    """What became of each request; ticks, -1 for what did not happen. Shape (requests,) each.
-
-    Attributes
-    ----------
-    jobs
-        The jobs as drawn.
-    replica
-        At its pool, from 0.
-    ready, first_token, finish
-        When it arrived at its pool, had its first token, and its last.
-    cached
-        Prompt tokens that the replica had from an earlier request.
-    preemptions
-        How often it was preempted; None where nothing can be.
-    tries, lost
-        How often it was sent again, and whether it was lost, with a replica that died; of one that
-        was sent again all else is of its last try. None where no replica dies.
-    """
+    """What became of each request; ticks, -1 for what did not happen. Shape (requests,) each."""
 
     jobs: Jobs
-    replica: Ints
-    ready: Ints
+    replica: Ints  # at its pool, from 0
+    ready: Ints  # when it arrived at its pool
     first_token: Ints
     finish: Ints
-    cached: Ints32
-    preemptions: Ints | None = None
+    cached: Ints32  # prompt tokens that the replica had from an earlier request
+    preemptions: Ints | None = None  # None where nothing can be preempted
+    # How often it was sent again, and whether it was lost, with a replica that died; of one that
+    # was sent again all else is of its last try. None where no replica dies.
     tries: Ints | None = None
     lost: Bools | None = None
 

@@ -49,24 +49,14 @@ def new_world(
     replicas: Sequence[int],
     pools_of: Sequence[int],
     stages: Sequence[tuple[int, int]],
-    tick_s: float,
-    level: int,
-    counts_compositions: bool,
+    tick_s: float,  # seconds per tick
+    level: int,  # `records.NO_ROWS`, ...
+    counts_compositions: bool,  # count batches by what is in them, of a single pool
 ) -> World:
     """Return pools of idle replicas, without requests.
 
-    Parameters
-    ----------
-    servers, replicas, pools_of
-        One replica of each kind, how many there are, and in which pool they stand.
-    stages
-        The pool of each stage, and its line at each replica there.
-    tick_s
-        Seconds per tick.
-    level
-        What is recorded: `records.NO_ROWS`, ...
-    counts_compositions
-        Whether to count batches by what is in them, of a single pool.
+    There is one of each kind in ``servers``, with how many there are and in which pool they stand;
+    ``stages`` have the pool of each stage, and its line at each replica there.
     """
     counts = np.array(replicas, np.int64)
     pools, stage_table = _pools(servers, counts, np.array(pools_of, np.int64), stages)

@@ -45,26 +45,16 @@ def stop_tick(until: float | None, tick_s: float) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rows:
-    """What happened to each request, in order of arrival; -1 for what did not.
+    """What happened to each request, in order of arrival; -1 for what did not."""
 
-    Attributes
-    ----------
-    arrival, first_token, finish
-        Shape (requests,), ticks since the first arrival.
-    prompt_tokens, output_tokens
-        Shape (requests,), tokens.
-    preemptions
-        Shape (requests,), or None where nothing can be preempted.
-    dropped
-        Shape (requests,): those that could never fit; None where all could.
-    """
-
+    # Shape (requests,), ticks since the first arrival.
     arrival: Ints
-    prompt_tokens: Ints32
-    output_tokens: Ints32
+    prompt_tokens: Ints32  # shape (requests,), tokens
+    output_tokens: Ints32  # shape (requests,), tokens
     first_token: Ints
     finish: Ints
-    preemptions: Ints | None = None
+    preemptions: Ints | None = None  # shape (requests,); None where nothing can be preempted
+    # Shape (requests,): those that could never fit; None where all could.
     dropped: Bools | None = None
 
     def where(self, chosen: Bools | slice) -> "Rows":
@@ -118,6 +108,8 @@ class Run:
     rows, folded
         Either what happened to each request, or (ttft, e2e) of all of them with values rounded to
         0.05%.
+    series_rows, batch_rows, allocation_rows
+        What `series`, `batches` and `allocations` make tables of; None: not recorded.
     """
 
     server: Server

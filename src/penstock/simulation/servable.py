@@ -9,15 +9,7 @@ from penstock.system.server import Server
 def never_served(
     server: Server, prompt: Ints32, output: Ints32, declared: Ints32
 ) -> list[tuple[Bools, str]]:
-    """Return which requests can never be served, for each reason.
-
-    Parameters
-    ----------
-    server
-        One with KV memory, or the scheduler of an engine.
-    prompt, output, declared
-        Shape (requests,), tokens.
-    """
+    """Return which requests can never be served, for each reason."""
     policy, memory = server.policy, server.memory
     size = memory.block_size if memory else 1
     whole = prompt.astype(np.int64) + policy.outputs_of(prompt, output)

@@ -43,15 +43,9 @@ def open_session(
 
 
 class EngineSession(OneServer, WorldSession):
-    """One replica, whose jobs are one request each; parameters as in `Session`, and
-
-    Parameters
-    ----------
-    prefixes
-        What recorded prompts have in common, for a server that caches prefixes.
-    renewals
-        How often the recording has names of its own where it follows itself, before those of the
-        first time come again.
+    """One replica, whose jobs are one request each; parameters as in `Session`. Where a recording
+    follows itself it has names of its own ``renewals`` times, before those of the first time come
+    again.
     """
 
     def __init__(

@@ -67,47 +67,24 @@ _LEVELS: dict[NetworkRecord, int] = {
 class Passed:
     """Jobs of which everything is known, or that the run ended with; ticks, -1 for what did not
     happen.
-
-    Attributes
-    ----------
-    jobs
-        As they were drawn.
-    arrival
-        Shape (jobs,).
-    server, ready, first_token, finish, cached
-        Shape (requests,): replica over all pools, when it first arrived at its pool, and what
-        became of it.
-    preemptions
-        Shape (requests,), or None where nothing can be preempted.
-    tries, lost
-        Shape (requests,): how often it was sent again, and whether it was lost, with a replica that
-        died; None where none does.
     """
 
     jobs: Jobs
-    arrival: Ints
-    server: Ints32
-    ready: Ints
+    arrival: Ints  # shape (jobs,)
+    server: Ints32  # shape (requests,) as all that follow: replica over all pools
+    ready: Ints  # first arrival at its pool
     first_token: Ints
     finish: Ints
     cached: Ints32
-    preemptions: Ints | None = None
+    preemptions: Ints | None = None  # None where nothing can be preempted
+    # How often it was sent again, and whether it was lost, with a replica that died; None where
+    # none does.
     tries: Ints | None = None
     lost: Bools | None = None
 
 
 class NetworkSession(WorldSession):
-    """Pools behind routers; parameters as in `WorldSession`, and
-
-    Parameters
-    ----------
-    network
-        What serves.
-    record
-        What is kept, as in `penstock.simulation.simulate`.
-    outages
-        Replicas that die and come back.
-    """
+    """Pools behind routers; parameters as in `WorldSession` and `penstock.simulation.simulate`."""
 
     def __init__(
         self,

@@ -35,26 +35,9 @@ OF_A_LINE = ("arrived", "waiting_tokens", "decoding", "arrived_tokens")
 
 
 class OneServer(WorldSession, abc.ABC):
-    """What sessions on one server have in common.
+    """What sessions on one server have in common; it stops at the tick ``stop``, or NEVER."""
 
-    Parameters
-    ----------
-    server
-        What serves.
-    record, tick_s, compress
-        As in `penstock.simulation.simulate`.
-    stop
-        Tick at which to stop, or NEVER.
-
-    Attributes
-    ----------
-    line
-        The record of what waits and decodes.
-    last_arrival
-        Tick.
-    """
-
-    line: Any
+    line: Any  # the record of what waits and decodes
     _line: Any
     last_arrival = 0
     _reported = 0.0

@@ -30,20 +30,9 @@ def views(table: Any, *names: str) -> SimpleNamespace:
 class WorldSession:
     """The records of a run, and the calls that go on with it.
 
-    Parameters
-    ----------
-    world
-        Idle replicas.
-    tick_s
-        Seconds per tick.
-    compress
-        Whether equal batches are one step.
-    stop
-        Tick at which to stop, or NEVER.
-    bits
-        Leading digits kept of times between tokens; 0: all.
-    rules
-        Names of the policies and orders that may be called, for messages.
+    With ``compress`` equal batches are one step. It stops at the tick ``stop``, or NEVER. Of times
+    between tokens so many leading ``bits`` are kept; 0: all. ``rules`` are the names of policies
+    and orders that may be called, for messages.
     """
 
     def __init__(

@@ -198,37 +198,21 @@ def _reporter(
 
 
 def simulate_closed(
-    prompt_tokens: Ints,
+    prompt_tokens: Ints,  # shape (requests,), in the order in which they are sent
     output_tokens: Ints,
     server: Server,
     *,
-    clients: int,
-    pause_s: float = 0.0,
-    until: float | None = None,
-    declared: Ints | None = None,
-    prefixes: Prefixes | None = None,
+    clients: int,  # requests under way at a time; so many come at the start
+    pause_s: float = 0.0,  # from an answer to the next request
+    until: float | None = None,  # simulated seconds at which to stop; None: when all have finished
+    declared: Ints | None = None,  # output tokens that each says it may make; None: as made
+    prefixes: Prefixes | None = None,  # what prompts have in common, for servers that cache it
 ) -> Run:
     """Run a closed loop: each client sends its next request, the first that is left, when its own
     one has ended.
 
-    Parameters
-    ----------
-    prompt_tokens, output_tokens
-        Shape (requests,), in the order in which they are sent.
-    server
-        What serves.
-    clients
-        Requests under way at a time; so many come at the start.
-    pause_s
-        Seconds between an answer and the next request; at least a tick, so that the batch which
-        starts at the answer has gone.
-    until
-        Simulated seconds at which to stop; None: when all have finished. Requests that were never
-        sent are left out.
-    declared
-        Shape (requests,), output tokens that each says it may make; None: those that it makes.
-    prefixes
-        What the prompts have in common, for servers that cache it.
+    A pause is at least a tick, so that the batch which starts at the answer has gone. Requests that
+    were never sent are left out.
     """
     stop = NEVER if until is None else round(until / TICK_S)
     session = open_session(server, "requests", TICK_S, True, stop, prefixes)

@@ -17,13 +17,7 @@ MOST_BATCHES = 1_000
 
 
 def ticks_of_batches(server: Server, tick_s: float) -> Ints:
-    """Return the ticks of a batch by its tokens, each rounded once.
-
-    Raises
-    ------
-    InputError
-        If one takes less than half a tick, or too many to be counted.
-    """
+    """Return the ticks of a batch by its tokens, each rounded once."""
     seconds = server.batch_time.table(server.most_tokens)
     if seconds.max() >= NEVER / 4 * tick_s / MOST_BATCHES:
         load = int(np.argmax(seconds))
@@ -45,11 +39,6 @@ def ticks_of_batches(server: Server, tick_s: float) -> Ints:
 def terms_of(server: Server, tick_s: float) -> composition.Terms | None:
     """Return what batches cost, each term rounded once, or None where their token load alone
     decides.
-
-    Raises
-    ------
-    InputError
-        If a batch could take less than half a tick, or one of the costs is too large to be counted.
     """
     model = server.batch_time
     if not isinstance(model, Composition):

@@ -46,14 +46,8 @@ def label(field: str) -> str:
 
 
 def figures(rows: pl.DataFrame, fields: Sequence[str]) -> dict[str, Any]:
-    """Return the figures of a sweep by file name: none where nothing that varies can be drawn.
-
-    Parameters
-    ----------
-    rows
-        Its table; with ``stable_rate`` (`penstock.sweeping.stable_rates`) the limits are drawn too.
-    fields
-        The names of what varies.
+    """Return the figures of a sweep by file name: none where nothing that varies can be drawn. With
+    ``stable_rate`` (`penstock.sweeping.stable_rates`) the limits are drawn too.
     """
     drawings: dict[str, Any] = {}
     for name, drawn in panels(rows, fields).items():

@@ -22,13 +22,7 @@ SECTIONS: dict[str, type[Section]] = {
 
 
 def resolved(field: Any) -> tuple[str, ...]:
-    """Return the keys that lead to a field, names of engines as Penstock's own.
-
-    Raises
-    ------
-    InputError
-        If a scenario has no such field, with the nearest that it has.
-    """
+    """Return the keys that lead to a field, names of engines as Penstock's own."""
     return _annotated(field)[0]
 
 

@@ -45,22 +45,13 @@ class Values:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """An interval to draw from.
+    """An interval to draw from."""
 
-    Attributes
-    ----------
-    low, high
-        Its ends, both included.
-    log
-        Whether the logarithm is uniform instead of the value.
-    whole
-        Whether only whole numbers between the ends are drawn.
-    """
-
+    # Both included.
     low: float
     high: float
-    log: bool = False
-    whole: bool = False
+    log: bool = False  # the logarithm is uniform instead of the value
+    whole: bool = False  # only whole numbers between the ends are drawn
 
     def __post_init__(self) -> None:
         name = f"the range {self.low:g}:{self.high:g}"
@@ -108,11 +99,6 @@ class Point:
 def axis(field: str, values: Any) -> Axis:
     """Return what a field takes: text as on the command line, a list of values, or (low, high) to
     draw from.
-
-    Raises
-    ------
-    InputError
-        If that says nothing, or what no table could hold.
     """
     whole = takes_whole(field)
     if isinstance(values, str):
@@ -138,13 +124,7 @@ def axis(field: str, values: Any) -> Axis:
 
 
 def axes(vary: Any) -> dict[str, Axis]:
-    """Return what each field takes; all names are checked.
-
-    Raises
-    ------
-    InputError
-        If a field is unknown, stands there twice under two names, or its values say nothing.
-    """
+    """Return what each field takes; all names are checked."""
     if not isinstance(vary, Mapping) or not vary:
         raise InputError(
             f"a sweep varies {checks.shown(vary)}, but needs fields of the scenario with their "
@@ -166,24 +146,7 @@ def axes(vary: Any) -> dict[str, Axis]:
 def points(
     chosen: Mapping[str, Axis], sample: int | None, seeds: Sequence[int], seed: int
 ) -> list[Point]:
-    """Return the points: the grid of all values, or a random sample; each with every seed.
-
-    Parameters
-    ----------
-    chosen
-        What each field takes.
-    sample
-        Number of random points; None: the whole grid.
-    seeds
-        Each point is run with each of them.
-    seed
-        Of the sample.
-
-    Raises
-    ------
-    InputError
-        If a range to draw from stands in a grid, or there are too many points.
-    """
+    """Return the points: the grid of all values, or a random sample; each with every seed."""
     combinations: Iterator[tuple[Any, ...]] | list[tuple[Any, ...]]
     # all combinations of listed values, or a draw of each field from a stream of its own
     if sample is None:

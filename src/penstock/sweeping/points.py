@@ -70,13 +70,7 @@ def averages(rows: pl.DataFrame, fields: Sequence[str]) -> pl.DataFrame:
 
 
 def checked_order(column: str | None) -> None:
-    """Refuse to order by what is no measured column, before the work starts.
-
-    Raises
-    ------
-    InputError
-        If it is none.
-    """
+    """Refuse to order by what is no measured column, before the work starts."""
     columns = [*FACTS, *LATENCIES]
     if column is not None and column not in columns:
         raise InputError(f"--sort {column!r} is no column of a sweep{nearest(column, columns)}")

@@ -31,21 +31,9 @@ def with_stable_rates(
 ) -> pl.DataFrame:
     """Return the rows with the highest stable rate of their servers, whatever rate arrives.
 
-    Parameters
-    ----------
-    plan
-        The sweep.
-    rows
-        Its table.
-    progress
-        Called now and then with the share that is done.
-
-    Returns
-    -------
-    pl.DataFrame
-        With the columns ``stable_rate`` (requests/s, null where there is none) and
-        ``stable_rate_known`` (the theorem, ``simulation``, or why there is none). As it was where
-        there are more than `MOST` servers.
+    The columns are ``stable_rate`` (requests/s, null where there is none) and ``stable_rate_known``
+    (the theorem, ``simulation``, or why there is none). Rows are as they were where there are more
+    than `MOST` servers.
     """
     kept = [index for index, field in enumerate(plan.fields) if not is_rate(field)]
     servers: dict[tuple[Any, ...], tuple[Any, ...]] = {}

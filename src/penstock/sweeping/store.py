@@ -121,14 +121,8 @@ def named_if_full(out: Path) -> Iterator[None]:
 
 
 class Journal:
-    """The finished points of a sweep, on disk.
-
-    Attributes
-    ----------
-    path
-        ``NAME.journal`` beside the table.
-    rows
-        What is finished, by place.
+    """The finished points of a sweep, on disk. It stands beside the table, as ``NAME.journal``;
+    ``rows`` are by place.
     """
 
     def __init__(self, path: Path, file: IO[bytes], digest: str, rows: dict[int, Row]) -> None:
@@ -139,13 +133,7 @@ class Journal:
     @classmethod
     @contextlib.contextmanager
     def opened(cls, out: Path, digest: str, *, fresh: bool = False) -> Iterator["Journal"]:
-        """Open the journal of a table, and go on where it stopped.
-
-        Raises
-        ------
-        InputError
-            If it holds other results, the table is not a sweep's, or another sweep writes it now.
-        """
+        """Open the journal of a table, and go on where it stopped."""
         path = journal_of(out)
         if out.exists() and not fresh and not (path.exists() and path.stat().st_size):
             raise InputError(

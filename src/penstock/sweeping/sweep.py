@@ -53,27 +53,13 @@ class _Parts(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """What a sweep will do, checked.
+    """What a sweep will do, checked."""
 
-    Attributes
-    ----------
-    name
-        Of the scenario.
-    job
-        What workers know.
-    fields
-        The names of what varies, as given.
-    points
-        What will be run.
-    digest
-        Of everything that the rows depend on.
-    """
-
-    name: str
-    job: Job
-    fields: tuple[str, ...]
+    name: str  # of the scenario
+    job: Job  # what workers know
+    fields: tuple[str, ...]  # the names of what varies, as given
     points: tuple[Point, ...]
-    digest: str
+    digest: str  # of everything that the rows depend on
 
 
 def sweep(

@@ -54,24 +54,12 @@ _SERVERS_KEPT = 64
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What every worker knows of a sweep.
+    """What every worker knows of a sweep."""
 
-    Attributes
-    ----------
-    document
-        The scenario, as read.
-    folder
-        Where its own paths are looked for.
-    keys
-        The fields that vary, as keys into the document.
-    test
-        Whether the sequential test is asked where no theorem says whether a point is stable.
-    """
-
-    document: dict[str, Any]
-    folder: Path
-    keys: tuple[tuple[str, ...], ...]
-    test: bool = True
+    document: dict[str, Any]  # the scenario, as read
+    folder: Path  # where its own paths are looked for
+    keys: tuple[tuple[str, ...], ...]  # the fields that vary, as keys into the document
+    test: bool = True  # ask the sequential test where no theorem says whether a point is stable
 
 
 def run_points(job: Job, points: Sequence[Point]) -> list[Row]:

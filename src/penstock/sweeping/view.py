@@ -45,19 +45,8 @@ _SPARE = (
 def sweep_page(
     rows: pl.DataFrame, fields: Sequence[str], title: str, order: str | None = None
 ) -> Page:
-    """Show a sweep.
-
-    Parameters
-    ----------
-    rows
-        The table of the sweep; with ``stable_rate`` (`penstock.sweeping.stable_rates`) the limits
-        are shown too.
-    fields
-        The names of what varies.
-    title
-        Name of what was asked about: the scenario.
-    order
-        The column that the points are ordered by, the best first.
+    """Show a sweep. With ``stable_rate`` (`penstock.sweeping.stable_rates`) the limits are shown
+    too. ``order`` is the column that the points are ordered by, the best first.
     """
     points = averages(rows, fields)
     bad = rows.filter(pl.col("error").is_not_null())

@@ -48,33 +48,15 @@ class WorkersDied(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-    """Workers that are ready.
+    """Workers that are ready."""
 
-    Attributes
-    ----------
-    kind
-        Of `KINDS`.
-    count
-        How many there are.
-    options
-        What joblib needs to reach them.
-    died
-        What they raise where one of them ended.
-    """
-
-    kind: str
+    kind: str  # of `KINDS`
     count: int
-    options: dict[str, Any]
-    died: tuple[type[BaseException], ...]
+    options: dict[str, Any]  # what joblib needs to reach them
+    died: tuple[type[BaseException], ...]  # what they raise where one of them ended
 
     def results(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
-        """Yield what a function makes of each task, as it comes, in any order.
-
-        Raises
-        ------
-        WorkersDied
-            If workers ended before their work did.
-        """
+        """Yield what a function makes of each task, as it comes, in any order."""
         if self.kind == "loky" and self.count == 1:
             yield from map(function, tasks)
             return
@@ -203,20 +185,10 @@ def _quiet() -> Iterator[None]:
 def gathered(backend: str, jobs: int, most: int) -> Iterator[Workers]:
     """Find or start workers, and let go of those that were started.
 
-    Parameters
-    ----------
-    backend
-        ``loky``: processes of this machine; ``ray`` or ``dask``: a cluster started on it;
-        ``ray://host:port`` and ``dask://host:port``: one that runs.
-    jobs
-        Workers; -1: a process to each core, and all that a cluster has.
-    most
-        Workers that have something to do; no more are started.
-
-    Raises
-    ------
-    InputError
-        If the backend is unknown, not installed or not reached.
+    ``loky`` are processes of this machine; ``ray`` or ``dask`` a cluster started on it;
+    ``ray://host:port`` and ``dask://host:port`` one that runs. ``jobs`` is -1 for a process to each
+    core, and all that a cluster has. No more than ``most`` are started: so many have something to
+    do.
     """
     kind, address = checked(backend, jobs)
     start = {"loky": _loky, "ray": _ray, "dask": _dask}[kind]

@@ -289,7 +289,7 @@ class BatchTimeFile:
 
 
 def read_batch_time(path: str | Path) -> BatchTimeFile:
-    """Read a batch-time file.
+    """Read the batch-time file at ``path``.
 
     Raises
     ------
@@ -318,8 +318,8 @@ def read_batch_time(path: str | Path) -> BatchTimeFile:
 
 
 def write_batch_time(path: str | Path, file: BatchTimeFile) -> None:
-    """Write a batch-time file, which `read_batch_time` and a scenario's ``batch_time: {file: ...}``
-    read.
+    """Write a batch-time file to ``path``, which `read_batch_time` and a scenario's
+    ``batch_time: {file: ...}`` read.
 
     Raises
     ------

@@ -29,24 +29,7 @@ def resolved(
     folder: Path | None,
 ) -> T:
     """Return what a known name, ``module:function``, ``file.py:function`` or a function stands for.
-
-    Parameters
-    ----------
-    choice
-        As the user gave it.
-    kind, made
-        What it should be: in words, and the type of those that are made already.
-    known
-        Those that have a name.
-    make
-        Makes one of a function.
-    folder
-        Where ``module`` and ``file.py`` are looked for first; None: the working folder.
-
-    Raises
-    ------
-    InputError
-        If there is none, or it cannot be imported; it says which there are.
+    Modules and files are looked for in the folder first; None: the working folder.
     """
     if isinstance(choice, str):
         if choice in known:

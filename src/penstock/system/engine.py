@@ -43,21 +43,11 @@ class Option(NamedTuple):
 class Engine(Scheduler, abc.ABC):
     """The scheduler of an engine: what its entry does not say otherwise.
 
-    Attributes
-    ----------
-    name
-        How tables and messages call it.
-    rule
-        The kernel's number for it.
-    known
-        The settings that it has.
-    options
-        Their values, all of them.
-    held
-        For which tokens a running request surely has memory: see `Scheduler.holds`.
+    ``name`` is how tables and messages call it, ``rule`` the kernel's number for it, and
+    ``options`` are the values of all its settings.
     """
 
-    known: Mapping[str, Option] = {}
+    known: Mapping[str, Option] = {}  # the settings that it has
 
     def __init__(self, options: Options | None = None) -> None:
         defaults = {key: option.default for key, option in self.known.items()}
@@ -93,6 +83,7 @@ class Engine(Scheduler, abc.ABC):
     work_conserving = False
     cuts_prompts = False
     decode_first: bool = False
+    # For which tokens a running request surely has memory: see `Scheduler.holds`.
     held: Holds = "computed"
 
     @property

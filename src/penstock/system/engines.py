@@ -74,22 +74,14 @@ def _notes_of_vllm(options: Options) -> list[str]:
 
 
 class _Drafting(NamedTuple):
-    """What vLLM does by who drafts.
+    """What vLLM does by who drafts."""
 
-    Attributes
-    ----------
-    looks_ahead
-        Whether drafts have KV memory of their own.
-    reads_ahead
-        Whether the drafter reads tokens after those that are computed, so that the name of a block
-        in the prefix cache stands for them, too.
-    slots, beside_parallel
-        Tokens of the budget that each request served takes besides: where one draft is made after
-        another, and, where all are made at once, beside as many as are drafted.
-    """
-
-    looks_ahead: bool = False
+    looks_ahead: bool = False  # drafts have KV memory of their own
+    # The drafter reads tokens after those that are computed, so that the name of a block in the
+    # prefix cache stands for them, too.
     reads_ahead: bool = False
+    # Tokens of the budget that each request served takes besides: where one draft is made after
+    # another, and, where all are made at once, beside as many as are drafted.
     slots: int = 0
     beside_parallel: int = 0
 

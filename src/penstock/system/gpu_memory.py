@@ -62,17 +62,10 @@ class ModelMemory(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What decides the memory of a language model.
+    """What decides the memory of a language model."""
 
-    Attributes
-    ----------
-    weights_gb
-        10^9 bytes of all its weights.
-    layers, kv_heads, head_dim
-        Of its attention: the keys and values that a token leaves.
-    """
-
-    weights_gb: float
+    weights_gb: float  # 10^9 bytes of all its weights
+    # Of its attention: the keys and values that a token leaves.
     layers: int
     kv_heads: int
     head_dim: int

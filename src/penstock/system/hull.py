@@ -14,10 +14,7 @@ def corners(path: Floats) -> Floats:
     A path that goes right by (b, t_b) gives the lower convex envelope of t; one that goes left and
     up gives the upper right side of the hull.
 
-    Parameters
-    ----------
-    path
-        Shape (points, 2), coordinates of about 1, ordered along one axis, no point twice.
+    The path has shape (points, 2), coordinates of about 1, ordered along one axis, no point twice.
     """
     inner = np.ones(1, bool)
     while inner.any() and len(path) > 2:  # what lies in the chord of its neighbours is no corner

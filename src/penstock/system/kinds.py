@@ -27,13 +27,7 @@ _REFUSED = {
 
 
 def as_network(verb: str, system: object, server: object) -> "Network":
-    """Return the system where it is a network: what was asked of is no workload on a server.
-
-    Raises
-    ------
-    InputError
-        If it is no network either, or a server comes with it.
-    """
+    """Return the system where it is a network: what was asked of is no workload on a server."""
     from penstock.system.network import Network  # questions about a server need not wait for it
 
     if isinstance(system, Network) and server is None:

@@ -69,15 +69,8 @@ def received_tokens(jobs: Jobs, pool: Ints, by_engines: Bools, engine_convention
     """Return the tokens of KV memory that requests get which only decode at an engine, 0 for all
     others; shape (requests,).
 
-    Parameters
-    ----------
-    jobs
-        Requests.
-    pool
-        Shape (stages,), the pool of each stage.
-    by_engines, engine_convention
-        Shape (pools,), whether its servers are engines, and whether the end of a prefill yields the
-        first output.
+    ``pool`` has shape (stages,); ``by_engines`` and ``engine_convention``, of shape (pools,), say
+    whether the servers are engines, and whether the end of a prefill yields the first output.
     """
     received = np.zeros(jobs.requests, np.int64)
     if jobs.sender is None or not by_engines.any():

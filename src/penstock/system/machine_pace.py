@@ -55,11 +55,6 @@ def scaled(model: BatchTime, factor: float) -> BatchTime:
 def with_host(model: BatchTime, seconds: float) -> BatchTime:
     """Return batch times that are so many seconds longer each: what the host takes from one batch
     to the next.
-
-    Raises
-    ------
-    InputError
-        If the model is one of the user's own.
     """
     match model:
         case PiecewiseConstant() | Affine() | Hinge():

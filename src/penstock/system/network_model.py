@@ -14,86 +14,48 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReplicaRates:
-    """Replicas of a pool that differ.
+    """Replicas of a pool that differ."""
 
-    Attributes
-    ----------
-    capacity
-        Shape (replicas,), tokens/s of each: max b/t_b.
-    full_batch
-        Shape (replicas,), tokens/s of each with batches filled to its token budget.
-    shares
-        Shape (replicas,), weights in proportion to which a router that does not look at the
-        replicas sends them requests; None: equal ones.
-    """
-
-    capacity: Floats
-    full_batch: Floats
+    capacity: Floats  # shape (replicas,), tokens/s of each: max b/t_b
+    full_batch: Floats  # shape (replicas,), tokens/s with batches filled to the token budget
+    # Shape (replicas,), weights in proportion to which a router that does not look at the replicas
+    # sends them requests; None: equal ones.
     shares: Floats | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NetworkModel:
-    """A network reduced to its means.
+    """A network reduced to its means."""
 
-    Attributes
-    ----------
-    stages, pools
-        Names; a stage is called ``workflow.stage``.
-    pool
-        Shape (stages,), the pool at which each stage is served.
-    prefill, decode
-        Shape (stages,), mean forward tokens of a request in each phase (m_p, m_d).
-    external
-        Shape (stages,), jobs/s that begin there (alpha).
-    onward
-        Shape (stages, stages): mean number of requests of the second stage that the end of one of
-        the first releases. Probabilities where jobs branch; a row adds up to more than 1 after a
-        fork, and an edge into a join of k branches counts 1/k.
-    visits
-        Shape (stages,), requests/s (lambda): the solution of lambda = alpha + onward^T lambda
-        (eq:traffic).
-    replicas
-        Shape (pools,).
-    capacity
-        Shape (pools,), tokens/s of the whole pool: replicas x max b/t_b.
-    full_batch
-        Shape (pools,), tokens/s with batches filled to the token budget: replicas x b_max / t_bmax.
-    branches
-        Shape (stages,), how many branches of a job a stage waits for at most; 0 where it is no
-        join.
-    sampled
-        Jobs from which means were sampled (loops with a cap, growing contexts), or None where they
-        are exact.
-    standard_error
-        Shape (pools,), of each pool's offered tokens/s; zeros where means are exact.
-    unequal
-        For each pool its replicas where they differ, None where they are alike; empty: all are.
-        ``capacity`` and ``full_batch`` are their sums.
-    least_prefill
-        Shape (stages,), what is left of ``prefill`` if requests find all of their prompts that they
-        may; None: what they find does not depend on the run.
-    loads_without_cache
-        Shape (pools,), load of each pool if requests find nothing of their prompts but what they
-        surely do, where its limits are known; None: `rho` is ``offered`` over ``capacity``.
-    """
-
-    stages: tuple[str, ...]
+    stages: tuple[str, ...]  # names, `workflow.stage`
     pools: tuple[str, ...]
-    pool: Ints
-    prefill: Floats
-    decode: Floats
-    external: Floats
+    pool: Ints  # shape (stages,), the pool at which each stage is served
+    prefill: Floats  # shape (stages,), mean forward tokens of a request (m_p)
+    decode: Floats  # shape (stages,), mean forward tokens of a request (m_d)
+    external: Floats  # shape (stages,), jobs/s that begin there (alpha)
+    # Shape (stages, stages): mean number of requests of the second stage that the end of one of the
+    # first releases. Probabilities where jobs branch; a row adds up to more than 1 after a fork,
+    # and an edge into a join of k branches counts 1/k.
     onward: Floats
+    # Shape (stages,), requests/s (lambda): the solution of lambda = alpha + onward^T lambda
+    # (eq:traffic).
     visits: Floats
-    replicas: Ints
-    capacity: Floats
+    replicas: Ints  # shape (pools,)
+    capacity: Floats  # shape (pools,), tokens/s of the whole pool: replicas x max b/t_b
+    # Shape (pools,), tokens/s with batches filled to the token budget: replicas x b_max / t_bmax.
     full_batch: Floats
-    branches: Ints
+    branches: Ints  # shape (stages,), branches that a stage waits for at most; 0: it is no join
+    # Jobs from which means were sampled (loops with a cap, growing contexts); None: they are exact.
     sampled: int | None
-    standard_error: Floats
+    standard_error: Floats  # shape (pools,), of the offered tokens/s; zeros where means are exact
+    # For each pool its replicas where they differ, None where they are alike; empty: all are.
+    # `capacity` and `full_batch` are their sums.
     unequal: tuple[ReplicaRates | None, ...] = ()
+    # Shape (stages,), what is left of `prefill` if requests find all of their prompts that they
+    # may; None: what they find does not depend on the run.
     least_prefill: Floats | None = None
+    # Shape (pools,), load of each pool if requests find nothing of their prompts but what they
+    # surely do, where its limits are known; None: `rho` is `offered` over `capacity`.
     loads_without_cache: Floats | None = None
 
     def replica_rates(self, pool: int) -> ReplicaRates | None:

@@ -248,14 +248,5 @@ of this module.
 
 
 def resolve_order(choice: str | Order | OrderFunction, *, folder: Path | None = None) -> Order:
-    """Return the order that a name, a ``module:function`` or a function stands for.
-
-    Parameters
-    ----------
-    choice
-        A name in `ORDERS`; ``module:function`` or ``file.py:function``; an `Order`; or a plain
-        function.
-    folder
-        Where ``module`` and ``file.py`` are looked for first (a scenario's folder).
-    """
+    """Return the order that a name, a ``module:function`` or a function stands for."""
     return resolved(choice, "order", ORDERS, Order, order, folder)

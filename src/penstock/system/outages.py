@@ -74,13 +74,7 @@ class Outage:
 
 
 def listed(outages: Any) -> tuple[Any, ...]:
-    """Return what should be outages.
-
-    Raises
-    ------
-    InputError
-        If it is no list.
-    """
+    """Return what should be outages."""
     if isinstance(outages, str) or not isinstance(outages, Iterable):
         raise InputError(
             f"outages are {checks.shown(outages)}; give a list of penstock.Outage(...)"
@@ -89,13 +83,7 @@ def listed(outages: Any) -> tuple[Any, ...]:
 
 
 def checked_outages(outages: Iterable[Any], pools: Mapping[str, Pool]) -> tuple[Outage, ...]:
-    """Return outages in order of their starts, if the pools of a network can have them.
-
-    Raises
-    ------
-    InputError
-        If something is no outage, a pool or replica is unknown, or one dies while it is away.
-    """
+    """Return outages in order of their starts, if the pools of a network can have them."""
     given = listed(outages)
     for outage in given:
         if not isinstance(outage, Outage):

@@ -26,18 +26,6 @@ def compile_under(function: Callable[..., Any], signature: Any, what: str, form:
 
     One that must return a whole number has to do so by itself: Numba would cut a float to one. Of a
     row of numbers those that are floats are cut, but none that is no number: that becomes -1.
-
-    Parameters
-    ----------
-    function, signature
-        What to compile, to which type.
-    what, form
-        How messages call it, and what such a function is.
-
-    Raises
-    ------
-    InputError
-        If it cannot be compiled to that type, or returns no whole number where it must.
     """
     if config.DISABLE_JIT:  # type: ignore[attr-defined]  # interpreted: nothing is known of what it returns
         return function

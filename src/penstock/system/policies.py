@@ -307,16 +307,7 @@ POLICIES: dict[str, Policy] = {
 
 
 def resolve(choice: str | Scheduler | PolicyFunction, *, folder: Path | None = None) -> Scheduler:
-    """Return the policy that a name, a ``module:function`` or a function stands for.
-
-    Parameters
-    ----------
-    choice
-        A name in `POLICIES` or `ENGINES`; ``module:function`` or ``file.py:function``; a `Policy`
-        or an engine's scheduler; or a plain function.
-    folder
-        Where ``module`` and ``file.py`` are looked for first (a scenario's folder).
-    """
+    """Return the policy that a name, a ``module:function`` or a function stands for."""
     known: dict[str, Scheduler] = {**POLICIES, **ENGINES}
     if isinstance(choice, str) and choice.lower() in known:
         return known[choice.lower()]

@@ -23,13 +23,7 @@ def as_serving(workload: Workload, server: Server) -> Server:
 
 
 def names_for(prefixes: Prefixes, servers: Iterable[Server]) -> Prefixes:
-    """Return the names of blocks by which these servers look for what they have cached.
-
-    Raises
-    ------
-    InputError
-        If servers that name whole blocks have blocks of several sizes.
-    """
+    """Return the names of blocks by which these servers look for what they have cached."""
     caching = [(s.memory.block_size, s) for s in servers if s.memory and s.caches_prefixes]
     sizes = {size for size, server in caching if not server.policy.caches_in_tree}
     pages = {size for size, server in caching if server.policy.caches_in_tree}

@@ -18,12 +18,8 @@ _FOLDER = Path(__file__).parent / "hardware_files"
 
 @dataclasses.dataclass(frozen=True)
 class Hardware(BatchTimeFile):
-    """A model on a machine: a `BatchTimeFile`, and
-
-    Attributes
-    ----------
-    name
-        What a scenario's ``hardware`` key says.
+    """A model on a machine: a `BatchTimeFile` and its name, which a scenario's ``hardware`` key
+    says.
     """
 
     name: str = ""

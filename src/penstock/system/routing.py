@@ -233,20 +233,8 @@ unfinished requests, or unprocessed tokens. The others are the functions of
 def resolve_router(
     choice: "str | Router | RouterFunction | Mapping[str, Any]", *, folder: Path | None = None
 ) -> Router:
-    """Return the router that a name, a ``module:function`` or a function stands for.
-
-    Parameters
-    ----------
-    choice
-        A name in `ROUTERS`; ``module:function`` or ``file.py:function``; one of these with its
-        settings, ``{"prefix": {"match": 0.5}}``; a `Router`; or a plain function.
-    folder
-        Where ``module`` and ``file.py`` are looked for first (a scenario's folder).
-
-    Raises
-    ------
-    InputError
-        If there is none; it says which there are.
+    """Return the router that a name, a ``module:function`` or a function stands for, with settings
+    if it is given with some: ``{"prefix": {"match": 0.5}}``.
     """
     if isinstance(choice, Mapping):
         return _with_named_settings(choice, folder)

@@ -37,90 +37,47 @@ class GpuBytes(NamedTuple):
 
 
 class GpuRule(NamedTuple):
-    """How an engine divides the memory of a GPU.
+    """How an engine divides the memory of a GPU."""
 
-    Attributes
-    ----------
-    option
-        What the engine calls the share of the memory that it uses.
-    share
-        That share, unless told otherwise; None: it follows from the GPU.
-    left
-        ``(GPU, share) -> bytes`` that are left for keys and values.
-    """
-
-    option: str
-    share: float | None
+    option: str  # what the engine calls the share of the memory that it uses
+    share: float | None  # unless told otherwise; None: it follows from the GPU
+    # (GPU, share) -> bytes that are left for keys and values.
     left: Callable[[GpuBytes, Any], float]
 
 
 class LimitRule(NamedTuple):
-    """How an engine chooses its limits.
+    """How an engine chooses its limits."""
 
-    Attributes
-    ----------
-    limits
-        ``(GiB of a GPU, whether it is an A100, whether offline) -> (token budget, max batch
-        size)``; the latter is None where it sets none.
-    usual_slots
-        The max batch size, in words; empty where it sets none.
-    """
-
+    # (GiB of a GPU, whether it is an A100, whether offline) -> (token budget, max batch size); the
+    # latter is None where it sets none.
     limits: Callable[[float, bool, bool], tuple[int, int | None]]
-    usual_slots: str = ""
+    usual_slots: str = ""  # the max batch size, in words; empty where it sets none
 
 
 class Program(NamedTuple):
-    """How an engine is started: its image, its port, and what it calls the limits of a server.
+    """How an engine is started: its image, its port, and what it calls the limits of a server."""
 
-    Attributes
-    ----------
-    title
-        How it spells its name.
-    image, port
-        For Kubernetes.
-    command
-        What stands before the weights.
-    tensor_parallel, token_budget, max_batch_size, block_size
-        Its options.
-    by_arrival, by_priority
-        Options for an order of the queue.
-    flags, environment, notes
-        What its scheduler's settings become: options, variables, and sentences for the user.
-    other
-        What is said of a scheduler that it does not have.
-    beside_other
-        Options that bring it nearer to such a one.
-    capped
-        Whether it always has a max batch size, which the token budget bounds.
-    at_once
-        The options by which it composes each batch when it starts.
-    no_cache
-        The options by which it caches no prefixes.
-    plugin
-        The option by which it runs policies of Penstock (`penstock.vllm_plugin`); empty: it runs
-        none.
-    """
-
-    title: str
+    title: str  # how it spells its name
     image: str
     port: int
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # what stands before the weights
+    # Its options.
     tensor_parallel: str
     token_budget: str
     max_batch_size: str
     block_size: str
     flags: Callable[[Options], list[str]]
-    other: str
+    other: str  # what is said of a scheduler that it does not have
+    # Options for an order of the queue.
     by_arrival: tuple[str, ...] = ()
     by_priority: tuple[str, ...] = ()
     environment: Callable[[Options], dict[str, str]] = lambda _: {}
     notes: Callable[[Options], list[str]] = lambda _: []
-    beside_other: tuple[str, ...] = ()
-    capped: bool = False
-    at_once: tuple[str, ...] = ()
-    no_cache: tuple[str, ...] = ()
-    plugin: str = ""
+    beside_other: tuple[str, ...] = ()  # options that bring it nearer to such a one
+    capped: bool = False  # it always has a max batch size, which the token budget bounds
+    at_once: tuple[str, ...] = ()  # the options by which it composes each batch when it starts
+    no_cache: tuple[str, ...] = ()  # the options by which it caches no prefixes
+    plugin: str = ""  # the option by which it runs policies of Penstock; empty: it runs none
 
 
 def words_where(*cases: tuple[Any, *tuple[str, ...]]) -> list[str]:

@@ -7,21 +7,8 @@ from penstock.errors import InputError, nearest
 
 
 def ranking(pool: str, order: Sequence[str], pool_of_stage: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the numbers of a pool's stages, most urgent first.
-
-    Parameters
-    ----------
-    pool
-        Its name.
-    order
-        What its priority order calls its stages, most urgent first.
-    pool_of_stage
-        The pool of each stage of the network, in order of stages, by full names.
-
-    Raises
-    ------
-    InputError
-        If the order is not one of all the pool's stages.
+    """Return the numbers of a pool's stages, most urgent first. ``pool_of_stage`` has all stages of
+    the network in order, by full names.
     """
     stages = list(pool_of_stage)
     here = [stage for stage, name in enumerate(pool_of_stage.values()) if name == pool]
@@ -49,23 +36,8 @@ def ranking(pool: str, order: Sequence[str], pool_of_stage: Mapping[str, str]) -
 
 
 def place(stage: str, names: Sequence[str], where: str, pool_of_stage: Mapping[str, str]) -> int:
-    """Return which of the full names is meant; a stage's own name will do where only one has it.
-
-    Parameters
-    ----------
-    stage
-        What it is called.
-    names
-        Full names, ``workflow.stage``.
-    where
-        What calls it so, for errors.
-    pool_of_stage
-        As in `ranking`.
-
-    Raises
-    ------
-    InputError
-        If it is none of the names, or may be several.
+    """Return which of the full names (``workflow.stage``) is meant; a stage's own name will do
+    where only one has it. ``where`` says what calls it so, for errors.
     """
     if stage in names:
         return names.index(stage)

@@ -30,22 +30,13 @@ _SECONDS = ("host", "per_stream")
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What the rows have seen that batch times were calibrated on, or judged by.
+    """What the rows have seen that batch times were calibrated on, or judged by."""
 
-    Attributes
-    ----------
-    policy
-        What formed the batches.
-    prompt, output
-        Least and largest mean of a row, tokens.
-    running
-        Most requests that a row had decoding at a time, on average.
-    """
-
-    policy: str
+    policy: str  # what formed the batches
+    # Least and largest mean of a row, tokens.
     prompt: Sequence[float]
     output: Sequence[float]
-    running: float
+    running: float  # most requests that a row had decoding at a time, on average
 
     def __post_init__(self) -> None:
         for name in ("prompt", "output"):
@@ -86,18 +77,10 @@ class Seen:
 
 
 class Known(Protocol):
-    """How well batch times are known.
+    """How well batch times are known."""
 
-    Attributes
-    ----------
-    ends
-        Which quantiles of `others` are the ends of the interval.
-    calibrated
-        Whether rows of this deployment corrected the batch times.
-    """
-
-    ends: tuple[float, float]
-    calibrated: bool
+    ends: tuple[float, float]  # which quantiles of `others` are the ends of the interval
+    calibrated: bool  # rows of this deployment corrected the batch times
 
     @property
     def seen(self) -> Seen | None:
@@ -116,20 +99,10 @@ class Known(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Within:
-    """All batch times within one factor: the model of a shape that no row corrects.
+    """All batch times within one factor: the model of a shape that no row corrects."""
 
-    Attributes
-    ----------
-    factor
-        Of which nine of ten were within.
-    judged
-        What was: a clause.
-    seen
-        What those rows have seen.
-    """
-
-    factor: float
-    judged: str
+    factor: float  # of which nine of ten were within
+    judged: str  # what was: a clause
     seen: Seen | None = None
     ends = (0.0, 1.0)
     calibrated = False
@@ -152,13 +125,6 @@ class Within:
 class Allowed:
     """What the rows of a calibration allow: batch times at the extremes of each cost, with all
     others as the rows then ask for.
-
-    Attributes
-    ----------
-    extremes
-        Such batch times.
-    seen
-        What the rows have seen.
     """
 
     extremes: tuple[Composition, ...]
@@ -180,22 +146,11 @@ class Allowed:
 
 @dataclasses.dataclass(frozen=True)
 class Uncertainty:
-    """What a calibration of a shape left open: a normal distribution of logarithms.
+    """What a calibration of a shape left open: a normal distribution of logarithms."""
 
-    Attributes
-    ----------
-    values
-        The most probable value of each parameter of `Adjustment`.
-    covariance
-        Of their logarithms, in the same order.
-    noise
-        Standard deviation of what no parameter explains, of the logarithm of all times.
-    seen
-        What the rows have seen.
-    """
-
-    values: Mapping[str, float]
-    covariance: Sequence[Sequence[float]]
+    values: Mapping[str, float]  # the most probable value of each parameter of `Adjustment`
+    covariance: Sequence[Sequence[float]]  # of their logarithms, in the same order
+    # Standard deviation of the logarithm of all times that no parameter explains.
     noise: float = 0.0
     seen: Seen | None = None
     ends = (0.05, 0.95)
@@ -214,14 +169,8 @@ class Uncertainty:
             )
 
     def draws(self, count: int, seed: int = 0) -> Floats:
-        """Return changes of the logarithms, drawn at random in pairs that cancel.
-
-        Parameters
-        ----------
-        count
-            How many; rounded up to an even number.
-        seed
-            Of the random numbers.
+        """Return changes of the logarithms, drawn at random in pairs that cancel. ``count`` is
+        rounded up to an even number.
         """
         half = np.random.default_rng(seed).multivariate_normal(
             np.zeros(len(self.values)), np.asarray(self.covariance), -(-count // 2), method="eigh"

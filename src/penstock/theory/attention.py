@@ -80,19 +80,9 @@ NONE = Attention(0.0, 0.0)
 
 
 def attention(lengths: Lengths, server: Server, *, reused: bool = False) -> Attention:
-    """Return what the attention of a mean request takes, at least and at most.
+    """Return what the attention of a mean request takes, at least and at most. With ``reused``
+    prompts may be found in a prefix cache, all but a token.
 
-    Parameters
-    ----------
-    lengths
-        Prompts and outputs.
-    server
-        Batch times, token budget, convention and memory.
-    reused
-        Whether prompts may be found in a prefix cache, all but a token.
-
-    Notes
-    -----
     Exact for recorded rows, and for distributions of Penstock's up to 131,072 tokens. For others,
     four standard errors of a sample are taken off the one and added to the other. The least has a
     share of w for each token of a prompt, as b of them at most are in a batch; the most has none,
@@ -122,15 +112,8 @@ def attention(lengths: Lengths, server: Server, *, reused: bool = False) -> Atte
 def attention_of(
     prompt: Ints, output: Ints, server: Server, *, reused: bool = False
 ) -> tuple[Floats, Floats]:
-    """Return the least and the most seconds that the attention of each request takes; shape (rows,)
-    each.
-
-    Parameters
-    ----------
-    prompt, output
-        Shape (rows,), tokens.
-    server, reused
-        As in `attention`.
+    """Return the least and the most seconds that the attention of each request takes; all of shape
+    (rows,), prompts and outputs in tokens.
     """
     model, v = server.batch_time, prompt.astype(np.float64)
     if not isinstance(model, Composition):
@@ -200,20 +183,9 @@ def refuse_composition(server: Server, what: str, instead: str) -> None:
 
 
 def prefill_seconds(prompt: Floats, model: Composition, budget: int) -> tuple[Floats, Floats]:
-    """Return the least and the most that prompts take beside t_b, however they are cut; shape (n,)
-    each.
+    """Return the least and the most that prompts of so many tokens take beside t_b, however they
+    are cut; shape (n,) each.
 
-    Parameters
-    ----------
-    prompt
-        Shape (n,), tokens.
-    model
-        Batch times.
-    budget
-        Most tokens in a batch.
-
-    Notes
-    -----
     Where g > 0 many small pieces cost least, but each costs e: g v^2 / m + m e is least for m = v
     sqrt(g / e). The most counts e once; see `beside_prefill` for what further pieces cost, and for
     w.

@@ -45,44 +45,17 @@ Limit = Literal["token budget", "max batch size", "KV memory"]
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """A request rate that no policy can exceed.
-
-    Attributes
-    ----------
-    name
-        The limit that sets it: ``token budget``, ``max batch size`` or ``KV memory``.
-    max_rate
-        Requests/s above which the backlog grows for ever.
-    theorem
-        Where it is proved.
-    why
-        The numbers that it comes from.
-    sampled
-        Whether a sample of the lengths says so, with four standard errors on the safe side.
-    """
+    """A request rate that no policy can exceed."""
 
     name: Limit
-    max_rate: float
+    max_rate: float  # requests/s above which the backlog grows for ever
     theorem: str
-    why: str
-    sampled: bool = False
+    why: str  # the numbers that it comes from
+    sampled: bool = False  # by a sample of the lengths, with four standard errors on the safe side
 
 
 def bounds(workload: Workload, server: Server, demand: Load) -> tuple[Bound, ...]:
-    """Return what each limit can carry, the token budget first.
-
-    Parameters
-    ----------
-    workload, server
-        What arrives and what serves.
-    demand
-        Load of the workload on the server.
-
-    Raises
-    ------
-    InputError
-        If a request can never be served.
-    """
+    """Return what each limit can carry, the token budget first."""
     work = least_on_average(demand.work, workload, server)
     reused = reuses(workload, server)
     tokens = (

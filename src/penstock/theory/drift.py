@@ -73,40 +73,19 @@ _FORMED, _IDLE, _NEGATIVE = 0, 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class Drift:
-    """How far the condition certifies a policy.
+    """How far the condition certifies a policy."""
 
-    Attributes
-    ----------
-    certified_rate
-        Requests/s below which the condition holds; None where it could not be tried, or holds at no
-        rate.
-    prefill_weight, decode_weight
-        w_p and w_d, for which an average request weighs 1.
-    worst
-        (prefill, decode) tokens of the batch that drains least.
-    why
-        What was found, or why nothing was.
-    """
-
-    certified_rate: float | None
+    certified_rate: float | None  # requests/s below which it holds; None: not tried, or at no rate
+    # w_p and w_d, for which an average request weighs 1.
     prefill_weight: float
     decode_weight: float
-    worst: tuple[int, int]
+    worst: tuple[int, int]  # (prefill, decode) tokens of the batch that drains least
     why: str
 
 
 def drift(lengths: Lengths, server: Server) -> Drift:
     """Find the weights under which a backlog drains at the highest rate.
 
-    Parameters
-    ----------
-    lengths
-        Prompts and outputs, bounded.
-    server
-        Limits, scope, convention and policy.
-
-    Notes
-    -----
     With w = (a / m_p, (1 - a) / m_d) a request weighs 1, and a batch drains f(a) = (w_p x + w_d y)
     / t requests/s. The certified rate is the largest over a of the least f over the batches, and
     with attention 1 / (1 / f + A+).
@@ -149,15 +128,7 @@ def backlog_batches(lengths: Lengths, server: Server) -> tuple[Ints, Ints]:
     For a token load, batches lie on a line between these two, so no weights can be beaten by any
     other.
 
-    Parameters
-    ----------
-    lengths, server
-        As in `drift`.
-
-    Returns
-    -------
-    fewest, most
-        Shape (token budget + 1,), tokens; ``most`` is -1 where no batch has that token load.
+    Shape (token budget + 1,) each; the most is -1 where no batch has that token load.
     """
     if not server.policy.by_phase:
         raise _Unknown(

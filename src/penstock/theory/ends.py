@@ -23,24 +23,13 @@ System = TypeVar("System")
 
 @dataclasses.dataclass(frozen=True)
 class Ends(Generic[System]):
-    """A system with slow and with fast batch times.
+    """A system with slow and with fast batch times."""
 
-    Attributes
-    ----------
-    slow, fast
-        The same system with batch times that are taken as exact.
-    origin
-        What the interval comes from, as a clause.
-    calibrated
-        Whether rows of the deployment corrected all of these batch times.
-    others, quantiles
-        Of a server: all batch times that may be true, and which quantiles are the ends.
-    """
-
-    slow: System
+    slow: System  # with batch times that are taken as exact, as at the fast end
     fast: System
-    origin: str
-    calibrated: bool
+    origin: str  # what the interval comes from, as a clause
+    calibrated: bool  # rows of the deployment corrected all of these batch times
+    # Of a server: all batch times that may be true, and which quantiles are the ends.
     others: Sequence[System] = ()
     quantiles: tuple[float, float] = (0.0, 1.0)
 

@@ -244,14 +244,7 @@ def _path(
 
 
 def full_batch_rate(server: Server) -> float:
-    """Return b_max / t_bmax, the tokens/s of full batches.
-
-    Raises
-    ------
-    InputError
-        If a max batch size or KV memory could keep batches from filling, or requests from piling up
-        in decode.
-    """
+    """Return b_max / t_bmax, the tokens/s of full batches."""
     if not isinstance(server, Server):
         raise InputError(
             f"the server is {checks.shown(server)}, which has no batches; give a Server"

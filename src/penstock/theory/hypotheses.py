@@ -21,25 +21,12 @@ AMPLE = "KV memory never binds"
 
 @dataclasses.dataclass(frozen=True)
 class Hypothesis:
-    """A condition of a theorem.
-
-    Attributes
-    ----------
-    name
-        What must hold.
-    held
-        Whether it does.
-    why
-        What was looked at, and what to change where it fails.
-    checked
-        False where it holds on the user's word: a claim about a policy, or about a class of the
-        user's own.
-    """
+    """A condition of a theorem."""
 
     name: str
     held: bool
-    why: str
-    checked: bool = True
+    why: str  # what was looked at, and what to change where it fails
+    checked: bool = True  # False: on the user's word: of a policy, or of a class of the user's own
 
     @property
     def state(self) -> str:

@@ -29,24 +29,12 @@ SAMPLE = 2**17
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """The requests that a server serves.
-
-    Attributes
-    ----------
-    lengths
-        Of the requests that are served.
-    share
-        Share of the requests that is served; the others never fit and are dropped.
-    sampled
-        Whether that is what a sample of the lengths says.
-    cut
-        Whether outputs are cut to the longest context, in a sample of the lengths.
-    """
+    """The requests that a server serves."""
 
     lengths: Lengths
-    share: float = 1.0
-    sampled: bool = False
-    cut: bool = False
+    share: float = 1.0  # of the requests that is served; the others never fit and are dropped
+    sampled: bool = False  # as a sample of the lengths says
+    cut: bool = False  # outputs are cut to the longest context, in a sample of the lengths
 
 
 class AtOnce(NamedTuple):
@@ -70,11 +58,6 @@ class AtOnce(NamedTuple):
 def served(workload: Workload, server: Server) -> Served:
     """Return what a server serves of a workload: all of it, unless its memory drops what never
     fits.
-
-    Raises
-    ------
-    InputError
-        If a request never fits, and the memory says that this is an error, or all never fit.
     """
     lengths, memory = _cut(workload.lengths, server), server.memory
     cut = lengths is not workload.lengths and not isinstance(workload.lengths, Empirical)
@@ -200,13 +183,6 @@ def largest(lengths: Lengths) -> Longest | None:
 def at_once(server: Server, longest: Longest | None) -> AtOnce | None:
     """Return the memory of all that may run at once; None where any number may, or of any length,
     or memory has no limit.
-
-    Parameters
-    ----------
-    server
-        Its slots and memory.
-    longest
-        As from `largest`.
     """
     slots, usable, memory = server.most_requests, server.usable_blocks, server.memory
     if slots is None or server.scope == "batch" or longest is None:
@@ -269,15 +245,6 @@ def block_iterations(lengths: Lengths, server: Server, memory: Memory) -> float:
     prefill iteration. Else rounding is left out, g is convex in each length, and the means of the
     lengths give a lower bound (Jensen); under a negative or unknown dependence the shortest prompt,
     or output, stands in for one factor of D * prompt.
-
-    Parameters
-    ----------
-    lengths
-        Prompts and outputs.
-    server
-        Token budget and convention.
-    memory
-        Its memory.
     """
     size, last, budget = memory.block_size, outputs_of_prefill(server), server.most_tokens
     longest = largest(lengths)
@@ -300,15 +267,8 @@ def block_iterations(lengths: Lengths, server: Server, memory: Memory) -> float:
 
 
 def block_iterations_of(prompt: Ints, output: Ints, server: Server, memory: Memory) -> Floats:
-    """Return g of `block_iterations` for each request, rounded up in the last prefill iteration
-    and in decodes only; shape (requests,).
-
-    Parameters
-    ----------
-    prompt, output
-        Shape (requests,), tokens; 0 where a request has no such phase.
-    server, memory
-        As in `block_iterations`.
+    """Return g of `block_iterations` for each request, rounded up in the last prefill iteration and
+    in decodes only. All have shape (requests,); 0 tokens: a request has no such phase.
     """
     size, last, budget = memory.block_size, outputs_of_prefill(server), server.most_tokens
     decodes = np.maximum(output - last, 0)

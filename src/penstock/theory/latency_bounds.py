@@ -132,16 +132,8 @@ def request_bounds(
     prompt: Ints, output: Ints, server: Server, *, reused: bool = False
 ) -> tuple[Floats, Floats]:
     """Return TTFT and E2E that each request needs at least, whatever else there is; seconds, shape
-    (requests,) each.
-
-    Parameters
-    ----------
-    prompt, output
-        Shape (requests,), tokens.
-    server
-        Batch times, limits and convention.
-    reused
-        Whether prompts may be found in a prefix cache, all but the tokens given.
+    (requests,) each. With ``reused`` prompts may be found in a prefix cache, all but the tokens
+    given.
     """
     model, budget = server.batch_time, server.most_tokens
     shortest, lines, merges = _lines(model.by_tokens, budget)

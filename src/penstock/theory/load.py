@@ -24,45 +24,25 @@ from penstock.workload.workload import Workload
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What a workload asks of a server.
+    """What a workload asks of a server."""
 
-    Attributes
-    ----------
-    arrival_rate
-        Requests/s.
-    tokens_per_request
-        Forward tokens of a request, on average: prompt + output (convention ``paper``), or prompt +
-        output - 1 (``engine``: the end of prefill yields the first output token), and what it
-        surely costs after its end. Those that are dropped have none.
-    best_batch_tokens_per_s
-        max over 1 <= b <= token budget of b / t_b. A few engines go beyond the token budget; then
-        over all batches that they form.
-    best_token_load
-        The b at which that maximum is attained.
-    filled_batch_tokens_per_s
-        b_max / t_bmax: what batches filled to the token budget (without one: as large as they come)
-        process.
-    work
-        The requests that are served.
-    attention_s
-        Seconds of a request beside those by token load, on average: the least under any policy, and
-        the most in batches filled in order of arrival (see `penstock.theory.attention`); (0, 0) for
-        batch times by token load.
-    sampled
-        Whether a sample of the lengths says so.
-    wasted
-        Tokens that a request costs after its end, on average, at least and at most: see
-        `penstock.theory.unforeseen`.
-    """
-
-    arrival_rate: float
+    arrival_rate: float  # requests/s
+    # Forward tokens of a request, on average: prompt + output (convention `paper`), or prompt +
+    # output - 1 (`engine`: the end of prefill yields the first output token), and what it surely
+    # costs after its end. Those that are dropped have none.
     tokens_per_request: float
+    # Max over 1 <= b <= token budget of b / t_b; for the few engines that go beyond it, over all
+    # batches that they form.
     best_batch_tokens_per_s: float
-    best_token_load: int
+    best_token_load: int  # the b at which that is attained
+    # b_max / t_bmax; without a token budget of batches as large as they come.
     filled_batch_tokens_per_s: float
     work: Served = dataclasses.field(repr=False, compare=False)
+    # Seconds of a request beside those by token load, on average: the least under any policy, and
+    # the most in batches filled in order of arrival; (0, 0) for batch times by token load.
     attention_s: tuple[float, float] = (0.0, 0.0)
-    sampled: bool = False
+    sampled: bool = False  # by a sample of the lengths
+    # Tokens that a request costs after its end, on average, at least and at most.
     wasted: tuple[float, float] = (0.0, 0.0)
 
     @property
@@ -114,13 +94,7 @@ class Load:
 
 
 def load(workload: Workload, server: Server) -> Load:
-    """Return what a workload asks of a server.
-
-    Raises
-    ------
-    InputError
-        If the workload has no arrival rate, or a request can never be served.
-    """
+    """Return what a workload asks of a server."""
     if not workload.rate > 0:
         raise InputError(
             f"{workload.name} has no arrival rate (its requests span no time, or next to none), "

@@ -14,11 +14,6 @@ def sarathi_region(server: Server) -> Region:
     Sarathi fills every batch. Below k_max decoding requests a batch lies on the segment from A_b,
     prefill alone, to Q_b, k_max - 1 decodes and b - k_max + 1 prefill tokens; with k_max of them no
     prompt is let in and the batch is D. A fluid argument, no theorem; simulation agrees within .02.
-
-    Parameters
-    ----------
-    server
-        Batch times and limits. Its policy does not matter.
     """
     refuse_composition(
         server, "the region of sarathi", "ask `certify`, or `max_rate`, which simulates"

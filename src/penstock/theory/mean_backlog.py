@@ -65,15 +65,7 @@ class MeanBacklog:
 
 
 def mean_backlog(workload: Workload, server: Server, demand: Load) -> MeanBacklog:
-    """Return the bounds for a workload on a server with a load.
-
-    Parameters
-    ----------
-    workload, server
-        What arrives and what serves.
-    demand
-        Its load.
-    """
+    """Return the bounds for a workload on a server with a load."""
     asked = (
         *conditions.shared(workload, server, demand),
         conditions.work_conserving(server),

@@ -33,14 +33,7 @@ _ORDERS = 64  # of the expansion of a Gaussian copula
 
 def mean_of(function: Callable[[Floats], Floats], length: Length) -> tuple[float, float] | None:
     """Return bounds of the mean of a function that rises with the length; None for a distribution
-    not known here.
-
-    Parameters
-    ----------
-    function
-        Of tokens, shape (n,).
-    length
-        Whose distribution it is.
+    not known here. The function is of tokens, shape (n,).
     """
     tokens = _edges(length.max or LONGEST)
     chance = reaches(length, np.concatenate([tokens[1:], tokens[:-1] + 1]))

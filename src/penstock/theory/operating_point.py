@@ -18,38 +18,21 @@ from penstock.workload.workload import Workload
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OperatingPoint:
-    """A workload in the region of a server.
+    """A workload in the region of a server."""
 
-    Attributes
-    ----------
-    region
-        Prefill and decode tokens/s that some policy may carry.
-    point
-        Those that arrive.
-    optimum
-        How the server carries the most in the same proportion, and what binds.
-    own
-        The region of the policy itself, where it is another and known, else None: of Sarathi-Serve
-        under a max batch size, for prompts so long that one of them fills what the decodes leave of
-        a batch.
-    arrival_rate
-        Requests/s.
-    bound
-        The least of what each limit can carry, KV memory too, which the region does not know.
-    notes
-        How the load is to be read.
-    kv_memory_rate
-        Requests/s that the server carries once KV memory is full, where that is less than the
-        bound; by an estimate.
-    """
-
-    region: Region
-    point: tuple[float, float]
-    optimum: Optimum
+    region: Region  # prefill and decode tokens/s that some policy may carry
+    point: tuple[float, float]  # those that arrive
+    optimum: Optimum  # how the server carries the most in the same proportion
+    # The region of the policy itself, where it is another and known, else None: of Sarathi-Serve
+    # under a max batch size, for prompts so long that one of them fills what the decodes leave of a
+    # batch.
     own: Region | None
-    arrival_rate: float
+    arrival_rate: float  # requests/s
+    # The least of what each limit can carry, KV memory too, which the region does not know.
     bound: Bound
     notes: tuple[str, ...] = ()
+    # Requests/s that the server carries once KV memory is full, where that is less than the bound;
+    # by an estimate.
     kv_memory_rate: float | None = None
 
     @property
@@ -119,20 +102,8 @@ class OperatingPoint:
 def operating_point(
     workload: Workload, server: Server, *, memory_rate: float | None = None
 ) -> OperatingPoint:
-    """Return where a workload lies in the region of a server.
-
-    Parameters
-    ----------
-    workload, server
-        What arrives and what serves.
-    memory_rate
-        Requests/s that it carries once KV memory is full, where an estimate is known
-        (`penstock.memory_estimate`).
-
-    Raises
-    ------
-    InputError
-        If the workload has no arrival rate.
+    """Return where a workload lies in the region of a server. ``memory_rate`` is the requests/s
+    that it carries once KV memory is full, where an estimate is known (`penstock.memory_estimate`).
     """
     server = as_serving(workload, server)
     demand = load(workload, server)

@@ -147,31 +147,20 @@ class Optimum:
 
     The prices are shadow prices: ``q_p x + q_d y + q_r k_p <= t`` for every batch, and the
     direction's own load ``q_p p + q_d d + q_r p / m_p`` is 1 on the boundary.
-
-    Attributes
-    ----------
-    scale
-        Largest s with s * direction in the region.
-    mix
-        Batches that carry it. Other mixes may do as well.
-    seconds_per_prefill_token, seconds_per_decode_token
-        Server time that a token of each phase costs (q_p, q_d).
-    seconds_per_prefill_request
-        Server time that the slot of a prompt costs besides (q_r); 0 for prompts of one length.
-    binding
-        ``token budget``, ``max batch size``: a limit without whose last token or slot the server
-        carries less. ``batch time`` where neither does: only faster batches help.
-    slot_price
-        Tokens/s along the direction gained by one more slot of max batch size (a finite difference,
-        which is exact: the problem is solved again with k_max + 1). 0 without a max batch size.
     """
 
-    scale: float
-    mix: tuple[Use, ...]
+    scale: float  # largest s with s * direction in the region
+    mix: tuple[Use, ...]  # batches that carry it; others may do as well
+    # Server time that a token of each phase costs (q_p, q_d).
     seconds_per_prefill_token: float
     seconds_per_decode_token: float
+    # Server time that the slot of a prompt costs besides (q_r); 0 for prompts of one length.
     seconds_per_prefill_request: float
+    # `token budget`, `max batch size`: a limit without whose last token or slot the server carries
+    # less. `batch time` where neither does: only faster batches help.
     binding: tuple[str, ...]
+    # Tokens/s along the direction gained by one more slot of max batch size (a finite difference,
+    # which is exact: the problem is solved again with k_max + 1). 0 without a max batch size.
     slot_price: float
 
 
@@ -240,20 +229,7 @@ def linear_program(
     server: Server, direction: npt.ArrayLike, *, prompt: int | Length | Lengths
 ) -> Optimum:
     """Solve the necessary condition along a direction as a linear program (HiGHS), with its prices.
-
-    Parameters
-    ----------
-    server
-        Batch times and limits.
-    direction
-        Prefill and decode tokens, shape (2,), as in `Region.scale`.
-    prompt
-        As in `region`.
-
-    Raises
-    ------
-    InputError
-        If a value cannot be used.
+    The direction is prefill and decode tokens, shape (2,).
     """
     # Rates in units of the fastest, so that all numbers of the program are about 1.
     tokens, wanted = _prompt(prompt), _direction(direction)

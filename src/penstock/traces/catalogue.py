@@ -28,30 +28,17 @@ _TIMEOUT_S = 60
 
 @dataclass(frozen=True)
 class Entry:
-    """One public trace file.
-
-    Attributes
-    ----------
-    name, description, licence, cite
-        For tables.
-    rows
-        As published, rounded where the publisher rounds; None where not stated.
-    format
-        Name in `penstock.workload.trace_formats.FORMATS`.
-    url, home
-        Official download, and the page that describes it.
-    sha256
-        Of the published file; None: not known, and the first download is then the reference.
-    """
+    """One public trace file."""
 
     name: str
     description: str
-    rows: int | None
-    format: str
-    url: str
-    home: str
+    rows: int | None  # as published, rounded where the publisher rounds; None: not stated
+    format: str  # in `penstock.workload.trace_formats.FORMATS`
+    url: str  # official download
+    home: str  # the page that describes it
     licence: str
     cite: str
+    # Of the published file; None: not known, and the first download is then the reference.
     sha256: str | None = None
 
 
@@ -181,13 +168,7 @@ def cache_dir() -> Path:
 
 
 def path_of(name: str) -> Path | None:
-    """Return the downloaded file, or None if it has not been downloaded.
-
-    Raises
-    ------
-    InputError
-        If the catalogue has no such trace.
-    """
+    """Return the downloaded file, or None if it has not been downloaded."""
     path = _target(_entry(name))
     return path if path.is_file() else None
 
@@ -204,27 +185,10 @@ def download(
 ) -> tuple[Path, str, bool]:
     """Fetch a trace into `cache_dir`; an interruption leaves nothing half-written.
 
-    Parameters
-    ----------
-    name
-        Name in `CATALOGUE`.
-    url
-        A mirror to fetch it from; http or https.
-    progress
-        Called with the bytes received so far and, where the server says so, the bytes to come in
-        all.
-
-    Returns
-    -------
-    tuple
-        The file, its SHA-256 sum, and whether this was the first time: then the sum is recorded in
-        ``NAME.sha256`` beside it, and later downloads must have the same.
-
-    Raises
-    ------
-    InputError
-        If the name is not known, the download fails or is cut short, or the content is not that of
-        the first time.
+    The url is a mirror, http or https. ``progress`` gets the bytes received so far and, where the
+    server says so, the bytes to come in all. Returned are the file, its SHA-256 sum, and whether
+    this was the first time: then the sum is recorded in ``NAME.sha256`` beside it, and later
+    downloads must have the same.
     """
     entry = _entry(name)
     address = url or entry.url

@@ -14,19 +14,9 @@ def with_answers(
     that has this block too, at the same place, and is long enough for prompt and answer, is taken
     for its next turn: what follows the block there is the rest of the prompt, and the answer.
 
-    Parameters
-    ----------
-    ids
-        Shape (ids,), those of full blocks of one request after another, in order of arrival.
-    counts, prompt_tokens, output_tokens
-        Shape (requests,): how many ids each has, and tokens.
-    block
-        Tokens in a block.
-
-    Returns
-    -------
-    ids, counts, found
-        As given, with those of answers, and how many answers have some.
+    The ids, shape (ids,), are those of full blocks of one request after another, in order of
+    arrival; the others have shape (requests,): how many ids each has, and tokens. Returned are ids
+    and counts with those of answers, and how many answers have some.
 
     >>> ids, counts, found = with_answers(  # 8 + 8 tokens in blocks of 4, then a prompt of 20
     ...     np.array([1, 2, 1, 2, 3, 4, 5]), np.array([2, 5]), np.array([8, 20]),

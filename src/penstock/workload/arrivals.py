@@ -97,13 +97,7 @@ class _AtRate(Arrivals):
 
 @dataclasses.dataclass(frozen=True)
 class Poisson(_AtRate):
-    """Exponential gaps: arrivals of many independent users.
-
-    Parameters
-    ----------
-    rate
-        Requests per second.
-    """
+    """Exponential gaps: arrivals of many independent users."""
 
     iid = True
     words = "Poisson arrivals"
@@ -116,13 +110,7 @@ class Poisson(_AtRate):
 
 @dataclasses.dataclass(frozen=True)
 class Deterministic(_AtRate):
-    """Equal gaps.
-
-    Parameters
-    ----------
-    rate
-        Requests per second.
-    """
+    """Equal gaps."""
 
     iid = True
     words = "evenly spaced arrivals"
@@ -139,16 +127,9 @@ class Deterministic(_AtRate):
 class GammaRenewal(_AtRate):
     """Gamma-distributed gaps: burstier than Poisson for a coefficient of variation above 1,
     smoother below.
-
-    Parameters
-    ----------
-    rate
-        Requests per second.
-    cv
-        Standard deviation of a gap over its mean.
     """
 
-    cv: float
+    cv: float  # standard deviation of a gap over its mean
 
     iid = True
 
@@ -173,16 +154,9 @@ class Modulated(_AtRate):
 
     The rate is constant on segments; in *operational* time (the integral of the rate) gaps are
     gamma with mean 1.
-
-    Parameters
-    ----------
-    rate
-        Long-run requests per second.
-    gamma_shape
-        Of the gaps in operational time; 1: exponential.
     """
 
-    gamma_shape: float
+    gamma_shape: float  # of the gaps in operational time; 1: exponential
 
     iid = False
 
@@ -230,23 +204,13 @@ class Modulated(_AtRate):
 
 @dataclasses.dataclass(frozen=True)
 class OnOff(Modulated):
-    """Bursts and silences of gamma-distributed length; each burst has a rate of its own.
-
-    Parameters
-    ----------
-    rate, gamma_shape
-        As in `Modulated`.
-    on_mean_s, on_cv, off_mean_s, off_cv
-        Length of bursts and of silences, seconds.
-    burst_log_sd
-        Standard deviation of the logarithm of a burst's rate.
-    """
+    """Bursts and silences of gamma-distributed length; each burst has a rate of its own."""
 
     on_mean_s: float
     on_cv: float
     off_mean_s: float
     off_cv: float
-    burst_log_sd: float
+    burst_log_sd: float  # standard deviation of the logarithm of a burst's rate
 
     words = "bursts and silences"
 
@@ -292,23 +256,11 @@ class OnOff(Modulated):
 
 @dataclasses.dataclass(frozen=True)
 class WanderingRate(Modulated):
-    """A rate whose logarithm is a first-order autoregression over equal steps.
+    """A rate whose logarithm is a first-order autoregression over equal steps."""
 
-    Parameters
-    ----------
-    rate, gamma_shape
-        As in `Modulated`.
-    step_s
-        Length of a step, seconds.
-    log_sd
-        Stationary standard deviation of the log rate.
-    correlation
-        Between one step and the next.
-    """
-
-    step_s: float
-    log_sd: float
-    correlation: float
+    step_s: float  # length of a step
+    log_sd: float  # stationary standard deviation of the log rate
+    correlation: float  # between one step and the next
 
     words = "arrivals at a wandering rate"
 
@@ -346,15 +298,9 @@ class WanderingRate(Modulated):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replay(Arrivals):
-    """Recorded arrival times, once.
+    """Recorded arrival times, once."""
 
-    Parameters
-    ----------
-    times_s
-        Shape (requests,), seconds, not falling.
-    """
-
-    times_s: Seconds
+    times_s: Seconds  # shape (requests,), not falling
 
     iid = False
     words = "recorded arrivals, replayed once"

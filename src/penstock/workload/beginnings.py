@@ -14,18 +14,10 @@ from penstock.workload.stage import Stage, released
 
 @dataclasses.dataclass(frozen=True)
 class Beginnings:
-    """The stages at which jobs begin.
+    """The stages at which jobs begin."""
 
-    Attributes
-    ----------
-    longest
-        The longest prompt of the jobs that begin at each, rising.
-    stages
-        All stages of the workflow.
-    """
-
-    longest: dict[str, float]
-    stages: tuple[str, ...]
+    longest: dict[str, float]  # the longest prompt of the jobs that begin at each, rising
+    stages: tuple[str, ...]  # all stages of the workflow
 
     @classmethod
     def of(

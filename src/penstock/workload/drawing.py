@@ -32,24 +32,12 @@ def at_random(lengths: Lengths) -> Lengths:
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """What jobs of a workflow are drawn from.
-
-    Attributes
-    ----------
-    workflow
-        Its name.
-    plan
-        What is drawn.
-    begins
-        Where jobs begin.
-    lengths
-        What comes with them, drawn at random.
-    """
+    """What jobs of a workflow are drawn from."""
 
     workflow: str
     plan: Plan
     begins: Beginnings
-    lengths: Lengths
+    lengths: Lengths  # what comes with jobs, drawn at random
 
     @functools.cached_property
     def at_a_time(self) -> int:

@@ -17,28 +17,15 @@ one).
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """What is drawn at each stage.
-
-    Attributes
-    ----------
-    routes
-        Where jobs go.
-    prompt, output
-        Of each stage.
-    delay_s
-        Of each stage, seconds; a distribution counts milliseconds.
-    transfer_s
-        Of each stage, seconds per prompt token of the request that released it.
-    context
-        ``new``, ``grow`` or ``reuse``, as in `Workflow`.
-    """
+    """What is drawn at each stage."""
 
     routes: Routes
+    # Of each stage.
     prompt: tuple[Tokens, ...]
     output: tuple[Tokens, ...]
-    delay_s: tuple[float | Length, ...]
-    transfer_s: tuple[float, ...]
-    context: str
+    delay_s: tuple[float | Length, ...]  # of each stage; a distribution counts milliseconds
+    transfer_s: tuple[float, ...]  # of each stage, per prompt token of the request that released it
+    context: str  # `new`, `grow` or `reuse`, as in `Workflow`
 
     @property
     def prefills(self) -> npt.NDArray[np.bool_]:
@@ -49,13 +36,6 @@ class Plan:
 class Streams:
     """A stream of random numbers for each stage and each kind of draw: more of one draw shifts no
     other.
-
-    Parameters
-    ----------
-    seed
-        Whole numbers that tell these streams from all others.
-    stages
-        How many stages there are.
     """
 
     def __init__(self, seed: tuple[int, ...], stages: int) -> None:

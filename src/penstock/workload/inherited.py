@@ -23,17 +23,9 @@ def inherited(
 ) -> Jobs:
     """Return jobs with what their requests have from those that they came with.
 
-    Parameters
-    ----------
-    jobs, requests
-        One of each.
-    prompt, output
-        What each stage draws: those that draw ``job`` have the lengths, and with them what is
-        declared and the recorded prompt.
-    priority
-        Of jobs whose request has none of its own.
-    first_prefix
-        The recorded prompt of the first one; None: none is recorded.
+    Stages that draw ``job`` have the lengths of the requests, and with them what is declared and
+    the recorded prompt. ``priority`` is of jobs whose request has none of its own; ``first_prefix``
+    is the recorded prompt of the first one, None where none is recorded.
     """
     declared = prefix = None
     ranks: npt.NDArray[np.int32] | None = None

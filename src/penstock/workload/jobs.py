@@ -25,72 +25,37 @@ MOST_JOBS = 2**40
 class Jobs:
     """Jobs in order of arrival; their requests in order of job, then of visit: a parent stands
     before its children.
-
-    Attributes
-    ----------
-    arrival_s
-        Shape (jobs,), float64: seconds since the first arrival, not falling.
-    workflow
-        Shape (jobs,), int32: place of its workflow in the network.
-    first_request
-        Shape (jobs + 1,), int64: the requests of job j are ``first_request[j]`` up to
-        ``first_request[j + 1]``, and the first of them is its root.
-    stage
-        Shape (requests,) as all that follow, int32: place of its stage in the network.
-    prompt
-        int32: prompt tokens, with the context that it goes on with; 0 where a stage only decodes.
-    output
-        int32: output tokens; 0 where a stage only prefills.
-    reuse
-        int32: tokens of the prompt that it has in common with the request whose context it goes on
-        with.
-    context
-        int32: that request, as an offset from this one (< 0); 0: none.
-    delay_s
-        float64: seconds between its release and its arrival at the pool (a tool call), but for
-        ``transfer_s``.
-    pending
-        int32: requests of the job that must finish before it is released: 0 for the root, k at a
-        join of k branches.
-    child
-        int32: the first request that its finish releases, or counts down, as an offset (> 0); 0:
-        none.
-    sibling
-        int32: the next request with the same parent, as an offset from this one (> 0); 0: none.
-    coin
-        uint32, uniform: for routers that choose at random.
-    priority
-        int32: at an engine whose queue goes by priority, the smaller is served first; None: all 0.
-    declared
-        int32: most output tokens that it says it may make; None: as many as it makes.
-    prefix
-        int32: the recorded prompt of the network whose hash ids it has, -1: none; None: none has.
-        Requests that go on with a context have that one's as far as it reaches.
-    sender
-        int32: the request that it gets its KV memory from, as an offset from this one (< 0),
-        because it only decodes; 0: none; None: none does.
-    transfer_s
-        float64: seconds that this takes a link; None: none.
     """
 
-    arrival_s: npt.NDArray[np.float64]
-    workflow: npt.NDArray[np.int32]
+    arrival_s: npt.NDArray[np.float64]  # shape (jobs,): since the first arrival, not falling
+    workflow: npt.NDArray[np.int32]  # shape (jobs,): place in the network
+    # Shape (jobs + 1,): the requests of job j are `first_request[j]` up to `first_request[j + 1]`,
+    # and the first of them is its root.
     first_request: Ints
-    stage: npt.NDArray[np.int32]
-    prompt: npt.NDArray[np.int32]
-    output: npt.NDArray[np.int32]
-    reuse: npt.NDArray[np.int32]
-    context: npt.NDArray[np.int32]
-    delay_s: npt.NDArray[np.float64]
+    stage: npt.NDArray[np.int32]  # shape (requests,) as all that follow: place in the network
+    prompt: npt.NDArray[np.int32]  # tokens, with the context that it goes on with; 0: only decodes
+    output: npt.NDArray[np.int32]  # tokens; 0 where a stage only prefills
+    reuse: npt.NDArray[np.int32]  # tokens that it has in common with its context
+    context: npt.NDArray[np.int32]  # that request, as an offset from this one (< 0); 0: none
+    delay_s: npt.NDArray[np.float64]  # from release to arrival at the pool, but for `transfer_s`
+    # Requests of the job that must finish before it is released: 0 for the root, k at a join of k
+    # branches.
     pending: npt.NDArray[np.int32]
+    # The first request that its finish releases, or counts down, as an offset (> 0); 0: none.
     child: npt.NDArray[np.int32]
-    sibling: npt.NDArray[np.int32]
-    coin: npt.NDArray[np.uint32]
+    sibling: npt.NDArray[np.int32]  # the next with the same parent, as an offset (> 0); 0: none
+    coin: npt.NDArray[np.uint32]  # uniform: for routers that choose at random
+    # At an engine whose queue goes by priority, the smaller is served first; None: all 0.
     priority: npt.NDArray[np.int32] | None = None
+    # Most output tokens that it may make; None: as it makes.
     declared: npt.NDArray[np.int32] | None = None
+    # The recorded prompt of the network whose hash ids it has, -1: none; None: none has. Requests
+    # that go on with a context have that one's as far as it reaches.
     prefix: npt.NDArray[np.int32] | None = None
+    # The request that it gets its KV memory from, as an offset from this one (< 0), because it only
+    # decodes; 0: none; None: none does.
     sender: npt.NDArray[np.int32] | None = None
-    transfer_s: npt.NDArray[np.float64] | None = None
+    transfer_s: npt.NDArray[np.float64] | None = None  # what that takes a link
 
     @property
     def count(self) -> int:
@@ -232,13 +197,7 @@ def checked_seed(seed: Any) -> int:
 
 
 def first_jobs(blocks: Iterator[Jobs], count: int, name: str) -> Jobs:
-    """Return the first ``count`` jobs of a stream.
-
-    Raises
-    ------
-    InputError
-        If there are fewer, with the name of what they come from.
-    """
+    """Return the first ``count`` jobs of a stream."""
     missing = checks.whole("the number of jobs", count, 1, MOST_JOBS, "", "that many are made")
     parts: list[Jobs] = []
     for block in blocks:

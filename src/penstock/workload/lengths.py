@@ -75,7 +75,13 @@ class Length(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Constant(Length):
-    """Always the same length."""
+    """Always the same length.
+
+    Parameters
+    ----------
+    tokens
+        The length.
+    """
 
     tokens: int
 
@@ -302,18 +308,10 @@ class Mixture(Length):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tabulated(Length):
-    """A distribution given by its probabilities.
+    """A distribution given by its probabilities."""
 
-    Parameters
-    ----------
-    low
-        Smallest value, tokens.
-    probabilities
-        Of low, low + 1, ...; scaled to add up to 1.
-    """
-
-    low: int
-    probabilities: Floats
+    low: int  # smallest value, tokens
+    probabilities: Floats  # of low, low + 1, ...; scaled to add up to 1
 
     def __post_init__(self) -> None:
         low = _check_tokens("the smallest tabulated length", self.low)

@@ -21,15 +21,9 @@ def closed_loop(chances: Floats, leaves: Bools, forks: Bools | None = None) -> l
     """Return a loop from which no path leads out, as the places it visits, ending with the first;
     [] if there is none.
 
-    Parameters
-    ----------
-    chances
-        Shape (places, places): above 0 where a path leads from one place to another.
-    leaves
-        Shape (places,): whether a path leads out from there.
-    forks
-        Shape (places,): whether all paths from there are taken, so that all must lead out; None:
-        nowhere.
+    ``chances``, shape (places, places), are above 0 where a path leads from one place to another;
+    ``leaves``, shape (places,), says whether one leads out. Where ``forks`` all paths are taken, so
+    that all must lead out; None: nowhere.
     """
     paths = chances > 0
     every = np.zeros(leaves.size, np.bool_) if forks is None else forks

@@ -21,42 +21,26 @@ def sampled_jobs(requests: float) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Means:
-    """Means over the jobs of a workflow, by stage.
+    """Means over the jobs of a workflow, by stage."""
 
-    Attributes
-    ----------
-    external
-        Shape (stages,), share of the jobs that begin there; adds up to 1.
-    onward
-        Shape (stages, stages), requests of the second stage that the end of one of the first
-        releases, on average; an edge into a join of k branches counts 1/k.
-    visits
-        Shape (stages,), requests of a job: the solution of visits = external + onward^T visits
-        (eq:traffic).
-    prompt, output
-        Shape (stages,), tokens of a request, context included.
-    both
-        Shape (stages,), share of the requests that have a prompt and an output. Convention
-        ``engine``: the end of their prefill yields the first output token, so a mean request has
-        output - both decode iterations.
-    max_prompt, max_output
-        Shape (stages,), upper limits; infinite where there is none.
-    sampled
-        Jobs from which some of these are sampled; None: all are exact.
-    covariance
-        Shape (stages, stages), of the mean tokens (prompt and output) of a job at each stage; zeros
-        where exact.
-    """
-
-    external: Floats
+    external: Floats  # shape (stages,), share of the jobs that begin there; adds up to 1
+    # Shape (stages, stages), requests of the second stage that the end of one of the first
+    # releases, on average; an edge into a join of k branches counts 1/k.
     onward: Floats
+    # Shape (stages,), requests of a job: the solution of visits = external + onward^T visits
+    # (eq:traffic).
     visits: Floats
-    prompt: Floats
-    output: Floats
+    prompt: Floats  # shape (stages,), tokens of a request, context included
+    output: Floats  # shape (stages,), tokens of a request, context included
+    # Shape (stages,), share of the requests that have a prompt and an output. Convention `engine`:
+    # the end of their prefill yields the first output token, so a mean request has output - both
+    # decode iterations.
     both: Floats
-    max_prompt: Floats
-    max_output: Floats
-    sampled: int | None
+    max_prompt: Floats  # shape (stages,), upper limits; infinite where there is none
+    max_output: Floats  # shape (stages,), upper limits; infinite where there is none
+    sampled: int | None  # jobs from which some of these are sampled; None: all are exact
+    # Shape (stages, stages), of the mean tokens (prompt and output) of a job at each stage; zeros
+    # where exact.
     covariance: Floats
 
     @property

@@ -38,19 +38,11 @@ class Lengths(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Independent(Lengths):
-    """Prompt and output drawn apart, or joined by a Gaussian copula.
-
-    Parameters
-    ----------
-    prompt, output
-        The two distributions.
-    correlation
-        Of the Gaussian copula between them; not 0 only for two `Tabulated` ones.
-    """
+    """Prompt and output drawn apart, or joined by a Gaussian copula."""
 
     prompt: Length
     output: Length
-    correlation: float = 0.0
+    correlation: float = 0.0  # of the Gaussian copula; not 0 only for two `Tabulated` ones
 
     def __post_init__(self) -> None:
         for name in ("prompt", "output"):

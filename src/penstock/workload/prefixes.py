@@ -20,27 +20,16 @@ class Prefixes:
     """Hash ids of the full blocks of recorded prompts, and of what was answered.
 
     Two requests with the same id at the same place are equal up to the end of that block.
-
-    Attributes
-    ----------
-    ids
-        Shape (ids,), numbered from 0.
-    bounds
-        Shape (requests + 1,): the ids of request r are ``ids[bounds[r] : bounds[r + 1]]``.
-    block_size
-        Tokens in a block.
-    names_outputs
-        Whether the ids go on where prompts end, so that a later prompt finds what it has in common
-        with an answer.
-    of_blocks
-        How many ids were given behind different ones, so that all were of blocks alone and not of
-        what is before them; here each is of both.
     """
 
-    ids: Ints
-    bounds: Ints
-    block_size: int
+    ids: Ints  # shape (ids,), numbered from 0
+    bounds: Ints  # shape (requests + 1,): those of request r are `ids[bounds[r] : bounds[r + 1]]`
+    block_size: int  # tokens in a block
+    # The ids go on where prompts end, so that a later prompt finds what it has in common with an
+    # answer.
     names_outputs: bool = False
+    # Ids that were given behind different ones, so that all were of blocks alone and not of what is
+    # before them; here each is of both.
     of_blocks: int = 0
 
     @property
@@ -59,16 +48,9 @@ class Prefixes:
     ) -> "Prefixes":
         """Keep the ids of full blocks: traces name a last one that is not full, too.
 
-        Parameters
-        ----------
-        ids
-            Shape (ids,), any whole numbers, those of one request after another.
-        counts, prompt_tokens
-            Shape (requests,): how many ids each has, and its prompt.
-        block_size
-            Tokens in a block.
-        output_tokens
-            Shape (requests,), where the ids go on with the outputs; None: they end with the prompt.
+        The ids, shape (ids,), are any whole numbers, those of one request after another;
+        ``counts``, shape (requests,), says how many each has. With ``output_tokens`` the ids go on
+        with the outputs; None: they end with the prompt.
         """
         tokens = prompt_tokens if output_tokens is None else prompt_tokens + output_tokens
         full = np.minimum(counts, tokens // block_size)
@@ -100,13 +82,7 @@ class Prefixes:
         )
 
     def taken(self, rows: Ints) -> "Prefixes":
-        """Return those of some requests, in any order and as often as asked for.
-
-        Parameters
-        ----------
-        rows
-            Shape (chosen,), places of the requests.
-        """
+        """Return those of some requests, in any order and as often as asked for."""
         counts = np.diff(self.bounds)[rows]
         bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         within = np.arange(bounds[-1]) - np.repeat(bounds[:-1], counts)
@@ -166,13 +142,7 @@ class Prefixes:
 
     @classmethod
     def joined(cls, parts: Sequence["Prefixes"]) -> "Prefixes":
-        """Put recordings after one another; what one has in common with another is not known.
-
-        Raises
-        ------
-        InputError
-            If their blocks are not of one size.
-        """
+        """Put recordings after one another; what one has in common with another is not known."""
         sizes = {part.block_size for part in parts}
         if len(sizes) > 1:
             raise InputError(

@@ -24,36 +24,20 @@ _ROUNDING = 1e-9
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Routes:
-    """Where jobs go, by places of stages.
-
-    Attributes
-    ----------
-    workflow, names
-        Of the workflow and its stages, for messages.
-    firsts
-        The stages at which jobs begin.
-    shares
-        Of the jobs, that begin at each of those; all 1 where nobody asks for `visits`.
-    targets
-        Of each stage, the stages that its end may release.
-    chances
-        Of each stage, the probability of each target; what is missing to 1 is that of the end. Ones
-        at a fork.
-    forks, joins
-        Whether all targets are released; whether it waits for all branches of a fork.
-    most_visits
-        Of each stage, or None.
-    """
+    """Where jobs go, by places of stages."""
 
     workflow: str
     names: tuple[str, ...]
-    firsts: tuple[int, ...]
+    firsts: tuple[int, ...]  # the stages at which jobs begin
+    # Of the jobs, that begin at each of those; all 1 where nobody asks for `visits`.
     shares: tuple[float, ...]
-    targets: tuple[tuple[int, ...], ...]
+    targets: tuple[tuple[int, ...], ...]  # of each stage, the stages that its end may release
+    # Of each stage, the probability of each target; what is missing to 1 is that of the end. Ones
+    # at a fork.
     chances: tuple[tuple[float, ...], ...]
-    forks: tuple[bool, ...]
-    joins: tuple[bool, ...]
-    most_visits: tuple[int | None, ...]
+    forks: tuple[bool, ...]  # all targets are released
+    joins: tuple[bool, ...]  # waits for all branches of a fork
+    most_visits: tuple[int | None, ...]  # of each stage
 
     def check(self) -> None:
         """Raise an `InputError` unless every stage is reached, every join closes a fork, and every

@@ -14,42 +14,20 @@ from penstock.workload.casts import Unit
 
 @dataclass(frozen=True)
 class Format:
-    """How one family of trace files says what it says.
+    """How one family of trace files says what it says."""
 
-    Attributes
-    ----------
-    name
-        For ``format``.
-    prompt, output
-        Columns of prompt and of output tokens.
-    arrival, unit
-        Column of arrival times, None for a lengths-only file, and their unit.
-    marks
-        Further columns by which the format is told from one with the same names.
-    zero_output_failed
-        Whether 0 output tokens mark a failed request, to be dropped.
-    hash_block
-        Tokens in a block that the lists in the columns of ids name; 0: it has no such column.
-    ids, ids_with_output
-        Columns of ids, of the blocks of the prompt, and of prompt and output together.
-    priority
-        Column of priorities: smaller ones are served first.
-    declared
-        Column of the most output tokens that requests say they may make.
-    """
-
-    name: str
-    prompt: str
-    output: str
-    arrival: str | None = None
-    unit: Unit = "s"
-    marks: tuple[str, ...] = ()
-    zero_output_failed: bool = False
-    hash_block: int = 0
-    ids: str = "hash_ids"
-    ids_with_output: str = "hash_ids_with_output"
-    priority: str | None = None
-    declared: str | None = None
+    name: str  # for `format`
+    prompt: str  # column of prompt tokens
+    output: str  # column of output tokens
+    arrival: str | None = None  # column of arrival times; None: lengths only
+    unit: Unit = "s"  # of arrival times
+    marks: tuple[str, ...] = ()  # further columns, by which it is told from one with the same names
+    zero_output_failed: bool = False  # 0 output tokens mark a failed request, to be dropped
+    hash_block: int = 0  # tokens in a block that ids name; 0: it has no such column
+    ids: str = "hash_ids"  # column of ids of the blocks of the prompt
+    ids_with_output: str = "hash_ids_with_output"  # of prompt and output together
+    priority: str | None = None  # column of priorities: smaller ones are served first
+    declared: str | None = None  # column of the most output tokens that requests may make
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -144,11 +122,6 @@ def chosen_format(
 ) -> Format:
     """Return the format of a name, else that of a table with these columns, else a plain one, whose
     hash ids name blocks of so many tokens.
-
-    Raises
-    ------
-    InputError
-        If there is none, or what was asked for does not fit the table.
     """
     names = [format.name for format in FORMATS]
     if name is not None and name not in (*names, PLAIN):

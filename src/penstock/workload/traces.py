@@ -39,37 +39,17 @@ NO_ROWS = "has no rows, so nothing arrives. Check that the file was written comp
 
 @dataclass(frozen=True)
 class Trace:
-    """What a trace file says: rows in order of arrival.
+    """What a trace file says: rows in order of arrival."""
 
-    Attributes
-    ----------
-    arrival_s
-        Seconds since the first arrival, sorted; None for a lengths-only file.
-    prompt_tokens, output_tokens
-        Shape (requests,), tokens.
-    format
-        Name of the format that was read.
-    source
-        File name, for messages.
-    notices
-        What the user must know: rows sorted, failures dropped and counted.
-    prefixes
-        What the prompts have in common, where the file says so.
-    priority
-        Shape (requests,), where the file has them.
-    declared
-        Shape (requests,), most output tokens that they say they may make, where the file has it.
-    """
-
-    arrival_s: NDArray[np.float64] | None
-    prompt_tokens: NDArray[np.int64]
-    output_tokens: NDArray[np.int64]
+    arrival_s: NDArray[np.float64] | None  # since the first arrival, sorted; None: lengths only
+    prompt_tokens: NDArray[np.int64]  # shape (requests,), tokens
+    output_tokens: NDArray[np.int64]  # shape (requests,), tokens
     format: str
-    source: str
-    notices: tuple[str, ...]
+    source: str  # file name, for messages
+    notices: tuple[str, ...]  # what the user must know: rows sorted, failures dropped and counted
     prefixes: Prefixes | None = None
     priority: NDArray[np.int64] | None = None
-    declared: NDArray[np.int64] | None = None
+    declared: NDArray[np.int64] | None = None  # most output tokens that they say they may make
 
 
 def load(
@@ -80,33 +60,19 @@ def load(
     hash_block: int | None = None,
     max_gib: float | None = None,
 ) -> Trace:
-    """Read a trace file; a gzip-compressed one too.
+    """Read a trace file (CSV, TSV, JSON Lines or Parquet); a gzip-compressed one too.
 
     Arrivals are exact to the nanosecond relative to the first one (numbers in JSON: to the
     precision of a double).
 
-    Parameters
-    ----------
-    path
-        CSV, TSV, JSON Lines or Parquet.
-    format
-        A name in `penstock.workload.trace_formats.FORMATS`, or ``"plain"``; by default it is
-        recognised by the columns.
-    columns
-        For any other table: which column holds ``prompt_tokens``, ``output_tokens`` and,
-        optionally, the arrival as ``arrival_s``, ``arrival_ms`` or ``arrival_ns`` (numbers, or
-        dates such as 2023-11-16 18:17:03.97996), ``priority``, whole numbers, and
-        ``declared_tokens`` (or ``max_tokens``), the most output tokens that a request says it may
-        make, and ``hash_ids`` and ``hash_ids_with_output``, lists such as ``[3, 1]`` or ``3 1``.
-    hash_block
-        For any other table: tokens in a block that such an id names.
-    max_gib
-        What the file may hold, unpacked, in GiB; None: `penstock.inputs.source.MOST_GIB`.
-
-    Raises
-    ------
-    InputError
-        If the file, or a value in it, cannot be used; one line that says where and why.
+    The format is a name in `penstock.workload.trace_formats.FORMATS`, or ``"plain"``; by default
+    the columns tell. For any other table ``columns`` says which holds ``prompt_tokens``,
+    ``output_tokens`` and, optionally, the arrival as ``arrival_s``, ``arrival_ms`` or
+    ``arrival_ns`` (numbers, or dates such as 2023-11-16 18:17:03.97996), ``priority``,
+    ``declared_tokens`` (or ``max_tokens``), the most output tokens that a request says it may make,
+    and ``hash_ids`` and ``hash_ids_with_output``, lists such as ``[3, 1]`` or ``3 1`` that name
+    blocks of ``hash_block`` tokens. Unpacked it may hold ``max_gib`` GiB; None:
+    `penstock.inputs.source.MOST_GIB`.
     """
     check_choice(format, columns)
     source = Source.at(path, max_gib)

@@ -29,23 +29,7 @@ def unfold(
     plan: Plan, streams: Streams, arrival_s: Seconds, prompt: Ints, output: Ints, begin: int | Ints
 ) -> Jobs:
     """Return the jobs that arrive at these times and begin at a stage, or each at one of its own.
-
-    Parameters
-    ----------
-    plan, streams
-        What is drawn, and from which random numbers.
-    arrival_s
-        Shape (jobs,).
-    prompt, output
-        Shape (jobs,), the lengths that come with each job.
-    begin
-        Place of the stage at which all begin, or each does; forks around it count as done, so that
-        a join waits for nobody there.
-
-    Raises
-    ------
-    InputError
-        If a context outgrows `LONGEST`, or jobs have no end in sight.
+    Forks around that stage count as done, so that a join waits for nobody there.
     """
     unfolding = _Unfolding(plan, streams, prompt, output)
     wave = unfolding.roots(arrival_s.size, begin)

@@ -44,21 +44,8 @@ class _Interval:
 
 
 def read_watched(path: str | Path, engine: str | None = None, seed: int = 0) -> Workload:
-    """Read what came, from a recording of ``penstock watch --record``.
-
-    Parameters
-    ----------
-    path
-        The recording.
-    engine
-        One of its engines; None: all of them together.
-    seed
-        For the instants and the lengths, which are drawn.
-
-    Raises
-    ------
-    InputError
-        If it is no recording, has no such engine, or says too little of what came.
+    """Read what came, from a recording of ``penstock watch --record``. Without an ``engine`` all of
+    them count together; the seed is for instants and lengths, which are drawn.
     """
     rows, _ = read_recording(path)
     engines: dict[str, list[Said]] = {}

@@ -30,25 +30,13 @@ IDS_LEFT_OUT = (
 
 
 class Requests(NamedTuple):
-    """A block of requests in order of arrival.
+    """A block of requests in order of arrival."""
 
-    Attributes
-    ----------
-    arrival_s
-        Shape (requests,), seconds since the first arrival of the workload.
-    prompt_tokens, output_tokens
-        Shape (requests,), tokens.
-    priority
-        Shape (requests,), smaller numbers first; None: all the same.
-    declared
-        Shape (requests,), most output tokens that they say they may make; None: those that they
-        make.
-    """
-
-    arrival_s: npt.NDArray[np.float64]
-    prompt_tokens: Tokens
-    output_tokens: Tokens
-    priority: Tokens | None = None
+    arrival_s: npt.NDArray[np.float64]  # shape (requests,), since the first arrival of the workload
+    prompt_tokens: Tokens  # shape (requests,), tokens
+    output_tokens: Tokens  # shape (requests,), tokens
+    priority: Tokens | None = None  # shape (requests,), smaller numbers first; None: all the same
+    # Shape (requests,), most outputs that they may make; None: as made.
     declared: Tokens | None = None
 
     def first(self, count: int) -> "Requests":

@@ -9,53 +9,28 @@ from penstock.live.engines.metric import Metric
 
 @dataclasses.dataclass(frozen=True)
 class Same:
-    """Two ways in which a page says the same, so that one tells when the other is damaged.
+    """Two ways in which a page says the same, so that one tells when the other is damaged."""
 
-    Attributes
-    ----------
-    fields
-        The fields that are not known if the two differ.
-    one, other
-        The two.
-    """
-
-    fields: tuple[str, ...]
+    fields: tuple[str, ...]  # that are not known if the two differ
     one: Metric
     other: Metric
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of engine.
-
-    Attributes
-    ----------
-    name
-        What it is called.
-    prefixes
-        What the names of its metrics may begin with; all names below are without.
-    mark
-        The gauge that each of its engines has: series without it are no engine.
-    fields
-        Where each field of a `Scrape` is found; of several places, the first that the page has.
-    usual
-        Fields that every version says: a page without one of them is damaged.
-    identity
-        Labels that tell engines of one page apart.
-    only
-        Label values of the series that are read, where they have the label at all.
-    same
-        What the page says twice.
-    """
+    """A kind of engine."""
 
     name: str
+    # What the names of its metrics may begin with; all names below are without.
     prefixes: tuple[str, ...]
-    mark: str
+    mark: str  # the gauge that each of its engines has: series without it are no engine
+    # Where each field of a `Scrape` is found; of several places, the first that the page has.
     fields: Mapping[str, tuple[Metric, ...]]
-    usual: frozenset[str]
-    identity: tuple[str, ...] = ("model_name",)
+    usual: frozenset[str]  # that every version says: a page without one is damaged
+    identity: tuple[str, ...] = ("model_name",)  # labels that tell engines of one page apart
+    # Label values of the series that are read, where they have the label at all.
     only: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    same: tuple[Same, ...] = ()
+    same: tuple[Same, ...] = ()  # what the page says twice
 
     @functools.cached_property
     def reads(self) -> frozenset[str]:

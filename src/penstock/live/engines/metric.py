@@ -24,17 +24,10 @@ class Metric(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Total(Metric):
-    """The sum over all labels of a metric, or of those series that have some values of a label.
+    """The sum over all labels of a metric, or of those series that have some values of a label."""
 
-    Attributes
-    ----------
-    name
-        Of the metric, without prefix.
-    only
-        Values by label, of the series that are summed.
-    """
-
-    name: str
+    name: str  # without prefix
+    # Values by label, of the series that are summed.
     only: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
 
     @property

@@ -19,13 +19,7 @@ _CACHE = "kvCacheStats"
 
 
 class TensorRT:
-    """The iterations of one engine, added up.
-
-    Parameters
-    ----------
-    name
-        Of the engine.
-    """
+    """The iterations of one engine, added up."""
 
     def __init__(self, name: str) -> None:
         self._name = name

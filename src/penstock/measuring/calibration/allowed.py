@@ -64,17 +64,7 @@ def ranges_of(
     ahead: bool,
     token_budget: int,
 ) -> dict[str, Range]:
-    """Return the range of each cost that was fitted to some rows.
-
-    Parameters
-    ----------
-    rows
-        That were fitted.
-    values, priors
-        What was found; where a cost ends that no row says anything of.
-    ahead, token_budget
-        As in `first_guess`.
-    """
+    """Return the range of each cost that was fitted to some rows."""
     names = [name for name in LINEAR if name in values]
     knee = values.get("knee", 0.0)
     matrix, constant, metrics = equations_of(rows, knee, ahead, token_budget)

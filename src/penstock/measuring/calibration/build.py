@@ -21,26 +21,15 @@ USUAL = {"token_budget": 8_192, "max_batch_size": 1_024}
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """Makes a server and an overhead of fitted values.
+    """Makes a server and an overhead of fitted values."""
 
-    Parameters
-    ----------
-    token_budget, max_batch_size
-        As they were stated; None: `USUAL`.
-    policy, kv_tokens
-        The same; None: no limit, unless the values have one.
-    policy_params
-        Settings of the policy.
-    prefix_caching
-        Whether the rows had something of the prefix cache; else it is the engine's default.
-    """
-
+    # As they were stated; None: `USUAL`.
     token_budget: int | None
     max_batch_size: int | None
     policy: str
-    kv_tokens: int | None
+    kv_tokens: int | None  # None: no limit, unless the values have one
     policy_params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    prefix_caching: bool = False
+    prefix_caching: bool = False  # the rows had some of it; else it is the engine's default
 
     def __post_init__(self) -> None:
         if self.prefix_caching and self.kv_tokens is None:

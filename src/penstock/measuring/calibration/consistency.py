@@ -21,22 +21,8 @@ _REMEDY = "so one of them is wrong. Check units and columns, or leave the row ou
 
 
 def make_consistent(place: str, row: Row, format: str) -> None:
-    """Mend what contradicts itself, or refuse it.
-
-    Parameters
-    ----------
-    place
-        File, row and load, for messages.
-    row
-        With all columns of times; it is changed.
-    format
-        In a table of one's own (``csv``) either of two figures may be wrong; of a tool it is known
-        what it counts oddly.
-
-    Raises
-    ------
-    InputError
-        If no one figure can be said to be the wrong one.
+    """Mend what contradicts itself, or refuse it. In a table of one's own (``csv``) either of two
+    figures may be wrong; of a tool it is known what it counts oddly.
     """
     contradiction = next(_contradictions(row, format), None)
     if contradiction:

@@ -69,21 +69,11 @@ _KNEE = Prior(0.0, 2, "where the rows bend")  # around the knee that is worth it
 
 
 class Guess(NamedTuple):
-    """A first guess.
+    """A first guess."""
 
-    Attributes
-    ----------
-    values
-        By parameter, in seconds and tokens.
-    priors
-        Of each of them.
-    held
-        Why the other parameters are left out.
-    """
-
-    values: dict[str, float]
+    values: dict[str, float]  # by parameter, in seconds and tokens
     priors: dict[str, Prior]
-    held: dict[str, str]
+    held: dict[str, str]  # why the other parameters are left out
 
 
 MEASURES = {
@@ -122,19 +112,9 @@ def first_guess(
     A knee and a cost of prompts in a batch at all are taken in where they are worth their
     parameters, and where there are more equations than parameters.
 
-    Parameters
-    ----------
-    rows
-        Rows of `read_benchmarks`.
-    names
-        Parameters to fit, of `UNITS`.
-    token_budget
-        Most tokens in a batch: a knee is below.
-    loss
-        ``soft_l1``: one odd row does not bend the rest; ``linear``: nor does a group of rows
-        outvote the others.
-    ahead
-        Whether the server composes a batch when the one before it starts.
+    Most tokens in a batch are ``token_budget``: a knee is below. With the loss ``soft_l1`` one odd
+    row does not bend the rest; with ``linear`` nor does a group of rows outvote the others. A
+    server that works ``ahead`` composes a batch when the one before it starts.
     """
     likely = priors(min(itl for row in rows if (itl := measured(row, "itl"))))
     held = {name: "not asked for" for name in UNITS if name not in names}

@@ -85,20 +85,8 @@ def judged(
     hinges: Sequence[Hinge],
     least_tokens: float | None,
 ) -> pl.DataFrame:
-    """Predict every row, and put what was measured beside it.
-
-    Parameters
-    ----------
-    rows, fitted
-        What was measured, and whether it was used to fit.
-    servers
-        The server and the overhead of each run.
-    seed
-        For arrivals and the order of lengths.
-    hinges
-        Of predictions for other lengths.
-    least_tokens
-        KV memory that the servers have for sure; None: theirs.
+    """Predict every row, and put what was measured beside it. The hinges are of predictions for
+    other lengths; ``least_tokens`` is the KV memory that the servers have for sure, None: theirs.
     """
     limits: dict[tuple[str, str], dict[str, float]] = {}
     entries = []

@@ -27,18 +27,10 @@ _ENOUGH = 0.02  # by which a round must lower the cost, or it is the last
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
-    """A normal distribution of some logarithms.
+    """A normal distribution of some logarithms."""
 
-    Attributes
-    ----------
-    mean
-        Shape (parameters,).
-    covariance
-        Shape (parameters, parameters).
-    """
-
-    mean: Floats
-    covariance: Floats
+    mean: Floats  # shape (parameters,)
+    covariance: Floats  # shape (parameters, parameters)
 
     @property
     def deviations(self) -> Floats:
@@ -48,19 +40,12 @@ class Normal:
 
 @dataclasses.dataclass(frozen=True)
 class Posterior(Normal):
-    """What prior and rows say together.
+    """What prior and rows say together."""
 
-    Attributes
-    ----------
-    cost
-        Minus the logarithm of prior and likelihood at the mean, but for constants, plus half that
-        of the volume that is left: smaller is more probable (Laplace's evidence).
-    misfits
-        Logarithms of predicted over measured times at the mean.
-    """
-
+    # Minus the logarithm of prior and likelihood at the mean, but for constants, plus half that of
+    # the volume that is left: smaller is more probable (Laplace's evidence).
     cost: float
-    misfits: Floats
+    misfits: Floats  # logarithms of predicted over measured times at the mean
 
 
 def most_probable(
@@ -68,17 +53,9 @@ def most_probable(
 ) -> Posterior:
     """Return the most probable logarithms, and their uncertainty.
 
-    Parameters
-    ----------
-    misfits
-        From logarithms of the parameters to those of predicted over measured times; NaN: there is
-        no such time.
-    prior
-        Of the logarithms.
-    noise
-        Shape (times,), scale of each misfit that no parameter explains.
-    start
-        Where to begin; None: at the mean of the prior.
+    ``misfits`` goes from logarithms of the parameters to those of predicted over measured times,
+    NaN where there is none; ``noise`` is the scale of each that no parameter explains. It begins at
+    the mean of the prior where no start is given.
     """
     tightness = np.linalg.inv(prior.covariance)
 

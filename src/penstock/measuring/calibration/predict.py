@@ -26,22 +26,13 @@ _IN_QUEUE = 8_000  # requests that wait at first: several times those that run
 
 @dataclasses.dataclass(frozen=True)
 class Overhead:
-    """Seconds that a client sees beside the engine's: network, tokenizer, HTTP, others' streams.
+    """Seconds that a client sees beside the engine's: network, tokenizer, HTTP, others' streams."""
 
-    Parameters
-    ----------
-    fixed
-        Seconds of every request, up to its first token.
-    per_stream
-        Seconds for each request that streams tokens at that moment: front ends and clients handle
-        them in turn.
-    idle
-        Seconds more of a request that nobody else is beside when it comes: what sleeps must wake
-        up.
-    """
-
-    fixed: float = 0.0
+    fixed: float = 0.0  # of every request, up to its first token
+    # Of each request that streams tokens at that moment: front ends and clients handle them in
+    # turn.
     per_stream: float = 0.0
+    # More of a request that nobody else is beside when it comes: what sleeps must wake up.
     idle: float = 0.0
 
 
@@ -50,36 +41,21 @@ NOTHING = Overhead()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Requests:
-    """The requests of one row of a benchmark.
+    """The requests of one row of a benchmark."""
 
-    Attributes
-    ----------
-    arrival_s
-        Shape (requests,), seconds since the first; all 0 where the loop is closed.
-    prompt_tokens, output_tokens
-        Shape (requests,).
-    in_flight
-        Requests that a closed loop keeps under way; None: arrivals do not wait for departures.
-    until_s
-        Seconds at which the benchmark stopped; what had not finished by then was left out. None: it
-        waited for all.
-    most_under_way
-        Requests under way that the client does not exceed: it sends others later than they come.
-        None: no limit.
-    declared_tokens
-        Output tokens that each request says it may make; None: those that it makes.
-    prefixes
-        What prompts have in common, of a server that caches it; None: nothing.
-    """
-
-    arrival_s: Floats
-    prompt_tokens: Ints
-    output_tokens: Ints
+    arrival_s: Floats  # shape (requests,), since the first; all 0 where the loop is closed
+    prompt_tokens: Ints  # shape (requests,)
+    output_tokens: Ints  # shape (requests,)
+    # That a closed loop keeps under way; None: arrivals do not wait for departures.
     in_flight: int | None
+    # At which the benchmark stopped; what had not finished by then was left out. None: it waited
+    # for all.
     until_s: float | None
+    # Requests that the client does not exceed: it sends others later than they come. None: no
+    # limit.
     most_under_way: int | None = None
-    declared_tokens: Ints | None = None
-    prefixes: Prefixes | None = None
+    declared_tokens: Ints | None = None  # outputs that each says it may make; None: as made
+    prefixes: Prefixes | None = None  # what prompts have in common, of a server that caches it
 
 
 def requests_of(
@@ -92,16 +68,7 @@ def requests_of(
     that those of the requests that finish on ``server`` have the means that the row states, but by
     no more than those of so few requests stray.
 
-    Parameters
-    ----------
-    row
-        A row of `read_benchmarks`.
-    server
-        Anything near the server in question.
-    seed
-        For arrivals and the order of lengths.
-    most
-        Requests after which the benchmark is taken to stop; None: as it did.
+    After ``most`` requests the benchmark is taken to stop; None: as it did.
     """
     rng = np.random.default_rng([seed, int(row["row"])])
     until = row["duration_s"] if row["incomplete"] is None or row["incomplete"] > 0 else None
@@ -193,16 +160,8 @@ def _replayed(sent: Requests, arrival_s: Floats, server: Server) -> Run:
 
 
 def held_back_by_client(wanted_s: Floats, finish_s: Floats, limit: int) -> Floats:
-    """Return when a client sends that has no more than so many requests under way, in order.
-
-    Parameters
-    ----------
-    wanted_s
-        Shape (requests,), when it would send them, not falling.
-    finish_s
-        Shape (requests,), when they end; infinite: never.
-    limit
-        Requests under way at most.
+    """Return when a client sends that has no more than so many requests under way, in order. Wanted
+    times do not fall; ends are infinite where they never come.
     """
     under_way: list[float] = []
     times = np.empty(wanted_s.size)

@@ -11,21 +11,12 @@ from typing import NamedTuple
 
 
 class Prior(NamedTuple):
-    """A log-normal prior.
+    """A log-normal prior."""
 
-    Attributes
-    ----------
-    centre
-        Its median, in seconds.
-    factor
-        One standard deviation: two thirds of its mass lie within this factor of the median.
-    reason
-        Where it comes from.
-    """
-
-    centre: float
+    centre: float  # its median, in seconds
+    # One standard deviation: two thirds of its mass lie within this factor of the median.
     factor: float
-    reason: str
+    reason: str  # where it comes from
 
     @property
     def deviation(self) -> float:

@@ -31,24 +31,12 @@ WORTH = 0.01
 
 
 class Fit(NamedTuple):
-    """Parameters that were fitted.
+    """Parameters that were fitted."""
 
-    Attributes
-    ----------
-    values
-        By parameter, in seconds and tokens.
-    deviations
-        Standard deviation of the logarithm of each, given rows and priors.
-    cost
-        Misfits in units of `WORTH`, and half the squared deviations from the priors.
-    misfits
-        Logarithms of predicted over measured, a few for each row.
-    """
-
-    values: Values
-    deviations: Values
-    cost: float
-    misfits: Floats
+    values: Values  # by parameter, in seconds and tokens
+    deviations: Values  # standard deviation of the logarithm of each, given rows and priors
+    cost: float  # misfits in units of `WORTH`, and half the squared deviations from the priors
+    misfits: Floats  # logarithms of predicted over measured, a few for each row
 
 
 def refine(
@@ -61,19 +49,6 @@ def refine(
     """Return values under which simulated times are near the measured ones, and none off its prior.
 
     The same random numbers are used throughout, so differences come from the parameters.
-
-    Parameters
-    ----------
-    rows
-        Rows to fit, each with its requests.
-    build
-        Makes a server and an overhead of values.
-    values
-        Where to begin.
-    priors
-        Of each parameter.
-    progress
-        Called now and then with the share that is done, at most.
     """
     names = list(values)
     prior = _Prior(

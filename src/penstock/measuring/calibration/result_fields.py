@@ -48,15 +48,10 @@ def fields(
 ) -> type[Entry]:
     """Return the model of a document, or of a part of it, from a table of its fields.
 
-    Parameters
-    ----------
-    paths
-        Of each field the path in the document, its keys joined by dots, of a `Number`; or another
-        kind and one or more paths, of which the first that is there counts.
-    needed
-        Paths that must be there.
-    usual
-        What a field is where it is missing, and then it may not be null; the others are None.
+    Of each field there is the path in the document, its keys joined by dots, of a `Number`; or
+    another kind and one or more paths, of which the first that is there counts. Paths in ``needed``
+    must be there. A ``usual`` value is that of a missing field, and then it may not be null; the
+    others are None.
     """
     table: dict[str, Any] = {}
     for name, spec in paths.items():
@@ -115,18 +110,9 @@ def entry(model: type[Entry], document: Any, source: Source, place: str = "") ->
 def open_loop(
     kind: str, rate: float, burstiness: float | None = None, limit: float | None = None
 ) -> Row:
-    """Return a load whose arrivals do not wait for departures.
-
-    Parameters
-    ----------
-    kind
-        ``poisson`` or ``constant``.
-    rate
-        Requests per second.
-    burstiness
-        Shape of gamma-distributed gaps; None: as ``kind`` says.
-    limit
-        Requests at once that the client did not exceed; None: none.
+    """Return a load whose arrivals do not wait for departures, ``poisson`` or ``constant``:
+    requests/s, the shape of gamma-distributed gaps, and the requests at once that the client did
+    not exceed.
     """
     row: Row = {"pattern": kind, "rate": rate, "load": f"{kind}@{rate:.6g}", "client_limit": limit}
     if burstiness is not None:

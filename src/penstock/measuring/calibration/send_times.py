@@ -16,21 +16,11 @@ _USUAL = 0  # its default
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Schedule:
-    """Gamma-distributed gaps of NumPy's legacy generator, one before each request.
+    """Gamma-distributed gaps of NumPy's legacy generator, one before each request."""
 
-    Attributes
-    ----------
-    rates
-        Shape (requests,), requests per second before each.
-    shape
-        Of the gamma distribution: the burstiness.
-    within_s
-        Time of the last request, to which all gaps are stretched; None: they are not.
-    """
-
-    rates: Floats
-    shape: float
-    within_s: float | None
+    rates: Floats  # shape (requests,), requests/s before each
+    shape: float  # of the gamma distribution: the burstiness
+    within_s: float | None  # time of the last request, to which all gaps are stretched
 
     def times(self, seed: int) -> Floats:
         """Return when requests are sent, in seconds after the first; shape (requests,)."""

@@ -49,14 +49,9 @@ class WholeRequests(NamedTuple):
     A scheduler that is not quite the one that ran moves time from one of the two to the other. It
     hardly moves their sum, which decides how many requests end in a second. The sum says the more
     that is new, the larger the share of TTFT is: without it the time between tokens says the same.
-
-    Attributes
-    ----------
-    parts
-        Shape (rows, 2), measured seconds of the two; NaN: not measured.
     """
 
-    parts: Floats
+    parts: Floats  # shape (rows, 2), measured seconds of the two; NaN: not measured
 
     @classmethod
     def of(cls, seconds: Floats, outputs: Floats) -> "WholeRequests":
@@ -72,13 +67,9 @@ class WholeRequests(NamedTuple):
         """Return misfits of TTFT, time between tokens and requests of each row, one row after
         another.
 
-        Parameters
-        ----------
-        off
-            Shape (rows, 2): misfits of the first two; NaN: not measured.
-        unstreamed
-            Of requests, for rows in which neither was measured: without streaming a client sees
-            nothing but whole requests. Beside one of the two they would say the same again.
+        ``off`` has misfits of the first two, NaN where they were not measured. ``unstreamed`` are
+        those of requests, for rows in which neither was: without streaming a client sees nothing
+        but whole requests. Beside one of the two they would say the same again.
         """
         whole = np.log((self.parts * np.exp(off)).sum(axis=1) / self.parts.sum(axis=1))
         whole = np.where(np.isnan(off).all(axis=1), unstreamed, whole)
@@ -87,29 +78,17 @@ class WholeRequests(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ShapePriors:
-    """How far off shapes usually are under an engine.
+    """How far off shapes usually are under an engine."""
 
-    Attributes
-    ----------
-    priors
-        Of each of `NAMES`.
-    together
-        Correlations of the factors of small and medium, of medium and large, and of small and
-        large batches: a kernel that is slow at one load is slow near it.
-    noise
-        By metric (``ttft``, ``itl``): the scale of what no parameter explains, as a logarithm.
-    unseen
-        By metric: how many times that is the noise of rows of a length that none of the fitted
-        rows has.
-    source
-        Which runs say so.
-    """
-
-    priors: Mapping[str, Prior]
+    priors: Mapping[str, Prior]  # of each of `NAMES`
+    # Correlations of the factors of small and medium, of medium and large, and of small and large
+    # batches: a kernel that is slow at one load is slow near it.
     together: tuple[float, float, float]
+    # By metric (`ttft`, `itl`): what no parameter explains, as a logarithm.
     noise: Mapping[str, float]
+    # By metric: times that noise, of rows of a length that none of the fitted has.
     unseen: Mapping[str, float]
-    source: str
+    source: str  # which runs say so
 
     def noise_of(self, requests: WholeRequests) -> Floats:
         """Return the noise of each misfit of some rows, as `WholeRequests.misfits` has them."""
@@ -151,13 +130,7 @@ def priors_in(entry: Mapping[str, Any]) -> ShapePriors:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShapeBuild(Build):
-    """Makes a server and an overhead of what is fitted to a shape.
-
-    Parameters
-    ----------
-    served
-        The model on its GPUs, under its engine.
-    """
+    """Makes a server and an overhead of what is fitted to a shape."""
 
     served: ServedModel
 
@@ -207,20 +180,9 @@ class ShapeBuild(Build):
 
 
 def possible_shapes(hardware: Mapping[str, Any], build: Build) -> list[ShapeBuild]:
-    """Return the shape that a mapping names, with each precision that its KV cache may have.
-
-    Parameters
-    ----------
-    hardware
-        As a scenario has it. Where it has no ``kv_precision``, the cache may be as published or
-        in 8 bits; where it has no ``engine``, the policy is it.
-    build
-        The limits of the server, its policy and its settings.
-
-    Raises
-    ------
-    InputError
-        If there is no such model or GPU, or the policy is no engine's.
+    """Return the shape that a mapping names, with each precision that its KV cache may have. Where
+    the mapping has no ``kv_precision``, the cache may be as published or in 8 bits; where it has no
+    ``engine``, the policy is it.
     """
     if build.policy not in ENGINES:
         raise InputError(
@@ -261,23 +223,11 @@ _NOISE_OF = {"ttft": "ttft", "itl": "itl", "e2e": "itl", "requests_per_s": "itl"
 
 
 class ShapeFit(NamedTuple):
-    """What rows say of a shape.
+    """What rows say of a shape."""
 
-    Attributes
-    ----------
-    build
-        Makes the server; of several precisions of the KV cache, with the most probable.
-    common
-        The fit as others are.
-    posterior
-        Of the logarithms of `NAMES`.
-    priors
-        Beside which it was found.
-    """
-
-    build: ShapeBuild
-    common: Common
-    posterior: Posterior
+    build: ShapeBuild  # of several precisions of the KV cache, with the most probable
+    common: Common  # the fit as others are
+    posterior: Posterior  # of the logarithms of `NAMES`
     priors: ShapePriors
 
     def with_uncertainty(self, server: Server, seen: Seen) -> Server:
@@ -297,23 +247,8 @@ def shape_fit(
     seed: int,
     progress: Progress | None,
 ) -> ShapeFit:
-    """Return what some rows say of a shape.
-
-    Parameters
-    ----------
-    rows, fitted
-        What was measured, and what of it is to be fitted.
-    builds
-        The shape with each precision of its KV cache that it may have had, the first as published.
-    seed
-        For arrivals and the order of lengths.
-    progress
-        Called now and then with the share that is done, at most.
-
-    Raises
-    ------
-    InputError
-        If no row to fit has a latency, or none of its requests fits into the KV memory.
+    """Return what some rows say of a shape. Of several builds, by precision of the KV cache, the
+    first is as published.
     """
     to_fit = [row for row, use in zip(rows, fitted, strict=True) if use]
     if not any(measured(row, metric) for row in to_fit for metric in (*FITTED, "e2e")):

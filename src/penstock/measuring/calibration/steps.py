@@ -37,21 +37,11 @@ _EACH = 0.002  # and as much more for each time that was measured
 
 
 class Limit(NamedTuple):
-    """What holds requests back.
+    """What holds requests back."""
 
-    Attributes
-    ----------
-    fit
-        With ``kv_tokens``, ``max_batch_size`` or neither among its values.
-    reason
-        Why the KV memory has no limit; None: it has.
-    warning
-        What is not certain of it; None: nothing.
-    """
-
-    fit: Fit
-    reason: str | None
-    warning: str | None
+    fit: Fit  # with `kv_tokens`, `max_batch_size` or neither among its values
+    reason: str | None  # why the KV memory has no limit; None: it has
+    warning: str | None  # what is not certain of it
 
 
 def limit_of(
@@ -62,21 +52,7 @@ def limit_of(
     priors: Mapping[str, Prior],
     max_batch_size: int | None,
 ) -> Limit:
-    """Return what holds requests back in some rows.
-
-    Parameters
-    ----------
-    free
-        What was fitted without a limit.
-    fitted, others
-        Rows that were fitted, and rows that were not, with their requests.
-    build
-        Makes a server and an overhead of values.
-    priors
-        Of the costs.
-    max_batch_size
-        As it was stated.
-    """
+    """Return what holds requests back in some rows."""
     rows = [row for row, _ in (*fitted, *others)]
     nothing = (
         f"no limit seen: at least {max(map(tokens_held, rows)):,.0f} tokens were held at a time"
@@ -130,9 +106,8 @@ def _evidence(
 ) -> tuple[dict[str, float], dict[str, bool], float]:
     """Hold limits against each other, and against the rows that were not fitted.
 
-    Returns
-    -------
-    The sum of misfits of each, whether it is better than none, and by how much one must be better.
+    Returned are the sum of misfits of each, whether it is better than none, and by how much one
+    must be better.
     """
     unused = {name: np.abs(_off(others, build, fit)) for name, fit in {"": free, **fits}.items()}
     total = {

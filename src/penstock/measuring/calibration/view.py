@@ -51,15 +51,7 @@ _MOST_MISSED = 8  # rows that are named in full
 
 
 def calibration_page(answer: Calibration, names: str = "") -> Page:
-    """Show a calibration: errors first.
-
-    Parameters
-    ----------
-    answer
-        What was found.
-    names
-        The benchmarks that it was found from.
-    """
+    """Show a calibration: errors first."""
     rows = answer.rows
     shapes = counted(rows["shape"].n_unique(), "shape")
     sections = [

@@ -19,17 +19,10 @@ _LOOKED_AT = 2_048
 
 
 class Gap(NamedTuple):
-    """Seconds from the end of a batch to the start of the next one, of an engine that is busy.
+    """Seconds from the end of a batch to the start of the next one, of an engine that is busy."""
 
-    Attributes
-    ----------
-    seconds
-        A usual one: the median.
-    low, high
-        Ends of its 95% interval.
-    """
-
-    seconds: float
+    seconds: float  # a usual one: the median
+    # Ends of its 95% interval.
     low: float
     high: float
 

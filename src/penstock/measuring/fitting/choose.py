@@ -25,25 +25,11 @@ _SMALLEST = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A family's error on batches held out of its fit.
-
-    Attributes
-    ----------
-    name
-        Family.
-    parameters
-        How many, the step width included.
-    error
-        Mean of |predicted / measured - 1| over blocks held out.
-    standard_error
-        Of that mean.
-    chosen
-        Whether it was taken.
-    """
+    """A family's error on batches held out of its fit."""
 
     name: str
-    parameters: int
-    error: float
+    parameters: int  # how many, the step width included
+    error: float  # mean of |predicted / measured - 1| over blocks held out
     standard_error: float
     chosen: bool
 
@@ -55,23 +41,8 @@ def choose(
     folds: int = FOLDS,
     seed: int = 0,
 ) -> list[Candidate]:
-    """Compare families by cross-validation, simple ones first; one of them is chosen.
-
-    Parameters
-    ----------
-    batches
-        What was measured.
-    models
-        Families to compare; None: all that the batches allow.
-    folds
-        Blocks held out in turn.
-    seed
-        For dealing out the rows of a sweep.
-
-    Raises
-    ------
-    InputError
-        If the batches are too few, or tell no cost of a token.
+    """Compare families by cross-validation, simple ones first; one of them is chosen. ``folds``
+    blocks are held out in turn; the seed is for dealing out the rows of a sweep.
     """
     check_enough(batches)
     folds = checks.whole("folds", folds, 2, 1_000, "", "each is held out of the fit once")

@@ -65,16 +65,9 @@ def _columns_of(
 ) -> tuple[dict[str, Array], int]:
     """Return columns of the records that are batches, and how many records cannot be read.
 
-    Parameters
-    ----------
-    source
-        JSON; in Dynamo's traces a record is within another.
-    held_in
-        Key of a record's counts.
-    names
-        Of the time, prompts, their tokens, those before them, decodes, tokens before them.
-    per_second
-        Units of the time in a second.
+    In Dynamo's traces a record is within another: ``held_in`` is the key of its counts. The names
+    are of the time, prompts, their tokens, those before them, decodes, tokens before them;
+    ``per_second`` are units of the time in a second.
     """
     rows = []
     bad = 0
@@ -160,15 +153,9 @@ def batches_of(
 ) -> MeasuredBatches:
     """Put together what a format tells: prompts and their sums, decodes and their sums.
 
-    Parameters
-    ----------
-    source, format, bad
-        The file, what it is, and how many of its lines cannot be read.
-    columns
-        ``seconds``, ``prompts``, ``decodes``, ``new`` tokens of prompts; where known, those
-        ``before`` them, the ``context`` of decodes, and tokens ``out``, if not one for each decode.
-    notes
-        What the format does not say exactly.
+    Columns are ``seconds``, ``prompts``, ``decodes``, ``new`` tokens of prompts; where known, those
+    ``before`` them, the ``context`` of decodes, and tokens ``out``, if not one for each decode.
+    ``bad`` lines cannot be read.
     """
     seconds, prompts, new, decodes = (columns[n] for n in ("seconds", "prompts", "new", "decodes"))
     out = columns.get("out", decodes)

@@ -26,23 +26,12 @@ _STARTS = 3
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Estimate:
-    """A family fitted.
+    """A family fitted."""
 
-    Attributes
-    ----------
-    linear
-        The family by token load, with its shape.
-    terms
-        The terms of Appendix A beside it; None for a model by token load alone.
-    solution
-        Coefficients of both, in this order.
-    likely
-        Step widths or bends that fit as well, rising: their likelihood is within the 95% interval.
-    """
-
-    linear: Linear
-    terms: Terms | None
-    solution: Solution
+    linear: Linear  # the family by token load, with its shape
+    terms: Terms | None  # of Appendix A beside it; None: by token load alone
+    solution: Solution  # coefficients of both, in this order
+    # Step widths or bends that fit as well, rising: their likelihood is within the 95% interval.
     likely: tuple[float, ...] = ()
 
     @property
@@ -82,13 +71,7 @@ class Estimate:
 
 
 def estimate(batches: MeasuredBatches, name: str, b0: float | None = None) -> Estimate:
-    """Fit one family; ``composition`` has an affine linear part, a ``b0`` given is not searched.
-
-    Raises
-    ------
-    InputError
-        If there is no such family, or the batches cannot tell its parameters.
-    """
+    """Fit one family; ``composition`` has an affine linear part, a ``b0`` given is not searched."""
     composed = name == "composition" or name.startswith(COMPOSED)
     family = "affine" if name == "composition" else name.removeprefix(COMPOSED)
     if family not in BY_LOAD:

@@ -76,18 +76,10 @@ class Linear:
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms that can be fitted, by the name of their coefficient in `Composition`.
-
-    Attributes
-    ----------
-    names
-        Of the coefficients.
-    left_out
-        Terms that cannot, with the reason.
-    """
+    """The terms that can be fitted, by the name of their coefficient in `Composition`."""
 
     names: tuple[str, ...]
-    left_out: Mapping[str, str]
+    left_out: Mapping[str, str]  # terms that cannot, with the reason
 
     def columns(self, batches: MeasuredBatches) -> Array:
         """Return shape (batches, terms), of any batches."""

@@ -17,30 +17,19 @@ _HELD = 0.5  # of the tokens of a prompt, from which on they are in memory alrea
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Iterations:
-    """Iterations in the order of the log, engine by engine; each array has the shape (iterations,).
-
-    Attributes
-    ----------
-    seconds
-        Elapsed time.
-    prompts, new
-        Requests in prefill, and their tokens.
-    decodes, out
-        Requests that decode, and their tokens.
-    usage
-        Share of the KV cache in use after the iteration, without requests that it ended; NaN where
-        it is not logged.
-    joins
-        Whether the line before is of the iteration before, of the same engine.
+    """Iterations in the order of the log, engine by engine; each array has the shape
+    (iterations,).
     """
 
     seconds: Array
-    prompts: Array
-    new: Array
-    decodes: Array
-    out: Array
+    prompts: Array  # requests in prefill
+    new: Array  # tokens of them
+    decodes: Array  # requests that decode
+    out: Array  # tokens of them
+    # Share of the KV cache in use after the iteration, without requests that it ended; NaN where it
+    # is not logged.
     usage: Array
-    joins: npt.NDArray[np.bool_]
+    joins: npt.NDArray[np.bool_]  # the line before is of the iteration before, of the same engine
 
     @functools.cached_property
     def starts(self) -> npt.NDArray[np.bool_]:
@@ -60,11 +49,6 @@ class Iterations:
 
         Looked at are iterations that begin and end no prompt and no decode, before one with
         prompts: they need no more memory of their own.
-
-        Parameters
-        ----------
-        capacity
-            Tokens that the KV cache holds.
         """
         grows = np.diff(self.usage)[:-1] * capacity
         steady = (self.new[1:-1] == 0) & (self.decodes[2:] == self.decodes[1:-1])
@@ -76,18 +60,10 @@ class Iterations:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Followed:
-    """What requests that were followed held.
+    """What requests that were followed held."""
 
-    Attributes
-    ----------
-    tokens
-        Shape (iterations,), tokens before all decodes of each.
-    lengths
-        Of each iteration the tokens of every request after it.
-    """
-
-    tokens: Array
-    lengths: list[Array]
+    tokens: Array  # shape (iterations,), tokens before all decodes of each
+    lengths: list[Array]  # of each iteration the tokens of every request after it
 
     def blocks(self, block: float) -> float:
         """Return the sum over iterations of the KV blocks that the requests held."""

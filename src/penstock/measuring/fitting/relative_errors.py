@@ -47,13 +47,7 @@ def r2(measured: Array, predicted: Array) -> float:
 
 
 def seconds_of(model: BatchTime, batches: MeasuredBatches) -> Array:
-    """Return what a model says of batches, shape (n,); what is not known of them counts as none.
-
-    Raises
-    ------
-    InputError
-        If the model is a table and a batch is beyond it.
-    """
+    """Return what a model says of batches, shape (n,); what is not known of them counts as none."""
     if not isinstance(model, Composition):
         return model(batches.tokens)
     none = np.zeros(len(batches))

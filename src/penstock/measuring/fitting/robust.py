@@ -36,21 +36,11 @@ _RESAMPLES = 400
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """Coefficients of the columns, and which rows they leave out.
+    """Coefficients of the columns, and which rows they leave out."""
 
-    Attributes
-    ----------
-    coefficients
-        Shape (columns,), at least 0.
-    predicted
-        Shape (rows,).
-    outliers
-        Shape (rows,), rows that were left out.
-    """
-
-    coefficients: Array
-    predicted: Array
-    outliers: Rows
+    coefficients: Array  # shape (columns,), at least 0
+    predicted: Array  # shape (rows,)
+    outliers: Rows  # shape (rows,)
 
 
 def solve(columns: Array, seconds: Array, weights: Array) -> Array:
@@ -71,17 +61,8 @@ def _products(columns: Array) -> Array:
 def fit_relative(columns: Array, seconds: Array, start: Array, kinds: Sequence[Places]) -> Solution:
     """Fit relative errors robustly.
 
-    Parameters
-    ----------
-    columns
-        Shape (rows, coefficients).
-    seconds
-        Shape (rows,), positive.
-    start
-        Shape (rows,), positive: a first idea of the predicted seconds.
-    kinds
-        Rows of each kind: outliers are found among batches of one kind. A row of no kind is no
-        outlier.
+    Columns have shape (rows, coefficients); ``start`` is a first idea of the predicted seconds.
+    Outliers are found among batches of one kind; a row of no kind is no outlier.
     """
     least = 0.01 * float(np.median(seconds))
     predicted = np.maximum(start, least)
@@ -114,17 +95,11 @@ def fit_relative(columns: Array, seconds: Array, start: Array, kinds: Sequence[P
 
 
 def far_from_neighbours(error: Array, by: Array) -> Rows:
-    """Say which errors are far from those of similar batches.
+    """Say which errors are far from those of similar batches. Neighbours have similar values of
+    ``by``.
 
     An outlier differs from its neighbours; a model that is wrong for all batches of a kind, which
     may be few, must not be rid of them. A batch with hardly any like it is not judged.
-
-    Parameters
-    ----------
-    error
-        Shape (rows,).
-    by
-        Shape (rows,), neighbours have similar values.
     """
     if error.size < _FEWEST:
         return np.zeros(error.size, bool)
@@ -162,16 +137,8 @@ def resampled(
     drawn for every candidate, such as bends that fit as well, and keeps the one with the least
     squares.
 
-    Parameters
-    ----------
-    candidates
-        Columns, each of shape (rows, coefficients).
-    seconds
-        Shape (rows,).
-    solution
-        The fit of one of them.
-    blocks
-        Rows that are drawn together.
+    Candidates have shape (rows, coefficients); ``solution`` is the fit of one of them. Rows of a
+    block are drawn together.
     """
     weights = ~solution.outliers / np.maximum(solution.predicted, 1e-300)
     drawn = np.random.default_rng(seed).multinomial(

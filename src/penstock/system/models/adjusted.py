@@ -20,27 +20,18 @@ logarithm is a straight line over that of the load; beyond them it stays."""
 
 @dataclasses.dataclass(frozen=True)
 class Adjustment:
-    """What a deployment does to the batch times of a shape.
+    """What a deployment does to the batch times of a shape."""
 
-    Attributes
-    ----------
-    small_batches, medium_batches, large_batches
-        Factors on what goes by token load, at the loads of `KNOTS`.
-    decode_kernel, prompt_kernel
-        Factors on the attention of decodes, and of prompts, to tokens before.
-    host
-        Seconds of each batch outside the model: composing it, and the gap before it.
-    per_stream
-        Seconds of the host for each request in a batch.
-    """
-
+    # Factors on what goes by token load, at the loads of `KNOTS`.
     small_batches: float = 1.0
     medium_batches: float = 1.0
     large_batches: float = 1.0
+    # Factors on the attention of decodes, and of prompts, to tokens before.
     decode_kernel: float = 1.0
     prompt_kernel: float = 1.0
+    # Seconds of each batch outside the model: composing it, and the gap before it.
     host: float = 0.0
-    per_stream: float = 0.0
+    per_stream: float = 0.0  # seconds of the host for each request in a batch
 
     def of(self, shape: Composition) -> Composition:
         """Return the batch times of the deployment."""

@@ -35,23 +35,13 @@ these are widened on the way. Fitted to gpt-oss-120b on H100 under vLLM."""
 
 @dataclasses.dataclass(frozen=True)
 class LayerTimes:
-    """Times of a model's layers on GPUs that share them.
-
-    Attributes
-    ----------
-    shape, gpu, numbers
-        The model, the GPU, and how numbers are stored.
-    tensor_parallel, expert_parallel
-        GPUs that share each layer, and how many of them have whole experts.
-    host
-        What the engine adds.
-    """
+    """Times of a model's layers on GPUs that share them."""
 
     shape: ModelShape
     gpu: KnownGpu
     numbers: Numbers
-    tensor_parallel: int = 1
-    expert_parallel: int = 1
+    tensor_parallel: int = 1  # GPUs that share each layer
+    expert_parallel: int = 1  # how many of them have whole experts
     host: Host = _NO_HOST
 
     def composition(self, token_budget: int) -> Composition:

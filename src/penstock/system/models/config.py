@@ -39,12 +39,8 @@ _KNOWN_LAYERS = ("full_attention", "sliding_attention")
 
 
 def read_shape(path: str | Path) -> ModelShape:
-    """Return the shape that a `config.json` says; a `hf_quant_config.json` beside it counts, too.
-
-    Raises
-    ------
-    InputError
-        If it cannot be read, or has layers whose times are not known; one line that says which.
+    """Return the shape that a `config.json` says; a `hf_quant_config.json` beside it counts,
+    too.
     """
     path = Path(path)
     config = _json(path)
@@ -56,13 +52,7 @@ def read_shape(path: str | Path) -> ModelShape:
 
 
 def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
-    """Return the shape that a config says; of a multimodal one, that of its text part.
-
-    Raises
-    ------
-    InputError
-        See `read_shape`.
-    """
+    """Return the shape that a config says; of a multimodal one, that of its text part."""
     text = dict(config.get("text_config") or config)
     text.setdefault("quantization_config", config.get("quantization_config"))
     text.setdefault("tie_word_embeddings", config.get("tie_word_embeddings", False))

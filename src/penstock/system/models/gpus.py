@@ -49,20 +49,11 @@ TYPICAL = {
 
 @dataclasses.dataclass(frozen=True)
 class KnownGpu:
-    """A GPU: its sheet, and the parameters of its operations.
-
-    Attributes
-    ----------
-    name
-        What a scenario says.
-    sheet
-        What its maker says.
-    fits
-        Parameters by operation and precision; empty: only the sheet is known.
-    """
+    """A GPU: its sheet, and the parameters of its operations."""
 
     name: str
     sheet: Sheet
+    # Parameters by operation and precision; empty: only the sheet is known.
     fits: Mapping[str, Mapping[str, Mapping[str, Any]]]
 
     @property
@@ -108,13 +99,7 @@ def _spelled(name: object) -> str:
 
 
 def known_gpu(name: str) -> KnownGpu:
-    """Return the GPU of that name.
-
-    Raises
-    ------
-    InputError
-        If there is none; it says which is near.
-    """
+    """Return the GPU of that name."""
     known = _spelled(name)
     if known in SHEETS:
         return KnownGpu(known, SHEETS[known], _fits().get(known, {}))

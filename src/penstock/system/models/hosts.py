@@ -14,65 +14,37 @@ _FILE = Path(__file__).parent / "hosts.yaml"
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """What an engine adds to the kernels of a model's layers.
+    """What an engine adds to the kernels of a model's layers."""
 
-    Attributes
-    ----------
-    batch_s
-        Seconds between two batches in which the GPU waits.
-    request_s
-        Seconds for each request in a batch: sampling, detokenising.
-    layer_s
-        Seconds of small kernels in each layer: norms, positions, activations, copies.
-    reduce_s
-        Seconds that GPUs wait for each other before each all-reduce.
-    launch_s, launch_experts_s
-        Seconds in which the host starts the kernels of a layer, without and with experts, where no
-        CUDA graph does: a batch with more than ``graph_tokens`` takes no less.
-    graph_tokens
-        Largest batch that runs from a CUDA graph.
-    front_s
-        Seconds of a request before and after the engine: HTTP, tokenizer, first answer.
-    """
-
-    batch_s: float = 0.0
-    request_s: float = 0.0
+    batch_s: float = 0.0  # seconds between two batches in which the GPU waits
+    request_s: float = 0.0  # seconds for each request in a batch: sampling, detokenising
+    # Seconds of small kernels in each layer: norms, positions, activations, copies.
     layer_s: float = 8e-6
-    reduce_s: float = 0.0
+    reduce_s: float = 0.0  # seconds that GPUs wait for each other before each all-reduce
+    # Seconds in which the host starts the kernels of a layer, without and with experts, where no
+    # CUDA graph does: a batch with more than `graph_tokens` takes no less.
     launch_s: float = 0.0
     launch_experts_s: float = 0.0
-    graph_tokens: int = 512
+    graph_tokens: int = 512  # largest batch that runs from a CUDA graph
+    # Seconds of a request before and after the engine: HTTP, tokenizer, first answer.
     front_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineFit:
-    """An engine: what it adds, from which runs that is known, and how far off predictions are.
-
-    Attributes
-    ----------
-    title
-        How it spells its name.
-    host
-        Fitted on the runs below.
-    source
-        Which runs.
-    within
-        By measure (``tpot``, ``ttft``, and ``throughput`` at the largest concurrency of each
-        length): a factor that nine of ten predictions were within; and ``half`` of the throughputs.
-    points, throughputs
-        How many these were (`docs/how_far_off.py`): the rows of these runs, and those of a model
-        that was left out, Qwen3-32B; and how many of them have a throughput.
-    gpus, seen
-        Of the throughputs: on which GPUs, and what else the rows have seen.
-    """
+    """An engine: what it adds, from which runs that is known, and how far off predictions are."""
 
     title: str
-    host: Host
-    source: str
+    host: Host  # fitted on the runs of `source`
+    source: str  # which runs
+    # By measure (`tpot`, `ttft`, and `throughput` at the largest concurrency of each length): a
+    # factor that nine of ten predictions were within; and `half` of the throughputs.
     within: Mapping[str, float]
+    # Rows of these runs, and those of a model that was left out, Qwen3-32B (`docs/how_far_off.py`);
+    # and how many of them have a throughput.
     points: int
     throughputs: int
+    # Of the throughputs: on which GPUs, and what else the rows have seen.
     gpus: Sequence[str]
     seen: Seen
 

@@ -26,33 +26,17 @@ _TILE = 64  # tokens that attention looks at together
 
 @dataclasses.dataclass(frozen=True)
 class Sheet:
-    """What the maker says of a GPU.
+    """What the maker says of a GPU."""
 
-    Attributes
-    ----------
-    memory_gib
-        Memory, GiB, as its driver reports it.
-    bandwidth
-        Bytes/s of memory.
-    flops
-        FLOP/s without sparsity, by precision; one that is missing the GPU does not compute in.
-    link
-        Bytes/s to the other GPUs of its machine, one way.
-    """
-
-    memory_gib: float
-    bandwidth: float
-    flops: Mapping[str, float]
-    link: float
+    memory_gib: float  # as its driver reports it
+    bandwidth: float  # bytes/s of memory
+    flops: Mapping[str, float]  # FLOP/s without sparsity, by precision; it computes in no other
+    link: float  # bytes/s to the other GPUs of its machine, one way
 
 
 def smooth(sharpness: float, *times: Floats) -> Floats:
-    """Return about the largest of some times; where two are near, somewhat more.
-
-    Parameters
-    ----------
-    sharpness
-        At 1 times add up; the higher, the more only the largest counts.
+    """Return about the largest of some times; where two are near, somewhat more. At a sharpness of
+    1 times add up; the higher, the more only the largest counts.
     """
     most = np.maximum.reduce(np.broadcast_arrays(*times))
     parts = sum((time / most) ** sharpness for time in times)
@@ -94,8 +78,6 @@ def experts(
 ) -> Floats:
     """Return the seconds of the experts of one layer on one GPU.
 
-    Notes
-    -----
     A batch visits 1 - (1 - k / E)^n of the experts, and only those are read. Some are liked better
     than others, so fewer are visited: as many as ``spread`` times the tokens would visit at random.
     """
@@ -119,12 +101,8 @@ def prefill_attention(
     kv_heads: Floats,
     head_dim: Floats,
 ) -> Floats:
-    """Return the seconds of the attention of prompts.
-
-    Parameters
-    ----------
-    pairs
-        Of a new token and one that it looks at, itself and those before it.
+    """Return the seconds of the attention of prompts. ``pairs`` are of a new token and one that it
+    looks at, itself and those before it.
     """
     pairs = pairs + tokens * p["block"] * _TILE
     reached = p["compute"] * 2.0 * head_dim / (128.0 + head_dim)  # narrow heads leave units idle
@@ -139,17 +117,13 @@ def decode_attention(
     p: Shares,
     kv_bytes: float,
     requests: Floats,
-    context: Floats,
+    context: Floats,  # tokens that each of them looks at
     heads: Floats,
     kv_heads: Floats,
     head_dim: Floats,
 ) -> Floats:
-    """Return the seconds of the attention of decodes.
-
-    Parameters
-    ----------
-    context
-        Tokens that each of them looks at.
+    """Return the seconds of the attention of decodes. ``context`` is the tokens that each of them
+    looks at.
     """
     moved = requests * context * 2.0 * kv_heads * head_dim * kv_bytes
     memory = moved / (sheet.bandwidth * p["memory"])
@@ -170,14 +144,8 @@ def latent_attention(
 ) -> Floats:
     """Return the seconds of a whole module of latent attention, its projections included.
 
-    Parameters
-    ----------
-    weights
-        Of its projections, on this GPU.
-    moved
-        Bytes that are read: of weights and of the KV cache.
-    flops_per_pair
-        FLOPs of a new token and one that it looks at.
+    ``weights`` are of its projections, on this GPU; ``moved`` bytes are read, of weights and of the
+    KV cache; ``flops_per_pair`` are of a new token and one that it looks at.
     """
     memory = moved / (sheet.bandwidth * p["memory"])
     projected = 2.0 * tokens * weights / (flops * p["compute"])

@@ -50,24 +50,14 @@ class ShapeMemory:
 
 @dataclasses.dataclass(frozen=True)
 class ServedModel:
-    """A model on GPUs that share its layers, under an engine.
-
-    Attributes
-    ----------
-    shape, gpu, numbers
-        The model, the GPU, and how numbers are stored.
-    tensor_parallel, expert_parallel
-        GPUs that share each layer, and how many of them hold whole experts.
-    engine
-        Whose host adds to the kernels.
-    """
+    """A model on GPUs that share its layers, under an engine."""
 
     shape: ModelShape
     gpu: KnownGpu
     numbers: Numbers
-    tensor_parallel: int
-    expert_parallel: int
-    engine: str
+    tensor_parallel: int  # GPUs that share each layer
+    expert_parallel: int  # how many of them hold whole experts
+    engine: str  # whose host adds to the kernels
 
     @property
     def times(self) -> LayerTimes:
@@ -131,38 +121,16 @@ class ServedModel:
 
 
 def served_model(
-    model: str,
-    gpu: str,
+    model: str,  # a name in the catalogue, or the path of a `config.json`
+    gpu: str,  # a name in `SHEETS`, such as `h100-sxm`
     tensor_parallel: int = 1,
     expert_parallel: int = 1,
-    precision: str | None = None,
-    kv_precision: str | None = None,
-    engine: str = "vllm",
-    folder: Path = Path(),
+    precision: str | None = None,  # of the weights: bf16, fp8 or fp4; None: as published
+    kv_precision: str | None = None,  # bf16 or fp8; None: as published
+    engine: str = "vllm",  # whose host adds to the kernels
+    folder: Path = Path(),  # where a path is looked for
 ) -> ServedModel:
-    """Return a model on GPUs.
-
-    Parameters
-    ----------
-    model
-        A name in the catalogue of shapes, or the path of a `config.json`.
-    gpu
-        ``h100-sxm`` and the like; a name in `SHEETS`.
-    precision
-        Of the weights: bf16, fp8 or fp4; None: as the maker publishes them.
-    kv_precision
-        Of the KV cache: bf16 or fp8; None: as published.
-    engine
-        Whose host adds to the kernels.
-    folder
-        Where a path is looked for.
-
-    Raises
-    ------
-    InputError
-        If the GPU does not compute in that precision, the model cannot be split so, or its weights
-        do not fit.
-    """
+    """Return a model on GPUs."""
     checks.word("engine", engine, tuple(ENGINES))
     shape, known = model_shape(model, folder), known_gpu(gpu)
     shape.check_split(tensor_parallel, expert_parallel)

@@ -26,46 +26,24 @@ ASKED = ("bf16", "fp8", "fp4")
 
 @dataclasses.dataclass(frozen=True)
 class Latent:
-    """Latent attention (MLA): keys and values of all heads from one vector of each token.
+    """Latent attention (MLA): keys and values of all heads from one vector of each token."""
 
-    Attributes
-    ----------
-    query_rank
-        Numbers through which queries are made; 0: straight from the hidden state.
-    kv_rank, rope_dim
-        Numbers that a token leaves in the KV cache: compressed, and with positions.
-    plain_dim, value_dim
-        Dimensions of a head, without positions, and of its values.
-    """
-
-    query_rank: int
-    kv_rank: int
-    rope_dim: int
-    plain_dim: int
-    value_dim: int
+    query_rank: int  # numbers through which queries are made; 0: straight from the hidden state
+    kv_rank: int  # numbers that a token leaves in the KV cache: compressed,
+    rope_dim: int  # and with positions
+    plain_dim: int  # dimensions of a head, without positions,
+    value_dim: int  # and of its values
 
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-    """A mixture of experts.
+    """A mixture of experts."""
 
-    Attributes
-    ----------
-    count, per_token
-        Experts in a layer, and how many of them each token visits.
-    width
-        Inner width of one expert.
-    shared_width
-        Inner width of what every token visits beside; 0: nothing.
-    layers
-        Layers that have experts; the others are dense.
-    """
-
-    count: int
-    per_token: int
-    width: int
-    shared_width: int
-    layers: int
+    count: int  # in a layer
+    per_token: int  # how many of them each token visits
+    width: int  # inner width of one expert
+    shared_width: int  # inner width of what every token visits beside; 0: nothing
+    layers: int  # that have experts; the others are dense
 
     def visited(self, tokens: float) -> float:
         """Return the share of the experts that a batch of so many tokens visits, on average.
@@ -87,45 +65,24 @@ class Numbers:
 
 @dataclasses.dataclass(frozen=True)
 class ModelShape:
-    """What decides the time and the memory of a language model.
-
-    Attributes
-    ----------
-    name
-        How it is called.
-    layers, hidden, vocabulary
-        Layers, width of the hidden state, tokens known.
-    heads, kv_heads, head_dim
-        Of attention; latent attention has its own dimensions.
-    width
-        Inner width of dense layers.
-    tied
-        Whether embeddings and logits share their weights.
-    matrices
-        Of one MLP: 3 where a gate stands beside (SwiGLU), else 2.
-    window, windowed_layers
-        Tokens that a sliding window looks back, and the layers that have one.
-    latent, experts
-        Latent attention, and a mixture of experts, where the model has them.
-    stored
-        How its maker publishes the numbers.
-    """
+    """What decides the time and the memory of a language model."""
 
     name: str
     layers: int
-    hidden: int
-    vocabulary: int
+    hidden: int  # width of the hidden state
+    vocabulary: int  # tokens known
+    # Of attention; latent attention has its own dimensions.
     heads: int
     kv_heads: int
     head_dim: int
-    width: int
-    tied: bool = False
-    matrices: int = 3
-    window: int = 0
-    windowed_layers: int = 0
+    width: int  # inner width of dense layers
+    tied: bool = False  # embeddings and logits share their weights
+    matrices: int = 3  # of one MLP: 3 where a gate stands beside (SwiGLU), else 2
+    window: int = 0  # tokens that a sliding window looks back
+    windowed_layers: int = 0  # the layers that have one
     latent: Latent | None = None
     experts: Experts | None = None
-    stored: Numbers = Numbers("bf16", "bf16", "bf16")
+    stored: Numbers = Numbers("bf16", "bf16", "bf16")  # how its maker publishes the numbers
 
     @property
     def expert_layers(self) -> int:
@@ -194,11 +151,6 @@ class ModelShape:
         """Return how the numbers of a server are stored that is told such a precision.
 
         A model that is published with part of its weights in 4 bits keeps the others as they are.
-
-        Raises
-        ------
-        InputError
-            If there is no such precision, or the model cannot have it.
         """
         checks.word("precision", precision, (None, *ASKED))
         checks.word("kv_precision", kv, (None, "bf16", "fp8"))
@@ -279,13 +231,7 @@ class ModelShape:
         return 2.0 * weights + 2.0 * self.heads * dims * seen
 
     def check_split(self, tensor_parallel: int, expert_parallel: int = 1) -> None:
-        """Refuse numbers of GPUs over which the model cannot be split.
-
-        Raises
-        ------
-        InputError
-            In one line.
-        """
+        """Refuse numbers of GPUs over which the model cannot be split."""
         why = "it is a number of GPUs"
         checks.whole("tensor_parallel", tensor_parallel, 1, 1024, "", why)
         checks.whole("expert_parallel", expert_parallel, 1, 1024, "", why)

@@ -261,25 +261,11 @@ def _one_server(network: Network) -> Certificate | None:
 
 def network_certificate(
     model: NetworkModel,
-    rules: Sequence[PoolRules],
-    of_arrivals: Sequence[Hypothesis] = (),
+    rules: Sequence[PoolRules],  # shape (pools,)
+    of_arrivals: Sequence[Hypothesis] = (),  # what the caller has looked at: arrivals, lengths
 ) -> NetworkCertificate:
-    """Say by theorem whether a network is stable, where a theorem can: see the head of this module.
-
-    Parameters
-    ----------
-    model
-        The network's means.
-    rules
-        Shape (pools,).
-    of_arrivals
-        Hypotheses that the caller has looked at: arrivals, lengths.
-
-    Raises
-    ------
-    InputError
-        If there is not one rule per pool, nothing arrives, or a ranking is not one of its pool's
-        stages.
+    """Say by theorem whether a network is stable, where a theorem can: see the head of this
+    module.
     """
     if len(rules) != len(model.pools):
         raise InputError(f"{len(rules)} rules for {len(model.pools)} pools; give one per pool")

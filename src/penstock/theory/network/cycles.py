@@ -60,57 +60,30 @@ _PRECISION = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Cycle:
-    """What the linear program says of pools between which jobs can go round.
-
-    Attributes
-    ----------
-    pools
-        Their names.
-    stable
-        Whether stability is certified at the load given.
-    max_load
-        Factor on all rates up to which it is certified; 0 where no program could be set up.
-    overload
-        Factor at which one of the pools has a load of 1 with full batches.
-    weights
-        Of each class, in G of its own station and in that of others, (v + e, v), the largest 1:
-        those that certify the load given, or else ``max_load``.
-    exact
-        Whether beyond ``max_load`` some work-conserving policy is unstable for sure.
-    """
+    """What the linear program says of pools between which jobs can go round."""
 
     pools: tuple[str, ...]
-    stable: bool
+    stable: bool  # at the load given
+    # Factor on all rates up to which it is certified; 0 where no program could be set up.
     max_load: float
-    overload: float
+    overload: float  # factor at which one of the pools has a load of 1 with full batches
+    # Of each class, in G of its own station and in that of others, (v + e, v), the largest 1: those
+    # that certify the load given, or else `max_load`.
     weights: dict[str, tuple[float, float]]
-    exact: bool
+    exact: bool  # beyond `max_load` some work-conserving policy is unstable for sure
 
 
 @dataclasses.dataclass(frozen=True)
 class GlobalStability:
     """Up to which load a network is stable under every work-conserving policy, or under every one
     with some order.
-
-    Attributes
-    ----------
-    stable
-        Whether that is certified at the load given.
-    max_load
-        Factor on all rates up to which it is certified.
-    overload
-        Factor at which the bottleneck has a load of 1 with full batches.
-    cycles
-        Of each set of pools between which jobs can go round.
-    exact
-        Whether beyond ``max_load`` some work-conserving policy is unstable for sure.
     """
 
-    stable: bool
-    max_load: float
-    overload: float
+    stable: bool  # at the load given
+    max_load: float  # factor on all rates up to which it is certified
+    overload: float  # factor at which the bottleneck has a load of 1 with full batches
     cycles: tuple[Cycle, ...]
-    exact: bool
+    exact: bool  # beyond `max_load` some work-conserving policy is unstable for sure
 
 
 def global_stability(
@@ -120,22 +93,11 @@ def global_stability(
 ) -> GlobalStability:
     """Say up to which load every work-conserving policy is stable.
 
-    Parameters
-    ----------
-    model
-        The network.
-    phases
-        Whether policies may choose between the phases of a stage too, or serve its decodes first
-        (`fluid_classes`).
-    balanced
-        Shape (pools,): whether the router of a pool sends nothing to a replica that holds fluid
-        while another holds none, such as join-the-shortest-queue. None: all do. A cycle with a pool
-        of several replicas that are not balanced is not certified at any load.
-
-    Raises
-    ------
-    InputError
-        As `fluid_classes`.
+    With ``phases`` policies may choose between the phases of a stage, too; without, they serve its
+    decodes first (`fluid_classes`). ``balanced``, shape (pools,), says whether the router of a pool
+    sends nothing to a replica that holds fluid while another holds none, such as
+    join-the-shortest-queue; None: all do. A cycle with a pool of several replicas that are not
+    balanced is not certified at any load.
     """
     even = [True] * len(model.pools) if balanced is None else balanced
 
@@ -157,17 +119,8 @@ def priority_stability(
     A station serves its highest class that holds fluid; those above pass on what reaches them,
     those below wait.
 
-    Parameters
-    ----------
-    model
-        The network. A cycle with a pool of several replicas is not certified at any load.
-    ranking, phases
-        As in `penstock.theory.network.virtual_stations.priority_limit`.
-
-    Raises
-    ------
-    InputError
-        As `priority_limit`.
+    The ranking and ``phases`` are as in `penstock.theory.network.virtual_stations.priority_limit`.
+    A cycle with a pool of several replicas is not certified at any load.
     """
     everything = fluid_classes(model, phases)
     rank = dict(zip(everything.names, ranks(everything, ranking).tolist(), strict=True))

@@ -20,16 +20,9 @@ CERTIFIED = "cycles of pools are certified"
 class Cycles:
     """What is known of pools between which jobs go round.
 
-    Attributes
-    ----------
-    anyone, fixed
-        What is certified for every work-conserving policy, and for the static order, if there is
-        one.
-    virtual, spiral
-        Where the static order fails: a virtual station, or a class whose flood grows, and the
-        factor.
-    hypotheses
-        What the certificate asks of the cycles.
+    ``anyone`` and ``fixed`` say what is certified for every work-conserving policy and for the
+    static order, if there is one; where that fails, ``virtual`` is a virtual station, and
+    ``spiral`` a class whose flood grows, and the factor.
     """
 
     def __init__(self, model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]) -> None:

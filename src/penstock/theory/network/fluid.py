@@ -36,38 +36,19 @@ _SAME = 1e-6
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NetworkPath:
-    """A path of the fluid model, in straight lines between breakpoints.
+    """A path of the fluid model, in straight lines between breakpoints."""
 
-    Attributes
-    ----------
-    classes
-        Names, as in `fluid_classes`.
-    pool
-        Shape (classes,), the pool of each.
-    time_s
-        Shape (n,), seconds, the first 0.
-    requests
-        Shape (n, classes), fluid of each class at each breakpoint.
-    slope
-        Shape (n, classes), requests/s from each breakpoint on.
-    work_s
-        Shape (n,), seconds that all pools together would need for what is left, later stages
-        included.
-    drained
-        Whether all is drained at the last breakpoint; then the last slopes are 0.
-    growth
-        Factor by which one cycle multiplies all levels: above 1 the path spirals out for ever,
-        below 1 it spirals in; inf where levels rise without end and without a cycle; None where no
-        cycle was completed.
-    """
-
-    classes: tuple[str, ...]
-    pool: Ints
-    time_s: Floats
-    requests: Floats
-    slope: Floats
+    classes: tuple[str, ...]  # as in `fluid_classes`
+    pool: Ints  # shape (classes,), the pool of each
+    time_s: Floats  # shape (n,), seconds, the first 0
+    requests: Floats  # shape (n, classes), fluid of each class at each breakpoint
+    slope: Floats  # shape (n, classes), requests/s from each breakpoint on
+    # Shape (n,), seconds of all pools together for what is left, later stages included.
     work_s: Floats
-    drained: bool
+    drained: bool  # at the last breakpoint; then the last slopes are 0
+    # Factor by which one cycle multiplies all levels: above 1 the path spirals out for ever, below
+    # 1 it spirals in; inf where levels rise without end and without a cycle; None where no cycle
+    # was completed.
     growth: float | None
 
     @property
@@ -99,26 +80,10 @@ def network_path(
 ) -> NetworkPath:
     """Return the fluid path of a network under a static priority order.
 
-    Parameters
-    ----------
-    model
-        The network; a pool of several replicas counts as one server of their rate.
-    ranking
-        As in `priority_limit`.
-    start
-        Requests of each class at time 0 (others: 0), or the name of one class that starts with one
-        request: paths scale with their start. A stage whose phases are two classes starts in its
-        first.
-    phases
-        As in `fluid_classes`.
-    most_events
-        Breakpoints after which the path is cut off.
-
-    Raises
-    ------
-    InputError
-        As `priority_limit`; if a stage waits at a join; if a class that starts is unknown, or
-        nothing starts.
+    A pool of several replicas counts as one server of their rate. What starts is requests of each
+    class at time 0 (others: 0), or one class with one request: paths scale with their start; a
+    stage whose phases are two classes starts in its first. After ``most_events`` breakpoints the
+    path is cut off.
     """
     classes = fluid_classes(model, phases)
     if classes.joins.any():

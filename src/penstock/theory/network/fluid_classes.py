@@ -17,49 +17,28 @@ _PHASES = (" prefill", " decode", "")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FluidClasses:
-    """Classes of fluid, each served at one station.
+    """Classes of fluid, each served at one station."""
 
-    Attributes
-    ----------
-    names
-        ``workflow.stage``, followed by the phase where a stage has two classes.
-    stage, phase
-        Shape (classes,); the phase is PREFILL, DECODE or BOTH.
-    station
-        Shape (classes,), the pool.
-    seconds
-        Shape (classes,), mean tokens over what full batches of the pool carry per second: its time
-        for one request. Above 0.
-    fastest
-        Shape (classes,), the same in the batches that carry the most: those of a pool without a
-        backlog may stop short of the token budget, and be faster.
-    external
-        Shape (classes,), requests/s from outside.
-    onward
-        Shape (classes, classes), mean number of requests of the second class that follow one of the
-        first.
-    rate
-        Shape (classes,), effective requests/s, above 0.
-    joins
-        Shape (classes,), whether requests of the class wait for others of their job before they
-        come into being.
-    pools
-        Names of the stations.
-    left_out
-        Names of the stages without fluid: those without a token, and those that no job visits.
-    """
-
-    names: tuple[str, ...]
-    stage: Ints
-    phase: Ints
-    station: Ints
+    names: tuple[str, ...]  # `workflow.stage`, then the phase where a stage has two classes
+    stage: Ints  # shape (classes,)
+    phase: Ints  # shape (classes,): PREFILL, DECODE or BOTH
+    station: Ints  # shape (classes,), the pool
+    # Shape (classes,), mean tokens over what full batches of the pool carry per second: its time
+    # for one request. Above 0.
     seconds: Floats
+    # Shape (classes,), the same in the batches that carry the most: those of a pool without a
+    # backlog may stop short of the token budget, and be faster.
     fastest: Floats
-    external: Floats
+    external: Floats  # shape (classes,), requests/s from outside
+    # Shape (classes, classes), mean number of requests of the second class that follow one of the
+    # first.
     onward: Floats
-    rate: Floats
+    rate: Floats  # shape (classes,), effective requests/s, above 0
+    # Shape (classes,), whether requests of the class wait for others of their job before they come
+    # into being.
     joins: Bools
-    pools: tuple[str, ...]
+    pools: tuple[str, ...]  # names of the stations
+    # Names of the stages without fluid: those without a token, and those that no job visits.
     left_out: tuple[str, ...]
 
     @property
@@ -106,17 +85,8 @@ def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> 
     that no job visits. Under a work-conserving policy batches are full while there is fluid, so the
     pool's rate is that of full batches.
 
-    Parameters
-    ----------
-    model
-        The network.
-    phases
-        Whether each pool chooses between the phases of a stage: one for all, or shape (pools,).
-
-    Raises
-    ------
-    InputError
-        If nothing arrives, or there is not one value of ``phases`` per pool.
+    ``phases`` says whether each pool chooses between the phases of a stage: one for all, or shape
+    (pools,).
     """
     chooses = np.atleast_1d(np.asarray(phases, np.bool_))
     if chooses.size not in (1, len(model.pools)):

@@ -32,61 +32,27 @@ UNEQUAL = "what replicas that differ get is known"
 
 @dataclasses.dataclass(frozen=True)
 class PoolRules:
-    """How a pool chooses: its policy, the order between its stages, and its router.
+    """How a pool chooses: its policy, the order between its stages, and its router."""
 
-    Attributes
-    ----------
-    policy
-        Name of the policy inside a line.
-    work_conserving
-        Whether policy and order fill the token budget whenever what waits allows it; None: not
-        known.
-    decode_first
-        Whether the decodes of a stage go before its prompts, so that a whole stage is one class of
-        fluid.
-    slots_bind
-        Whether a max batch size below the token budget may keep batches from filling.
-    order
-        Between stages: a name of `penstock.system.orders`; any other is taken for an unknown order.
-    ranking
-        Names of the pool's stages, the highest first, for a static order; else None.
-    router, affinity
-        Which replica gets a request: a name of `penstock.system.routing`, and whether a job stays
-        with its replica.
-    of_job
-        Names of the pool's stages with lengths that come with the job: its later requests are like
-        its earlier ones.
-    delays_vary
-        Whether requests may overtake one another on their way to the pool, since not all are
-        delayed alike.
-    checked
-        Whether ``work_conserving`` is known; False: the user's word.
-    ample_memory
-        Whether all requests that may run at once fit its KV memory, and why; None: it has none.
-    by_tokens
-        Whether the token load alone decides how long a batch takes.
-    links_bind
-        Whether transfers of KV memory to it or from it may wait for a link.
-    wasted_is_known
-        Whether it is known how many tokens requests are served there after ends that nobody
-        foresees.
-    """
-
-    policy: str = "sarathi"
-    work_conserving: bool | None = True
-    decode_first: bool = True
+    policy: str = "sarathi"  # inside a line
+    work_conserving: bool | None = True  # fills the token budget whenever what waits allows it
+    decode_first: bool = True  # decodes of a stage go before its prompts: it is one class of fluid
+    # A max batch size below the token budget may keep batches from filling.
     slots_bind: bool = False
-    order: str = "fcfs"
+    order: str = "fcfs"  # between stages, of `penstock.system.orders`; any other: an unknown order
+    # The pool's stages, the highest first, for a static order.
     ranking: tuple[str, ...] | None = None
-    router: str = "jsq"
-    affinity: bool = False
+    router: str = "jsq"  # of `penstock.system.routing`
+    affinity: bool = False  # a job stays with its replica
+    # Stages with lengths of the job: its later requests are like its earlier.
     of_job: tuple[str, ...] = ()
-    delays_vary: bool = False
-    checked: bool = True
+    delays_vary: bool = False  # requests may overtake one another on their way to the pool
+    checked: bool = True  # `work_conserving` is known; False: the user's word
+    # All that may run at once fit its KV memory; None: it has none.
     ample_memory: Hypothesis | None = None
-    by_tokens: bool = True
-    links_bind: bool = False
-    wasted_is_known: bool = True
+    by_tokens: bool = True  # the token load alone decides how long a batch takes
+    links_bind: bool = False  # transfers of KV memory to it or from it may wait for a link
+    wasted_is_known: bool = True  # how many tokens requests are served after unforeseen ends
 
     @property
     def phases(self) -> bool:
@@ -214,22 +180,10 @@ def _of_all(name: str, failed: list[str], held: str) -> Hypothesis:
 def pool_hypotheses(
     model: NetworkModel,
     stages: FluidClasses,
-    sets: list[tuple[int, ...]],
-    rules: Sequence[PoolRules],
+    sets: list[tuple[int, ...]],  # cut at strongly connected components
+    rules: Sequence[PoolRules],  # shape (pools,)
 ) -> tuple[Hypothesis, ...]:
-    """Return what every theorem asks of the pools, each hypothesis for all of them.
-
-    Parameters
-    ----------
-    model
-        The network's means.
-    stages
-        Its stages as classes of fluid.
-    sets
-        Its pools, cut at strongly connected components.
-    rules
-        Shape (pools,).
-    """
+    """Return what every theorem asks of the pools, each hypothesis for all of them."""
     cyclic = {s for stations in sets if len(stations) > 1 for s in stations}
     # Those without a token, too.
     visited = np.bincount(model.pool[model.visits > 0], minlength=len(model.pools))

@@ -14,45 +14,29 @@ from penstock.theory.network.pool_limits import PoolLimit, PoolLimits
 
 @dataclasses.dataclass(frozen=True)
 class PoolLoad:
-    """Load of one pool.
-
-    Attributes
-    ----------
-    name
-        Of the pool.
-    offered_tokens_per_s, capacity_tokens_per_s
-        Forward tokens that arrive, those that requests may find of their prompts left out, and the
-        most that its replicas can process.
-    standard_error
-        Of the offered tokens/s where means are sampled, else 0.
-    drain_s
-        Seconds after which the pool has drained, in the fluid model, per second of work: a backlog
-        that brings no pool more than w seconds of work, in all its stages, has left pool s after w
-        T_s seconds with T_s = (1 + the largest T of the pools before it) / (1 - rho_s). Until those
-        have drained it may wait for work, and after that it works at its full rate until none is
-        left (thm:dag). Fluid of a pool is spread evenly over its replicas. None: beside or behind a
-        cycle or replicas that differ, or overloaded.
-    max_load
-        Factor on all rates above which no policy is stable at this pool, under all of its limits,
-        even if requests find all of their prompts that they may.
-    binding
-        The limits that set it: ``token budget``, ``max batch size``, ``KV memory``, ``transfers``,
-        or ``batch time`` where none does.
-    limits
-        How much of each limit is asked for, the token budget first; none where only the means of
-        the pool are known, or nothing arrives.
-    rho_without_cache
-        The load if requests find nothing of their prompts but what they surely do; None: it is rho.
-    """
+    """Load of one pool."""
 
     name: str
+    # Forward tokens that arrive, without those that requests may find of their prompts, and the
+    # most that its replicas can process.
     offered_tokens_per_s: float
     capacity_tokens_per_s: float
-    standard_error: float
+    standard_error: float  # of the offered tokens/s where means are sampled, else 0
+    # Seconds after which the pool has drained, in the fluid model, per second of work: a backlog
+    # that brings no pool more than w seconds of work, in all its stages, has left pool s after w
+    # T_s seconds with T_s = (1 + the largest T of the pools before it) / (1 - rho_s). Until those
+    # have drained it may wait for work, and after that it works at its full rate until none is left
+    # (thm:dag). Fluid of a pool is spread evenly over its replicas. None: beside or behind a cycle
+    # or replicas that differ, or overloaded.
     drain_s: float | None
+    # Factor on all rates above which no policy is stable at this pool, under all of its limits,
+    # even if requests find all of their prompts that they may.
     max_load: float
-    binding: tuple[str, ...] = ("token budget",)
+    binding: tuple[str, ...] = ("token budget",)  # what sets it; `batch time` where no limit does
+    # How much of each limit is asked for, the token budget first; none where only the means of the
+    # pool are known, or nothing arrives.
     limits: tuple[PoolLimit, ...] = ()
+    # The load if requests find nothing of their prompts but what they surely do; None: it is rho.
     rho_without_cache: float | None = None
 
     @property
@@ -96,21 +80,13 @@ class JoinBound:
     some branch are so in the fullest, and sum of J <= (n - 1) (max of Q_l + 2 K').
     (lem:join-bound-gen, which has no Q_l, is false: orders of completion stay close, times do not.)
     In the fluid model both vanish once the branches have drained.
-
-    Attributes
-    ----------
-    stage
-        That waits.
-    branches
-        n, the most where they differ.
-    k_fcfs
-        Whether jobs come to the join about in the order in which they began: all pools are single
-        servers that serve all stages in order of arrival, and no stage decodes only beside one with
-        prompts, which it would overtake.
     """
 
     stage: str
-    branches: int
+    branches: int  # n, the most where they differ
+    # Jobs come to the join about in the order in which they began: all pools are single servers
+    # that serve all stages in order of arrival, and no stage decodes only beside one with prompts,
+    # which it would overtake.
     k_fcfs: bool
 
     @property

@@ -39,25 +39,14 @@ _LEAST_FALL = 1e-8
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-    """What a station may be like.
+    """What a station may be like."""
 
-    Attributes
-    ----------
-    share
-        Share of its replicas that hold fluid, the least and the most of it, 0 to 1.
-    holds
-        Shape (classes,), its classes that may hold fluid and be served there.
-    passes
-        Shape (classes,), its classes that pass on at once what reaches them: all where some replica
-        is empty.
-    open
-        Whether nothing is said of the station: it may serve what it likes, or idle.
-    """
-
-    share: tuple[float, float]
-    holds: Bools
+    share: tuple[float, float]  # of its replicas that hold fluid: the least and the most, 0 to 1
+    holds: Bools  # shape (classes,), those that may hold fluid and be served there
+    # Shape (classes,), those that pass on at once what reaches them: all where some replica is
+    # empty.
     passes: Bools
-    open: bool = False
+    open: bool = False  # nothing is said of it: it may serve what it likes, or idle
 
 
 class LyapunovProgram:
@@ -67,12 +56,8 @@ class LyapunovProgram:
     Times are in units of the mean time between arrivals, weights in units of the work that a
     request still brings.
 
-    Parameters
-    ----------
-    classes
-        Of these stations only.
-    conditions
-        Combinations, each a condition per station; every one that can come up while there is fluid.
+    The classes are of these stations only. A condition is a combination, one per station; every one
+    that can come up while there is fluid is given.
     """
 
     def __init__(self, classes: FluidClasses, conditions: list[dict[int, Condition]]) -> None:

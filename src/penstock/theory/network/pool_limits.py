@@ -116,22 +116,13 @@ class PoolLimit:
 
 @dataclasses.dataclass(frozen=True)
 class PoolLimits:
-    """The limits of a pool.
+    """The limits of a pool."""
 
-    Attributes
-    ----------
-    limits
-        The token budget first.
-    binding
-        What sets the tightest: ``token budget``, ``max batch size``, ``KV memory``, ``transfers``,
-        or ``batch time`` where only faster batches would help.
-    without_cache
-        Load on the token budget if requests find nothing of their prompts but what they surely do;
-        None: it is the same.
-    """
-
-    limits: tuple[PoolLimit, ...]
+    limits: tuple[PoolLimit, ...]  # the token budget first
+    # What sets the tightest; `batch time` where only faster batches would help.
     binding: tuple[str, ...]
+    # Load on the token budget if requests find nothing of their prompts but what they surely do;
+    # None: it is the same.
     without_cache: float | None = None
 
     @property
@@ -141,15 +132,7 @@ class PoolLimits:
 
 
 def pool_limits(network: Network, model: NetworkModel) -> tuple[PoolLimits, ...]:
-    """Return what each limit of each pool carries, pool by pool.
-
-    Parameters
-    ----------
-    network
-        Pools and workflows.
-    model
-        Its means.
-    """
+    """Return what each limit of each pool carries, pool by pool."""
     pools = list(network.pools.values())
     asked: list[OfVisits] = []
     for index, pool in enumerate(pools):

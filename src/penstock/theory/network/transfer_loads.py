@@ -12,18 +12,11 @@ from penstock.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class TransferLoads:
-    """How much of the links between two pools is asked for, on either side.
+    """How much of the links between two pools is asked for, on either side."""
 
-    Attributes
-    ----------
-    bytes_per_s
-        That cross.
-    sending, receiving
-        Loads: those bytes over what all links of that side carry. Above 1 what waits for the
-        transfer grows for ever.
-    """
-
-    bytes_per_s: float
+    bytes_per_s: float  # that cross
+    # Loads: those bytes over what all links of that side carry. Above 1 what waits for the transfer
+    # grows for ever.
     sending: float
     receiving: float
 

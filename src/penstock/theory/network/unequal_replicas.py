@@ -51,23 +51,13 @@ OF_TWO = ("power-of-two", "power-of-two-tokens")
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaLoads:
-    """What a pool of replicas that differ is asked for under its router.
+    """What a pool of replicas that differ is asked for under its router."""
 
-    Attributes
-    ----------
-    sufficient
-        Largest lambda m phi(M) over the full batches of M: below 1 the pool is stable, for
-        work-conserving replicas. None: nothing is known of the router.
-    necessary
-        Largest lambda m psi(M) over the best batches of M: above 1 it is unstable.
-    replicas
-        The set M of the first (of the second, where the first is None), by their places.
-    why
-        What sets it, in words.
-    """
-
+    # Largest lambda m phi(M) over the full batches of M: below 1 the pool is stable, for
+    # work-conserving replicas. None: nothing is known of the router.
     sufficient: float | None
-    necessary: float
+    necessary: float  # largest lambda m psi(M) over the best batches of M: above 1 it is unstable
+    # The set M of the first (of the second, where the first is None), by their places.
     replicas: tuple[int, ...]
     why: str
 

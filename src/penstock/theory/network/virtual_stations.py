@@ -33,28 +33,16 @@ MOST_ORDERS = 20_000
 
 @dataclasses.dataclass(frozen=True)
 class VirtualStation:
-    """Classes that a priority order never lets be served at the same time.
-
-    Attributes
-    ----------
-    pools
-        Names of the two pools of the cycle.
-    classes
-        Of each of the two, the classes in the virtual station.
-    pushes
-        Of each, the classes ranked above them that take a constant share.
-    loads, shares
-        Of each, at the load given: s_i and h_i.
-    ranking
-        The order, highest first.
-    """
+    """Classes that a priority order never lets be served at the same time."""
 
     pools: tuple[str, str]
+    # Of each of the two, the classes in the virtual station.
     classes: tuple[tuple[str, ...], tuple[str, ...]]
+    # Of each, the classes ranked above them that take a constant share.
     pushes: tuple[tuple[str, ...], tuple[str, ...]]
-    loads: tuple[float, float]
-    shares: tuple[float, float]
-    ranking: tuple[str, ...]
+    loads: tuple[float, float]  # of each, at the load given: s_i
+    shares: tuple[float, float]  # h_i
+    ranking: tuple[str, ...]  # the highest first
 
     @property
     def max_load(self) -> float:
@@ -76,11 +64,7 @@ class VirtualStation:
 
     def amplification(self, load: float = 1.0) -> tuple[float, float]:
         """Return the factor by which each half of a cycle multiplies a backlog, a_i / (1 - a_i).
-
-        Parameters
-        ----------
-        load
-            Factor on all rates.
+        ``load`` is a factor on all rates.
         """
         halves = zip(self.loads, self.shares, strict=True)
         a1, a2 = (load * s / (1 - load * h) if load * h < 1 else 1.0 for s, h in halves)
@@ -93,21 +77,9 @@ def priority_limit(
     """Return the virtual station at which a static priority order fails first, or None if it has
     none.
 
-    Parameters
-    ----------
-    model
-        The network.
-    ranking
-        Names of classes (`fluid_classes`), or of stages: then their decodes before their prompts.
-        Highest first; only the order within a pool matters.
-    phases
-        As in `fluid_classes`. False: decodes of a stage go before its prompts, so whole stages are
-        ranked.
-
-    Raises
-    ------
-    InputError
-        As `fluid_classes`, or if the ranking has an unknown name, one twice, or lacks one.
+    The ranking names classes (`fluid_classes`), or stages: then their decodes before their prompts.
+    The highest comes first; only the order within a pool matters. Without ``phases`` decodes of a
+    stage go before its prompts, so whole stages are ranked.
     """
     classes = fluid_classes(model, phases)
     return _tightest(classes, ranks(classes, ranking))

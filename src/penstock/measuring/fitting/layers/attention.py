@@ -16,17 +16,10 @@ class Grid:
     """Times measured at combinations of some values, straight lines between and beyond them.
 
     Below the smallest value of an axis the time is that at the smallest.
-
-    Parameters
-    ----------
-    axes
-        Rising values on each axis.
-    seconds
-        Shape (values of the first axis, of the second ...).
     """
 
-    axes: tuple[Array, ...]
-    seconds: Array
+    axes: tuple[Array, ...]  # rising values on each axis
+    seconds: Array  # shape (values of the first axis, of the second ...)
 
     @classmethod
     def of(cls, at: Array, seconds: Array, what: str) -> "Grid":
@@ -37,14 +30,7 @@ class Grid:
         values of other axes that were not measured with all the others are left out, the rarest
         first.
 
-        Parameters
-        ----------
-        at
-            Shape (measurements, axes).
-        seconds
-            Shape (measurements,).
-        what
-            What was measured, for messages.
+        ``at`` has shape (measurements, axes); ``what`` says what was measured, for messages.
         """
         axes = [np.unique(column) for column in at.T]
         places = tuple(
@@ -97,21 +83,12 @@ def _filled(line: Array, axis: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Attention:
-    """Seconds of one layer's attention.
+    """Seconds of one layer's attention."""
 
-    Parameters
-    ----------
-    prefill
-        By new tokens of a prompt and tokens before them.
-    decode
-        By decodes and tokens before each.
-    mixed
-        By new tokens of a prompt, tokens before them, decodes, and tokens before each. None: the
-        engine runs two kernels, whose times add up.
-    """
-
-    prefill: Grid
-    decode: Grid
+    prefill: Grid  # by new tokens of a prompt and tokens before them
+    decode: Grid  # by decodes and tokens before each
+    # By new tokens of a prompt, tokens before them, decodes, and tokens before each. None: the
+    # engine runs two kernels, whose times add up.
     mixed: Grid | None = None
 
     def seconds(self, batches: BatchContents) -> Array:

@@ -18,21 +18,14 @@ _MOST_PROMPTS = 64
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchContents:
-    """What is in some batches.
+    """What is in some batches."""
 
-    Parameters
-    ----------
-    decodes, context, longest
-        Shape (batches,): requests in decode, the sum of tokens before them, and the most before
-        one.
-    batch, new, before
-        Shape (prompts,), sorted by batch: in which batch a prompt has so many new tokens, and
-        tokens before them.
-    """
-
+    # Shape (batches,): requests in decode, the sum of tokens before them, and the most before one.
     decodes: Array
     context: Array
     longest: Array
+    # Shape (prompts,), sorted by batch: in which batch a prompt has so many new tokens, and tokens
+    # before them.
     batch: Ints
     new: Array
     before: Array
@@ -97,12 +90,12 @@ def one_batch(prefill: npt.ArrayLike, decode: npt.ArrayLike) -> BatchContents:
 
 
 def draw_batches(
-    prompt: npt.ArrayLike,
-    output: npt.ArrayLike,
+    prompt: npt.ArrayLike,  # shape (requests,), tokens of requests such as will come
+    output: npt.ArrayLike,  # shape (requests,), tokens of requests such as will come
     *,
     token_budget: int,
     max_batch_size: int,
-    kv_tokens: int | None = None,
+    kv_tokens: int | None = None,  # most tokens in memory; None: no limit
     count: int = 4_000,
     seed: int = 0,
 ) -> BatchContents:
@@ -112,19 +105,6 @@ def draw_batches(
     A decode belongs to a request found in decode at a random time: drawn with its output tokens as
     weight, any of them being next. Prompts are whole, the first one perhaps begun before and the
     last one cut; every other batch with prefill is full.
-
-    Parameters
-    ----------
-    prompt, output
-        Shape (requests,), tokens of requests such as will come.
-    token_budget, max_batch_size
-        Limits of a batch.
-    kv_tokens
-        Most tokens in memory; None: no limit.
-    count
-        Batches.
-    seed
-        Of the draws.
     """
     prompt, output = checks.column("prompt", prompt), checks.column("output", output)
     if prompt.size != output.size or min(prompt.min(), output.min()) < 1:

@@ -32,25 +32,7 @@ def read_llmservingsim(
     experts: int | None = None,
     experts_per_token: int | None = None,
 ) -> LayerTimes:
-    """Read LLMServingSim's ``dense.csv``, ``per_sequence.csv``, ``attention.csv``, ``moe.csv``.
-
-    Parameters
-    ----------
-    folder
-        Of one tensor-parallel degree (``.../bf16/tp1``). Only ``dense.csv`` must be there; any may
-        be ``.csv.gz``.
-    layers
-        Repeated layers of the model: 32 in Llama-3.1-8B.
-    tensor_parallel, data_parallel, link
-        As in `LayerTimes`; the first is by default the number in the folder's name.
-    experts, experts_per_token
-        As in `LayerTimes`.
-
-    Raises
-    ------
-    InputError
-        If a file, or a value in it, cannot be used; one line that says where and why.
-    """
+    """Read LLMServingSim's ``dense.csv``, ``per_sequence.csv``, ``attention.csv``, ``moe.csv``."""
     folder = checks.path("the folder of a layer profile", folder)
     layers = _count(layers)
     dense = _file(folder, "dense")
@@ -128,22 +110,6 @@ def read_vidur(
     Medians are taken; decode and prefill are separate kernels, whose times add up. Without a link
     the accelerators of a tensor-parallel group exchange in no time, as in Vidur's own tables of
     layers.
-
-    Parameters
-    ----------
-    mlp
-        ``mlp.csv``; may be compressed with gzip.
-    attention
-        ``attention.csv`` of the same shape of heads; None: left out.
-    layers
-        Repeated layers of the model: 48 in CodeLlama-34B.
-    tensor_parallel, link
-        As in `LayerTimes`; the rows of that degree are read.
-
-    Raises
-    ------
-    InputError
-        If a file, or a value in it, cannot be used; one line that says where and why.
     """
     layers = _count(layers)
     source = Source.at(mlp)

@@ -26,21 +26,11 @@ from penstock.system.measured_times import Measured
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What joins accelerators.
+    """What joins accelerators."""
 
-    Parameters
-    ----------
-    bandwidth
-        Bytes per second that each sends and receives at once.
-    latency
-        Seconds that each exchange takes, however small.
-    token_bytes
-        Bytes of a token's activations: hidden size times bytes of a number.
-    """
-
-    bandwidth: float
-    latency: float
-    token_bytes: float
+    bandwidth: float  # bytes per second that each sends and receives at once
+    latency: float  # seconds that each exchange takes, however small
+    token_bytes: float  # bytes of a token's activations: hidden size times bytes of a number
 
     def __post_init__(self) -> None:
         checks.number(
@@ -63,47 +53,29 @@ class Link:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayerTimes:
-    """Times of a model's layers, from which the time of any batch follows.
+    """Times of a model's layers, from which the time of any batch follows."""
 
-    Parameters
-    ----------
-    layers
-        How many of the repeated ones the model has.
-    tokens, by_load
-        Shape (n,): rising token loads, and seconds of all layers but attention and experts, in the
-        whole model.
-    requests, by_request
-        Shape (m,): numbers of requests, and seconds of what is done once for each (head, sampler);
-        or None.
-    attention
-        Seconds of one layer's attention; None: not profiled, and left out.
-    experts
-        Seconds of one layer's experts by tokens and experts at work; None: the model has none.
-    tensor_parallel
-        Accelerators that share every layer. The profile is of one of them.
-    data_parallel
-        Accelerators that share the experts, each with requests of its own, all in step. A batch is
-        then what all of them do in one step.
-    link
-        Between accelerators.
-    source
-        Where it was read.
-    experts_in_all, experts_per_token
-        Of a layer, and how many of them each token is sent to. None: the most and the fewest that
-        were profiled at work, as in profiles that go from one token to all experts.
-    """
-
-    layers: int
+    layers: int  # how many of the repeated ones the model has
+    # Shape (n,): rising token loads, and seconds of all layers but attention and experts, in the
+    # whole model.
     tokens: Array
     by_load: Array
+    # Shape (m,): numbers of requests, and seconds of what is done once for each (head, sampler); or
+    # None.
     requests: Array | None = None
     by_request: Array | None = None
+    # Seconds of one layer's attention; None: not profiled, and left out.
     attention: Attention | None = None
+    # Seconds of one layer's experts by tokens and experts at work; None: the model has none.
     experts: Grid | None = None
-    tensor_parallel: int = 1
+    tensor_parallel: int = 1  # accelerators that share every layer. The profile is of one of them
+    # Accelerators that share the experts, each with requests of its own, all in step. A batch is
+    # then what all of them do in one step.
     data_parallel: int = 1
-    link: Link | None = None
-    source: str = "a layer profile"
+    link: Link | None = None  # between accelerators
+    source: str = "a layer profile"  # where it was read
+    # Of a layer, and how many of them each token is sent to. None: the most and the fewest that
+    # were profiled at work, as in profiles that go from one token to all experts.
     experts_in_all: int | None = None
     experts_per_token: int | None = None
 
@@ -135,25 +107,13 @@ class LayerTimes:
             )
 
     def seconds(self, prefill: npt.ArrayLike = (), decode: npt.ArrayLike = ()) -> float:
-        """Return the seconds of one batch.
-
-        Parameters
-        ----------
-        prefill
-            (new tokens, tokens before them) of each prompt.
-        decode
-            Tokens before each decode.
+        """Return the seconds of one batch. ``prefill`` has (new tokens, tokens before them) of each
+        prompt, ``decode`` the tokens before each decode.
         """
         return float(self.of(one_batch(prefill, decode))[0])
 
     def of(self, batches: BatchContents) -> Array:
-        """Return the seconds of each batch.
-
-        Raises
-        ------
-        InputError
-            If one has more tokens than the profile covers.
-        """
+        """Return the seconds of each batch."""
         ranks = batches.dealt(self.data_parallel)
         loads = ranks.prefill + ranks.decodes
         seconds = self._dense(loads)
@@ -234,8 +194,8 @@ class LayerTimes:
 
     def composition(
         self,
-        prompt: npt.ArrayLike,
-        output: npt.ArrayLike,
+        prompt: npt.ArrayLike,  # shape (requests,), tokens of requests such as will come
+        output: npt.ArrayLike,  # shape (requests,), tokens of requests such as will come
         *,
         max_batch_size: int,
         token_budget: int | None = None,
@@ -249,16 +209,6 @@ class LayerTimes:
         two explains of the rest: what attention takes at least, the head. The costs are those of
         least squared relative error, none negative; then all are scaled, so that the seconds of the
         batches drawn are right in sum.
-
-        Parameters
-        ----------
-        prompt, output
-            Shape (requests,), tokens of requests such as will come.
-        max_batch_size, token_budget, kv_tokens
-            Limits; the token budget is by default the largest load profiled, which one accelerator
-            may get alone.
-        count, seed
-            Batches drawn to fit, and as many again, of which the errors are.
         """
         budget = int(self.tokens[-1]) if token_budget is None else token_budget
         drawn, others = (
@@ -305,24 +255,13 @@ def _line(at: Array, known: Array, values: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayerFit(Judged):
-    """A `Composition` fitted to a layer profile.
+    """A `Composition` fitted to a layer profile."""
 
-    Attributes
-    ----------
-    model
-        The batch-time model.
-    batches
-        Batches that were not used to fit it, with the seconds that the profile gives.
-    predicted
-        What the model says of those, in seconds.
-    profile
-        What it was fitted to.
-    """
-
-    model: Composition
+    model: Composition  # the batch-time model
+    # Batches that were not used to fit it, with the seconds that the profile gives.
     batches: MeasuredBatches
-    predicted: Array
-    profile: LayerTimes
+    predicted: Array  # what the model says of those, in seconds
+    profile: LayerTimes  # what it was fitted to
 
     def as_file(self, description: str, licence: str | None = None) -> BatchTimeFile:
         """Return what a batch-time file holds: the model, and how far it is from the profile."""
