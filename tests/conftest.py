@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,14 +23,19 @@ COMPILED = (
 """What takes longest to compile: the event loop, and beside it the rest, which takes half as long."""
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile once, in two processes at a time, what each worker would compile anew."""
+    """Compile once, in two processes at a time, what each worker would compile anew, and say so meanwhile."""
     kept = Path(__file__).parents[1] / "src" / "penstock" / "kernel" / "__pycache__"
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", 0) or [*kept.glob("events.adv*")]:
         return
+    said = config.pluginmanager.get_plugin("terminalreporter")
+    said.write_line("Compiling the simulator before the first test, once on a machine: three to six minutes.")
+    began = time.monotonic()
     parts = [subprocess.Popen([sys.executable, "-c", part]) for part in COMPILED]
     for part in parts:
         part.wait()
+    said.write_line(f"Compiled in {time.monotonic() - began:,.0f} s.")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -147,12 +147,14 @@ def test_who_follows_a_page_sees_what_it_shows(
 
 
 def answer(command: list[str], penstock: Callable[..., tuple[int, str, str]]) -> str:
-    """Return what a command prints: `penstock` in this process, anything else in one of its own."""
+    """Return what a command prints: `penstock` in this process, anything else in one of its own, as from a clone."""
     if command[0] == "penstock":
         status, printed, error = penstock(*command[1:])
         assert status == 0, error
         return printed
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path}
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 
 
 @pytest.mark.parametrize("shown", ["a\nb\nc", "a\n\nb\nc\n", "a\n...", "...\nb\n...", "...\na\nb\nc\n..."])
