@@ -1,7 +1,6 @@
 """Every block of the documentation runs and shows what it prints; every link and figure is there."""
 
 import importlib
-import os
 import re
 import shlex
 import shutil
@@ -9,7 +8,6 @@ import subprocess
 import textwrap
 import time
 import tomllib
-import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +22,6 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 DATA = ROOT.parent / "shared" / "data"
 PAGES = sorted(DOCS.rglob("*.md"))
-RELEASING = DOCS / "development" / "releasing.md"
 REAL_SERVER = DOCS / "how-to" / "real-vllm-server.md"
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
@@ -208,34 +205,15 @@ def test_there_is_no_block_that_nobody_runs(page: Path) -> None:
 
 
 def test_what_developers_are_told_to_run_is_run() -> None:
-    """By CI, by the test of the site, by the slow test of a release, or by the tests of a real server."""
+    """By CI, by the test of the site, or by the tests of a real server."""
     if not (ROOT / ".ci" / "run").is_file():
         pytest.skip("the workflow of CI is not part of a source distribution")
     ci, site = (ROOT / ".ci" / "run").read_text(), (ROOT / "tests" / "test_site.py").read_text()
     run = ci.replace("\\", "") + site.replace('", "', " ")
-    for page in {*PAGES} - {RELEASING, REAL_SERVER}:
+    for page in {*PAGES} - {REAL_SERVER}:
         for told in (block.text for block in blocks(page) if block.language == "sh"):
             for command in re.split(r" && |\n", told.strip()):
                 assert command in run, f"{page.name}: nothing runs {command}"
-
-
-@pytest.mark.slow
-def test_a_release_is_built_and_answers_when_it_is_installed_in_an_empty_environment(tmp_path: Path) -> None:
-    """As the page on releasing says, in a copy of the checkout; needs a package index."""
-    (block,) = (block for block in blocks(RELEASING) if block.language == "sh")
-    checkout = tmp_path / "checkout"
-    left_out = shutil.ignore_patterns(".*", "dist", "site", "__pycache__")
-    shutil.copytree(ROOT, checkout, ignore=left_out, symlinks=True)
-    tools = tmp_path / "tools"
-    venv.create(tools, with_pip=True)
-    subprocess.run([tools / "bin" / "pip", "install", "--quiet", "build"], check=True)
-    environment = {**os.environ, "PATH": f"{tools / 'bin'}:{os.environ['PATH']}", "COLUMNS": "80"}
-    done = subprocess.run(
-        ["bash", "-ec", block.text], cwd=checkout, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "STABLE by Theorem 1(b)" in done.stdout
-    assert len([*(checkout / "dist").iterdir()]) == 2  # the source and the wheel
 
 
 def test_the_version_to_cite_is_that_of_the_project() -> None:

@@ -152,15 +152,6 @@ def test_rows_from_ray_are_those_of_one_process_though_a_worker_is_killed(long_s
     assert_frame_equal(rows, ps.sweep(long_scenario, VARY, jobs=1), check_exact=True)
 
 
-@pytest.mark.parametrize(("backend", "module"), [("ray", "ray"), ("dask", "distributed")])
-def test_a_missing_package_is_said_with_the_line_that_installs_it(
-    scenario: Path, monkeypatch: pytest.MonkeyPatch, backend: str, module: str
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, module, None)  # importing it fails as if it were not there
-    with pytest.raises(ps.InputError, match=rf"pip install '\.\[{backend}\]'"):
-        ps.sweep(scenario, VARY, backend=backend)
-
-
 @pytest.mark.parametrize("backend", ["slurm", "loky://here:1", "dask://", ""])
 def test_an_unknown_backend_is_refused_with_those_there_are(scenario: Path, backend: str) -> None:
     with pytest.raises(ps.InputError, match="ray://host:port"):
