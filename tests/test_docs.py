@@ -1,6 +1,7 @@
 """Every block of the documentation runs and shows what it prints; every link and figure is there."""
 
 import importlib
+import os
 import re
 import shlex
 import shutil
