@@ -217,9 +217,12 @@ def test_what_developers_are_told_to_run_is_run() -> None:
                 assert command in run, f"{page.name}: nothing runs {command}"
 
 
-def test_the_version_to_cite_is_that_of_the_project() -> None:
+def test_the_version_to_cite_is_that_of_the_project_and_its_date_that_of_the_changelog() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == project["version"]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == project["version"]
+    dated = f"## [{cited['version']}] - {cited['date-released']}"
+    assert dated in (ROOT / "CHANGELOG.md").read_text().splitlines()
 
 
 @every_page
