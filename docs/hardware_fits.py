@@ -1,7 +1,7 @@
 """Fit the entries of ``penstock hardware`` that come from published measurements, and write their
 files.
 
-Run ``python docs/hardware_fits.py ../shared/data``. No row is copied: each file holds the
+Run ``python -m docs.hardware_fits ../shared/data``. No row is copied: each file holds the
 parameters of a fit.
 """
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from paper.batches import draw_batches
+from paper.layer_times import Link
+from paper.profiles import read_llmservingsim
 
 import penstock as ps
 from penstock.measuring.fitting.batches import MeasuredBatches
 from penstock.measuring.fitting.fit import fit
-from penstock.measuring.fitting.layers.batch_contents import draw_batches
-from penstock.measuring.fitting.layers.profiles import read_llmservingsim
-from penstock.measuring.fitting.layers.times import Link
 from penstock.system.batch_time_file import write_batch_time
 
 TARGET = Path(ps.__file__).parent / "system" / "hardware_files"

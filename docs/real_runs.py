@@ -5,7 +5,7 @@ into vLLM 0.19.0 on an RTX 4090 and on one or two RTX PRO 6000, and times of eac
 these cards. Nothing is fitted to a run: the batch-time model comes from the profile, the limits
 from the engine's configuration, what arrives is what arrived.
 
-Run ``python docs/real_runs.py ../shared/data``; it prints the tables of docs/real-runs.md.
+Run ``python -m docs.real_runs ../shared/data``; it prints the tables of docs/real-runs.md.
 """
 
 import dataclasses
@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from paper.layer_times import LayerFit, Link
+from paper.profiles import read_llmservingsim
 
 import penstock as ps
-from penstock.measuring.fitting.layers.profiles import read_llmservingsim
-from penstock.measuring.fitting.layers.times import LayerFit, Link
 
 METRICS = ("ttft_s", "tpot_s", "e2e_s")
 STATISTICS = {

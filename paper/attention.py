@@ -6,9 +6,9 @@ from functools import cached_property
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
+from paper.batches import BatchContents
 from penstock.errors import InputError
 from penstock.measuring.fitting.batches import Array
-from penstock.measuring.fitting.layers.batch_contents import BatchContents
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,9 +33,7 @@ class Grid:
         ``at`` has shape (measurements, axes); ``what`` says what was measured, for messages.
         """
         axes = [np.unique(column) for column in at.T]
-        places = tuple(
-            np.searchsorted(axis, column) for axis, column in zip(axes, at.T, strict=True)
-        )
+        places = tuple(np.searchsorted(axis, column) for axis, column in zip(axes, at.T, strict=True))
         total, repeats = (
             np.zeros([axis.size for axis in axes]),
             np.zeros([axis.size for axis in axes]),
@@ -47,9 +45,7 @@ class Grid:
         table = np.apply_along_axis(_filled, -1, table, axes[-1])
         while np.isnan(table).any():
             known = ~np.isnan(table)
-            shares = [
-                known.mean(axis=tuple(set(range(table.ndim)) - {i})) for i in range(table.ndim)
-            ]
+            shares = [known.mean(axis=tuple(set(range(table.ndim)) - {i})) for i in range(table.ndim)]
             worst = min(range(table.ndim), key=lambda i: float(shares[i].min()))
             keep = np.arange(axes[worst].size) != np.argmin(shares[worst])
             axes[worst], table = axes[worst][keep], np.compress(keep, table, axis=worst)
@@ -112,9 +108,7 @@ class Attention:
             beside = one[n[batches.batch[one]] > 0]
             seconds[batches.batch[one]] = alone[one]
             both = batches.batch[beside]
-            seconds[both] = self.mixed(
-                batches.new[beside], batches.before[beside], n[both], each[both]
-            )
+            seconds[both] = self.mixed(batches.new[beside], batches.before[beside], n[both], each[both])
             seconds[both] += self._spread(n[both], batches.context[both], batches.longest[both])
         return seconds + batches.per_batch(above)
 

@@ -11,12 +11,12 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from paper.attention import Attention, Grid
+from paper.batches import BatchContents, draw_batches, one_batch
 from penstock import checks
 from penstock.errors import InputError
 from penstock.measuring.fitting.batches import Array, MeasuredBatches
 from penstock.measuring.fitting.families import Linear, known_terms
-from penstock.measuring.fitting.layers.attention import Attention, Grid
-from penstock.measuring.fitting.layers.batch_contents import BatchContents, draw_batches, one_batch
 from penstock.measuring.fitting.relative_errors import Judged, seconds_of
 from penstock.measuring.fitting.robust import apply, solve
 from penstock.system.batch_time import Composition
@@ -42,9 +42,7 @@ class Link:
             "give bytes, not gigabytes, per second",
         )
         checks.number("latency", self.latency, 0, 1, "s", "give seconds")
-        checks.number(
-            "token_bytes", self.token_bytes, 1, 1e9, "bytes", "hidden size times bytes of a number"
-        )
+        checks.number("token_bytes", self.token_bytes, 1, 1e9, "bytes", "hidden size times bytes of a number")
 
     def exchange(self, tokens: Array) -> Array:
         """Return the seconds to send the activations of so many tokens."""
@@ -81,9 +79,7 @@ class LayerTimes:
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel", "data_parallel"):
-            checks.whole(
-                name, getattr(self, name), 1, 4_096, "accelerators", "so many work together"
-            )
+            checks.whole(name, getattr(self, name), 1, 4_096, "accelerators", "so many work together")
         for name in ("experts_in_all", "experts_per_token"):
             if getattr(self, name) is not None:
                 checks.whole(
@@ -138,9 +134,7 @@ class LayerTimes:
             )
         seconds = np.interp(loads, self.tokens, self.by_load)
         p = self.tensor_parallel
-        if (
-            p > 1 and self.link is not None
-        ):  # a ring: each passes 2 (p - 1)/p of the activations on, after two layers
+        if p > 1 and self.link is not None:  # a ring: each passes 2 (p - 1)/p of the activations on, after two layers
             seconds = seconds + (2 * self.layers + 1) * self.link.exchange(2 * (p - 1) / p * loads)
         return seconds
 
@@ -184,9 +178,7 @@ class LayerTimes:
         linear in tokens.
         """
         loads = self.tokens * self.data_parallel
-        return MeasuredBatches(
-            self._linear(loads), loads, source=self.source, sweep=True, averaged=True
-        )
+        return MeasuredBatches(self._linear(loads), loads, source=self.source, sweep=True, averaged=True)
 
     def _linear(self, loads: Array) -> Array:
         share = loads / self.data_parallel
@@ -228,9 +220,7 @@ class LayerTimes:
         profiled = self.tokens * self.data_parallel
         loads = np.append(profiled[profiled < budget], budget)
         linear = self._linear(loads)
-        bent = Linear(
-            "table", (*(2.0 ** np.arange(np.ceil(np.log2(budget)))).tolist(), float(budget))
-        )
+        bent = Linear("table", (*(2.0 ** np.arange(np.ceil(np.log2(budget)))).tolist(), float(budget)))
         terms = known_terms(drawn, split=True)
         del terms["with_prefill"]  # what graphs save is in no profile of layers
         line = bent.columns(drawn.tokens)

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from paper.attention import Attention, Grid
+from paper.layer_times import LayerTimes, Link
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.source import Source
 from penstock.inputs.tables import ROW, Table, as_numbers, open_table
 from penstock.measuring.fitting.batches import Array
-from penstock.measuring.fitting.layers.attention import Attention, Grid
-from penstock.measuring.fitting.layers.times import LayerTimes, Link
 
 _US, _MS = 1e6, 1e3
 _LONGEST = 1e12
@@ -38,12 +38,9 @@ def read_llmservingsim(
     dense = _file(folder, "dense")
     if dense is None:
         raise InputError(
-            f"{folder} has no dense.csv, so it is no layer profile of LLMServingSim; name a "
-            "folder tp1, tp2"
+            f"{folder} has no dense.csv, so it is no layer profile of LLMServingSim; name a folder tp1, tp2"
         )
-    tokens, by_load = _summed(
-        dense, "tokens", lambda name: 1 if name in _ONCE else layers * (1 + (name in _TWICE))
-    )
+    tokens, by_load = _summed(dense, "tokens", lambda name: 1 if name in _ONCE else layers * (1 + (name in _TWICE)))
     head = _file(folder, "per_sequence")
     requests = by_request = None
     if head is not None:
@@ -78,15 +75,9 @@ def _attention(file: Path | None) -> Attention | None:
     at, seconds = table[:, :4], table[:, 4] / _US
     prefill, decode = at[:, 0] > 0, at[:, 2] > 0
     return Attention(
-        Grid.of(
-            at[prefill & ~decode][:, :2], seconds[prefill & ~decode], f"{file.name}: prefill alone"
-        ),
-        Grid.of(
-            at[decode & ~prefill][:, 2:], seconds[decode & ~prefill], f"{file.name}: decode alone"
-        ),
-        Grid.of(
-            at[decode & prefill], seconds[decode & prefill], f"{file.name}: prefill beside decode"
-        ),
+        Grid.of(at[prefill & ~decode][:, :2], seconds[prefill & ~decode], f"{file.name}: prefill alone"),
+        Grid.of(at[decode & ~prefill][:, 2:], seconds[decode & ~prefill], f"{file.name}: decode alone"),
+        Grid.of(at[decode & prefill], seconds[decode & prefill], f"{file.name}: prefill beside decode"),
     )
 
 
@@ -116,10 +107,7 @@ def read_vidur(
     header = open_table(source).header
     names = [name for name in header if re.fullmatch(r"time_stats\..*\.median", name)]
     if not names:
-        raise source.fault(
-            "has no columns time_stats.LAYER.median, so it is no layer profile of Vidur. Check "
-            "the file"
-        )
+        raise source.fault("has no columns time_stats.LAYER.median, so it is no layer profile of Vidur. Check the file")
     table = _of_degree(Path(mlp), ("num_tokens", *names), tensor_parallel)
     tokens = np.unique(table[:, 0])
     by_load = np.zeros(tokens.size)
@@ -158,31 +146,22 @@ def _kernels(file: Path, degree: int) -> Attention:
     return Attention(*grids)
 
 
-def _of_degree(
-    file: Path, names: tuple[str, ...], degree: int, may_lack: tuple[str, ...] = ()
-) -> Array:
+def _of_degree(file: Path, names: tuple[str, ...], degree: int, may_lack: tuple[str, ...] = ()) -> Array:
     """Return these columns of the rows of one tensor-parallel degree."""
     table = _numbers(file, ("num_tensor_parallel_workers", *names), may_lack)
     rows = np.asarray(table[table[:, 0] == degree][:, 1:])
     if not rows.size:
         known = ", ".join(f"{value:g}" for value in np.unique(table[:, 0]))
-        raise InputError(
-            f"{file.name} has no rows for tensor_parallel {degree}, but for {known}; give one of "
-            "those"
-        )
+        raise InputError(f"{file.name} has no rows for tensor_parallel {degree}, but for {known}; give one of those")
     return rows
 
 
 def _count(layers: int) -> int:
-    return checks.whole(
-        "layers", layers, 1, 10_000, "layers", "a model has so many repeated layers"
-    )
+    return checks.whole("layers", layers, 1, 10_000, "layers", "a model has so many repeated layers")
 
 
 def _file(folder: Path, name: str) -> Path | None:
-    return next(
-        (folder / end for end in (f"{name}.csv", f"{name}.csv.gz") if (folder / end).exists()), None
-    )
+    return next((folder / end for end in (f"{name}.csv", f"{name}.csv.gz") if (folder / end).exists()), None)
 
 
 def _summed(file: Path, by: str, times: Callable[[str], int]) -> tuple[Array, Array]:
@@ -209,15 +188,10 @@ def _text(file: Path, names: tuple[str, ...]) -> tuple[Source, Table, pl.DataFra
     missing = [name for name in names if name not in table.header]
     if missing:
         columns = checks.shown(", ".join(table.header))
-        raise source.fault(
-            f"has the columns {columns}, but not {', '.join(missing)}. Check that it is the right "
-            "file"
-        )
+        raise source.fault(f"has the columns {columns}, but not {', '.join(missing)}. Check that it is the right file")
     text = table.read(names).with_row_index(ROW)
     if text.is_empty():
-        raise source.fault(
-            "has no rows, so no time is known. Check that the file was written completely"
-        )
+        raise source.fault("has no rows, so no time is known. Check that the file was written completely")
     return source, table, text
 
 

@@ -112,17 +112,9 @@ def draw_batches(
             f"{prompt.size:,} prompts from {prompt.min():g} and {output.size:,} outputs from "
             f"{output.min():g} tokens: give one of each per request, of at least one token"
         )
-    budget = checks.whole(
-        "token_budget", token_budget, 2, MOST_TOKENS, "tokens", "a batch has tokens"
-    )
-    slots = checks.whole(
-        "max_batch_size", max_batch_size, 1, MOST_TOKENS, "requests", "a batch serves requests"
-    )
-    memory = (
-        np.inf
-        if kv_tokens is None
-        else checks.whole("kv_tokens", kv_tokens, 1, 2**40, "tokens", "so many fit")
-    )
+    budget = checks.whole("token_budget", token_budget, 2, MOST_TOKENS, "tokens", "a batch has tokens")
+    slots = checks.whole("max_batch_size", max_batch_size, 1, MOST_TOKENS, "requests", "a batch serves requests")
+    memory = np.inf if kv_tokens is None else checks.whole("kv_tokens", kv_tokens, 1, 2**40, "tokens", "so many fit")
     rng = np.random.default_rng(seed)
     weights = output / output.sum()
     decodes, context, longest = np.zeros((3, count))
@@ -144,9 +136,7 @@ def draw_batches(
     return BatchContents(decodes, context, longest, np.array(batch, np.int64), new, before)
 
 
-def _prompts(
-    rng: np.random.Generator, prompt: Array, room: int, *, full: bool
-) -> list[tuple[int, int]]:
+def _prompts(rng: np.random.Generator, prompt: Array, room: int, *, full: bool) -> list[tuple[int, int]]:
     """Return (new, before) of prompts that fill the room, or of one or a few."""
     most = _MOST_PROMPTS if full else int(rng.geometric(0.5))
     found: list[tuple[int, int]] = []

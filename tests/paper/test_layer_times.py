@@ -9,15 +9,15 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from paper.attention import Grid
+from paper.batches import BatchContents, draw_batches
+from paper.layer_times import LayerTimes, Link
+from paper.profiles import read_llmservingsim, read_vidur
 
 from penstock.errors import InputError
-from penstock.measuring.fitting.layers.attention import Grid
-from penstock.measuring.fitting.layers.batch_contents import BatchContents, draw_batches
-from penstock.measuring.fitting.layers.profiles import read_llmservingsim, read_vidur
-from penstock.measuring.fitting.layers.times import LayerTimes, Link
 from penstock.system.batch_time_file import read_batch_time, write_batch_time
 
-SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "profiling"
+SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "profiling"
 with_profiles = pytest.mark.skipif(
     not SHARED.exists(), reason="the published layer profiles are not beside the repository"
 )

@@ -1,1 +1,0 @@
-"""From published times of a model's layers to times of batches."""
