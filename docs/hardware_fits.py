@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from docs.real_runs import Deployment, Link
 from paper.batches import draw_batches
-from paper.layer_times import Link
-from paper.profiles import read_llmservingsim
+from paper.layer_times import read_llmservingsim
 
 import penstock as ps
 from penstock.measuring.fitting.batches import MeasuredBatches
@@ -115,12 +115,8 @@ def layers_with_attention(data: Path) -> Iterator[Found]:
     rows = CHAT.requests(4_000)
     for name, model, accelerator, folder, layers, hidden in PROFILES:
         degree = int(folder[-1])
-        link = (
-            Link(16e9, 20e-6, token_bytes=2 * hidden) if degree > 1 else None
-        )  # as of the published deployment
-        profile = read_llmservingsim(
-            data / "profiling" / "llmservingsim" / folder, layers, link=link
-        )
+        profile = read_llmservingsim(data / "profiling" / "llmservingsim" / folder, layers)
+        link = Link(16e9, 20e-6, token_bytes=2 * hidden)  # as of the published deployment
         drawn = draw_batches(
             rows.prompt_tokens,
             rows.output_tokens,
@@ -129,10 +125,10 @@ def layers_with_attention(data: Path) -> Iterator[Found]:
             count=4_000,
             seed=0,
         )
-        batches = profile.measured(drawn)
+        batches = Deployment(profile, degree, link=link).measured(drawn)
         exchange = (
             "; exchange between them at 16 GB/s and 20 us, as in the published deployment"
-            if link
+            if degree > 1
             else ""
         )
         yield (

@@ -16,16 +16,132 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from paper.layer_times import LayerFit, Link
-from paper.profiles import read_llmservingsim
+from paper.batches import Batches, draw_batches
+from paper.layer_times import Grid, LayerTimes, read_llmservingsim
 
 import penstock as ps
+from penstock.inputs.arrays import Floats
+from penstock.measuring.fitting.batches import MeasuredBatches
+from penstock.measuring.fitting.families import Linear, known_terms
+from penstock.measuring.fitting.relative_errors import Judged, seconds_of
+from penstock.measuring.fitting.robust import apply, solve
+from penstock.system.measured_times import Measured
 
 METRICS = ("ttft_s", "tpot_s", "e2e_s")
 STATISTICS = {
     "mean": np.mean,
     **{f"p{q}": (lambda x, q=q: np.percentile(x, q)) for q in (50, 90, 99)},
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What joins accelerators: bytes per second that each sends and receives at once, seconds that
+    each exchange takes, however small, and bytes of a token's activations.
+    """
+
+    bandwidth: float
+    latency: float
+    token_bytes: float
+
+    def exchange(self, tokens: Floats) -> Floats:
+        """Return the seconds to send the activations of so many tokens."""
+        return self.latency + tokens * (self.token_bytes / self.bandwidth)
+
+
+@dataclasses.dataclass(frozen=True)
+class Deployment:
+    """A model on accelerators: the times of its layers on one, and what the others change.
+
+    ``tensor_parallel`` of them share every layer. ``data_parallel`` of them share the experts, each
+    with requests of its own, all in step: a batch is what all of them do in one step. ``experts``
+    are seconds of one layer's by tokens and experts at work.
+    """
+
+    profile: LayerTimes
+    tensor_parallel: int = 1
+    data_parallel: int = 1
+    link: Link | None = None
+    experts: Grid | None = None
+
+    def of(self, batches: Batches) -> Floats:
+        """Return the seconds of each batch."""
+        ranks = dealt(batches, self.data_parallel)
+        seconds = self.profile.of(ranks) + self.exchange(ranks.tokens)
+        loads = ranks.tokens.reshape(-1, self.data_parallel)
+        slowest = seconds.reshape(loads.shape).max(axis=1)
+        return slowest + self.of_experts(loads.sum(axis=1), loads.max(axis=1))
+
+    def linear(self, loads: Floats) -> Floats:
+        """Return the seconds of all layers but attention."""
+        share = loads / self.data_parallel
+        dense = self.profile.without_attention(share) + self.exchange(share)
+        return dense + self.of_experts(loads, share)
+
+    def exchange(self, loads: Floats) -> Floats:
+        """Return the seconds of a ring: each passes 2 (p - 1)/p of the activations on, after two
+        layers.
+        """
+        p = self.tensor_parallel
+        if p == 1 or self.link is None:
+            return np.zeros(loads.size)
+        return (2 * self.profile.layers + 1) * self.link.exchange(2 * (p - 1) / p * loads)
+
+    def of_experts(self, total: Floats, largest: Floats) -> Floats:
+        """Return the seconds of all layers' experts given tokens in all, and on the fullest rank.
+
+        Routing is taken as uniform: of E experts of which each token takes k, E (1 - (1 -
+        k/E)^tokens) are at work, on each of r ranks the r-th part of them, with the r-th part of
+        the work. Profiles go from one token, k, to all experts, E.
+        """
+        if self.experts is None:
+            return np.zeros(total.size)
+        r, k, experts = self.data_parallel, *self.experts.axes[1][[0, -1]]
+        at_work = experts * (1 - (1 - k / experts) ** total)
+        seconds = self.experts(total / r, at_work / r)
+        if r > 1 and self.link is not None:  # activations go to all ranks, and results come back
+            seconds = seconds + 2 * self.link.exchange((r - 1) * largest)
+        return self.profile.layers * seconds
+
+    def measured(self, batches: Batches) -> MeasuredBatches:
+        """Return batches with their seconds, as if they had been measured."""
+        return MeasuredBatches(
+            self.of(batches),
+            batches.tokens,
+            prefill_tokens=batches.prefill,
+            decode_tokens=batches.decodes,
+            requests=batches.requests,
+            squares=batches.squares,
+            pairs=batches.pairs,
+            context=batches.context,
+            sweep=True,
+            averaged=True,
+        )
+
+
+def dealt(batches: Batches, ranks: int) -> Batches:
+    """Deal each batch out to so many ranks: prompts in turn, decodes evenly; ``ranks`` batches for
+    one.
+    """
+    first = np.searchsorted(batches.batch, np.arange(batches.decodes.size))
+    turn = np.arange(batches.batch.size) - first[batches.batch]
+    batch = batches.batch * ranks + turn % ranks
+    order = np.argsort(batch, kind="stable")
+    share = np.floor((batches.decodes[:, None] + np.arange(ranks)) / ranks)
+    each = (batches.context / np.maximum(batches.decodes, 1))[:, None]
+    longest = np.where(np.arange(ranks) == 0, batches.longest[:, None], each)
+    longest = np.where(share > 0, longest, 0.0)
+    by_rank = share.ravel(), (share * each).ravel(), longest.ravel()
+    return Batches(*by_rank, batch[order], batches.new[order], batches.before[order])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fitted(Judged):
+    """A model fitted to a deployment, and batches that were not used to fit it."""
+
+    model: ps.Composition
+    batches: MeasuredBatches
+    predicted: Floats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,22 +219,56 @@ def recorded(run: RealRun, data: Path) -> pl.DataFrame:
     ).sort("arrival_s", maintain_order=True)
 
 
-def fitted(run: RealRun, data: Path) -> LayerFit:
-    """Return the batch-time model of a run's profile, for requests as long as those that come."""
-    profile = read_llmservingsim(
-        data / "profiling" / "llmservingsim" / run.profile,
-        run.layers,
-        data_parallel=run.data_parallel,
-        link=run.link,
+def deployed(run: RealRun, data: Path) -> Deployment:
+    """Return what a run's model takes on its cards."""
+    folder = data / "profiling" / "llmservingsim" / run.profile
+    experts = None
+    if (file := folder / "moe.csv.gz").exists():
+        rows = pl.read_csv(file)
+        at = rows.select("tokens", "activated_experts").to_numpy()
+        experts = Grid(at, rows["time_us"].to_numpy() / 1e6)
+    profile = read_llmservingsim(folder, run.layers)
+    return Deployment(profile, int(run.profile[-1]), run.data_parallel, run.link, experts)
+
+
+def fitted(run: RealRun, data: Path, seed: int = 0) -> Fitted:
+    """Fit a `Composition` to batches such as a run's server forms for requests as long as its own.
+
+    Its linear part is the profile's own by token load, plus what a line with bends at powers of two
+    explains of the rest: what attention takes at least, the head. The costs are those of least
+    squared relative error, none negative; then all are scaled, so that the seconds of the batches
+    drawn are right in sum.
+    """
+    deployment, rows = deployed(run, data), recorded(run, data)
+    drawn, others = (
+        deployment.measured(
+            draw_batches(
+                rows["prompt"].to_numpy(),
+                rows["output"].to_numpy(),
+                token_budget=TOKEN_BUDGET,
+                max_batch_size=run.max_batch_size,
+                kv_tokens=run.memory.tokens if run.memory else np.inf,
+                count=4_000,
+                seed=each,
+            )
+        )
+        for each in (2 * seed, 2 * seed + 1)
     )
-    rows = recorded(run, data)
-    return profile.composition(
-        rows["prompt"],
-        rows["output"],
-        max_batch_size=run.max_batch_size,
-        token_budget=TOKEN_BUDGET,
-        kv_tokens=run.memory.tokens if run.memory else None,
-    )
+    profiled = deployment.profile.tokens * run.data_parallel
+    loads = np.append(profiled[profiled < TOKEN_BUDGET], TOKEN_BUDGET)
+    linear = deployment.linear(loads)
+    bent = Linear("table", tuple((2.0 ** np.arange(np.log2(TOKEN_BUDGET) + 1)).tolist()))
+    terms = known_terms(drawn, split=True)
+    del terms["with_prefill"]  # what graphs save is in no profile of layers
+    line = bent.columns(drawn.tokens)
+    columns = np.column_stack((line, *terms.values()))
+    known = np.interp(drawn.tokens, loads, linear)
+    costs = solve(columns, drawn.seconds - known, 1 / drawn.seconds)
+    in_sum = float(drawn.seconds.sum() / (known + apply(columns, costs)).sum())
+    with_line = in_sum * (linear + apply(bent.columns(loads), costs[: line.shape[1]]))
+    named = dict(zip(terms, (in_sum * costs[line.shape[1] :]).tolist(), strict=True))
+    model = ps.Composition(Measured(loads.tolist(), with_line.tolist()), **named)
+    return Fitted(model, others, seconds_of(model, others))
 
 
 def predicted(run: RealRun, data: Path, batch_time: ps.BatchTime) -> pl.DataFrame:

@@ -1,272 +1,186 @@
-"""From times of layers to times of batches, and to a batch-time model.
+"""From published times of a model's layers, LLMServingSim's and Vidur's, to times of batches.
 
-A profile gives seconds of every layer of a language model by token load, of attention by what is in
-a batch, of the head by requests, and of experts by how many of them are at work. A batch takes the
-sum over all layers. What a profile of one accelerator cannot hold, the exchange of activations
-between several, follows from the link between them.
+A profile gives seconds of each layer by token load, of attention by what is in a batch, and of the head by requests. A
+batch takes the sum over all layers. What accelerators exchange, and what the engine does itself, is in no profile.
 """
 
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
+import polars as pl
+from scipy.interpolate import RegularGridInterpolator
 
-from paper.attention import Attention, Grid
-from paper.batches import BatchContents, draw_batches, one_batch
-from penstock import checks
-from penstock.errors import InputError
-from penstock.measuring.fitting.batches import Array, MeasuredBatches
-from penstock.measuring.fitting.families import Linear, known_terms
-from penstock.measuring.fitting.relative_errors import Judged, seconds_of
-from penstock.measuring.fitting.robust import apply, solve
-from penstock.system.batch_time import Composition
-from penstock.system.batch_time_file import BatchTimeFile
-from penstock.system.measured_times import Measured
+ONCE = ("embedding", "final_layernorm", "emb", "lm_head", "sampler")  # layers that a model has once
+TWICE = ("layernorm",)  # LLMServingSim profiles one of the two norms of a layer
 
 
-@dataclasses.dataclass(frozen=True)
-class Link:
-    """What joins accelerators."""
+class Grid:
+    """Times measured at combinations of some values: straight lines between and beyond, but level below the first."""
 
-    bandwidth: float  # bytes per second that each sends and receives at once
-    latency: float  # seconds that each exchange takes, however small
-    token_bytes: float  # bytes of a token's activations: hidden size times bytes of a number
+    def __init__(self, at, seconds):
+        """Take measurements, shape (measurements, axes) and (measurements,).
 
-    def __post_init__(self) -> None:
-        checks.number(
-            "bandwidth",
-            self.bandwidth,
-            1e3,
-            1e15,
-            "bytes/s",
-            "give bytes, not gigabytes, per second",
-        )
-        checks.number("latency", self.latency, 0, 1, "s", "give seconds")
-        checks.number("token_bytes", self.token_bytes, 1, 1e9, "bytes", "hidden size times bytes of a number")
+        Repeats are averaged. What is missing along the last axis lies on straight lines between and beyond the
+        measurements beside it, since attention takes a time affine in the tokens before; values of other axes that were
+        not measured with all the others are left out, the rarest first.
+        """
+        axes = [np.unique(column) for column in at.T]
+        places = tuple(np.searchsorted(axis, column) for axis, column in zip(axes, at.T, strict=True))
+        total, repeats = np.zeros((2, *(axis.size for axis in axes)))
+        np.add.at(total, places, seconds)
+        np.add.at(repeats, places, 1)
+        with np.errstate(invalid="ignore"):
+            table = np.apply_along_axis(filled, -1, total / repeats, axes[-1])
+        while np.isnan(table).any():
+            known = ~np.isnan(table)
+            shares = [known.mean(axis=tuple(set(range(table.ndim)) - {i})) for i in range(table.ndim)]
+            worst = min(range(table.ndim), key=lambda i: shares[i].min())
+            keep = np.arange(axes[worst].size) != np.argmin(shares[worst])
+            axes[worst], table = axes[worst][keep], np.compress(keep, table, axis=worst)
+        self.axes, self.seconds = axes, table
+        self.between = RegularGridInterpolator(axes, table, bounds_error=False, fill_value=None)
 
-    def exchange(self, tokens: Array) -> Array:
-        """Return the seconds to send the activations of so many tokens."""
-        return self.latency + tokens * (self.token_bytes / self.bandwidth)
+    def __call__(self, *at):
+        """Return the seconds at some places, one array for each axis."""
+        inside = [np.maximum(values, axis[0]) for values, axis in zip(at, self.axes, strict=True)]
+        return np.maximum(self.between(np.column_stack(inside)), 0.0)
+
+
+def filled(line, axis):
+    """Fill what is missing on a line that was measured at two places at least."""
+    known = np.flatnonzero(~np.isnan(line))
+    if known.size in (0, 1, line.size):
+        return line
+    cell = np.clip(np.searchsorted(axis[known], axis) - 1, 0, known.size - 2)
+    low, high = known[cell], known[cell + 1]
+    slope = (line[high] - line[low]) / (axis[high] - axis[low])
+    return np.where(np.isnan(line), np.maximum(line[low] + slope * (axis - axis[low]), 0.0), line)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Attention:
+    """Seconds of one layer's attention.
+
+    ``prefill`` is by new tokens of a prompt and tokens before them, ``decode`` by decodes and tokens before each,
+    ``mixed`` by all four. None: the engine runs two kernels, whose times add up.
+    """
+
+    prefill: Grid
+    decode: Grid
+    mixed: Grid | None = None
+
+    def of(self, batches):
+        """Return the seconds of each batch.
+
+        Batches were measured with one prompt, and decodes that all have equally many tokens before them: the mean is
+        put for those. Prompts but the costliest add what they take above an (almost) empty one.
+        """
+        alone = self.prefill(batches.new, batches.before)
+        order = np.lexsort((-alone, batches.batch))
+        costliest = order[np.unique(batches.batch[order], return_index=True)[1]]
+        above = np.maximum(alone - self.prefill.seconds.flat[0], 0.0)
+        above[costliest] = 0.0
+        n, each = batches.decodes, batches.context / np.maximum(batches.decodes, 1)
+        seconds = np.where(n > 0, self.decode(n, each), 0.0)
+        if self.mixed is None:
+            seconds[batches.batch[costliest]] += alone[costliest]
+        else:
+            seconds[batches.batch[costliest]] = alone[costliest]
+            beside = costliest[n[batches.batch[costliest]] > 0]
+            both = batches.batch[beside]
+            seconds[both] = self.mixed(batches.new[beside], batches.before[beside], n[both], each[both])
+            seconds[both] += self.spread(n[both], batches.context[both], batches.longest[both])
+        return seconds + batches.per_batch(above)
+
+    def spread(self, n, context, longest):
+        """Return what it costs that the decodes beside a prompt do not all have equally many tokens before them.
+
+        A kernel lasts until its longest request is done. The profile knows one request among shorter ones: a prompt of
+        few tokens after many, which stands for the longest decode here. What it takes beside the others, above what it
+        takes where all have the mean, is the cost.
+        """
+        few, others = np.full(n.size, self.mixed.axes[0][0]), np.maximum(n - 1, 1)
+        mean, rest = context / n, np.maximum(context - longest, 0.0) / others
+        uneven, even = self.mixed(few, longest, others, rest), self.mixed(few, mean, others, mean)
+        return np.where(n > 1, np.maximum(uneven - even, 0.0), 0.0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayerTimes:
-    """Times of a model's layers, from which the time of any batch follows."""
+    """Times of a model's layers, from which the time of any batch follows.
 
-    layers: int  # how many of the repeated ones the model has
-    # Shape (n,): rising token loads, and seconds of all layers but attention and experts, in the
-    # whole model.
-    tokens: Array
-    by_load: Array
-    # Shape (m,): numbers of requests, and seconds of what is done once for each (head, sampler); or
-    # None.
-    requests: Array | None = None
-    by_request: Array | None = None
-    # Seconds of one layer's attention; None: not profiled, and left out.
+    ``by_load`` are seconds of all layers but attention by token load, ``by_request`` of what is done once for each
+    request; ``attention`` is of one of so many layers.
+    """
+
+    layers: int
+    tokens: np.ndarray
+    by_load: np.ndarray
+    requests: np.ndarray | None = None
+    by_request: np.ndarray | None = None
     attention: Attention | None = None
-    # Seconds of one layer's experts by tokens and experts at work; None: the model has none.
-    experts: Grid | None = None
-    tensor_parallel: int = 1  # accelerators that share every layer. The profile is of one of them
-    # Accelerators that share the experts, each with requests of its own, all in step. A batch is
-    # then what all of them do in one step.
-    data_parallel: int = 1
-    link: Link | None = None  # between accelerators
-    source: str = "a layer profile"  # where it was read
-    # Of a layer, and how many of them each token is sent to. None: the most and the fewest that
-    # were profiled at work, as in profiles that go from one token to all experts.
-    experts_in_all: int | None = None
-    experts_per_token: int | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("tensor_parallel", "data_parallel"):
-            checks.whole(name, getattr(self, name), 1, 4_096, "accelerators", "so many work together")
-        for name in ("experts_in_all", "experts_per_token"):
-            if getattr(self, name) is not None:
-                checks.whole(
-                    name,
-                    getattr(self, name),
-                    1,
-                    100_000,
-                    "experts",
-                    "a layer of experts has so many",
-                )
-        if self.data_parallel > 1 and self.experts is None:
-            raise InputError(
-                f"data_parallel is {self.data_parallel}, but {self.source} has no experts to "
-                "share, so its ranks are servers on their own; simulate a pool of them"
-            )
-        if self.tensor_parallel * self.data_parallel > 1 and self.link is None:
-            raise InputError(
-                f"{self.tensor_parallel * self.data_parallel} accelerators exchange activations in "
-                f"every layer, but {self.source} does not say how fast; give link=Link(bandwidth, "
-                "latency, token_bytes)"
-            )
-
-    def seconds(self, prefill: npt.ArrayLike = (), decode: npt.ArrayLike = ()) -> float:
-        """Return the seconds of one batch. ``prefill`` has (new tokens, tokens before them) of each
-        prompt, ``decode`` the tokens before each decode.
-        """
-        return float(self.of(one_batch(prefill, decode))[0])
-
-    def of(self, batches: BatchContents) -> Array:
+    def of(self, batches):
         """Return the seconds of each batch."""
-        ranks = batches.dealt(self.data_parallel)
-        loads = ranks.prefill + ranks.decodes
-        seconds = self._dense(loads)
+        seconds = self.without_attention(batches.tokens)
         if self.attention is not None:
-            seconds += self.layers * self.attention.seconds(ranks)
-        if self.requests is not None and self.by_request is not None:
-            seconds += _line(ranks.decodes + ranks.prompts, self.requests, self.by_request)
-        slowest = np.asarray(seconds.reshape(-1, self.data_parallel).max(axis=1))
-        per_rank = loads.reshape(-1, self.data_parallel)
-        return slowest + self._experts(per_rank.sum(axis=1), per_rank.max(axis=1))
-
-    def _dense(self, loads: Array) -> Array:
-        """Return the seconds of all layers but attention and experts, exchange between shares of a
-        layer included.
-        """
-        most = float(loads.max(initial=0.0))
-        if most > self.tokens[-1]:
-            raise InputError(
-                f"a batch of {most:,.0f} tokens is beyond {self.source}, which ends at "
-                f"{self.tokens[-1]:,.0f}, and "
-                "nothing is known there; lower the token budget, or profile further"
-            )
-        seconds = np.interp(loads, self.tokens, self.by_load)
-        p = self.tensor_parallel
-        if p > 1 and self.link is not None:  # a ring: each passes 2 (p - 1)/p of the activations on, after two layers
-            seconds = seconds + (2 * self.layers + 1) * self.link.exchange(2 * (p - 1) / p * loads)
+            seconds = seconds + self.layers * self.attention.of(batches)
+        if self.requests is not None:
+            seconds = seconds + on_line(batches.requests, self.requests, self.by_request)
         return seconds
 
-    def _experts(self, total: Array, largest: Array) -> Array:
-        """Return the seconds of all layers' experts given tokens in all, and on the fullest rank.
-
-        Routing is taken as uniform: of E experts of which each token takes k, E (1 - (1 -
-        k/E)^tokens) are at work, on each of r ranks the r-th part of them, with the r-th part of
-        the work.
-        """
-        if self.experts is None:
-            return np.zeros(total.size)
-        r, known = self.data_parallel, self.experts.axes[1]
-        per_token = float(known[0]) if self.experts_per_token is None else self.experts_per_token
-        experts = float(known[-1]) if self.experts_in_all is None else self.experts_in_all
-        at_work = experts * (1 - (1 - per_token / experts) ** total)
-        seconds = self.experts(total / r, at_work / r)
-        if r > 1 and self.link is not None:  # activations go to all ranks, and results come back
-            seconds = seconds + 2 * self.link.exchange((r - 1) * largest)
-        return self.layers * seconds
-
-    def measured(self, batches: BatchContents) -> MeasuredBatches:
-        """Return batches with their seconds, as if they had been measured."""
-        prefill = batches.prefill
-        return MeasuredBatches(
-            self.of(batches),
-            prefill + batches.decodes,
-            prefill_tokens=prefill,
-            decode_tokens=batches.decodes,
-            requests=batches.prompts + batches.decodes,
-            squares=batches.per_batch(batches.new**2),
-            pairs=batches.per_batch(batches.new * batches.before),
-            context=batches.context,
-            source=self.source,
-            sweep=True,
-            averaged=True,
-        )
-
-    def without_attention(self) -> MeasuredBatches:
-        """Return the profiled token loads with the seconds of all layers but attention: what is
-        linear in tokens.
-        """
-        loads = self.tokens * self.data_parallel
-        return MeasuredBatches(self._linear(loads), loads, source=self.source, sweep=True, averaged=True)
-
-    def _linear(self, loads: Array) -> Array:
-        share = loads / self.data_parallel
-        return self._dense(share) + self._experts(loads, share)
-
-    def composition(
-        self,
-        prompt: npt.ArrayLike,  # shape (requests,), tokens of requests such as will come
-        output: npt.ArrayLike,  # shape (requests,), tokens of requests such as will come
-        *,
-        max_batch_size: int,
-        token_budget: int | None = None,
-        kv_tokens: int | None = None,
-        count: int = 4_000,
-        seed: int = 0,
-    ) -> "LayerFit":
-        """Fit a `Composition` to batches that a server with these limits forms (`draw_batches`).
-
-        Its linear part is the profile's own by token load, plus what a line with bends at powers of
-        two explains of the rest: what attention takes at least, the head. The costs are those of
-        least squared relative error, none negative; then all are scaled, so that the seconds of the
-        batches drawn are right in sum.
-        """
-        budget = int(self.tokens[-1]) if token_budget is None else token_budget
-        drawn, others = (
-            self.measured(
-                draw_batches(
-                    prompt,
-                    output,
-                    token_budget=budget,
-                    max_batch_size=max_batch_size,
-                    kv_tokens=kv_tokens,
-                    count=count,
-                    seed=each,
-                )
-            )
-            for each in (2 * seed, 2 * seed + 1)
-        )
-        profiled = self.tokens * self.data_parallel
-        loads = np.append(profiled[profiled < budget], budget)
-        linear = self._linear(loads)
-        bent = Linear("table", (*(2.0 ** np.arange(np.ceil(np.log2(budget)))).tolist(), float(budget)))
-        terms = known_terms(drawn, split=True)
-        del terms["with_prefill"]  # what graphs save is in no profile of layers
-        line = bent.columns(drawn.tokens)
-        columns = np.column_stack((line, *terms.values()))
-        known = np.interp(drawn.tokens, loads, linear)
-        costs = solve(columns, drawn.seconds - known, 1 / drawn.seconds)
-        in_sum = float(drawn.seconds.sum() / (known + apply(columns, costs)).sum())
-        with_line = in_sum * (linear + apply(bent.columns(loads), costs[: line.shape[1]]))
-        named = dict(zip(terms, (in_sum * costs[line.shape[1] :]).tolist(), strict=True))
-        model = Composition(Measured(loads.tolist(), with_line.tolist()), **named)
-        return LayerFit(model, others, seconds_of(model, others), self)
+    def without_attention(self, loads):
+        """Return the seconds of all layers but attention: kernels change, so nothing is known beyond the profile."""
+        if loads.max() > self.tokens[-1]:
+            raise ValueError(f"a batch of {loads.max():,.0f} tokens is beyond the profile, {self.tokens[-1]:,.0f}")
+        return np.interp(loads, self.tokens, self.by_load)
 
 
-def _line(at: Array, known: Array, values: Array) -> Array:
+def on_line(at, known, values):
     """Return values on straight lines between those known, and on the last one beyond."""
-    inside = np.interp(at, known, values)
-    if known.size < 2:
-        return np.asarray(inside)
-    slope = (values[-1] - values[-2]) / (known[-1] - known[-2])
-    return np.asarray(inside + max(slope, 0.0) * np.maximum(at - known[-1], 0.0))
+    slope = max((values[-1] - values[-2]) / (known[-1] - known[-2]), 0.0)
+    return np.interp(at, known, values) + slope * np.maximum(at - known[-1], 0.0)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class LayerFit(Judged):
-    """A `Composition` fitted to a layer profile."""
+def read_llmservingsim(folder, layers):
+    """Read LLMServingSim's profile of a model with so many repeated layers, from a folder ``.../bf16/tp1``."""
+    rows = pl.read_csv(folder / "attention.csv.gz")
+    at = rows.select("prefill_chunk", "kv_prefill", "n_decode", "kv_decode").to_numpy()
+    seconds = rows["time_us"].to_numpy() / 1e6
+    prefill, decode = at[:, 0] > 0, at[:, 2] > 0
+    attention = Attention(
+        Grid(at[prefill & ~decode][:, :2], seconds[prefill & ~decode]),
+        Grid(at[decode & ~prefill][:, 2:], seconds[decode & ~prefill]),
+        Grid(at[decode & prefill], seconds[decode & prefill]),
+    )
+    tokens, by_load = all_layers(pl.read_csv(folder / "dense.csv.gz").pivot("layer", index="tokens"), layers)
+    requests, by_request = all_layers(pl.read_csv(folder / "per_sequence.csv.gz").pivot("layer", index="sequences"), 1)
+    return LayerTimes(layers, tokens, by_load / 1e6, requests, by_request / 1e6, attention)
 
-    model: Composition  # the batch-time model
-    # Batches that were not used to fit it, with the seconds that the profile gives.
-    batches: MeasuredBatches
-    predicted: Array  # what the model says of those, in seconds
-    profile: LayerTimes  # what it was fitted to
 
-    def as_file(self, description: str, licence: str | None = None) -> BatchTimeFile:
-        """Return what a batch-time file holds: the model, and how far it is from the profile."""
-        errors = {f"{share:.0%}": round(error, 5) for share, error in self.quantiles.items()}
-        told = {
-            "layers": self.profile.layers,
-            "relative_error": errors,
-            "bias": round(self.bias, 5),
-        }
-        together = self.profile.tensor_parallel * self.profile.data_parallel
-        return BatchTimeFile(
-            description,
-            self.model,
-            self.profile.source,
-            licence,
-            tensor_parallel=together if together > 1 else None,
-            fit=told,
-        )
+def read_vidur(mlp, layers, tensor_parallel, attention=None):
+    """Read Vidur's profile of one tensor-parallel degree, its medians: ``mlp.csv`` and perhaps ``attention.csv``."""
+    rows = pl.read_csv(mlp).filter(num_tensor_parallel_workers=tensor_parallel)
+    medians = {name: name.split(".")[1] for name in rows.columns if name.endswith(".median")}
+    by_load = rows.rename(medians).group_by("num_tokens").agg(pl.col(*medians.values()).mean())
+    tokens, ms = all_layers(by_load, layers)
+    if attention is None:
+        return LayerTimes(layers, tokens, ms / 1e3)
+    rows = pl.read_csv(attention, infer_schema_length=None).filter(num_tensor_parallel_workers=tensor_parallel)
+    prefill = kernel(rows.filter(pl.col("is_prefill")), "prefill", ("prefill_chunk_size", "kv_cache_size"))
+    decode = kernel(rows.filter(~pl.col("is_prefill")), "decode", ("batch_size", "kv_cache_size"))
+    return LayerTimes(layers, tokens, ms / 1e3, attention=Attention(prefill, decode))
+
+
+def kernel(rows, name, lengths):
+    """Return the times of one of Vidur's kernels, and of what is done around it."""
+    parts = [f"time_stats.attn_{part}.median" for part in ("input_reshape", "output_reshape", name)]
+    ms = rows.select(pl.sum_horizontal(parts, ignore_nulls=False)).to_series()
+    return Grid(rows.select(lengths).to_numpy(), ms.to_numpy() / 1e3)
+
+
+def all_layers(by_load, layers):
+    """Return rising loads, the first column, and the times of all layers, one in each other column, together."""
+    loads, *times = by_load.sort(by_load.columns[0])
+    often = {**dict.fromkeys(ONCE, 1), **dict.fromkeys(TWICE, 2 * layers)}
+    return loads.to_numpy().astype(float), sum(often.get(each.name, layers) * each.to_numpy() for each in times)

@@ -61,18 +61,8 @@ def test_single_requests_are_predicted_too(case) -> None:
 
 def test_what_adds_up_over_a_run_is_as_the_profile_says(case) -> None:
     """The composition's seconds sum to those of the profile within half a percent, on batches not used to fit it."""
-    run, recorded, fit, _ = case
-    others = [
-        fit.profile.composition(
-            recorded["prompt"],
-            recorded["output"],
-            max_batch_size=run.max_batch_size,
-            token_budget=real_runs.TOKEN_BUDGET,
-            kv_tokens=run.memory.tokens if run.memory else None,
-            seed=seed,
-        )
-        for seed in (1, 2)
-    ]
+    run, _, fit, _ = case
+    others = [real_runs.fitted(run, DATA, seed) for seed in (1, 2)]
     assert max(abs(one.bias) for one in (fit, *others)) < 0.005
 
 
