@@ -37,6 +37,7 @@ def listed() -> Page:
 
 def write(items: list[item.Item], folder: Path) -> None:
     """Write ``NAME.csv`` and ``NAME.svg`` of each item, ``claims.json`` and one page of all."""
+    folder.mkdir(parents=True, exist_ok=True)
     charts.save({name: chart for each in items for name, (_, chart) in each.figures.items()}, folder)
     for each in items:
         each.rows.write_csv(folder / f"{each.name}.csv")
