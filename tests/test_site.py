@@ -106,7 +106,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
             assert name in ends, name
 
 
-def test_the_gallery_has_every_item_that_can_be_reproduced_and_every_figure(site: Path) -> None:
+def test_the_gallery_has_every_item_of_the_paper_and_every_figure(site: Path) -> None:
     (gallery,) = (page for at, page in pages(site).items() if at == "/gallery/index.html")
     assert {*ITEMS} <= gallery.anchors
     shown = {Path(address).name for address in gallery.loaded}

@@ -21,7 +21,6 @@ LENGTHY = "prompt|output|declared|delay_ms|transfer_ms|length"
 ANSWERED = (0, 1, 3)
 
 NOT_ASKED = {
-    "yaml reproduce*": "settings of the items of the paper, which `reproduce` reads from its own",
     "yaml batch_time file.batch_time.*": "the same section as batch_time of a server",
     "yaml batch_time file.uncertainty*": "what calibrate writes; read again by tests/measuring",
     "yaml workload.poisson.cv": "refused: of gamma alone",

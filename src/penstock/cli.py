@@ -29,7 +29,6 @@ COMMANDS = {
     "plan": "planning.command",
     "watch": "live.command",
     "serve": "serving.command",
-    "reproduce": "reproducing.command",
     "traces": "traces.command",
 }
 """Commands, in the order of the help, and the module that has each."""

@@ -14,8 +14,8 @@ SOURCES = Path(penstock.__file__).parent
 OF_SCHEDULERS = ("system/engines.py", "system/policies.py", "kernel/")
 """Where a scheduler may be asked which it is."""
 
-TABLES = ("reproducing/", "measuring/fitting/readers.py")
-"""Where tables may go by names: figures of the paper, formats of logs."""
+TABLES = ("measuring/fitting/readers.py",)
+"""Where tables may go by names: formats of logs."""
 
 NAMES = {*ENGINES, *POLICIES}
 CLASSES = {"Engine", "Policy", "Scheduler", *(type(engine).__name__ for engine in ENGINES.values())}

@@ -55,8 +55,7 @@ class _Document(Section):
     server: ServerSection
     simulate: SimulateSection = SimulateSection()
     plan: Any = None  # what `penstock plan` looks for, and
-    sweep: Any = None  # what `penstock sweep` varies, and
-    reproduce: Any = None  # what `penstock reproduce` measures: each reads its own
+    sweep: Any = None  # what `penstock sweep` varies: each reads its own
 
 
 @dataclasses.dataclass(frozen=True)
