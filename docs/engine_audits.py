@@ -4,9 +4,8 @@ refutes the others.
 Without limits on memory or running requests, each scheduler serves every system of up to three
 requests and six tokens, the smallest first, a tick a batch, until an audit finds a batch below the
 token budget that what waited could have filled. Those that survive serve random systems of up to 12
-requests as well. With more slots than the budget has tokens they show whether their batches stay
-within it. What it all comes to is the highest rate at which each is stable. Two engines are drawn
-at the same six requests.
+requests as well. What it all comes to is the highest rate at which each is stable. Two engines are
+drawn at the same six requests.
 
 Run ``python docs/engine_audits.py``; it prints the tables of docs/engines.md and writes its figure.
 """
@@ -32,7 +31,6 @@ FIGURE = Path(__file__).parent / "figures" / "engine_gantt.svg"
 STATIC, PACKED = {"capacity": "static_batch"}, {"capacity": "max_utilization"}
 CHUNKED, MIXED = {"chunked_context": True}, {"mixed_chunk": True}
 AT_ONCE = {"overlap_schedule": False}
-SMALL = {"max_tokens": 64}  # Vidur's reservation, which matters to memory alone
 SCHEDULERS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("vllm", {}),
     ("vllm", {"chunked_prefill": False}),
@@ -47,10 +45,6 @@ SCHEDULERS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("tensorrt-llm", CHUNKED),
     ("tensorrt-llm", PACKED | CHUNKED),
     ("tensorrt-llm", STATIC | CHUNKED),
-    ("vidur-sarathi", {}),
-    ("vidur-vllm", {}),
-    ("vidur-orca", SMALL),
-    ("vidur-fastertransformer", SMALL),
 )
 
 
@@ -62,32 +56,28 @@ class System(NamedTuple):
     output: tuple[int, ...]
     budget: int
 
-    def run(self, name: str, settings: dict[str, Any], slots: int | None = None) -> ps.Run:
+    def run(self, name: str, settings: dict[str, Any]) -> ps.Run:
         """Serve it, a tick a batch."""
         server = ps.Server(
-            ps.Affine(c=1.0, a=0.0), self.budget, slots, policy=name, policy_params=settings
+            ps.Affine(c=1.0, a=0.0), self.budget, policy=name, policy_params=settings
         )
         workload = ps.Workload.from_arrays(self.arrival, self.prompt, self.output)
         return ps.simulate(workload, server, record="allocations", tick_s=1.0)
 
 
 class Finding(NamedTuple):
-    """What audits found: systems tried, whether a batch was above the budget, and the first that
-    fell short of it.
-    """
+    """What audits found: systems tried, and the first batch that fell short of the budget."""
 
     name: str
     settings: dict[str, Any]
     systems: int
-    above: bool
     system: System | None
     batch: int
 
 
 def cuts_prompts(name: str, settings: dict[str, Any]) -> bool:
     """Whether prompts may be longer than the budget."""
-    engine = ps.ENGINES[name].with_options(settings)
-    return engine.cuts_prompts or not engine.has_token_budget
+    return ps.ENGINES[name].with_options(settings).cuts_prompts
 
 
 def small_systems(cuts: bool) -> Iterator[System]:
@@ -130,29 +120,20 @@ def random_systems(cuts: bool, seed: int = 0) -> Iterator[System]:
 
 def search(name: str, settings: dict[str, Any]) -> Finding:
     """Audit system after system, until a batch falls short."""
-    tried, above, cuts = 0, False, cuts_prompts(name, settings)
+    tried, cuts = 0, cuts_prompts(name, settings)
     for system in itertools.chain(small_systems(cuts), random_systems(cuts)):
         tried += 1
         found = ps.audit(system.run(name, settings))
         assert found.feasible, (system, found.violations)
         if found.paper.first is not None:
-            return Finding(name, settings, tried, above, system, found.paper.first.batch)
+            return Finding(name, settings, tried, system, found.paper.first.batch)
         assert found.strong.held, system
-        if name != "tensorrt-llm":  # it refuses more slots than tokens
-            crowded = system.run(
-                name, settings, slots=system.budget + len(system.arrival)
-            ).batch_rows
-            above = above or bool((crowded[:, 2:4].sum(axis=1) > system.budget).any())
-    return Finding(name, settings, tried, above, None, -1)
+    return Finding(name, settings, tried, None, -1)
 
 
 def told(name: str, settings: dict[str, Any]) -> str:
     """Return name and settings as the tables have them."""
-    said = [
-        f"{key} {value if value is not False else 'off'}"
-        for key, value in settings.items()
-        if key != "max_tokens"
-    ]
+    said = [f"{key} {value if value is not False else 'off'}" for key, value in settings.items()]
     return f"`{name}`" + "".join(
         f", {words.removesuffix(' True').replace('_', ' ')}" for words in said
     )
@@ -160,10 +141,7 @@ def told(name: str, settings: dict[str, Any]) -> str:
 
 def kept(found: Finding) -> str:
     """Return the row of a scheduler that no batch refuted."""
-    return (
-        f"| {told(found.name, found.settings)} | {found.systems:,} | "
-        f"{'yes' if found.above else 'no'} |"
-    )
+    return f"| {told(found.name, found.settings)} | {found.systems:,} |"
 
 
 def refuted(found: Finding) -> str:
@@ -197,7 +175,7 @@ def tables(findings: list[Finding]) -> str:
     """Return both tables in Markdown: the schedulers that no batch refuted, and the others with
     theirs.
     """
-    lines = ["| scheduler | systems | ever above the budget |", "|---|---|---|"]
+    lines = ["| scheduler | systems |", "|---|---|"]
     lines += [kept(found) for found in findings if found.system is None]
     lines += [
         "",
@@ -215,10 +193,9 @@ def max_rates() -> str:
     for name, settings in SCHEDULERS:
         if "max_prefill_tokens" in settings or "long_prefill_threshold" in settings:
             continue  # settings for small systems
-        usual = settings if settings is not SMALL else {}
-        server = ps.Server(BATCH_TIME, 1_024, 128, policy=name, policy_params=usual)
+        server = ps.Server(BATCH_TIME, 1_024, 128, policy=name, policy_params=settings)
         found = ps.max_rate(workload, server)
-        lines.append(f"| {told(name, usual)} | {found.rate:.2f} |")
+        lines.append(f"| {told(name, settings)} | {found.rate:.2f} |")
     return "\n".join(lines)
 
 

@@ -204,8 +204,6 @@ def draw_settings(rng, policy, longest, longest_prompt, circles):
                 "capacity": str(rng.choice(["guaranteed_no_evict", "max_utilization", "static_batch"])),
                 "chunked_context": bool(rng.random() < 0.5),
             }
-        case "vidur-orca" | "vidur-fastertransformer":
-            return {"max_tokens": longest + int(rng.integers(0, 4))}
     return {}
 
 
@@ -230,7 +228,7 @@ def draw(rng, policy, of_network=False, circles=False):
         settings["acceptance"] = np.rint(settings["acceptance"]).tolist()
     scheduler, _ = resolve(policy).configured(settings if engine else [])
     budget = int(rng.choice([rng.integers(1, 9), rng.integers(8, 40)]))
-    if scheduler.has_token_budget and not scheduler.cuts_prompts:
+    if not scheduler.cuts_prompts:
         budget += longest + scheduler.beside_prompt
     if settings.get("drafts"):
         budget = max(budget, settings["drafts"] + scheduler.draft_slots + 1)
@@ -242,8 +240,7 @@ def draw(rng, policy, of_network=False, circles=False):
     watermark = float(rng.choice([0.0, 0.0, 0.1])) if scheduler.has_watermark else None
     blocks = None
     if rng.random() < 0.85:
-        reserved = settings.get("max_tokens", longest + scheduler.drafted_tokens)
-        least = -(-reserved // block_size) + scheduler.own_blocks
+        least = -(-(longest + scheduler.drafted_tokens) // block_size) + scheduler.own_blocks
         if policy == "sglang":  # of the prompt, one more and a token, and with ignore_eos another
             free = 1 + 1 + settings["ignore_eos"]
             least = max(-(-(-(-p // block_size) * block_size + o + 1) // block_size) + free for p, o in zip(
@@ -251,7 +248,7 @@ def draw(rng, policy, of_network=False, circles=False):
         blocks = int(least * rng.choice([1.0, 1.3, 2.0, 4.0]))
         while blocks - int((watermark or 0) * blocks) < least:
             blocks += 1
-    most = max(scheduler.most_prefill(budget), slots or budget, (slots or 0) * settings.get("max_tokens", 0))
+    most = max(scheduler.most_prefill(budget), slots or budget)
     # Equal ones, admitted by their first chunk, may preempt each other for ever, as they do in vLLM.
     ranks = "priority" in scheduler.orders and (circles or settings.get("reserve_prompt", True))
     declared = None

@@ -32,7 +32,7 @@ def test_the_kernel_equals_the_plain_python_event_for_event(policy: str, systems
         system = composed(rng, draw(rng, policy))
         run = assert_same(system, record=("requests", "batches", "allocations")[i % 3], compress=bool(i % 4))
         preemptions += run.preemptions
-    assert preemptions or policy in ("vidur-orca", "vidur-fastertransformer")
+    assert preemptions
 
 
 @pytest.mark.parametrize("systems", [80, pytest.param(1_000, marks=pytest.mark.slow)])
@@ -96,15 +96,11 @@ def test_the_plain_python_is_appendix_a() -> None:
 MANY = ps.Workload.poisson(rate=3.0, prompt=ps.Geometric(300, max=900), output=ps.Geometric(60, max=200), seed=3)
 LINEAR = Affine(c=0.01, a=1e-4)
 ATTENTION = Composition(LINEAR, 1.3e-8, 2.7e-8, 4.7e-7, 6.1e-7, 1.1e-5)
-SETTINGS = {"vidur-orca": {"max_tokens": 1101}, "vidur-fastertransformer": {"max_tokens": 1101}}
 
 
 def server(policy, batch_time, blocks=300, **more):
-    budget = 256 if policy in ("vllm", "sglang", "vidur-sarathi", *OF_THE_PAPER) else 2048
-    settings = SETTINGS.get(policy, ())
-    return ps.Server(
-        batch_time, budget, 24, policy=policy, policy_params=settings, kv_blocks=blocks, block_size=16, **more
-    )
+    budget = 256 if policy in ("vllm", "sglang", *OF_THE_PAPER) else 2048
+    return ps.Server(batch_time, budget, 24, policy=policy, kv_blocks=blocks, block_size=16, **more)
 
 
 def assert_equal(one, other):

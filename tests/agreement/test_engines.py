@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pytest
 from engine_systems import assert_a_pool_does_the_same
@@ -174,33 +173,3 @@ def test_with_ample_memory_vllm_is_sarathi(name: str) -> None:
     workload = ps.Workload.from_arrays(seconds, rows["prompt_tokens"], rows["output_tokens"])
     run = ps.simulate(workload, ps.Server(TP1, configuration["budget"], configuration["max_seqs"]))
     assert (run.requests["finish_ns"] + rows["arrival_ns"][0]).to_list() == rows["finish_ns"].to_list()
-
-
-BLOCKS = {"burst200-mem": 3328, "burst200-blk800": 800}
-BUDGETS = {"vllm": 4096}
-VIDUR = sorted(path.stem for path in (GOLDEN / "vidur").glob("*200*_*.csv") if not path.stem.startswith("workload"))
-
-
-@with_golden_files
-@pytest.mark.parametrize("name", VIDUR)
-def test_vidurs_schedulers_serve_every_request_at_the_same_time(name: str) -> None:
-    """All four, with unlimited memory, with 3,328 blocks, and with 800, where they preempt; its times are floats."""
-    tag, _, scheduler = name.partition("_")
-    golden = pl.read_csv(GOLDEN / "vidur" / f"{name}.csv")
-    workload = ps.Workload.from_arrays(golden["arrived_at"], golden["prefill"], golden["decode"])
-    policy = f"vidur-{scheduler.replace('_', '')}"
-    server = ps.Server(TP1, BUDGETS.get(scheduler, 512), 128, policy=policy, kv_blocks=BLOCKS.get(tag))
-    requests = ps.simulate(workload, server).requests
-    assert requests["preemptions"].to_list() == golden["num_restarts"].to_list()
-    for ours, theirs in (("first_token_ns", "first_token_at"), ("finish_ns", "completed_at")):
-        seconds = requests[ours].to_numpy() / 1e9 + golden["arrived_at"][0]
-        np.testing.assert_allclose(seconds, golden[theirs].to_numpy(), rtol=0, atol=1e-9)
-
-
-@with_golden_files
-@pytest.mark.parametrize("name", ["conv200", "code200", "burst200"])
-def test_with_ample_memory_vidurs_sarathi_is_sarathi(name: str) -> None:
-    golden = pl.read_csv(GOLDEN / "vidur" / f"{name}_sarathi.csv")
-    workload = ps.Workload.from_arrays(golden["arrived_at"], golden["prefill"], golden["decode"])
-    seconds = ps.simulate(workload, ps.Server(TP1, 512, 128)).requests["finish_ns"].to_numpy() / 1e9
-    np.testing.assert_allclose(seconds + golden["arrived_at"][0], golden["completed_at"].to_numpy(), rtol=0, atol=1e-9)

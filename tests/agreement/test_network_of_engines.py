@@ -84,7 +84,7 @@ def test_a_replica_serves_what_comes_to_it_as_one_server_of_the_kernel(engine, s
         if seed >= systems and preemptions:
             break
         preemptions += assert_replicas_serve_as_alone(draw_system(Random(f"{engine} {seed}"), engines=(engine,)))
-    assert preemptions or engine in ("vidur-orca", "vidur-fastertransformer", "tensorrt-llm")
+    assert preemptions or engine == "tensorrt-llm"
 
 
 def test_a_router_finds_what_another_request_with_the_same_context_has_computed_elsewhere():
@@ -123,4 +123,4 @@ def test_random_networks_of_engines_serve_all_tokens_and_those_lost_again(system
             assert again or served[request.index] == own
         assert all(replica.unprocessed_tokens == 0 for replica in history.replicas)
         preempted += sum(len(batch.preempted) for batch in history.batches)
-    assert preempted > systems
+    assert preempted > systems / 2

@@ -16,7 +16,6 @@ from penstock.system.server import Server
 from penstock.workload.workload import Workload
 
 ONE_TICK = Affine(c=1.0, a=0.0)
-RESERVING = ("vidur-orca", "vidur-fastertransformer")
 HOLDS_8 = Memory(9, 1)  # vLLM keeps a block for itself
 
 
@@ -34,7 +33,7 @@ def simulated(arrival, prompt, output, server, **how):
     return simulate(Workload.from_arrays(arrival, prompt, output), server, record="allocations", tick_s=1.0, **how)
 
 
-def some_settings(rng, policy, longest):
+def some_settings(rng, policy):
     """Return settings of an engine, or none for a policy."""
     flag = bool(rng.random() < 0.5)
     return {
@@ -49,7 +48,6 @@ def some_settings(rng, policy, longest):
             "capacity": str(rng.choice(["guaranteed_no_evict", "max_utilization", "static_batch"])),
             "chunked_context": flag,
         },
-        **{name: {"max_tokens": longest} for name in RESERVING},
     }.get(policy, ())
 
 
@@ -67,8 +65,8 @@ def some_run(rng, policy, tight, stopped=0.3):
     if tight:
         spare = 1 + 2 * (policy == "sglang")  # it keeps pages free beside a prompt
         memory = Memory(int(rng.choice([1, 2])) * -(-longest // block_size) + spare, block_size, **rules)
-    settings = some_settings(rng, policy, longest)
-    ticks = Ticks(tuple(rng.integers(1, 4, max(budget, 4 * longest)).tolist()))
+    settings = some_settings(rng, policy)
+    ticks = Ticks(tuple(rng.integers(1, 4, budget).tolist()))
     server = Server(ticks, budget, 4, policy=policy, policy_params=settings, memory=memory)
     until = int(rng.integers(1, 60)) if rng.random() < stopped else None
     return simulated(arrival - arrival[0], prompt, output, server, until=until)
@@ -86,7 +84,7 @@ def test_runs_of_engines_and_of_servers_with_memory_are_found_feasible(policy, t
         assert found.violations == ()
         assert found.idle_periods == 0
         preemptions += run.preemptions
-    assert (preemptions > 0) == (tight and policy not in RESERVING)
+    assert (preemptions > 0) == tight
 
 
 @pytest.mark.parametrize("policy", [*ENGINES, *POLICIES])
@@ -172,7 +170,7 @@ def test_memory_reserved_to_completion_is_held_from_the_first_batch_on(capacity)
     assert "batch 0 (tick 0) holds 16 KV blocks, reserved to completion, of 8 (memory)" in found.violations
 
 
-@pytest.mark.parametrize("policy", ["vllm", "tensorrt-llm", "vidur-sarathi", "sarathi"])
+@pytest.mark.parametrize("policy", ["vllm", "tensorrt-llm", "sarathi"])
 def test_decodes_beyond_the_budget_are_sglangs_to_make_but_not_everybodys(policy):
     """Two prompts of a token, then one of two, a prefill batch each: three decode under a budget of 2."""
     server = Server(ONE_TICK, 2, 4, policy="sglang")

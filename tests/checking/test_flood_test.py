@@ -160,14 +160,13 @@ TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 SHORT = ps.Workload.poisson(1.0, ps.Geometric(129, max=500), ps.Geometric(112, max=1_000))
 
 TIGHT = {
-    "vllm": (3.0, 5.0), "sglang": (3.0, 6.5), "tensorrt-llm": (2.0, 5.0),
-    "vidur-vllm": (2.0, 5.0), "vidur-sarathi": (3.0, 6.0), "sarathi": (3.0, 5.0), "orca": (3.0, 5.0),
-    "vllm-vanilla": (2.0, 5.0), "vidur-orca": (None, 1.0), "fastertransformer": (None, 2.0),
+    "vllm": (3.0, 5.0), "sglang": (3.0, 6.5), "tensorrt-llm": (2.0, 5.0), "sarathi": (3.0, 5.0), "orca": (3.0, 5.0),
+    "vllm-vanilla": (2.0, 5.0), "fastertransformer": (None, 2.0),
 }  # fmt: skip
 """Rates of `SHORT` on either side of what each carries with KV memory for 7,000 tokens, by the test of one server."""
 
 
-ALIKE = ("vidur-sarathi", "vidur-orca", "orca", "vllm-vanilla")
+ALIKE = ("orca", "vllm-vanilla")
 """Of those, what others are near."""
 
 

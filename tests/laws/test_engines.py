@@ -33,19 +33,9 @@ MORE_SETTINGS = {
     ][1:],
 }
 USUAL = {"sglang": {"overlap_schedule": False}}  # an audit does not follow tokens in flight that it loses
-SCHEDULERS = [
-    (name, {"max_tokens": 64} if engine.reserved_tokens else USUAL.get(name, {})) for name, engine in ENGINES.items()
-]
+SCHEDULERS = [(name, USUAL.get(name, {})) for name in ENGINES]
 SCHEDULERS += [(name, settings) for name, more in MORE_SETTINGS.items() for settings in more]
-MIXES = {
-    "vllm": True,
-    "sglang": "mixed_chunk",
-    "tensorrt-llm": True,
-    "vidur-fastertransformer": False,
-    "vidur-orca": True,
-    "vidur-vllm": False,
-    "vidur-sarathi": True,
-}
+MIXES = {"vllm": True, "sglang": "mixed_chunk", "tensorrt-llm": True}
 """Whether prefill and decode share batches in the engine itself, or the setting that says so."""
 TIGHT = Memory(40, 4)  # two requests of the longest fit, or a handful of usual ones
 HOW = {
@@ -190,7 +180,7 @@ def test_tight_memory_preempts_under_every_scheduler_that_does_not_reserve_it():
         if simulate(workload(40.0), server(scheduler, TIGHT), requests=200).preemptions
     }
     assert preempted == {scheduler[0] for scheduler in SCHEDULERS if server(scheduler, TIGHT).holds != "completion"}
-    assert preempted >= {"vllm", "sglang", "tensorrt-llm", "vidur-vllm", "vidur-sarathi"}
+    assert preempted >= {"vllm", "sglang", "tensorrt-llm"}
 
 
 # ---------------------------------------------------------------- work conservation
@@ -210,8 +200,6 @@ def test_what_an_engine_claims_about_work_conservation_is_so(scheduler):
     if claims:
         assert all(found.paper.held and found.strong.held for found in audits)
         assert most <= 64
-    elif name == "vidur-orca":
-        assert most > 64, "it knows no budget to fill"
     elif not settings.get("mixed_chunk"):  # these leave room beside prompts of thousands of tokens only
         refuted = next((found for found in audits if not found.paper.held), None)
         assert refuted is not None, "no counter-example in 20 runs"
@@ -242,4 +230,3 @@ def test_the_page_about_engines_shows_what_audits_find():
     for found in findings:
         claims = ENGINES[found.name].with_options(found.settings).work_conserving
         assert not (claims and found.system), found
-        assert not (claims and found.above), found

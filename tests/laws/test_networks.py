@@ -15,11 +15,7 @@ from penstock.system.engines import ENGINES
 from penstock.system.routing import ROUTERS
 from penstock.workload.lengths import Length
 
-# Those two reserve 4,096 tokens for each request.
-POLICIES = (
-    *(name for name in ENGINES if name not in ("vidur-orca", "vidur-fastertransformer")),
-    "sarathi", "orca", "vllm-vanilla", "fastertransformer",
-)  # fmt: skip
+POLICIES = (*ENGINES, "sarathi", "orca", "vllm-vanilla", "fastertransformer")
 
 
 def some_length(rng: np.random.Generator, longest: int) -> Length:

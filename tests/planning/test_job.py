@@ -270,7 +270,7 @@ def test_token_budgets_that_nobody_asked_for_are_said():
 
 def test_an_engine_without_priorities_is_given_a_paced_job():
     online = ps.Workload.poisson(1.0, ps.Geometric(300), ps.Geometric(50), seed=1)
-    server = ps.Server(TP1.batch_time, 2048, 128, policy="vidur-sarathi")
+    server = ps.Server(TP1.batch_time, 2048, 128, "tensorrt-llm", policy_params={"chunked_context": True})
     found = plan_job(
         LENGTHS, Deployment(server, 1), requests=200, deadline_s=200.0, token_budgets=[2048], online=online,
         targets=["ttft_p50<10s"], runs=2,

@@ -113,10 +113,9 @@ def test_vllm_is_never_given_more_requests_than_tokens():
         assert any("max-num-seqs" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("policy", ["tensorrt-llm", "vidur-sarathi"])
-def test_other_engines_are_refused_in_one_line(policy):
+def test_other_engines_are_refused_in_one_line():
     with pytest.raises(ps.InputError, match="no command line") as error:
-        launch(deployment(policy))
+        launch(deployment("tensorrt-llm"))
     assert "\n" not in str(error.value)
 
 

@@ -335,13 +335,12 @@ def test_every_pool_may_have_a_policy_of_its_own() -> None:
     assert ps.simulate(ps.Network(pools, [workflow]), jobs=5).finished == 5
 
 
-@pytest.mark.parametrize("policy", ["vllm", "vidur-sarathi"])
-def test_one_replica_of_an_engine_is_that_engine_alone(policy: str) -> None:
-    """Long prompts, short outputs and little memory: what Vidur loses of a prompt comes back as output."""
+def test_one_replica_of_an_engine_is_that_engine_alone() -> None:
+    """Long prompts, short outputs and little memory."""
     rng = np.random.default_rng(8)
     workload = ps.Workload.from_arrays(np.arange(150) * 0.05, rng.integers(900, 2_000, 150), rng.integers(1, 120, 150))
     memory = ps.Memory(281, 16, watermark=0.0)
-    server = ps.Server(ps.Affine(c=0.01, a=1e-5), 512, 16, policy=policy, memory=memory)
+    server = ps.Server(ps.Affine(c=0.01, a=1e-5), 512, 16, policy="vllm", memory=memory)
     alone = ps.simulate(workload, server).requests
     network = ps.simulate(ps.Network.single(workload, server)).requests
     columns = {"ready_ns": "arrival_ns", "first_token_ns": "first_token_ns", "finish_ns": "finish_ns"}

@@ -110,11 +110,10 @@ def test_or_it_is_dropped_and_counted_when_asked() -> None:
     assert run.requests["finish_ns"].is_null().to_list() == [False, True, False]
 
 
-@pytest.mark.parametrize("policy", ["vidur-vllm", "tensorrt-llm"])
-def test_a_prompt_that_cannot_be_cut_must_fit_into_a_batch(policy: str) -> None:
+def test_a_prompt_that_cannot_be_cut_must_fit_into_a_batch() -> None:
     workload = ps.Workload.from_arrays([0.0], [300], [10])
     with pytest.raises(ps.InputError, match="takes a prompt whole"):
-        ps.simulate(workload, ps.Server(TP1, 256, 8, policy=policy))
+        ps.simulate(workload, ps.Server(TP1, 256, 8, policy="tensorrt-llm"))
 
 
 def test_priority_goes_first_without_memory_limits_too() -> None:

@@ -34,16 +34,16 @@ def test_a_rule_and_an_entry_make_an_engine_that_the_laws_are_tried_on(tmp_path:
     (kernel / "rules_one_prompt.py").write_text(block("def one_prompt("))
     rules = kernel / "rules.py"
     numbers = kernel / "records.py"
-    replace(numbers, "    VIDUR_SARATHI,\n) = range(9)", "    VIDUR_SARATHI,\n    ONE_PROMPT,\n) = range(10)")
-    replace(rules, "    SGLANG,\n", "    ONE_PROMPT,\n    SGLANG,\n")
+    replace(numbers, "TENSORRT = range(4)", "TENSORRT, ONE_PROMPT = range(5)")
+    replace(rules, "import SGLANG, VLLM", "import ONE_PROMPT, SGLANG, VLLM")
     sglang = "from penstock.kernel.rules_sglang import sglang\n"
     replace(rules, sglang, f"from penstock.kernel.rules_one_prompt import one_prompt\n{sglang}")
-    branch = "    elif pool.rule == VIDUR_FASTERTRANSFORMER:\n"
+    branch = "    elif pool.rule == SGLANG:\n"
     called = "    elif pool.rule == ONE_PROMPT:\n        one_prompt(world, engine, pool)\n"
     replace(rules, branch, called + branch)
-    entry = block("class OnePrompt(").replace("9  # records.ONE_PROMPT, once it is there", "records.ONE_PROMPT")
+    entry = block("class OnePrompt(").replace("4  # records.ONE_PROMPT, once it is there", "records.ONE_PROMPT")
     replace(entries, "ENGINES: dict[str, Engine] = {\n", f"{entry}\n\nENGINES: dict[str, Engine] = {{\n")
-    replace(entries, "        VidurSarathi(),\n", "        VidurSarathi(),\n        OnePrompt(),\n")
+    replace(entries, "TensorRtLlm())}", "TensorRtLlm(), OnePrompt())}")
     laws = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "one-prompt", "laws/test_engines.py"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
     done = subprocess.run(laws, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

@@ -173,7 +173,6 @@ def test_sglang_counts_single_tokens_and_vllm_keeps_a_block_for_itself() -> None
     assert server(policy="sglang", kv_tokens=1000).memory == ps.Memory(1000, 1)
     assert server(kv_blocks=900).usable_blocks == 899
     assert server(policy="sarathi", kv_blocks=900).usable_blocks == 900
-    assert server(policy="vidur-vllm", kv_blocks=900).watermark_blocks == 9
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 import penstock as ps
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
+WHOLE = {"chunked_prefill": False, "max_prefill_tokens": 2**21}
 
 
 def test_blocks_and_tokens_are_two_ways_to_say_the_same() -> None:
@@ -58,7 +59,7 @@ def test_less_than_a_block_holds_nothing() -> None:
         ({"policy": "vllm", "policy_params": np.array([3.0, 5.0])}, "give a mapping"),
         ({"order": np.array(["fcfs"])}, "order is"),
         ({"policy": "sglang", "kv_blocks": 100, "block_size": 4096}, "so no prompt is ever served"),
-        ({"policy": "vidur-orca", "max_batch_size": 300}, r"300 requests \(max_batch_size\) of up to 4,096"),
+        ({"policy": "sglang", "policy_params": WHOLE}, "have 2,097,152 tokens"),
         ({"policy": "sglang", "policy_params": {"new_token_ratio": 0.1, "min_new_token_ratio": 0.9}}, "falls to it"),
     ],
 )

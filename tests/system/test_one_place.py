@@ -80,7 +80,7 @@ def test_nobody_asks_a_scheduler_for_its_name_or_class_but_the_entries_themselve
     [
         'policy.name == "sglang"',
         'engine.name in ("vllm", "sglang")',
-        "_LARGE = ('vidur-orca',)\nname not in _LARGE",
+        "_LARGE = ('sglang',)\nname not in _LARGE",
         'match name:\n    case "orca":\n        pass',
         "isinstance(policy, Engine)",
         "isinstance(server.policy, Policy | int)",

@@ -59,13 +59,6 @@ def test_whole_blocks_carry_less_than_tokens() -> None:
     assert large < 0.4 * tokens
 
 
-def test_an_engine_without_a_token_budget_is_bound_by_the_batches_that_it_forms() -> None:
-    """Larger batches are faster per token: a bound at the token budget would be too low."""
-    within, beyond = (of(CHAT, ps.Server(TP1, 256, 64, name)) for name in ("orca", "vidur-orca"))
-    assert beyond[0].max_rate > within[0].max_rate
-    assert beyond[1].max_rate >= within[1].max_rate * (1 - 1e-9)
-
-
 def test_where_larger_batches_are_faster_tokens_done_anew_do_not_count_against_the_bound() -> None:
     """Batches of two tokens take a tenth of those of one, so one decode beside a token that is lost is faster."""
     odd = ps.Measured((1, 2), (1.0, 0.1))

@@ -160,7 +160,7 @@ def test_the_largest_request_is_that_of_one_row_not_the_longest_prompt_with_the_
 
 def test_who_reserves_memory_to_completion() -> None:
     engines = {name for name in ps.ENGINES if reserves(ps.Server(TP1, 512, 64, name))}
-    assert engines == {"tensorrt-llm", "vidur-orca", "vidur-fastertransformer"}
+    assert engines == {"tensorrt-llm"}
     busy = {"capacity": "max_utilization"}
     assert not reserves(ps.Server(TP1, 512, 64, "tensorrt-llm", policy_params=busy))
     assert not reserves(ps.Server(TP1, 512, 64, kv_blocks=10))

@@ -260,15 +260,11 @@ def _check_batches(run: Run, rows: Ints, r: Replay, findings: _Findings) -> None
 
 
 def _token_limits(server: Server, prefills: Bools) -> Ints:
-    """Return the most tokens of each batch: the budget, beyond which some engines decode, and some
-    do anything.
-    """
+    """Return the most tokens of each batch: the budget, beyond which some engines decode."""
     policy = server.policy
     bounded = prefills if policy.decodes_beyond else np.ones_like(prefills)
     most = policy.most_prefill(server.token_budget)
-    return np.asarray(
-        np.where(bounded & policy.has_token_budget, most, server.most_tokens), np.int64
-    )
+    return np.asarray(np.where(bounded, most, server.most_tokens), np.int64)
 
 
 def _ticks(run: Run, r: Replay, requests: Ints) -> tuple[Ints, Ints]:
@@ -298,10 +294,7 @@ def _check_memory(server: Server, r: Replay, findings: _Findings) -> None:
     """Check the blocks that requests hold in each batch, as far as they are certain."""
     if server.memory is None or server.usable_blocks is None:
         return
-    tokens = r.held
-    if server.policy.reserved_tokens:
-        tokens = np.full(tokens.size, server.policy.reserved_tokens)
-    blocks = r.over(-(-tokens // server.memory.block_size), r.batch, r.until)
+    blocks = r.over(-(-r.held // server.memory.block_size), r.batch, r.until)
     reserved = ", reserved to completion" if server.holds == "completion" else ""
     sentence = (
         f"batch {{b}} (tick {{start}}) holds {{blocks}} KV blocks{reserved}, of "

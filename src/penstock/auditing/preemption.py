@@ -20,7 +20,6 @@ class Story(NamedTuple):
     prompt: int
     total: int  # tokens processed when it finishes
     extra: int  # outputs that the end of a prefill yields
-    forgets: bool  # what is left of a prompt broken off becomes output (Vidur's Sarathi)
     ahead: bool  # whether batches are composed a step ahead
     holds_prefill: bool  # memory for the whole prefill is held from its first token on
     first_token: int
@@ -57,7 +56,6 @@ def story(server: Server, rows: Rows, request: int) -> Story:
         prompt=prompt,
         total=prompt + output - extra,
         extra=extra,
-        forgets=server.policy.loses_rest_of_prompt,
         ahead=server.policy.ahead,
         holds_prefill=server.holds == "prefill",
         first_token=int(rows.first_token[request]),
@@ -144,9 +142,7 @@ def _steps(record: Story, state: _State, x: int, y: int, j: int) -> list[tuple[_
         else [(_prefilled(record, state, state.target, state.done + x, state.times, j), False)]
     )
     if state.done > 0:
-        target = state.done if record.forgets else state.target
-        if decodes:
-            target = state.done + record.extra
+        target = state.done + record.extra if decodes else state.target
         steps.append((_prefilled(record, state, target, x, state.times + 1, j), True))
     return [(after, again) for after, again in steps if after.done <= (after.target or after.done)]
 

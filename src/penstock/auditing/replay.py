@@ -176,15 +176,13 @@ def _targets(
     """Return the tokens of the prefill of each attempt: the prompt, then also the outputs that were
     out.
     """
-    extra, shortens = int(run.server.convention == "engine"), run.server.policy.loses_rest_of_prompt
+    extra = int(run.server.convention == "engine")
     prefilled, decoded = (
         np.bincount(attempt, tokens, again.size).astype(np.int64) for tokens in (prefill, decode)
     )
     target = prompt.copy()
     for a in np.flatnonzero(again):
-        before = target[a - 1]
-        if prefilled[a - 1] >= before:
+        target[a] = target[a - 1]
+        if prefilled[a - 1] >= target[a]:  # else it was broken off
             target[a] = prefilled[a - 1] + decoded[a - 1] + extra
-        else:  # broken off
-            target[a] = prefilled[a - 1] if shortens else before
     return target

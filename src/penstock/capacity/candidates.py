@@ -134,20 +134,17 @@ def _policies(server: Server, names: Sequence[str | Scheduler]) -> list[Schedule
 def _budgets(workload: Workload, server: Server, short_gaps: bool) -> dict[int, _Budget]:
     """Return the token budgets looked at, and what theory says about each."""
     current = server.token_budget
-    if not server.policy.has_token_budget:
-        loads = [current]
-    else:
-        linear = server.batch_time.by_tokens
-        most = _most_tokens(linear, min(int(max(_TIMES) * current), MOST_TOKENS))
-        efficient = _efficient_loads(linear, most)
-        wanted = [min(max(round(times * current), 1), most) for times in _TIMES]
-        if short_gaps:
-            wanted += _halved(min(wanted))
-        loads = [current, *(_near(load, efficient) for load in wanted if load != current)]
-        if server.max_batch_size is not None and efficient.size:
-            fluid = [_sarathi(workload, server, int(load)) or 0.0 for load in efficient]
-            if max(fluid) > 0:
-                loads.append(int(efficient[int(np.argmax(fluid))]))
+    linear = server.batch_time.by_tokens
+    most = _most_tokens(linear, min(int(max(_TIMES) * current), MOST_TOKENS))
+    efficient = _efficient_loads(linear, most)
+    wanted = [min(max(round(times * current), 1), most) for times in _TIMES]
+    if short_gaps:
+        wanted += _halved(min(wanted))
+    loads = [current, *(_near(load, efficient) for load in wanted if load != current)]
+    if server.max_batch_size is not None and efficient.size:
+        fluid = [_sarathi(workload, server, int(load)) or 0.0 for load in efficient]
+        if max(fluid) > 0:
+            loads.append(int(efficient[int(np.argmax(fluid))]))
     return {budget: _budget(workload, server, budget) for budget in sorted(set(loads))}
 
 

@@ -41,8 +41,6 @@ from penstock.kernel.records import (
     SGLANG,
     STUCK,
     TENSORRT,
-    VIDUR_SARATHI,
-    VIDUR_VLLM,
     WORLD,
     World,
 )
@@ -88,8 +86,6 @@ def _begin_decoding(world: World, server: int, count: int, most: int) -> None:
         prompt, decodes = np.int64(row.left), np.int64(row.decodes)
         later = 1 if pool.grows != 0 else decodes + (pool.rule == TENSORRT)
         held = blocks_of(prompt + later, pool.block_size)
-        if pool.reserved > 0:
-            held = pool.reserved
         if held + pool.watermark > engine.free:
             break
         clock.next_job += 1
@@ -499,10 +495,7 @@ def _until_named(world: World, engine: Any, pool: Any, most: int) -> Any:
 @uncounted(inline=True)
 def _within_memory(world: World, engine: Any, pool: Any, most: int) -> Any:
     """Return how many equal decode batches memory has room for, this one included."""
-    # A free block, even where none is needed.
-    asks_for_one = pool.rule == VIDUR_VLLM or pool.rule == VIDUR_SARATHI
-    size, decoding = pool.block_size, engine.decoding
-    free = engine.free - (1 if asks_for_one else 0)
+    size, decoding, free = pool.block_size, engine.decoding, engine.free
     if pool.radix != 0 and size > 1:
         free -= decoding  # for as many pages as requests its cache gives something up
     cycles = (most - 1) // size  # in each, every request takes one block

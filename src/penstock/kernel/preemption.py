@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.kernel.blocks import give_back, nameable, take_blocks
+from penstock.kernel.blocks import give_back, nameable
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import unchain
 from penstock.kernel.radix import use
-from penstock.kernel.records import EVICTED, VIDUR_SARATHI, VLLM, World
+from penstock.kernel.records import EVICTED, VLLM, World
 from penstock.kernel.running import (
     add_tokens,
     change_phase,
@@ -20,9 +20,7 @@ from penstock.kernel.running import (
     end_decode,
     ends_unforeseen,
     flight_of,
-    growth_of,
     held_by,
-    needs,
     release,
     unlink,
 )
@@ -78,10 +76,6 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
         engine.waiting_tokens += slot.taken - slot.left
         if slot.taken > 0:  # it was served in this batch already
             _strike(world, engine, place)
-        if pool.rule == VIDUR_SARATHI:
-            # What it had not processed becomes output: a defect of Vidur's.
-            again.target = done
-            again.outputs = slot.target + slot.outputs - done
     else:
         left = slot.due - engine.epoch
         engine.decode_tokens -= left
@@ -145,28 +139,6 @@ def make_room(world: World, engine: Any, pool: Any, place: int) -> None:
         _evict_ahead(world, engine, pool, place)
         return
     wait_first(world, engine, pool, preempt(world, engine, pool, place))
-
-
-@uncounted()
-def decode_all_that_fit(world: World, engine: Any, pool: Any, spare: int) -> None:
-    """Serve every decoding request that memory has room for; each must find ``spare`` blocks before
-    its own.
-
-    Whether memory suffices for all is one comparison: who is preempted comes from the end of the
-    list, so making room one request at a time, as engines do, ends at the same place.
-    """
-    while engine.decoding > 0:
-        grow = growth_of(world, engine, pool)
-        if spare > 0:
-            last = engine.last_slot
-            while world.slots[last].left > 0:
-                last = world.slots[last].previous
-            grow = max(grow, grow - needs(engine, pool, world.slots[last]) + spare)
-        if grow <= engine.free:
-            break
-        make_room(world, engine, pool, engine.last_slot)
-    take_blocks(world, engine, pool, growth_of(world, engine, pool))
-    engine.served_decodes = engine.decoding
 
 
 @uncounted(inline=True)

@@ -30,16 +30,7 @@ NO_ROWS, BATCH_ROWS, ALLOCATION_ROWS = 0, 1, 2
 BY_LINES = -1
 """In place of an engine's rule: lines, order and policy form batches, as in the paper."""
 
-(
-    SEAM,
-    VLLM,
-    SGLANG,
-    TENSORRT,
-    VIDUR_FASTERTRANSFORMER,
-    VIDUR_ORCA,
-    VIDUR_VLLM,
-    VIDUR_SARATHI,
-) = range(8)
+SEAM, VLLM, SGLANG, TENSORRT = range(4)
 """Rules by which an engine forms batches; `SEAM`: a policy chooses, KV memory decides who may be
 served.
 """
@@ -132,7 +123,7 @@ POOL = record(
     budget batch_size running_scope convention policy params params_end sees
     duration composed
     lines repeats order order_params order_params_end first_stage
-    rule block_size watermark admission by_priority grows chunked reserved caching
+    rule block_size watermark admission by_priority grows chunked caching
     ahead long_prefill adapts prefill_interval reserve_prompt drafts lookahead longest
     draft_slots reads_ahead names_ahead names_outputs patience
     mixed most_prefill clip_new_tokens retract_steps ignores_eos
@@ -157,8 +148,8 @@ line; ``first_stage``: where its stages begin in ``listed``.
 
 Of engines: ``rule`` (`BY_LINES` for none), tokens of a block, blocks that an admission leaves free,
 what must be free before it (`INPUT` ...), whether the queue goes by priority, whether requests take
-blocks as they decode, whether prompts may be cut, blocks that every request holds, whether prefixes
-are reused, whether a batch is composed when the one before it starts; then settings of single
+blocks as they decode, whether prompts may be cut, whether prefixes are reused, whether a batch is
+composed when the one before it starts; then settings of single
 engines. ``draft_slots``: tokens of the budget that
 each request served takes for drafting; ``reads_ahead``: tokens behind a chunk of a prompt that the
 drafter reads, of which it never leaves fewer alone; ``names_ahead``: tokens after a block that its

@@ -10,17 +10,9 @@ Memory is taken as requests are put into the batch, and who has to make room for
 from typing import Any
 
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.records import (
-    SGLANG,
-    TENSORRT,
-    VIDUR_FASTERTRANSFORMER,
-    VIDUR_VLLM,
-    VLLM,
-    World,
-)
+from penstock.kernel.records import SGLANG, VLLM, World
 from penstock.kernel.rules_sglang import sglang
 from penstock.kernel.rules_tensorrt import tensorrt
-from penstock.kernel.rules_vidur import decodes_then_prompts, prompts_or_decodes, static_batch
 from penstock.kernel.rules_vllm import vllm
 
 
@@ -29,13 +21,7 @@ def form_by_rule(world: World, engine: Any, pool: Any) -> None:
     """Form a batch by the pool's rule."""
     if pool.rule == VLLM:
         vllm(world, engine, pool)
-    elif pool.rule == VIDUR_VLLM:
-        prompts_or_decodes(world, engine, pool)
     elif pool.rule == SGLANG:
         sglang(world, engine, pool)
-    elif pool.rule == TENSORRT:
-        tensorrt(world, engine, pool)
-    elif pool.rule == VIDUR_FASTERTRANSFORMER:
-        static_batch(world, engine, pool)
     else:
-        decodes_then_prompts(world, engine, pool)
+        tensorrt(world, engine, pool)

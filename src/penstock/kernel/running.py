@@ -215,34 +215,6 @@ def serve_prefill(world: World, engine: Any, place: int, tokens: int) -> None:
 
 
 @uncounted()
-def serve_begun_prompts(world: World, engine: Any, left: int) -> Any:
-    """Serve prompts of those that run, in order; return the tokens left.
-
-    Those in the batch stand at the end from now on, those that are not at the front.
-    """
-    place = engine.first_slot
-    end = engine.last_slot
-    front = place
-    while place >= 0:
-        slot = world.slots[place]
-        following = slot.next if place != end else -1
-        if slot.left > 0:
-            take = min(slot.left, left)
-            if take > 0:
-                serve_prefill(world, engine, place, take)
-                left -= take
-                unlink(world, engine, place)
-                append(world, engine, place)
-            elif place == front:
-                front = following
-            else:
-                unlink(world, engine, place)
-                insert_before(world, engine, place, front)
-        place = following
-    return left
-
-
-@uncounted()
 def name_prompt(world: World, engine: Any, pool: Any, place: int, take: int) -> None:
     """Name the blocks that so many tokens of a prompt fill."""
     slot = world.slots[place]
@@ -304,24 +276,3 @@ def end_decode(world: World, engine: Any, pool: Any, slot: Any) -> None:
         slot.last = engine.last_step
     else:
         engine.own -= 1
-
-
-@uncounted(inline=True)
-def _came_before(world: World, one: int, other: int) -> Any:
-    """Return whether the request of a slot came to its replica before that of another."""
-    a, b = world.slots[one].request, world.slots[other].request
-    return world.ready[a] < world.ready[b] or (world.ready[a] == world.ready[b] and a < b)
-
-
-@uncounted()
-def keep_sorted(world: World, engine: Any, place: int) -> None:
-    """Move the last slot of the list to where its arrival puts it."""
-    following = world.slots[place].previous
-    if following < 0 or _came_before(world, following, place):
-        return
-    unlink(world, engine, place)
-    before = world.slots[following].previous
-    while before >= 0 and _came_before(world, place, before):
-        following = before
-        before = world.slots[following].previous
-    insert_before(world, engine, place, following)

@@ -319,7 +319,6 @@ def _describe(pool: Any, server: Server) -> None:
     pool.by_priority = policy.sorts_queue or server.order == "priority"
     pool.chunked = policy.cuts_prompts
     if memory is not None:
-        pool.reserved = -(-policy.reserved_tokens // block_size)
         pool.admission = _ADMISSIONS[memory.admission or "input"]
         pool.grows = server.holds != "completion"
         caches = server.caches_prefixes and server.usable_blocks is not None

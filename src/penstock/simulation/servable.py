@@ -12,16 +12,12 @@ def never_served(
     """Return which requests can never be served, for each reason."""
     policy, memory = server.policy, server.memory
     size = memory.block_size if memory else 1
-    whole = prompt.astype(np.int64) + policy.outputs_of(prompt, output)
-    peak = whole - (server.convention == "engine")
+    outputs = policy.outputs_of(prompt, output)
+    peak = prompt.astype(np.int64) + outputs - (server.convention == "engine")
     limits = []
     if longest := policy.longest_context:
         reason = f"{policy.name} has no room for an output, for its max_model_len is {longest:,}"
         limits.append((prompt >= longest, reason))
-    if most := policy.reserved_tokens:
-        limits.append(
-            (whole > most, f"more than the {most:,} (max_tokens) that {policy.name} reserves")
-        )
     if policy.knows_outputs:
         reason = (
             f"it declares other outputs than it makes, which {policy.name} (ignore_eos) does not"
@@ -39,8 +35,7 @@ def never_served(
             )
             limits.append((short, reason))
         beyond = policy.drafted_tokens + policy.reserves_last_token
-        tokens = np.maximum(peak + beyond, policy.reserved_tokens)
-        needed = -(-tokens // size)
+        needed = -(-(peak + beyond) // size)
         spare = server.spare_blocks
         over = needed + spare > usable
         beside = f" beside a watermark of {spare:,}" if spare else ""
@@ -50,7 +45,7 @@ def never_served(
             "it never fits and blocks the server"
         )
         limits.append((over, reason))
-    if policy.has_token_budget and not policy.cuts_prompts:
+    if not policy.cuts_prompts:
         # What is preempted comes back longer.
         again = memory is not None and server.holds != "completion"
         lost = ", with outputs that it lost" if again else ""

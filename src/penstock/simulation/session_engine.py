@@ -180,10 +180,7 @@ class EngineSession(OneServer, WorldSession):
             )
         if self.pool.caching:
             self.world = wider_table(self.world, -(-window.longest // int(self.pool.block_size)))
-        longest = int(window.output.max(initial=1))
-        if self.server.policy.loses_rest_of_prompt:  # it becomes output
-            longest = window.longest
-        self.widen_ring(longest)
+        self.widen_ring(int(window.output.max(initial=1)))
 
     def prefilled(self, window: Window, count: int) -> None:
         """Begin with the first requests of a window decoding, up to ``count`` and to what slots and

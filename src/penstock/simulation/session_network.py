@@ -245,12 +245,7 @@ class NetworkSession(WorldSession):
             tokens = self.network.received(jobs) + jobs.prompt + jobs.output
             blocks = -(-int(tokens.max(initial=0)) // int(self.world.pools.block_size.min()))
             self.world = wider_table(self.world, blocks)
-        longest = rows.decodes
-        if any(
-            server.policy.loses_rest_of_prompt for _, server, _ in self.kinds
-        ):  # it becomes output
-            longest = rows.decodes + rows.left + 1
-        self.widen_ring(int(longest.max(initial=1)))
+        self.widen_ring(int(rows.decodes.max(initial=1)))
 
     def run(self, final: bool, until: int | None = None, steps: int = NEVER) -> bool:
         """Call the kernel until the jobs known are used up, or for so many batches; return whether

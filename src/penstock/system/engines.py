@@ -3,7 +3,7 @@ numbers can say.
 
 Each is a rule of the kernel (`penstock.kernel.rules`) and an entry here, which states all that sets
 it apart: settings, limits, KV memory, how it is started. Facts about the engines: vLLM 0.33, SGLang
-0.5.23, TensorRT-LLM, and the Vidur simulator's own variants.
+0.5.23, TensorRT-LLM.
 """
 
 import itertools
@@ -308,78 +308,7 @@ class TensorRtLlm(Engine):
         self.kernel_options = {"admission": _ADMISSIONS[capacity]}
 
 
-# ---------------------------------------------------------------- Vidur
-
-
-class _WithoutBudget(Engine):
-    """One of Vidur's that knows no token budget: every request has memory for ``max_tokens``, and
-    may not exceed it.
-    """
-
-    known = {"max_tokens": Option(4096, low=2)}  # noqa: RUF012
-    has_token_budget = False
-    usual_slots = 128
-    held = "completion"
-
-    def settle(self) -> None:
-        """Set the facts that follow from the settings."""
-        self.reserved_tokens = self.options["max_tokens"]
-
-
-class VidurFasterTransformer(_WithoutBudget):
-    """Vidur's FasterTransformer: the next batch begins when the last of this one is done."""
-
-    name = "vidur-fastertransformer"
-    rule = records.VIDUR_FASTERTRANSFORMER
-
-
-class VidurOrca(_WithoutBudget):
-    """Vidur's Orca: whole prompts beside all decodes."""
-
-    name = "vidur-orca"
-    rule = records.VIDUR_ORCA
-
-
-class VidurVllm(Engine):
-    """Vidur's vLLM: whole prompts, padded to the longest, alone while any can be admitted, else all
-    decodes.
-    """
-
-    name = "vidur-vllm"
-    rule = records.VIDUR_VLLM
-    decodes_beyond = True
-    has_watermark = True
-    watermark = 0.01
-
-
-class VidurSarathi(Engine):
-    """Vidur's Sarathi: decodes, then prompts, cut to fit; what is left of a prompt broken off
-    becomes output.
-    """
-
-    name = "vidur-sarathi"
-    rule = records.VIDUR_SARATHI
-    work_conserving = True
-    cuts_prompts = True
-    has_watermark = True
-    watermark = 0.01
-    blocks_for_decodes = 1  # even for decodes that need none
-    loses_rest_of_prompt = True
-    held = "prefill"
-
-
-ENGINES: dict[str, Engine] = {
-    engine.name: engine
-    for engine in (
-        Vllm(),
-        Sglang(),
-        TensorRtLlm(),
-        VidurFasterTransformer(),
-        VidurOrca(),
-        VidurVllm(),
-        VidurSarathi(),
-    )
-}
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Vllm(), Sglang(), TensorRtLlm())}
 """The schedulers of engines that have a name."""
 
 

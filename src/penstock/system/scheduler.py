@@ -113,8 +113,6 @@ class Scheduler(abc.ABC):
     back_pressure
         Whether it weighs prefill against decode by what waits in each, as
         `penstock.system.adaptive.maxweight` does.
-    has_token_budget
-        Whether its batches are cut to the token budget.
     cuts_prompts, cut_by
         Whether a prompt may be spread over batches, and the setting that says so; empty: none does.
     decodes_beyond
@@ -123,8 +121,6 @@ class Scheduler(abc.ABC):
         Whether all that run decode in one batch, so that no more may run than the token budget.
     slots_by_budget
         Whether no more requests run than the token budget, without a max batch size too.
-    usual_slots
-        The max batch size where none is given; None: no limit.
     orders
         Orders of the queue that it knows.
     has_kv_memory
@@ -136,16 +132,12 @@ class Scheduler(abc.ABC):
         Blocks that no request ever gets.
     whole_blocks
         Whether it cuts prompts to whole blocks.
-    has_watermark, watermark
-        Whether its admissions leave blocks free, and which share of all, unless told otherwise.
+    has_watermark
+        Whether its admissions can be told to leave a share of the blocks free.
     watermark_alone
         Whether they do where nobody runs, too.
-    blocks_for_decodes
-        Blocks that they leave free at least.
     admits_what_fits
         Whether nobody waits for memory while enough of it is free.
-    reserved_tokens
-        Tokens that every request has memory for, and may not exceed; 0: each has what it needs.
     longest_context
         Tokens that a request may come to, prompt and outputs, which are cut to it; 0: any.
     drafted_tokens
@@ -165,9 +157,6 @@ class Scheduler(abc.ABC):
         Tokens of the budget that a batch keeps beside each prompt.
     loses_in_flight
         Whether a preempted request loses the token that the batch in progress brings.
-    loses_rest_of_prompt
-        Whether the prompt of a preempted request comes back as long as it got, and the rest of it
-        as output.
     receives
         Whether requests that were prefilled elsewhere may go on here with their KV memory.
     caches_prefixes
@@ -199,13 +188,11 @@ class Scheduler(abc.ABC):
     own_budget: bool = False
     back_pressure: bool = False
 
-    has_token_budget: bool = True
     cuts_prompts: bool = True
     cut_by: str = ""
     decodes_beyond: bool = False
     decodes_at_once: bool = False
     slots_by_budget: bool = False
-    usual_slots: int | None = None
     orders: tuple[str, ...] = ("fcfs", "priority")
 
     has_kv_memory: bool = False
@@ -213,11 +200,8 @@ class Scheduler(abc.ABC):
     own_blocks: int = 0
     whole_blocks: bool = False
     has_watermark: bool = True
-    watermark: float = 0.0
     watermark_alone: bool = True
-    blocks_for_decodes: int = 0
     admits_what_fits: bool = True
-    reserved_tokens: int = 0
     longest_context: int = 0
     drafted_tokens: int = 0
     outputs_per_decode: float = 1.0
@@ -228,7 +212,6 @@ class Scheduler(abc.ABC):
     knows_outputs: bool = False
     beside_prompt: int = 0
     loses_in_flight: bool = False
-    loses_rest_of_prompt: bool = False
     receives: bool = False
     caches_prefixes: bool = True
     caches_by_default: bool = False
@@ -330,8 +313,6 @@ class Scheduler(abc.ABC):
     def most_tokens(self, token_budget: int, most_requests: int | None) -> int:
         """Return the most tokens that a batch may come to."""
         most = self.most_prefill(token_budget)
-        if most_requests is None:
+        if most_requests is None or not self.decodes_beyond:
             return most
-        if not self.has_token_budget:
-            return most_requests * self.reserved_tokens
-        return max(most, most_requests) if self.decodes_beyond else most
+        return max(most, most_requests)

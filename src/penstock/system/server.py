@@ -105,8 +105,6 @@ class Server:
         elif memory is not None and memory.estimated:
             memory = dataclasses.replace(memory, estimated=False)
         chosen, numbers = chosen.configured(policy_params)
-        if max_batch_size is None:
-            max_batch_size = chosen.usual_slots
         vars(self).update(
             batch_time=batch_time,
             token_budget=token_budget,
@@ -130,10 +128,8 @@ class Server:
         """Refuse batches of more tokens than can be, or than their times are known for."""
         if self.most_tokens > MOST_TOKENS:
             raise InputError(
-                f"{self.max_batch_size:,} requests (max_batch_size) of up to "
-                f"{self.policy.reserved_tokens:,} tokens "
-                f"(max_tokens) make batches of {self.most_tokens:,}, above {MOST_TOKENS:,}; lower "
-                "one of them"
+                f"the settings of {self.policy.name} let a batch have {self.most_tokens:,} tokens, "
+                f"above {MOST_TOKENS:,}; lower them, or token_budget"
             )
         self.batch_time.table(self.most_tokens)  # a measured table may not reach so far
 
@@ -362,8 +358,7 @@ class Server:
         """Blocks that an admission leaves free."""
         if self.memory is None:
             return 0
-        share = self.policy.watermark if self.memory.watermark is None else self.memory.watermark
-        return int(share * self.memory.blocks)
+        return int((self.memory.watermark or 0.0) * self.memory.blocks)
 
     @property
     def spare_blocks(self) -> int:

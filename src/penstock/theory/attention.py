@@ -93,8 +93,6 @@ def attention(lengths: Lengths, server: Server, *, reused: bool = False) -> Atte
         return NONE
     if not isinstance(model, Composition):
         return Attention(0.0, np.inf)
-    if server.memory is not None and server.policy.loses_rest_of_prompt:
-        reused = True  # it becomes output, which costs no attention among itself
     shared = 0.0 if reused else model.with_prefill * lengths.mean_prompt / server.most_tokens
     if not isinstance(lengths, Empirical):
         exact = _of_distribution(lengths, server, model, reused)

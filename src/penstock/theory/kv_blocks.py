@@ -165,8 +165,7 @@ def peak_blocks(prompt: Ints, output: Ints, server: Server, memory: Memory) -> I
     """Return the blocks that requests hold in the end; shape (requests,)."""
     policy = server.policy
     beyond = policy.drafted_tokens + policy.reserves_last_token
-    tokens = np.maximum(_peak(prompt, output, server) + beyond, policy.reserved_tokens)
-    return -(-tokens // memory.block_size)
+    return -(-(_peak(prompt, output, server) + beyond) // memory.block_size)
 
 
 def largest(lengths: Lengths) -> Longest | None:
@@ -192,7 +191,7 @@ def at_once(server: Server, longest: Longest | None) -> AtOnce | None:
     spare = server.watermark_blocks
     # Longer ones are not served.
     most = min(int(peak_blocks(*longest, server, memory).max()), usable - spare)
-    return AtOnce(slots, most, max(spare, server.policy.blocks_for_decodes), usable)
+    return AtOnce(slots, most, spare, usable)
 
 
 def fits(prompt: Ints, output: Ints, server: Server) -> Bools:
@@ -201,9 +200,7 @@ def fits(prompt: Ints, output: Ints, server: Server) -> Bools:
     fitting = np.ones(prompt.size, bool)
     if policy.longest_context:
         fitting &= prompt < policy.longest_context
-    if policy.reserved_tokens:
-        fitting &= prompt + output <= policy.reserved_tokens
-    elif not policy.cuts_prompts:
+    if not policy.cuts_prompts:
         grows = memory is not None and not reserves(server)  # what is preempted comes back longer
         fitting &= (_peak(prompt, output, server) if grows else prompt) <= server.token_budget
     if memory is not None and server.usable_blocks is not None:
@@ -329,10 +326,6 @@ def _why_not(prompt: int, output: int, server: Server) -> str:
             beside = f" beside a watermark of {spare:,}" if spare else ""
             blocks = f"{needed:,} blocks of {memory.block_size:,}{beside}"
             return f"needs {blocks}, but the KV memory has {usable:,}"
-    if policy.reserved_tokens:
-        return (
-            f"is more than the {policy.reserved_tokens:,} (max_tokens) that {policy.name} reserves"
-        )
     whole = "prompts whole,"
     if memory is not None:
         whole = "prompts whole, with outputs lost by preemption,"

@@ -148,7 +148,6 @@ def request_bounds(
     decodes = np.ceil((output - outputs_of_prefill(server)) / (1 + server.policy.drafted_tokens))
     end = first + decodes * shortest[1]
     if isinstance(model, Composition):
-        reused = reused or (server.policy.loses_rest_of_prompt and server.memory is not None)
         per_piece = model.self_attention + model.per_request
         prefill = (
             np.full_like(tokens, per_piece) if reused else prefill_seconds(tokens, model, budget)[0]

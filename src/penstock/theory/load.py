@@ -104,9 +104,7 @@ def load(workload: Workload, server: Server) -> Load:
     server = as_serving(workload, server)
     linear = server.batch_time.by_tokens
     best, capacity = linear.best_load(server.most_tokens)
-    full = server.most_tokens
-    if server.policy.has_token_budget:
-        full = min(full, server.token_budget)
+    full = min(server.most_tokens, server.token_budget)
     work = served(workload, server)
     least_wasted, most_wasted = wasted(workload, server, work)
     tokens = server.tokens_per_request(work.lengths.mean_prompt, work.lengths.mean_output)

@@ -151,7 +151,7 @@ def test_priors_cover_every_parameter_of_every_engine() -> None:
         assert set(priors.priors) == set(NAMES)
         assert min(priors.unseen["ttft"], priors.unseen["itl"]) >= 1
         assert (np.linalg.eigvalsh(priors.normal.covariance) > 0).all()
-    assert shape_priors("vidur-vllm") == shape_priors("vllm")
+    assert shape_priors("orca") == shape_priors("vllm")
 
 
 @pytest.mark.parametrize(

@@ -132,11 +132,10 @@ def _attention_at(server: Server, visits: Visits) -> Floats:
     assert isinstance(model, Composition)
     caches = server.caches_prefixes
     # As in `penstock.theory.attention.attention`.
-    lost = caches or (server.memory is not None and server.policy.loses_rest_of_prompt)
-    per_token = 0.0 if lost else model.with_prefill / server.most_tokens
+    per_token = 0.0 if caches else model.with_prefill / server.most_tokens
     prompt = visits.prompt - (visits.found if caches else 0)
     output = np.maximum(visits.output, outputs_of_prefill(server))
-    least, _ = attention_of(np.maximum(prompt, 1), output, server, reused=lost)
+    least, _ = attention_of(np.maximum(prompt, 1), output, server, reused=caches)
     capacity = model.by_tokens.capacity(server.most_tokens)
     return np.where(prompt > 0, least + per_token * prompt, 0.0) * capacity
 
