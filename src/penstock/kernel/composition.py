@@ -49,17 +49,10 @@ TERMS = types.NamedUniTuple(types.int64[::1], 2, Terms)  # type: ignore[no-untyp
 def cost_of(
     terms: Terms, prefill: int, decodes: int, requests: int, squares: int, pairs: int, context: int
 ) -> Any:
-    """Return what a batch costs.
+    """Return what a batch costs, by its tokens in each phase and its requests.
 
-    Parameters
-    ----------
-    prefill, decodes, requests
-        Tokens in each phase, and requests.
-    squares, pairs
-        Over prompts: the sum of n^2 and that of n times the tokens processed before, n new tokens
-        each.
-    context
-        Over decodes: the sum of tokens processed before.
+    ``squares``, ``pairs``: over prompts of n new tokens each, the sums of n^2 and of n times the
+    tokens processed before; ``context``: over decodes, the sum of tokens processed before.
     """
     per = terms.per
     before, beside = (per[DECODE], 0) if prefill == 0 else (per[MIXED], per[PREFILL])

@@ -396,67 +396,37 @@ World = namedtuple(
     mixes series batch_rows allocation_rows
     """,
 )
-World.__doc__ = """All of it.
+World.__doc__ = """All of it; of many names the records above say what they hold.
 
-Attributes
-----------
-clock, pools, servers, planned, engines, lines, stages
-    Records as above; ``planned``: one per engine, the batch that is composed ahead, whose tokens
-    are 0 where there is none.
-onward, means
-    Shapes (stages, stages) and (stages, 2): requests released per finished one; mean tokens of
-    each phase.
-listed
-    The stages of each pool, in order of its lines.
-serving
-    Of each pool those of its replicas that serve, in order.
-health
-    Records as above.
-outages
-    Tick, replica, and what happens to it (`DIES` ...), in order.
-idle_engines, idle_lines, tries
-    Where replicas die: engines and lines as they were at first, and records as above.
-duration, linear, per
-    By tokens, pool after pool: ticks of a batch, or what it costs; shape (pools, 6) what is
-    added (`composition`).
-params
-    Parameters of policies, orders and engines.
-slots, heads, bits, growth
-    Of requests that decode; a row of ``heads`` and ``bits`` per line. Shape (engines, block
-    size): decoding requests by the epochs, modulo the block size, at which they need a block.
-budget, lives
-    What the batch being formed may still take; and of those who are to run together, in order of
-    that: outputs left, tokens held.
-nodes
-    Of caches that are trees, see `radix`.
-blocks, buckets, table, hits, ids, bounds
-    KV blocks, see `blocks`; ``hits``: those just found for a prompt.
-ends
-    Tournament tree over the replicas: when the batch in progress ends.
-job_arrival, job_root, job_tokens
-    Per job: tick, first request, forward tokens.
-rows, again, sent, delay, coin, context, reuse, home
-    Per request, as in `penstock.workload.jobs`; ``home``: offset of the first request of the
-    job at the pool.
-cached, ready, first_token, finish
-    Per request, what became of it: tokens found, ticks.
-heap, ready_now, touched
-    Delayed requests as (tick, request); requests that arrive at this tick; replicas to be
-    looked at.
-seen, asked
-    What routers see of each replica, and of a request.
-lookout, weights
-    What an order sees and says.
-gaps, full, cells, stalls, mixes
-    Times between tokens that are one batch, by its place in ``duration``; batches filled to the
-    budget, by their decodes; batches by composition (prefill * columns + decode), then their
-    ticks; and multisets of all others.
-series
-    At each instant: tick, requests by stage in prefill and in decode, unprocessed tokens by
-    replica, tokens in the batch in progress by replica, and all that the jobs in the network
-    will still need.
-batch_rows, allocation_rows
-    Replica, start, ticks, prefill, decodes, requests; replica, batch, request, prefill, decode.
+Of pools and replicas: ``planned``, one per engine, is the batch composed ahead, of 0 tokens where
+there is none; ``onward`` (stages, stages) and ``means`` (stages, 2): requests released per finished
+one, mean tokens of each phase; ``listed``: the stages of each pool, in order of its lines;
+``serving``: of each pool the replicas that serve, in order; ``outages``: tick, replica, and what
+happens to it (`DIES` ...), in order; ``idle_engines``, ``idle_lines``: as they were at first, where
+replicas die. ``duration``, ``linear``: by tokens, pool after pool, ticks of a batch, or what it
+costs; ``per`` (pools, 6): what is added (`composition`); ``params``: of policies, orders, engines.
+``ends``: tournament tree over the replicas, when the batch in progress ends.
+
+Of requests that decode: ``slots``; ``heads``, ``bits``: a row per line; ``growth`` (engines, block
+size): how many by the epochs, modulo the block size, at which they need a block. ``lives``, beside
+``budget``: of those who are to run together, in order of that, outputs left and tokens held.
+``nodes``: of caches that are trees (`radix`); ``blocks``, ``buckets``, ``table``, ``hits``,
+``ids``, ``bounds``: of the others (`blocks`), ``hits`` those just found for a prompt.
+
+Per job ``job_arrival`` (tick), ``job_root`` (first request), ``job_tokens`` (forward tokens). Per
+request ``rows`` to ``home``, as in `penstock.workload.jobs` (``home``: offset of the first request
+of the job at the pool); what became of it: ``cached`` (tokens), ``ready``, ``first_token``,
+``finish`` (ticks). ``heap``: delayed requests as (tick, request); ``ready_now``: those that arrive
+at this tick; ``touched``: replicas to be looked at. ``seen``, ``asked``: what routers see of each
+replica, and of a request; ``lookout``, ``weights``: what an order sees and says.
+
+Counted: ``gaps``, times between tokens that are one batch, by its place in ``duration``; ``full``,
+batches filled to the budget, by their decodes; ``cells``, batches by composition (prefill * columns
++ decode), then their ticks; ``stalls``, ``mixes``, multisets of all others. ``series``, at each
+instant: tick, requests by stage in prefill and in decode, unprocessed tokens by replica, tokens in
+the batch in progress by replica, and all that the jobs in the network will still need.
+``batch_rows``: replica, start, ticks, prefill, decodes, requests; ``allocation_rows``: replica,
+batch, request, prefill, decode.
 """
 
 _INTS, _INTS32, _TABLE = types.int64[::1], types.int32[::1], types.int64[:, ::1]

@@ -75,12 +75,7 @@ def advance(arrays: Arrays, terms: Terms | None) -> int:
 def _advance(arrays: Arrays, terms: Terms | None) -> int:
     """Run the server until it needs something; return why it stopped: `DONE`, ...
 
-    Parameters
-    ----------
-    arrays
-        What it works on.
-    terms
-        What batches cost, where that depends on more than their tokens.
+    ``terms``: what batches cost, where that depends on more than their tokens.
     """
     clock, state = arrays.clock[0], arrays.state[0]
     while True:

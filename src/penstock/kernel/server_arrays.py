@@ -56,25 +56,8 @@ SEGMENT = record(i8="count end")
 
 
 class Arrays(NamedTuple):
-    """All that the loop reads and writes.
-
-    Attributes
-    ----------
-    clock, pools, servers, params, duration, gaps, full, cells, stalls, mixes, series, batch_rows, \
-    allocation_rows
-        As in `penstock.kernel.records.World`: of one pool of one replica.
-    state, flight
-        Shape (1,): one record each.
-    arrival, prompt, output
-        Shape (requests known,), ticks and tokens, in order of arrival.
-    first_token, finish
-        Shape (requests known,), ticks, written; -1 while unknown.
-    slots
-        A record for each linked request.
-    heads, bits
-        Their calendar: see `penstock.kernel.due_epochs`.
-    segments
-        A stack, the oldest requests on top.
+    """All that the loop reads and writes; what is not explained is as in
+    `penstock.kernel.records.World`, of one pool of one replica.
     """
 
     clock: Any
@@ -82,17 +65,17 @@ class Arrays(NamedTuple):
     servers: Any
     params: Any
     duration: Any
-    state: Any
-    flight: Any
-    arrival: Any
-    prompt: Any
+    state: Any  # shape (1,): one record
+    flight: Any  # the same
+    arrival: Any  # shape (requests known,), ticks, in order
+    prompt: Any  # tokens
     output: Any
-    first_token: Any
+    first_token: Any  # shape (requests known,), ticks, written; -1 while unknown
     finish: Any
-    slots: Any
-    heads: Any
+    slots: Any  # a record for each linked request
+    heads: Any  # their calendar: see `penstock.kernel.due_epochs`
     bits: Any
-    segments: Any
+    segments: Any  # a stack, the oldest requests on top
     gaps: Any
     full: Any
     cells: Any

@@ -23,45 +23,19 @@ PREFILL_FIRST = 1
 class Queue(NamedTuple):
     """What a policy sees of the requests that wait, and the totals from which it can learn their
     mean lengths.
-
-    Attributes
-    ----------
-    prompts
-        Requests in prefill that may be served in this batch (the max batch size bounds them).
-    prompt_tokens
-        Unprocessed prompt tokens of those requests.
-    decoding
-        Requests in decode; each can contribute one token to a batch.
-    waiting
-        All requests in prefill, whether or not they may be served in this batch.
-    waiting_tokens
-        Their unprocessed prompt tokens.
-    head_tokens
-        Unprocessed prompt tokens of the oldest of them; 0 if there is none.
-    decode_tokens
-        Decode iterations still to come of the requests in decode. A simulator knows them; to a
-        server they are an estimate.
-    arrived
-        Requests that have arrived since the start.
-    arrived_tokens
-        Their prompt tokens.
-    finished
-        Requests that have finished since the start.
-    finished_decodes
-        The decode iterations that they took.
     """
 
-    prompts: int
-    prompt_tokens: int
-    decoding: int
-    waiting: int = 0
-    waiting_tokens: int = 0
-    head_tokens: int = 0
-    decode_tokens: int = 0
-    arrived: int = 0
-    arrived_tokens: int = 0
-    finished: int = 0
-    finished_decodes: int = 0
+    prompts: int  # in prefill that may be served in this batch (the max batch size bounds them)
+    prompt_tokens: int  # their unprocessed prompt tokens
+    decoding: int  # in decode; each can contribute one token to a batch
+    waiting: int = 0  # all in prefill, whether or not they may be served in this batch
+    waiting_tokens: int = 0  # their unprocessed prompt tokens
+    head_tokens: int = 0  # those of the oldest of them; 0 if there is none
+    decode_tokens: int = 0  # decode iterations still to come; a server can only estimate them
+    arrived: int = 0  # since the start
+    arrived_tokens: int = 0  # their prompt tokens
+    finished: int = 0  # since the start
+    finished_decodes: int = 0  # the decode iterations that they took
 
 
 BATCH_FIELDS = ("prompts", "prompt_tokens", "decoding")
@@ -84,18 +58,10 @@ of its own.
 
 
 class Limits(NamedTuple):
-    """The limits of one batch.
+    """The limits of one batch."""
 
-    Attributes
-    ----------
-    token_budget
-        Most tokens in a batch (the paper's b_max).
-    batch_size
-        Most requests (the paper's k_max), a very large number where there is no limit.
-    """
-
-    token_budget: int
-    batch_size: int
+    token_budget: int  # the paper's b_max
+    batch_size: int  # the paper's k_max; a very large number where there is no limit
 
 
 QUEUE = types.NamedUniTuple(types.int64, len(Queue._fields), Queue)  # type: ignore[no-untyped-call]
