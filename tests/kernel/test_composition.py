@@ -4,20 +4,26 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel import counting
-from penstock.kernel.composition import (
-    BITS,
-    HALF,
-    Terms,
-    batches_begun,
-    batches_done,
-    cost_of,
-    rise_of,
-    ticks_of,
-    ticks_of_run,
-)
-from penstock.kernel.gaps import CARRY, count_run, count_stall
+from penstock.kernel import composition, counting, gaps
+from penstock.kernel.compiled_code import allocating_nothing
+from penstock.kernel.composition import BITS, HALF, Terms
+from penstock.kernel.gaps import CARRY
 from penstock.kernel.records import CLOCK, table
+
+# Parts of the kernel, as Python can call them.
+batches_begun, batches_done, cost_of, rise_of, ticks_of, ticks_of_run, count_run, count_stall = (
+    allocating_nothing(part.py_func)
+    for part in (
+        composition.batches_begun,
+        composition.batches_done,
+        composition.cost_of,
+        composition.rise_of,
+        composition.ticks_of,
+        composition.ticks_of_run,
+        gaps.count_run,
+        gaps.count_stall,
+    )
+)
 
 costs = st.integers(HALF, 2**44) | st.integers(HALF, 2**24)
 rises = st.integers(0, 2**36) | st.integers(0, 2**22) | st.integers(0, 30)

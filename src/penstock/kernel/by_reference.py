@@ -32,6 +32,11 @@ class Reference(types.Type):
         self.target = target
         super().__init__(name=f"Reference({target})")
 
+    @property
+    def mangling_args(self) -> tuple[str, tuple[str]]:
+        """Return what stands for it in names of functions: its own name is as long as a page."""
+        return "Reference", (self.target.instance_class.__name__,)
+
 
 @register_model(Reference)
 class _ReferenceModel(models.PrimitiveModel):
@@ -39,7 +44,7 @@ class _ReferenceModel(models.PrimitiveModel):
 
     def __init__(self, manager: Any, kind: Reference) -> None:
         pointer = manager.lookup(kind.target).get_value_type().as_pointer()
-        super().__init__(manager, kind, pointer)  # type: ignore[no-untyped-call]
+        super().__init__(manager, kind, pointer)
 
 
 @infer_getattr
@@ -54,12 +59,12 @@ class _ReferenceFields(AttributeTemplate):
         return kind.target.types[kind.target.fields.index(name)]
 
 
-@lower_getattr_generic(Reference)  # type: ignore[no-untyped-call]
+@lower_getattr_generic(Reference)
 def _load_field(context: Any, builder: Any, kind: Reference, pointer: Any, name: str) -> Any:
     index = kind.target.fields.index(name)
-    field = cgutils.gep_inbounds(builder, pointer, 0, index)  # type: ignore[no-untyped-call]
+    field = cgutils.gep_inbounds(builder, pointer, 0, index)
     value = _loaded(builder, field)
-    return impl_ret_borrowed(context, builder, kind.target.types[index], value)  # type: ignore[no-untyped-call]
+    return impl_ret_borrowed(context, builder, kind.target.types[index], value)
 
 
 def _loaded(builder: Any, pointer: Any) -> Any:
@@ -68,7 +73,7 @@ def _loaded(builder: Any, pointer: Any) -> Any:
     if isinstance(kind, ir.Aggregate):
         value = ir.Constant(kind, ir.Undefined)
         for index in range(len(kind)):
-            part = cgutils.gep_inbounds(builder, pointer, 0, index)  # type: ignore[no-untyped-call]
+            part = cgutils.gep_inbounds(builder, pointer, 0, index)
             value = builder.insert_value(value, _loaded(builder, part), index)
         return value
     word = builder.load(pointer)
@@ -84,7 +89,7 @@ def _identity(target: Any) -> Any:
 @intrinsic
 def _reference_to(_: Any, target: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return cgutils.alloca_once_value(builder, args[0])  # type: ignore[no-untyped-call]
+        return cgutils.alloca_once_value(builder, args[0])
 
     return Reference(target)(target), generate
 

@@ -16,18 +16,113 @@ from typing import Any
 
 import numba
 from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.dispatcher import Dispatcher
+from numba.core.typed_passes import NativeLowering
 
 __all__ = ["allocating_nothing", "entry", "find_place", "uncounted"]
 
 
-def uncounted(*, inline: bool = False) -> Callable[[Any], Any]:
-    """Compile without counting references to arrays.
+def uncounted(*, inline: bool = False, from_python: bool = False) -> Callable[[Any], Any]:
+    """Compile without counting references to arrays, as a part of what calls it.
 
     Functions of the kernel take rows of arrays, and Numba would count each of those, which costs
-    more than what they do. Nothing is allocated, so nothing needs counting.
+    more than what they do. Nothing is allocated, so nothing needs counting. Python can call one
+    only where it is said to.
     """
-    return functools.partial(allocating_nothing, forceinline=inline, nogil=True)
+    if from_python:
+        return functools.partial(allocating_nothing, forceinline=inline, nogil=True)
+    return functools.partial(
+        numba.njit, _nrt=False, forceinline=inline, nogil=True, pipeline_class=_Part,
+        no_cpython_wrapper=True, no_cfunc_wrapper=True,
+    )  # fmt: skip
+
+
+# Numba optimises each function with all that it calls inside, so that a function of the kernel,
+# twenty calls deep, is optimised twenty times, emitted, and kept on disk. Here a part is translated
+# and no more: what Python calls gets all its parts inside, and is optimised and emitted once.
+
+
+class _PartLibrary(JITCodeLibrary):
+    """A function as it was translated."""
+
+    def finalize(self) -> None:
+        self._finalized = True
+
+    def _get_module_for_linking(self) -> Any:
+        return self._final_module
+
+
+class _WholeLibrary(JITCodeLibrary):
+    """A function with all its parts inside."""
+
+    def finalize(self) -> None:
+        libraries = self._linking_libraries
+        for library in libraries:  # which grows by what each calls
+            libraries += [part for part in library._linking_libraries if part not in libraries]
+        super().finalize()
+
+    def _optimize_final_module(self) -> None:
+        parts = [each for each in self._linking_libraries if isinstance(each, _PartLibrary)]
+        names = {f.name for part in parts for f in part.get_defined_functions()}
+        for function in self.get_defined_functions():
+            if function.name in names:
+                function.linkage = "internal"  # nobody else calls it: none is kept that is inlined
+        super()._optimize_final_module()
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _PartLowering(NativeLowering):
+    """Translates a function, and no more."""
+
+    _name = "part_lowering"
+
+    def run_pass(self, state: Any) -> bool:
+        state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.flags.no_compile = True
+        super().run_pass(state)
+        state.library.finalize()
+        # Numba knows a function by what Python calls; this one is called by nobody.
+        known_by = list[int]().index
+        state.targetctx.insert_user_function(known_by, state.cr.fndesc, [state.library])
+        state.cr = state.cr._replace(cfunc=known_by)
+        return True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _WholeLowering(NativeLowering):
+    """Translates, optimises and emits a function with all its parts."""
+
+    _name = "whole_lowering"
+
+    def run_pass(self, state: Any) -> bool:
+        state.library = _WholeLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library.enable_object_caching()
+        return bool(super().run_pass(state))
+
+
+class _Whole(CompilerBase):
+    """Compiles what Python calls."""
+
+    lowering: type[NativeLowering] = _WholeLowering
+
+    def define_pipelines(self) -> list[PassManager]:
+        """Return Numba's own passes, but for the one that translates."""
+        passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        passes.passes = [
+            (self.lowering, what) if each is NativeLowering else (each, what)
+            for each, what in passes.passes
+        ]
+        passes.finalize()
+        return [passes]
+
+
+class _Part(_Whole):
+    """Compiles what only compiled functions call."""
+
+    lowering = _PartLowering
 
 
 def allocating_nothing(function: Any, **options: bool) -> Any:
@@ -37,7 +132,8 @@ def allocating_nothing(function: Any, **options: bool) -> Any:
     Numba would load all that it can compile first, which takes longer than many a run. Kept code
     calls nothing of that but what counts references; to compile, Numba loads it all the same.
     """
-    dispatcher = numba.njit(cache=True, _nrt=False, **options)(function)  # type: ignore[call-overload]
+    compiled = numba.njit(cache=True, _nrt=False, pipeline_class=_Whole, **options)  # type: ignore[call-overload]
+    dispatcher = compiled(function)
     cache = getattr(dispatcher, "_cache", None)
     if isinstance(cache, FunctionCache):
         cache.load_overload = functools.partial(_load_overload, cache)  # type: ignore[method-assign]
@@ -51,7 +147,7 @@ def allocating_nothing(function: Any, **options: bool) -> Any:
 def _load_overload(cache: FunctionCache, signature: Any, context: Any) -> Any:
     """Do what Numba's method does, but for a refresh of the context."""
     with cache._guard_against_spurious_io_errors():
-        return cache._load_overload(signature, context)  # type: ignore[no-untyped-call]
+        return cache._load_overload(signature, context)
 
 
 def _stamp() -> tuple[float, int]:
@@ -70,7 +166,7 @@ def entry(function: Any, signature: Any) -> Callable[..., Any]:
     many a run. Here they are known: arguments of other types are refused by Numba as it takes them
     apart, or misread. The first time takes seconds; later ones load what was kept.
     """
-    compiled = uncounted()(function)
+    compiled = allocating_nothing(function, nogil=True)
     if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
         return compiled  # type: ignore[no-any-return]
     compiled.compile(signature)

@@ -42,7 +42,7 @@ class Terms(NamedTuple):
     """
 
 
-TERMS = types.NamedUniTuple(types.int64[::1], 2, Terms)  # type: ignore[no-untyped-call]
+TERMS = types.NamedUniTuple(types.int64[::1], 2, Terms)
 
 
 @uncounted(inline=True)

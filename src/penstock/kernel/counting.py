@@ -20,7 +20,7 @@ def new_multiset(places: int = 1024) -> Multiset:
     return multiset
 
 
-@uncounted()
+@uncounted(from_python=True)
 def add(multiset: Multiset, key: int, weight: int) -> int:
     """Add ``weight`` copies of the non-negative ``key``; return 1 if the key is new, else 0.
 
@@ -46,7 +46,7 @@ def doubled(multiset: Multiset) -> Multiset:
     return larger
 
 
-@uncounted()
+@uncounted(from_python=True)
 def _add_all(larger: Multiset, multiset: Multiset) -> None:
     for place in range(0, multiset.size, 2):
         if multiset[place] != EMPTY:

@@ -38,7 +38,7 @@ def _lowest_bit(word: int) -> Any:
     return _BIT_INDEX[(lone * _DE_BRUIJN) >> np.uint64(58)]
 
 
-@uncounted()
+@uncounted(from_python=True)
 def next_due_epoch(bits: Words, epoch: int) -> Any:
     """Return the first epoch after ``epoch`` whose bucket is not empty, or NEVER."""
     size = bits.size * 64
@@ -54,7 +54,7 @@ def next_due_epoch(bits: Words, epoch: int) -> Any:
     return NEVER
 
 
-@uncounted(inline=True)
+@uncounted(inline=True, from_python=True)
 def chain(slots: Slots, heads: Ints, bits: Words, slot: int) -> None:
     """Put a slot into the bucket of its due epoch."""
     bucket = slots[at(slot)].due & (heads.size - 1)

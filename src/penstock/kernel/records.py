@@ -482,7 +482,7 @@ def tuple_type(kind: Any, own: dict[str, Any]) -> Any:
     named nowhere are of 64-bit integers.
     """
     fields = [(_TYPES | own).get(name, _INTS) for name in kind._fields]
-    return types.NamedTuple(fields, kind)  # type: ignore[no-untyped-call]
+    return types.NamedTuple(fields, kind)
 
 
 WORLD = tuple_type(World, {})

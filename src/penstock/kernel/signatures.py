@@ -64,10 +64,10 @@ class Limits(NamedTuple):
     batch_size: int  # the paper's k_max; a very large number where there is no limit
 
 
-QUEUE = types.NamedUniTuple(types.int64, len(Queue._fields), Queue)  # type: ignore[no-untyped-call]
-LIMITS = types.NamedUniTuple(types.int64, 2, Limits)  # type: ignore[no-untyped-call]
+QUEUE = types.NamedUniTuple(types.int64, len(Queue._fields), Queue)
+LIMITS = types.NamedUniTuple(types.int64, 2, Limits)
 PARAMS = types.Array(types.float64, 1, "C", readonly=True)
-COMPOSITION = types.UniTuple(types.int64, 3)  # type: ignore[no-untyped-call]
+COMPOSITION = types.UniTuple(types.int64, 3)
 POLICY_SIGNATURE = COMPOSITION(QUEUE, LIMITS, PARAMS)
 """``policy(queue, limits, params) -> (prefill_tokens, decode_tokens, which phase is filled
 first)``.
@@ -93,7 +93,7 @@ def _function_at(kind: Any) -> Any:
     @intrinsic
     def function_at(_: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            function = cgutils.create_struct_proxy(kind)(context, builder)  # type: ignore[no-untyped-call]
+            function = cgutils.create_struct_proxy(kind)(context, builder)
             function.jit_addr = builder.inttoptr(args[0], cgutils.voidptr_t)
             function.c_addr = function.jit_addr
             function.py_addr = function.jit_addr

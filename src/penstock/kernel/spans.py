@@ -10,7 +10,7 @@ from penstock.kernel.compiled_code import uncounted
 Ints = npt.NDArray[np.int64]
 
 
-@uncounted()
+@uncounted(from_python=True)
 def count_spans(cells: Ints, begin: Ints, end: Ints, bits: int) -> Any:
     """Count the ticks from each begin to its end in the cell of their leading ``bits`` digits; an
     end below 0 has not come.
