@@ -42,7 +42,7 @@ def test_a_rule_and_an_entry_make_an_engine_that_the_laws_are_tried_on(tmp_path:
     called = "    elif pool.rule == ONE_PROMPT:\n        one_prompt(world, engine, pool)\n"
     replace(rules, branch, called + branch)
     entry = block("class OnePrompt(").replace("4  # records.ONE_PROMPT, once it is there", "records.ONE_PROMPT")
-    replace(entries, "ENGINES: dict[str, Engine] = {\n", f"{entry}\n\nENGINES: dict[str, Engine] = {{\n")
+    replace(entries, "ENGINES: dict[str, Engine] = {", f"{entry}\n\nENGINES: dict[str, Engine] = {{")
     replace(entries, "TensorRtLlm())}", "TensorRtLlm(), OnePrompt())}")
     laws = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "one-prompt", "laws/test_engines.py"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
