@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", 0) or [*kept.glob("events.adv*")]:
         return
     said = config.pluginmanager.get_plugin("terminalreporter")
-    said.write_line("Compiling the simulator before the first test, once on a machine: three to six minutes.")
+    said.write_line("Compiling the simulator before the first test, once on a machine: one to three minutes.")
     began = time.monotonic()
     parts = [subprocess.Popen([sys.executable, "-c", part]) for part in COMPILED]
     for part in parts:

@@ -63,7 +63,7 @@ def test_no_more_workers_are_started_than_points_are_left(scenario: Path, monkey
     journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:4]))
     ps.sweep(scenario, vary, jobs=1000, out=out)
     assert started == [2]
-    ps.sweep(scenario, vary, jobs=1000, out=out, backend="ray")  # nothing is left, so no cluster is started
+    ps.sweep(scenario, vary, jobs=1000, out=out)  # nothing is left, so no worker is started
     assert started == [2]
 
 
