@@ -9,9 +9,7 @@ T = TypeVar("T")
 
 
 def cached(size: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Keep so many results of a function; none for lengths or batch times of the user's own that
-    cannot be keys.
-    """
+    """Keep so many results; none where the user's own lengths or batch times cannot be keys."""
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:
         kept = functools.lru_cache(size)(function)

@@ -125,10 +125,7 @@ class Source:
             raise self.not_text() from None
 
     def refuse_long_lines(self) -> None:
-        """Refuse a file with a line that is longer than one of any table, log or recording.
-
-        Readers of lines call it first: most of them take a line into memory several times.
-        """
+        """Refuse a line longer than any table or log has; most readers copy it several times."""
         with self.open() as file:
             lines = _Lines(self, self.most_line_bytes)
             if file.seek(0, io.SEEK_END) > self.most_line_bytes:

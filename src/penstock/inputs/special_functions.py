@@ -13,11 +13,9 @@ __all__ = ["gammaincc", "ndtr", "ndtri", "stdtrit", "xlogy"]
 
 
 def _compiled_functions() -> Any:
-    """Return the module of `scipy.special` that has the compiled functions, which loads in .01 s.
-
-    The package itself takes .2 s, as long as a simulation: it looks at all that NumPy has, down to
-    its reader of Fortran. So it is stood for while the module is loaded.
-    """
+    """Return the module of `scipy.special` with the compiled functions, which loads in .01 s."""
+    # The package takes .2 s, as long as a simulation: it looks at all that NumPy has, down to its
+    # reader of Fortran. So something stands for it while the module is loaded.
     name = "scipy.special"
     spec = importlib.util.find_spec(name)
     if name not in sys.modules and spec is not None:

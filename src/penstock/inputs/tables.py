@@ -182,9 +182,7 @@ class _Csv:
 
 
 def _end_of_last_row(chunk: bytes, *, is_quoted: bool) -> int | None:
-    """Return where the last row of a part of a CSV ends, None where none does; a line that ends in
-    quotes ends no row.
-    """
+    """Return where the last row of a part of a CSV ends, or None; quotes at its end end no row."""
     end = len(chunk)
     while (line := chunk.rfind(b"\n", 0, end)) >= 0:
         is_quoted ^= chunk.count(b'"', line, end) % 2 == 1
@@ -248,9 +246,7 @@ class _JsonLines:
             )
 
     def _refuse_twice(self, lines: pl.Series, names: tuple[str, ...]) -> None:
-        """Refuse a line that has one of the keys twice; JSON is parsed only where a key's name
-        stands twice.
-        """
+        """Refuse a line that has a key twice; only lines that hold its name twice are parsed."""
         for name in names:
             key = json.dumps(name, ensure_ascii=False)
             for row in (lines.str.count_matches(key, literal=True).fill_null(0) > 1).arg_true():
@@ -339,11 +335,8 @@ def as_numbers(
     wanted: str,
     may_lack: Collection[str] = (),
 ) -> pl.DataFrame:
-    """Return columns of a table as numbers within their limits, 0 where one may lack them.
-
-    ``text`` has the rows of the table, with their numbers as `ROW`; ``limits`` are by column, the
-    least and the most. ``wanted`` says what a number must be, in words with both limits, and why.
-    """
+    """Return columns of a table as numbers within their limits, 0 where one may lack them."""
+    # ``text`` has its numbers as `ROW`; ``wanted`` says in words what each must be, and why.
     numbers = text.select(pl.col(limits.keys()).str.strip_chars().cast(pl.Float64, strict=False))
     for name, (low, high) in limits.items():
         bad = ~numbers[name].is_between(low, high).fill_null(value=False)

@@ -71,9 +71,7 @@ class OutageSection(Section):
 
 
 class SimulateSection(RunSection):
-    """How much to simulate: so many ``jobs``, or ``until`` so many simulated seconds; and which
-    replicas die meanwhile and come back.
-    """
+    """How much to simulate, and which replicas die meanwhile and come back."""
 
     jobs: Whole | None = None
     outages: list[OutageSection] = Field(default_factory=list)

@@ -20,9 +20,7 @@ from penstock.system.server import Server
 
 @contextmanager
 def within(where: str, section: str = "") -> Iterator[None]:
-    """Say where in the file a mistake is: in place of the name of the section, if the message
-    begins with that.
-    """
+    """Say where a mistake is, in place of a section's name that the message begins with."""
     try:
         yield
     except InputError as error:
@@ -43,9 +41,7 @@ class _Measure(Section):
 
 
 def _router(value: Any) -> Any:
-    """Turn ``{measure: {prefill: 1, decode: 2}}`` into a router; what a name stands for may lie
-    beside the file.
-    """
+    """Turn ``{measure: {prefill: 1, decode: 2}}`` into a router, maybe one beside the file."""
     if not isinstance(value, Mapping):
         return value
     if list(value) == ["measure"]:
@@ -55,9 +51,7 @@ def _router(value: Any) -> Any:
 
 
 def _order(value: Any) -> str | Order:
-    """Turn ``{priority: [stages]}`` into an order; what a name stands for may lie beside the
-    file.
-    """
+    """Turn ``{priority: [stages]}`` into an order; what a name means may lie beside the file."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping) and list(value) == ["priority"]:

@@ -18,17 +18,13 @@ DEFAULT_REQUESTS = 20_000
 
 
 class RunSection(Section):
-    """How much to simulate: ``until`` so many simulated seconds, or so many arrivals, which a
-    subclass names.
-    """
+    """How much to simulate: ``until`` in simulated seconds, or arrivals, named by a subclass."""
 
     until: float | None = None
     seed: Whole = 0
 
     def arrivals(self, unit: str) -> int | None:
-        """Return how many arrivals of this unit there are to be, if this says how much to
-        simulate.
-        """
+        """Return how many arrivals of this unit there are to be, None where it does not say."""
         count: int | None = getattr(self, unit)
         if count is not None and self.until is not None:
             raise InputError(

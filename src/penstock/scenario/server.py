@@ -51,9 +51,7 @@ def alias(*names: str) -> AliasChoices:
 
 
 class MemorySection(Section):
-    """KV memory: ``blocks`` of ``block_size`` tokens, or ``tokens``, and the rules of its use; see
-    `Memory`.
-    """
+    """KV memory: ``blocks`` of ``block_size`` tokens, or ``tokens``; see `Memory`."""
 
     blocks: Whole | None = None
     tokens: Whole | None = None
@@ -65,8 +63,7 @@ class MemorySection(Section):
 
 
 class GpuSection(Section):
-    """The GPU from whose memory engines choose their limits, and from which with the model the KV
-    memory follows.
+    """The GPU whose memory gives engines their limits and, with the model, the KV memory.
 
     A hardware preset says all but ``gpu_memory_utilization`` and ``offline`` itself.
     """
@@ -85,10 +82,7 @@ class GpuSection(Section):
 
 
 class HardwareSection(Section):
-    """A model on GPUs, known by its shape; see `served_model`.
-
-    ``model`` is the path of a `config.json` or a known name.
-    """
+    """A model (path of a `config.json`, or a known name) on GPUs; see `served_model`."""
 
     model: str
     gpu: str
@@ -237,9 +231,7 @@ class ServerSection(Section):
         ]
 
     def measured(self, folder: Path) -> BatchTimeFile | None:
-        """Return the preset or the file whose batch times these are, None where they stand in the
-        scenario.
-        """
+        """Return the preset or file with these batch times; None: they stand in the scenario."""
         if isinstance(self.hardware, HardwareSection):
             return self.hardware.build(folder)
         if self.batch_time is None:
@@ -247,9 +239,7 @@ class ServerSection(Section):
         return None if self.batch_time.file is None else self.batch_time.read_file(folder)
 
     def _limits(self, measured: BatchTimeFile | None) -> tuple[int, int | None]:
-        """Return token budget and max batch size: those given, else what the engine chooses for the
-        GPU.
-        """
+        """Return token budget and max batch size: those given, else the engine's for the GPU."""
         budget, slots = self.token_budget, self.max_batch_size
         engine = self.scheduler.lower()
         shaped = isinstance(self.hardware, HardwareSection)
@@ -270,9 +260,7 @@ class ServerSection(Section):
         return budget, slots
 
     def _gpu(self, measured: BatchTimeFile | None) -> Gpu | None:
-        """Return the model on its GPUs; None where one of them is not known, or KV memory has a
-        size or no limit.
-        """
+        """Return model and GPUs; None: one is unknown, or KV memory has a size or no limit."""
         given, asked = self.memory, self.gpu
         sized = self.kv_blocks is not None or self.kv_tokens is not None
         if isinstance(given, MemorySection):
@@ -320,9 +308,7 @@ class ServerSection(Section):
         return "" if self.batch_time is None else self.batch_time.file or ""
 
     def _memory_gib(self, measured: BatchTimeFile | None, given: float | None) -> float:
-        """Return the memory of the GPU, GiB: 80 GB are 79.2 to the driver of a GPU that is
-        known.
-        """
+        """Return the GPU's memory, GiB: 80 GB are 79.2 to the driver of a GPU that is known."""
         if given is not None:
             what = "it is the memory of one GPU"
             checks.number("server.gpu.memory_gib", given, 1, 4096, "GiB", what)

@@ -22,9 +22,7 @@ from penstock.workload.workload import Workload
 
 
 def _stage_length(value: Any) -> Any:
-    """Turn a length of a stage into what `Stage` takes: a number, ``job``, ``rest`` or a
-    distribution.
-    """
+    """Turn a length into what `Stage` takes: a number, ``job``, ``rest`` or a distribution."""
     if value in ("job", "rest") or type(value) in (int, float):
         return value
     if isinstance(value, str):
@@ -288,10 +286,8 @@ class WorkflowSection(Section):
 
 
 def _beginnings(stages: Mapping[str, Stage]) -> list[str]:
-    """Return the stages from which all others are reached.
-
-    The order of the stages does not count: a program that writes YAML may sort them.
-    """
+    """Return the stages from which all others are reached; order does not count."""
+    # A program that writes YAML may sort them.
     after = {
         name: [target for target, chance in released(stage) if chance]
         for name, stage in stages.items()

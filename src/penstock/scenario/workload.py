@@ -52,9 +52,7 @@ def _one_key(value: Mapping[str, Any], known: Mapping[str, Any], what: str) -> s
 
 
 def length(value: Any) -> Length:
-    """Turn ``112``, ``{geometric: 112}``, ``{lognormal: {mean: 200, cv: 1.5, max: 4096}}`` ... into
-    a distribution.
-    """
+    """Turn ``112``, ``{geometric: 112}``, ``{uniform: [100, 900]}`` and others into lengths."""
     if isinstance(value, Length):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -138,16 +136,12 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 class WorkloadSection(Section):
-    """What arrives: a ``trace``, a ``recording`` of ``penstock watch`` (of all its engines or one
-    ``engine``), a ``preset`` look-alike, or a generated process; one of them.
+    """What arrives: one of a ``trace``, a ``recording``, a look-alike ``preset``, a process.
 
-    ``rate`` and ``arrivals`` change a trace, a recording or a preset: ``scaled`` keeps its pattern,
-    ``poisson``, ``deterministic`` and ``gamma`` (with ``cv``) draw its requests at random under
-    such a process.
-    ``max_gib`` is what a trace may hold, unpacked. ``hash_block`` is how many tokens of a prompt an
-    id of a plain table names (columns ``hash_ids``, ``hash_ids_with_output``). ``declared``, a
-    number or a distribution, is the most output tokens that a request says it may make; each says
-    at least what it makes.
+    A trace, recording or preset keeps its pattern where ``arrivals`` is ``scaled``; the others draw
+    its requests at random. ``max_gib`` is unpacked; ``hash_block``: tokens of a prompt per id of a
+    plain table (``hash_ids``, ``hash_ids_with_output``). ``declared`` is the most output tokens
+    that a request says it may make, at least what it makes.
     """
 
     trace: str | None = None

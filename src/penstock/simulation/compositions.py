@@ -10,9 +10,7 @@ from penstock.simulation.distribution import Distribution
 
 
 def compositions(world: World) -> tuple[tuple[Ints, Ints], Ints]:
-    """Put the batch compositions of a single pool together: prefill << 32 | decode, how many
-    batches had it, and their ticks.
-    """
+    """Return batch compositions of a pool, prefill << 32 | decode, how many each, and ticks."""
     pool = world.pools[0]
     batches, cell_ticks = world.cells, world.cells[:0]
     if pool.composed:

@@ -59,9 +59,7 @@ class Distribution:
         return self.total / self.size
 
     def quantile(self, share: float) -> float:
-        """Return the quantile in ticks, linear between neighbouring samples as in
-        `numpy.quantile`.
-        """
+        """Return the quantile in ticks, linear between neighbours as in `numpy.quantile`."""
         rank = share * (self.size - 1)
         low = int(rank)
         neighbours = [low, min(low + 1, self.size - 1)]
@@ -70,9 +68,7 @@ class Distribution:
 
 
 class Fold:
-    """A distribution that grows by samples, in constant memory: values are rounded, their sum is
-    not.
-    """
+    """A distribution that grows by samples, in constant memory; values are rounded, the sum not."""
 
     def __init__(self) -> None:
         self._total = 0

@@ -58,15 +58,10 @@ _BURST_KURTOSIS = 21 / 4
 
 
 def warmup(series: npt.ArrayLike) -> tuple[int, bool]:
-    """Return how many leading values to remove, by MSER-5 held to removing what lies below the
-    rest.
-
-    Of the truncations in the first half it takes the one with the smallest marginal standard error
-    of the means of 5.
-
-    The series is in order of time. Returned is also whether the minimum lies at the end of the
-    first half: then the warm-up may go on.
-    """
+    """Return how many leading values to remove, and whether the warm-up may go on."""
+    # MSER-5, held to removing what lies below the rest: of truncations in the first half the one
+    # with the smallest marginal standard error of the means of 5; at the end of that half it may go
+    # on. The series is in order of time.
     fives = np.asarray(series, np.float64)
     fives = fives[: fives.size // 5 * 5].reshape(-1, 5).mean(axis=1)
     if fives.size < 2:
@@ -90,9 +85,8 @@ def correlation(batches: Floats) -> float:
 
 
 def ratio_interval(sums: Floats, counts: Floats, confidence: float) -> tuple[float, float]:
-    """Return an interval for the long-run ratio of sums to counts, such as the mean of all samples.
-    Both have shape (batches,), of the samples of each batch.
-    """
+    """Return an interval for the long-run ratio of sums to counts, shape (batches,) each."""
+    # Such as the mean of all samples, of which each batch has some.
     ratio = sums.sum() / counts.sum()
     residuals = (sums - ratio * counts) / counts.mean()
     error = standard_error(residuals)
@@ -111,12 +105,10 @@ def quantile_interval(
     confidence: float,
     most_bursts: float = math.inf,
 ) -> QuantileInterval:
-    """Return an interval for a quantile, in the unit of the samples.
-
-    No more than ``most_bursts`` are believed in: those expected, or those beyond the same quantile
-    of a part of each sample, such as the wait in E2E, behind whose long requests it does not show
-    how few they are.
-    """
+    """Return an interval for a quantile, in the unit of the samples."""
+    # No more than ``most_bursts`` are believed in: those expected, or those beyond the same
+    # quantile of a part of each sample, such as the wait in E2E, whose long requests hide how few
+    # they are.
     counts = np.array([batch.size for batch in batches], np.float64)
     t = student(confidence, len(batches))
 
@@ -166,14 +158,9 @@ def quantile_interval(
 
 
 def effective_bursts(beyond: float, error: float) -> float:
-    """Return how many independent bursts of one length would make a share of samples spread as it
-    does.
-
-    They come at random (Poisson), so the share has the variance ``beyond`` ** 2 / bursts. Bursts of
-    unequal length count less: so many times E[T]^2 / E[T^2].
-
-    ``beyond`` is the share of samples beyond a level, ``error`` its standard error.
-    """
+    """Return how many equal independent bursts give a share ``beyond`` the standard ``error``."""
+    # They come at random (Poisson), so the share of samples beyond a level has the variance
+    # ``beyond`` ** 2 / bursts. Bursts of unequal length count less: so many times E[T]^2 / E[T^2].
     return (beyond / error) ** 2 if error > 0 else math.inf
 
 
@@ -184,9 +171,7 @@ def bursts_needed(confidence: float, batches: int) -> int:
 
 
 def standard_error(residuals: Floats) -> float:
-    """Return the standard error of the mean of correlated batches, as if each depended on the last
-    one only (AR(1)).
-    """
+    """Return the standard error of the mean of batches that depend on the last one only (AR(1))."""
     phi = min(max(correlation(residuals), 0.0), _MOST_WIDENING)
     return float(residuals.std(ddof=1)) * math.sqrt((1 + phi) / (1 - phi) / residuals.size)
 
@@ -197,12 +182,10 @@ def student(confidence: float, batches: int) -> float:
 
 
 def burst_student(confidence: float, batches: int, bursts: float) -> float:
-    """Return the two-sided t quantile for a variance that was measured on so many effective bursts.
-
-    Of bursts that come at random a variance has the squared coefficient of variation 2 / (batches -
-    1) + kurtosis / bursts, and 2 over that is its degrees of freedom (Satterthwaite, Biometrics
-    Bulletin 2, 1946).
-    """
+    """Return the two-sided t quantile for a variance measured on so many effective bursts."""
+    # Of bursts at random a variance has the squared coefficient of variation 2 / (batches - 1) +
+    # kurtosis / bursts; 2 over that is its degrees of freedom (Satterthwaite, Biometrics Bulletin
+    # 2, 1946).
     freedom = 1 / (1 / (batches - 1) + _BURST_KURTOSIS / 2 / bursts) if bursts > 0 else 0.0
     return float(special.stdtrit(freedom, (1 + confidence) / 2)) if freedom > 0 else math.inf
 
@@ -215,7 +198,6 @@ def merged(parts: Sequence[Distribution]) -> Distribution:
 
 
 def _skewed(t: float, beta: float) -> float:
-    """Return the t quantile adjusted for the skewness of the mean (Willink, Statistics &
-    Probability Letters 2005).
-    """
+    """Return the t quantile adjusted for the skewness of the mean."""
+    # Willink, Statistics & Probability Letters 2005.
     return float(np.cbrt(1 + 6 * beta * (t - beta)) - 1) / (2 * beta) if abs(beta) > 1e-3 else t

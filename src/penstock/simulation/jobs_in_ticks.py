@@ -145,9 +145,7 @@ class JobsInTicks:
             )
 
     def _decodes(self, jobs: Jobs) -> Ints:
-        """Return the decode iterations of each request: at engines its first output comes with its
-        prompt.
-        """
+        """Return each request's decode iterations: at engines a prompt yields the first output."""
         engine = self._by_convention[self.network.stage_pool[jobs.stage]]
         return np.asarray(jobs.output - (engine & (jobs.prompt > 0) & (jobs.output > 0)))
 
@@ -157,11 +155,8 @@ class JobsInTicks:
         return np.array([pool.server.convention == "engine" for pool in self.pools])
 
     def _prefixes(self, jobs: Jobs) -> tuple[Ints32, Ints]:
-        """Return the recorded prompt whose hash ids each request has, and how many of its tokens
-        they name.
-
-        Those that go on with a context have that one's, as far as it reaches.
-        """
+        """Return whose recorded hash ids each request has, and how many of its tokens they name."""
+        # Those that go on with a context have that one's, as far as it reaches.
         prefix = jobs.column("prefix").copy()
         named = np.zeros(jobs.requests, np.int64)
         recorded = self.network.prefixes
@@ -192,9 +187,7 @@ class JobsInTicks:
         return np.rint(seconds / self.tick_s).astype(np.int64)
 
     def _homes(self, jobs: Jobs) -> Ints32:
-        """Return the offset to the first request of the same job at the same pool, where a router
-        may ask for it.
-        """
+        """Return offsets to the job's first request at the same pool, where a router may ask."""
         if not any(pool.affinity or pool.router.function for pool in self.pools):
             return np.zeros(jobs.requests, np.int32)
         key = jobs.job * len(self.network.pools) + self.network.stage_pool[jobs.stage]

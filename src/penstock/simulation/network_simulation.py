@@ -41,12 +41,8 @@ def run_network(
     *,
     gap_sections: int = 0,
 ) -> NetworkRun:
-    """Run so many jobs through a network, those that arrive until the run stops, or whole
-    recordings.
-
-    With ``gap_sections`` the times between tokens are counted in so many parts of the run, beside
-    the requests that it keeps.
-    """
+    """Run so many jobs, those that arrive until the run stops, or whole recordings."""
+    # With ``gap_sections`` times between tokens are counted in so many parts of the run, too.
     level = checked_record(record, _RECORDS)
     drain = options.drain
     if drain is None:
@@ -95,9 +91,7 @@ def jobs_of_run(
     most: int = MOST_ARRIVALS,
     meaning: str = "it is the number of jobs that arrive",
 ) -> int | None:
-    """Check what was asked for, up to ``most`` jobs; return None if `until` or recordings bound the
-    run.
-    """
+    """Check what was asked for, up to ``most`` jobs; return None: `until` or recordings end it."""
     refuse_both("jobs", jobs, until)
     if jobs is not None:
         return checks.whole("jobs", jobs, 1, most, "", meaning)
@@ -158,9 +152,7 @@ class _Running:
         self.folds = [(Fold(), Fold()) for _ in stages]
 
     def through(self, blocks: Iterator[Jobs]) -> NetworkRun:
-        """Run block after block; the last two go in together, for a batch may outlast a short last
-        one.
-        """
+        """Run block after block; the last two together, as a batch may outlast a short last one."""
         full: list[Jobs] = []
         held: list[Jobs] = []
         for block in blocks:

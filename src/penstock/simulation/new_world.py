@@ -53,11 +53,9 @@ def new_world(
     level: int,  # `records.NO_ROWS`, ...
     counts_compositions: bool,  # count batches by what is in them, of a single pool
 ) -> World:
-    """Return pools of idle replicas, without requests.
-
-    There is one of each kind in ``servers``, with how many there are and in which pool they stand;
-    ``stages`` have the pool of each stage, and its line at each replica there.
-    """
+    """Return pools of idle replicas, without requests."""
+    # ``servers``: one of each kind, how many, and their pool; ``stages``: each one's pool, and
+    # line.
     counts = np.array(replicas, np.int64)
     pools, stage_table = _pools(servers, counts, np.array(pools_of, np.int64), stages)
     times = _batch_times(servers, pools, tick_s)
@@ -176,9 +174,7 @@ def _no_outages(replicas: int) -> dict[str, Any]:
 
 
 def with_outages(world: World, outages: Ints) -> World:
-    """Let replicas of an idle world die and come back: tick, replica, what happens, and 0, by
-    ticks.
-    """
+    """Let replicas of an idle world die and come back: rows of tick, replica, what happens, 0."""
     for tick, server, what, _ in outages[::-1]:
         if what != records.RETURNS:
             world.health[server].dies = tick
@@ -192,9 +188,7 @@ def with_outages(world: World, outages: Ints) -> World:
 
 
 def _batch_times(servers: Sequence[Server], pools: Any, tick_s: float) -> dict[str, Ints]:
-    """Return batch times of all pools, one after another, and room to count gaps of those lengths;
-    a pool says where its own begin.
-    """
+    """Return all pools' batch times in a row, and room to count such gaps; pools say where."""
     durations = [ticks_of_batches(server, tick_s) for server in servers]
     terms = [terms_of(server, tick_s) for server in servers]
     pools.duration = _starts(durations)
@@ -254,9 +248,7 @@ def _no_requests() -> dict[str, Any]:
 
 
 def _counters(clock: Any, pools: Any, replicas: int, room: int, most: int) -> dict[str, Ints]:
-    """Return what counts times between tokens, compositions of up to ``most`` tokens (0: none), and
-    rows.
-    """
+    """Return what counts gaps between tokens, compositions (0 tokens: none), and rows."""
     composed = bool(pools.composed.any())
     cells = 0
     if most:
@@ -415,9 +407,7 @@ def more_slots(world: World) -> World:
 
 
 def wider_table(world: World, blocks_each: int) -> World:
-    """Give the table of blocks, where there is one, room for all slots, and for so many blocks of
-    each.
-    """
+    """Give the table of blocks, if any, room for all slots, and for so many blocks of each."""
     before, columns = world.table.shape
     if not before or (before == world.slots.size and columns >= blocks_each):
         return world
@@ -433,20 +423,16 @@ def name_recorded(pools: Any, prefixes: Prefixes) -> None:
 
 
 def be_patient(pools: Any, longest: int) -> None:
-    """Say for how many batches requests may preempt each other, of which none brings an output.
-
-    The first of a running list, where nobody is put before it, is done with its prefill after as
-    many batches as that has tokens.
-    """
+    """Say for how many batches without output requests may preempt each other."""
+    # The first of a running list that nobody passes has its prefill done after as many batches as
+    # tokens.
     pools.patience = _PATIENCE + 16 * longest
 
 
 def declared_of(
     server: Server, prompt: Ints32, declared: Ints32, priority: Ints32
 ) -> tuple[Ints, Ints]:
-    """Return the most outputs that requests may make at a server, and by what its queue goes before
-    arrival.
-    """
+    """Return the most outputs that requests may make at a server, and what its queue sorts by."""
     usable, policy = server.usable_blocks, server.policy
     tokens = np.asarray(declared, np.int64)
     if usable is not None and server.memory is not None:

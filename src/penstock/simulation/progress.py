@@ -18,9 +18,7 @@ def silent(share: float) -> None:
 
 
 def part_of(progress: Progress | None, begin: float, end: float) -> Progress:
-    """Return what reports the progress of a part of the work, from one share of all of it to
-    another.
-    """
+    """Return what reports the progress of a part of the work, from one share to another."""
     if progress is None:
         return silent
     if not callable(progress):

@@ -111,9 +111,7 @@ def memory_estimate(
 
 
 def memory_is_full(workload: Workload, server: Server) -> MemoryEstimate | None:
-    """Return the estimate of what a server carries whose KV memory is full; None where it is not,
-    or none is known.
-    """
+    """Return the estimate of a server whose KV memory is full; None: it is not, or is unknown."""
     try:
         full = memory_estimate(workload, server)
     except InputError:  # no memory, or no estimate for such a workload
@@ -122,9 +120,8 @@ def memory_is_full(workload: Workload, server: Server) -> MemoryEstimate | None:
 
 
 def saturated(workload: Workload, server: Server, *, requests: int | None = None) -> MemoryEstimate:
-    """Return what a server does with more requests than it can hold; the limit is KV memory where
-    it has one. See `memory_estimate`.
-    """
+    """Return what a server does with more requests than it holds; see `memory_estimate`."""
+    # The limit is KV memory where it has one.
     most = requests or _MOST * _REQUESTS
     requests = requests or _REQUESTS
     while True:

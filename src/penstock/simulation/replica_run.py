@@ -67,9 +67,7 @@ def run_of_replica(run: "NetworkRun", pool: str, replica: int) -> Run:
 
 
 def _rows(run: "NetworkRun", pool: int, replica: int) -> tuple[Ints, Rows]:
-    """Return the requests that a replica served, by their rows in the network, and what became of
-    them.
-    """
+    """Return a replica's requests, by their rows in the network, and what became of them."""
     rows = recorded(run.rows, "requests")
     jobs, stage_pool = rows.jobs, run.network.stage_pool
     server = list(run.network.pools.values())[pool].server

@@ -340,9 +340,7 @@ def allocation_table(rows: Ints) -> pl.DataFrame:
 
 
 def growth_per_s(time: Ints, tokens: Ints, last_arrival: int, tick_s: float) -> float:
-    """Return the slope of a series over the second half of the arrivals, per second; NaN if that is
-    too short.
-    """
+    """Return a series' slope, per second, over the last half of the arrivals; NaN: too short."""
     half = (2 * time >= last_arrival) & (time <= last_arrival)
     if half.sum() < 3:
         return float("nan")

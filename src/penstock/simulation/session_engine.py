@@ -43,9 +43,9 @@ def open_session(
 
 
 class EngineSession(OneServer, WorldSession):
-    """One replica, whose jobs are one request each; parameters as in `Session`. Where a recording
-    follows itself it has names of its own ``renewals`` times, before those of the first time come
-    again.
+    """One replica, whose jobs are one request each; parameters as in `Session`.
+
+    A recording that follows itself has its own names ``renewals`` times, then the first again.
     """
 
     def __init__(
@@ -94,9 +94,8 @@ class EngineSession(OneServer, WorldSession):
 
     @property
     def useful(self) -> int:
-        """Tokens in batches that bring requests on, and those found computed: without those that
-        had to be done again, wrong drafts, and what is served after an end that nobody foresaw.
-        """
+        """Tokens in batches that bring requests on, and those found computed."""
+        # Not those done again, wrong drafts, and what is served after an end nobody foresaw.
         line = self._line
         useless = line.lost.item() + line.rejections.item() - line.reused.item()
         return int(self.started - useless)
@@ -104,9 +103,7 @@ class EngineSession(OneServer, WorldSession):
     # -- what it is given
 
     def keep(self, window: Window) -> Window:
-        """Return the requests that can ever be served; name the first that cannot, or leave them
-        out if told so.
-        """
+        """Return what can ever be served; name the first request that cannot, or leave such out."""
         limits = never_served(self.server, window.prompt, window.output, window.declared)
         fits = np.ones(window.arrival.size, bool)
         for over, _ in limits:
@@ -142,9 +139,8 @@ class EngineSession(OneServer, WorldSession):
             self.world = self.world._replace(ids=again.ids, bounds=again.bounds)
 
     def fit(self, window: Window) -> None:
-        """Make room for the requests of a window: rows of those that are new, rings of due epochs
-        larger than the longest output, and what preempted ones leave.
-        """
+        """Make room for a window's requests: rows of new ones, and what preempted ones leave."""
+        # And rings of due epochs larger than the longest output.
         check_costs(self.server, self.terms, self.tick_s, window.longest)
         be_patient(self.world.pools, window.longest)
         world = self.world
@@ -183,11 +179,8 @@ class EngineSession(OneServer, WorldSession):
         self.widen_ring(int(window.output.max(initial=1)))
 
     def prefilled(self, window: Window, count: int) -> None:
-        """Begin with the first requests of a window decoding, up to ``count`` and to what slots and
-        memory hold.
-
-        The others up to ``count`` wait as prompts.
-        """
+        """Begin with first requests decoding, up to ``count`` and to what slots and memory hold."""
+        # The others up to ``count`` wait as prompts.
         most = min(int(self.pool.batch_size), int(self.clock.engine_slots), count)
         if not self.server.policy.by_phase:
             # No run of an engine leads to more decodes than fill a batch.

@@ -65,9 +65,7 @@ _LEVELS: dict[NetworkRecord, int] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passed:
-    """Jobs of which everything is known, or that the run ended with; ticks, -1 for what did not
-    happen.
-    """
+    """Jobs of which all is known, or that the run ended with; ticks, -1: it did not happen."""
 
     jobs: Jobs
     arrival: Ints  # shape (jobs,)
@@ -248,9 +246,7 @@ class NetworkSession(WorldSession):
         self.widen_ring(int(rows.decodes.max(initial=1)))
 
     def run(self, final: bool, until: int | None = None, steps: int = NEVER) -> bool:
-        """Call the kernel until the jobs known are used up, or for so many batches; return whether
-        they are.
-        """
+        """Call the kernel until known jobs are used up, or so many batches; say which it is."""
         self.clock.final, self.clock.steps = final, steps
         self.clock.until = self.stop if until is None else until
         status = self.call()
@@ -348,9 +344,7 @@ class NetworkSession(WorldSession):
         return values
 
     def recorded(self) -> tuple[Ints | None, Ints | None]:
-        """Return batches, and allocations in the same order, one row per request in a batch; None
-        for what was not recorded.
-        """
+        """Return batches, and rows of their requests in the same order; None: not recorded."""
         batches, rows = self.batch_rows(), self.allocation_rows()
         if batches is None or rows is None:
             return batches, None

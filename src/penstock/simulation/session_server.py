@@ -133,9 +133,7 @@ class OneServer(WorldSession, abc.ABC):
 
     @abc.abstractmethod
     def prefilled(self, window: Window, count: int) -> None:
-        """Begin with the first ``count`` requests of a window, which arrive at tick 0, ready to
-        decode.
-        """
+        """Begin with the first ``count`` requests, which arrive at tick 0, ready to decode."""
 
     @abc.abstractmethod
     def show(self, window: Window) -> Any:
@@ -144,12 +142,9 @@ class OneServer(WorldSession, abc.ABC):
     # -- what it does
 
     def step(self, window: Window, steps: int) -> bool:
-        """Call the kernel for so many batches, making room as it asks; return whether the window is
-        used up.
-
-        Unless told otherwise the window is not the last, and the kernel stops when it knows no
-        further arrival.
-        """
+        """Call the kernel for so many batches, with room as it asks; say if the window is done."""
+        # Unless told otherwise the window is not the last: the kernel stops when it knows no
+        # further arrival.
         self._clock.steps[0] = steps
         self.show(window)
         status = self.call()
@@ -158,9 +153,7 @@ class OneServer(WorldSession, abc.ABC):
         return status != records.PAUSED
 
     def run(self, window: Window, final: bool, drain: bool, report: Callable[[], None]) -> None:
-        """Call the kernel until the window is used up; a final one is run to its end, or to its
-        last arrival.
-        """
+        """Call the kernel until a window is used up; a final one to its end, or last arrival."""
         # All may be dropped.
         last = int(window.arrival[-1]) if window.arrival.size else self.last_arrival
         self.last_arrival = last if self.stop == NEVER else self.stop
@@ -233,9 +226,7 @@ class OneServer(WorldSession, abc.ABC):
         )
 
     def _refuse(self, status: int) -> None:
-        """Say why it cannot go on: nobody can be served, or the policy formed an empty batch, or
-        one of less than nothing.
-        """
+        """Say why it cannot go on: nobody can be served, or a batch is empty or negative."""
         name, when = self.server.policy.name, self.now * self.tick_s
         prompts, tokens = self.waiting
         if status == records.STUCK:
@@ -297,9 +288,7 @@ class Session(OneServer):
         return int(self._replica.processed.item())
 
     def fit(self, window: Window) -> None:
-        """Make room for the requests of a window: a ring of due epochs larger than the longest
-        output, with the linked requests in it anew.
-        """
+        """Make room for requests: a ring of due epochs beyond the longest output, linked anew."""
         check_costs(self.server, self.terms, self.tick_s, window.longest)
         size = max(64, 1 << int(window.output.max(initial=1)).bit_length())
         if size <= self.world.heads.size:
@@ -317,9 +306,7 @@ class Session(OneServer):
             slot = int(self.world.slots[slot].next)
 
     def prefilled(self, window: Window, count: int) -> None:
-        """Begin with the first ``count`` requests of a window, which arrive at tick 0, ready to
-        decode.
-        """
+        """Begin with the first ``count`` requests, which arrive at tick 0, ready to decode."""
         state, engine = self.line, int(self.pool.convention)
         # Their only token comes with the end of prefill.
         alone = window.output[:count] == engine
@@ -349,9 +336,7 @@ class Session(OneServer):
         return compiled_advance(self.terms is not None)(self.world, self.terms)
 
     def _forget(self, gone: Window) -> None:
-        """Forget the first requests, which have arrived before any instant of the series that is
-        still to come.
-        """
+        """Forget the first requests, which arrived before any coming instant of the series."""
         count, state = gone.finish.size, self.line
         prompts, outputs = gone.prompt[state.seen :], gone.output[state.seen :]
         state.seen_tokens += prompts.sum(dtype=np.int64) + outputs.sum(dtype=np.int64)

@@ -20,9 +20,8 @@ from penstock.system.server import Server
 
 
 def views(table: Any, *names: str) -> SimpleNamespace:
-    """Return fields of a table of one record, to be read after every few batches: ``.item()`` of an
-    array takes a fortieth of the time that an attribute of `numpy.record` does.
-    """
+    """Return fields of a one-record table, to be read after every few batches."""
+    # ``.item()`` of an array takes a fortieth of the time of an attribute of `numpy.record`.
     plain = table.view(np.ndarray)
     return SimpleNamespace(**{name: plain[name] for name in names})
 
@@ -31,8 +30,8 @@ class WorldSession:
     """The records of a run, and the calls that go on with it.
 
     With ``compress`` equal batches are one step. It stops at the tick ``stop``, or NEVER. Of times
-    between tokens so many leading ``bits`` are kept; 0: all. ``rules`` are the names of policies
-    and orders that may be called, for messages.
+    between tokens so many leading ``bits`` are kept; 0: all. ``rules``: names of policies and
+    orders, for messages.
     """
 
     def __init__(
@@ -120,9 +119,8 @@ class WorldSession:
         clock.batch_rows = clock.allocation_rows = 0
 
     def batch_rows(self) -> Ints | None:
-        """Return replica, start, ticks, prefill and decode tokens, and requests of each batch that
-        started, in order of their starts; None where they were not recorded.
-        """
+        """Return each batch, in order of start; None: not recorded."""
+        # Replica, start, ticks, prefill tokens, decode tokens, requests.
         if self.clock.record < records.BATCH_ROWS:
             return None
         self._keep_rows()
@@ -136,9 +134,7 @@ class WorldSession:
         return rows[np.lexsort((rows[:, 0], rows[:, 1]))]
 
     def allocation_rows(self) -> Ints | None:
-        """Return replica, batch, request, prefill and decode tokens of each request in each batch;
-        None where they were not recorded.
-        """
+        """Return rows of replica, batch, request, prefill and decode tokens; None: not recorded."""
         if self.clock.record < records.ALLOCATION_ROWS:
             return None
         self._keep_rows()
@@ -179,9 +175,7 @@ class WorldSession:
         )
 
     def widen_ring(self, longest: int) -> None:
-        """Make the rings of due epochs larger than the longest output, and put the decoding
-        requests in anew.
-        """
+        """Make rings of due epochs larger than the longest output; decoding requests go in anew."""
         world = self.world
         size = max(64, 1 << longest.bit_length())
         if size <= world.heads.shape[1]:

@@ -208,12 +208,9 @@ def simulate_closed(
     declared: Ints | None = None,  # output tokens that each says it may make; None: as made
     prefixes: Prefixes | None = None,  # what prompts have in common, for servers that cache it
 ) -> Run:
-    """Run a closed loop: each client sends its next request, the first that is left, when its own
-    one has ended.
-
-    A pause is at least a tick, so that the batch which starts at the answer has gone. Requests that
-    were never sent are left out.
-    """
+    """Run a closed loop: a client sends the first request left when its own has ended."""
+    # A pause is at least a tick: the batch which starts at the answer has gone. Requests never sent
+    # are left out.
     stop = NEVER if until is None else round(until / TICK_S)
     session = open_session(server, "requests", TICK_S, True, stop, prefixes)
     session.close_loop(clients, max(round(pause_s / TICK_S), 1))
@@ -226,14 +223,10 @@ def simulate_closed(
 
 
 def _overloads(workload: Workload, server: Server) -> bool:
-    """Return whether more is offered than the server carries: tokens in the best batches, and
-    attention beside.
-
-    Beside `Composition.table` a prompt of v tokens takes at least min(self, cross / 2) (v^2 - v),
-    and D decodes d (D v + D (D - 1) / 2): least at the means where lengths are independent
-    (Jensen). Where memory is short, other work may stand in for some of it, so there it counts
-    none.
-    """
+    """Return whether more is offered than the best batches carry, attention beside."""
+    # Beside `Composition.table` a prompt of v tokens takes at least min(self, cross / 2) (v^2 - v),
+    # and D decodes d (D v + D (D - 1) / 2): least at the means where lengths are independent
+    # (Jensen). Where memory is short, other work may stand in for some of it, so it counts none.
     prompt, model, lengths = workload.mean_prompt, server.batch_time, workload.lengths
     tokens = server.tokens_per_request(prompt, workload.mean_output)
     offered, capacity = workload.rate * tokens, model.capacity(server.token_budget)
@@ -257,9 +250,7 @@ def refuse_both(unit: str, count: int | None, until: float | None) -> None:
 
 
 def length_of_run(workload: Workload, requests: int | None, until: float | None) -> int | None:
-    """Check what was asked for; return the number of arrivals, or None if `until` bounds the
-    run.
-    """
+    """Check what was asked for; return the number of arrivals, None where `until` bounds it."""
     refuse_both("requests", requests, until)
     if until is not None:
         return None
@@ -336,9 +327,7 @@ _Item = TypeVar("_Item")
 
 
 def drawn_ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
-    """Yield what an iterator yields, while a thread draws the next one: compiled code and NumPy let
-    both go on at once.
-    """
+    """Yield items while a thread draws the next: compiled code and NumPy let both go on."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, items, None)
         while (item := coming.result()) is not None:

@@ -37,9 +37,7 @@ def ticks_of_batches(server: Server, tick_s: float) -> Ints:
 
 
 def terms_of(server: Server, tick_s: float) -> composition.Terms | None:
-    """Return what batches cost, each term rounded once, or None where their token load alone
-    decides.
-    """
+    """Return what batches cost, each term rounded once; None: their token load alone decides."""
     model = server.batch_time
     if not isinstance(model, Composition):
         return None
@@ -72,9 +70,8 @@ def term_seconds(model: Composition) -> tuple[float, ...]:
 def check_costs(
     server: Server, terms: composition.Terms | None, tick_s: float, longest: int
 ) -> None:
-    """Refuse requests so long that a batch costs more than can be counted, and ticks too long for
-    the terms; ``longest``: tokens of a request.
-    """
+    """Refuse requests too long for a batch's cost to be counted, and ticks too long for terms."""
+    # ``longest``: tokens of a request.
     model = server.batch_time
     if terms is None or not isinstance(model, Composition):
         return

@@ -15,9 +15,7 @@ from penstock.workload.workload import Requests
 
 @dataclasses.dataclass
 class Window:
-    """Requests that the kernel may still need, in order of arrival; ticks and tokens, -1 for what
-    is not known yet.
-    """
+    """Requests that the kernel may need, in order of arrival; ticks, tokens, -1: not known yet."""
 
     arrival: Ints
     prompt: Ints32

@@ -43,13 +43,9 @@ _TIE = 1e-12  # values closer than this share of them are equal: the batch found
 
 
 def budgets(batch_time: BatchTime, token_budget: int, max_batch_size: int | None = None) -> Ints:
-    """Return the budgets worth weighing: loads at which one more token changes the batch time, and
-    the largest.
-
-    For `PiecewiseConstant` they are the multiples of b0. More than `MOST_BUDGETS` are thinned to as
-    many, in steps of about equal ratio; those of the region's corners stay. Where what is in a
-    batch counts too, they are those of the part that goes by token load.
-    """
+    """Return the loads at which one more token changes the batch time, and the largest."""
+    # More than `MOST_BUDGETS` are thinned to as many, in steps of about equal ratio; the region's
+    # corners stay. Where what is in a batch counts too, they are of the part by token load.
     seconds = batch_time.by_tokens.table(token_budget)
     loads = np.append(np.flatnonzero(np.diff(seconds[1:])) + 1, token_budget)
     if loads.size > MOST_BUDGETS:
@@ -62,14 +58,11 @@ def budgets(batch_time: BatchTime, token_budget: int, max_batch_size: int | None
 
 
 def _corner_loads(seconds: Floats, slots: int) -> Ints:
-    """Return the token loads from k_max on at which the lower convex envelope of the batch times
-    has a corner.
-
-    With k_max requests a batch of b tokens is worth a linear function of b, so worth / t_b is
-    largest at one of them whatever the tokens of each phase are worth: they are the corners of the
-    region for long prompts. Where there are many, so many stay that the envelope rises by `_CLOSE`
-    at most.
-    """
+    """Return token loads from k_max on at which the lower envelope of batch times has a corner."""
+    # With k_max requests a batch of b tokens is worth a linear function of b, so worth / t_b is
+    # largest at one of them whatever the tokens of each phase are worth: they are the corners of
+    # the region for long prompts. Where there are many, so many stay that the envelope rises by
+    # `_CLOSE` at most.
     scale = np.array([seconds.size, seconds.max()])
     corners = hull.corners(
         np.column_stack([np.arange(slots, seconds.size), seconds[slots:]]) / scale
@@ -91,9 +84,7 @@ def _corner_loads(seconds: Floats, slots: int) -> Ints:
 def maxweight_parameters(
     batch_time: BatchTime, token_budget: int, max_batch_size: int | None = None
 ) -> tuple[float, ...]:
-    """Return mean prompt and mean decode tokens (0: learn it), then each budget and 1 / its batch
-    time, 1/s.
-    """
+    """Return mean prompt and decode tokens (0: learn it), budgets, and 1 / their times, 1/s."""
     loads = budgets(batch_time, token_budget, max_batch_size)
     pairs = np.column_stack([loads, 1 / batch_time.by_tokens(loads)])
     return (_LEARN, _LEARN, *pairs.ravel().tolist())
@@ -110,14 +101,10 @@ def pool_parameters(
 
 
 def maxweight(queue, limits, params):  # type: ignore[no-untyped-def]
-    """Take the batch that is worth most per second, by the requests in each phase (MaxWeight
-    back-pressure).
-
-    With Zp and Zd requests in prefill and in decode, of m_p and m_d tokens on average, a batch of x
-    prefill and y decode tokens is worth [x (Zp - Zd) / m_p + y Zd / m_d] / t_{x+y}: x / m_p
-    requests go from one queue to the next, y / m_d leave. Decodes may wait although they are ready,
-    so more than k requests may come to be in decode.
-    """
+    """Take the batch worth most per second, by requests in each phase (MaxWeight back-pressure)."""
+    # With Zp and Zd requests in prefill and decode, of m_p and m_d tokens on average, x prefill and
+    # y decode tokens are worth [x (Zp - Zd) / m_p + y Zd / m_d] / t_{x+y}: x / m_p requests change
+    # queues, y / m_d leave. Ready decodes may wait, so more than k may come to be in decode.
     prompt, decode = _means(
         params, queue.arrived, queue.arrived_tokens, queue.finished, queue.finished_decodes
     )
@@ -134,11 +121,8 @@ def maxweight(queue, limits, params):  # type: ignore[no-untyped-def]
 
 
 def maxweight_tokens(queue, limits, params):  # type: ignore[no-untyped-def]
-    """MaxWeight by the tokens in each phase: x prefill and y decode tokens are worth [x Wp + y Wd]
-    / t_{x+y}.
-
-    Wp counts the prompt tokens that wait, Wd the decode iterations to come of requests in decode.
-    """
+    """MaxWeight by tokens: x prefill and y decode tokens are worth [x Wp + y Wd] / t_{x+y}."""
+    # Wp counts the prompt tokens that wait, Wd the decode iterations to come of requests in decode.
     return _worth_most(
         float(queue.waiting_tokens),
         float(queue.decode_tokens),
@@ -153,11 +137,9 @@ def maxweight_tokens(queue, limits, params):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, boundscheck=True, inline="always")
 def _means(params, arrived, arrived_tokens, finished, finished_decodes):  # type: ignore[no-untyped-def]
-    """Return the mean prompt and decode tokens: as given, or as learnt.
-
-    Until a request finishes a decode token counts as a whole request: to learn how long decodes
-    are, serve some.
-    """
+    """Return the mean prompt and decode tokens: as given, or as learnt."""
+    # Until a request finishes a decode token counts as a whole one: to learn of decodes, serve
+    # some.
     prompt, decode = params[0], params[1]
     if prompt <= 0:
         prompt = arrived_tokens / arrived if arrived > 0 else 1.0
@@ -168,12 +150,9 @@ def _means(params, arrived, arrived_tokens, finished, finished_decodes):  # type
 
 @njit(cache=True, inline="always")
 def _worth_most(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, limits, params):  # type: ignore[no-untyped-def]
-    """Return the batch that maximises (x by_prefill + y by_decode) / t over budgets and numbers of
-    prompts.
-
-    The phase whose token is worth more fills the budget first. Each budget is the smallest that
-    fits its batch.
-    """
+    """Return the batch with most (x by_prefill + y by_decode) / t, over budgets and prompts."""
+    # The phase whose token is worth more fills the budget first; each budget is the smallest for
+    # its batch.
     slots = limits.batch_size
     if by_prefill <= 0:
         prompts, prompt_tokens = 0, 0
@@ -223,15 +202,12 @@ def _worth_most(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, l
 
 @njit(cache=True, inline="always")
 def _share_slots(worth, prompts, prompt_tokens, head, decoding, budget, slots, smaller):  # type: ignore[no-untyped-def]
-    """Return prefill and decode tokens of the best batch within a budget, above a smaller one,
-    where slots are short.
-
-    A prompt takes a slot whatever is left of it. n prompts leave room for y = min(slots - n, Zd, b)
-    decodes and x = min(b - y, their tokens, on average). As n rises beyond the slots that are free
-    anyway, x grows by a prompt at a time until the budget is full, then by the token that the
-    decode leaves: the best n is at an end of such a stretch, or the least that fills more than the
-    smaller budget.
-    """
+    """Return prefill and decode tokens of the best batch above ``smaller`` if slots are short."""
+    # A prompt takes a slot whatever is left of it. n prompts leave room for y = min(slots - n, Zd,
+    # b) decodes and x = min(b - y, their tokens, on average). As n rises beyond the free slots, x
+    # grows by a prompt at a time until the budget is full, then by the token that the decode
+    # leaves: the best n is at an end of such a stretch, or the least that fills more than the
+    # smaller budget.
     fits = min(decoding, budget)
     free = min(prompts, slots - fits)
     mean_prompt = (prompt_tokens - head) / max(prompts - 1, 1)
@@ -267,12 +243,9 @@ def _prompts_in(tokens, prompts, prompt_tokens, head):  # type: ignore[no-untype
 
 
 def pool_controlled(queue, limits, params):  # type: ignore[no-untyped-def]
-    """Decodes first, with a budget by the number of requests in decode, which it keeps bounded.
-
-    Below L the whole token budget; from L to U the smallest budget that fits the decodes, with a
-    slot for a prompt; from U on decodes alone. Where no max batch size below the token budget
-    binds, this is Sarathi-Serve.
-    """
+    """Decodes first, with a budget by the number of requests in decode, which it keeps bounded."""
+    # Below L the whole budget; from L to U the smallest that fits the decodes and a prompt's slot;
+    # from U on decodes alone. Where no lower max batch size binds, this is Sarathi-Serve.
     decode = min(queue.decoding, limits.batch_size, limits.token_budget)
     budget = limits.token_budget
     if limits.batch_size < limits.token_budget and queue.decoding >= params[0]:

@@ -331,9 +331,8 @@ class Composition(BatchTime):
         return alone, alone if self.mixed_attention is None else self.mixed_attention
 
     def _seconds(self, tokens: Floats) -> Floats:
-        """Return a time that no batch of so many tokens stays below: nothing before them, the
-        fewest pairs.
-        """
+        """Return a time that no batch of so many tokens stays below: the fewest pairs."""
+        # The fewest: nothing comes before these tokens.
         return self.linear._seconds(tokens) + self.self_attention * tokens + self.per_request
 
     def of_batches(

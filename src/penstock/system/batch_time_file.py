@@ -45,8 +45,7 @@ class _Table(Section):
 class BatchTimeSection(Section):
     """Seconds of a batch: ``{c_ms, a_ms, b0}`` steps, or one of the other keys.
 
-    ``table`` and ``file`` are paths: of measurements, and of a batch-time file such as
-    `write_batch_time` writes.
+    ``table``: a path of measurements; ``file``: of what `write_batch_time` writes, or the like.
     """
 
     c_ms: float | None = None
@@ -106,9 +105,7 @@ class BatchTimeSection(Section):
 
 
 class _Composition(Section):
-    """A `Composition`: ``linear`` by token load, attention in ns per pair of tokens or per token of
-    context.
-    """
+    """A `Composition`: ``linear`` by token load, attention in ns per pair or token of context."""
 
     linear: BatchTimeSection
     self_attention_ns: float = 0.0

@@ -28,9 +28,8 @@ def resolved(
     make: Callable[[Any], T],
     folder: Path | None,
 ) -> T:
-    """Return what a known name, ``module:function``, ``file.py:function`` or a function stands for.
-    Modules and files are looked for in the folder first; None: the working folder.
-    """
+    """Return what a known name, ``module:function``, ``file.py:function`` or a function means."""
+    # Modules and files are looked for in the folder first; None: the working folder.
     if isinstance(choice, str):
         if choice in known:
             return known[choice]

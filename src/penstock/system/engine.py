@@ -26,9 +26,9 @@ MOST_TOKENS = 2**22
 class Option(NamedTuple):
     """A setting of an engine: its default, what it may be, and what the engine itself calls it.
 
-    ``refused``: words that the engine knows besides, with the reason why they are refused here.
-    One whose default is a tuple is a list of shares of one, or a single share. A default of None is
-    a share that follows from other settings. ``needs``: the setting without which it says nothing.
+    ``refused``: other words of the engine, with why they are refused. A tuple as default: a list of
+    shares of one, or a single share. None: a share that follows from others. ``needs``: the setting
+    without which it says nothing.
     """
 
     default: Any

@@ -26,9 +26,7 @@ _GRAPHS = 0.02  # of the memory of a GPU: CUDA graphs count in the share since 0
 
 
 def _limits_of_vllm(gib: float, a100: bool, offline: bool) -> tuple[int, int]:
-    """Return its token budget and max batch size; its ``LLM`` class, without a server, batches
-    more.
-    """
+    """Return token budget and max batch size; without a server, its ``LLM`` class has more."""
     if gib >= 160:
         return 16384, 1024
     if gib >= 70 and not a100:
@@ -313,9 +311,7 @@ ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Vllm(), Sglang(
 
 
 class Defaults(NamedTuple):
-    """The limits that an engine sets by itself: most tokens and most requests (None: it sets none)
-    of a batch.
-    """
+    """An engine's own limits: most tokens and most requests (None: it sets none) of a batch."""
 
     token_budget: int
     max_batch_size: int | None

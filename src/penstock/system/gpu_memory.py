@@ -227,9 +227,7 @@ class Gpu:
         return "" if rule is None or share is None else f" at {rule.option} {share:g}"
 
     def _share(self, engine: Scheduler) -> float | None:
-        """Return the share of the memory that an engine is told to use, or takes by itself; None:
-        by another rule.
-        """
+        """Return the share of memory an engine is told to use, or takes; None: by another rule."""
         if self.utilization is not None or engine.gpu_rule is None:
             return self.utilization
         return engine.gpu_rule.share

@@ -9,13 +9,10 @@ FLAT = 1e-12
 
 
 def corners(path: Floats) -> Floats:
-    """Return the points of a path at which its convex hull turns left, its ends included.
-
-    A path that goes right by (b, t_b) gives the lower convex envelope of t; one that goes left and
-    up gives the upper right side of the hull.
-
-    The path has shape (points, 2), coordinates of about 1, ordered along one axis, no point twice.
-    """
+    """Return the points of a path at which its convex hull turns left, its ends included."""
+    # A path that goes right by (b, t_b) gives the lower convex envelope of t; one that goes left
+    # and up the upper right side of the hull. Shape (points, 2), of about 1, ordered along one
+    # axis, no point twice.
     inner = np.ones(1, bool)
     while inner.any() and len(path) > 2:  # what lies in the chord of its neighbours is no corner
         step = np.diff(path, axis=0)

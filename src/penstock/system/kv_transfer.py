@@ -66,12 +66,9 @@ def checked_link(
 
 
 def received_tokens(jobs: Jobs, pool: Ints, by_engines: Bools, engine_convention: Bools) -> Ints:
-    """Return the tokens of KV memory that requests get which only decode at an engine, 0 for all
-    others; shape (requests,).
-
-    ``pool`` has shape (stages,); ``by_engines`` and ``engine_convention``, of shape (pools,), say
-    whether the servers are engines, and whether the end of a prefill yields the first output.
-    """
+    """Return KV tokens sent to requests that only decode at an engine, or 0; shape (requests,)."""
+    # ``pool`` has shape (stages,); ``by_engines`` and ``engine_convention`` (the end of a prefill
+    # yields the first output) have shape (pools,).
     received = np.zeros(jobs.requests, np.int64)
     if jobs.sender is None or not by_engines.any():
         return received

@@ -33,9 +33,7 @@ def scaled(model: Composition, factor: float) -> Composition: ...
 @overload
 def scaled(model: BatchTime, factor: float) -> BatchTime: ...
 def scaled(model: BatchTime, factor: float) -> BatchTime:
-    """Return batch times so many times as long, without what is known of them: the same work on a
-    machine that is slower or faster.
-    """
+    """Return batch times times a factor, as of another machine, without what is known of them."""
     match model:
         case PiecewiseConstant() | Affine() | Hinge():
             return dataclasses.replace(model, c=model.c * factor, a=model.a * factor)
@@ -53,9 +51,7 @@ def scaled(model: BatchTime, factor: float) -> BatchTime:
 
 
 def with_host(model: BatchTime, seconds: float) -> BatchTime:
-    """Return batch times that are so many seconds longer each: what the host takes from one batch
-    to the next.
-    """
+    """Return batch times so many seconds longer: the host's between two batches."""
     match model:
         case PiecewiseConstant() | Affine() | Hinge():
             return dataclasses.replace(model, c=model.c + seconds)

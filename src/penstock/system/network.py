@@ -85,10 +85,9 @@ class Network:
         return cls({"pool": Pool(server, replicas, router)}, [Workflow.single(workload, "pool")])
 
     def _let_engines_cache(self) -> None:
-        """Let engines cache prefixes where it is known what prompts have in common: by hash ids, or
-        as calls have the context of earlier ones. What they find is no matter of whether contexts
-        ``grow`` or are to be reused: that is for policies of the paper.
-        """
+        """Let engines cache prefixes where hash ids or the context of calls say what is common."""
+        # Whether contexts ``grow`` or are to be reused is no matter: that is for the paper's
+        # policies.
         pools = dict(self.pools)
         workflows = list(self.workflows)
         for index, workflow in enumerate(workflows):
@@ -415,9 +414,8 @@ class Network:
         return np.where(caches, most, self._found(jobs, ~self.by_engines))
 
     def _computed_of_recorded(self, jobs: Jobs, recorded: Ints) -> Ints:
-        """Return the tokens of recorded prompts that no earlier one of the recording has, counted
-        once where several requests of a job have one prompt in one pool; shape (recorded,).
-        """
+        """Return tokens of recorded prompts that no earlier one has; shape (recorded,)."""
+        # Counted once where several requests of a job have one prompt in one pool.
         assert self.prefixes is not None
         rows = jobs.column("prefix")[recorded]
         prompt = np.zeros(self.prefixes.rows, np.int64)
@@ -429,18 +427,14 @@ class Network:
         return computed
 
     def _found(self, jobs: Jobs, pools: Bools) -> Ints:
-        """Return what requests find in these pools, if all that their job computed there is
-        kept on one replica.
-        """
+        """Return what requests find in pools if one replica keeps all that their job computed."""
         here = pools[self.stage_pool[jobs.stage]]
         if not here.any():
             return np.zeros(jobs.requests, np.int64)
         return np.where(here, reused(jobs, self.stage_pool), 0)
 
     def _found_means(self, pools: Bools, tokens: Callable[[Jobs], Ints]) -> Floats:
-        """Return mean tokens of a request that may be found in some pools, in a sample of jobs;
-        shape (stages,).
-        """
+        """Return mean tokens that a request may find in pools, in a sample; shape (stages,)."""
         found = np.zeros(len(self.stages))
         for index, workflow in enumerate(self.workflows):
             shares = workflow.reuses or workflow.prefixes is not None
@@ -450,9 +444,7 @@ class Network:
         return found
 
     def _sampled_means(self, index: int, tokens: Callable[[Jobs], Ints]) -> Floats:
-        """Return the mean over the requests of a workflow, in a sample of its jobs, by stage;
-        shape (stages,).
-        """
+        """Return means over a workflow's requests, by stage, in a sample; shape (stages,)."""
         workflow = self.workflows[index]
         blocks = workflow.blocks() if isinstance(workflow, Workflow) else [workflow.recorded]
         most = self.means[index].sampled or MOST_SAMPLED

@@ -73,11 +73,9 @@ def refuse_unserved_stages(network: "Network") -> None:
 
 
 def refuse_in_vain(network: "Network") -> None:
-    """Raise an `InputError` for the first pool that cannot do what it is for.
-
-    Such a network runs, and in Python one may want to see it do so: a router that looks for what
-    nobody has is another one. A scenario, a plan or a comparison that names it is mistaken.
-    """
+    """Raise an `InputError` for the first pool that cannot do what it is for."""
+    # Such a network runs, as one may want in Python: a router that looks for what nobody has is
+    # another one. A scenario, a plan or a comparison that names it is mistaken.
     for name, pool in network.pools.items():
         if pool.replicas > 1:  # else no router is asked
             _check_router(network, name, pool)
@@ -86,9 +84,8 @@ def refuse_in_vain(network: "Network") -> None:
 
 
 def refuse_unfed_decodes(network: "Network") -> None:
-    """Raise an `InputError` for the first stage that only decodes, at an engine, where no prefill
-    of another pool comes before: it would wait for KV memory that nobody sends.
-    """
+    """Refuse the first stage that would wait at an engine for KV memory that nobody sends."""
+    # It only decodes, and no prefill of another pool comes before.
     for workflow in network.workflows:
         if isinstance(workflow, Workflow):
             _check_decodes(network, workflow)
@@ -192,9 +189,7 @@ def _most_of_a_job(network: "Network", name: str) -> float:
 
 
 def _check_decodes(network: "Network", workflow: Workflow) -> None:
-    """Refuse stages that only decode, at an engine, where no prefill of another pool comes
-    before.
-    """
+    """Refuse stages that only decode, at an engine, with no prefill of another pool before."""
     for name, stage in workflow.stages.items():
         if stage.prompt != 0 or stage.output == 0 or network.pools[stage.pool].server.by_lines:
             continue

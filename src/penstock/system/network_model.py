@@ -83,9 +83,7 @@ class NetworkModel:
 
     @property
     def rho(self) -> Floats:
-        """Shape (pools,), load of each pool (eq:load-dag), if requests find nothing of their
-        prompts but what they surely do.
-        """
+        """Shape (pools,), load of each pool (eq:load-dag), if prompts are found only as is sure."""
         if self.loads_without_cache is not None:
             return self.loads_without_cache
         return self.offered / self.capacity

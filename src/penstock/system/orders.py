@@ -161,31 +161,24 @@ def _made(function: OrderFunction, name: str | None, params: Sequence[float]) ->
 
 
 def priority(lines, params, weights):  # type: ignore[no-untyped-def]
-    """Static priority between stages; ``params`` has the lines, most urgent first.
-
-    The Rybko-Stolyar network shows that it can make a network unstable although no server is
-    overloaded (Section 5).
-    """
+    """Static priority between stages; ``params`` has the lines, most urgent first."""
+    # By the Rybko-Stolyar network it can be unstable although no server is overloaded (Section 5).
     for rank in range(lines.shape[0]):
         weights[int(params[rank]), 0] = -rank
     return BY_LINE
 
 
 def decode_first(lines, params, weights):  # type: ignore[no-untyped-def]
-    """Any decode before any prefill, inside a phase by the order of stages: Sarathi-Serve over all
-    stages at once.
-    """
+    """Any decode before any prefill, then by the order of stages: Sarathi-Serve over all stages."""
     weights[:, 0] = 0
     weights[:, 1] = 1
     return BY_PHASE
 
 
 def back_pressure(lines, params, weights):  # type: ignore[no-untyped-def]
-    """Stages by (Z - Z of what comes next) / (m_p + m_d), the largest first.
-
-    MaxWeight back-pressure (Tassiulas and Ephremides 1992): a token there lowers the squared queue
-    lengths the most.
-    """
+    """Stages by (Z - Z of what comes next) / (m_p + m_d), the largest first."""
+    # MaxWeight back-pressure (Tassiulas and Ephremides 1992): a token there lowers the squared
+    # queue lengths the most.
     for line in range(lines.shape[0]):
         tokens = lines[line, LINE_PREFILL_MEAN] + lines[line, LINE_DECODE_MEAN]
         pressure = lines[line, LINE_PROMPTS] + lines[line, LINE_DECODING] - lines[line, LINE_NEXT]
@@ -194,10 +187,7 @@ def back_pressure(lines, params, weights):  # type: ignore[no-untyped-def]
 
 
 def back_pressure_phase(lines, params, weights):  # type: ignore[no-untyped-def]
-    """Back-pressure with each phase a queue of its own.
-
-    Prefill has (Zp - Zd) / m_p, decode (Zd - Zp of what comes next) / m_d.
-    """
+    """Back-pressure by phase: (Zp - Zd) / m_p, and (Zd - Zp of what comes next) / m_d."""
     for line in range(lines.shape[0]):
         prompts, decoding = lines[line, LINE_PROMPTS], lines[line, LINE_DECODING]
         prefill, decode = lines[line, LINE_PREFILL_MEAN], lines[line, LINE_DECODE_MEAN]
@@ -209,9 +199,7 @@ def back_pressure_phase(lines, params, weights):  # type: ignore[no-untyped-def]
 
 
 def hlpps(lines, params, weights):  # type: ignore[no-untyped-def]
-    """Head-of-the-line proportional processor sharing (Bramson 1996): the budget by the work Z (m_p
-    + m_d) of each.
-    """
+    """Head-of-the-line processor sharing (Bramson 1996): the budget by each one's Z (m_p + m_d)."""
     for line in range(lines.shape[0]):
         requests = lines[line, LINE_PROMPTS] + lines[line, LINE_DECODING]
         weights[line, 0] = requests * (

@@ -22,11 +22,9 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # that Numba puts into its messages fo
 
 
 def compile_under(function: Callable[..., Any], signature: Any, what: str, form: str) -> Any:
-    """Return the function under an explicit Numba type, kept on disk where it comes from a file.
-
-    One that must return a whole number has to do so by itself: Numba would cut a float to one. Of a
-    row of numbers those that are floats are cut, but none that is no number: that becomes -1.
-    """
+    """Return the function under an explicit Numba type, kept on disk where it is from a file."""
+    # One that must return a whole number has to do so by itself: Numba would cut a float to one.
+    # Floats in a row of numbers are cut, but one that is no number becomes -1.
     if config.DISABLE_JIT:  # type: ignore[attr-defined]  # interpreted: nothing is known of what it returns
         return function
     if _is_shipped(function):  # good as it is

@@ -177,10 +177,8 @@ class Policy(OwnFunction, Scheduler):
 
 
 def fields_read(function: PolicyFunction) -> frozenset[str]:
-    """Return the fields of `Queue` that a function reads; all of them, where that cannot be told.
-
-    It can where the function does nothing with its first argument but take attributes of it.
-    """
+    """Return the fields of `Queue` that a function reads; all, where that cannot be told."""
+    # It can where the function does nothing with its first argument but take attributes of it.
     everything = frozenset(Queue._fields)
     if not isinstance(function, FunctionType) or function.__code__.co_argcount == 0:
         return everything
@@ -258,9 +256,7 @@ def fastertransformer(queue, limits, params):  # type: ignore[no-untyped-def]
 
 
 def vllm_vanilla(queue, limits, params):  # type: ignore[no-untyped-def]
-    """Prompts alone while there are any, else decodes (vLLM without chunked prefill; paper, Section
-    4).
-    """
+    """Prompts alone while there are any, else decodes: vLLM without chunks (paper, Section 4)."""
     prefill = min(queue.prompt_tokens, limits.token_budget)
     decode = 0 if queue.prompts > 0 else min(queue.decoding, limits.batch_size, limits.token_budget)
     return prefill, decode, PREFILL_FIRST

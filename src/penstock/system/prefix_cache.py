@@ -75,10 +75,8 @@ def network_notes(network: "Network") -> list[str]:
 
 
 def _in_common(network: "Network", name: str, pool: "Pool") -> str:
-    """Say by what it is known what prompts have in common that come to a pool; empty: by nothing.
-
-    What a job goes on with is the context, which policies of the paper count as it is asked for.
-    """
+    """Say by what it is known what a pool's prompts have in common; empty: by nothing."""
+    # Jobs go on with the context, which policies of the paper count as it is asked for.
     visitors = [
         workflow
         for workflow in network.workflows

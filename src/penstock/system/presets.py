@@ -18,9 +18,7 @@ _FOLDER = Path(__file__).parent / "hardware_files"
 
 @dataclasses.dataclass(frozen=True)
 class Hardware(BatchTimeFile):
-    """A model on a machine: a `BatchTimeFile` and its name, which a scenario's ``hardware`` key
-    says.
-    """
+    """A model on a machine: a `BatchTimeFile` and its name, as ``hardware`` in a scenario."""
 
     name: str = ""
 

@@ -13,9 +13,7 @@ from penstock.workload.jobs import Jobs
 def mean_per_request(
     blocks: Iterable[Jobs], tokens: Callable[[Jobs], Ints], stages: int, most_jobs: int
 ) -> Floats:
-    """Return the mean tokens of a request of each stage, over so many jobs, or all if there are
-    fewer; shape (stages,).
-    """
+    """Return the mean tokens of a stage's requests over at most so many jobs; shape (stages,)."""
     requests = np.zeros(stages)
     total = np.zeros(stages)
     left = most_jobs
@@ -30,20 +28,16 @@ def mean_per_request(
 
 
 def shared_at_most(jobs: Jobs) -> Ints:
-    """Return the tokens of each prompt that others may have, where prefixes are cached: those of
-    its context, and any of a prompt whose hash ids are recorded; shape (requests,).
-    """
+    """Return tokens of each prompt that others may have in a cache; shape (requests,)."""
+    # Those of its context, and any of a prompt whose hash ids are recorded.
     recorded = jobs.column("prefix") >= 0
     shared = np.where(recorded, jobs.prompt, np.where(jobs.context < 0, jobs.reuse, 0))
     return np.minimum(shared, jobs.prompt).astype(np.int64)
 
 
 def reused(jobs: Jobs, pool: Ints) -> Ints:
-    """Return what each request finds: its context's tokens, if that was computed in the same pool,
-    or what came before.
-
-    ``pool`` has the pool of each stage; shape (requests,).
-    """
+    """Return what each request finds of its context in the same pool; shape (requests,)."""
+    # All of it that was computed there, or what came before. ``pool`` has the pool of each stage.
     here, tokens = pool[jobs.stage], np.zeros(jobs.requests, np.int64)
     request = np.flatnonzero(jobs.context)
     source, shared = request + jobs.context[request], jobs.reuse[request].astype(np.int64)
@@ -61,13 +55,11 @@ def reused(jobs: Jobs, pool: Ints) -> Ints:
 
 
 def computed_once(jobs: Jobs, pool: Ints) -> Ints:
-    """Return the tokens of its context that each request computes itself, if no replica of a pool
-    ever forgets, and each knows what the others do; shape (requests,).
-
-    A token of a context comes from the prompt or the output of one request. A pool that served that
-    one has it. Else one of those that go on with it there computes it: counted at the one that goes
-    on with the most of it. Nothing is counted of a recorded prompt, which other jobs may share.
-    """
+    """Return the context tokens that each request computes itself; shape (requests,)."""
+    # If no replica of a pool forgets, and each knows what others do. A token of a context comes
+    # from the prompt or output of one request: the pool that served it has it. Else it counts at
+    # the one there that goes on with the most of it. Nothing is counted of a recorded prompt, which
+    # other jobs may share.
     here, pools = pool[jobs.stage], int(pool.max(initial=0)) + 1
     recorded = jobs.column("prefix") >= 0
     computed = np.zeros(jobs.requests, np.int64)

@@ -119,9 +119,8 @@ class Router(OwnFunction):
         return self._reads("SEEN_MEMORY")
 
     def _reads(self, column: str) -> bool:
-        """Return whether its function may look at a column: at those that it names, or at any,
-        where it names none or calls another function that may.
-        """
+        """Return whether its function may look at a column: one of its names, or any if unclear."""
+        # Unclear: it names none, or calls another function that may.
         if self.function is None:
             return False
         names = self.function.__code__.co_names
@@ -233,9 +232,8 @@ unfinished requests, or unprocessed tokens. The others are the functions of
 def resolve_router(
     choice: "str | Router | RouterFunction | Mapping[str, Any]", *, folder: Path | None = None
 ) -> Router:
-    """Return the router that a name, a ``module:function`` or a function stands for, with settings
-    if it is given with some: ``{"prefix": {"match": 0.5}}``.
-    """
+    """Return the router of a name, a ``module:function`` or a function, and given settings."""
+    # Settings: ``{"prefix": {"match": 0.5}}``.
     if isinstance(choice, Mapping):
         return _with_named_settings(choice, folder)
     return resolved(choice, "router", ROUTERS, Router, router, folder)

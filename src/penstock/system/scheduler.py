@@ -25,9 +25,7 @@ Holds = Literal["computed", "prefill", "completion"]
 
 
 class GpuBytes(NamedTuple):
-    """One GPU, in bytes: its memory, the weights on it, what else is needed; and the limits that
-    matter to it.
-    """
+    """One GPU, in bytes: its memory, the weights on it, what else is needed; and its limits."""
 
     memory: float
     weights: float

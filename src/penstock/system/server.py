@@ -428,9 +428,7 @@ def _memory(
 def _memory_of_gpu(
     gpu: Gpu, policy: Scheduler, token_budget: int, rules: Memory | None
 ) -> tuple[Gpu, Memory | None]:
-    """Return the GPU with the engine that it serves, and the memory that it leaves that one, with
-    the rules given.
-    """
+    """Return the GPU with its engine, and the memory that it leaves to that one, by the rules."""
     if rules is not None and not rules.estimated:
         raise InputError(
             f"gpu and a memory of {rules.blocks:,} blocks (memory, kv_blocks or kv_tokens) both "

@@ -25,9 +25,7 @@ def _limits_of_sglang(gib: float, a100: bool, offline: bool) -> tuple[int, None]
 
 
 def _left_by_sglang(gpu: GpuBytes, share: float | None) -> float:
-    """Return what is left of a share of the memory, else of all but what it keeps for everything
-    else.
-    """
+    """Return what is left of a share of memory, else of all but what it keeps for all else."""
     if share is not None:
         return share * gpu.memory - gpu.weights
     large = gpu.memory > 60 * 2**30
@@ -124,9 +122,7 @@ def _notes_of_sglang(options: Options) -> list[str]:
 
 
 class Sglang(Engine):
-    """SGLang 0.5.23: new prompts in chunks, alone or beside the decodes, as far as an estimate of
-    memory allows.
-    """
+    """SGLang 0.5.23: prompts in chunks, alone or beside decodes, as estimates of memory allow."""
 
     name = "sglang"
     rule = records.SGLANG
@@ -252,9 +248,8 @@ class Sglang(Engine):
         return max(token_budget, int(together))
 
     def most_outputs(self, prompt: Any, usable: int, block_size: int) -> Any:
-        """Return to how many outputs memory cuts what requests may make: the pages of the prompt,
-        one more and one token stay free.
-        """
+        """Return to how many outputs memory cuts what requests may make."""
+        # The pages of the prompt, one more and one token stay free.
         paged = -(-np.asarray(prompt, np.int64) // block_size) * block_size
         return (usable - 1) * block_size - paged - 1
 

@@ -7,9 +7,7 @@ from penstock.errors import InputError, nearest
 
 
 def ranking(pool: str, order: Sequence[str], pool_of_stage: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the numbers of a pool's stages, most urgent first. ``pool_of_stage`` has all stages of
-    the network in order, by full names.
-    """
+    """Return a pool's stages, most urgent first; ``pool_of_stage`` has all, by full names."""
     stages = list(pool_of_stage)
     here = [stage for stage, name in enumerate(pool_of_stage.values()) if name == pool]
     names = [stages[stage] for stage in here]
@@ -36,9 +34,8 @@ def ranking(pool: str, order: Sequence[str], pool_of_stage: Mapping[str, str]) -
 
 
 def place(stage: str, names: Sequence[str], where: str, pool_of_stage: Mapping[str, str]) -> int:
-    """Return which of the full names (``workflow.stage``) is meant; a stage's own name will do
-    where only one has it. ``where`` says what calls it so, for errors.
-    """
+    """Return which full name, ``workflow.stage``, is meant; ``stage`` will do where it is one's."""
+    # ``where`` says what calls it so, for errors.
     if stage in names:
         return names.index(stage)
     short = [index for index, name in enumerate(names) if name.endswith(f".{stage}")]

@@ -49,9 +49,7 @@ class Seen:
             object.__setattr__(self, name, tuple(ends))
 
     def beyond(self, policy: str, prompt: float, output: float, running: float) -> list[str]:
-        """Say what no row has seen of a server: its policy, mean lengths, and the most requests
-        that run at its limit.
-        """
+        """Say what no row has seen: the policy, mean lengths, the most that run at its limit."""
         said = []
         if policy != self.policy:
             said.append(f"no row was of {policy}, all were of {self.policy}")
@@ -123,8 +121,9 @@ class Within:
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """What the rows of a calibration allow: batch times at the extremes of each cost, with all
-    others as the rows then ask for.
+    """What the rows of a calibration allow: batch times at the extremes of each cost.
+
+    With all other costs as the rows then ask for.
     """
 
     extremes: tuple[Composition, ...]
@@ -169,9 +168,7 @@ class Uncertainty:
             )
 
     def draws(self, count: int, seed: int = 0) -> Floats:
-        """Return changes of the logarithms, drawn at random in pairs that cancel. ``count`` is
-        rounded up to an even number.
-        """
+        """Return random changes of the logarithms, in pairs that cancel; an even number of them."""
         half = np.random.default_rng(seed).multivariate_normal(
             np.zeros(len(self.values)), np.asarray(self.covariance), -(-count // 2), method="eigh"
         )

@@ -67,9 +67,7 @@ WITH_ATTENTION = ", with attention"
 
 
 class Attention(NamedTuple):
-    """Seconds of a mean request beside those by token load (A- and A+), and whether a sample says
-    so.
-    """
+    """Seconds of a mean request beside those by token load (A-, A+); whether a sample says so."""
 
     least: float
     most: float
@@ -80,13 +78,12 @@ NONE = Attention(0.0, 0.0)
 
 
 def attention(lengths: Lengths, server: Server, *, reused: bool = False) -> Attention:
-    """Return what the attention of a mean request takes, at least and at most. With ``reused``
-    prompts may be found in a prefix cache, all but a token.
+    """Return what the attention of a mean request takes, at least and at most.
 
-    Exact for recorded rows, and for distributions of Penstock's up to 131,072 tokens. For others,
-    four standard errors of a sample are taken off the one and added to the other. The least has a
-    share of w for each token of a prompt, as b of them at most are in a batch; the most has none,
-    see `beside_prefill`.
+    ``reused``: prompts may be found in a prefix cache, all but a token. Exact for recorded rows,
+    and for Penstock's distributions up to 131,072 tokens; of a sample, four standard errors are
+    taken off the least and added to the most. The least has a share of w for each token of a
+    prompt, as at most b of them are in a batch; the most has none, see `beside_prefill`.
     """
     model = server.batch_time
     if model.by_load:
@@ -110,9 +107,7 @@ def attention(lengths: Lengths, server: Server, *, reused: bool = False) -> Atte
 def attention_of(
     prompt: Ints, output: Ints, server: Server, *, reused: bool = False
 ) -> tuple[Floats, Floats]:
-    """Return the least and the most seconds that the attention of each request takes; all of shape
-    (rows,), prompts and outputs in tokens.
-    """
+    """Return least and most seconds of each request's attention, from tokens; shape (rows,)."""
     model, v = server.batch_time, prompt.astype(np.float64)
     if not isinstance(model, Composition):
         return np.zeros_like(v), np.zeros_like(v)
@@ -127,9 +122,7 @@ def attention_of(
 
 
 def attention_of_a_decode(lengths: Lengths, server: Server) -> float:
-    """Return the most seconds that the attention of one decode after all outputs of a request
-    takes, on average.
-    """
+    """Return the most mean seconds that the attention of a decode after all outputs takes."""
     model = server.batch_time
     if not isinstance(model, Composition):
         return 0.0
@@ -139,9 +132,8 @@ def attention_of_a_decode(lengths: Lengths, server: Server) -> float:
 
 
 def prefill_at_least(tokens: Floats, server: Server) -> Floats:
-    """Return the seconds that the first tokens of prompts take at least, attention included, which
-    those spare who find them in a cache; shape (requests,).
-    """
+    """Return the least seconds, with attention, of prompts' first tokens; shape (requests,)."""
+    # A request that finds these tokens in a cache spares them.
     model = server.batch_time
     seconds = tokens / model.by_tokens.capacity(server.most_tokens)
     if isinstance(model, Composition):
@@ -153,9 +145,7 @@ def prefill_at_least(tokens: Floats, server: Server) -> Floats:
 
 
 def beside_prefill(batch_time: BatchTime) -> float:
-    """Return the seconds that a batch may take longer for its prefill: w, and e for the prompt that
-    it cuts.
-    """
+    """Return the seconds by which prefill may lengthen a batch: w, and e for the prompt it cuts."""
     return (
         batch_time.per_request + batch_time.with_prefill
         if isinstance(batch_time, Composition)
@@ -169,9 +159,7 @@ def beside(rate: float, seconds: float) -> float:
 
 
 def refuse_composition(server: Server, what: str, instead: str) -> None:
-    """Raise where batch times depend on more than the token load, and something is known for that
-    only.
-    """
+    """Raise where batch times depend on more than the token load, which is all that is known."""
     if not server.batch_time.by_load:
         raise InputError(
             f"batch times depend on what is in a batch ({type(server.batch_time).__name__}), so "
@@ -181,13 +169,9 @@ def refuse_composition(server: Server, what: str, instead: str) -> None:
 
 
 def prefill_seconds(prompt: Floats, model: Composition, budget: int) -> tuple[Floats, Floats]:
-    """Return the least and the most that prompts of so many tokens take beside t_b, however they
-    are cut; shape (n,) each.
-
-    Where g > 0 many small pieces cost least, but each costs e: g v^2 / m + m e is least for m = v
-    sqrt(g / e). The most counts e once; see `beside_prefill` for what further pieces cost, and for
-    w.
-    """
+    """Return the least and most seconds of prompts beside t_b, however cut; shape (n,) each."""
+    # Where g > 0 many small pieces cost least, but each costs e: g v^2 / m + m e is least for m = v
+    # sqrt(g / e). The most counts e once; `beside_prefill` has further pieces, and w.
     per_piece = model.per_request
     pair = model.cross_attention / 2
     excess = model.self_attention - pair

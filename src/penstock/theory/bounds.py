@@ -123,12 +123,8 @@ def _kv_memory(work: Served, server: Server, memory: Memory) -> Bound:
 
 
 def unhurried(server: Server) -> Server:
-    """Return a server with batch times by token load, on which a batch takes no longer than one
-    with more tokens.
-
-    Tokens that are processed anew fill batches too: where larger ones are faster, they must not
-    seem to be a loss.
-    """
+    """Return a server by token load on which no batch takes longer than one with more tokens."""
+    # Tokens processed anew fill batches: where larger ones are faster, they must not seem a loss.
     if not server.batch_time.by_load:
         server = dataclasses.replace(server, batch_time=server.batch_time.by_tokens)
     if server.memory is None:

@@ -260,9 +260,7 @@ def _tightest(limits: tuple[Bound, ...]) -> Bound:
 def _sufficient(
     workload: Workload, server: Server, demand: Load
 ) -> tuple[str, tuple[Hypothesis, ...], float | None]:
-    """Return the theorem that applies at some rate, the hypotheses to be named, and the rate it
-    certifies up to.
-    """
+    """Return the theorem that applies, hypotheses to name, and the rate it certifies up to."""
     shared = conditions.shared(workload, server, demand)
     extended = WITH_ATTENTION if any(demand.attention_s) else ""
     fills = (conditions.work_conserving(server), conditions.batch_size(server))

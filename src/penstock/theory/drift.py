@@ -84,12 +84,10 @@ class Drift:
 
 
 def drift(lengths: Lengths, server: Server) -> Drift:
-    """Find the weights under which a backlog drains at the highest rate.
-
-    With w = (a / m_p, (1 - a) / m_d) a request weighs 1, and a batch drains f(a) = (w_p x + w_d y)
-    / t requests/s. The certified rate is the largest over a of the least f over the batches, and
-    with attention 1 / (1 / f + A+).
-    """
+    """Find the weights under which a backlog drains at the highest rate."""
+    # With w = (a / m_p, (1 - a) / m_d) a request weighs 1, and a batch drains f(a) = (w_p x + w_d
+    # y) / t requests/s. The certified rate is the largest over a of the least f over the batches,
+    # and with attention 1 / (1 / f + A+).
     try:
         fewest, most = backlog_batches(lengths, server)
     except _Unknown as unknown:
@@ -122,14 +120,9 @@ def drift(lengths: Lengths, server: Server) -> Drift:
 
 
 def backlog_batches(lengths: Lengths, server: Server) -> tuple[Ints, Ints]:
-    """Return the fewest and the most decode tokens in batches of each token load that a backlog
-    leads to.
-
-    For a token load, batches lie on a line between these two, so no weights can be beaten by any
-    other.
-
-    Shape (token budget + 1,) each; the most is -1 where no batch has that token load.
-    """
+    """Return the fewest and most decodes by token load of a backlog's batches; most -1: none."""
+    # Shape (token budget + 1,). Batches of a token load lie on a line between these two, so no
+    # weights can be beaten by any other.
     if not server.policy.by_phase:
         raise _Unknown(
             f"what {server.policy.name} puts into a batch depends on every single request, which "
@@ -178,13 +171,10 @@ class _Unknown(Exception):
 
 
 def _queues(lengths: Lengths, server: Server) -> Ints:
-    """Return the queues of a backlog: rows of prompts seen, decoding, fewest and most prompt tokens
-    seen.
-
-    The first prompt may be partly done, so n of them hold from (n - 1) shortest + 1 to n longest
-    tokens. Policies of the paper act on min(prompt tokens, b_max), min(decoding, b_max, k_max) and
-    on whether there are prompts, so that larger numbers are tried once, at these limits.
-    """
+    """Return a backlog's queues: prompts seen, decoding, fewest and most prompt tokens seen."""
+    # The first prompt may be partly done, so n hold from (n - 1) shortest + 1 to n longest tokens.
+    # Policies of the paper act on min(prompt tokens, b_max), min(decoding, b_max, k_max) and on
+    # whether there are prompts, so larger numbers are tried once, at these limits.
     budget, slots = server.token_budget, server.max_batch_size
     longest = lengths.max_prompt
     never_decodes = lengths.max_output == 1 and server.convention == "engine"
@@ -223,11 +213,9 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
 
 
 def _best_share(by_prefill: Floats, by_decode: Floats) -> float:
-    """Return the a in (0, 1) that maximises the least of a by_prefill + (1 - a) by_decode.
-
-    The least of lines is concave: it rises along one line, then falls along another. Where they
-    cross, either they are the lowest, or a lower line takes the place of one of them.
-    """
+    """Return the a in (0, 1) that maximises the least of a by_prefill + (1 - a) by_decode."""
+    # The least of lines is concave: it rises along one, then falls along another. Where they cross,
+    # either they are lowest, or a lower line takes the place of one of them.
     slope = by_prefill - by_decode
     first, last = _LEAST_SHARE, 1 - _LEAST_SHARE
     rising, falling = (int(np.argmin(by_decode + share * slope)) for share in (first, last))
@@ -256,9 +244,7 @@ def _form(
     most: Ints,
     stuck: Ints,
 ) -> int:
-    """Form the batch of every queue in the rows, cut as the server cuts it; return whether each has
-    one.
-    """
+    """Form the batch of each queue in the rows, cut as servers do; return whether there is one."""
     budget, slots, running, shortest, longest = options
     limits = Limits(budget, slots)
     starts = np.full((2, budget + 1), budget + 1)  # of ranges of y by x, and of x by y
@@ -316,8 +302,6 @@ _SIGNATURE = types.int64(POLICY, PARAMS, _I64, types.int64[:, ::1], _I64, _I64, 
 
 @functools.cache
 def _compiled_form() -> Callable[..., Any]:
-    """Return `_form` compiled under its one signature: seconds the first time, from the disk cache
-    after.
-    """
+    """Return `_form` compiled, with one signature: seconds the first time, then from the disk."""
     compiled: Callable[..., Any] = njit(_SIGNATURE, cache=True)(_form)
     return compiled

@@ -269,9 +269,7 @@ def full_batch_rate(server: Server) -> float:
 
 
 class _Network(NamedTuple):
-    """Buffers, the prefill of each class and then the decode of each: requests/s from outside,
-    tokens, chances.
-    """
+    """Buffers, prefills of the classes and then decodes: outside requests/s, tokens, chances."""
 
     arrivals: Floats
     tokens: Floats
@@ -290,9 +288,7 @@ class _Network(NamedTuple):
 def _stretches(
     network: _Network, full: float, order: list[int], requests: Floats
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the breakpoints in seconds, then requests, requests/s served and growth, shapes (n,
-    buffers).
-    """
+    """Return breakpoints, s, then requests, requests/s served, growth, shapes (n, buffers)."""
     now = 0.0
     rows: list[tuple[float, Floats, Floats, Floats]] = []
     while True:
@@ -312,12 +308,8 @@ def _stretches(
 def _rates(
     network: _Network, full: float, order: list[int], requests: Floats
 ) -> tuple[Floats, int | None, list[int], bool]:
-    """Return requests/s through each buffer, the buffer that is served, those before it, and if it
-    never empties.
-
-    Served is the first buffer with requests in it, or that overloads the server together with those
-    before it.
-    """
+    """Return requests/s by buffer, the buffer served, those before it, whether it never empties."""
+    # Served is the first buffer with requests, or that overloads the server with those before it.
     empty: list[int] = []
     for buffer in order:
         lasting = network.tokens @ _passing(network, [*empty, buffer], network.arrivals) >= full * (
@@ -335,9 +327,7 @@ def _rates(
 
 
 def _passing(network: _Network, empty: list[int], inflow: Floats) -> Floats:
-    """Return the requests/s through buffers that stay empty, given what flows in; shape
-    (buffers,).
-    """
+    """Return the requests/s through buffers that stay empty, given inflow; shape (buffers,)."""
     among = np.ix_(empty, empty)
     through = np.zeros(inflow.size)
     through[empty] = np.linalg.solve(np.eye(len(empty)) - network.moves[among].T, inflow[empty])
@@ -345,9 +335,7 @@ def _passing(network: _Network, empty: list[int], inflow: Floats) -> Floats:
 
 
 def _buffers(server: Server, order: Order | None, classes: int, decodes: Floats) -> list[int]:
-    """Return all buffers by priority; those without tokens come first, as requests pass them at
-    once.
-    """
+    """Return buffers by priority; first those without tokens: requests pass them at once."""
     policy = server.policy
     if server.work_conserving is False:
         raise InputError(
@@ -387,9 +375,7 @@ def _buffers(server: Server, order: Order | None, classes: int, decodes: Floats)
 
 
 def _by_class(values: dict[str, npt.ArrayLike]) -> tuple[tuple[int, ...], list[Floats]]:
-    """Check numbers or columns; return their common shape, () or (classes,), and a column of
-    each.
-    """
+    """Check numbers or columns; return their shape, () or (classes,), and columns of each."""
     shape = (max(checks.column(f"the {name}", value).size for name, value in values.items()),)
     columns = []
     for name, value in values.items():

@@ -105,9 +105,7 @@ def dropped(work: Served) -> tuple[Hypothesis, ...]:
 
 
 def sampled_attention(demand: Load) -> tuple[Hypothesis, ...]:
-    """What the attention of a mean request takes is what a sample says, where the distribution is
-    not Penstock's.
-    """
+    """What a mean request's attention takes is a sample's, if lengths are not Penstock's."""
     if not demand.sampled:
         return ()
     low, high = demand.attention_s
@@ -118,9 +116,7 @@ def sampled_attention(demand: Load) -> tuple[Hypothesis, ...]:
 
 
 def cut(work: Served) -> tuple[Hypothesis, ...]:
-    """How long outputs are that the longest context cuts is what a sample says, where lengths are
-    drawn.
-    """
+    """Outputs that the longest context cuts are as long as a sample says, if lengths are drawn."""
     if not work.cut:
         return ()
     reason = f"{work.lengths.mean_output:,.4g} tokens on average, by {SAMPLE:,} draws"
@@ -136,11 +132,9 @@ def sampled_bound(bound: Bound) -> tuple[Hypothesis, ...]:
 
 
 def kv_memory(server: Server, longest: Longest | None, *, reused: bool) -> Hypothesis:
-    """All requests that may run at once fit into the KV memory, however long they are.
-
-    ``longest`` has (prompt, output) tokens of requests of which one is largest, None where lengths
-    have no limit; ``reused`` says whether prompts may share what begins alike.
-    """
+    """All requests that may run at once fit into the KV memory, however long they are."""
+    # ``longest``: (prompt, output) tokens of which one is largest; None: lengths have no limit.
+    # ``reused``: prompts may share what begins alike.
     name = AMPLE
     policy, slots = server.policy, server.most_requests
     if not policy.admits_what_fits:
@@ -215,9 +209,7 @@ def batch_size(server: Server) -> Hypothesis:
 
 
 def full_batches_carry_it(server: Server, demand: Load) -> Hypothesis:
-    """Batches filled to the token budget carry the load, although batches that stop short might
-    carry more.
-    """
+    """Batches filled to the token budget carry the load; ones that stop short may carry more."""
     held = demand.arrival_rate < demand.full_batch_rate * (1 - CRITICAL_BAND)
     attention = demand.attention_s[1]
     most = (
@@ -263,9 +255,7 @@ def _of_penstock(thing: object) -> bool:
 
 
 def refuse_without_rate(asker: str, workload: Workload, server: Server) -> None:
-    """Refuse what is no workload and server, and lengths without arrivals: they have no steady
-    state.
-    """
+    """Refuse what is no workload or server, and lengths without arrivals: no steady state."""
     refuse_all_but_a_server(asker, workload, server)
     if not workload.rate > 0:
         raise InputError(

@@ -38,11 +38,7 @@ class Served:
 
 
 class AtOnce(NamedTuple):
-    """The memory of all requests that may run at once, in blocks.
-
-    So many requests, of so many blocks each at most; blocks beside them that stay free; blocks that
-    there are.
-    """
+    """Requests that may run at once, most blocks of each, blocks that stay free, blocks in all."""
 
     requests: int
     blocks: int
@@ -56,9 +52,7 @@ class AtOnce(NamedTuple):
 
 
 def served(workload: Workload, server: Server) -> Served:
-    """Return what a server serves of a workload: all of it, unless its memory drops what never
-    fits.
-    """
+    """Return what a server serves of a workload: all, unless memory drops what never fits."""
     lengths, memory = _cut(workload.lengths, server), server.memory
     cut = lengths is not workload.lengths and not isinstance(workload.lengths, Empirical)
     cut = cut and isinstance(lengths, Empirical)
@@ -88,9 +82,7 @@ def served(workload: Workload, server: Server) -> Served:
 
 
 def _cut(lengths: Lengths, server: Server) -> Lengths:
-    """Return the lengths that the longest context of a server leaves of requests: where outputs
-    are cut, those of a sample, unless all are alike.
-    """
+    """Return lengths cut to the server's longest context: a sample's, unless all are alike."""
     context = server.policy.longest_context
     longest = largest(lengths)
     if context == 0 or (longest is not None and (longest[0] + longest[1] <= context).all()):
@@ -110,11 +102,8 @@ def _alike(lengths: Lengths) -> bool:
 
 
 def least(work: Served, workload: Workload, server: Server) -> Served:
-    """Return the least that is asked of a server by the requests that it serves.
-
-    Where prompts may begin alike (see `reuses`), one token of each is computed whatever the cache
-    holds.
-    """
+    """Return the least that is asked of a server by the requests that it serves."""
+    # Where prompts may begin alike (see `reuses`), a token of each is computed in any case.
     if not reuses(workload, server) or not isinstance(work.lengths, Empirical):
         return work
     output = work.lengths.output_tokens
@@ -122,11 +111,9 @@ def least(work: Served, workload: Workload, server: Server) -> Served:
 
 
 def least_on_average(work: Served, workload: Workload, server: Server) -> Served:
-    """Return lengths with the means of the least that is asked of a server, and no longest.
-
-    Where prompts may begin alike (see `reuses`), what a recording names is computed once in all.
-    Who does is not known, nor is what is found where some of the requests are dropped.
-    """
+    """Return lengths with the means of the least that is asked of a server, and no longest."""
+    # Where prompts may begin alike (see `reuses`), what a recording names is computed once in all,
+    # not known by whom; nor is what is found where some of the requests are dropped.
     if not reuses(workload, server) or work.share < 1:
         return least(work, workload, server)
     means = Geometric(workload.least_mean_prompt), Geometric(work.lengths.mean_output)
@@ -134,16 +121,12 @@ def least_on_average(work: Served, workload: Workload, server: Server) -> Served
 
 
 def reuses(workload: Workload, server: Server) -> bool:
-    """Return whether requests may find parts of their prompts computed: those whose hash ids are
-    recorded, by prefix caching.
-    """
+    """Return whether prompts may be found in part: by prefix caching of recorded hash ids."""
     return server.caches_prefixes and workload.prefixes is not None
 
 
 def drawn(lengths: Lengths) -> tuple[Ints, Ints]:
-    """Return (prompt, output) tokens: the rows of a recording, else a sample; shape (requests,)
-    each.
-    """
+    """Return (prompt, output) tokens: a recording's rows, else a sample; shape (requests,) each."""
     if isinstance(lengths, Empirical):
         return lengths.prompt_tokens, lengths.output_tokens
     return lengths.sample(np.random.default_rng(0), SAMPLE)
@@ -155,9 +138,7 @@ def outputs_of_prefill(server: Server) -> int:
 
 
 def reserves(server: Server) -> bool:
-    """Return whether a request has, from its admission on, all the memory that it will ever
-    need.
-    """
+    """Return whether requests have, once admitted, all the memory that they will ever need."""
     return server.holds == "completion"
 
 
@@ -169,9 +150,7 @@ def peak_blocks(prompt: Ints, output: Ints, server: Server, memory: Memory) -> I
 
 
 def largest(lengths: Lengths) -> Longest | None:
-    """Return (prompt, output) tokens of requests of which one is largest; None where lengths have
-    no limit.
-    """
+    """Return (prompt, output) tokens, of which one is largest; None: lengths have no limit."""
     if isinstance(lengths, Empirical):
         return lengths.prompt_tokens, lengths.output_tokens
     if lengths.max_prompt is None or lengths.max_output is None:
@@ -180,9 +159,7 @@ def largest(lengths: Lengths) -> Longest | None:
 
 
 def at_once(server: Server, longest: Longest | None) -> AtOnce | None:
-    """Return the memory of all that may run at once; None where any number may, or of any length,
-    or memory has no limit.
-    """
+    """Return the memory of all that may run at once; None: it, number or length is unlimited."""
     slots, usable, memory = server.most_requests, server.usable_blocks, server.memory
     if slots is None or server.scope == "batch" or longest is None:
         return None
@@ -211,10 +188,8 @@ def fits(prompt: Ints, output: Ints, server: Server) -> Bools:
 
 @cached(32)
 def least_held(lengths: Lengths, server: Server, memory: Memory) -> tuple[float, bool]:
-    """Return E[g] of `block_iterations` or a lower bound of it, and whether a sample says so.
-
-    Where the mean is not exact: four standard errors below that of a sample, if that is more.
-    """
+    """Return E[g] of `block_iterations`, or a lower bound, and whether a sample says so."""
+    # Where the mean is not exact: four standard errors below a sample's, if that is more.
     known = block_iterations(lengths, server, memory)
     if isinstance(lengths, Empirical) or _alike(lengths):
         return known, False
@@ -264,9 +239,8 @@ def block_iterations(lengths: Lengths, server: Server, memory: Memory) -> float:
 
 
 def block_iterations_of(prompt: Ints, output: Ints, server: Server, memory: Memory) -> Floats:
-    """Return g of `block_iterations` for each request, rounded up in the last prefill iteration and
-    in decodes only. All have shape (requests,); 0 tokens: a request has no such phase.
-    """
+    """Return g of `block_iterations` for each request; shape (requests,). 0: no such phase."""
+    # Rounded up in the last prefill iteration and in decodes only.
     size, last, budget = memory.block_size, outputs_of_prefill(server), server.most_tokens
     decodes = np.maximum(output - last, 0)
     if reserves(server):

@@ -131,10 +131,8 @@ def lower_bounds(workload: Workload, server: Server) -> Mapping[str, Mapping[str
 def request_bounds(
     prompt: Ints, output: Ints, server: Server, *, reused: bool = False
 ) -> tuple[Floats, Floats]:
-    """Return TTFT and E2E that each request needs at least, whatever else there is; seconds, shape
-    (requests,) each. With ``reused`` prompts may be found in a prefix cache, all but the tokens
-    given.
-    """
+    """Return TTFT and E2E, s, that each request needs in any case; shape (requests,) each."""
+    # ``reused``: prompts may be found in a prefix cache, all but the tokens given.
     model, budget = server.batch_time, server.most_tokens
     shortest, lines, merges = _lines(model.by_tokens, budget)
     tokens = prompt.astype(np.float64)
@@ -160,9 +158,7 @@ def request_bounds(
 
 
 class _Batches(NamedTuple):
-    """Seconds of batches and seconds per token in them, shape (kinds,): all that are best for some
-    mix.
-    """
+    """Seconds of batches, and per token, shape (kinds,): all that are best for some mix."""
 
     seconds: Floats
     per_token: Floats
@@ -199,9 +195,7 @@ def _lines(
 
 
 class _Requests(NamedTuple):
-    """What the lengths alone say: statistics of `request_bounds`, mean tokens, and E[p] and E[p^2]
-    at least.
-    """
+    """What lengths alone say: statistics of `request_bounds`, mean tokens, least E[p], E[p^2]."""
 
     ttft: dict[str, float]
     e2e: dict[str, float]

@@ -8,13 +8,11 @@ from penstock.theory.region import Region, outline
 
 
 def sarathi_region(server: Server) -> Region:
-    """Return the rates that Sarathi-Serve carries at its fixed token budget b: conv(O, A_b, Q_b,
-    D), for long prompts.
-
-    Sarathi fills every batch. Below k_max decoding requests a batch lies on the segment from A_b,
-    prefill alone, to Q_b, k_max - 1 decodes and b - k_max + 1 prefill tokens; with k_max of them no
-    prompt is let in and the batch is D. A fluid argument, no theorem; simulation agrees within .02.
-    """
+    """Return the rates that Sarathi-Serve carries at its fixed token budget b, for long prompts."""
+    # conv(O, A_b, Q_b, D): Sarathi fills every batch. Below k_max decoding requests a batch lies on
+    # the segment from A_b, prefill alone, to Q_b, k_max - 1 decodes and b - k_max + 1 prefill
+    # tokens; with k_max of them no prompt is let in and the batch is D. A fluid argument, no
+    # theorem; simulation agrees within .02.
     refuse_composition(
         server, "the region of sarathi", "ask `certify`, or `max_rate`, which simulates"
     )

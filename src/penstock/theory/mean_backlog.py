@@ -115,9 +115,7 @@ def _poisson(workload: Workload) -> Hypothesis:
 
 
 def _by_lines(server: Server) -> Hypothesis:
-    """Batches are formed by the two phases, when the one before has ended, and take their time by
-    token load.
-    """
+    """Batches are formed by the two phases, once the last has ended, and timed by token load."""
     held = server.by_lines and not server.policy.ahead
     reason = "by phases, one after the other, with times by token load"
     if not held:

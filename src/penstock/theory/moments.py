@@ -32,9 +32,7 @@ _ORDERS = 64  # of the expansion of a Gaussian copula
 
 
 def mean_of(function: Callable[[Floats], Floats], length: Length) -> tuple[float, float] | None:
-    """Return bounds of the mean of a function that rises with the length; None for a distribution
-    not known here. The function is of tokens, shape (n,).
-    """
+    """Return bounds of the mean of a rising function of tokens, shape (n,); None: not known."""
     tokens = _edges(length.max or LONGEST)
     chance = reaches(length, np.concatenate([tokens[1:], tokens[:-1] + 1]))
     if chance is None:
@@ -45,13 +43,11 @@ def mean_of(function: Callable[[Floats], Floats], length: Length) -> tuple[float
 
 
 def mean_product(lengths: Independent) -> tuple[float, float]:
-    """Return bounds of E[prompt output], tokens^2.
-
-    Under a Gaussian copula with correlation r, Mehler's expansion of the covariance is the sum over
-    k >= 1 of r^k a_k b_k, with a_k = E[prompt He_k(Z)] / sqrt(k!), and what is left out is at most
-    |r|^(k + 1) times the product of the standard deviations. A tabulated length is a step function
-    of Z, for which a_k is a sum over its steps.
-    """
+    """Return bounds of E[prompt output], tokens^2."""
+    # Under a Gaussian copula with correlation r, Mehler's expansion of the covariance is the sum
+    # over k >= 1 of r^k a_k b_k, with a_k = E[prompt He_k(Z)] / sqrt(k!), and what is left out is
+    # at most |r|^(k + 1) times the product of the standard deviations. A tabulated length is a step
+    # function of Z, for which a_k is a sum over its steps.
     product = lengths.mean_prompt * lengths.mean_output
     prompt, output, r = lengths.prompt, lengths.output, lengths.correlation
     if not (r and isinstance(prompt, Tabulated) and isinstance(output, Tabulated)):
@@ -106,11 +102,8 @@ def reaches(length: Length, tokens: Floats) -> Floats | None:
 
 
 def _hermite(length: Tabulated) -> Floats:
-    """Return E[N He_k(Z)] / sqrt(k!) for k = 1 .. _ORDERS, where N is a rising function of a
-    standard normal Z.
-
-    N = low + the number of z_i below Z, and E[1{Z > z} He_k(Z)] = phi(z) He_{k-1}(z).
-    """
+    """Return E[N He_k(Z)] / sqrt(k!), k = 1 .. _ORDERS, of a rising N of a standard normal Z."""
+    # N = low + the number of z_i below Z, and E[1{Z > z} He_k(Z)] = phi(z) He_{k-1}(z).
     below = np.cumsum(length.probabilities)[:-1]
     z = special.ndtri(below[(below > 0) & (below < 1)])
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)

@@ -52,9 +52,7 @@ class OperatingPoint:
 
     @property
     def binding(self) -> tuple[str, ...]:
-        """Return the limits that hold the server back; KV memory also where only the estimate says
-        so.
-        """
+        """Return the limits that hold the server back; KV memory also where an estimate says so."""
         return self.without_estimate if self.kv_memory_rate is None else ("KV memory",)
 
     @property
@@ -64,9 +62,7 @@ class OperatingPoint:
 
     @property
     def own_max_rate(self) -> float | None:
-        """Requests/s at the boundary of the policy's own region, at most those of any policy; for
-        long prompts.
-        """
+        """Requests/s at the policy's own boundary, no more than any policy's; long prompts only."""
         return (
             None
             if self.own is None
@@ -102,9 +98,8 @@ class OperatingPoint:
 def operating_point(
     workload: Workload, server: Server, *, memory_rate: float | None = None
 ) -> OperatingPoint:
-    """Return where a workload lies in the region of a server. ``memory_rate`` is the requests/s
-    that it carries once KV memory is full, where an estimate is known (`penstock.memory_estimate`).
-    """
+    """Return where a workload lies in the region of a server."""
+    # ``memory_rate``: requests/s that it carries once KV memory is full, where that is known.
     server = as_serving(workload, server)
     demand = load(workload, server)
     work = least_on_average(demand.work, workload, server)

@@ -130,10 +130,7 @@ class Region:
 
 
 class Use(NamedTuple):
-    """A batch of the best mix, and the share of the server's time that it takes.
-
-    Its prefill tokens are spread over at most so many prefill requests.
-    """
+    """A batch of the best mix, its share of the server's time, and its most prefill requests."""
 
     prefill_tokens: int
     decode_tokens: int
@@ -145,8 +142,8 @@ class Use(NamedTuple):
 class Optimum:
     """How a server carries the most along a direction, and what holds it back.
 
-    The prices are shadow prices: ``q_p x + q_d y + q_r k_p <= t`` for every batch, and the
-    direction's own load ``q_p p + q_d d + q_r p / m_p`` is 1 on the boundary.
+    Shadow prices: ``q_p x + q_d y + q_r k_p <= t`` for every batch, and the direction's own load
+    ``q_p p + q_d d + q_r p / m_p`` is 1 on the boundary.
     """
 
     scale: float  # largest s with s * direction in the region
@@ -175,9 +172,7 @@ class _Prompt(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """The batches that matter: tokens and prefill requests in each, and their seconds. Shape
-    (batches,) each.
-    """
+    """Batches that matter: tokens and prefill requests, and seconds; shape (batches,) each."""
 
     prefill: Ints
     decode: Ints
@@ -228,9 +223,8 @@ def region(
 def linear_program(
     server: Server, direction: npt.ArrayLike, *, prompt: int | Length | Lengths
 ) -> Optimum:
-    """Solve the necessary condition along a direction as a linear program (HiGHS), with its prices.
-    The direction is prefill and decode tokens, shape (2,).
-    """
+    """Solve the necessary condition along a direction as a linear program (HiGHS), with prices."""
+    # The direction is prefill and decode tokens, shape (2,).
     # Rates in units of the fastest, so that all numbers of the program are about 1.
     tokens, wanted = _prompt(prompt), _direction(direction)
     columns = _corners(_columns(server, tokens.longest), tokens.mean)
@@ -280,11 +274,9 @@ def linear_program(
 
 
 def _columns(server: Server, longest: int) -> _Columns:
-    """Return two batches for each token load b: no decodes, and the most decodes.
-
-    The most decodes: b where b <= k_max, else the largest y with b - y <= (k_max - y) longest.
-    Token loads above k_max longest cannot be formed.
-    """
+    """Return two batches for each token load b: no decodes, and the most decodes."""
+    # The most decodes: b where b <= k_max, else the largest y with b - y <= (k_max - y) longest.
+    # Token loads above k_max longest cannot be formed.
     budget = server.most_tokens
     k = min(server.max_batch_size or budget, budget)
     load = np.arange(1, min(budget, k * longest) + 1)
@@ -295,12 +287,10 @@ def _columns(server: Server, longest: int) -> _Columns:
 
 
 def _operating_points(columns: _Columns, mean_prompt: float) -> Floats:
-    """Return the points (prefill, decode tokens/s) whose hull is the region; shape (points, 2).
-
-    A batch brings min(x, k_p m_p) / t of sustained prefill. A vertex of the linear program uses at
-    most two batches, and two only if the first has x > k_p m_p, the second x < k_p m_p, and
-    together they are in balance.
-    """
+    """Return points (prefill, decode tokens/s) whose hull is the region; shape (points, 2)."""
+    # A batch brings min(x, k_p m_p) / t of sustained prefill. A vertex of the linear program uses
+    # at most two batches, and two only if the first has x > k_p m_p, the second x < k_p m_p, and
+    # together they are in balance.
     tokens, decode, requests = np.vstack(columns[:3]) / columns.seconds
     due = requests * mean_prompt
     single = np.column_stack([np.minimum(tokens, due), decode])
@@ -318,9 +308,7 @@ def _operating_points(columns: _Columns, mean_prompt: float) -> Floats:
 
 
 def _corners(columns: _Columns, mean_prompt: float) -> _Columns:
-    """Keep the batches that a best mix may need, where there are so many that the linear program
-    would take long.
-    """
+    """Keep the batches a best mix may need, where the linear program would take long."""
     if columns.prefill.size <= _MANY:
         return columns
     tokens = np.column_stack([columns.prefill, columns.decode, columns.requests * mean_prompt])
@@ -331,9 +319,7 @@ def _corners(columns: _Columns, mean_prompt: float) -> _Columns:
 
 
 def _extreme(points: Floats) -> Ints:
-    """Return which of the points are corners of their convex hull with the origin and the axes;
-    shape (corners,).
-    """
+    """Return which points are corners of the hull with origin and axes; shape (corners,)."""
     from scipy.spatial import ConvexHull
 
     vertices = ConvexHull(np.vstack([points / points.max(axis=0), np.zeros(3), np.eye(3)])).vertices
@@ -341,9 +327,7 @@ def _extreme(points: Floats) -> Ints:
 
 
 def outline(points: Floats) -> Floats:
-    """Return the corners of the convex hull of the points and all below them, counter-clockwise
-    from the origin.
-    """
+    """Return corners of the hull of points and all below, counter-clockwise from the origin."""
     tops = points.max(axis=0)
     points = points[np.lexsort((points[:, 1], points[:, 0]))[::-1]] / tops
     rising = np.r_[True, points[1:, 1] > np.maximum.accumulate(points[:, 1])[:-1]]

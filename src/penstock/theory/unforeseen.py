@@ -28,9 +28,7 @@ NONE: Share = (0.0, 0.0)
 
 
 def wasted(workload: Workload, server: Server, work: Served) -> Share:
-    """Return the least and the most tokens that a served request costs after its end, on
-    average.
-    """
+    """Return least and most mean tokens that a served request costs after its end."""
     if workload.declared is None or not server.policy.ahead:
         return NONE
     low, high = share(work.lengths, workload.declared)
@@ -50,9 +48,7 @@ def with_wasted(longest: Longest | None, server: Server, *, declares: bool) -> L
 
 
 def wastes_each(server: Server, lengths: Lengths) -> bool:
-    """Return whether every request that ends unforeseen surely costs a token more, with ample
-    memory.
-    """
+    """Return whether every unforeseen end surely costs a token more, with ample memory."""
     context, longest = server.policy.longest_context, largest(lengths)
     cut = context > 0 and (longest is None or bool((longest[0] + longest[1] >= context).any()))
     return server.policy.ahead and server.policy.work_conserving is True and not cut

@@ -174,22 +174,16 @@ def path_of(name: str) -> Path | None:
 
 
 def is_pinned(name: str) -> bool:
-    """Return whether Penstock knows the checksum of a trace, and so whether a mirror has the
-    published one.
-    """
+    """Return whether a trace's checksum is known, so whether a mirror has the published one."""
     return _entry(name).sha256 is not None
 
 
 def download(
     name: str, *, url: str | None = None, progress: Callable[[int, int | None], None] | None = None
 ) -> tuple[Path, str, bool]:
-    """Fetch a trace into `cache_dir`; an interruption leaves nothing half-written.
-
-    The url is a mirror, http or https. ``progress`` gets the bytes received so far and, where the
-    server says so, the bytes to come in all. Returned are the file, its SHA-256 sum, and whether
-    this was the first time: then the sum is recorded in ``NAME.sha256`` beside it, and later
-    downloads must have the same.
-    """
+    """Fetch a trace into `cache_dir`; return file, SHA-256, and whether it is the first time."""
+    # An interruption leaves nothing half-written. ``progress`` gets the bytes received and, where
+    # the server says so, all there are. Later sums must be the first's, kept in ``NAME.sha256``.
     entry = _entry(name)
     address = url or entry.url
     try:

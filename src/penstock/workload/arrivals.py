@@ -55,9 +55,7 @@ class Arrivals(abc.ABC):
 
     @abc.abstractmethod
     def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
-        """Yield arrival times in seconds, never falling, `BLOCK` at a time; a recording's last
-        block may be shorter.
-        """
+        """Yield arrival times, s, never falling, `BLOCK` at a time; the last block may be short."""
 
     @abc.abstractmethod
     def with_rate(self, rate: float) -> Self:
@@ -125,9 +123,7 @@ class Deterministic(_AtRate):
 
 @dataclasses.dataclass(frozen=True)
 class GammaRenewal(_AtRate):
-    """Gamma-distributed gaps: burstier than Poisson for a coefficient of variation above 1,
-    smoother below.
-    """
+    """Gamma gaps: burstier than Poisson for a coefficient of variation above 1, smoother below."""
 
     cv: float  # standard deviation of a gap over its mean
 
@@ -241,9 +237,7 @@ class OnOff(Modulated):
             yield np.stack([on, off], axis=1).ravel(), rates.ravel()
 
     def with_rate(self, rate: float) -> Self:
-        """Return the same bursts, stretched in time so that the long-run rate is the one asked
-        for.
-        """
+        """Return the same bursts, stretched in time to the long-run rate that is asked for."""
         _check_rate(rate)
         stretch = self.rate / rate
         return dataclasses.replace(
@@ -289,9 +283,7 @@ class WanderingRate(Modulated):
             yield np.full(_SEGMENTS, self.step_s), self.rate * np.exp(levels - self.log_sd**2 / 2)
 
     def with_rate(self, rate: float) -> Self:
-        """Return the same wandering, stretched in time so that the long-run rate is the one asked
-        for.
-        """
+        """Return the same wandering, stretched in time to the long-run rate that is asked for."""
         _check_rate(rate)
         return dataclasses.replace(self, rate=rate, step_s=self.step_s * self.rate / rate)
 
@@ -325,9 +317,7 @@ class Replay(Arrivals):
 
     @property
     def rate(self) -> float:  # type: ignore[override]
-        """One over the mean gap; NaN where all arrive at one instant, or so nearly that no process
-        has such a rate.
-        """
+        """One over the mean gap; NaN where all arrive so near one instant that no process would."""
         span = float(self.times_s[-1] - self.times_s[0])
         gaps = self.times_s.size - 1
         return gaps / span if span > 0 and gaps / span <= _HIGHEST_RATE else float("nan")

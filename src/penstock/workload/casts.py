@@ -21,10 +21,8 @@ _DECIMALS: dict[Unit, int] = {
 
 
 def cast_text(text: pl.Series, unit: Unit) -> pl.Series:
-    """Return a column of text as what it counts; null means that it cannot be used.
-
-    A million rows at a time: the intermediate columns of 27 million would take gigabytes.
-    """
+    """Return a column of text as what it counts; null means that it cannot be used."""
+    # A million rows at a time: the intermediate columns of 27 million would take gigabytes.
     casts: dict[Unit, Callable[[pl.Series], pl.Series]]
     casts = {"tokens": _tokens, "date": _dates, "ids": _ids, "rank": _ranks}
     cast = casts.get(unit, partial(_numbers, unit=unit))
@@ -69,9 +67,7 @@ def _ids(text: pl.Series) -> pl.Series:
 
 
 def _numbers(text: pl.Series, unit: Unit) -> pl.Series:
-    """Nanoseconds from decimal numbers, digit by digit, since a double cannot hold
-    19440110.123456789 s.
-    """
+    """Nanoseconds from decimals, digit by digit: no double holds 19440110.123456789 s."""
     decimals = _DECIMALS[unit]
     scale = 10**decimals
     latest = (2**63 - 1) // scale - 1
@@ -102,9 +98,7 @@ _TAIL = r"^(?:\.([0-9]{0,9}))?(?:Z|([+-])([01][0-9]|2[0-3]):?([0-5][0-9]))?$"
 
 
 def _dates(text: pl.Series) -> pl.Series:
-    """Nanoseconds since 1970 from dates with 0 to 9 decimals, with or without an offset from
-    UTC.
-    """
+    """Nanoseconds since 1970 from dates of 0 to 9 decimals, with an offset from UTC or without."""
     text = text.str.strip_chars()
     stamp, tail = text.str.slice(0, 19), text.str.slice(19)
     second = stamp.str.to_datetime("%Y-%m-%d %H:%M:%S", strict=False, time_unit="us", cache=False)

@@ -41,17 +41,13 @@ class Drawing:
 
     @functools.cached_property
     def at_a_time(self) -> int:
-        """Jobs unfolded at a time: a number of the workflow's own, so that it does not depend on
-        how many are asked.
-        """
+        """Jobs unfolded at a time: the workflow's own number, not that of the jobs asked for."""
         fitting = np.log2(_REQUESTS / self.requests_of_job)
         return 1 << int(np.clip(fitting, np.log2(_FEWEST_AT_A_TIME), np.log2(BLOCK)))
 
     @functools.cached_property
     def requests_of_job(self) -> float:
-        """Requests of a job on average, if so many can be drawn; from a few jobs where no formula
-        gives them.
-        """
+        """Mean requests of a job, if so many can be drawn; else of a few if no formula gives it."""
         routes = self.plan.routes
         limited = routes.limited
         mean = self._requests_of_few(256, 1024) if limited else float(routes.visits().sum())
@@ -74,9 +70,7 @@ class Drawing:
         return requests_of(self.plan, streams, *drawn, begin, most * jobs) / jobs
 
     def jobs(self, count: int, seed: tuple[int, ...], stage: str | None = None) -> Iterator[Jobs]:
-        """Yield jobs at time 0 whose own lengths are drawn at random, recorded or not; all begin at
-        a stage, or each where it would.
-        """
+        """Yield jobs at time 0 of random lengths, all begun at a stage, or each where it would."""
         stages = self.begins.stages
         streams, rng = Streams(seed, len(stages)), np.random.default_rng((*seed, 1))
         lengths = self.lengths

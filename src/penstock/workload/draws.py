@@ -34,9 +34,7 @@ class Plan:
 
 
 class Streams:
-    """A stream of random numbers for each stage and each kind of draw: more of one draw shifts no
-    other.
-    """
+    """A stream of random numbers for each stage and kind of draw: more of one shifts no other."""
 
     def __init__(self, seed: tuple[int, ...], stages: int) -> None:
         kinds = [sequence.spawn(5) for sequence in np.random.SeedSequence(seed).spawn(stages)]

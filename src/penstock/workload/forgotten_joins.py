@@ -4,11 +4,8 @@ from penstock.workload.routes import Routes
 
 
 def forgotten_joins(routes: Routes) -> list[str]:
-    """Say which stages, no joins, are reached by different branches of a fork, so that each
-    branch runs them again.
-
-    Only the first on each path: what follows runs again because they do.
-    """
+    """Say which stages, no joins, different branches of a fork reach, and so run again."""
+    # Only the first on each path: what follows runs again because they do.
     sentences: dict[int, str] = {}
     for fork, targets in enumerate(routes.targets):
         if not routes.forks[fork]:
@@ -36,9 +33,7 @@ def forgotten_joins(routes: Routes) -> list[str]:
 
 
 def _branch(routes: Routes, fork: int, first: int) -> frozenset[int]:
-    """Return the stages that a branch of a fork comes to before it joins, or comes back to the
-    fork.
-    """
+    """Return the stages that a fork's branch comes to before it joins, or is at the fork again."""
     reached, left = {first}, [first]
     while left:
         stage = left.pop()

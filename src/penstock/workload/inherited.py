@@ -21,12 +21,10 @@ def inherited(
     priority: int,
     first_prefix: int | None,
 ) -> Jobs:
-    """Return jobs with what their requests have from those that they came with.
-
-    Stages that draw ``job`` have the lengths of the requests, and with them what is declared and
-    the recorded prompt. ``priority`` is of jobs whose request has none of its own; ``first_prefix``
-    is the recorded prompt of the first one, None where none is recorded.
-    """
+    """Return jobs with what their requests have from those that they came with."""
+    # Stages that draw ``job`` have the requests' lengths, declared tokens and recorded prompt.
+    # ``priority`` is of jobs whose request has none; ``first_prefix`` is the first recorded prompt,
+    # None: none.
     declared = prefix = None
     ranks: npt.NDArray[np.int32] | None = None
     if requests.priority is not None:

@@ -23,9 +23,7 @@ MOST_JOBS = 2**40
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Jobs:
-    """Jobs in order of arrival; their requests in order of job, then of visit: a parent stands
-    before its children.
-    """
+    """Jobs in order of arrival; requests by job, then by visit: parents stand before children."""
 
     arrival_s: npt.NDArray[np.float64]  # shape (jobs,): since the first arrival, not falling
     workflow: npt.NDArray[np.int32]  # shape (jobs,): place in the network
@@ -79,9 +77,7 @@ class Jobs:
 
     @property
     def wait_s(self) -> npt.NDArray[np.float64]:
-        """Shape (requests,), seconds between the release of each and its arrival at the pool, where
-        a transfer of KV memory waits for nothing.
-        """
+        """Shape (requests,), seconds from release to arrival at the pool if no transfer queues."""
         return self.delay_s if self.transfer_s is None else self.delay_s + self.transfer_s
 
     def span(self, start: int, stop: int) -> "Jobs":
@@ -120,9 +116,7 @@ class Jobs:
         return np.full(self.requests, -1 if name == "prefix" else 0, np.int32)
 
     def numbered(self, workflow: int, first_stage: int, first_prefix: int) -> "Jobs":
-        """Return them as jobs of a network: its workflow of that number, whose stages begin at
-        ``first_stage``, and its recorded prompts at ``first_prefix``.
-        """
+        """Return them as jobs of a network, with stages and recorded prompts counted from these."""
         prefix = self.prefix
         if prefix is not None:
             prefix = np.where(prefix < 0, prefix, prefix + np.int32(first_prefix))
@@ -162,12 +156,8 @@ def _bounds(counts: Ints) -> Ints:
 
 
 def merged(streams: Sequence[Iterator[Jobs]]) -> Iterator[Jobs]:
-    """Merge streams of jobs into one in order of arrival; of jobs that arrive together the earlier
-    stream's goes first.
-
-    Holds a block of each stream at a time. A block of the result ends where the first block in hand
-    does.
-    """
+    """Merge streams of jobs in order of arrival; of ties the earlier stream's goes first."""
+    # Holds a block of each stream at a time; one of the result ends where the first in hand does.
     if len(streams) == 1:
         yield from streams[0]
         return

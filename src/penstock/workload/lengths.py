@@ -49,9 +49,7 @@ def _check_cv(what: str, value: float) -> None:
 
 
 def settle(lengths: object, **values: object) -> None:
-    """Set attributes of a frozen record: parameters once they are checked, and what follows from
-    them.
-    """
+    """Set a frozen record's attributes: checked parameters, and what follows from them."""
     for name, value in values.items():
         object.__setattr__(lengths, name, value)
 
@@ -333,9 +331,7 @@ class Tabulated(Length):
         return np.searchsorted(self._cumulative, np.arange(_CELLS + 1) / _CELLS).astype(np.int64)
 
     def quantile(self, share: Floats) -> Tokens:
-        """Return the smallest length whose cumulative probability reaches each share (a number from
-        0 to 1).
-        """
+        """Return the smallest length whose cumulative probability reaches each share, 0 to 1."""
         # Imported here, as it loads a compiler that a look at a workload does without.
         from penstock.kernel.quantiles import compiled_find_quantiles
 

@@ -28,11 +28,9 @@ def _parameters() -> dict[str, Any]:
 
 
 def lookalike(name: str) -> tuple[Arrivals, Independent]:
-    """Return the arrival process and the lengths of a look-alike.
-
-    Lengths are mixtures of lognormals, each conditioned on [low, high] and rounded, joined by a
-    Gaussian copula; arrivals are bursts and silences (code) or a wandering rate (conversation).
-    """
+    """Return the arrival process and the lengths of a look-alike."""
+    # Lengths are mixtures of lognormals, each conditioned on [low, high] and rounded, joined by a
+    # Gaussian copula; arrivals are bursts and silences (code) or a wandering rate (conversation).
     if not checks.named(name, LOOKALIKES):
         raise InputError(
             f"unknown workload preset {checks.shown(name)}{nearest(str(name), LOOKALIKES)}"
@@ -49,9 +47,7 @@ def lookalike(name: str) -> tuple[Arrivals, Independent]:
 def _mixture(
     low: int, high: int, weights: list[float], mu: list[float], sigma: list[float]
 ) -> Tabulated:
-    """Tabulate a mixture of lognormals, each conditioned on [low, high], rounded to whole
-    tokens.
-    """
+    """Tabulate a mixture of lognormals, each conditioned on [low, high], in whole tokens."""
     edges = np.concatenate([[low], np.arange(low, high) + 0.5, [high]])
     probabilities = np.zeros(high - low + 1)
     for weight, m, s in zip(weights, mu, sigma, strict=True):

@@ -18,13 +18,10 @@ def reached(after: Mapping[str, Collection[str]], first: str) -> set[str]:
 
 
 def closed_loop(chances: Floats, leaves: Bools, forks: Bools | None = None) -> list[int]:
-    """Return a loop from which no path leads out, as the places it visits, ending with the first;
-    [] if there is none.
-
-    ``chances``, shape (places, places), are above 0 where a path leads from one place to another;
-    ``leaves``, shape (places,), says whether one leads out. Where ``forks`` all paths are taken, so
-    that all must lead out; None: nowhere.
-    """
+    """Return a loop without a way out, as places visited, ending with the first; [] if none."""
+    # ``chances``, shape (places, places), are above 0 where a path leads on; ``leaves``, shape
+    # (places,), where one leads out. Where ``forks`` all paths are taken, so all must; None:
+    # nowhere.
     paths = chances > 0
     every = np.zeros(leaves.size, np.bool_) if forks is None else forks
     for _ in range(leaves.size):

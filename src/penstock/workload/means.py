@@ -105,9 +105,7 @@ class Sample:
 
 
 def released(jobs: Jobs) -> tuple[Ints, Ints]:
-    """Return all pairs of a request and one that its end releases or counts down, as places in the
-    table.
-    """
+    """Return pairs of a request and one that its end releases or counts down, by place."""
     parent = np.flatnonzero(jobs.child)
     child = parent + jobs.child[parent]
     pairs = [(parent, child)]

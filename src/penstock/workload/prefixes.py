@@ -46,12 +46,9 @@ class Prefixes:
         block_size: int,
         output_tokens: Ints | None = None,
     ) -> "Prefixes":
-        """Keep the ids of full blocks: traces name a last one that is not full, too.
-
-        The ids, shape (ids,), are any whole numbers, those of one request after another;
-        ``counts``, shape (requests,), says how many each has. With ``output_tokens`` the ids go on
-        with the outputs; None: they end with the prompt.
-        """
+        """Keep the ids of full blocks: traces name a last one that is not full, too."""
+        # The ids, shape (ids,), are any whole numbers, one request after another; ``counts``, shape
+        # (requests,), says how many each has. With ``output_tokens`` they go on with outputs.
         tokens = prompt_tokens if output_tokens is None else prompt_tokens + output_tokens
         full = np.minimum(counts, tokens // block_size)
         places = np.arange(ids.size) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -90,12 +87,10 @@ class Prefixes:
         return dataclasses.replace(self, ids=ids, bounds=bounds)
 
     def computed_once(self, prompt_tokens: Ints) -> Ints:
-        """Return the tokens of each prompt that nobody computed before, if all that anybody ever
-        did is kept; shape (requests,).
-
-        However requests are served, no less is computed in all: each block that prompts name once,
-        unless an answer brings it, all tokens beyond the named ones, and the last of a prompt.
-        """
+        """Return tokens of prompts that none computed before, if all is kept; shape (requests,)."""
+        # However requests are served, no less is computed in all: each block that prompts name
+        # once, unless an answer brings it, all tokens beyond the named ones, and the last of a
+        # prompt.
         counts = np.diff(self.bounds)
         asked = np.minimum(counts, prompt_tokens // self.block_size)
         within = np.arange(self.ids.size) - np.repeat(self.bounds[:-1], counts)
@@ -111,11 +106,9 @@ class Prefixes:
         return np.asarray(np.maximum(blocks * self.block_size + left, 1), np.int64)
 
     def in_blocks(self, size: int) -> "Prefixes":
-        """Return the same in blocks of another size, as far as it is known.
-
-        A block is named by the id that reaches up to its last token, and by its place there: equal
-        names are equal tokens up to its end.
-        """
+        """Return the same in blocks of another size, as far as it is known."""
+        # The id that reaches up to a block's last token, and its place there, name it: equal names
+        # are equal tokens.
         if size == self.block_size:
             return self
         known = np.diff(self.bounds) * self.block_size // size
@@ -161,12 +154,9 @@ class Prefixes:
 
 
 def _with_all_before(ids: Ints, places: Ints) -> Ints:
-    """Return other ids, that are equal where ids and all before them are; ``places``: of each id in
-    its list, from 0.
-
-    By random sums of 64 bits: for a million lists two that differ have one id with a chance of
-    about 1e-7.
-    """
+    """Return ids that are equal where given ones and all before them are."""
+    # ``places``: of each id in its list, from 0. By random sums of 64 bits: for a million lists two
+    # that differ have one id with a chance of about 1e-7.
     rng = np.random.default_rng(0)
     words = [
         rng.integers(0, 2**64, int(index.max()) + 1, np.uint64)[index] for index in (ids, places)
@@ -185,11 +175,8 @@ def checked_prefixes(
     prompt_tokens: Ints,
     output_tokens: Ints,
 ) -> Prefixes | None:
-    """Return what was given for each request, once it is sound; None for nothing.
-
-    Where ids of prompts are of more blocks than the prompt has, those of all requests go on with
-    the output.
-    """
+    """Return what was given for each request, once it is sound; None for nothing."""
+    # Where ids are of more blocks than the prompt has, those of all requests go on with outputs.
     named = {"hash_ids": hash_ids, "hash_ids_with_output": with_output}
     given = {name: ids for name, ids in named.items() if ids is not None}
     if not given and hash_block is None:
@@ -224,16 +211,13 @@ def _rows(name: str, hash_ids: Sequence[Sequence[int]], requests: int) -> list[I
 
 
 def go_on(counts: Ints, prompt_tokens: Ints, block: int) -> bool:
-    """Return whether some request has ids of more blocks than its full ones and one behind them,
-    which traces name too.
-    """
+    """Return whether some request has ids beyond its full blocks and the one that traces add."""
     return bool((counts > prompt_tokens // block + 1).any())
 
 
 def _refuse_other_prompts(prompts: list[Ints], whole: list[Ints], *, full: Ints) -> None:
-    """Refuse ids of prompts with which the ids with outputs do not begin, as far as both go; shape
-    (requests,) each, ``full``: blocks that a prompt fills.
-    """
+    """Refuse ids of prompts that are not the beginning of those with outputs, as far as both go."""
+    # Shape (requests,) each; ``full``: blocks that a prompt fills.
     for request, (ids, with_output) in enumerate(zip(prompts, whole, strict=True)):
         both = min(ids.size, with_output.size, int(full[request]))
         if (ids[:both] != with_output[:both]).any():

@@ -40,9 +40,7 @@ class Routes:
     most_visits: tuple[int | None, ...]  # of each stage
 
     def check(self) -> None:
-        """Raise an `InputError` unless every stage is reached, every join closes a fork, and every
-        job ends.
-        """
+        """Raise an `InputError` unless stages are reached, joins close a fork, and jobs end."""
         self._check_reached()
         self._check_forks_before_joins()
         self._check_ends()
@@ -61,9 +59,7 @@ class Routes:
 
     @functools.cached_property
     def reach(self) -> tuple[Floats, ...]:
-        """Of each stage, running sums of the targets' chances; the last is 1 exactly where the
-        branch cannot end.
-        """
+        """Of each stage, running sums of chances; the last is exactly 1 where no branch can end."""
         sums = []
         for chances in self.chances:
             running = np.cumsum(np.array(chances, np.float64))
@@ -83,12 +79,9 @@ class Routes:
         ]
 
     def _matrix(self, *, limits: bool = False) -> Floats:
-        """Return the mean number of requests of each stage that the end of one of each releases,
-        joins not divided.
-
-        With ``limits``, as it is when no limited stage may be visited again: the others' chances
-        are scaled up.
-        """
+        """Return mean requests of each stage that the end of one releases, joins not divided."""
+        # With ``limits`` as it is when no limited stage may be visited: other chances are scaled
+        # up.
         size = len(self.names)
         matrix = np.zeros((size, size))
         back = self._paths() if limits else None
@@ -107,9 +100,7 @@ class Routes:
         return matrix
 
     def _paths(self) -> Bools:
-        """Return from where paths lead where, shape (stages, stages); from each stage to itself,
-        too.
-        """
+        """Return from where paths lead where, shape (stages, stages), from each to itself, too."""
         size = len(self.names)
         paths = np.eye(size, dtype=np.bool_)
         for stage, targets in enumerate(self.targets):
@@ -137,9 +128,7 @@ class Routes:
             )
 
     def _check_copies(self, left_out: int) -> None:
-        """Blame a fork that names a stage twice for one that is not reached; else that means
-        copies, such as votes.
-        """
+        """Blame a fork that names a stage twice for one not reached; else that means copies."""
         for fork, targets in enumerate(self.targets):
             again = next((target for target in targets if targets.count(target) > 1), None)
             if again is not None:
@@ -226,9 +215,7 @@ class Routes:
 
     @functools.cached_property
     def _exits(self) -> tuple[frozenset[int], ...]:
-        """Of each stage, the joins at which a branch that is there may leave it, and -1 where it
-        may end.
-        """
+        """Of each stage, the joins at which a branch there may leave it, and -1 if it may end."""
         exits: list[frozenset[int]] = [frozenset()] * len(self.names)
         while True:
             before = list(exits)
@@ -319,12 +306,8 @@ class Routes:
                 return tuple(inside)
 
     def _releases(self, *, limits: bool = False) -> tuple[list[tuple[int, int | None]], Floats]:
-        """Return states (stage, innermost open fork), and how many of each one of each leads to, on
-        average.
-
-        A fork leads to its branches and, once, to the join that closes it, to which the branches
-        lead no more.
-        """
+        """Return states (stage, innermost open fork), and how many one leads to on average."""
+        # A fork leads to its branches and once to the join that closes it; the branches no more.
         ways = self._matrix(limits=limits)
         states = [
             (stage, fork)
@@ -356,20 +339,15 @@ class Routes:
         )
 
     def visits(self) -> Floats:
-        """Return the mean requests of a job at each stage, shape (stages,); exact where no stage is
-        limited.
-        """
+        """Return a job's mean requests at each stage, shape (stages,); exact if none is limited."""
         visits = np.zeros(len(self.names))
         for (stage, _), mean in self._visits.items():
             visits[stage] += mean
         return visits
 
     def onward(self) -> Floats:
-        """Return the mean number of requests of each stage that the end of one of each releases.
-
-        Shape (stages, stages). An edge into a join of k branches counts 1/k. Exact where no stage
-        is limited.
-        """
+        """Return mean requests of each stage that one's end releases; shape (stages, stages)."""
+        # An edge into a join of k branches counts 1/k. Exact where no stage is limited.
         matrix, visits = self._matrix(), self.visits()
         for stage, targets in enumerate(self.targets):
             shares = [
@@ -383,18 +361,14 @@ class Routes:
         return matrix
 
     def branches(self) -> npt.NDArray[np.int64]:
-        """Return how many branches each stage waits for at most, shape (stages,); 0 where it is no
-        join.
-        """
+        """Return how many branches a stage waits for at most, shape (stages,); 0: it is no join."""
         most = np.zeros(len(self.names), np.int64)
         for fork, join in self.closes.items():
             most[join] = max(most[join], len(self.targets[fork]))
         return most
 
     def most_requests(self) -> Floats:
-        """Return the most requests of each stage that one job can have, or a little above; infinite
-        for free loops.
-        """
+        """Return a job's most requests at each stage, or a little more; free loops: infinite."""
         size = len(self.names)
         ways, limited = (
             np.zeros((size, size)),

@@ -262,9 +262,7 @@ def _cut(rows: pl.DataFrame, most_requests: int, notices: list[str]) -> pl.DataF
 
 
 def _rows(source: Source, table: Table) -> pl.DataFrame:
-    """Return the calls as numbers, in order of their sessions' starts, then of session, then of
-    call.
-    """
+    """Return the calls as numbers, by starts of their sessions, then session, then call."""
     names = (*_SESSION, *_COLUMNS)
     absent = [name for name in names if name not in table.header]
     if absent:

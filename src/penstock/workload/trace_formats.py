@@ -120,9 +120,8 @@ def chosen_format(
     columns: Mapping[str, str] | None,
     hash_block: int = 0,
 ) -> Format:
-    """Return the format of a name, else that of a table with these columns, else a plain one, whose
-    hash ids name blocks of so many tokens.
-    """
+    """Return the format of a name, else of these columns, else a plain one."""
+    # A plain one's hash ids name blocks of so many tokens.
     names = [format.name for format in FORMATS]
     if name is not None and name not in (*names, PLAIN):
         raise InputError(f"trace format {shown(name)} is not known{nearest(name, (*names, PLAIN))}")

@@ -136,9 +136,8 @@ def _prefixes(
     whole: bool,
     notices: list[str],
 ) -> Prefixes:
-    """Return what requests have in common; ``whole``: the ids go on with the outputs, else those of
-    answers are told by later rows, as far as they are.
-    """
+    """Return what requests have in common; ``whole``: the ids go on with the outputs."""
+    # Else the ids of answers are told by later rows, as far as they are.
     goes_on = whole or go_on(counts, prompt, block)
     given = Prefixes.of(ids, counts, prompt, block, output if goes_on else None)
     notices += given.notices
@@ -223,9 +222,7 @@ def _in_order(rows: pl.DataFrame, notices: list[str]) -> pl.DataFrame:
 
 
 def _refuse_mixed_zones(source: Source, table: Table, text: pl.Series) -> None:
-    """Refuse dates of which some say how far from UTC they are and some do not, so that their order
-    is unknown.
-    """
+    """Refuse dates of which only some say how far from UTC they are: their order is unknown."""
     if text.str.ends_with("+00:00").all():  # fast, and true of most public files
         return
     zoned = text.str.contains(r"(?:Z|[+-][0-9]{2}:?[0-9]{2})\s*$")
@@ -242,9 +239,7 @@ def _refuse_mixed_zones(source: Source, table: Table, text: pl.Series) -> None:
 
 
 def _unit(source: Source, chosen: Format, text: pl.Series) -> Unit:
-    """Return what the arrivals count; where the column does not say so, what their size tells
-    without doubt.
-    """
+    """Return what arrivals count; where no column says so, what their size tells without doubt."""
     if chosen.name == PLAIN and text.str.contains(r"^\s*[0-9]{4}-[0-9]{2}-[0-9]{2}").first():
         return "date"
     if chosen.unit != "time":

@@ -28,9 +28,8 @@ Seconds = npt.NDArray[np.float64]
 def unfold(
     plan: Plan, streams: Streams, arrival_s: Seconds, prompt: Ints, output: Ints, begin: int | Ints
 ) -> Jobs:
-    """Return the jobs that arrive at these times and begin at a stage, or each at one of its own.
-    Forks around that stage count as done, so that a join waits for nobody there.
-    """
+    """Return jobs that arrive at these times and begin at a stage, or each at one of its own."""
+    # Forks around that stage count as done, so that a join waits for nobody there.
     unfolding = _Unfolding(plan, streams, prompt, output)
     wave = unfolding.roots(arrival_s.size, begin)
     while wave.job.size:
@@ -41,9 +40,7 @@ def unfold(
 def requests_of(
     plan: Plan, streams: Streams, prompt: Ints, output: Ints, begin: int | Ints, most: int
 ) -> int:
-    """Return how many requests `unfold` makes of such jobs; once they are above ``most``, as many
-    as there are then.
-    """
+    """Return how many requests `unfold` makes; once above ``most``, as many as there are then."""
     unfolding = _Unfolding(plan, streams, prompt, output)
     wave = unfolding.roots(prompt.size, begin)
     while wave.job.size and unfolding.requests <= most:
@@ -212,9 +209,7 @@ class _Unfolding:
         return np.array([*targets, -1])[places]
 
     def _limited_choice(self, stage: int, jobs: Ints) -> Ints:
-        """Choose among the stages that each job may visit again; the others' chances are scaled
-        up.
-        """
+        """Choose among stages that each job may visit again; other chances are scaled up."""
         targets = np.array(self.routes.targets[stage])
         reach = np.append(self.routes.reach[stage], 1.0)
         room = np.ones((reach.size, jobs.size), np.bool_)
@@ -231,9 +226,7 @@ class _Unfolding:
         return choice
 
     def _turns(self, job: Ints) -> Iterator[Ints]:
-        """Yield places of tokens, no two of a job at a time: where visits are limited, one binds
-        the next.
-        """
+        """Yield places of tokens, one of a job at a time: limits on visits bind the next one."""
         if not self.forks:
             yield np.arange(job.size)
             return
@@ -242,9 +235,7 @@ class _Unfolding:
             yield np.flatnonzero(rank == turn)
 
     def _context_after(self, wave: Wave, prompt: Ints, output: Ints, rows: Ints) -> Context | None:
-        """Return the context after each request; one without a prompt leaves it where it was
-        computed.
-        """
+        """Return the context after each request; one without prompt leaves it where it was made."""
         if wave.context is None:
             return None
         tokens, holder, held = wave.context
@@ -264,9 +255,7 @@ class _Unfolding:
         return frame
 
     def _past_joins(self, going: Wave, frame: Ints, parent: Ints) -> Wave:
-        """Hold back tokens that come to a join until the last branch is there; one of them goes on
-        then.
-        """
+        """Hold back tokens at a join until the last branch is there; one of them goes on then."""
         waits = self.is_join[going.stage] & (frame >= 0)
         head = ~waits & (np.diff(parent, prepend=-1) != 0)
         more = ~waits & (np.diff(parent, append=-1) == 0)
@@ -284,9 +273,7 @@ class _Unfolding:
         return going.of(np.flatnonzero(stays))
 
     def _arrived(self, going: Wave, frame: Ints, parent: Ints, come: Ints) -> Ints:
-        """Count the branches that have come; return the places of those that were the last of their
-        fork.
-        """
+        """Count the branches that have come; return the places of the last ones of their forks."""
         frames = self.frames
         self.joined.append((parent, frame))
         of, earliest, counts = np.unique(frame, return_index=True, return_counts=True)
@@ -301,9 +288,7 @@ class _Unfolding:
         return np.sort(latest[frames.left[of] == 0])
 
     def _closed(self, going: Wave, frame: Ints, closing: Ints) -> Wave:
-        """Return the tokens with those that leave a join back in the frame around it, with all
-        branches' context.
-        """
+        """Return tokens that leave a join in the frame around it, with all branches' context."""
         frames, of = self.frames, frame[closing]
         pending, around = going.pending.copy(), frame.copy()
         pending[closing], around[closing] = frames.size[of], frames.up[of]

@@ -44,9 +44,8 @@ class _Interval:
 
 
 def read_watched(path: str | Path, engine: str | None = None, seed: int = 0) -> Workload:
-    """Read what came, from a recording of ``penstock watch --record``. Without an ``engine`` all of
-    them count together; the seed is for instants and lengths, which are drawn.
-    """
+    """Read what came, from a recording of ``penstock watch --record``."""
+    # Without an ``engine`` all count together; the seed draws instants and lengths.
     rows, _ = read_recording(path)
     engines: dict[str, list[Said]] = {}
     for row in rows:
@@ -77,9 +76,7 @@ def read_watched(path: str | Path, engine: str | None = None, seed: int = 0) -> 
 
 
 def _intervals(scrapes: Sequence[Said]) -> list[_Interval]:
-    """Return pairs of scrapes in order of time, without those between which the engine began
-    anew.
-    """
+    """Return pairs of scrapes in order of time, without those in which the engine began anew."""
     ordered = sorted(scrapes, key=lambda scrape: float(scrape["time_s"]))
     intervals = [_Interval(before, after) for before, after in itertools.pairwise(ordered)]
     return [interval for interval in intervals if not _began_anew(interval)]
@@ -113,9 +110,7 @@ def _arrivals(intervals: Sequence[_Interval], rng: np.random.Generator, path: st
 
 
 def _came(interval: _Interval) -> float:
-    """Return how many requests came: as counted, or those that left and those that came to be in
-    the engine.
-    """
+    """Return how many requests came: as counted, or those that left and new ones in the engine."""
     arrived = interval.change("arrived")
     if arrived is not None:
         return arrived

@@ -21,9 +21,7 @@ class Context(NamedTuple):
 
 
 class Wave(NamedTuple):
-    """The tokens that make their next visit, in order of job; what the plan has no use for is
-    None.
-    """
+    """The tokens that make their next visit, by job; what the plan has no use for is None."""
 
     job: Ints
     stage: Ints
@@ -48,9 +46,9 @@ NONE = np.empty(0, np.int64)
 class Frames:
     """Forks whose branches are under way, or were; a column of each, a place for each fork.
 
-    up: the frame around it. size, left: its branches, and those that have not come to the join.
-    forked, tokens: the context at the fork, and with what branches added. holder, held: of the
-    branch that came first. join: the request that waits for it.
+    up: the frame around it. size, left: its branches, and those yet to come to the join. forked,
+    tokens: the context at the fork, and with what branches added. holder, held: of the branch that
+    came first. join: the request that waits for it.
     """
 
     columns = ("up", "size", "left", "forked", "tokens", "holder", "held", "join")

@@ -431,9 +431,7 @@ class Workflow:
         return bool(np.isfinite(added).all()) and not self.means().bounded
 
     def _lengths_of(self, stage: Stage) -> tuple[float, float, float, float, float]:
-        """Return mean prompt and output, share of requests with both (NaN: unknown), and upper
-        limits.
-        """
+        """Return mean prompt and output, share of requests with both (NaN: unknown), and limits."""
         drawn = self.arrivals.lengths
         prompt, most_prompt = _mean_and_most(stage.prompt, drawn.mean_prompt, drawn.max_prompt)
         output, most_output = _mean_and_most(stage.output, drawn.mean_output, drawn.max_output)

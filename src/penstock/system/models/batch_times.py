@@ -71,10 +71,8 @@ class LayerTimes:
         return np.asarray(self._started(tokens, seconds + logits) + self.host.batch_s)
 
     def _started(self, tokens: Floats, seconds: Floats) -> Floats:
-        """Return the seconds of batches whose kernels the host starts one by one if they are large.
-
-        It starts kernels while others run, so the slower of the two decides.
-        """
+        """Return the seconds of batches whose kernels the host starts singly if they are large."""
+        # It starts kernels while others run, so the slower of the two decides.
         host, shape = self.host, self.shape
         start = shape.dense_layers * host.launch_s + shape.expert_layers * host.launch_experts_s
         if not start:
@@ -261,9 +259,7 @@ def _arrays(numbers: tuple[float, ...]) -> list[Floats]:
 
 
 def _loads(token_budget: int, graph_tokens: int) -> Floats:
-    """Return token loads at which batch times are worked out: eight to an octave, and both sides
-    of the step where batches leave the CUDA graph.
-    """
+    """Return token loads to work out: eight to an octave, and both sides of a CUDA graph's end."""
     most = min(max(token_budget, 2), _MOST_TOKENS)
     steps = np.rint(2.0 ** np.arange(0, np.log2(most) + 0.125, 0.125))
     loads = np.unique(np.append(steps, [graph_tokens, graph_tokens + 1]))

@@ -29,11 +29,9 @@ def catalogue() -> Mapping[str, ModelShape]:
 
 
 def model_shape(model: str, folder: Path = Path()) -> ModelShape:
-    """Return the shape of a model: a name in the catalogue, or the path of a `config.json`.
-
-    A name may lack its organisation; ``-Instruct`` and the like are the same shape. A path ends
-    with ``.json``, or is a folder that holds a `config.json`.
-    """
+    """Return the shape of a model: a name in the catalogue, or the path of a `config.json`."""
+    # A name may lack its organisation; ``-Instruct`` and the like are the same shape. A path ends
+    # with ``.json``, or is a folder that holds a `config.json`.
     path = folder / checks.path("model", model)
     if path.suffix == ".json":
         return read_shape(path)

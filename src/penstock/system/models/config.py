@@ -39,9 +39,7 @@ _KNOWN_LAYERS = ("full_attention", "sliding_attention")
 
 
 def read_shape(path: str | Path) -> ModelShape:
-    """Return the shape that a `config.json` says; a `hf_quant_config.json` beside it counts,
-    too.
-    """
+    """Return the shape in a `config.json`; a `hf_quant_config.json` beside it counts, too."""
     path = Path(path)
     config = _json(path)
     quantisation = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))

@@ -62,9 +62,7 @@ class KnownGpu:
         return bool(self.fits)
 
     def shares(self, operation: str, precision: str = "bf16") -> Shares:
-        """Return the parameters of an operation; where that precision was not measured, those of
-        the nearest that was.
-        """
+        """Return an operation's parameters, else those of the nearest precision measured."""
         answers = self.fits.get(operation, {})
         for name in (precision, precision.partition("-")[0], "bf16", "fp8"):
             if name in answers:
@@ -72,9 +70,7 @@ class KnownGpu:
         return TYPICAL
 
     def error(self, operation: str, precision: str = "bf16") -> Mapping[str, float] | None:
-        """Return how far the fit of an operation is off: the median and p90 error of held-out rows;
-        None where nothing was measured.
-        """
+        """Return median and p90 error of an operation's fit on held-out rows; None: no rows."""
         errors: Mapping[str, float] | None = (
             self.fits.get(operation, {}).get(precision, {}).get("errors")
         )

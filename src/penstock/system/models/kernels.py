@@ -35,9 +35,8 @@ class Sheet:
 
 
 def smooth(sharpness: float, *times: Floats) -> Floats:
-    """Return about the largest of some times; where two are near, somewhat more. At a sharpness of
-    1 times add up; the higher, the more only the largest counts.
-    """
+    """Return about the largest of some times; where two are near, somewhat more."""
+    # At a sharpness of 1 times add up; the higher, the more only the largest counts.
     most = np.maximum.reduce(np.broadcast_arrays(*times))
     parts = sum((time / most) ** sharpness for time in times)
     return np.asarray(most * parts ** (1.0 / sharpness))
@@ -46,11 +45,9 @@ def smooth(sharpness: float, *times: Floats) -> Floats:
 def gemm(
     sheet: Sheet, p: Shares, flops: float, weight_bytes: float, m: Floats, n: Floats, k: Floats
 ) -> Floats:
-    """Return the seconds of m x k times k x n.
-
-    Activations in 8 bits or less must be written anew first (``activation``), and one tile goes
-    through all of k (``tile_ns``), however few there are.
-    """
+    """Return the seconds of m x k times k x n."""
+    # Activations in 8 bits or less must be written anew first (``activation``), and one tile goes
+    # through all of k (``tile_ns``), however few there are.
     moved = n * k * weight_bytes + (m * k + m * n) * _ACTIVATION
     memory = moved / (sheet.bandwidth * p["memory"])
     compute = 2.0 * m * n * k / (flops * p["compute"])
@@ -62,9 +59,7 @@ def gemm(
 
 
 class ExpertLayer(NamedTuple):
-    """The experts of one layer: ``width``, inner width of one on this GPU; ``total``, of which the
-    GPU has one part in ``parallel``.
-    """
+    """Experts of a layer, 1 / ``parallel`` of them on this GPU; ``width``: one's inner width."""
 
     hidden: Floats
     width: Floats
@@ -76,11 +71,9 @@ class ExpertLayer(NamedTuple):
 def experts(
     sheet: Sheet, p: Shares, flops: float, weight_bytes: float, tokens: Floats, layer: ExpertLayer
 ) -> Floats:
-    """Return the seconds of the experts of one layer on one GPU.
-
-    A batch visits 1 - (1 - k / E)^n of the experts, and only those are read. Some are liked better
-    than others, so fewer are visited: as many as ``spread`` times the tokens would visit at random.
-    """
+    """Return the seconds of the experts of one layer on one GPU."""
+    # A batch visits, and reads, 1 - (1 - k / E)^n of the experts. Some are liked better, so fewer
+    # are visited: as many as ``spread`` times the tokens would visit at random.
     hidden, width, per_token, count, parallel = layer
     visited = count / parallel * (1.0 - (1.0 - per_token / count) ** (p["spread"] * tokens))
     pairs = tokens * per_token / parallel
@@ -101,9 +94,7 @@ def prefill_attention(
     kv_heads: Floats,
     head_dim: Floats,
 ) -> Floats:
-    """Return the seconds of the attention of prompts. ``pairs`` are of a new token and one that it
-    looks at, itself and those before it.
-    """
+    """Return the seconds of prompts' attention; ``pairs`` are of new tokens and those they see."""
     pairs = pairs + tokens * p["block"] * _TILE
     reached = p["compute"] * 2.0 * head_dim / (128.0 + head_dim)  # narrow heads leave units idle
     compute = 4.0 * pairs * heads * head_dim / (sheet.flops["bf16"] * reached)
@@ -122,9 +113,7 @@ def decode_attention(
     kv_heads: Floats,
     head_dim: Floats,
 ) -> Floats:
-    """Return the seconds of the attention of decodes. ``context`` is the tokens that each of them
-    looks at.
-    """
+    """Return the seconds of decodes' attention; ``context``: the tokens that each looks at."""
     moved = requests * context * 2.0 * kv_heads * head_dim * kv_bytes
     memory = moved / (sheet.bandwidth * p["memory"])
     alone = p["walk_ns"] * 1e-9 * context  # one request, which few units share
@@ -142,11 +131,9 @@ def latent_attention(
     pairs: Floats,
     flops_per_pair: Floats,
 ) -> Floats:
-    """Return the seconds of a whole module of latent attention, its projections included.
-
-    ``weights`` are of its projections, on this GPU; ``moved`` bytes are read, of weights and of the
-    KV cache; ``flops_per_pair`` are of a new token and one that it looks at.
-    """
+    """Return the seconds of a whole module of latent attention, its projections included."""
+    # ``weights`` are of its projections, on this GPU; ``moved`` bytes are read, of weights and of
+    # the KV cache; ``flops_per_pair`` are of a new token and one that it looks at.
     memory = moved / (sheet.bandwidth * p["memory"])
     projected = 2.0 * tokens * weights / (flops * p["compute"])
     looked = pairs * flops_per_pair / (sheet.flops["bf16"] * p["attention"])
@@ -155,12 +142,10 @@ def latent_attention(
 
 
 def all_reduce(sheet: Sheet, p: Shares, message_bytes: Floats, gpus: Floats) -> Floats:
-    """Return the seconds in which so many GPUs add up what each of them has.
-
-    Long messages use links better than short ones do: seconds grow as bytes to a power below 1
-    (``growth``) and reach the share ``link`` at 64 MiB. What goes over a link grows with
-    (G - 1) / G, to a power that depends on the switch (``partners``).
-    """
+    """Return the seconds in which so many GPUs add up what each of them has."""
+    # Long messages use links better: seconds grow as bytes to a power below 1 (``growth``) and
+    # reach the share ``link`` at 64 MiB. What goes over a link grows with (G - 1) / G, to a power
+    # that depends on the switch (``partners``).
     long = 2.0**26
     moved = long * (message_bytes / long) ** p["growth"] * ((gpus - 1.0) / gpus) ** p["partners"]
     start = p["floor_us"] * 1e-6 * (1.0 + p["per_gpu"] * gpus)

@@ -46,10 +46,7 @@ class Experts:
     layers: int  # that have experts; the others are dense
 
     def visited(self, tokens: float) -> float:
-        """Return the share of the experts that a batch of so many tokens visits, on average.
-
-        A token visits an expert with probability k / E, each on its own: 1 - (1 - k / E)^n.
-        """
+        """Return the mean share of experts that so many tokens visit: 1 - (1 - k / E)^n."""
         return 1.0 - float((1.0 - self.per_token / self.count) ** tokens)
 
 
@@ -148,10 +145,8 @@ class ModelShape:
         return self.embedding_parameters + self.layers * self.attention_parameters + dense + mixture
 
     def numbers(self, precision: str | None = None, kv: str | None = None) -> Numbers:
-        """Return how the numbers of a server are stored that is told such a precision.
-
-        A model that is published with part of its weights in 4 bits keeps the others as they are.
-        """
+        """Return how a server that is told such a precision stores numbers."""
+        # A model published with part of its weights in 4 bits keeps the others as they are.
         checks.word("precision", precision, (None, *ASKED))
         checks.word("kv_precision", kv, (None, "bf16", "fp8"))
         stored = self.stored
@@ -170,12 +165,10 @@ class ModelShape:
         return numbers if kv is None else dataclasses.replace(numbers, kv=kv)
 
     def weights_bytes(self, numbers: Numbers, tensor_parallel: int = 1) -> float:
-        """Return the bytes of weights on one of the GPUs that share them.
-
-        Every layer is split; whole experts (expert parallelism) are as many bytes as slices of
-        each. Embeddings, logits and routers stay in 16 bits. What latent
-        attention compresses with is copied to each GPU.
-        """
+        """Return the bytes of weights on one of the GPUs that share them."""
+        # Every layer is split; whole experts (expert parallelism) are as many bytes as slices of
+        # each. Embeddings, logits and routers stay in 16 bits. Latent compression is copied to each
+        # GPU.
         share = 1.0 / tensor_parallel
         copied = 0.0
         if self.latent is not None:
@@ -197,20 +190,16 @@ class ModelShape:
         return attention + dense + embeddings + mixture
 
     def kv_numbers(self, tensor_parallel: int = 1) -> int:
-        """Return the numbers that a token leaves in one layer, on one of so many GPUs.
-
-        KV heads are shared out, and copied where there are fewer than GPUs. What latent attention
-        keeps is copied to each.
-        """
+        """Return the numbers that a token leaves in one layer, on one of so many GPUs."""
+        # KV heads are shared, and copied where fewer than GPUs; what latent attention keeps is
+        # copied.
         if self.latent is not None:
             return self.latent.kv_rank + self.latent.rope_dim
         return 2 * -(-self.kv_heads // tensor_parallel) * self.head_dim
 
     def kv_bytes_per_token(self, numbers: Numbers, tensor_parallel: int = 1) -> float:
-        """Return the bytes that a token takes on one GPU for as long as its request runs.
-
-        Layers with a sliding window do not count: they keep `window_bytes` of each request.
-        """
+        """Return the bytes that a token takes on one GPU for as long as its request runs."""
+        # Layers with a sliding window do not count: they keep `window_bytes` of each request.
         full = self.layers - self.windowed_layers
         return full * self.kv_numbers(tensor_parallel) * BYTES[numbers.kv]
 

@@ -13,9 +13,7 @@ from penstock.theory.unforeseen import with_wasted
 
 
 def ample_memory(network: Network, name: str) -> Hypothesis | None:
-    """Return whether the longest requests of all stages of a pool fit its memory at once, at the
-    kind of server where they do not, if there is one.
-    """
+    """Return whether a pool's longest requests fit at once; where some kind fails, at that one."""
     most = [
         (means.max_prompt[place], means.max_output[place])
         for workflow in network.workflows
@@ -46,11 +44,8 @@ def ample_memory(network: Network, name: str) -> Hypothesis | None:
 
 
 def _never_fits(server: Server, longest: tuple[Ints, Ints] | None) -> str:
-    """Say that a request may come which no max batch size lets in; empty: none may.
-
-    One server never serves it and goes on with the next. In a network it is part of a job, so it
-    waits, and what is behind it waits, too.
-    """
+    """Say that a request may come which no max batch size lets in; empty: none may."""
+    # One server drops it. In a network it is part of a job, so it waits, and so do those behind.
     if longest is None or fits(*longest, server).all():
         return ""
     prompt, output = (int(tokens[~fits(*longest, server)][0]) for tokens in longest)
@@ -61,9 +56,7 @@ def _never_fits(server: Server, longest: tuple[Ints, Ints] | None) -> str:
 
 
 def handed_over(network: Network, name: str) -> tuple[bool, bool, bool]:
-    """Return whether requests get their KV memory from elsewhere at a pool, whether it sends them
-    theirs, and whether either takes the links some time.
-    """
+    """Return whether KV memory comes to a pool, leaves it, and whether links take time for it."""
     pool = list(network.pools).index(name)
     stages = [stage for workflow in network.workflows for stage in workflow.stages.values()]
     gets = sends = takes_time = False

@@ -148,9 +148,7 @@ class NetworkCertificate:
 
 
 def of_network(network: Network) -> NetworkCertificate:
-    """Certify a network: see `network_certificate`; more is known of a server alone, and of max
-    batch sizes.
-    """
+    """Certify a network by its means; more is known of a server alone and of max batch sizes."""
     network.check_rates()
     model = network.model()
     wasted = np.array([least for least, _ in wasted_at_stages(network)])
@@ -197,9 +195,7 @@ def _pool_of_one(pool: PoolLoad, alone: Certificate) -> PoolLoad:
 
 
 def _within_limits(certificate: NetworkCertificate, network: Network) -> NetworkCertificate:
-    """Return the certificate with what the limits of each pool say, of which the means know the
-    token budget only.
-    """
+    """Add what the limits of each pool say; the means know of the token budget only."""
     if certificate.verdict == "unstable":
         return certificate
     exceeded = [
@@ -228,12 +224,8 @@ def _within_limits(certificate: NetworkCertificate, network: Network) -> Network
 
 
 def _one_server(network: Network) -> Certificate | None:
-    """Return what is certified of a server alone, if the network is one that serves the requests of
-    a workload.
-
-    Not where a server knows less, as of what requests may find in its cache, or does what a network
-    does not: it drops requests that never fit.
-    """
+    """Return what is certified of a server alone, where the network is one serving a workload."""
+    # Not where a server knows less, as of hits in its cache, or drops what never fits.
     pool, *pools = network.pools.values()
     workflow, *workflows = network.workflows
     if (
@@ -264,9 +256,7 @@ def network_certificate(
     rules: Sequence[PoolRules],  # shape (pools,)
     of_arrivals: Sequence[Hypothesis] = (),  # what the caller has looked at: arrivals, lengths
 ) -> NetworkCertificate:
-    """Say by theorem whether a network is stable, where a theorem can: see the head of this
-    module.
-    """
+    """Say by theorem whether a network is stable, where one can: see the head of this module."""
     if len(rules) != len(model.pools):
         raise InputError(f"{len(rules)} rules for {len(model.pools)} pools; give one per pool")
     stages = fluid_classes(model, False)
@@ -308,9 +298,7 @@ def network_certificate(
 def _certified_load(
     model: NetworkModel, cycles: Cycles, rules: Sequence[PoolRules]
 ) -> float | None:
-    """Return the factor on all rates up to which full batches carry the load, and cycles are
-    certified.
-    """
+    """Return the factor on all rates up to which full batches and cycles are certified."""
     most_offered = model.offered + STANDARD_ERRORS * model.standard_error
     busy = model.offered > 0
     carried = float((model.full_batch[busy] / most_offered[busy]).min())
@@ -344,10 +332,8 @@ def _theorem(model: NetworkModel, sets: list[tuple[int, ...]], rules: Sequence[P
 
 
 def _overfed(model: NetworkModel, rules: Sequence[PoolRules], in_turns: bool) -> str | None:
-    """Return why a router sends some replicas of a pool more than they carry under any policy.
-
-    ``in_turns``: whether round robin gives each replica its share of the work.
-    """
+    """Return why a router gives some replicas more than they carry under any policy."""
+    # ``in_turns``: whether round robin gives each replica its share of the work.
     least_offered = model.least_offered - STANDARD_ERRORS * model.standard_error
     for s, rule in enumerate(rules):
         rates = model.replica_rates(s)

@@ -75,9 +75,7 @@ class Cycle:
 
 @dataclasses.dataclass(frozen=True)
 class GlobalStability:
-    """Up to which load a network is stable under every work-conserving policy, or under every one
-    with some order.
-    """
+    """Up to which load every work-conserving policy is stable, or every one with some order."""
 
     stable: bool  # at the load given
     max_load: float  # factor on all rates up to which it is certified
@@ -93,11 +91,10 @@ def global_stability(
 ) -> GlobalStability:
     """Say up to which load every work-conserving policy is stable.
 
-    With ``phases`` policies may choose between the phases of a stage, too; without, they serve its
-    decodes first (`fluid_classes`). ``balanced``, shape (pools,), says whether the router of a pool
-    sends nothing to a replica that holds fluid while another holds none, such as
-    join-the-shortest-queue; None: all do. A cycle with a pool of several replicas that are not
-    balanced is not certified at any load.
+    With ``phases`` policies may choose between phases of a stage; else decodes go first
+    (`fluid_classes`). ``balanced``, shape (pools,): routers send nothing to replicas with fluid
+    while others have none, as join-the-shortest-queue; None: all do. A cycle with a pool of several
+    unbalanced replicas is not certified at any load.
     """
     even = [True] * len(model.pools) if balanced is None else balanced
 
@@ -114,14 +111,9 @@ def global_stability(
 def priority_stability(
     model: NetworkModel, ranking: Sequence[str], phases: bool | Sequence[bool] = False
 ) -> GlobalStability:
-    """Say up to which load a static priority order is stable.
-
-    A station serves its highest class that holds fluid; those above pass on what reaches them,
-    those below wait.
-
-    The ranking and ``phases`` are as in `penstock.theory.network.virtual_stations.priority_limit`.
-    A cycle with a pool of several replicas is not certified at any load.
-    """
+    """Say up to which load a static priority order is stable; see `virtual_stations`."""
+    # A station serves its highest class that holds fluid; those above pass on what reaches them,
+    # those below wait. A cycle with a pool of several replicas is not certified at any load.
     everything = fluid_classes(model, phases)
     rank = dict(zip(everything.names, ranks(everything, ranking).tolist(), strict=True))
 
@@ -161,9 +153,7 @@ def _over_cycles(
 
 
 def _fixed_routes(classes: FluidClasses) -> bool:
-    """Whether each class follows one other at most and is followed by one at most, as the proof of
-    exactness asks.
-    """
+    """Whether each class follows and is followed by one at most, as the proof of exactness asks."""
     ways, follows = classes.onward, classes.onward.any(axis=0)
     alone = (ways.sum(axis=0) <= 1).all() and (ways.sum(axis=1) <= 1).all()
     begins = classes.external > 1e-12 * classes.rate
@@ -212,9 +202,7 @@ def _highest_load(
 
 
 def _combined(classes: FluidClasses, of_station: dict[int, list[Condition]]) -> Conditions:
-    """Return every combination of conditions of which one at least holds fluid; coarser ones if
-    they are too many.
-    """
+    """Return every combination of conditions with fluid somewhere; coarser ones if too many."""
     if math.prod(len(conditions) for conditions in of_station.values()) > MOST_CONDITIONS:
         none = np.zeros_like(classes.joins)
         others = {
@@ -234,9 +222,7 @@ def _combined(classes: FluidClasses, of_station: dict[int, list[Condition]]) -> 
 
 
 def _any_policy(classes: FluidClasses, station: int, replicas: int) -> list[Condition]:
-    """A pool under any work-conserving policy: empty, full, or some of its replicas holding
-    fluid.
-    """
+    """A pool under any work-conserving policy: empty, full, or fluid at some replicas."""
     here = classes.station == station
     none = np.zeros_like(here)
     partly = [Condition((1 / replicas, 1 - 1 / replicas), here, here)] if replicas > 1 else []

@@ -20,9 +20,9 @@ CERTIFIED = "cycles of pools are certified"
 class Cycles:
     """What is known of pools between which jobs go round.
 
-    ``anyone`` and ``fixed`` say what is certified for every work-conserving policy and for the
-    static order, if there is one; where that fails, ``virtual`` is a virtual station, and
-    ``spiral`` a class whose flood grows, and the factor.
+    ``anyone`` and ``fixed``: certified for every work-conserving policy, and the static order if
+    there is one; where that fails, a ``virtual`` station, and a ``spiral``: a class whose flood
+    grows, and the factor.
     """
 
     def __init__(self, model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]) -> None:
@@ -51,9 +51,7 @@ class Cycles:
 def _ranking(
     model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]
 ) -> list[str] | None:
-    """Return a ranking of all stages if every pool that is part of a cycle has a static one, of
-    whole stages.
-    """
+    """Return a ranking of all stages if every pool in a cycle has a static one, of whole stages."""
     ranking: list[str] = []
     for s, rule in enumerate(rules):
         here = [name for name, pool in zip(model.stages, model.pool, strict=True) if pool == s]
@@ -76,9 +74,7 @@ def _ranking(
 def _spiral(
     model: NetworkModel, ranking: list[str], phases: list[bool]
 ) -> tuple[str, float] | None:
-    """Return the stage whose flood grows the most in a cycle of the fluid path, and the factor;
-    None if none grows.
-    """
+    """Return the stage whose flood grows the most on the fluid path, and the factor, or None."""
     if (model.replicas > 1).any() or model.joins.any():
         return None
     grown = {}
@@ -93,9 +89,7 @@ def _spiral(
 
 
 def _alike(model: NetworkModel, rules: Sequence[PoolRules], virtual: VirtualStation) -> bool:
-    """Whether replicas have the same shares of the two pools' fluid; those that do not can serve
-    both at one time.
-    """
+    """Whether replicas have equal shares of both pools' fluid; others may serve both at once."""
     both = [model.pools.index(name) for name in virtual.pools]
     return all(model.replicas[s] == 1 or rules[s].router == "random" for s in both)
 
@@ -142,9 +136,7 @@ def _cycle_hypotheses(
 
 
 def _remembered(model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]) -> list[str]:
-    """Return the stages in cycles with lengths of the job if more than one request of a job may
-    have them.
-    """
+    """Return stages in cycles whose lengths are the job's, where several requests may have them."""
     stages = [name for s in cyclic for name in rules[s].of_job]
     workflows = [name.split(".")[0] for name in stages]
     visits = np.linalg.inv(np.eye(len(model.stages)) - model.onward).diagonal()

@@ -55,10 +55,8 @@ def earliest_ends(network: Network, jobs: Jobs) -> Floats:
 
 
 def _alone(server: Server, prompt: Ints, output: Ints, found: bool) -> Floats:
-    """Return how long each request takes at least at an idle server, s; shape (requests,).
-
-    ``found``: whether prompts are what is left of them if all is found that may be.
-    """
+    """Return each request's least seconds at an idle server; shape (requests,)."""
+    # ``found``: whether prompts are what is left of them if all is found that may be.
     prefills = prompt > 0
     end = np.zeros(prompt.size)
     made = np.maximum(output[prefills], outputs_of_prefill(server))

@@ -57,9 +57,7 @@ class NetworkPath:
         return self.growth is not None and self.growth > 1 + _SAME
 
     def at(self, time_s: npt.ArrayLike) -> Floats:
-        """Return the requests of each class at some times, the shape of ``time_s`` and then
-        (classes,).
-        """
+        """Return each class's requests at some times: shape of ``time_s``, then (classes,)."""
         time = checks.array("a time on the fluid path", time_s).astype(np.float64)
         if not (time >= 0).all():
             raise InputError(
@@ -78,13 +76,10 @@ def network_path(
     phases: bool | Sequence[bool] = False,
     most_events: int = 200,
 ) -> NetworkPath:
-    """Return the fluid path of a network under a static priority order.
-
-    A pool of several replicas counts as one server of their rate. What starts is requests of each
-    class at time 0 (others: 0), or one class with one request: paths scale with their start; a
-    stage whose phases are two classes starts in its first. After ``most_events`` breakpoints the
-    path is cut off.
-    """
+    """Return the fluid path of a network under a static priority order."""
+    # Several replicas count as one server. Paths scale with ``start``: requests by class, or one
+    # class with one request; a stage of two classes starts in its first. The path is cut off after
+    # ``most_events`` breakpoints.
     classes = fluid_classes(model, phases)
     if classes.joins.any():
         name = classes.names[int(np.argmax(classes.joins))]
@@ -181,14 +176,11 @@ def _growth(requests: Floats) -> float | None:
 
 
 def _slopes(classes: FluidClasses, order: list[Ints], level: Floats) -> Floats:
-    """Return the rates of change: at each station one class at most takes what those above it
-    leave.
-
-    That class is the first that holds fluid, or an empty one above it that gets more than is left.
-    What it gets depends on the other stations, and on itself if requests come back, so choices are
-    tried until all fit: first those where the classes above need more than all the time move up,
-    then all there are, passing on as much as possible first.
-    """
+    """Return rates of change; at each station at most one class takes what those above leave."""
+    # It is the first that holds fluid, or an empty one above it that gets more than is left. What
+    # it gets depends on other stations, and on itself if requests come back, so choices are tried
+    # until all fit: first those where classes above that need more than all the time move up, then
+    # all there are, passing on as much as possible first.
     first = [
         next((i for i, k in enumerate(members) if level[k] > 0), len(members)) for members in order
     ]
@@ -230,9 +222,7 @@ def _fits(
     inflow: Floats,
     out: Floats,
 ) -> bool:
-    """Whether classes above those that take the rest leave some time, and an empty one that takes
-    it does grow.
-    """
+    """Whether classes above the takers leave some time, and an empty taker does grow."""
     for members, top, index in zip(order, first, taker, strict=True):
         above = members[:index]
         if (inflow[above] * classes.seconds[above]).sum() > 1 + _EVEN:
@@ -245,9 +235,7 @@ def _fits(
 def _rates(
     classes: FluidClasses, order: list[Ints], taker: tuple[int, ...]
 ) -> tuple[Floats, Floats]:
-    """Return what flows into and out of each class, requests/s, given the class of each station
-    that takes the rest.
-    """
+    """Return each class's inflow and outflow, requests/s, given the class that takes the rest."""
     size = classes.seconds.size
     keep = np.zeros((size, size))  # out = keep @ inflow + rest
     rest = np.zeros(size)

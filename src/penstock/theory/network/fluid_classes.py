@@ -60,9 +60,7 @@ class FluidClasses:
         return leads
 
     def at(self, stations: Iterable[int]) -> "FluidClasses":
-        """Return the classes of some stations alone; what reaches them from the others comes from
-        outside.
-        """
+        """Return the classes of some stations; what reaches them from others comes from outside."""
         kept = np.isin(self.station, np.array(list(stations), np.int64))
         onward = self.onward[np.ix_(kept, kept)]
         per_class = ("stage", "phase", "station", "seconds", "fastest", "rate", "joins")
@@ -79,14 +77,11 @@ class FluidClasses:
 def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> FluidClasses:
     """Return the classes of a network's fluid model.
 
-    A pool that serves the decodes of a stage before its prompts keeps no fluid in decode (but what
-    it starts with), so there a whole stage is one class; where a policy may choose between the
-    phases, each is a class. Phases without tokens hold no fluid and are left out, and so are stages
-    that no job visits. Under a work-conserving policy batches are full while there is fluid, so the
-    pool's rate is that of full batches.
-
-    ``phases`` says whether each pool chooses between the phases of a stage: one for all, or shape
-    (pools,).
+    A pool that serves a stage's decodes before its prompts keeps no fluid in decode (but what it
+    starts with), so there a whole stage is one class; where a policy may choose (``phases``, one
+    for all or shape (pools,)), each phase is. Phases without tokens hold no fluid and are left out,
+    as are stages that no job visits. Under a work-conserving policy batches are full while there is
+    fluid, so the pool's rate is that of full batches.
     """
     chooses = np.atleast_1d(np.asarray(phases, np.bool_))
     if chooses.size not in (1, len(model.pools)):
@@ -143,10 +138,8 @@ def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> 
 
 
 def components(classes: FluidClasses) -> list[tuple[int, ...]]:
-    """Return the strongly connected components of the graph of stations, in topological order.
-
-    Stations that no job can leave and come back to by way of another are components of one.
-    """
+    """Return the strongly connected components of stations, in topological order."""
+    # Stations that no job can leave and come back to by way of another are components of one.
     edge = classes.leads
     number, label = connected_components(csr_array(edge), directed=True, connection="strong")
     after = np.zeros((number, number), np.bool_)

@@ -64,12 +64,8 @@ class PoolRules:
 
     @property
     def k_fcfs(self) -> bool:
-        """Whether requests leave about in the order in which they were released to the pool, if all
-        have a prompt.
-
-        Under other policies a request without decodes may leave before any number of older ones
-        that decode.
-        """
+        """Whether requests leave about in order of release to the pool, if all have a prompt."""
+        # Else one without decodes may leave before any number of older ones that decode.
         return self.order == "fcfs" and self.decode_first and not self.delays_vary
 
 
@@ -328,11 +324,9 @@ def _not_known(model: NetworkModel, pool: int, rules: PoolRules, cyclic: bool) -
 def _not_routed(
     rules: PoolRules, stages: int, comes_back: bool, cyclic: bool, sampled: bool
 ) -> str | None:
-    """Return why several replicas are not known to drain as one server would, or None if they are.
-
-    Requests that come back to random replicas do no harm if all are alike: a generalised Jackson
-    network.
-    """
+    """Return why several replicas may not drain as one server would; None: they do."""
+    # Requests that come back to random replicas that are alike do no harm: a generalised Jackson
+    # network.
     if rules.router in SHORTEST:
         if cyclic and rules.affinity:
             return "affinity sends requests back to busy replicas in a cycle of pools"

@@ -46,9 +46,7 @@ class PoolLoad:
 
     @property
     def margin(self) -> float:
-        """What is left before no policy is stable, as a share of it: 1 - rho where the token budget
-        binds.
-        """
+        """The share left before no policy is stable: 1 - rho where the token budget binds."""
         return 1 - 1 / self.max_load
 
     def within(self, limits: PoolLimits) -> "PoolLoad":
@@ -70,16 +68,12 @@ class PoolLoad:
 class JoinBound:
     """How many requests can wait at a join for others of their job.
 
-    One that waits has a sibling that is unfinished in another branch, so with n branches and Q_l
-    requests in branch l
-
-        sum of J <= (n - 1) (sum of Q_l),
-
-    whatever the order; Q_l counts those in a delay, too. If every pool on the way is K-FCFS and all
-    jobs take the same way, without delays that vary, all but 2 K' of those that are unfinished in
-    some branch are so in the fullest, and sum of J <= (n - 1) (max of Q_l + 2 K').
-    (lem:join-bound-gen, which has no Q_l, is false: orders of completion stay close, times do not.)
-    In the fluid model both vanish once the branches have drained.
+    One that waits has an unfinished sibling in another branch, so with Q_l requests in branch l of
+    n, those in a delay too, sum of J <= (n - 1) (sum of Q_l) in any order. If every pool on the way
+    is K-FCFS and all jobs take the same way, without delays that vary, all but 2 K' of those that
+    are unfinished in some branch are so in the fullest, and sum of J <= (n - 1) (max of Q_l + 2
+    K'). (lem:join-bound-gen, which has no Q_l, is false: orders of completion stay close, times do
+    not.) In the fluid model both vanish once the branches have drained.
     """
 
     stage: str

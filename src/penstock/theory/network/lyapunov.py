@@ -50,14 +50,10 @@ class Condition:
 
 
 class LyapunovProgram:
-    """The linear program of some stations; of its matrix only the part that arrivals enter changes
-    with the load.
+    """The linear program of some stations' classes; the load changes only the arrivals' part.
 
-    Times are in units of the mean time between arrivals, weights in units of the work that a
-    request still brings.
-
-    The classes are of these stations only. A condition is a combination, one per station; every one
-    that can come up while there is fluid is given.
+    Times are in units of the mean time between arrivals, weights of the work that a request still
+    brings. A condition is a combination, one per station: all possible with fluid are given.
     """
 
     def __init__(self, classes: FluidClasses, conditions: list[dict[int, Condition]]) -> None:
@@ -80,9 +76,7 @@ class LyapunovProgram:
                     self._falls(station, condition)
 
     def weights(self, load: float) -> tuple[Floats, Floats] | None:
-        """Return (v + e, v), shape (classes,), with the largest 1, at a factor on all arrival
-        rates; or None.
-        """
+        """Return (v + e, v), shape (classes,), largest 1, at a factor on all rates; or None."""
         row, column, factor, arriving = (
             np.array(part) for part in zip(*self._entries, strict=True)
         )

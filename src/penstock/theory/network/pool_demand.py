@@ -30,10 +30,9 @@ from penstock.workload.workflow import Workflow
 class Visits(NamedTuple):
     """What requests bring; shape (requests,) each.
 
-    Pools that serve them, and that send them KV memory (-1: none); tokens of their prompts that
-    are processed if they find none but those that they surely do; how many of these they may find,
-    and share with others, where prefixes are cached; outputs; tokens of KV memory that come from
-    elsewhere, seconds until they are there, and those of them that take the links.
+    Pools that serve them, and that send KV memory (-1: none); prompt tokens processed if they find
+    only what they surely do; those they may find and share where prefixes are cached; outputs; KV
+    tokens from elsewhere, seconds until they are there, and those that take the links.
     """
 
     pool: Ints
@@ -89,9 +88,7 @@ def link_seconds(pool: int) -> OfVisits:
 
 
 def held_blocks(servers: Sequence[Server]) -> OfVisits | None:
-    """Return what asks for the tokens that requests hold in blocks, summed over their iterations,
-    at the kind of server where these are the fewest.
-    """
+    """Return what asks for tokens in blocks over all iterations; of kinds of server, the least."""
     if any(server.memory is None for server in servers):
         return None
     return lambda visits: np.min([_held_at(server, visits) for server in servers], axis=0)
@@ -116,9 +113,8 @@ def _held_at(server: Server, visits: Visits) -> Floats:
 
 
 def attention_tokens(servers: Sequence[Server], *, in_full: bool = False) -> OfVisits | None:
-    """Return what asks for the tokens that a replica would process while it sees to the attention
-    of a request, at least; ``in_full``: if it finds nothing but what it surely does.
-    """
+    """Return what asks for the least tokens a replica would process in its attention's time."""
+    # ``in_full``: if a request finds nothing but what it surely does.
     if any(not isinstance(server.batch_time, Composition) for server in servers):
         return None
     if in_full:
@@ -141,9 +137,7 @@ def _attention_at(server: Server, visits: Visits) -> Floats:
 
 
 def per_second(network: Network, asked: Sequence[OfVisits]) -> tuple[Floats, Floats]:
-    """Return the mean of what is asked of pools per second, and its standard error; shape (asked,)
-    each.
-    """
+    """Return means of what is asked of pools per second, and standard errors; shape (asked,)."""
     mean, variance = np.zeros(len(asked)), np.zeros(len(asked))
     for index, workflow in enumerate(network.workflows):
         of_job, error = _per_job(network, index, workflow.means(), asked)
@@ -155,11 +149,9 @@ def per_second(network: Network, asked: Sequence[OfVisits]) -> tuple[Floats, Flo
 def _per_job(
     network: Network, index: int, means: Means, asked: Sequence[OfVisits]
 ) -> tuple[Floats, Floats]:
-    """Return the mean of what a job asks, and its standard error; shape (asked,) each.
-
-    Where visits are known by formula, means are those of a request at each stage times its visits:
-    so constant lengths have no error, however jobs branch.
-    """
+    """Return means of what a job asks, and standard errors; shape (asked,) each."""
+    # Where visits are known by formula, means are those of a request at each stage times its
+    # visits: so constant lengths have no error, however jobs branch.
     workflow = network.workflows[index]
     stages = len(means.visits)
     visited, brought = [], []

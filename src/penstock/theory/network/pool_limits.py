@@ -159,9 +159,7 @@ def pool_limits(network: Network, model: NetworkModel) -> tuple[PoolLimits, ...]
 
 
 def with_limits(model: NetworkModel, limits: Sequence[PoolLimits]) -> NetworkModel:
-    """Return the means with what batches of each pool carry at most of what arrives there: those
-    beyond the token budget counted, and the least that attention takes.
-    """
+    """Return the means with each pool's limits beyond the token budget, and least attention."""
     offered = model.least_offered
     loads = np.array([pool.limits[0].load if pool.limits else 0.0 for pool in limits])
     errors = np.array([pool.limits[0].standard_error if pool.limits else 0.0 for pool in limits])
@@ -195,10 +193,8 @@ def _limits_of(
     held: Sampled,
     links: Sampled,
 ) -> PoolLimits:
-    """Return the limits of one pool, given tokens/s that attention costs, and what is held and sent
-    per second, as `penstock.theory.network.pool_demand` counts them. ``in_full``: those tokens/s
-    that attention costs if nothing is found.
-    """
+    """Return a pool's limits, given attention's tokens/s, and what is held and sent per second."""
+    # As `pool_demand` counts them. ``in_full``: tokens/s of attention if nothing is found.
     here = model.pool == index
     prefill = model.prefill if model.least_prefill is None else model.least_prefill
     visits, prefill, decode = model.visits[here], prefill[here], model.decode[here]
@@ -279,9 +275,7 @@ def _by_tokens_in_words(pool: Pool, offered: float, attention: float) -> str:
 
 
 def _by_slots(pool: Pool, rates: Floats, prompt: Geometric) -> tuple[float | None, tuple[str, ...]]:
-    """Return the load under max batch sizes, None where none is below what a batch may have, and
-    what binds one replica.
-    """
+    """Return the load under max batch sizes (None: none binds) and what binds one replica."""
     binds = any((kind.max_batch_size or math.inf) < kind.most_tokens for kind, _ in pool.servers)
     outputs = max(server.policy.outputs_per_decode for server, _ in pool.servers)
     if len(pool.servers) == 1:

@@ -63,9 +63,7 @@ class ReplicaLoads:
 
     @property
     def verdict(self) -> Verdict:
-        """What follows: ``stable`` where replicas are work-conserving, ``unstable`` under any
-        policy of theirs, ``unknown`` between the two.
-        """
+        """Say ``stable`` (work-conserving replicas), ``unstable`` (any policy), or ``unknown``."""
         if self.necessary > 1 + CRITICAL_BAND:
             return "unstable"
         if self.sufficient is not None and self.sufficient < 1 - CRITICAL_BAND:

@@ -11,9 +11,7 @@ from penstock.workload.workflow import Workflow
 
 
 def wasted_at_stages(network: Network) -> list[Share]:
-    """Return the least and the most tokens that a request of each stage costs after its end, on
-    average; shape (stages,).
-    """
+    """Return least and most mean tokens a request costs after its end; shape (stages,)."""
     shares = []
     for workflow in network.workflows:
         for stage in workflow.stages.values():

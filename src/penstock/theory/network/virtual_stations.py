@@ -63,9 +63,8 @@ class VirtualStation:
         )
 
     def amplification(self, load: float = 1.0) -> tuple[float, float]:
-        """Return the factor by which each half of a cycle multiplies a backlog, a_i / (1 - a_i).
-        ``load`` is a factor on all rates.
-        """
+        """Return the factor by which each half of a cycle multiplies a backlog, a_i / (1 - a_i)."""
+        # ``load`` is a factor on all rates.
         halves = zip(self.loads, self.shares, strict=True)
         a1, a2 = (load * s / (1 - load * h) if load * h < 1 else 1.0 for s, h in halves)
         return a1 / (1 - a1) if a1 < 1 else math.inf, a2 / (1 - a2) if a2 < 1 else math.inf
@@ -74,13 +73,9 @@ class VirtualStation:
 def priority_limit(
     model: NetworkModel, ranking: Sequence[str], phases: bool | Sequence[bool] = False
 ) -> VirtualStation | None:
-    """Return the virtual station at which a static priority order fails first, or None if it has
-    none.
-
-    The ranking names classes (`fluid_classes`), or stages: then their decodes before their prompts.
-    The highest comes first; only the order within a pool matters. Without ``phases`` decodes of a
-    stage go before its prompts, so whole stages are ranked.
-    """
+    """Return the virtual station where a static priority order fails first, or None."""
+    # The ranking, highest first, names classes (`fluid_classes`) or stages: then decodes before
+    # prompts. Only the order within a pool matters. Without ``phases`` whole stages are ranked.
     classes = fluid_classes(model, phases)
     return _tightest(classes, ranks(classes, ranking))
 
@@ -88,11 +83,8 @@ def priority_limit(
 def worst_priority(
     model: NetworkModel, phases: bool | Sequence[bool] = False
 ) -> VirtualStation | None:
-    """Return the virtual station with the least load limit of all priority orders, or None if no
-    order has one.
-
-    Cycles with more than ``MOST_ORDERS`` orders are not searched.
-    """
+    """Return the virtual station of least load limit of all orders, or None if none has one."""
+    # Cycles with more than ``MOST_ORDERS`` orders are not searched.
     classes = fluid_classes(model, phases)
     best: VirtualStation | None = None
     for stations in components(classes):
@@ -156,9 +148,7 @@ def _tightest(classes: FluidClasses, rank: Ints) -> VirtualStation | None:
 
 
 def _pushes(classes: FluidClasses, rank: Ints) -> Bools:
-    """Classes that stay empty for ever: ranked on top, and fed from outside or by their like
-    only.
-    """
+    """Classes that stay empty for ever: ranked on top, fed from outside or by their like only."""
     above = (classes.station[:, None] == classes.station) & (rank[:, None] < rank)
     pushed = np.zeros(rank.size, np.bool_)
     for _ in range(rank.size):
@@ -167,9 +157,7 @@ def _pushes(classes: FluidClasses, rank: Ints) -> Bools:
 
 
 def _exclusive(classes: FluidClasses, rank: Ints, above: list[Bools]) -> list[Bools] | None:
-    """Return the largest parts of two sets of classes that are never served at once, or None if
-    there are none.
-    """
+    """Return the largest parts of two sets of classes never served at once, or None."""
     sets = [of.copy() for of in above]
     lowest = [rank[of].max(initial=-1) for of in above]
     stations = [classes.station[of][:1] for of in above]
