@@ -88,9 +88,7 @@ def array(what: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def column(what: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return a copy of the values as a one-dimensional array, not empty; one number is a column of
-    one.
-    """
+    """Return a copy of the values as an array of one dimension, not empty; a number is a column."""
     given = np.atleast_1d(array(what, values))
     if given.ndim > 1:
         raise InputError(
@@ -116,9 +114,7 @@ def shown(value: object) -> str:
 
 
 class _Bounded(reprlib.Repr):
-    """Looks only so far into a value: aliases in YAML can make one of billions of parts, or without
-    end.
-    """
+    """Looks only so far into a value: aliases in YAML can give it billions of parts, or no end."""
 
     def repr_int(self, value: int, level: int) -> str:
         try:

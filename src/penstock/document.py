@@ -108,9 +108,7 @@ def read_document(path: Path, kind: str = "scenario") -> Any:
 
 
 def parsed(document: Any, model: type[Sections], name: str, needs: str) -> Sections:
-    """Return a document as the sections that it should have; ``needs`` says in words what it
-    needs.
-    """
+    """Return a document as the sections it should have; ``needs`` says in words what it needs."""
     _every_value(document, name)
     if not isinstance(document, Mapping):
         raise InputError(
@@ -127,10 +125,8 @@ def parsed(document: Any, model: type[Sections], name: str, needs: str) -> Secti
 
 
 def _holds_many(text: str) -> bool:
-    """Return whether YAML has more keys and values than `_MOST_VALUES`, without composing them.
-
-    Short text is not looked through, and an error ends the look: reading says what it is.
-    """
+    """Return whether YAML has more than `_MOST_VALUES` keys and values, without composing them."""
+    # Short text is not looked through, and an error ends the look: reading says what it is.
     if len(text) > _MOST_VALUES:
         fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         with contextlib.suppress(yaml.YAMLError):
@@ -196,9 +192,7 @@ def files_named(document: Any, folder: Path) -> dict[str, Path]:
 
 
 def _every_value(document: Any, name: str) -> list[Any]:
-    """Return all values; refuse a document that contains itself, or one so often that this would
-    not end.
-    """
+    """Return all values; refuse a document that holds itself, or one part endlessly often."""
     left, values = [document], []
     while left:
         value = left.pop()
@@ -289,9 +283,7 @@ def _in_yaml(value: object) -> str:
 
 
 def _places(problem: Any) -> list[int | str]:
-    """Return where a problem is, without the class that pydantic names where a section is one of
-    several choices.
-    """
+    """Return where a problem is, without the class that pydantic names where there is a choice."""
     if not problem["loc"]:
         return []
     *places, last = problem["loc"]

@@ -174,11 +174,8 @@ class PenstockScheduler(AsyncScheduler):
         )
 
     def _admissible(self, budget: int) -> Iterator[int]:
-        """Yield the tokens of each prompt for which there are blocks and slots now, in vLLM's
-        order.
-
-        Blocks that prompts find in the prefix cache are looked up until the budget is full.
-        """
+        """Yield the tokens of each prompt that has blocks and a slot now, in vLLM's order."""
+        # Blocks that prompts find in the prefix cache are looked up until the budget is full.
         manager = self.kv_cache_manager
         free = manager.block_pool.get_num_free_blocks() - (
             manager.watermark_blocks if self.running else 0
@@ -215,9 +212,7 @@ class PenstockScheduler(AsyncScheduler):
         return blocks
 
     def _composition(self, prefill: list[int], decoding: list[Any]) -> tuple[int, int]:
-        """Return the prefill and decode tokens of the next step, cut to what there is and to what
-        fits.
-        """
+        """Return prefill and decode tokens of the next step, cut to what there is and what fits."""
         queue = self._queue(prefill, decoding)
         limits = Limits(self.max_num_scheduled_tokens, self.max_num_active_reqs)
         name = self.penstock_policy.name
@@ -246,9 +241,7 @@ class PenstockScheduler(AsyncScheduler):
         return x, y
 
     def _queue(self, prefill: list[int], decoding: list[Any]) -> Queue:
-        """Return what the policy sees; what takes a walk through the whole queue only if it looks
-        there.
-        """
+        """Return what the policy sees; the whole queue is walked through only if it looks there."""
         reads = self.penstock_policy.reads
         begun = [r for r in self.running if r.is_prefill_chunk]
         waiting = chain(begun, self.kv_holding_waiting, self.waiting)
@@ -288,9 +281,7 @@ def _left(request: Any) -> int:
 
 
 def _check_vllm(version: str, missing: list[str]) -> None:
-    """Refuse a vLLM that the tests have not run on: it may fail at a request, or schedule something
-    else in silence.
-    """
+    """Refuse a vLLM that the tests have not run on: it may fail later, or schedule otherwise."""
     if missing or ".".join(version.split(".")[:2]) not in VERSIONS:
         lacks = f" and lacks {', '.join(missing)} of its scheduler" if missing else ""
         raise InputError(

@@ -31,9 +31,7 @@ def amount(value: float) -> str:
 
 
 def digits(value: float) -> str:
-    """Return a number with three digits, and all of those before the point: ``0.0467``,
-    ``2,160``.
-    """
+    """Return a number with three digits, and all before the point: ``0.0467``, ``2,160``."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -58,9 +56,7 @@ def span_of_time(value: float) -> str:
 
 
 def gathered(said: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return each sentence once, after the names of those that it is about, unless it is about
-    all.
-    """
+    """Return each sentence once, after the names of what it is about, unless that is all."""
     return [
         text if len(names) == len(said) else f"{', '.join(names)}: {text}"
         for text, names in sharing(said).items()

@@ -165,9 +165,7 @@ class _Findings:
         self.kept: list[str] = []
 
     def note(self, columns: dict[str, Ints], rules: dict[str, Bools]) -> None:
-        """Add a sentence, filled in from the columns, for each place at which its rule is
-        broken.
-        """
+        """Add a sentence, filled in from the columns, for each place that breaks its rule."""
         for sentence, broken in rules.items():
             indices = np.flatnonzero(broken)
             self.count += indices.size
@@ -268,12 +266,9 @@ def _token_limits(server: Server, prefills: Bools) -> Ints:
 
 
 def _ticks(run: Run, r: Replay, requests: Ints) -> tuple[Ints, Ints]:
-    """Return the ticks that each batch takes, and by how much they may differ.
-
-    The terms of a `Composition` are rounded to 2^-20 ticks, once, before they are multiplied and
-    added up. Of a request that was preempted it is not certain where it began anew, so its batches
-    may take any time.
-    """
+    """Return the ticks that each batch takes, and by how much they may differ."""
+    # Terms of a `Composition` are rounded to 2^-20 ticks once, then multiplied and added up. Where
+    # a preempted request began anew is not certain, so its batches may take any time.
     model, most, m = run.server.batch_time, run.server.most_tokens, r.start.size
     if not isinstance(model, Composition):
         table = np.rint(model.table(most) / run.tick_s).astype(np.int64)
@@ -305,9 +300,7 @@ def _check_memory(server: Server, r: Replay, findings: _Findings) -> None:
 
 
 def _check_times(run: Run, rows: Rows, r: Replay, findings: _Findings) -> None:
-    """Check recorded times, preemptions and totals; a batch in flight when the run stopped
-    completed nothing.
-    """
+    """Check recorded times, preemptions and totals; a batch still in flight completed nothing."""
     n = r.arrival.size
     completed = r.end <= run.end
     ends = np.append(np.where(completed, r.end, -1), -1)
@@ -343,9 +336,7 @@ def _check_times(run: Run, rows: Rows, r: Replay, findings: _Findings) -> None:
 
 
 def _idle_since(run: Run, r: Replay) -> Ints:
-    """Return the ticks since which a request waited beside a server without a batch, one per idle
-    period.
-    """
+    """Return the tick, one per idle period, since which a request waited beside an idle server."""
     free, taken = np.append(0, r.end), np.append(r.start, run.end)
     gone = np.searchsorted(np.sort(r.finished_in), np.arange(free.size))
     waiting = gone < np.searchsorted(r.arrival, taken)  # someone arrived before the period ended
@@ -354,12 +345,9 @@ def _idle_since(run: Run, r: Replay) -> Ints:
 
 
 def _overtake_k(r: Replay) -> int:
-    """Return the smallest K of the K-FCFS condition.
-
-    Each request passes through its batches in stretches without service; the youngest request that
-    decoded during a stretch overtook it the furthest. (Before a request arrived, nobody younger was
-    there.)
-    """
+    """Return the smallest K of the K-FCFS condition."""
+    # Each request has stretches without service between its batches; the youngest that decoded in a
+    # stretch overtook it the furthest. (Before a request arrived, nobody younger was there.)
     n, m = r.arrival.size, r.start.size
     last_served = np.full(n, -1, np.int64)
     np.maximum.at(last_served, r.request, r.batch)
@@ -380,9 +368,7 @@ def _overtake_k(r: Replay) -> int:
 
 
 def _largest(values: Ints, since: Ints, until: Ints) -> Ints:
-    """Return the largest of ``values[since:until]`` for each pair, from maxima over powers of
-    two.
-    """
+    """Return the largest of ``values[since:until]`` of each pair, by maxima over powers of two."""
     levels = [values]
     while 2 ** len(levels) <= values.size:
         half = 2 ** (len(levels) - 1)

@@ -11,9 +11,7 @@ from penstock.simulation.run import Run
 
 
 class Shortfall(NamedTuple):
-    """A batch that carried less than it should: its index, its start (tick), its tokens, what they
-    could have been.
-    """
+    """A batch that carried less than it could have: its index, start (tick), tokens and supply."""
 
     batch: int
     start: int
@@ -22,9 +20,7 @@ class Shortfall(NamedTuple):
 
 
 class Conservation(NamedTuple):
-    """Whether every batch carried what it should, and which did not; None where its supply is not
-    defined.
-    """
+    """Whether every batch carried what it should, and which did not; None: no supply is defined."""
 
     held: bool | None
     breaches: int
@@ -77,9 +73,7 @@ def _tokens_there(r: Replay) -> Ints:
 
 
 def _prompts_in_order(r: Replay, prompt_ends: Ints) -> bool:
-    """Whether prompt tokens were served in order of arrival, each prompt to its end before the
-    next.
-    """
+    """Whether prompt tokens were served in order of arrival, one prompt to its end at a time."""
     served = np.flatnonzero(r.prefill > 0)
     served = served[np.lexsort((r.request[served], r.batch[served]))]
     request, tokens = r.request[served], r.prefill[served]

@@ -28,9 +28,7 @@ class Story(NamedTuple):
 
 
 class Account(NamedTuple):
-    """A history that explains the allocations of a request, and what all such histories agree
-    on.
-    """
+    """A history that explains a request's allocations, and what all such histories agree on."""
 
     again: list[bool]  # which allocations begin anew
     held: list[int]  # tokens, at least, that it has memory for during each
@@ -72,10 +70,7 @@ def recomputes(server: Server) -> bool:
 def explain(
     record: Story, prefill: list[int], decode: list[int], ends: list[int]
 ) -> Account | None:
-    """Find the histories that explain the allocations of a request, in order; None if there is
-    none. ``prefill`` and ``decode`` are tokens of each allocation; ``ends`` the tick at which its
-    batch ended, -1: it did not.
-    """
+    """Find the histories that explain a request's allocations, in order; None: there is none."""
     start = _State(record.prompt, 0, 0, -1)
     layers: list[dict[_State, list[tuple[_State, bool]]]] = [{start: []}]
     for j, (x, y) in enumerate(zip(prefill, decode, strict=True)):
@@ -107,9 +102,7 @@ def explain(
 
 
 def at_once(record: Story, prefill: list[int], decode: list[int]) -> Account:
-    """Return the history for a record that makes no sense: a request begins anew where nothing else
-    can be.
-    """
+    """Return a history for a senseless record: a request begins anew where nothing else can be."""
     target, prefilled, done = record.prompt, 0, 0
     again: list[bool] = []
     held: list[int] = []
@@ -124,9 +117,7 @@ def at_once(record: Story, prefill: list[int], decode: list[int]) -> Account:
 
 
 def _steps(record: Story, state: _State, x: int, y: int, j: int) -> list[tuple[_State, bool]]:
-    """Return what an allocation of x prefill and y decode tokens can have led to, and whether it
-    began anew.
-    """
+    """Return what x prefill and y decode tokens can have led to, and whether it began anew."""
     decodes = state.target == 0
     if x == 0:
         if y != 1 or not decodes or state.done >= record.total:
@@ -148,18 +139,14 @@ def _steps(record: Story, state: _State, x: int, y: int, j: int) -> list[tuple[_
 
 
 def _prefilled(record: Story, before: _State, target: int, done: int, times: int, j: int) -> _State:
-    """Return the state after prefill tokens: it decodes from here on if these were the last of
-    them.
-    """
+    """Return the state after prefill tokens; if they were the last of them, it now decodes."""
     if done != target:
         return _State(target, done, times, before.first)
     return _State(0, done, times, j if record.extra and before.first < 0 else before.first)
 
 
 def _explains(record: Story, state: _State, ends: list[int]) -> bool:
-    """Whether a history that ended like this is what the record says of first token, finish and
-    preemptions.
-    """
+    """Whether a history with this end fits the recorded first token, finish and preemptions."""
     first = ends[state.first] if state.first >= 0 else -1
     finished = state.target == 0 and state.done == record.total
     finish = ends[-1] if finished else -1

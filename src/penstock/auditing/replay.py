@@ -13,12 +13,7 @@ from penstock.simulation.run import Rows, Run
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """What follows from the allocations of a run; batches are numbered, and the number of batches
-    stands for none.
-
-    A request that was preempted makes several attempts; the last tokens of
-    each are known, when between them it had to leave is not.
-    """
+    """What follows from a run's allocations; the number of batches, as an index, means none."""
 
     arrival: Ints  # shape (requests,), tick
     prompt: Ints  # shape (requests,), tokens
@@ -54,9 +49,7 @@ class Replay:
         return np.searchsorted(np.sort(happened_in), np.arange(self.start.size))
 
     def over(self, amount: Ints, since: Ints, until: Ints) -> Ints:
-        """Return, for each batch, the sum of the amounts that last from one batch up to before
-        another.
-        """
+        """Return, for each batch, the sum of the amounts that last from one batch up to another."""
         change = np.zeros(self.start.size + 1, np.int64)
         np.add.at(change, since, amount)
         np.add.at(change, until, -amount)
@@ -173,9 +166,7 @@ def _accounts(
 def _targets(
     run: Run, prompt: Ints, attempt: Ints, prefill: Ints, decode: Ints, again: Bools
 ) -> Ints:
-    """Return the tokens of the prefill of each attempt: the prompt, then also the outputs that were
-    out.
-    """
+    """Return the prefill tokens of each attempt: the prompt, and any outputs that were out."""
     extra = int(run.server.convention == "engine")
     prefilled, decoded = (
         np.bincount(attempt, tokens, again.size).astype(np.int64) for tokens in (prefill, decode)

@@ -19,9 +19,7 @@ _LONGER = 16  # times the requests, where a target is undecided
 
 
 def overload(candidates: Sequence["Candidate"], rate: float) -> str | None:
-    """Say that none of the candidates carries the load, and how many replicas that takes at least;
-    else None.
-    """
+    """Say that no candidate carries the load, and how many replicas would at least; else None."""
     best = max(candidates, key=lambda c: c.stable_rate)
     if rate < best.stable_rate or any(c.answer.verdict == "stable" for c in candidates):
         return None
@@ -35,9 +33,8 @@ def overload(candidates: Sequence["Candidate"], rate: float) -> str | None:
 
 
 def trade(chosen: "Candidate", others: Sequence["Candidate"], metric: str) -> str | None:
-    """Say which other candidate carries clearly more than the chosen one, and what that costs. The
-    others are not slower than it beyond the noise, from simple to subtle.
-    """
+    """Say which other candidate carries clearly more than the chosen one, and what that costs."""
+    # The others are not slower than it beyond the noise, from simple to subtle.
     enough = (1 + _WORTH_A_WORD) * chosen.stable_rate
     more = [c for c in others if c.stable_rate >= enough and (chosen.missed or not c.missed)]
     if not more:
@@ -68,9 +65,7 @@ def _prices(chosen: "Candidate", other: "Candidate") -> list[str]:
 
 
 def next_step(targets: Sequence["TargetAnswer"], requests: int, file: str) -> str | None:
-    """Return what to do about targets that the recommended server is not known to meet; None where
-    it meets all.
-    """
+    """Return what to do about targets that the recommended server may miss; None: it meets all."""
     if all(judgement == "met" for _, _, judgement in targets):
         return None
     asked = " ".join(f"--target '{target}'" for target, _, _ in targets)

@@ -45,8 +45,7 @@ class Pruned(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """What is worth simulating (the current server first, then from simple to subtle), and what is
-    not.
+    """What is worth simulating (the current server, then simple to subtle), and what is not.
 
     ``bound``: requests/s that no policy exceeds at any of the token budgets looked at.
     """
@@ -60,8 +59,8 @@ class _Budget(NamedTuple):
     """What theory says about a token budget, in requests/s.
 
     ``carried``: what Sarathi-Serve carries by Theorem 1(b) or, for long prompts under a max batch
-    size, by a fluid argument; None: not known. ``proved``: the theorem says that it is as much as
-    any policy could.
+    size, by a fluid argument; None: not known. ``proved``: the theorem says that no policy could
+    carry more.
     """
 
     certificate: Certificate
@@ -81,18 +80,13 @@ def candidates(
     most_stable: bool = False,
     short_gaps: bool = False,
 ) -> Candidates:
-    """Return the servers worth simulating: other policies and token budgets, all else as it is.
-
-    Token budgets from a quarter of the current one to four times it, near those that waste nothing,
-    and the one at which Sarathi-Serve carries most. What cannot carry the load safely, or as much
-    as is known to be carried, is ruled out by the necessary conditions (`penstock.theory.bounds`)
-    and, for Sarathi-Serve under a max batch size, by its own region
-    (`penstock.theory.long_prompts.sarathi_region`).
-
-    ``policies`` go from simple to subtle. With ``most_stable`` only the most that can be carried
-    matters, however little arrives. With ``short_gaps`` the time between tokens matters, which the
-    batch sets: then smaller token budgets are tried too.
-    """
+    """Return the servers worth simulating: other policies and token budgets, all else as it is."""
+    # Budgets from a quarter of the current one to four times it, near those that waste nothing, and
+    # the one at which Sarathi-Serve carries most. Ruled out is what cannot carry the load, or as
+    # much as is known to be carried, by `penstock.theory.bounds` and, for Sarathi-Serve under a max
+    # batch size, its own region (`sarathi_region`). ``policies``: simple to subtle.
+    # ``most_stable``: only the most that can be carried matters. ``short_gaps``: so does the
+    # batch's time, so smaller budgets are tried.
     budgets = _budgets(workload, server, short_gaps)
     carried = max((b.carried for b in budgets.values() if b.carried), default=0.0)
     wanted = carried if most_stable else min(workload.rate / SAFE, carried)
@@ -158,9 +152,7 @@ def _halved(budget: int) -> list[int]:
 
 
 def _most_tokens(batch_time: BatchTime, most: int) -> int:
-    """Return the largest batch whose time is known, up to so many tokens: measured tables end
-    somewhere.
-    """
+    """Return the largest batch up to so many tokens with a known time: measured tables end."""
     known, unknown = 1, most + 1
     while unknown - known > 1:
         middle = most if unknown > most else (known + unknown) // 2
@@ -174,9 +166,7 @@ def _most_tokens(batch_time: BatchTime, most: int) -> int:
 
 
 def _efficient_loads(batch_time: BatchTime, most: int) -> Ints:
-    """Return the token loads at which one token more or less lowers b / t_b: multiples of b0 for
-    piecewise constant.
-    """
+    """Return the token loads at which a token more or less lowers b / t_b: of steps those of b0."""
     loads = np.arange(1, _most_tokens(batch_time, most + 1) + 1)
     rates = np.r_[0.0, loads / batch_time(loads), 0.0]
     peaks = (rates[1:-1] > rates[:-2]) & (rates[1:-1] > rates[2:]) & (loads <= most)
@@ -193,9 +183,7 @@ def _near(load: int, efficient: Ints) -> int:
 
 
 def _sarathi(workload: Workload, server: Server, budget: int) -> float | None:
-    """Return what Sarathi-Serve carries at a token budget under a max batch size, by a fluid
-    argument; long prompts.
-    """
+    """Return what Sarathi-Serve carries of long prompts and a max batch size: a fluid argument."""
     slots = server.max_batch_size
     prompt = workload.mean_prompt
     if slots is None or slots >= budget or server.memory is not None or prompt < budget - slots + 1:

@@ -9,9 +9,7 @@ from penstock.words import NO_LIMIT
 
 
 def rate_cells(rates: RateMap) -> pl.DataFrame:
-    """Return a row per cell: token_budget, max_batch_size (text), rate, above (requests/s), text,
-    note, best, known.
-    """
+    """Return a row per cell; rates are in requests/s, limits are text."""
     rows = []
     for limits, found in rates.cells.items():
         budget, size = limits
@@ -36,9 +34,7 @@ def rate_cells(rates: RateMap) -> pl.DataFrame:
 
 
 def rate_heat_map(rates: RateMap) -> alt.LayerChart:
-    """Stable rate at each token budget and max batch size, and whether a theorem or simulation says
-    so.
-    """
+    """Stable rate by token budget and max batch size, and if a theorem or simulation says so."""
     rows = rate_cells(rates)
     budgets = list(dict.fromkeys(rows["token_budget"]))
     sizes = list(dict.fromkeys(rows["max_batch_size"]))[::-1]

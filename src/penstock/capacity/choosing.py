@@ -48,17 +48,13 @@ def choose(
 
 
 def _meeting(safe: Sequence[Candidate], stable: Sequence[Candidate]) -> list[Candidate]:
-    """Return those that meet the targets, of the safe ones if there are any, else the one that
-    comes nearest.
-    """
+    """Return those that meet the targets, safe ones if there are any, else the nearest one."""
     met = [c for c in safe if not c.missed] or [c for c in stable if not c.missed]
     return met or [min(stable, key=lambda c: c.overshoot)]
 
 
 def slower(one: Candidate, other: Candidate, metric: str) -> bool:
-    """Return whether a mean latency of one is above that of the other, beyond the noise and worth a
-    change.
-    """
+    """Return whether one's mean latency is above the other's, beyond noise and worth a change."""
     if one is other:
         return False
     mean = other.mean(metric)
@@ -70,9 +66,7 @@ def slower(one: Candidate, other: Candidate, metric: str) -> bool:
 
 
 def _differences(one: Candidate, other: Candidate, metric: str) -> tuple[Floats, Floats]:
-    """Return by how many ticks one took longer than the other for the same samples, and the
-    samples, in batches.
-    """
+    """Return how many ticks longer one took for the same samples, and the samples, in batches."""
     a, b = one.answer.run.rows, other.answer.run.rows
     assert a is not None
     assert b is not None

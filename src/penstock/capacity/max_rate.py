@@ -114,10 +114,7 @@ class MaxRate:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaxLoad:
-    """How much a network carries under its policies, orders and routers.
-
-    Loads are factors on all arrival rates.
-    """
+    """How much a network carries; loads are factors on all arrival rates."""
 
     load: float  # the highest known to be stable
     above: float  # the lowest above it that is not: unstable, or too close to the limit to tell
@@ -345,9 +342,7 @@ def _tested(
     seed: int,
     progress: Progress | None,
 ) -> tuple[float, float, tuple[Trial[NetworkStability], ...]]:
-    """Search between a load that is stable by theorem, if there is one, and the least that is
-    not.
-    """
+    """Search between a load stable by theorem, if there is one, and the least that is not."""
     from penstock.checking.flood_test import flood_test
 
     if network.ends:
@@ -380,11 +375,9 @@ def _searched(
     precision: float,
     progress: Progress | None,
 ) -> tuple[float, float, tuple[Trial[Test], ...]]:
-    """Return the highest rate that is stable, the lowest above it that is not, and what was tried.
-
-    A ``low`` of 0 and a ``high`` of infinity are not known. A relative distance of ``precision`` is
-    left; 0 is returned where nothing far below is stable.
-    """
+    """Return the highest rate that is stable, the lowest above it that is not, and all tried."""
+    # ``low`` 0 and ``high`` infinity are not known. A relative distance of ``precision`` is left; 0
+    # is returned where nothing far below is stable.
     report = part_of(progress, 0.0, 1.0)
     trials: list[Trial[Test]] = []
     rate = high / (1 + precision) if high < math.inf else max(low, 1.0)
@@ -398,9 +391,7 @@ def _searched(
 
 
 def _next(low: float, high: float, trials: Sequence[Trial[Test]], precision: float) -> float:
-    """Return the rate to try: near where the drift would be 0, on the side that is not yet known;
-    else the middle.
-    """
+    """Return the rate to try: where drift would be 0, on the unknown side; else the middle."""
     rate, found = trials[-1]
     guess = rate * (1 - found.drift)  # so much was served
     step = math.sqrt(1 + precision)

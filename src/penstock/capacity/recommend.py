@@ -159,9 +159,7 @@ def _trade(own: Sequence[Candidate], chosen: Candidate, decided: Objective) -> s
 
 
 def _usual_policies(server: Server) -> Sequence[str]:
-    """Return the policies to try beside a server's own: vLLM runs others through the plugin, other
-    engines none.
-    """
+    """Return policies to try beside a server's own: vLLM runs others by plugin, others none."""
     policy = server.policy
     if policy.by_phase:
         return FROM_SIMPLE_TO_SUBTLE
@@ -177,9 +175,7 @@ def _usual_policies(server: Server) -> Sequence[str]:
 def _with_plugin(
     found: Sequence[Candidate], chosen: Candidate, decided: Objective, rate: float
 ) -> str | None:
-    """Say what the best policy that vLLM has only through the plugin would bring, where it is
-    better.
-    """
+    """Say what the best policy that vLLM has only through the plugin would bring, if better."""
     if not found[0].server.policy.hosts_policies:
         return None
     others = [c for c in found if c is chosen or c.server.policy.by_phase]
@@ -206,11 +202,8 @@ class _Study(NamedTuple):
     def measure_all(
         self, servers: Sequence[Server], current: Server, progress: Progress | None
     ) -> tuple[list[Candidate], list[Pruned]]:
-        """Return what was found of each server, from simple to subtle, and what was ruled out on
-        the way.
-
-        Those with the current token budget come first: what they carry is what others must beat.
-        """
+        """Return what was found of each server, from simple to subtle, and what was ruled out."""
+        # Those with the current token budget come first: what they carry is what others must beat.
         measured: list[Candidate] = []
         pruned = []
         current_first = sorted(servers, key=lambda s: s.token_budget != current.token_budget)
@@ -253,9 +246,7 @@ class _Study(NamedTuple):
         return Candidate(server, rates, answer, shown, targets)
 
     def _wanted(self, server: Server, found: Sequence[Candidate]) -> float:
-        """Return the rate that a candidate must carry to have a chance; 0 for the first, to which
-        others compare.
-        """
+        """Return the rate that a candidate must carry to have a chance; 0 for the first of them."""
         if not found:
             return 0.0
         rate = self.workload.rate
@@ -271,9 +262,7 @@ class _Study(NamedTuple):
         return verdict(workload, server, self.alpha, self.precision / 2, self.workload.seed).verdict
 
     def binding(self, chosen: Candidate) -> tuple[str, ...]:
-        """Return the limits that hold a server back: KV memory, where without that limit it carries
-        more.
-        """
+        """Return the limits that hold a server back: KV memory if without it it carries more."""
         server = chosen.server
         if server.memory is not None:
             more = dataclasses.replace(server.memory, blocks=_AMPLE * server.memory.blocks)
@@ -297,9 +286,7 @@ def _step(workload: Workload, server: Server) -> Step | None:
 
 
 def _fewer_at_once(workload: Workload, chosen: Candidate) -> list[str]:
-    """Say what a smaller max batch size would carry, by the estimate, where preemption wastes
-    work.
-    """
+    """Say what a smaller max batch size would carry, by estimate, where preemption is waste."""
     server = chosen.server
     slots = min(server.max_batch_size or server.token_budget, 4096)
     rates = []

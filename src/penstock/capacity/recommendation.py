@@ -25,9 +25,7 @@ WORSE = {"stable_rate": "lower"} | dict.fromkeys(METRICS, "higher")
 
 
 class Step(NamedTuple):
-    """A larger max batch size, the rate above which no policy is stable with it, and what share
-    more that is.
-    """
+    """A larger max batch size, the rate above which no policy is stable, and the share gained."""
 
     max_batch_size: int
     bound: float
@@ -72,9 +70,7 @@ class Candidate:
         return max(map(_overshoot, self.targets), default=0.0)
 
     def mean(self, metric: str) -> float | None:
-        """Return a mean latency (``ttft_s``, ``tbt_s`` or ``e2e_s``), or None where there is
-        none.
-        """
+        """Return a mean latency (``ttft_s``, ``tbt_s`` or ``e2e_s``), or None: there is none."""
         return self.answer.latency.estimates[metric]["mean"].value if self.answer.latency else None
 
     def choice(self) -> dict[str, Any]:

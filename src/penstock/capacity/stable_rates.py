@@ -51,9 +51,7 @@ class RateMap:
 
     @property
     def best(self) -> tuple[int, int | None] | None:
-        """Token budget and max batch size of the highest rate; of equal ones the smallest; None
-        where none is known.
-        """
+        """Token budget and max batch size of the highest rate, smallest of equals; None: none."""
         known = {
             limits: found.rate for limits, found in self.cells.items() if found.rate is not None
         }
@@ -82,11 +80,8 @@ def stable_rate(
     precision: float = PRECISION,
     progress: Progress | None = None,
 ) -> StableRate:
-    """Return the highest stable rate of a server, as `max_rate` has it, with another precision: the
-    relative distance that may be left between ``rate`` and ``above``.
-
-    As `max_rate` has it, with another precision.
-    """
+    """Return a server's highest stable rate: `max_rate` with another precision."""
+    # That is the relative distance that may be left between ``rate`` and ``above``.
     server = taken_as_exact(server)
     found = max_rate(workload, server, precision=precision, seed=workload.seed, progress=progress)
     return StableRate(found.rate, found.above, found.known)
@@ -101,9 +96,7 @@ def rate_map(
     precision: float = PRECISION,
     progress: Progress | None = None,
 ) -> RateMap:
-    """Return the stable rate at each token budget and max batch size, all else of the server as it
-    is.
-    """
+    """Return the stable rate at each token budget and max batch size, all else as it is."""
     budgets = sorted({_limit("a token budget", budget) for budget in token_budgets})
     sizes = {None if size is None else _limit("a max batch size", size) for size in max_batch_sizes}
     if not budgets or not sizes:

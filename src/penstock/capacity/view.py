@@ -146,9 +146,7 @@ def _held_by(point: OperatingPoint) -> str:
 def max_rate_page(
     rates: Mapping[str, MaxRate], scenario: Scenario, notes: Sequence[str], notices: Sequence[str]
 ) -> Page:
-    """Show the highest stable rate of each policy beside its bound, after notes on their KV
-    memory.
-    """
+    """Show each policy's highest stable rate beside its bound, after notes on KV memory."""
     rows = [
         (*_highest(name, rate.rate, rate, rate.certificate.certified_rate), rate.known)
         for name, rate in rates.items()
@@ -208,9 +206,7 @@ def max_load_page(
     what: str,
     notes: Sequence[str],
 ) -> Page:
-    """Show the highest stable load of a network, as it is or under what varies, beside its
-    bound.
-    """
+    """Show a network's highest stable load, as it is or by what varies, beside its bound."""
     rows = [
         (*_highest(name, load.load, load, load.certified_load), load.known)
         for name, load in loads.items()

@@ -45,9 +45,7 @@ _TEST_SHARE = 0.2  # of the work, for the progress bar
 
 
 class TargetAnswer(NamedTuple):
-    """A latency target, the estimate it was judged by (None: there is no steady state), and the
-    judgement.
-    """
+    """A latency target, its estimate (None: there is no steady state), and the judgement."""
 
     target: Target
     estimate: Estimate | None
@@ -320,9 +318,7 @@ class _RunAsked:
     def simulated(
         self, server: Server, rho: float | None, progress: Progress
     ) -> tuple[Run, SteadyState | None]:
-        """Simulate it: with the latency of the steady state at a load ``rho``; None: there is no
-        steady state.
-        """
+        """Simulate it, with the steady state's latency at a load ``rho``; None: no steady state."""
         requests, until = self.requests, self.until
         if rho is not None and self.has_rows:
             return estimate(

@@ -49,9 +49,8 @@ class Path(NamedTuple):
 class Backlog:
     """A server under a backlog, run a few batches at a time, and the path of its work.
 
-    ``offered`` are tokens/s that arrive for prefill and for decode, without those of requests that
-    are dropped. ``worth`` is what a token of a prompt and one of a decode count: their seconds over
-    those of a mean token.
+    ``offered``: tokens/s that arrive for prefill and decode, without dropped requests. ``worth``:
+    what a token of a prompt and of a decode count, their seconds over a mean token's.
     """
 
     def __init__(
@@ -91,11 +90,9 @@ class Backlog:
         self.before: list[tuple[float, float, float, int]] = []
 
     def _stagger(self, seed: int) -> int:
-        """Shorten the first requests to what a random one of their tokens leaves; return how many.
-
-        They fill the slots of a batch. Requests that all began at once could go on in step for
-        ever.
-        """
+        """Shorten first requests to what a random one of their tokens leaves; return how many."""
+        # They fill the slots of a batch. Requests that all began at once could go on in step for
+        # ever.
         count = min(self.slots, self.initial)
         rng = np.random.default_rng(np.random.SeedSequence([seed, count]))
         left = 1 + rng.random(count) * (self.window.output[:count] - 1)
@@ -113,12 +110,9 @@ class Backlog:
         return self.session.finished
 
     def replace(self, patience: int) -> bool:
-        """Run until every request that is here now has left, so many have arrived, or nothing is
-        left.
-
-        Return False if some are left that were on their way out: in the last half of the patience
-        others left.
-        """
+        """Run until all that are here have left, so many have arrived, or nothing is left."""
+        # False: some that were on their way out stay, as others left in the last half of the
+        # patience.
         here = max(self.arrived, self.initial)
         left = 0
         earlier = 0
@@ -152,16 +146,12 @@ class Backlog:
 
     @property
     def served(self) -> bool:
-        """Whether the server did away with half of the initial work by doing more than arrives on
-        average.
-        """
+        """Whether half of the initial work went because more was done than arrives on average."""
         _, prefill, decode, _ = self._point()
         return self._work(prefill, decode) < -self.work / 2
 
     def left(self, decodes: float) -> float:
-        """Return the work that is there, where a request that waits has so many decodes on
-        average.
-        """
+        """Return the work that is there, where a waiting request has so many mean decodes."""
         waiting, tokens = self.session.waiting
         return self._work(tokens, self.session.decodes_left + waiting * decodes)
 
@@ -176,18 +166,13 @@ class Backlog:
 
     @property
     def seen_enough(self) -> bool:
-        """Whether the requests that were being decoded are replaced: a policy may run through
-        cycles of that length.
-
-        Where none ever finish, because the policy lets them starve, enough arrivals do.
-        """
+        """Whether requests in decode are replaced: a policy's cycles may last so long."""
+        # Where none ever finish, because the policy lets them starve, enough arrivals do.
         turned_over = self.finished >= self.enough_finished or self.arrived >= self.enough_arrived
         return turned_over and len(self.looks) >= FEWEST_LOOKS
 
     def look(self) -> None:
-        """Run some batches and note where the work is; ever more batches, so that the looks stay
-        few.
-        """
+        """Run some batches and note where the work is; ever more, so that the looks stay few."""
         self.step(self.steps)
         self.looks.append(self._point())
         if len(self.looks) > 2 * _LOOKS:
@@ -209,9 +194,7 @@ class Backlog:
         return self.emptied and len(self.looks) < FEWEST_LOOKS and bool(self.before)
 
     def remember(self) -> None:
-        """Take the path from before the watch too: the rate at which all of it left is better than
-        that of its end.
-        """
+        """Take the path before the watch, too: its whole tells the rate better than its end."""
         self.before, self.looks = [], [*self.before, *self.looks[1:]]
 
     def path(self) -> Path:
@@ -237,11 +220,9 @@ class Backlog:
 
 
 def _renewals(workload: Workload, server: Server) -> int:
-    """Return how often a recording that goes on and on has names of its own.
-
-    Nobody asks the same again, so each repetition has, until those of the first have left the
-    cache. Where that is more names than memory holds, each repetition brings next to none.
-    """
+    """Return how often a recording that goes on and on has names of its own."""
+    # Nobody asks the same again, so each repetition has, until those of the first have left the
+    # cache: where names are more than memory holds, a repetition brings next to none.
     prefixes, usable = workload.prefixes, server.usable_blocks
     if prefixes is None or usable is None or not server.caches_prefixes:
         return 1
@@ -256,16 +237,12 @@ def slots(server: Server) -> int:
 
 
 def waits_as_prompts(server: Server) -> bool:
-    """Return whether decodes of a backlog that find no slot begin as prompts: see
-    `EngineSession.prefilled`.
-    """
+    """Return whether decodes that find no slot begin as prompts: see `EngineSession.prefilled`."""
     return not server.by_phase
 
 
 def _kept(blocks: Iterator[Requests], session: AnySession) -> Iterator[Requests]:
-    """Yield the requests that are not dropped, as they are served: with outputs cut to the longest
-    context.
-    """
+    """Yield the requests that are not dropped, their outputs cut to the longest context."""
     for block in blocks:
         lengths = (block.prompt_tokens.astype(np.int32), block.output_tokens.astype(np.int32))
         indices = np.arange(block.arrival_s.size)
@@ -277,9 +254,7 @@ def _kept(blocks: Iterator[Requests], session: AnySession) -> Iterator[Requests]
 
 
 def _flooded(blocks: Iterator[Requests], initial: int) -> Iterator[Requests]:
-    """Yield requests of which the first are all there at the start; the others come after, as they
-    would.
-    """
+    """Yield requests of which the first are there at the start; the others come as they would."""
     held: list[Requests] = []
     while sum(block.arrival_s.size for block in held) <= initial:
         held.append(next(blocks))
@@ -291,9 +266,7 @@ def _flooded(blocks: Iterator[Requests], initial: int) -> Iterator[Requests]:
 
 
 def endless(workload: Workload) -> Iterator[Requests]:
-    """Yield blocks of requests for ever; a recording follows itself after a gap of the mean
-    length.
-    """
+    """Yield requests for ever; a recording follows itself after a gap of the mean length."""
     if workload.rows is None:
         yield from workload.blocks()
         return

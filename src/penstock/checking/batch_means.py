@@ -50,9 +50,7 @@ _MOST_NAMED = 4  # percentiles in one notice
 
 
 class Batches(NamedTuple):
-    """Samples in batches: their sums (ticks) and counts, the samples if they are known one by one,
-    and all of them.
-    """
+    """Samples in batches: sums (ticks), counts, the single samples if known, and all of them."""
 
     sums: Floats
     counts: Floats
@@ -81,9 +79,7 @@ class Batches(NamedTuple):
 
     @property
     def correlation(self) -> float:
-        """Of neighbouring batches, in what each brings above or below the mean; 0 where there is
-        but one.
-        """
+        """Of neighbouring batches, in what each is above or below the mean; 0 if there is one."""
         if self.sums.size == 1:
             return 0.0
         return intervals.correlation(self.sums - self.sums.sum() / self.counts.sum() * self.counts)
@@ -103,12 +99,10 @@ class Batches(NamedTuple):
         most_bursts: float = math.inf,
         luck: float = 1.0,
     ) -> Estimate:
-        """Estimate a statistic, in seconds; not bounded from above where the run is too short.
-
-        No more than ``most_bursts`` are taken to lie beyond a percentile
-        (`intervals.quantile_interval`), and a mean to be ``luck`` times as far off as its batches
-        say (`Waits`).
-        """
+        """Estimate a statistic, in seconds; not bounded from above where the run is too short."""
+        # No more than ``most_bursts`` are taken to lie beyond a percentile
+        # (`intervals.quantile_interval`), and a mean to be ``luck`` times as far off as its batches
+        # say (`Waits`).
         if not self.whole.size or not self.counts.sum():
             return Estimate(None)
         low: float | None = None
@@ -134,15 +128,15 @@ class Batches(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """Waits of a run, and how much of their ups and downs it saw: whether it may have been lucky.
+    """Waits of a run, and how much of their ups and downs it saw: whether it was just lucky.
 
     In heavy traffic the work in a queue is a reflected Brownian motion. With drift -1 and variance
     1 it has the mean 1/2 and the relaxation time 2. Over a time T the mean of a run has the
     variance 1/2 / T (Whitt, Management Science 35, 1989), so over R relaxation times its standard
-    error is 1 / sqrt(R) of the mean. A share 1 - p of the time is spent beyond percentile p, 1/2
-    in each burst, with E[T]^2 / E[T^2] = 1/4: 1 - p effective bursts to a relaxation time. A run
-    of less than some hundred relaxation times may have seen few bursts. Then it finds a low mean
-    and a small spread together, so neither is to be believed by itself.
+    error is 1 / sqrt(R) of the mean. A share 1 - p of the time is spent beyond percentile p, 1/2 in
+    each burst, with E[T]^2 / E[T^2] = 1/4: 1 - p effective bursts to a relaxation time. A run of
+    less than some hundred may have seen few bursts: then it finds a low mean and a small spread
+    together, neither to be believed by itself.
     """
 
     batches: Batches  # times to the first token as far as they are known; the least holds no wait
@@ -150,9 +144,7 @@ class Waits(NamedTuple):
 
     @classmethod
     def of(cls, batches: Batches, samples: int, relaxation: float) -> "Waits":
-        """Take waits of so many requests or jobs, and `relaxation_requests` of the queue; 0: not
-        known.
-        """
+        """Take waits of so many requests or jobs, and `relaxation_requests`; 0: not known."""
         return cls(batches, samples / relaxation if relaxation > 0 else math.inf)
 
     def estimates(
@@ -179,9 +171,8 @@ class Waits(NamedTuple):
         }
 
     def most_bursts(self, statistic: str, confidence: float) -> float:
-        """Return the most bursts to believe in beyond a percentile of a latency that holds the
-        wait: those expected, and those beyond the same percentile of the wait.
-        """
+        """Return the most bursts to believe in beyond a percentile of a latency with the wait."""
+        # Those expected, and those beyond the same percentile of the wait.
         if statistic == "mean":
             return math.inf
         expected = (1 - share(statistic)) * self.relaxations
@@ -189,13 +180,10 @@ class Waits(NamedTuple):
         return expected if seen is None else min(expected, seen.bursts)
 
     def luck(self, confidence: float) -> float:
-        """Return how many times as far off as their batches say the means of the run are taken to
-        be; at least 1, inf: there is no telling.
-
-        The standard error of the wait is compared with that in heavy traffic. The latter is a share
-        of the true mean, so it is that of the highest mean that is not ruled out (as in Wilson's
-        interval). The relaxation time may be longer than was measured, by `DOUBT`.
-        """
+        """Return how many times as far off as batches say means may be: from 1; inf: no telling."""
+        # The standard error of the wait is compared with that in heavy traffic: a share of the true
+        # mean, so that of the highest mean not ruled out (as in Wilson's interval). The relaxation
+        # time may be longer than was measured, by `DOUBT`.
         waits = self.batches
         if waits.sums.size == 1 or self.relaxations == math.inf:
             return 1.0
@@ -220,11 +208,8 @@ def checked_confidence(value: float) -> float:
 
 
 def before_unfinished(finish: Ints, unit: str, ended: str) -> tuple[int, list[str]]:
-    """Return how many come before the first unfinished one, and a notice where that leaves out the
-    most.
-
-    Behind it only the quick ones have ended.
-    """
+    """Return how many come before the first unfinished one; a notice if that leaves out most."""
+    # Behind it only the quick ones have ended.
     unfinished = np.flatnonzero(finish < 0)
     if not unfinished.size:
         return finish.size, []
@@ -260,10 +245,8 @@ def unsteady(
 def few_bursts(
     estimates: Mapping[str, Statistics], confidence: float, samples: int, unit: str
 ) -> list[str]:
-    """Say which percentiles have no upper end because few bursts lie beyond them, and what run they
-    need at least. The estimates are by the name to say, and by statistic; the samples are after the
-    warm-up.
-    """
+    """Say which percentiles lack an upper end, with few bursts beyond, and the least run needed."""
+    # Estimates are by the name to say, and by statistic; ``samples`` are after the warm-up.
     needed = intervals.bursts_needed(confidence, BATCHES)
     # where many samples are equal an end may be missing in spite of enough bursts
     few = sorted(
@@ -311,9 +294,7 @@ def relaxation_requests(rho: float, variability: float) -> float:
 
 
 def variability(arrival: Ints, tokens: npt.NDArray[Any]) -> float:
-    """Measure V of `relaxation_requests` over hundredths of the run, so that bursts of arrivals
-    count.
-    """
+    """Measure V of `relaxation_requests` over hundredths of a run, so that bursts count."""
     gaps = np.diff(arrival).astype(float)
     if not gaps.any() or not tokens.any():
         return 0.0

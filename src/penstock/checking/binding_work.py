@@ -18,11 +18,9 @@ _EXPLAINED = 0.9
 
 
 def works(server: Server, prompt: Ints | Ints32, output: Ints | Ints32) -> list[Floats]:
-    """Return what each request asks of each limit, shape (requests,) each.
-
-    First seconds of the best batches, attention included. Then, where they are limited, batches in
-    a place, and batches times tokens of KV memory.
-    """
+    """Return what each request asks of each limit, shape (requests,) each."""
+    # First seconds of the best batches, attention included; then, where they are limited, batches
+    # in a place, and batches times tokens of KV memory.
     prompt, output = prompt.astype(np.int64), output.astype(np.int64)
     decodes = np.maximum(output - outputs_of_prefill(server), 0).astype(np.float64)
     tokens = prompt + decodes
@@ -36,12 +34,10 @@ def works(server: Server, prompt: Ints | Ints32, output: Ints | Ints32) -> list[
 
 
 def relaxation_of(load: float, arrival: Ints, asked: list[Floats], seconds: float) -> float:
-    """Return the relaxation time of a queue, in arrivals.
-
-    The load is of the limit that binds; ``arrival`` are ticks, ``asked`` what each asks of each
-    limit (`works`) in so many seconds times the replicas that share it. Where the seconds of
-    batches make up the load they are what binds, else whichever limit has the most memory is taken.
-    """
+    """Return the relaxation time of a queue, in arrivals."""
+    # ``load`` is that of the limit that binds; ``arrival`` in ticks; ``asked`` of each limit
+    # (`works`), in so many seconds times the replicas. Where the seconds of batches make up the
+    # load they bind, else whichever limit has the most memory is taken.
     if seconds > 0 and asked[0].sum() >= _EXPLAINED * load * seconds:
         asked = asked[:1]
     return max(relaxation_requests(load, variability(arrival, work)) for work in asked)

@@ -47,9 +47,7 @@ def _policy_channels(names: list[str], title: str | None = "Policy") -> dict[str
 
 
 def tokens_over_time(runs: Mapping[str, Run], about: str = "") -> alt.HConcatChart:
-    """Uncompleted tokens in the system while requests arrive, a line per policy; to scale, and on a
-    log scale.
-    """
+    """Uncompleted tokens while requests arrive, a line per policy; to scale, and on a log scale."""
     return side_by_side(token_panels(runs), about)
 
 
@@ -78,9 +76,7 @@ def token_panels(runs: Mapping[str, Run]) -> list[alt.Chart]:
 
 
 def series_while_arriving(runs: Mapping[str, Run]) -> dict[str, pl.DataFrame]:
-    """Return the series of each run up to the first of their last arrivals, so that they can be
-    compared.
-    """
+    """Return each run's series up to the first of their last arrivals, to be compared."""
     until = min(run.last_arrival * run.tick_s for run in runs.values())
     return {name: run.series.filter(pl.col("time_s") <= until) for name, run in runs.items()}
 
@@ -91,9 +87,8 @@ def latency_cdfs(
     policies: Iterable[str] | None = None,
     legend: str | None = "Policy",
 ) -> alt.HConcatChart:
-    """Cumulative distributions of TTFT, TBT and E2E, a line per policy. ``policies`` are all of the
-    comparison, where some have no latency to draw: a policy keeps its colour and its dash.
-    """
+    """Distributions of TTFT, TBT and E2E, a line per policy of the runs."""
+    # ``policies`` are all of the comparison: colours and dashes stay where some have no latency.
     return side_by_side(latency_panels(runs, policies, legend), about)
 
 
@@ -118,9 +113,8 @@ def cdf_panel(
     names: list[str],
     legend: str | None = "Policy",
 ) -> alt.Chart:
-    """Draw cumulative distributions, each of samples and the seconds of a tick, a line for each;
-    ``names`` are all that a line may have, so that it keeps its colour and its dash.
-    """
+    """Draw cumulative distributions, a line each, of samples and the seconds of a tick."""
+    # ``names`` are all that a line may have, so that it keeps its colour and its dash.
     parts = [_cdf(*of).with_columns(policy=pl.lit(name)) for name, of in samples.items()]
     drawn: alt.Chart = (
         alt.Chart(pl.concat(parts), title=title)
@@ -152,14 +146,11 @@ def region_chart(
     mix: pl.DataFrame | None = None,
     about: str = "",
 ) -> alt.LayerChart:
-    """Stability region, what is asked of it, what the policy itself reaches, and the batches of a
-    run.
-
-    The point is offered prefill and decode tokens/s, with its ray from the origin to where it
-    leaves the region. Of the mix (`Run.compositions`) a batch of x prefill and y decode tokens that
-    takes t is drawn at (x / t, y / t), its area the share of the busy time; batches close together
-    are drawn as one, at their mean.
-    """
+    """Stability region, what is asked of it, the policy's own reach, and the batches of a run."""
+    # The point is offered prefill and decode tokens/s, with its ray from the origin to where it
+    # leaves the region. A batch of the mix (`Run.compositions`), x prefill and y decode tokens in
+    # t, is drawn at (x / t, y / t), its area the share of busy time; close ones as one, at their
+    # mean.
     lines = {"stability region": region.vertices[1:]}
     if own is not None:
         lines["policy's own region"] = own.vertices[1:]
@@ -271,12 +262,9 @@ def _points(points: Mapping[str, tuple[float, float]]) -> Any:
 
 
 def gantt(run: Run, batches: int = 40, about: str = "") -> alt.LayerChart:
-    """Who was in each of the first batches: a bar per request and batch, coloured by phase.
-
-    The first 60 requests of those batches are drawn, a thin line from arrival to finish for each.
-
-    They are counted from the first in which two requests are. The run has ``record="allocations"``.
-    """
+    """Who was in each of the first batches: a bar per request and batch, coloured by phase."""
+    # Of a run with ``record="allocations"``, from the first batch with two requests: the first 60
+    # of them, a thin line from arrival to finish for each.
     window = first_batches(run, batches)
     start, end = window["start_s"][0], window["end_s"][-1]
     bars = _bars(run, window)
@@ -327,9 +315,7 @@ def gantt(run: Run, batches: int = 40, about: str = "") -> alt.LayerChart:
 
 
 def first_batches(run: Run, batches: int = 40) -> pl.DataFrame:
-    """Return the batches of a Gantt chart: batch, start_s, end_s, prefill_tokens, decode_tokens,
-    requests.
-    """
+    """Return a row per batch of a Gantt chart: times in s, tokens by phase, requests."""
     table = run.batches.with_row_index("batch").with_columns(pl.col("batch").cast(pl.Int64))
     crowded = table.filter(pl.col("requests") > 1)["batch"]
     first = int(crowded[0]) if crowded.len() else 0
@@ -344,9 +330,7 @@ def first_batches(run: Run, batches: int = 40) -> pl.DataFrame:
 
 
 def _bars(run: Run, window: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per request and batch of the window: where its bar is, its phase, and its tokens
-    if they fit.
-    """
+    """Return a row per request and batch of the window: place, phase, and tokens if they fit."""
     bars = run.allocations.join(window.select("batch", "start_s", "end_s"), on="batch", how="inner")
     shown = bars["request"].unique().sort().head(MOST_REQUESTS)
     px_per_s = GANTT_WIDTH / (window["end_s"][-1] - window["start_s"][0])

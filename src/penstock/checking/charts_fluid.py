@@ -18,11 +18,9 @@ _POINTS = 500
 def fluid_trajectories(
     path: FluidPath, runs: Mapping[int, Run], about: str = ""
 ) -> alt.HConcatChart:
-    """Requests in prefill and in decode, and tokens: a fluid path, and runs scaled to lie on it.
-
-    The path starts from the state of the runs over their size; a run of some size started with that
-    many times the state of the path, in the token convention of engines. Classes are added up.
-    """
+    """Requests in prefill and in decode, and tokens: a fluid path, and runs scaled to lie on it."""
+    # The path starts from the runs' state over their size, by engines' token convention. Classes
+    # are added up.
     fluid = "fluid"
     end = 1.15 * path.drain_s
     if not 0 < end < float("inf"):
@@ -69,9 +67,7 @@ def fluid_trajectories(
 
 
 def _scaled(run: Run, size: int, time: Floats) -> pl.DataFrame:
-    """Return a run's requests by phase and its tokens over its size, at times over its size, while
-    it lasted.
-    """
+    """Return a run's requests by phase and tokens over its size, at times over it, while it ran."""
     if run.server.convention != "engine" or run.rows is None:
         raise InputError(
             f"the run of size {size:,} does not tell when requests leave prefill; simulate it in "

@@ -35,12 +35,10 @@ def _line_channels(column: str, names: Sequence[str], title: str) -> dict[str, A
 def fluid_path(
     path: NetworkPath, against: tuple[Sequence[str], Sequence[str]] | None = None, about: str = ""
 ) -> alt.HConcatChart:
-    """Levels of a fluid path over time, and of some classes against others.
-
-    ``against`` are classes across and classes upwards. Of each, the first counts as it is and the
-    others are taken off: two pairs that take turns make the path go round the origin, outwards
-    where it grows. None: where it goes round most.
-    """
+    """Levels of a fluid path over time, and of some classes against others."""
+    # ``against`` are classes across and upwards, of each the first less the others: two pairs that
+    # take turns make the path go round the origin, outwards where it grows. None: where it goes
+    # round most.
     row: alt.HConcatChart = alt.hconcat(*fluid_panels(path, against)).configure_axis(
         grid=True, gridColor=GRID
     )
@@ -117,11 +115,8 @@ def _level(path: NetworkPath, classes: Sequence[str]) -> Any:
 
 
 def _widest(path: NetworkPath) -> tuple[list[str], list[str]]:
-    """Return the two classes, or differences of two at different pools, in which a path goes round
-    the origin most.
-
-    Where it does not go round: the two classes that rise highest.
-    """
+    """Return two classes, or differences across pools, whose path goes round the origin most."""
+    # Where it does not go round: the two classes that rise highest.
     count = len(path.classes)
     pairs = itertools.combinations(range(count), 2)
     sides = [[i] for i in range(count)]
@@ -140,18 +135,15 @@ def _widest(path: NetworkPath) -> tuple[list[str], list[str]]:
 
 
 def _turned(x: Any, y: Any) -> float:
-    """Return by how much a path turns round the origin in all, radians; parts that pass through it
-    do not count.
-    """
+    """Return how far a path turns round the origin, radians; parts through it do not count."""
     path = x + 1j * y
     turn = np.angle(path[1:] * path[:-1].conj())
     return abs(float(turn[np.abs(np.abs(turn) - np.pi) > 1e-6].sum()))
 
 
 def _arrows(x: Any, y: Any) -> pl.DataFrame:
-    """Return an arrow in the middle of each long stretch of a path, its angle clockwise from
-    upwards on square axes.
-    """
+    """Return an arrow amid each long stretch of a path, its angle clockwise from upwards."""
+    # On square axes.
     reach = max(float(np.ptp(x)), 1e-300), max(float(np.ptp(y)), 1e-300)
     dx, dy = np.diff(x) / reach[0], np.diff(y) / reach[1]
     long = np.hypot(dx, dy) > 0.12
@@ -165,9 +157,7 @@ def _arrows(x: Any, y: Any) -> pl.DataFrame:
 
 
 def flood_paths(stability: NetworkStability, about: str = "") -> alt.LayerChart:
-    """Work over that at the start, against time, a line per flooded stage, between the barriers of
-    the test.
-    """
+    """Work over that at the start, by time, a line per flooded stage, between the barriers."""
     names = [flood.name for flood in stability.floods]
     rose = [flood.barrier for flood in stability.floods if flood.outcome == "unstable"]
     high = rose[0] if rose else min(flood.barrier for flood in stability.floods)
@@ -215,9 +205,7 @@ def _thinned(path: Any, most: int) -> Any:
 
 
 def queue_lengths(run: NetworkRun, about: str = "") -> alt.ConcatChart:
-    """Requests in each stage over time while jobs arrive, in prefill and decode together, a panel
-    per pool.
-    """
+    """Requests in each stage over time while jobs arrive, in both phases, a panel per pool."""
     grid: alt.ConcatChart = (
         alt.concat(*queue_panels(run).values(), columns=_MOST_COLUMNS)
         .resolve_scale(color="independent", strokeDash="independent")

@@ -81,11 +81,9 @@ def chosen_scenario(
 def chosen_servers(
     scenario: "Scenario", policies: str | None, default: "Sequence[str | Scheduler]"
 ) -> "dict[str, Server]":
-    """Return the scenario's server under each of the policies named, by their names.
-
-    Policies that have no KV memory of their own are compared in that of the first engine named,
-    else of the scenario's.
-    """
+    """Return the scenario's server under each policy named, by name."""
+    # Policies without KV memory of their own have that of the first engine named, else the
+    # scenario's.
     own = scenario.server
     servers = {
         policy.name: own if policy.name == own.policy.name else own.with_policy(policy)
@@ -115,9 +113,7 @@ def chosen_policies(
 def chosen_variants(
     scenario: "NetworkScenario", axes: "Mapping[str, str | None]"
 ) -> "dict[str, Network]":
-    """Return the network under every combination of the ``policies``, ``routers`` and ``orders``
-    that are named, by their names; as it is where none are.
-    """
+    """Return the network under all named combinations, by name; as it is where none are named."""
     from penstock.checking.variants import with_order, with_policy, with_router
     from penstock.system.network_checks import refuse_in_vain
     from penstock.system.orders import ORDERS, resolve_order
@@ -202,9 +198,7 @@ def refuse_options(what: str, options: dict[str, Any]) -> None:
 def read_either(
     path: Path, of_server: dict[str, Any], of_network: dict[str, Any]
 ) -> tuple[Any, bool]:
-    """Return what a scenario holds and whether it describes a network, and refuse the options of
-    the other kind.
-    """
+    """Return what a scenario holds and whether it is a network; refuse the other kind's options."""
     from penstock.document import read_document
     from penstock.scenario.scenario import describes_network
 

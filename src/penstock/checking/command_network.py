@@ -81,9 +81,7 @@ def compare_variants(
     report: Path | None,
     strict: bool,
 ) -> None:
-    """Put a network under each policy, router and order side by side; what is ``asked`` goes to
-    `compare_networks`.
-    """
+    """Compare a network's policies, routers and orders; ``asked`` goes to `compare_networks`."""
     if all(given is None for given in axes.values()):
         several = any(pool.replicas > 1 for pool in chosen.network.pools.values())
         such = "--routers jsq,tokens" if several else "--orders fcfs,hlpps"
@@ -136,9 +134,7 @@ def _beside_its_own(chosen: "NetworkScenario", orders: str) -> "dict[str, Networ
 
 
 def chosen_network(path: Path, document: Any, jobs: int | None) -> "NetworkScenario":
-    """Build a scenario, put the choices of the command line over it, and say so if something has to
-    be compiled.
-    """
+    """Build a scenario with the command line's choices, and say if something is to be compiled."""
     from penstock.scenario.network import build_network
 
     scenario = build_network(document, path.parent, path.name)

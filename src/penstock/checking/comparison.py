@@ -407,9 +407,7 @@ def _good_jobs(run: NetworkRun, targets: Sequence[Target]) -> Bools:
 
 
 def _bursts(one: Estimate, other: Estimate) -> float:
-    """Return the bursts beyond a percentile in the run that has fewer; 0 where one of the two has
-    no upper end, inf of means.
-    """
+    """Return the fewer bursts of two runs beyond a percentile; 0: no upper end; inf: a mean."""
     if one.high is None or other.high is None:
         return 0.0
     return min(np.inf if estimate.bursts is None else estimate.bursts for estimate in (one, other))

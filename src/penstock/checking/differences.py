@@ -48,11 +48,9 @@ class Sample:
 def difference(
     one: Sample, first: Sample, statistic: str, confidence: float, tick_s: float, bursts: float
 ) -> Estimate:
-    """Return how much more a statistic of one run is than that of the first, seconds.
-
-    Both are of the same jobs, in the same batches. ``bursts`` are of samples beyond a percentile,
-    in the run that has fewer; 0: no interval is to be given.
-    """
+    """Return how much more a statistic of one run is than that of the first, seconds."""
+    # Both are of the same jobs, in the same batches. ``bursts``: of samples beyond a percentile, in
+    # the run that has fewer; 0: no interval is to be given.
     if not one.batches.whole.size or not first.batches.whole.size:
         return Estimate(None)
     value = one.value(statistic) - first.value(statistic)

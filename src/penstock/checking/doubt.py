@@ -170,9 +170,8 @@ def _reach(workload: Workload, ends: Ends[Server]) -> Reach:
 
 
 def known_within(workload: Workload, server: Server) -> list[str]:
-    """Say what is not known of a server's batch times, where no verdict says it: what no row has
-    seen, and between which loads the load lies.
-    """
+    """Say what is unknown of a server's batch times: what no row has seen, and the load's range."""
+    # Where no verdict says it.
     reach = reach_of_server(workload, server)
     said = [] if reach is None else [f"{reach.words[0].upper()}{reach.words[1:]}."]
     return [*beyond_rows(workload, server), *said]

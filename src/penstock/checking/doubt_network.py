@@ -17,9 +17,7 @@ _UNIT = "times this load"
 def doubt_of_network(
     network: Network, seed: int | None = None, resolution: float | None = None
 ) -> Doubt | None:
-    """Return what is not known of the batch times of a network; None where they are taken as
-    exact.
-    """
+    """Return what is not known of a network's batch times; None: they are taken as exact."""
     ends = network_ends(network)
     if ends is None:
         return None

@@ -89,9 +89,7 @@ def drift_test(
     most_arrivals: int | None,
     progress: Progress,
 ) -> Stability:
-    """Test a server from each backlog: see `penstock.verdict`; ``workload`` has the seed to test
-    with.
-    """
+    """Test a server from each backlog: see `penstock.verdict`; ``workload`` has the seed."""
     test = _Test.of(workload, server, alpha, resolution, most_arrivals)
     starts: tuple[Start, ...] = ("prefill", "mixed", "decode") if test.decodes > 0 else ("prefill",)
     outcome, watches = up_to_unstable(
@@ -104,9 +102,9 @@ def drift_test(
 class _Test:
     """What all backlogs are tested with.
 
-    The load, tokens/s offered in each phase, tokens of a request in all, in its prompt and in
-    decode, the barriers without and with the control variate, what tokens of each phase count, and
-    how many requests arrive while slots full of decodes serve those of one.
+    Load; tokens/s offered by phase; tokens of a request in all, in its prompt, in decode; barriers
+    without and with the control variate; what tokens of each phase count; how many requests arrive
+    while slots full of decodes serve those of one.
     """
 
     workload: Workload
@@ -192,9 +190,7 @@ class _Test:
             work *= _LARGER
 
     def _at_once(self) -> int:
-        """Return how many requests run at once: no more than KV memory has room for, whatever the
-        slots.
-        """
+        """Return how many requests run at once: no more than KV memory holds, in any slots."""
         memory = self.server.memory
         most = slots(self.server)
         if (
@@ -204,12 +200,9 @@ class _Test:
         return min(most, math.ceil(memory.tokens / max(self.prompt, memory.block_size)))
 
     def _initial(self, start: Start, work: float) -> int:
-        """Return how many requests a backlog of so many tokens is.
-
-        Where slots are few or decodes short, so many tokens of decodes would keep prompts out for
-        longer than any watch lasts. So decodes are no more than full slots serve in a quarter of
-        the patience that the test has.
-        """
+        """Return how many requests a backlog of so many tokens is."""
+        # Where slots are few or decodes short, so many decode tokens would keep prompts out beyond
+        # any watch: decodes are no more than full slots serve in a quarter of the test's patience.
         count = work / self.forward
         if start == "decode":
             least = slots(self.server) + (count if waits_as_prompts(self.server) else 0)
@@ -220,11 +213,8 @@ class _Test:
         return min(math.ceil(count), MOST_INITIAL)
 
     def _watch(self, start: Start, work: float, report: Progress) -> Watch:
-        """Run from so many tokens until they have moved by the barrier.
-
-        A backlog that leaves has been served, unless so much less arrived than on average that it
-        explains half of it.
-        """
+        """Run from so many tokens until they have moved by the barrier."""
+        # A backlog that leaves was served, unless fewer arrivals than the mean explain half of it.
         initial = self._initial(start, work)
         backlog = Backlog(self.workload, self.server, start, initial, self.offered, self.worth)
         gone = [
@@ -262,12 +252,10 @@ class _Test:
         )  # fmt: skip
 
     def _outcome(self, path: Path) -> Outcome:
-        """Return what a path tells: the work moved beyond noise, and neither phase the other way.
-
-        Work that rises as decodes are done faster than they arrive, and prompts slower, or the
-        other way about, tells of the policy's turn to one phase, not of the server: such turns may
-        last as long as a backlog is large.
-        """
+        """Return what a path tells: work moved beyond noise, and neither phase the other way."""
+        # Work that rises as decodes are done faster than they arrive, and prompts slower, or the
+        # other way about, tells of the policy's turn to one phase, not of the server: such turns
+        # may last as long as a backlog is large.
         _, (low, high) = self._drift(path, path.work)
         phases = [self._drift(path, work)[1] for work in (path.prefill, path.decode)]
         if high < 0 and all(phase_low <= 0 for phase_low, _ in phases):
@@ -277,12 +265,9 @@ class _Test:
         return "undecided"
 
     def _drift(self, path: Path, work: Floats) -> tuple[float, tuple[float, float]]:
-        """Return the slope of work along a path and its confidence interval, as shares of what
-        arrives.
-
-        From equal segments. Where in a batch a watch ends is chance, so no interval is narrower
-        than a full batch of mean tokens either way.
-        """
+        """Return the slope of work and its interval, as shares of what arrives."""
+        # From equal segments. Where in a batch a watch ends is chance, so no interval is narrower
+        # than a full batch of mean tokens either way.
         length = path.time_s[-1] - path.time_s[0]
         arrives = sum(self.offered) * length
         drift = (work[-1] - work[0]) / arrives
@@ -297,9 +282,7 @@ class _Test:
         return float(drift), (float(drift - half), float(drift + half))
 
     def _needed(self, path: Path) -> int | None:
-        """Return the arrivals at which this drift reaches the barrier; noise falls behind as their
-        square root.
-        """
+        """Return the arrivals by which this drift is at the barrier; noise falls as their root."""
         drift, (_, high) = self._drift(path, path.work)
         if not drift:
             return None
@@ -310,14 +293,11 @@ class _Test:
 def _worth_of(
     sample: Requests, server: Server, demand: Load, prompt: float, decodes: float
 ) -> tuple[PerPhase, float, float]:
-    """Return what tokens count, the variance that this leaves out, and the seconds of a request's
-    decodes alone.
-
-    A request's prompt and its decodes take the seconds of their tokens in the batches that carry
-    the most of both, and of their attention. With p and d of those to a token of either, it takes p
-    v + d D on average, and varies about that: in units of the seconds of a mean token, tokens^2. In
-    slots full of decodes those of a request take their share of the batches.
-    """
+    """Return what tokens count, the variance left out, and the seconds of decodes alone."""
+    # A request's prompt and its decodes take the seconds of their tokens in the batches that carry
+    # the most of both, and of their attention. With p and d of those to a token of either, it takes
+    # p v + d D on average, and varies about that: in units of the seconds of a mean token,
+    # tokens^2. In slots full of decodes those of a request take their share of the batches.
     full = slots(server)
     decode_s = decodes * float(server.batch_time.by_tokens(full)) / full
     by_tokens = dataclasses.replace(server, batch_time=server.batch_time.by_tokens)
@@ -347,7 +327,5 @@ def _weighed(sample: Requests, server: Server, worth: PerPhase) -> Floats:
 
 
 def _keeps_long_queues(server: Server) -> bool:
-    """Whether long queues may be normal: a policy that looks at them may keep them, a cache is
-    quick about them.
-    """
+    """Whether long queues may be normal: a policy may keep them, a cache is quick about them."""
     return server.caches_prefixes or server.policy.keeps_queues

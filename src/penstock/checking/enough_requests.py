@@ -177,9 +177,7 @@ def _simulated(
     tick_s: float,
     progress: Progress,
 ) -> tuple[Run, list[Distribution]]:
-    """Simulate in sections, and count the times between tokens in each; the run is the one
-    `simulate` gives.
-    """
+    """Simulate in sections, times between tokens in each; the run is the one of `simulate`."""
     session = open_session(server, "requests", tick_s, True, NEVER, workload.prefixes)
     window = session.keep(Window.joined(list(windows(workload, requests, NEVER, tick_s))))
     requests = window.arrival.size

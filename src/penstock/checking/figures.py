@@ -92,9 +92,8 @@ def region_figure(
     point: tuple[float, float] | None = None,
     own: Mapping[str, Region] | None = None,
 ) -> Figure:
-    """Draw the stability region, what is asked of it, and a panel per policy with the batches of
-    its run. Regions of policies of their own are drawn where ``own`` has them.
-    """
+    """Draw a region, what is asked of it, and a panel per policy with the batches of its run."""
+    # The regions of policies of their own are drawn where ``own`` has them.
     from penstock.checking import charts
 
     said = _region_in_words(region, point)
@@ -123,9 +122,7 @@ def region_figure(
 
 
 def gantt_figure(run: Run, name: str = "", batches: int = 40) -> Figure:
-    """Draw the first batches of a run, simulated with ``record="allocations"``, coloured by
-    phase.
-    """
+    """Draw the first batches of a run with ``record="allocations"``, coloured by phase."""
     from penstock.checking import charts
 
     window = charts.first_batches(run, batches)

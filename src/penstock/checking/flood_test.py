@@ -77,11 +77,9 @@ def flood_test(
     *,
     tries: int = _TRIES,
 ) -> NetworkStability:
-    """Flood each stage of a network in turn: see `penstock.verdict`.
-
-    With one of ``tries`` a load so near its limit that the work stays level is left undecided, in a
-    fraction of the time that larger floods take.
-    """
+    """Flood each stage of a network in turn: see `penstock.verdict`."""
+    # With one of ``tries`` a load near its limit whose work stays level is left undecided, in a
+    # fraction of the time that larger floods take.
     if network.ends:
         raise InputError(
             "the jobs are recorded and come to an end, so nothing can grow for ever; give them a "
@@ -107,11 +105,9 @@ def flood_test(
 
 
 def _decodes_may_starve(network: Network, stage: int) -> bool:
-    """Return whether any number of requests of a stage may wait in decode behind prompts.
-
-    Not where batches are filled whenever they can be, so that all work counts alike, and not where
-    KV memory or a max batch size bounds those that decode.
-    """
+    """Return whether any number of requests of a stage may wait in decode behind prompts."""
+    # Not where batches are filled whenever they can be, so that all work counts alike, and not
+    # where KV memory or a max batch size bounds those that decode.
     pool = list(network.pools.values())[network.stage_pool[stage]]
     bounded = all(
         server.memory is not None
@@ -124,9 +120,7 @@ def _decodes_may_starve(network: Network, stage: int) -> bool:
 
 
 def _flood_of(network: Network, stage: str, count: int, seed: int, decodes: bool) -> Jobs:
-    """Return so many jobs that begin at a stage, if asked for with all but a token of the first
-    prompt done.
-    """
+    """Return jobs that begin at a stage, if asked for with all of a prompt done but a token."""
     jobs = network.flooded(stage, count, seed)
     if not decodes:
         return jobs
@@ -149,9 +143,7 @@ class _Test:
     requests: int = _MOST_REQUESTS
 
     def flood(self, stage: int, decodes: bool, report: Progress) -> Flood:
-        """Flood one stage, the more where the work stays level, with half of the requests that are
-        left.
-        """
+        """Flood a stage, again with more if work stays level, with half of the requests left."""
         requests = NEVER
         if self.most_jobs is None:
             requests = max(self.requests // 2, _LEAST_REQUESTS)
@@ -213,13 +205,10 @@ class _Flooded:
     def _size(
         self, model: NetworkModel, resolution: float, seed: int, times: int, sample: Jobs
     ) -> tuple[int, float]:
-        """Return how many jobs flood the stage, and the seconds of work that the network may hold
-        anyway.
-
-        The flood brings its pool a multiple of what that holds in batches and delays anyway, and
-        so much that chance moves it to a barrier against a drift of the resolution with a
-        probability of 1% at most: exp(-resolution W E[S]/E[S^2]), S what an arriving job brings.
-        """
+        """Return how many jobs flood the stage, and the seconds of work that is held anyway."""
+        # The flood brings its pool a multiple of what that holds in batches and delays, and so much
+        # that chance moves it to a barrier against a drift of the resolution with a probability of
+        # 1% at most: exp(-resolution W E[S]/E[S^2]), S what an arriving job brings.
         network, pool = self.network, self.pool
         trial = _flood_of(network, self.stage, _FEWEST_JOBS, seed, self.decodes)
         brought = _tokens(network, trial).mean(axis=0)
@@ -296,9 +285,7 @@ class _Flooded:
             self._add(next(self.source))
 
     def _look(self) -> tuple[float, float, float, bool]:
-        """Return the time, the work left over that at the start, in all and for the flooded pool,
-        and if it fell.
-        """
+        """Return the time, the share of work left in all and for the pool, and whether it fell."""
         time_s = self.session.now * TICK_S
         left = self.known[self.session.arrived_jobs] - useful_tokens(self.session) / self.capacity
         # What pools were spared shows when requests arrive.
@@ -310,11 +297,9 @@ class _Flooded:
 
 
 def useful_tokens(session: NetworkSession) -> Ints:
-    """Return the tokens that each pool has processed for good, shape (pools,).
-
-    What a preempted request loses has to be done again, and drafts that were wrong did nothing: a
-    pool may be busy with both for ever. What an engine found computed is done.
-    """
+    """Return the tokens that each pool has processed for good, shape (pools,)."""
+    # Not what preempted requests lose and wrong drafts: a pool may be busy with both for ever. What
+    # an engine found computed is done.
     useless = (
         session.by_replica("lost") + session.by_replica("rejections") - session.by_replica("reused")
     )
@@ -329,9 +314,7 @@ def _fewest_alike(network: Network, pool: int) -> float:
 
 
 def _tokens(network: Network, jobs: Jobs) -> Floats:
-    """Return the forward tokens that each job brings to each pool, without what is sure to be found
-    of its context.
-    """
+    """Return each job's forward tokens at each pool, without what its context surely spares."""
     jobs = network.within_context(jobs)
     engine = np.array([pool.server.convention == "engine" for pool in network.pools.values()])
     pool = network.stage_pool[jobs.stage]
@@ -347,9 +330,7 @@ def _tokens(network: Network, jobs: Jobs) -> Floats:
 
 
 def _pipeline(network: Network) -> Floats:
-    """Return, for each pool, the tokens that its full batches process while a mean request
-    decodes.
-    """
+    """Return the tokens that each pool's full batches process while a mean request decodes."""
     tokens = []
     for index, pool in enumerate(network.pools.values()):
         decodes = float(network.decode_means[network.stage_pool == index].max())

@@ -31,9 +31,7 @@ def own_latency(
 def within(
     targets: Sequence[Target], ttft: Floats, gaps: Floats, e2e: Floats
 ) -> npt.NDArray[np.bool_]:
-    """Return which requests are within all limits; of several limits on a metric the lowest
-    counts.
-    """
+    """Return which requests are within all limits; of several on a metric the lowest counts."""
     good = np.ones(ttft.size, np.bool_)
     for target in targets:
         good &= {"ttft_s": ttft, "tbt_s": gaps, "e2e_s": e2e}[target.metric] <= target.limit_s
@@ -41,9 +39,7 @@ def within(
 
 
 def goodput_share(good: npt.NDArray[np.bool_], confidence: float, too_short: bool) -> Estimate:
-    """Return the share that is good, with an interval; no lower end where the run is too short to
-    know the worst.
-    """
+    """Return the share that is good, with an interval; no lower end if the run is too short."""
     size = good.size // BATCHES * BATCHES
     if size < LEAST_REQUESTS:
         return Estimate(float(good.mean()) if good.size else None)

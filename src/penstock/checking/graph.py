@@ -35,15 +35,9 @@ def network_graph(
     *,
     loads: Mapping[str, float] | None = None,
 ) -> alt.LayerChart:
-    """Pools as lanes, coloured by load, the stages that each serves, and the ways of jobs between
-    them.
-
-    Forks and joins are bars, branches carry their probabilities, and pools between which jobs can
-    go round are marked.
-
-    A certificate of the network marks the stages of a virtual station besides. ``loads`` of the
-    pools are as they were measured; None: with prompts in full.
-    """
+    """Pools as lanes, coloured by load, their stages, and the ways of jobs between them."""
+    # Forks and joins are bars, branches carry their probabilities; pools in cycles are marked, and
+    # the certificate's virtual station. ``loads`` are as measured; None: with prompts in full.
     layout = network_layout(network)
     cycles = pool_cycles(network)
     layers = [
@@ -92,9 +86,7 @@ class _Canvas:
 def pool_loads(
     network: Network, measured: Mapping[str, float] | None = None
 ) -> dict[str, float | None]:
-    """Return the load of each pool, as it was measured or else with prompts in full; None where the
-    arrival rate is not known.
-    """
+    """Return each pool's load, measured or with prompts in full; None: its rate is not known."""
     if measured is not None:
         return dict(measured)
     return {
@@ -349,9 +341,7 @@ def _arrivals(canvas: _Canvas, network: Network, layout: Layout) -> list[alt.Cha
 
 
 def _rank(network: Network, stage: int) -> list[str]:
-    """Return the place of a stage in its pool's priority order, in words; nothing under other
-    orders.
-    """
+    """Return a stage's place in its pool's priority order, in words; none under other orders."""
     ranking = network.priorities[network.stage_pool[stage]]
     if ranking is None or len(ranking) < 2:
         return []

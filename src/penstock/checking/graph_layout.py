@@ -102,11 +102,8 @@ def network_layout(network: Network) -> Layout:
 
 
 def network_ways(network: Network) -> dict[str, tuple[bool, dict[str, float]]]:
-    """Return of each stage whether it forks, and the stages that may follow with their
-    probabilities.
-
-    What is missing to 1 is that of the end; at a fork each is 1.
-    """
+    """Return of each stage whether it forks, and which may follow with what probability."""
+    # What is missing to 1 is that of the end; at a fork each is 1.
     ways: dict[str, tuple[bool, dict[str, float]]] = {}
     for workflow in network.workflows:
         for name, stage in workflow.stages.items():
@@ -194,9 +191,7 @@ def _rows(network: Network, ways: Ways) -> tuple[dict[str, int], set[tuple[str, 
 def _lanes(
     network: Network, row: Mapping[str, int], ways: Ways, width: float
 ) -> tuple[tuple[Lane, ...], dict[str, float]]:
-    """Return the lanes, and where across each stage stands: near those it is linked to, where there
-    is a choice.
-    """
+    """Return the lanes, and where across each stage stands: if possible near those it links to."""
     members: dict[str, list[str]] = {pool: [] for pool in network.pools}
     for stage, pool in pool_of_stage(network).items():
         members[pool].append(stage)
@@ -307,9 +302,7 @@ class _Router:
         return [self._free(rows, self.middle[source][1], self.middle[target][1])]
 
     def _free(self, rows: list[int], *near: float) -> float:
-        """Return the place nearest to some, above all the last, where no stage and no other route
-        is in some rows.
-        """
+        """Return the place nearest to some, above all the last, where nothing is in some rows."""
         positions = np.arange(_PAD / 2, self.right + 300.0, 2.0)
         taken = [place for row in rows for place in self.taken.get(row, [])]
         clear = np.all([np.abs(positions - across) >= reach for across, reach in taken], axis=0)
@@ -329,9 +322,7 @@ class _Router:
         side: int,
         open: list[str],
     ) -> dict[tuple[str, str], float]:
-        """Return where across each route leaves its source (side 0), or reaches its target (side
-        1).
-        """
+        """Return where across each route leaves its source (side 0) or reaches its target (1)."""
         ports: dict[tuple[str, str], float] = {}
         for stage, (_, middle) in self.middle.items():
             leads = {

@@ -173,9 +173,7 @@ def steady_state(
 def _in_batches(
     run: Run, rows: Rows, used: int, gap_sections: Sequence[Distribution]
 ) -> dict[str, Batches]:
-    """Put the samples of the last requests that are used into batches, or all together if they are
-    too few.
-    """
+    """Put the samples of the last requests used into batches, or all in one if too few."""
     if used < LEAST_REQUESTS:
         samples = {"ttft_s": run.ttft, "tbt_s": run.gaps, "e2e_s": run.e2e}
         return {metric: Batches.none(whole) for metric, whole in samples.items()}
@@ -202,9 +200,7 @@ def _finished(rows: Rows) -> tuple[Rows, list[str]]:
 def _gap_batches(
     gaps: Distribution, rows: Rows, removed: int, sections: Sequence[Distribution]
 ) -> Batches:
-    """Put the times between tokens into batches: sections after the warm-up, two by two, or else
-    sums by request.
-    """
+    """Put times between tokens in batches: sections after warm-up in pairs, else by request."""
     if sections:
         return Batches.of_sections(sections, removed / rows.arrival.size)
     decoding = (rows.finish - rows.first_token)[removed:].reshape(BATCHES, -1)
@@ -220,9 +216,7 @@ def _shortness(
     rho: float | None,
     relaxation: float,
 ) -> list[str]:
-    """Say why the run is too short, if it is: for intervals, by latency itself, or for a queue with
-    such a memory.
-    """
+    """Say why the run is too short, if so: for intervals, by latency, or for such a queue."""
     if used < LEAST_REQUESTS:
         return [
             f"{used:,} requests are too few for intervals, which need {LEAST_REQUESTS:,} after "

@@ -88,16 +88,12 @@ def network_steady_state(
     confidence: float = 0.95,
     targets: Sequence[Target] = (),
 ) -> NetworkSteadyState:
-    """Estimate the latency of the steady state from one run.
-
-    The warm-up is found in the E2E of all jobs, each over the mean of its workflow, and is
-    `FILLING` times the mean E2E at least. Jobs from the first unfinished one on are left out, since
-    behind it only the quick ones have ended. Intervals of a recording are for it gone on with.
-
-    ``loads``, shape (pools,), over what each pool can carry, say whether the run is long enough
-    (`relaxation_requests`); without them only warm-up and batches tell. Statistics of targets are
-    estimated besides the usual ones.
-    """
+    """Estimate the latency of the steady state from one run."""
+    # Warm-up: of the E2E of all jobs, each over its workflow's mean, and `FILLING` mean E2E at
+    # least. Jobs from the first unfinished one on are left out, since behind it only quick ones
+    # ended. Intervals of a recording are for it gone on with. ``loads``, shape (pools,), over what
+    # each pool can carry, say whether the run is long enough (`relaxation_requests`); without them
+    # only warm-up and batches tell. Statistics of targets are estimated, too.
     if not isinstance(run, NetworkRun):
         raise InputError(
             f"network_steady_state takes a NetworkRun, not {checks.shown(run)}; simulate a "
@@ -198,11 +194,10 @@ def _relaxations(
 
 
 class Queues:
-    """Waits of the requests of a run, at each stage and over whole jobs, to tell whether the run
-    was lucky.
+    """Waits of a run's requests, by stage and over whole jobs, to tell whether it was lucky.
 
     The batch of each job is -1 where it is left out. ``relaxation`` is by pool, in jobs
-    (`relaxation_requests`), empty where it is not known; of several pools the longest counts.
+    (`relaxation_requests`), empty where unknown; of several pools the longest counts.
     """
 
     def __init__(
@@ -216,9 +211,7 @@ class Queues:
         self.waited = np.bincount(rows.jobs.job[begun], wait, run.arrived).astype(np.int64)
 
     def of_stage(self, stage: int, metric: str, samples: Mapping[str, Batches]) -> Waits:
-        """Return the waits behind a metric at a stage, by its number, of which all metrics are
-        given.
-        """
+        """Return the waits behind a metric at a stage, by number, given all its metrics."""
         if metric == "join_wait_s":  # for branches, wherever they are
             workflow = int(np.searchsorted(self.run.network.first_stage, stage, "right")) - 1
             return self._at(samples[metric], self._pools(workflow))
@@ -247,9 +240,7 @@ class Queues:
 
 
 def in_batches(arrived: int, begin: int, end: int, few: bool) -> Ints:
-    """Return the batch of each job, -1 of those before and after some; all are in one where they
-    are too few for more.
-    """
+    """Return each job's batch, -1 for those before and after some; all in one if they are few."""
     batch = np.full(arrived, -1)
     batch[begin:end] = np.arange(end - begin) * (1 if few else BATCHES) // max(end - begin, 1)
     return batch
@@ -302,9 +293,7 @@ def _of_gaps(sections: Sequence[Distribution], removed: float, few: bool) -> Bat
 def _of_priorities(
     run: NetworkRun, rows: RequestRows, batch: Ints, queues: Queues
 ) -> dict[tuple[str, str | None], dict[int, dict[str, tuple[Batches, Waits]]]]:
-    """Return the samples of each metric of jobs and at each stage, apart by priority, each with the
-    waits behind it.
-    """
+    """Return samples of each metric, of jobs and by stage, apart by priority, with their waits."""
     priority, job = rows.jobs.priority, rows.jobs.job
     found: dict[tuple[str, str | None], dict[int, dict[str, tuple[Batches, Waits]]]] = {}
     if priority is None or not 1 < np.unique(priority).size <= MOST_PRIORITIES:

@@ -275,9 +275,8 @@ def _length_of_run(network: Network, jobs: int | None, until: float | None) -> i
 def _loads(
     certificate: NetworkCertificate, pools: Sequence[PoolAnswer], stability: NetworkStability | None
 ) -> list[float]:
-    """Return the load of each pool over what it carries: under its limits, and in its virtual
-    station. Of a single stage the flood says what its policy and KV memory carry.
-    """
+    """Return each pool's load over what it carries: by its limits, and its virtual station."""
+    # Of a single stage the flood says what its policy and KV memory carry.
     virtual = certificate.virtual_station
     least = dict.fromkeys(virtual.pools, 1 / virtual.max_load) if virtual else {}
     if (

@@ -25,9 +25,7 @@ _CLOSE = 1.25  # of the two sizes between which it turns
 def memory_warnings(
     load: Load, workload: Workload, server: Server, full: MemoryEstimate | None
 ) -> list[str]:
-    """Return what KV memory does to a workload that neither load nor bounds say; ``full`` by the
-    estimate.
-    """
+    """Return what KV memory does that neither load nor bounds say; ``full`` is the estimate."""
     if server.memory is None:
         return []
     warnings = []
@@ -55,9 +53,7 @@ def memory_warnings(
 
 
 def load_warnings(load: Load, server: Server) -> list[str]:
-    """Say whether the policy is out of place under the limits, and what these waste where token
-    load alone decides.
-    """
+    """Say whether limits suit the policy, and what they waste where token load alone decides."""
     warnings = [server.scope_warning] if server.scope_warning else []
     full, best = load.filled_batch_tokens_per_s, load.best_batch_tokens_per_s
     if not any(load.attention_s) and full < best * (1 - _LOSS_WORTH_A_WARNING):
@@ -72,9 +68,8 @@ def load_warnings(load: Load, server: Server) -> list[str]:
 def kv_notes(
     workload: Workload, server: Server, outcome: str, *, search: bool = True
 ) -> tuple[str, ...]:
-    """Return what to know of the KV memory before the verdict on a server is read, in a sentence or
-    none. With ``search`` it is said at how many tokens it would turn: up to a dozen more tests.
-    """
+    """Return what to know of KV memory before the verdict, in a sentence or none."""
+    # With ``search`` also at how many tokens it would turn: up to a dozen more tests.
     if server.kv_note is None:
         return ()
     note = server.kv_note

@@ -82,9 +82,8 @@ def pool_answers(
 
 
 def _load_of(network: Network, run: NetworkRun, index: int, loaded: PoolLoad) -> dict[str, Any]:
-    """Return load and margin of a pool, by the names of `PoolAnswer`: those of theory, or where
-    they depend on the run those that it measured.
-    """
+    """Return a pool's load and margin, named as in `PoolAnswer`: theory's, or the run's."""
+    # Measured by the run where they depend on it.
     without = loaded.rho_without_cache
     if without is None or run.rows is None:
         return {"rho": loaded.rho, "margin": loaded.margin}
@@ -100,9 +99,7 @@ def _load_of(network: Network, run: NetworkRun, index: int, loaded: PoolLoad) ->
 
 
 def _found_at(network: Network, run: NetworkRun, index: int) -> tuple[int, int, float]:
-    """Return the prompt tokens of the requests that were served at a pool, those of them that they
-    found, and the load that this spared.
-    """
+    """Return prompt tokens served at a pool, those of them found, and the load thus spared."""
     assert run.rows is not None
     rows, model = run.rows, network.model()
     pool = list(network.pools.values())[index]
@@ -124,9 +121,7 @@ def _found_at(network: Network, run: NetworkRun, index: int) -> tuple[int, int, 
 
 
 def pool_warnings(network: Network, pools: Sequence[PoolAnswer], run: NetworkRun) -> list[str]:
-    """Say what limits waste, where they hold a pool back although tokens would fit, and what loads
-    leave out.
-    """
+    """Say what limits waste, where they bind although tokens would fit, what loads leave out."""
     warnings = [*_idle_priorities(network), *reuse_warnings(network, run)]
     for answer, pool in zip(pools, network.pools.values(), strict=True):
         warnings += _server_warnings(answer.name, pool)
@@ -155,9 +150,7 @@ def reuse_warnings(network: Network, run: NetworkRun) -> list[str]:
 
 
 def _too_long(network: Network, name: str) -> list[str]:
-    """Say which requests that never fit may come to a pool, though none has, or the run would have
-    ended there.
-    """
+    """Say which requests that never fit may come to a pool, though none has, as the run went on."""
     warnings = []
     kinds = [server for server, _ in network.pools[name].servers if server.memory is not None]
     for workflow in network.workflows if not network.ends else ():

@@ -41,9 +41,7 @@ class Watch:
 
     @property
     def measured(self) -> bool:
-        """Whether there was a backlog to watch; else all of it, and all that arrived, had left
-        before.
-        """
+        """Whether there was a backlog to watch; else it and all that arrived had left before."""
         return self.arrivals > 0
 
 

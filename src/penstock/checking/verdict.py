@@ -127,9 +127,7 @@ _Test = TypeVar("_Test", "Watch", "Flood")
 def up_to_unstable(
     tests: Sequence[Callable[[Progress], _Test]], progress: Progress
 ) -> tuple[Outcome, tuple[_Test, ...]]:
-    """Test from one beginning after the other, as far as one that says unstable; stable if all
-    are.
-    """
+    """Test from one beginning after another up to one that is unstable; stable if all are."""
     results: list[_Test] = []
     for test, part in in_parts(progress, tests):
         results.append(test(part))

@@ -156,9 +156,8 @@ def contradictions(answers: Mapping[str, Doubted]) -> list[Verdict]:
 
 
 def theorem_and_test(answer: AnyAnswer) -> list[Verdict]:
-    """Return what theorem and test say, whichever decides first, after what contradicts itself, and
-    after what hinges on batch times that are not exact.
-    """
+    """Return what theorem and test say, the one that decides first."""
+    # Before them contradictions, and what hinges on batch times that are not exact.
     certificate = answer.certificate
     test = answer.stability
     doubt = answer.calibration
@@ -241,9 +240,7 @@ def with_interval(estimate: Estimate) -> str:
 
 
 def margin_fact(margin: float, limit: str, verdict: str = "") -> Fact:
-    """Return what is left before no policy is stable; beside an unstable verdict it is called the
-    best policy's, since this one has none.
-    """
+    """Return what is left before no policy is stable; beside unstable, as the best policy's."""
     if verdict == "unstable" and margin > 0:
         return Fact("Best policy", share(margin), f"is left to it, not to this one: {limit}")
     return Fact("Margin", share(margin), limit)
@@ -299,9 +296,7 @@ def share(value: float, limit: float = 0.0) -> str:
 
 
 def _beside_the_limit(certificate: Certificate, server: Server) -> str:
-    """Say what the limit of any policy leaves out: KV memory where it has no bound, and that a
-    scheduler's own may be lower.
-    """
+    """Say what any policy's limit leaves out: unbounded KV memory, and lower ones of schedulers."""
     certified = certificate.certified_rate or 0.0
     if certified >= (1 - _SAME) * certificate.max_rate or certificate.margin < 0:
         return ""

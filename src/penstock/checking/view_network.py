@@ -238,9 +238,7 @@ def _run_in_words(run: NetworkRun) -> str:
 
 
 def _latency_section(answer: NetworkAnswer) -> Section:
-    """Lay out E2E of workflows and stages with intervals, time to first token, and waits at
-    joins.
-    """
+    """Lay out E2E of workflows and stages with intervals, TTFT, and waits at joins."""
     steady = answer.latency
     if steady is None:
         return Section("No latency", [sentence(answer.latency_refused or "there is none")])

@@ -28,12 +28,10 @@ def refusal(
     private_names: bool = False,
     proof: bool = False,
 ) -> Refusal | None:
-    """Return why a request is not answered; None: it is.
-
-    The pairs are the headers of the request. This machine may be asked by ``name``, besides
-    ``localhost`` and its addresses, and with ``private_names`` by any name that is not public, as
-    in a cluster. For ``proof`` a browser must say that the request is from a page of this server.
-    """
+    """Return why a request, with these headers, is not answered; None: it is."""
+    # This machine may be asked by ``name``, besides ``localhost`` and its addresses, and with
+    # ``private_names`` by any name that is not public, as in a cluster. For ``proof`` a browser
+    # must say that the request is from a page of this server.
     headers: dict[str, str] = {}
     for key, value in pairs:
         key = key.strip().lower()

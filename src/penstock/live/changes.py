@@ -22,12 +22,9 @@ _LEAST = 5.0  # requests on the busier side of a change
 
 
 def last_change(arrivals: Floats, seconds: Floats, dispersion: float, looks: int) -> int | None:
-    """Return after how many intervals the rate of arrivals changed, None if it did not.
-
-    ``seconds`` is the length of each interval, ``dispersion`` the variance over mean of the
-    requests of one. ``looks`` counts how often this has been asked of the same engine, this time
-    included.
-    """
+    """Return after how many intervals the rate of arrivals changed, None if it did not."""
+    # ``seconds``: each interval's; ``dispersion``: variance over mean of the requests of one;
+    # ``looks``: how often this was asked of the engine, now included.
     if len(arrivals) < 2:
         return None
     n, t = np.cumsum(arrivals)[:-1], np.cumsum(seconds)[:-1]

@@ -200,9 +200,7 @@ def _shown(with_lines: bool, ends: bool) -> _Shown:
 
 
 class _Outputs:
-    """What answers go to. ``shown`` are ``lines`` of JSON or ``pages``, one a round, or only the
-    answer at the ``end``.
-    """
+    """What answers go to: ``lines`` of JSON or ``pages``, one a round, or one at the ``end``."""
 
     def __init__(
         self,

@@ -29,10 +29,8 @@ _LONGEST_WATCH_S = 30 * DAY_S
 
 
 def conclude(states: list[State], settings: Settings, ahead: bool = True) -> Reading:
-    """Return what follows for engines that share what arrives; one state of each.
-
-    Without ``ahead`` nothing is said of the time until limits are reached.
-    """
+    """Return what follows for engines that share what arrives; one state of each."""
+    # Without ``ahead`` nothing is said of the time until limits are reached.
     everyone, states = states, answering_states(states)
     arrivals, lengths = _Arrivals.of(states), _lengths(states)
     fitted_server = states[0].fitted_server  # of all, alike
@@ -139,9 +137,8 @@ class _Case:
 
     @property
     def variance(self) -> float:
-        """Variance of the work that arrives, per request, in units of the mean work squared;
-        lengths that fewer requests tell of count for more, and arrivals that few intervals do.
-        """
+        """Variance of the work that arrives, per request, in units of the mean work squared."""
+        # More for lengths that few requests tell of, and arrivals that few intervals do.
         scatter = self.arrivals.dispersion * (1 + _UNSURE / (1 + self.arrivals.pairs))
         prompt = self.limit.by_prompt * self.lengths.prompt_spread
         output = self.limit.by_output * self.lengths.output_spread
@@ -156,9 +153,7 @@ class _Case:
 
     @property
     def alpha(self) -> float:
-        """What may be wrong now: stretches before a change had their part, and so had requests
-        whose lengths are no longer looked at.
-        """
+        """What may be wrong now: past stretches had their part, so had lengths no longer seen."""
         stretch = self._windows + sum(state.stretches - 1 for state in self.states)
         return self.settings.alpha * 6 / (math.pi * stretch) ** 2
 
@@ -300,9 +295,7 @@ def _future(case: _Case) -> tuple[tuple[TimeUntil, ...], Estimate | None]:
 
 
 def _seen_ttft(states: list[State]) -> float:
-    """Return the mean seconds to the first token of requests that got theirs between the last two
-    scrapes; 0 where the engines do not say.
-    """
+    """Return mean seconds to the first tokens between the last scrapes; 0: the engines say none."""
     last = [state.history.intervals[-1] for state in states if state.history.intervals]
     seconds = sum(interval.change("ttft_s") or 0.0 for interval in last)
     return seconds / max(sum(interval.change("first_tokens") or 0.0 for interval in last), 1.0)
@@ -365,11 +358,9 @@ def _of_one(states: list[State], name: str) -> Estimate | None:
 
 
 def _backlog(states: list[State], lengths: Lengths) -> float | None:
-    """Return the tokens still to be computed: of requests that wait, and as many of those that run
-    as have come out of them.
-
-    Where an engine tells how long the prompts are that wait, and what was preempted, that counts.
-    """
+    """Return the tokens still to be computed: of requests that wait, and of those that run."""
+    # Of the latter as many as have come out. Where an engine tells how long the waiting prompts
+    # are, and what was preempted, that counts.
     waiting = _sum(_last(states, "waiting"), len(states))
     if waiting is None:
         return None

@@ -49,12 +49,10 @@ class Drift:
 
 
 def drift(load: float, requests: float, variance: float, error: float, alpha: float) -> Drift:
-    """Return what follows for a load.
-
-    ``requests`` came; ``variance`` is that of the work that arrives, per request, in units of the
-    mean work of a request squared; ``error`` is the standard error of the capacity, as a share of
-    it; ``alpha`` is the probability of ever being wrong.
-    """
+    """Return what follows for a load."""
+    # ``requests`` came; ``variance``: of the work that arrives, per request, in units of the mean
+    # work squared; ``error``: the capacity's standard error, as a share of it; ``alpha``: the
+    # probability of ever being wrong.
     deviation = _deviation(requests, variance, error)
     once = Z95 * deviation
     ever = reach(deviation, alpha)

@@ -32,10 +32,9 @@ _ENDS = ("value", "low", "high")
 
 
 class Exporter:
-    """A server of metrics, from its construction on.
+    """A server of metrics from its construction on, at ``PORT`` of loopback or ``ADDRESS:PORT``.
 
-    Its place is ``PORT`` on loopback, or ``ADDRESS:PORT``. What is three rounds and a minute old is
-    not given any more.
+    What is three rounds and a minute old is not given any more.
     """
 
     def __init__(self, place: str, every_s: float) -> None:

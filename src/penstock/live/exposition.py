@@ -22,9 +22,7 @@ class Sample(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """What a page says, by name; and its faults, each a clause that stays the same from page to
-    page.
-    """
+    """What a page says, by name; and its faults, clauses that are the same from page to page."""
 
     by_name: Mapping[str, Mapping[Labels, float]]
     faults: tuple[str, ...] = ()
@@ -51,9 +49,8 @@ class Samples:
 
 
 def read_page(page: bytes, wanted: Callable[[str], bool]) -> Samples:
-    """Return the samples of a page whose names are wanted. A last line without its end is torn, and
-    left out; what is not wanted is not parsed.
-    """
+    """Return a page's samples of the names wanted; other lines are not parsed."""
+    # A last line without its end is torn, and left out.
     whole, torn = _lines(page)
     faults = []
     if torn:

@@ -44,9 +44,8 @@ class Address:
 
 
 def address(text: str, path: str = "/metrics") -> Address:
-    """Return the address that a user gives, such as ``host:8000`` or
-    ``https://user:password@host/some/path#fragment``; one without a path gets this.
-    """
+    """Return the address that a user gives, such as ``host:8000``; without a path it gets this."""
+    # Or ``https://user:password@host/some/path#fragment``.
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         port = parts.port
@@ -67,9 +66,7 @@ def address(text: str, path: str = "/metrics") -> Address:
 
 
 class Fetcher:
-    """Reads pages of one address, over a connection that stays open. One page may take ``limit_s``
-    seconds.
-    """
+    """Reads pages of one address over a lasting connection, in at most ``limit_s`` seconds each."""
 
     def __init__(self, address: Address, limit_s: float) -> None:
         import urllib3

@@ -10,8 +10,9 @@ from penstock.system.server import Server
 
 
 class FittedServer:
-    """A server whose batch times are those of the iterations seen, once these tell them. ``limits``
-    are ``token_budget``, ``max_batch_size``, ``kv_tokens``, where there is no server.
+    """A server whose batch times are those of the iterations seen, once these tell them.
+
+    ``limits``: ``token_budget``, ``max_batch_size``, ``kv_tokens``, where there is no server.
     """
 
     def __init__(self, server: Server | None, limits: Mapping[str, int | None]) -> None:

@@ -76,9 +76,8 @@ class Passes:
         self._socket.close(0)
 
     def _missed(self, message: dict[str, Any]) -> int | None:
-        """Return how many messages of its engine came before it and were lost; below 0: the engine
-        began anew. None: it is not numbered as it should be.
-        """
+        """Return how many of its engine's messages were lost before it; below 0: it began anew."""
+        # None: it is not numbered as it should be.
         engine = (message.get("worker_id"), message.get("dp_rank"))
         number = message.get("counter_id", 0)
         if not isinstance(number, int) or not all(isinstance(part, str | int) for part in engine):

@@ -27,12 +27,9 @@ def described_engine(
     *,
     is_told: bool = False,
 ) -> Server | None:
-    """Return what each engine is, None where nothing is said of it.
-
-    ``server`` is a scenario, whose server is taken, or a batch-time file; the limits
-    ``token_budget``, ``max_batch_size`` and ``kv_tokens`` go over those of the scenario.
-    ``is_told`` says whether the engine itself tells how long batches take.
-    """
+    """Return what each engine is, None where nothing is said of it."""
+    # ``server``: a scenario's, or a batch-time file; the limits go over the scenario's.
+    # ``is_told``: the engine itself tells how long batches take.
     named = {"--server": server, "--batch-time": batch_time, "--hardware": hardware}
     chosen = [option for option, value in named.items() if value is not None]
     given = {name: value for name, value in limits.items() if value is not None}

@@ -33,9 +33,7 @@ class Where:
 def rounds_at(
     where: Where, batch_time: BatchTime | None, every_s: float, *, once: bool
 ) -> tuple[Iterator[Round], bool]:
-    """Return the rounds of engines or of saved pages, and whether they end by themselves. With
-    ``once`` two rounds are enough.
-    """
+    """Return rounds of engines or saved pages, and whether they end; two if ``once``."""
     if where.match is not None and where.prometheus is None:
         raise InputError(
             f"--match {where.match} chooses engines of a Prometheus; add --prometheus URL"

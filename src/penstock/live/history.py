@@ -53,11 +53,10 @@ class Interval:
 
 
 class History:
-    """The scrapes of one engine, as intervals.
+    """The scrapes of one engine, as intervals, the last of them, oldest first.
 
-    ``intervals`` are the last of them, oldest first; ``first`` and ``last`` are the first scrape
-    and the last one that was believed; ``notes`` say what happened, newest last, each with how
-    often.
+    ``first`` and ``last``: the first scrape and the last one believed; ``notes``: what happened,
+    newest last, with how often.
     """
 
     def __init__(self, engine: str) -> None:
@@ -141,9 +140,7 @@ def _fallen(before: Scrape, after: Scrape) -> str | None:
 
 
 def _arrivals(before: Scrape, after: Scrape) -> float | None:
-    """Return the requests that came: by a counter of arrivals, else those that left and those that
-    are in the engine more than before.
-    """
+    """Return the requests that came, by a counter; else those that left and are in besides."""
     if before.arrived is not None and after.arrived is not None:
         return after.arrived - before.arrived
     ends = (before.finished, before.running, before.waiting)
@@ -159,12 +156,9 @@ def _seen(scrape: Scrape) -> float:
 
 
 def _contradiction(interval: Interval) -> str | None:
-    """Return how what was counted contradicts itself, if it does.
-
-    A first token comes from a request that finishes or runs; a batch gives every request that it
-    serves one token, or several with drafts; so a counter that a torn page shows wrong stands out
-    against the others.
-    """
+    """Return how what was counted contradicts itself, if it does."""
+    # A first token comes from a request that finishes or runs; a batch gives each request one
+    # token, or several with drafts; so a counter that a torn page shows wrong stands out.
     begin, end = interval.begin, interval.end
     finished = interval.change("finished")
     first = interval.change("first_tokens")

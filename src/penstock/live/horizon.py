@@ -46,9 +46,7 @@ class Now:
 
 @dataclasses.dataclass(frozen=True)
 class Horizon:
-    """Paths of what waits, of the share of KV memory in use, and of the seconds to a first
-    token.
-    """
+    """Paths of what waits, the share of KV memory in use, and the seconds to a first token."""
 
     time_s: Floats  # shape (steps,)
     waiting: Floats  # shape (steps, draws) as all that follow

@@ -63,8 +63,9 @@ class Feed(Protocol):
 
 
 class IterationSource:
-    """The iterations of an engine, asked with its page again and again. The family of the batch
-    time given is fitted; None: an affine composition.
+    """The iterations of an engine, asked with its page again and again.
+
+    The family of the given batch time is fitted; None: an affine composition.
     """
 
     def __init__(self, feed: Feed, given: BatchTime | None) -> None:
@@ -147,11 +148,9 @@ class IterationSource:
 def fitted_times(
     batches: MeasuredBatches, given: BatchTime | None
 ) -> tuple[BatchTime, FittedTimes]:
-    """Fit batch times, without what is between two batches.
-
-    The family and the step of batch times given are fitted, and they are compared with them; None:
-    ``composition-affine``, or ``affine`` where nothing but token loads is known.
-    """
+    """Fit batch times, without what is between two batches."""
+    # Of the family and step of those given, and compared with them; None: ``composition-affine``,
+    # or ``affine`` where only token loads are known.
     bare = dataclasses.replace(batches, gap=None)
     name, b0 = _family(given)
     fitted = fit(bare, name, b0=b0)
@@ -188,9 +187,8 @@ def _family(model: BatchTime | None) -> tuple[str, int | None]:
 
 
 def _of_largest(fitted: Fit, batches: MeasuredBatches, largest: npt.NDArray[np.bool_]) -> Estimate:
-    """Return how long the largest batches take; the interval is from leaving out a tenth at a time
-    (jackknife over blocks).
-    """
+    """Return how long the largest batches take, with an interval by jackknife over blocks."""
+    # That leaves out a tenth at a time.
     b0 = fitted.parameters["b0"][0] if "b0" in fitted.parameters else None
     large = batches.take(largest)
     value = float(fitted.predicted[largest].mean())
@@ -205,9 +203,7 @@ def _of_largest(fitted: Fit, batches: MeasuredBatches, largest: npt.NDArray[np.b
 
 
 def _given_over(given: BatchTime, batches: MeasuredBatches, fitted: Fit) -> float | None:
-    """Return how long the batches take by the batch time given, over how long they took; outliers
-    are left out.
-    """
+    """Return the given batch time of the batches over theirs; outliers are left out."""
     names = ("prefill_tokens", "decode_tokens", "requests", "squares", "pairs", "context")
     zeros = np.zeros(len(batches))
     columns = [getattr(batches, name) for name in names]

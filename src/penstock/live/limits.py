@@ -47,9 +47,8 @@ class Limits:
     def carried(
         self, prompt: float, output: float, spreads: tuple[float, float]
     ) -> Mapping[str, Carried]:
-        """Return what each limit carries: token budget, max batch size, KV memory. Prompt and
-        output are mean tokens, at least 1; the spreads are standard deviation over mean of both.
-        """
+        """Return what each limit carries: token budget, max batch size, KV memory."""
+        # ``prompt``, ``output``: mean tokens, at least 1; spreads: standard deviation over mean.
         at = self._at
         if at is None or max(abs(prompt / at[0] - 1), abs(output / at[1] - 1)) > _MOVED:
             at = self._at = (prompt, output)
@@ -84,9 +83,7 @@ def _slope(rate: float, further: float) -> float:
 def _rates(
     server: Server, prompt: float, output: float, spreads: tuple[float, float], estimated: bool
 ) -> dict[str, float]:
-    """Return requests/s by limit: of full batches, and of memory and slots as estimated, or as
-    bounded where there is no estimate or none is wanted.
-    """
+    """Return requests/s of full batches, and of memory and slots: estimated, or as bounded."""
     workload = Workload.poisson(1.0, _length(prompt, spreads[0]), _length(output, spreads[1]))
     demand = load(workload, server)
     rates: dict[str, float] = {
@@ -107,9 +104,7 @@ def _rates(
 
 
 def _is_ample(server: Server, prompt: float, output: float) -> bool:
-    """Return whether batches fill the token budget long before slots or memory are full, so that
-    nothing needs to be estimated.
-    """
+    """Return whether the budget fills long before slots or memory, so nothing is estimated."""
     decodes = server.token_budget * output / (prompt + output)
     slots = server.max_batch_size or math.inf
     memory = math.inf if server.memory is None else server.memory.tokens

@@ -58,8 +58,9 @@ def is_wanted(name: str) -> bool:
 
 
 class Pages:
-    """What is remembered of an address from page to page. Its engines are called by the address,
-    and where a page has several, by their labels, too.
+    """What is remembered of an address, whose name its engines have, from page to page.
+
+    Where a page has several, they are called by their labels, too.
     """
 
     def __init__(self, address: str) -> None:
@@ -162,11 +163,9 @@ class _Engine:
         return Read((scrape,), tuple(Note(self._name, text) for text in texts))
 
     def _divided(self, field: str, whole: float | None, engines: int) -> float | None:
-        """Return this engine's share of a counter of all engines of the page.
-
-        What was added is divided, so that a share falls only if the counter began anew, and not
-        when an engine joins.
-        """
+        """Return this engine's share of a counter of all engines of the page."""
+        # What was added is divided: a share falls if the counter began anew, not if an engine
+        # joins.
         if whole is None or not _possible(field, whole):
             return whole
         last, share = self._whole.get(field, 0.0), self._share.get(field, 0.0)
@@ -176,10 +175,8 @@ class _Engine:
         return self._share[field]
 
     def _suspects(self, samples: Samples) -> set[str]:
-        """Return the metrics of which a series is gone that was there, or a counter has fallen.
-
-        If most counters have fallen, the engine began anew, and nothing is suspect.
-        """
+        """Return the metrics of which a series is gone that was there, or a counter has fallen."""
+        # If most counters have fallen, the engine began anew, and nothing is suspect.
         series = {
             (name, key): value
             for name, values in samples.by_name.items()
@@ -200,9 +197,7 @@ class _Engine:
 
 
 def _apart(kind: Kind, samples: Samples) -> dict[Key, Samples]:
-    """Return the samples of each engine, by names without prefix; of ranks that say the same, the
-    first alone.
-    """
+    """Return each engine's samples, by names without prefix; of equal ranks the first alone."""
     parts: dict[Key, dict[str, dict[Labels, float]]] = {}
     for full, series in samples.by_name.items():
         name = kind.short(full)
@@ -218,17 +213,13 @@ def _apart(kind: Kind, samples: Samples) -> dict[Key, Samples]:
 
 
 def _is_engine(kind: Kind, samples: Samples) -> bool:
-    """Return whether samples have the gauge of an engine, and more than a label that was damaged
-    leaves of one.
-    """
+    """Return whether samples have an engine's gauge, and more than a damaged label leaves."""
     known = (_first(kind.fields[field], samples) is not None for field in kind.usual)
     return bool(samples.of(kind.mark)) and sum(known) > 1
 
 
 def _is_shared(key: Key, engines: Mapping[Key, object]) -> bool:
-    """Return whether series with such labels count all engines: they lack labels that those have,
-    and have no others.
-    """
+    """Return whether series count all engines: their labels are fewer, and none are others."""
     return "" in key and any(
         all(part in ("", of_engine) for part, of_engine in zip(key, engine, strict=True))
         for engine in engines
@@ -251,10 +242,8 @@ def _possible(field: str, value: float) -> bool:
 
 
 def _differ(one: float | None, other: float | None, *, exact: bool) -> bool:
-    """Return whether two ways to say the same differ, where both say something.
-
-    A page that several processes write is no picture of one instant.
-    """
+    """Return whether two ways to say the same differ, where both say something."""
+    # A page that several processes write is no picture of one instant.
     if one is None or other is None or math.isnan(one) or math.isnan(other):
         return False
     allowed = 1e-9 if exact else _MULTIPROCESS

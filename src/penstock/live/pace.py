@@ -28,9 +28,7 @@ _SAMPLED = 0.01  # of a batch: contexts are known at both ends of an interval on
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """Seconds from one batch to the next while busy, and the host's part of it (below 0: batches
-    are faster than was said).
-    """
+    """Seconds between batches while busy, and the host's part (below 0: faster than said)."""
 
     batch_s: Estimate
     host_s: Estimate | None
@@ -44,9 +42,7 @@ class Pace:
 
 
 def pace(intervals: list[Interval], batch_time: BatchTime | None, prompt: float) -> Pace | None:
-    """Return how long batches took, None if the engine was never busy or counts no batches.
-    ``prompt`` is the mean tokens of a prompt.
-    """
+    """Return how long batches took, None: never busy or not counted; ``prompt`` is mean tokens."""
     busy = [interval for interval in intervals[-_LOOK_BACK:] if _is_busy(interval)]
     if not busy:
         return None
@@ -106,9 +102,7 @@ def _age(interval: Interval) -> float:
 
 
 def _interval(values: Floats, weights: Floats, batch_s: float) -> Estimate:
-    """Return the weighted mean of intervals, and how far it may be off; of few by
-    a share of a batch.
-    """
+    """Return the weighted mean of intervals, and its error; of few by a share of a batch."""
     mean = float(np.average(values, weights=weights))
     if len(values) < _INTERVALS:
         return Estimate(mean, mean - _OF_FEW * batch_s, mean + _OF_FEW * batch_s)

@@ -71,10 +71,10 @@ class FittedTimes:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What follows from the scrapes of one engine, or of all engines behind one router together.
+    """What follows from scrapes of one engine, or of all behind one router together.
 
-    None says that it cannot be known from what was seen; a note says why. Intervals are of 95%
-    where nothing else is said.
+    None: it cannot be known from what was seen; a note says why. Intervals are of 95% where nothing
+    else is said.
     """
 
     engine: str  # its name, or `all`

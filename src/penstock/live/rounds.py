@@ -63,9 +63,8 @@ class _Poller:
 
 
 def asked(sources: Sequence[Source], every_s: float, limit_s: float) -> Iterator[Round]:
-    """Yield rounds without end: all sources are asked at the same time, every so many seconds. What
-    takes longer than ``limit_s`` belongs to the next round.
-    """
+    """Yield rounds without end: all sources are asked at once, every so many seconds."""
+    # What takes longer than ``limit_s`` belongs to the next round.
     answers: queue.Queue[tuple[_Poller, Read]] = queue.Queue()
     pollers = [_Poller(source, answers) for source in sources]
     arrivals = _Arrivals()
@@ -105,8 +104,8 @@ def _collected(
 class _Arrivals:
     """What a gateway counts, given to the engines behind it.
 
-    What was added between two rounds is divided as the engines' own counts say that it was; so
-    each has a counter of its own, and all together are that of the gateway.
+    What was added between two rounds is divided as the engines' own counts say, so each has a
+    counter, and all together are the gateway's.
     """
 
     def __init__(self) -> None:
@@ -145,11 +144,8 @@ class _Arrivals:
 
 
 def _with_iterations(scrapes: Sequence[Scrape], seen: Seen | None) -> list[Scrape]:
-    """Return the scrapes, that of the engine whose iterations are followed with what waits in it,
-    and with how many there were, if it does not count them.
-
-    Of several engines it is the one at the same host, if there is one only.
-    """
+    """Return scrapes, with what waits in the engine followed, and its iterations if uncounted."""
+    # Of several engines it is the one at the same host, if there is one only.
     if seen is None or not seen.batches:
         return list(scrapes)
     engines = {scrape.engine for scrape in scrapes}
@@ -174,11 +170,8 @@ def _with_iterations(scrapes: Sequence[Scrape], seen: Seen | None) -> list[Scrap
 
 
 def saved(pages: Sequence[Path]) -> Iterator[Round]:
-    """Yield pages that were saved, in order of time: all of one address.
-
-    The time of a page stands in a file beside it that ends in ``.time`` (Unix time, s), or else it
-    is when the page was written.
-    """
+    """Yield pages that were saved, in order of time: all of one address."""
+    # A page's time is in a file beside it that ends in ``.time`` (Unix time, s), else its own.
     times = {path: _time_of(path) for path in pages}
     near = min(np.diff(np.sort(list(times.values()))), default=math.inf)
     if near < _NEAREST_S:

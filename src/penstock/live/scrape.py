@@ -12,8 +12,8 @@ import dataclasses
 class Scrape:
     """One engine at one moment.
 
-    Counters begin where the engine began and only grow; one that is smaller than before says that
-    the engine has started anew. Gauges are of the last batch that it formed.
+    Counters begin where the engine began and only grow; a smaller one says that it has started
+    anew. Gauges are of the last batch that it formed.
     """
 
     engine: str  # of those watched: the address, and the label where an address has several

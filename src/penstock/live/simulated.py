@@ -17,9 +17,7 @@ _BUCKETS = np.array([1, 2, 5])[None, :] * 10.0 ** np.arange(7)[:, None]
 
 
 def simulated_scrapes(run: Run, times_s: Floats, engine: str = "simulated") -> list[Scrape]:
-    """Return the scrapes of a run at some times. The run has ``record="batches"``; times are since
-    it began, rising.
-    """
+    """Return scrapes of a run with ``record="batches"`` at rising times since it began."""
     batches, requests = run.batches, run.requests
     ends = (batches["start_ns"] + batches["duration_ns"]).to_numpy() * 1e-9
     decodes = np.cumsum(batches["decode_tokens"].to_numpy())

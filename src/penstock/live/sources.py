@@ -89,8 +89,9 @@ class GatewayPage:
 
 class Prometheus:
     """What Prometheus has scraped of engines: with the times of its scrapes, and those before.
-    ``match`` are label matchers that choose engines, such as ``namespace="prod"``; empty: all. An
-    answer may take ``limit_s`` seconds.
+
+    ``match``: label matchers, such as ``namespace="prod"``; empty: all. Answers may take
+    ``limit_s``.
     """
 
     def __init__(self, address: Address, match: str, limit_s: float) -> None:

@@ -152,9 +152,8 @@ class Engine:
         )
 
     def _with_host(self, server: Server, speed: Pace | None) -> Server:
-        """Return the server with the host's time that was seen, where it is known well enough; else
-        with what its log has between two batches.
-        """
+        """Return the server with the host's time seen, if well known; else with its log's."""
+        # That is what the log has between two batches.
         if speed is None or speed.host_s is None or speed.error > _HOST_KNOWN:
             gap_s = self._fitted_server.gap_s
             if not gap_s:

@@ -20,9 +20,8 @@ from penstock.system.server import Server
 class Watch:
     """Engines that are watched.
 
-    Without a server there is no load, and nothing is said of the future, until the iterations of
-    the engines tell how long batches take: then ``limits`` are ``token_budget``,
-    ``max_batch_size``, ``kv_tokens``.
+    Without a server there is no load and no future, until iterations tell how long batches take:
+    then ``limits`` are ``token_budget``, ``max_batch_size``, ``kv_tokens``.
     """
 
     def __init__(
@@ -59,18 +58,15 @@ class Watch:
             self.note(note)
 
     def take(self, scrape: Scrape) -> None:
-        """Take one scrape; scrapes of one engine that come out of order are left out, with a
-        note.
-        """
+        """Take one scrape; those of an engine that come out of order are left out, with a note."""
         name = scrape.engine
         if name not in self._engines:
             self._engines[name] = Engine(name, self._fitted_server)
         self._engines[name].take(scrape)
 
     def note(self, note: Note) -> None:
-        """Keep what a source met (a page torn, nobody answered): a note on the engines of an
-        address, or on one that was never read.
-        """
+        """Keep what a source met (a page torn, nobody answered): a note on an address's engines."""
+        # Or on one that was never read.
         at_address = f"{note.engine} "
         engines = [
             engine
@@ -87,9 +83,8 @@ class Watch:
         self._fitted_server.refine(seen)
 
     def answer(self, *, ahead: bool = True) -> Answer:
-        """Return what follows from all scrapes taken so far. The time until limits are reached,
-        asked for with ``ahead``, is most of the work.
-        """
+        """Return what follows from all scrapes so far; most of the work is for ``ahead``."""
+        # That is the time until limits are reached.
         if not self._engines:
             raise InputError(
                 "no engine could be read, so there is nothing to say "

@@ -14,10 +14,8 @@ _MATERIAL = 1.1
 
 
 def worst_of(states: Sequence[State], readings: Sequence[Reading], together: Reading) -> int | None:
-    """Return the place of the engine that a verdict on all of them must be about; None: there is
-    none, as they share what comes evenly. ``together`` is the reading of all of them, as if each
-    had the mean.
-    """
+    """Return the place of the engine that a verdict on all is about; None: they share evenly."""
+    # ``together`` is the reading of all of them, as if each had the mean.
     if together.verdict == "unstable":  # however requests are shared
         return None
     came = max(sum(state.arrivals.requests for state in states), 1.0)
@@ -40,10 +38,9 @@ def worst_of(states: Sequence[State], readings: Sequence[Reading], together: Rea
 
 
 def with_worst(together: Reading, worst: Reading, target_load: float) -> Reading:
-    """Return what follows for all, with load, verdict and times of the worst of them. ``worst`` is
-    at its part of alpha; replicas are counted for ``target_load``, if requests stay shared as they
-    are.
-    """
+    """Return what follows for all, with load, verdict and times of the worst of them."""
+    # ``worst`` is at its part of alpha; replicas are for ``target_load``, if sharing stays as it
+    # is.
     assert worst.load is not None
     ends = (worst.load.value, worst.load.low, worst.load.high)
     needed = [max(math.ceil(together.engines * load / target_load), 1) for load in ends]

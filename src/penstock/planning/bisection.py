@@ -10,12 +10,10 @@ def fewest(
     start: int,
     after_miss: Callable[[int], int | None] = lambda index: 0,
 ) -> int | None:
-    """Return the least index that does, where every larger one does too; None if none is found.
-
-    No index is asked about twice. The answer is not below ``low``, and there is nothing from
-    ``end`` on; ``start`` is a guess between them. ``after_miss`` gets an index that does not, and
-    returns the least one worth asking about while none is known to do, or None to give up.
-    """
+    """Return the least index that does, where every larger one does too; None: none is found."""
+    # No index is asked about twice. The answer is from ``low`` to before ``end``; ``start`` is a
+    # guess. ``after_miss`` gets an index that does not, and returns the least one worth asking
+    # about while none is known to do, or None to give up.
     high, index, step = end, start, 1
     while low < high:
         if does(index):

@@ -54,9 +54,7 @@ def figures(
 
 
 def judged(plan: "Plan", evaluation: "Evaluation") -> str:
-    """Say what became of a deployment: answer, undecided, or whether it meets the targets or has
-    the goodput.
-    """
+    """Say what became of a deployment: answer, undecided, or whether it meets what is asked."""
     if evaluation is plan.best:
         return ANSWER
     met, missed = (ENOUGH, TOO_LITTLE) if plan.objective == "goodput" else (MET, MISSED)
@@ -64,11 +62,9 @@ def judged(plan: "Plan", evaluation: "Evaluation") -> str:
 
 
 def evaluations(plan: "Plan") -> pl.DataFrame:
-    """Return a row for each simulated deployment that has the latency of the first target.
-
-    Columns: deployment, cost (per hour), latency_s, low_s, high_s (of the first target), per_cost
-    (requests/s carried over the cost), state (see `judged`), frontier.
-    """
+    """Return a row for each simulated deployment that has the latency of the first target."""
+    # Cost per hour; latency_s, low_s, high_s of the first target; per_cost: requests/s carried over
+    # the cost; state: see `judged`.
     rows = []
     for evaluation in plan.measured:
         first = evaluation.estimates[0]
@@ -92,9 +88,7 @@ def evaluations(plan: "Plan") -> pl.DataFrame:
 
 
 def frontier_panels(plan: "Plan") -> list[alt.LayerChart]:
-    """Cost against latency, and throughput per cost against latency; the target as a line, the
-    answer on top.
-    """
+    """Cost, and throughput per cost, against latency; the target as a line, the answer on top."""
     rows = evaluations(plan)
     unit, per = (
         ("money per hour", "per money per hour")
@@ -169,9 +163,7 @@ def _frontier_panel(plan: "Plan", rows: pl.DataFrame, title: str, y: alt.Y) -> a
 
 
 def day_panels(day: "DayPlan") -> dict[str, Any]:
-    """Rate, replicas and, where whole days were simulated, latency by interval; by what is
-    drawn.
-    """
+    """Rate, replicas and, of whole days simulated, latency by interval; by what is drawn."""
     panels: dict[str, Any] = {"rate": _rates(day), "replicas": _replicas(day)}
     shown = [target for target in day.targets if target.metric != "tbt_s"]
     if day.check is not None and shown:
@@ -180,9 +172,7 @@ def day_panels(day: "DayPlan") -> dict[str, Any]:
 
 
 def day_rows(day: "DayPlan") -> pl.DataFrame:
-    """Return a row per interval: hour at which it begins, rate, and replicas: planned, static,
-    needed by theory.
-    """
+    """Return a row per interval: its first hour, rate, and replicas: planned, static, by theory."""
     static = day.deployment.replicas
     return pl.DataFrame(
         [
@@ -254,9 +244,7 @@ def _replicas(day: "DayPlan") -> Any:
 
 
 def latency_of_day(day: "DayPlan", target: "Target") -> list[float | None]:
-    """Return the latency that a target limits, for each interval of the simulated days; None where
-    there is none.
-    """
+    """Return the latency that a target limits, by interval of the simulated days, or None."""
     if day.check is None:
         return [None] * len(day.periods)
     return [interval.get(target.metric, {}).get(target.statistic) for interval in day.check.latency]

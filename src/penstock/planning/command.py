@@ -218,9 +218,7 @@ def _job(chosen: "PlanScenario") -> "JobPlan | None":
 
 
 def _launches(deployment: "Deployment", *notes: str) -> "list[Launch]":
-    """Return how to start each kind of replica, with more notes; nothing where no engine can run
-    them.
-    """
+    """Return how to start each kind of replica, with more notes; nothing if no engine runs it."""
     from penstock.planning.launch import launches
 
     try:
@@ -242,9 +240,7 @@ def _write_manifest(path: Path, launches: "list[Launch]", as_json: bool) -> None
 
 
 def _rates(chosen: "PlanScenario", plan: "Plan | None") -> "RateMap | None":
-    """Find what a replica of the best carries at other limits, or of the first that was
-    simulated.
-    """
+    """Find what a replica of the best, or of the first simulated, carries at other limits."""
     from penstock.planning.stable_rates import stable_rates
 
     shown = None if plan is None else plan.best or next(iter(plan.evaluated), None)

@@ -76,17 +76,14 @@ class DayPlan(Shown):
 
     @property
     def schedule(self) -> tuple[tuple[float, int], ...]:
-        """(seconds, replicas to hold from then on), where the number changes: as early as starting
-        takes.
-        """
+        """(seconds, replicas to hold from then on) at each change: as early as starting takes."""
         return _ahead(
             [period.replicas for period in self.periods], self.profile.interval_s, self.startup_s
         )
 
     def accelerator_hours(self, replicas: Sequence[int] | None = None) -> float:
-        """Return accelerator-hours of a day; of other ``replicas`` by interval than those planned,
-        held as early.
-        """
+        """Return accelerator-hours of a day, or those of other ``replicas`` by interval."""
+        # Held as early as those planned.
         held = self.schedule
         if replicas is not None:
             held = _ahead(replicas, self.profile.interval_s, self.startup_s)
@@ -158,16 +155,12 @@ def plan_day(
     progress: Progress | None = None,
     **aim: Any,
 ) -> DayPlan:
-    """Return the least replicas for each interval of a day, from the highest rate down.
-
-    Where an evaluation implies the answer (no more requests per replica and
-    no fewer replicas than one that met the targets, or the reverse), nothing is simulated.
-
-    Recorded arrivals are resampled as Poisson ones at each rate. Targets are an `Aim`, or for
-    `Aim.of`, which also takes what else is given by name. The fleet may have the numbers in
-    ``replicas``; without them all from the least to the most. A replica is paid for while it starts
-    up.
-    """
+    """Return the least replicas for each interval of a day, from the highest rate down."""
+    # Nothing is simulated where an evaluation implies the answer (no more requests per replica and
+    # no fewer replicas than one that met the targets, or the reverse). Recorded arrivals are
+    # resampled as Poisson ones. Targets are an `Aim`, or for `Aim.of`, with what else is given by
+    # name. ``replicas`` are the numbers allowed; without them all from least to most. A starting
+    # replica is paid for.
     if deployment.other is not None:
         raise InputError(
             f"the fleet is {deployment.fleet}, but a day is planned for one kind of replica, for "
@@ -262,9 +255,7 @@ class _Search:
         return (math.floor(rate / self.per_replica / self.step * (1 - 1e-12)) + 1) * self.step
 
     def least(self, rate: float) -> tuple[int, bool]:
-        """Return the fewest replicas that meet the targets at a rate, or the most allowed and
-        False.
-        """
+        """Return the fewest replicas that meet the targets at a rate, or the most and False."""
         counts = self.counts
         low = bisect.bisect_left(counts, self.certified(rate))
         likely = min(
@@ -303,9 +294,7 @@ def _periods(
     search: _Search,
     fleets: Mapping[float, tuple[int, bool]],
 ) -> tuple[Period, ...]:
-    """Return the intervals with their fleets, how long queues take to settle, and what is left
-    over.
-    """
+    """Return the intervals with their fleets, how long queues take to settle, and what is left."""
     prompt, output = (tokens.astype(float) for tokens in workload.requests(10_000)[1:3])
     tokens = prompt + output
     variability = float(1 + tokens.var() / tokens.mean() ** 2)
@@ -372,9 +361,7 @@ def _cautions(profile: RateProfile, periods: Sequence[Period]) -> list[str]:
 def _ahead(
     replicas: Sequence[int], interval_s: float, startup_s: float
 ) -> tuple[tuple[float, int], ...]:
-    """Return (seconds, replicas held from then on): the most that is needed from then until
-    startup_s later.
-    """
+    """Return (seconds, replicas held from then): the most needed until startup_s later."""
     count = len(replicas)
     span = count * interval_s
     starts = [index * interval_s for index in range(count)]

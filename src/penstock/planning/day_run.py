@@ -29,9 +29,7 @@ _MOST_SIMULATED = 5_000_000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DayCheck:
-    """Whole days simulated, one after the other, on one replica that gets its share of the
-    requests.
-    """
+    """Whole days simulated, one after another, on a replica that gets its share of requests."""
 
     days: int
     requests: int
@@ -59,9 +57,7 @@ class DayCheck:
 
 
 def resampled(workload: Workload, rate: float) -> Workload:
-    """Return the workload at a rate; recorded requests, or lengths without times, as Poisson
-    arrivals.
-    """
+    """Return the workload at a rate; recorded requests, or lengths alone, as Poisson arrivals."""
     recorded = workload.arrivals is None or isinstance(workload.arrivals, Replay)
     return workload.with_rate(rate, "poisson" if recorded else "scaled")
 
@@ -73,12 +69,9 @@ def simulate_day(
     replicas: Sequence[int],  # those that serve in each interval
     targets: Sequence[Target] = (),
 ) -> DayCheck:
-    """Simulate whole days on one replica that is there all day, with its share of the requests.
-
-    Arrivals are a Poisson process with the rate of each interval over its replicas, by thinning one
-    of the highest such rate; that is what a router that splits the stream at random leaves for a
-    replica.
-    """
+    """Simulate whole days on one replica that is there all day, with its share of the requests."""
+    # Poisson arrivals at each interval's rate over its replicas, by thinning the highest: what a
+    # router that splits the stream at random leaves for a replica.
     shares = profile.rates / np.asarray(replicas, np.float64)
     per_day = float(shares.sum() * profile.interval_s)
     days = min(max(math.ceil(REQUESTS / per_day), 1), _MOST_DAYS)
@@ -105,9 +98,7 @@ def simulate_day(
 def _arrivals(
     shares: Floats, profile: RateProfile, days: int, seed: int
 ) -> tuple[Floats, Any, np.random.Generator]:
-    """Return the times at one replica, the interval of the day that each lies in, and what the rest
-    is drawn by.
-    """
+    """Return the times at one replica, each one's interval of the day, and what draws the rest."""
     rng = np.random.default_rng((seed, 24))
     times = np.sort(
         rng.random(rng.poisson(shares.max() * days * profile.span_s)) * days * profile.span_s
@@ -123,9 +114,7 @@ def _arrivals(
 
 
 def _latency(run: Run, chosen: Any, targets: Sequence[Target]) -> dict[str, dict[str, float]]:
-    """Return the latency of some requests of a run, by metric and statistic, seconds; nothing where
-    there are none.
-    """
+    """Return the latency of some requests, s, by metric and statistic; nothing if none."""
     assert run.rows is not None
     rows = run.rows.where(chosen)
     ends = {"ttft_s": rows.first_token, "e2e_s": rows.finish}

@@ -109,13 +109,10 @@ class Evaluation:
 def evaluate(
     workload: Workload, deployment: Deployment, aim: Aim, *, progress: Progress | None = None
 ) -> Evaluation:
-    """Simulate one deployment until it is known whether it does what it has to, or the requests are
-    spent.
-
-    Stability is by theorem where one applies, else by the sequential test (`penstock.verdict`).
-    While the judgement is undecided the run doubles, the same requests first; each look has a
-    confidence such that all together have the one asked for (Bonferroni).
-    """
+    """Simulate a deployment until it is known whether it will do, or the requests are spent."""
+    # Stability is by theorem where one applies, else by the sequential test (`penstock.verdict`).
+    # While undecided the run doubles, the same requests first; looks have confidences such that all
+    # together have the one asked for (Bonferroni).
     report = progress or (lambda share: None)
     # what one replica finds of its prompts depends on which requests the others get
     alone = deployment.splits and (workload.prefixes is None or deployment.replicas == 1)
@@ -166,9 +163,7 @@ def _without_run(
 
 @dataclasses.dataclass(frozen=True)
 class _Stability:
-    """Whether it is stable, by what that is known, and the rate over the rate that can be
-    carried.
-    """
+    """Whether it is stable, by what, and the rate over the rate that can be carried."""
 
     outcome: Outcome
     known_by: str
@@ -227,9 +222,7 @@ def _alone(workload: Workload, deployment: Deployment, aim: Aim, report: Progres
 def _stability(
     certificate: Certificate | NetworkCertificate, rho: float, tested: Callable[[], _Stability]
 ) -> _Stability:
-    """Return what a theorem says, and where none does what the test says; a load at the limit is
-    not tested.
-    """
+    """Return what a theorem says, else what the test says; a load at the limit is not tested."""
     if certificate.verdict in ("stable", "unstable"):
         return _Stability(certificate.verdict, str(certificate.theorem), rho)
     if certificate.verdict == "critical":
@@ -240,36 +233,29 @@ def _stability(
 def _looks(
     look: Callable[[int, float, Progress], _Look], sizes: Sequence[int], aim: Aim, report: Progress
 ) -> Iterator[_Look]:
-    """Yield looks at ever more requests, each so sure that all together are as sure as asked
-    for.
-    """
+    """Yield looks at ever more requests, sure enough that all together are as sure as asked."""
     level = 1 - (1 - aim.confidence) / len(sizes)
     for index, size in enumerate(sizes):
         yield look(size, level, part_of(report, index / len(sizes), (index + 1) / len(sizes)))
 
 
 def _of_run(run: Run, steady: SteadyState) -> tuple[Floats, Floats, Floats]:
-    """Return TTFT, mean time per output token and E2E of each request after the warm-up, s; inf
-    where it has none.
-    """
+    """Return TTFT, mean time per output token, E2E of requests after the warm-up, s; inf: none."""
     assert run.rows is not None
     rows = run.rows.where(slice(steady.warmup_requests, None))
     return own_latency(rows.arrival, rows.first_token, rows.finish, rows.output_tokens, run.tick_s)
 
 
 def network_of(workload: Workload, deployment: Deployment) -> Network:
-    """Return a deployment whose replicas have to be simulated together, as a network with
-    ``workload``.
-    """
+    """Return a deployment whose replicas are simulated together, as a network of ``workload``."""
     network = _network_of(workload, deployment)
     refuse_in_vain(network)
     return network
 
 
 def refuse_idle_router(workload: Workload, deployment: Deployment) -> None:
-    """Raise an `InputError` if a router can never see what it looks for; what else may be wrong
-    with replicas together is found when they are simulated.
-    """
+    """Raise an `InputError` if a router can never see what it looks for."""
+    # What else may be wrong with replicas together is found when they are simulated.
     if deployment.splits:
         return
     try:
@@ -354,13 +340,11 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
 
 
 def _of_recording(workload: Workload, deployment: Deployment) -> tuple[Outcome, str]:
-    """Return whether replicas keep up with recorded requests, and by what that is known.
-
-    Recorded requests end, so nothing grows for ever. Drawn from them at random they do not, and
-    stability goes by rates and lengths. What prompts have in common is lost then, which leaves more
-    to do: what is stable without it is so with it, unless the router goes by it. Elsewhere the
-    recording is judged alone, by its latency.
-    """
+    """Return whether replicas keep up with recorded requests, and by what that is known."""
+    # Recorded requests end, so nothing grows for ever. Drawn from them at random they do not, and
+    # stability goes by rates and lengths. What prompts have in common is lost then, which leaves
+    # more to do: what is stable without it is so with it, unless the router goes by it. Elsewhere
+    # the recording is judged alone, by its latency.
     try:
         drawn_anew = _network_of(workload.with_rate(workload.rate, "poisson"), deployment)
     except InputError:  # such as requests that have priorities of their own
@@ -375,9 +359,7 @@ def _of_recording(workload: Workload, deployment: Deployment) -> tuple[Outcome, 
 
 
 def _with_transfers(run: NetworkRun) -> NetworkRun:
-    """Count the time from the first token to the second, where another replica makes that, which
-    runs of engines count themselves.
-    """
+    """Count the time to a second token that another replica makes, as runs of engines do."""
     assert run.rows is not None
     jobs = run.rows.jobs
     if jobs.requests == jobs.count:  # no job goes from one replica to another
@@ -394,9 +376,7 @@ def _with_transfers(run: NetworkRun) -> NetworkRun:
 
 
 def _of_network_run(run: NetworkRun, warmup: int) -> tuple[Floats, Floats, Floats]:
-    """Return TTFT, mean time per output token and E2E of each job after the warm-up, s; inf where
-    it has none.
-    """
+    """Return TTFT, mean time per output token, E2E of jobs after the warm-up, s; inf: none."""
     assert run.rows is not None
     jobs = run.rows.jobs
     first_token = run.rows.first_token[jobs.first_request[:-1]]

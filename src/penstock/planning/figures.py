@@ -105,9 +105,7 @@ def rates_figure(rates: "RateMap") -> Figure:
 
 
 def day_figure(day: "DayPlan", tables: Sequence[Table]) -> Figure:
-    """Draw rate, replicas and latency over the day, with tables of what the page does not show
-    anyway.
-    """
+    """Draw rate, replicas and latency over the day, with tables of what the page lacks."""
     texts = {
         "rate": "Arrival rate over the day.",
         "replicas": "Replicas over the day: following it, static, and the least that theory "

@@ -56,9 +56,7 @@ class JobPlan(Shown):
 
     @property
     def margin(self) -> float | None:
-        """What the best leaves of the time until the deadline, as a share, at the high end of its
-        interval.
-        """
+        """What the best leaves until the deadline, as a share, at the high end of its interval."""
         return None if self.best is None else 1 - (self.best.makespan.high or 0.0) / self.deadline_s
 
     def as_dict(self) -> dict[str, Any]:
@@ -98,16 +96,15 @@ def plan_job(
     confidence: float = 0.95,
     progress: Progress | None = None,
 ) -> JobPlan:
-    """Find the least fleet that finishes a job by its deadline, and the token budget that does so
-    soonest.
+    """Find the least fleet that finishes a job by its deadline, and its fastest token budget.
 
-    A recording is taken as it is if it has as many requests, else rows are drawn from it. Fleets
-    are families of a search space with their numbers of replicas, or deployments with any number up
-    to ``most_replicas`` (of a deployment by default `job_candidates.MOST`); on each server its own
-    budget and `job_candidates.TOKEN_BUDGETS` are tried, or those given. Online traffic comes all
-    the while at the rate of the whole fleet, and its requests must meet the targets; ``tbt``
-    percentiles are of online requests and job together. Each of ``runs`` has requests drawn anew (a
-    recording taken as it is has one run), for an interval that holds the next with this confidence.
+    A recording is taken as it is if it has as many requests, else rows are drawn. Fleets are
+    families with their numbers of replicas, or deployments with any up to ``most_replicas`` (by
+    default `job_candidates.MOST`); each server's own budget and `job_candidates.TOKEN_BUDGETS` are
+    tried, or those given. Online traffic comes at the rate of the whole fleet, and must meet the
+    targets; ``tbt`` percentiles are of online requests and job together. Each of ``runs`` draws
+    requests anew (a recording as it is: one run), for an interval that holds the next with this
+    confidence.
     """
     job, notices = checked_job(
         workload, requests, deadline_s, online, targets, most_replicas, runs, confidence
@@ -154,9 +151,7 @@ def checked_job(
     runs: int = 5,
     confidence: float = 0.95,
 ) -> tuple[Job, list[str]]:
-    """Return a job whose values can be used, and what has to be said of it; parameters as for
-    `plan_job`.
-    """
+    """Return a job whose values can be used, and what to say of it; parameters of `plan_job`."""
     keeps = "each keeps a row in memory; of a longer job plan a part, with its part of the time"
     requests = checks.whole("the requests of the job", requests, 1, _MOST_REQUESTS, "", keeps)
     deadline_s = checks.number(
@@ -220,9 +215,7 @@ def _hopeless(job: Job, candidate: Candidate, best: JobResult | None) -> str:
 
 
 def _least_fleet(job: Job, candidate: Candidate, best: JobResult | None) -> list[JobResult]:
-    """Simulate fleets until the least that meets everything is known, or they cost more than the
-    best.
-    """
+    """Simulate fleets until the least that meets all is known, or they cost more than the best."""
     deployment = candidate.deployment
     counts = candidate.counts[bisect.bisect_left(candidate.counts, candidate.least(job)) :]
     end = bisect.bisect_left(counts, job.requests) + 1  # more would have nothing to do
@@ -252,9 +245,7 @@ def _least_fleet(job: Job, candidate: Candidate, best: JobResult | None) -> list
 
 
 def _hardly_helps(results: dict[int, JobResult], replicas: int, job: Job) -> bool:
-    """Return whether a fleet of at least twice the size of another comes hardly nearer: long
-    requests decide.
-    """
+    """Return whether a fleet of at least twice the size hardly helps: long requests decide."""
     excess = {count: _excess(result, job) for count, result in results.items()}
     return any(
         excess[replicas] > (1 - _GAIN) * excess[fewer] for fewer in excess if 2 * fewer <= replicas

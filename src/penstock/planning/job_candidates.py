@@ -23,9 +23,7 @@ Fleets = Deployment | Family
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One replica to make fleets of, the numbers allowed, and the seconds that one takes for the
-    job at least.
-    """
+    """A replica to make fleets of, numbers allowed, and its seconds for the job, at least."""
 
     deployment: Deployment
     mode: Mode

@@ -128,28 +128,21 @@ class Job:
         return lengths.sample(np.random.default_rng((self.workload.seed, 8, seed)), self.requests)
 
     def likely(self, server: Server, work: float) -> int:
-        """Return the replicas that such work and the online traffic take together at least in the
-        long run.
-        """
+        """Return the replicas that such work and online traffic take in the long run, at least."""
         load = (
             0.0 if self.online is None else self.online.rate / certify(self.online, server).max_rate
         )
         return max(1, math.ceil((work / self.deadline_s + load) * (1 - 1e-12)))
 
     def work_s(self, server: Server) -> float:
-        """Return the seconds that one replica takes at least for all of the job (the least of all
-        runs).
-        """
+        """Return the seconds that one replica takes at least for all of the job, in any run."""
         return min(work_s(*self.lengths(seed), server) for seed in self.seeds)
 
 
 def work_s(prompt: npt.NDArray[Any], output: npt.NDArray[Any], server: Server) -> float:
-    """Return the seconds that one replica takes for some requests at least, under any policy.
-
-    The token budget, the max batch size and KV memory each bound the requests/s that a server
-    carries by what it conserves (`penstock.theory.bounds`), whenever the requests arrive: so many
-    requests take so many seconds.
-    """
+    """Return the seconds that one replica takes for some requests at least, under any policy."""
+    # Token budget, max batch size and KV memory each bound requests/s by what a server conserves
+    # (`penstock.theory.bounds`), whenever they arrive: so many take so many seconds.
     rows = max(prompt.size, 2)  # one has no arrival rate
     even = Workload.from_arrays(
         np.arange(rows, dtype=np.float64), np.resize(prompt, rows), np.resize(output, rows)
@@ -225,9 +218,7 @@ def _replica(
     output: npt.NDArray[Any],
     draw: tuple[int, int, int],
 ) -> tuple[float, "list[_Sample]"]:
-    """Return when a replica is done with its part of the job, s, and its run with the online
-    requests meanwhile.
-    """
+    """Return when a replica is done with its part, s, and its run with online requests beside."""
     size = prompt.size
     if job.online is None:
         run = simulate(
@@ -261,11 +252,9 @@ def _replica(
 
 
 def arrivals_within(workload: Workload, seconds: float, seeds: tuple[int, ...]) -> Requests:
-    """Return the requests of a stream that arrive in so many seconds from 0.
-
-    A stream has its first request at 0, which traffic that goes on all the while has not: so they
-    begin at a random time of the first half block of it.
-    """
+    """Return the requests of a stream that arrive in so many seconds from 0."""
+    # A stream's first is at 0, which traffic that goes on has not: so they begin at a random time
+    # of the first half block.
     seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
     start = np.random.default_rng((seed, 1)).uniform(0, BLOCK / 2) / workload.rate
     parts = []
@@ -305,9 +294,7 @@ def statistic_s(samples: Distribution, statistic: str, tick_s: float) -> float:
 
 
 def _estimate(values: Sequence[float], confidence: float, *, of_next: bool = False) -> Estimate:
-    """Return the mean of some runs with an interval for it, or for the value of the next run; exact
-    where all agree.
-    """
+    """Return the mean of runs with its interval, or the next run's; exact where all agree."""
     finite = np.array(values)[np.isfinite(values)]
     if not finite.size:
         return Estimate(None)

@@ -72,9 +72,7 @@ class Launch:
 
     @property
     def manifest(self) -> str:
-        """A Deployment and a Service of Kubernetes as YAML; the notes are its first lines. It holds
-        no secrets.
-        """
+        """A Kubernetes Deployment and Service as YAML, notes first; it holds no secrets."""
         kind = f"-{self.kind}" if self.kind else ""
         name = _label(f"{self.engine}-{self.model.rsplit('/', 1)[-1]}{kind}")
         labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "penstock"}
@@ -147,9 +145,7 @@ class Launch:
 
 
 def launches(deployment: Deployment) -> list[Launch]:
-    """Return how to start each kind of replica of a deployment; parameters and errors as for
-    `launch`.
-    """
+    """Return how to start each kind of replica; parameters and errors as for `launch`."""
     if not deployment.others:
         return [launch(deployment)]
     starts = []
@@ -169,12 +165,9 @@ def launches(deployment: Deployment) -> list[Launch]:
 def launch(
     deployment: Deployment, engine: str | None = None, *, model: str | None = None
 ) -> Launch:
-    """Return how to start a deployment.
-
-    The engine is ``vllm`` or ``sglang``; by default SGLang for its own scheduler, vLLM for
-    everything else. The model is a repository of Hugging Face or a folder; by default the model's
-    name in the hardware preset.
-    """
+    """Return how to start a deployment."""
+    # ``engine`` is ``vllm`` or ``sglang``; None: SGLang for its own scheduler, else vLLM. ``model``
+    # is a repository of Hugging Face or a folder; None: as in the hardware preset.
     policy = deployment.server.policy
     programs = {
         name: chosen.program for name, chosen in ENGINES.items() if chosen.program is not None
@@ -226,9 +219,7 @@ class _Plain(yaml.SafeDumper):
 
 
 class _Started(NamedTuple):
-    """What a scheduler becomes in an engine: options, variables, whether it is the same there, and
-    notes.
-    """
+    """A scheduler in an engine: options, variables, whether it is the same there, and notes."""
 
     flags: list[str]
     environment: dict[str, str]
@@ -265,9 +256,7 @@ def _start(program: Program, model: str, server: Server, gpus: int) -> _Started:
 
 
 def _scheduler(program: Program, server: Server) -> _Started:
-    """Return how an engine is told which scheduler to run: its own, a policy inside it, or one that
-    it lacks.
-    """
+    """Return how an engine is told its scheduler: its own, a policy inside it, or one it lacks."""
     policy = server.policy
     if policy.program is program:
         options = policy.options
@@ -303,9 +292,7 @@ def _scheduler(program: Program, server: Server) -> _Started:
 
 
 def _name_for_plugin(policy: Any) -> str:
-    """Return what the plugin finds a policy by: its name, or the module and function of one's
-    own.
-    """
+    """Return what the plugin finds a policy by: its name, or one's own module and function."""
     if policy in POLICIES.values():
         return str(policy.name)
     return name_of(policy.function)
@@ -343,7 +330,5 @@ def _router_notes(deployment: Deployment) -> list[str]:
 
 
 def _label(text: str) -> str:
-    """Return a name that Kubernetes takes (RFC 1035): letters, digits and dashes, at most 63, a
-    letter first.
-    """
+    """Return a Kubernetes name (RFC 1035): at most 63 letters, digits, dashes, a letter first."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower())[:63].strip("-")

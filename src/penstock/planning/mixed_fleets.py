@@ -101,9 +101,8 @@ def refuse_mixing(hardware: Sequence[str | None]) -> None:
 
 
 def no_worse(server: Server, other: Server, longest: int) -> bool:
-    """Return whether a server is at least as good as another in every respect: no batch of requests
-    of at most ``longest`` tokens takes longer there, and its KV memory is no smaller.
-    """
+    """Return whether a server is at least as good as another in every respect."""
+    # No batch of requests of at most ``longest`` tokens takes longer, and KV memory is no smaller.
     budget = max(server.most_tokens, other.most_tokens)
     costs, others = (_costs(each.batch_time, budget) for each in (server, other))
     if costs is None or others is None or not _holds_no_less(server, other):
@@ -152,9 +151,8 @@ def best_of(servers: Sequence[Server]) -> Server:
 
 
 def _costs(batch_time: BatchTime, tokens: int) -> Floats | None:
-    """Return the seconds of batches of 1 .. ``tokens`` tokens, then what a batch costs beside its
-    token load, as a `Composition` counts it; None: it counts otherwise.
-    """
+    """Return seconds of 1 .. ``tokens`` tokens, then a `Composition`'s costs beside token load."""
+    # None: it counts otherwise.
     by_tokens = batch_time.by_tokens.table(tokens)[1:]
     if batch_time.by_load:
         return np.concatenate([by_tokens, np.zeros(_BESIDE)])
@@ -180,9 +178,9 @@ def _of_costs(costs: Floats) -> BatchTime:
 class MixedLoad:
     """What all replicas of a family of two kinds in one pool are asked for, by their number.
 
-    A load above 1 is unstable under any policy: the necessary half of the certificate for servers
-    that differ (`penstock.theory.network.unequal_replicas`). Where more replicas may harm, what
-    the router sends to each is left out, because the load of the slow ones may rise then.
+    A load above 1 is unstable under any policy: the necessary half of
+    `penstock.theory.network.unequal_replicas`. Where more replicas may harm, what the router sends
+    to each is left out, because the load of the slow ones may rise then.
     """
 
     def __init__(self, network: Network, family: "Family", more_helps: bool) -> None:
@@ -198,9 +196,7 @@ class MixedLoad:
         self._router = "jsq" if by_total else family.smallest.router
 
     def first_below(self, most: float) -> int:
-        """Return the index of the fewest replicas whose load is below a limit; the number of
-        counts where there is none.
-        """
+        """Return the index of the fewest replicas with a load below a limit, or the end."""
         counts = self._family.counts
         return bisect.bisect_left(counts, True, key=lambda n: self._at(n).necessary < most)
 

@@ -15,9 +15,7 @@ from penstock.system.server import Server
 def with_memory(
     server: Server, hardware: Sequence[str | None], kv_tokens: int | Mapping[str, int] | None
 ) -> dict[str | None, Server]:
-    """Return the server with the KV memory of each kind of hardware; refuse sizes that none takes,
-    misspelt names.
-    """
+    """Return the server with each hardware's KV memory; refuse sizes that none takes."""
     servers = {name: _with_memory(server, name, kv_tokens) for name in hardware}
     if isinstance(kv_tokens, Mapping):
         used = {_matching("kv_tokens", kv_tokens, name or "") for name in hardware}

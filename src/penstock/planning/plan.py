@@ -339,9 +339,7 @@ def _margins(best: Evaluation, targets: Sequence[Target]) -> tuple[float, ...]:
 
 
 def _frontier_beyond(search: Search, prospect: Prospect) -> None:
-    """Simulate somewhat larger fleets of the family that won, so that the frontier shows what more
-    money buys.
-    """
+    """Simulate somewhat larger fleets of the winning family: what more money buys."""
     assert prospect.answer is not None
     counts = prospect.family.counts
     for times in _BEYOND:
@@ -385,9 +383,7 @@ def _next_best(search: Search, best: Evaluation) -> Evaluation | None:
 
 
 def _frontier(evaluated: Sequence[Evaluation], best: Evaluation | None) -> tuple[Evaluation, ...]:
-    """Return those that miss no target but the first, and in its latency are equalled by no cheaper
-    one.
-    """
+    """Return those that miss no target but the first, and have no cheaper equal in its latency."""
     kept: list[Evaluation] = []
     for evaluation in sorted(evaluated, key=rank):
         if evaluation.verdict != "stable" or evaluation.estimates[0].value is None:
@@ -429,9 +425,7 @@ def _binding(search: Search, prospect: Prospect) -> str:
 
 
 def _with_fewer_others(search: Search, best: Evaluation) -> str:
-    """Say what keeps one less of the second kind in the pool from doing; nothing if that is not
-    known.
-    """
+    """Say what keeps one less of the second kind from doing; nothing if that is not known."""
     fewer = best.deployment.with_fewer_others()
     for evaluation in search.evaluated:
         if evaluation.deployment == fewer and evaluation.answer != "met":

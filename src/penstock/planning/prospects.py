@@ -11,9 +11,7 @@ Rank = tuple[float, float, str]
 
 
 def rank(evaluation: Evaluation) -> Rank:
-    """Return what the best has least of: cost, then the latency that the first target limits, then
-    the name.
-    """
+    """Return what the best has least of: cost, then latency of the first target, then name."""
     value = evaluation.estimates[0].value
     return (
         evaluation.deployment.cost,

@@ -59,12 +59,9 @@ class RateProfile:
 
     @classmethod
     def of_trace(cls, workload: Workload, *, interval_s: float = HOUR_S) -> Self:
-        """Count the arrivals of a trace by interval; of a trace of several days take the mean of
-        all days. The day must be a multiple of the interval where the trace is longer than one.
-
-        Times count from the first request of the trace, not from midnight. An interval of which the
-        trace covers less than half is left out, unless it is the only one.
-        """
+        """Count arrivals of a trace by interval; of several days take the mean of all."""
+        # The day must then be a multiple of the interval. Times count from the first request, not
+        # from midnight. An interval covered less than half is left out, unless it is the only one.
         if not isinstance(workload.arrivals, Replay):
             raise InputError(
                 f"{workload.name} has no recorded arrival times, so no rates by hour; give the "
@@ -104,9 +101,8 @@ class RateProfile:
 
     @classmethod
     def read(cls, path: str | Path, *, interval_s: float | None = None) -> Self:
-        """Read a CSV file with a column ``rate`` (requests/s), and perhaps ``hour`` (evenly
-        spaced). The default interval is what the column ``hour`` says, without it an hour.
-        """
+        """Read a CSV file with a column ``rate`` (requests/s), perhaps ``hour`` (evenly spaced)."""
+        # The default interval is what ``hour`` says, without it an hour.
         file = checks.path("the file of rates", path)
         source = Source.at(file)
         source.refuse_long_lines()
@@ -182,10 +178,9 @@ def _floats(column: pl.Series) -> Floats:
 def profile(
     rates: Any, workload: Workload, folder: Path = Path(), *, interval_s: float | None = None
 ) -> RateProfile:
-    """Return the profile that a scenario asks for: a list of rates by hour, the path of a CSV file,
-    or ``trace``. ``trace`` takes the recorded times of the workload, as read, before it is
-    resampled. The default interval is an hour, or what a CSV file says.
-    """
+    """Return the profile asked for: rates by hour, the path of a CSV file, or ``trace``."""
+    # ``trace``: the recorded times of the workload, as read, before it is resampled. The default
+    # interval is an hour, or what a CSV file says.
     length = HOUR_S if interval_s is None else interval_s
     if isinstance(rates, RateProfile):
         return rates

@@ -45,9 +45,7 @@ class _Replicas(Section):
 
 
 def _replicas(value: Any) -> Any:
-    """Return the numbers of replicas that ``{min, max}``, a list, or one number, the most,
-    allow.
-    """
+    """Return the numbers that ``{min, max}``, a list, or one number, the most, allow."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = {"max": value}
     if not isinstance(value, Mapping):
@@ -61,9 +59,7 @@ def _replicas(value: Any) -> Any:
 
 
 class SearchSection(Section):
-    """What may vary; what is left out is as ``server`` has it. One value stands for a list of
-    it.
-    """
+    """What may vary, the rest as ``server`` has it; one value stands for a list of it."""
 
     hardware: Names | None = None
     token_budget: Numbers | None = None
@@ -175,9 +171,7 @@ def read_plan(
 
 
 def _with_day_and_job(scenario: PlanScenario, wanted: PlanSection) -> PlanScenario:
-    """Read what the plan says of a day and of a job, so that what is wrong there is refused before
-    any search.
-    """
+    """Read what the plan says of a day and a job: mistakes are refused before any search."""
     read, folder = scenario.scenario.workload, scenario.scenario.folder
     if wanted.day is not None:
         day = read_day(wanted.day, read, folder)

@@ -21,10 +21,10 @@ from penstock.workload.workload import Workload, read_trace
 
 
 class DaySection(Section):
-    """Rates of the day, and how its fleet may change. ``rates``: a list, a CSV file, or ``trace``,
-    the workload's own.
+    """Rates of the day, and how its fleet may change.
 
-    ``trace`` instead names the file of another trace; ``peak_rate`` stretches the rates.
+    ``rates``: a list, a CSV file, or ``trace``, the workload's own; ``trace`` instead: the file of
+    another; ``peak_rate`` stretches the rates.
     """
 
     rates: Any = None
@@ -96,13 +96,9 @@ def day_of(
     folder: Path = Path(),
     progress: Any = None,
 ) -> DayPlan:
-    """Plan the day that a scenario describes: ``plan.day`` is rates, a CSV file, ``trace``, or a
-    `DaySection`.
-
-    The day is as it stands in the scenario, or as `read_day` returns it. The deployment is what the
-    plan found for the highest rate: no interval needs more replicas, and it is the static fleet.
-    ``counts`` are the numbers of replicas that the search allows, rising; empty: all.
-    """
+    """Plan the day that a scenario describes, as it stands there or as `read_day` returns it."""
+    # The deployment is what the plan found for the highest rate: no interval needs more replicas,
+    # and it is the static fleet. ``counts``: the numbers of replicas allowed, rising; empty: all.
     day = read_day(day, workload, folder)
     least = day.section.least_replicas
     most = max(deployment.replicas, least)

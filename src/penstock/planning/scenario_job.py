@@ -16,9 +16,7 @@ from penstock.workload.workload import Workload
 
 
 class JobSection(Section):
-    """A job: how many requests, in how many hours, alone or beside the workload's own traffic
-    (``online: true``).
-    """
+    """A job: how many requests, in how many hours, alone or beside the traffic (``online``)."""
 
     requests: Whole
     deadline_h: float
@@ -39,9 +37,7 @@ class JobSection(Section):
 
 
 def read_job(job: Any, workload: Workload, aim: Aim | None, online: Workload) -> JobSection:
-    """Return the job that a scenario describes, once its values can be used; parameters as for
-    `job_of`.
-    """
+    """Return a scenario's job, once its values can be used; parameters as for `job_of`."""
     section: JobSection = job
     if not isinstance(job, JobSection):
         section = parsed(job, JobSection, "plan.job", "`requests` and `deadline_h`")
@@ -61,12 +57,9 @@ def job_of(
     online: Workload | None = None,
     progress: Any = None,
 ) -> jobs.JobPlan:
-    """Plan the job that a scenario describes (`JobSection`).
-
-    The job is as it stands in the scenario, or as `read_job` returns it. Of a family as many
-    replicas are tried as it allows, unless ``most_replicas`` is given. ``online`` is what arrives
-    besides, where that is asked for; by default the workload.
-    """
+    """Plan the job that a scenario describes, as it stands there or as `read_job` returns it."""
+    # As many replicas are tried as a family allows, or ``most_replicas``. ``online`` is what
+    # arrives besides, where asked for; by default the workload.
     online = workload if online is None else online
     section = read_job(job, workload, aim, online)
     servers = [(fleet.smallest if isinstance(fleet, Family) else fleet).server for fleet in fleets]

@@ -50,8 +50,8 @@ _PATIENCE = 6  # undecided deployments
 class Search:
     """A search on its way.
 
-    It has ``prospects``, one for each family that theory leaves, ``hopeless`` families, that are
-    ruled out at any number of replicas, and the ``best`` so far, with its prospect.
+    ``prospects``: one for each family that theory leaves; ``hopeless``: families ruled out at any
+    number of replicas; ``best`` so far, with its prospect.
     """
 
     def __init__(
@@ -101,12 +101,10 @@ class Search:
         self._done = len(self.prospects)
 
     def search(self, prospect: Prospect, start: int) -> None:
-        """Find the fewest replicas that do, from an index to begin with.
-
-        A target that is missed is missed with fewer replicas too. One that is undecided says
-        nothing of others, so the fewest that do not miss are found first, and from there on each is
-        tried. Where more replicas may harm, all are tried, fewest first.
-        """
+        """Find the fewest replicas that do, from an index to begin with."""
+        # A missed target is missed with fewer replicas, too. An undecided one says nothing of
+        # others, so the fewest that do not miss are found first, and from there each is tried.
+        # Where more replicas may harm, all are tried, fewest first.
         if not self._more_helps(prospect.family.smallest):
             every = range(prospect.least, prospect.most + 1)
             prospect.answer = next((i for i in every if self.at(prospect, i).answer == "met"), None)
@@ -142,9 +140,7 @@ class Search:
         prospect.answer = self._first_that_does(prospect, top)
 
     def _first_that_does(self, prospect: Prospect, first: int) -> int | None:
-        """Return the first index that is known to do; after many that are undecided, in steps that
-        double.
-        """
+        """Return the first index known to do; after many undecided, in steps that double."""
         last = first - 1
         index = first
         step = 1
@@ -222,9 +218,8 @@ class Search:
         self.prospects.append(Prospect(family, least, guess, reason))
 
     def _least_stable(self, family: Family) -> tuple[int, int, str]:
-        """Return the index of the fewest replicas that may be stable, of the fewest at a usual
-        load, and why there are no fewer of the first.
-        """
+        """Return the index of the fewest that may be stable, that of a usual load, and a reason."""
+        # It says why there are no fewer of the first.
         deployment, counts = family.smallest, family.counts
         network = None if deployment.splits else network_of(self.workload, deployment)
         if network is not None and deployment.others:
@@ -250,12 +245,9 @@ class Search:
         return bisect.bisect_right(counts, load_of_one), usual, reason
 
     def _too_slow(self, family: Family, index: int) -> list[tuple[float, str]]:
-        """Return the targets that no policy can meet: how many times the limit its latency is at
-        least, and why.
-
-        These bounds rise with the rate of one server. What one gets of a router that looks at
-        queues is not known, so there they are asked without load.
-        """
+        """Return targets that no policy can meet: least latency over the limit, and why."""
+        # These bounds rise with the rate of one server. What one gets of a router that looks at
+        # queues is not known, so there they are asked without load.
         count, deployment = family.counts[index], family.smallest
         condition = "without load"
         if deployment.splits:
@@ -277,9 +269,8 @@ class Search:
         return slow
 
     def _more_helps(self, deployment: Deployment) -> bool:
-        """Return whether more replicas of the first kind are taken to do no harm: not beside some
-        of another that are better in one respect and worse in another.
-        """
+        """Return whether more replicas of the first kind are taken to do no harm."""
+        # Not beside another that is better in one respect and worse in another.
         if not deployment.others or deployment.other is None:
             return True
         two = deployment.server, deployment.other.server
@@ -301,9 +292,8 @@ class Search:
         return self._unloaded[server]
 
     def _guess(self, family: Family, least: int, usual: int) -> int:
-        """Return the index of the fewest replicas that would do if short runs were right; ``usual``
-        where one gets no share of its own, or cannot be simulated.
-        """
+        """Return the index of the fewest replicas that would do if short runs were right."""
+        # ``usual`` where one gets no share of its own, or cannot be simulated.
         counts, deployment = family.counts, family.smallest
         if not deployment.splits:
             return usual
@@ -319,9 +309,7 @@ class Search:
         return min(low, len(counts) - 1)
 
     def _share(self, router: str, count: int) -> Workload:
-        """Return what one of so many replicas gets, as theory sees it: of a recording all requests
-        at its rate.
-        """
+        """Return what one of so many replicas gets in theory: of a recording all, at its rate."""
         if self.workload.rows is not None:
             return self.workload.with_rate(self.workload.rate / count)
         return share_of(self.workload, router, count)

@@ -15,12 +15,9 @@ _LEAST_CV = 1e-3  # that gamma gaps may have
 
 
 def share_of(workload: Workload, router: str, replicas: int) -> Workload:
-    """Return what one replica of a pool gets from a router that does not look at queues.
-
-    ``random``: each request with probability 1 / replicas, which leaves a Poisson process Poisson.
-    ``round-robin``: every one in turn. Of a recording the replica gets those of its requests, at
-    their times.
-    """
+    """Return what one replica of a pool gets from a router that does not look at queues."""
+    # ``random``: each with probability 1 / replicas, which leaves a Poisson process Poisson.
+    # ``round-robin``: in turn. Of a recording the replica gets its requests, at their times.
     if replicas == 1:
         return workload
     if workload.arrivals is None:
@@ -60,9 +57,7 @@ def share_of(workload: Workload, router: str, replicas: int) -> Workload:
 
 
 def _share_of(arrivals: Arrivals, router: str, replicas: int) -> Arrivals:
-    """Return one replica's share of a stream, without drawing the others' where its gaps are
-    known.
-    """
+    """Return one replica's share of a stream, without drawing others' where gaps are known."""
     if isinstance(arrivals, Poisson) and router == "random":
         return arrivals.with_rate(arrivals.rate / replicas)
     if (
@@ -99,9 +94,7 @@ class _Share(Arrivals):
 
     @property
     def iid(self) -> bool:  # type: ignore[override]
-        """Whether its gaps are: sums of so many gaps of the whole are independent where those
-        are.
-        """
+        """Whether its gaps are: sums of so many of the whole are independent where those are."""
         return self.whole.iid
 
     def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:

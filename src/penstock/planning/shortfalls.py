@@ -26,9 +26,7 @@ def in_words(target: Target | str, estimate: Estimate) -> str:
 
 
 def shortfalls(evaluation: Evaluation, aim: Aim) -> list[str]:
-    """Say what a deployment does not do, or is not known to do: a part of a sentence for each
-    target.
-    """
+    """Say what a deployment does not do, or may not: a part of a sentence for each target."""
     if evaluation.verdict == "unstable":
         return [f"it is unstable ({evaluation.known_by})"]
     parts = (

@@ -214,9 +214,7 @@ class _Choices:
         return Kind(replica, hardware, accelerators, price)
 
     def affordable(self, *kinds: tuple[Kind, int]) -> bool:
-        """Return whether so many replicas of each kind are at hand and cost no more than they
-        may.
-        """
+        """Return whether so many replicas of each kind are at hand and within the cost."""
         cost = sum(kind.price * kind.accelerators * count for kind, count in kinds)
         most = math.inf if self.max_cost is None else self.max_cost
         return cost <= most and self.stock.has(kinds)
@@ -226,9 +224,7 @@ class _Choices:
         policy: str | Scheduler,
         router: NamedRouter, ratio: tuple[int, int] | None,
     ) -> Family | Discarded:  # fmt: skip
-        """Return the deployments that differ in the number of replicas alone, or why there are
-        none.
-        """
+        """Return the deployments that differ only in replicas, or why there are none."""
         try:
             return self._of_kind(self.kind(server, hardware, budget, slots, policy), router, ratio)
         except InputError as error:
@@ -246,9 +242,7 @@ class _Choices:
         self, kind: Kind, router: NamedRouter, ratio: tuple[int, int] | None,
         decode: Kind | None = None,
     ) -> Family:  # fmt: skip
-        """Return the family of a kind of replica; ``decode`` is that of those which decode, if it
-        is another.
-        """
+        """Return the family of a kind; ``decode`` is that of those which decode, if another."""
         for_prompts, apart = ratio or (1, 0)
         whole = for_prompts + apart
         allowed = tuple(
@@ -278,9 +272,8 @@ class _Choices:
         policy: str | Scheduler,
         router: NamedRouter, ratio: tuple[int, int] | None,
     ) -> Sequence[Family | Discarded]:  # fmt: skip
-        """Return the families of two kinds of replica, or why there are none; nothing where one
-        kind cannot exist, which its own family says.
-        """
+        """Return the families of two kinds of replica, or why there are none."""
+        # Nothing where one kind cannot exist, which its own family says.
         try:
             one, two = (self.kind(*each, budget, slots, policy) for each in both)
         except InputError:
@@ -294,9 +287,8 @@ class _Choices:
             return [self._refused(f"{one.title} and {two.title}", policy, budget, error)]
 
     def _side_by_side(self, one: Kind, two: Kind, router: NamedRouter) -> list[Family]:
-        """Return the families of two kinds in one pool, one for each number of the slower kind in
-        full batches; those of the faster are counted up, which comes first at the router.
-        """
+        """Return families of two kinds in one pool, one for each number of the slower."""
+        # Slower in full batches; the faster are counted up, and come first at the router.
         better, other = one, two
         if two.server.full_batch_rate > one.server.full_batch_rate:
             better, other = two, one
@@ -317,9 +309,7 @@ class _Choices:
 
 
 def _refuse_sizes(axes: Mapping[str, Sequence[Any]], mixed: int) -> None:
-    """Refuse a search space that is empty or too large to go through: so many of a second kind
-    may stand beside the first.
-    """
+    """Refuse a search space that is empty, or too large, with a second kind, to go through."""
     for name, values in axes.items():
         if not values:
             raise InputError(

@@ -15,10 +15,8 @@ def stable_rates(
     *,
     progress: Callable[[float], None] | None = None,
 ) -> RateMap | None:
-    """Return the stable rates of a replica at every pair of limits of the space, all else as in a
-    deployment. Recorded arrivals keep their pattern, not thinned to a replica's share. None: the
-    space has but one pair of limits.
-    """
+    """Return a replica's stable rates at every pair of limits of the space; None: one pair."""
+    # All else is as in a deployment. Recorded arrivals keep their pattern, not thinned to a share.
     servers = [family.smallest.server for family in space.families]
     budgets = sorted({server.token_budget for server in servers})
     sizes = {server.max_batch_size for server in servers}

@@ -53,11 +53,9 @@ class Answers:
         self._free = threading.Semaphore(_MOST_AT_ONCE)
 
     def parts(self, query: dict[str, str]) -> AsyncGenerator[Part]:
-        """Return the parts of an answer as they come; who stops asking stops the work.
-
-        It begins when the first is asked for. A scenario that cannot be used has one part, with the
-        message and the field that it is about.
-        """
+        """Return the parts of an answer as they come; who stops asking stops the work."""
+        # Work begins with the first part asked for. A scenario that cannot be used has one part:
+        # the message and the field that it is about.
         if not self._free.acquire(blocking=False):
             raise TooMany(
                 f"{_MOST_AT_ONCE} answers are being worked out, which is the most; ask again"

@@ -18,10 +18,8 @@ _HARDLY = 1e-9
 
 
 def theory(case: Case) -> dict[str, Any]:
-    """Return certificate, loads by limit, and the region with what arrives.
-
-    Of a network, region and load are those of all replicas together.
-    """
+    """Return certificate, loads by limit, and the region with what arrives."""
+    # Of a network, region and load are those of all replicas together.
     server = case.server
     limits: list[tuple[str, float]]
     binding: list[str]

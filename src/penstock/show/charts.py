@@ -64,13 +64,9 @@ def with_line_under(chart: Chart, about: str) -> Chart:
 
 
 def stacked(chart: Any) -> Any:
-    """Return a chart for a phone: panels below one another, 280 px wide at most, legends at the
-    bottom.
-
-    A chart that is as narrow already is returned as it is, and so is one that needs its width, such
-    as a Gantt chart, or whose width is not in pixels. Panels that need theirs are marked by
-    ``usermeta: {wide: true}``.
-    """
+    """Return a chart for a phone: panels below one another, at most 280 px wide, legends below."""
+    # Returned as it is: one that is as narrow already, that needs its width (such as a Gantt chart;
+    # of panels, those with ``usermeta: {wide: true}``), or whose width is not in pixels.
     before = chart.to_dict()
     after = copy.deepcopy(before)
     if _sized_otherwise(before) or "usermeta" in before:
@@ -110,9 +106,7 @@ _KINDS: dict[str, Any] = {
 
 
 def _sized_otherwise(part: dict[str, Any]) -> bool:
-    """Return whether a panel is a table of panels, or its width follows its steps or its
-    container.
-    """
+    """Return whether a panel is a table of panels, or its steps or container set its width."""
     if {"facet", "repeat"} & part.keys() or {"facet", "column", "row"} & part.get(
         "encoding", {}
     ).keys():
@@ -151,9 +145,7 @@ def _stack(part: dict[str, Any], narrower: bool) -> None:
 
 
 def save(charts: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write each chart as ``name.svg`` and ``name.png``: all are drawn before the first is
-    written.
-    """
+    """Write each chart as ``name.svg`` and ``name.png``, once all of them are drawn."""
     drawn: dict[Path, bytes] = {}
     for name, chart in charts.items():
         specification = chart.to_json()

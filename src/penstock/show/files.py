@@ -6,11 +6,8 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, so that what fails leaves nothing behind.
-
-    A link stays one, and a file that is there keeps its mode. What is there and is no file, such as
-    a pipe, is written into.
-    """
+    """Write a file whole or not at all: what fails leaves nothing behind."""
+    # A link stays one, a file keeps its mode; what is no file, such as a pipe, is written into.
     try:
         if path.exists() and not path.is_file():
             path.write_bytes(content)

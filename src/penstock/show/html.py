@@ -88,9 +88,7 @@ def _tone(word: str) -> str:
 
 
 def _svg(chart: Any, text: str, prefix: str) -> Markup:
-    """Draw a chart that scales to its container, with a text alternative and identifiers of its own
-    on the page.
-    """
+    """Draw a chart that scales to its container, with a text alternative and ids of its own."""
     specification = chart.to_dict()
     specification["config"] = specification.get("config", {}) | _LOOK
     drawing = vlc.vegalite_to_svg(specification)

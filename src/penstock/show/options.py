@@ -74,9 +74,7 @@ MaxGib = Annotated[
 def check_outputs(
     inputs: Iterable[Path], outputs: Mapping[str, Path | None], figures: Path | None = None
 ) -> None:
-    """Refuse before the work what could not be written after it, or would be lost. Outputs are by
-    the options that name them.
-    """
+    """Refuse before the work what could not be written or would be lost; outputs are by option."""
     if figures is not None:
         checks.writable("--figures", figures, folder=True)
     if not any(outputs.values()):
@@ -100,12 +98,8 @@ def check_outputs(
 
 
 def files_of(scenario: Path, *values: str) -> Iterator[Path]:
-    """Yield the files that a scenario is read from: itself, and those named in it or in values
-    beside it.
-
-    A batch-time file that it names may name a table. What cannot be read is refused where it is
-    read.
-    """
+    """Yield the files a scenario is read from: itself, those named in it or in values beside it."""
+    # A batch-time file may name a table. What cannot be read is refused where it is read.
     from penstock.document import files_named, read_document
 
     yield scenario
@@ -174,9 +168,7 @@ def show_page(
     *,
     as_markdown: bool = False,
 ) -> None:
-    """Print an answer as words or as one JSON document, after it was written as a page where that
-    is asked for.
-    """
+    """Print an answer as words or one JSON document, after writing the page where asked."""
     if report is not None:
         from penstock.show import html
 

@@ -79,9 +79,7 @@ class Table:
 
     @property
     def of_words(self) -> list[bool]:
-        """Of each column whether it holds words and not figures: flush left, and its lines may
-        break.
-        """
+        """Say of each column whether it holds words: flush left, and its lines may break."""
         return [
             self.prose
             or index == 0
@@ -92,9 +90,7 @@ class Table:
 
     @property
     def stacks(self) -> bool:
-        """Whether a phone shows each row as a list of its cells, because a cell is a phrase or a
-        sentence.
-        """
+        """Whether a phone lists each row's cells, because a cell is a phrase or a sentence."""
         return any(
             words and self._longest(index) > _PHRASE for index, words in enumerate(self.of_words)
         )

@@ -56,9 +56,8 @@ work = _Work()
 
 
 def _on_signal(_: int, frame: "FrameType | None") -> None:
-    """Leave before and after the work, and where a module is being imported, when nothing is
-    written yet; else let the work clean up.
-    """
+    """Leave at once where nothing is written yet: outside the work, or during an import."""
+    # Else the work cleans up.
     if not work.goes_on:
         _leave_at_once()
     while frame is not None:

@@ -99,10 +99,7 @@ def bar(title: str) -> Iterator[Show]:
 
 @contextlib.contextmanager
 def count(title: str, noun: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar for work that is counted, and its speed; in a log a line now and then.
-
-    It is told how many are done, and of how many.
-    """
+    """Show a bar for counted work (done, in all) and its speed; in a log a line now and then."""
     started = time.monotonic()
     ended = threading.Event()
     begun: int | None = None  # those of an earlier call took none of the time
@@ -132,9 +129,7 @@ def count(title: str, noun: str) -> Iterator[Callable[[int, int], None]]:
 
 @functools.cache
 def announce_compilation() -> None:
-    """Say what is being compiled and how far it is, when that begins: it takes seconds the first
-    time on a machine.
-    """
+    """Say what is being compiled and how far it is; it takes seconds, the first time."""
     from numba.core import event
 
     class Announcement(event.Listener):

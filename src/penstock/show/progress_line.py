@@ -29,9 +29,7 @@ def started(words: str, begun: float) -> Progress:
 
 
 def _columns() -> list[ProgressColumn]:
-    """Return what a line shows: the words get what the bar and the times leave, and never push them
-    away.
-    """
+    """Return a line's columns: words get what bar and times leave, and never push them away."""
     words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     return [
         SpinnerColumn(),
@@ -45,8 +43,6 @@ def _columns() -> list[ProgressColumn]:
 
 class _TimeLeft(TimeRemainingColumn):
     def render(self, task: Task) -> Text:
-        """Return the time that is left, in words that tell it from the time that has gone; nothing
-        if unknown.
-        """
+        """Return the time left, in words that tell it from time gone; nothing if unknown."""
         left = super().render(task)
         return Text(f"{left.plain} left") if task.time_remaining is not None else Text()

@@ -88,9 +88,7 @@ def _hypotheses(hypotheses: Sequence[pages.Hypothesis]) -> Table:
 
 
 def _print_table(console: Console, table: pages.Table) -> None:
-    """Print a table, without its spare columns where there is no room for them, row by row where
-    there is none.
-    """
+    """Print a table; where room lacks, without spare columns, and if need be row by row."""
     for column in table.spare:
         if _width(table, [False] * len(table.columns)) > console.width:
             table = table.without(column)
@@ -103,9 +101,7 @@ def _print_table(console: Console, table: pages.Table) -> None:
 
 
 def _width(table: pages.Table, broken: Sequence[bool]) -> int:
-    """Return the columns of a terminal that a table needs if some of its own are broken between
-    words.
-    """
+    """Return the terminal columns that a table needs if some of its own break between words."""
     widths = []
     for head, breaks, *cells in zip(table.columns, broken, *table.rows, strict=True):
         parts = [

@@ -46,9 +46,8 @@ def label(field: str) -> str:
 
 
 def figures(rows: pl.DataFrame, fields: Sequence[str]) -> dict[str, Any]:
-    """Return the figures of a sweep by file name: none where nothing that varies can be drawn. With
-    ``stable_rate`` (`penstock.sweeping.stable_rates`) the limits are drawn too.
-    """
+    """Return a sweep's figures by file name: none where nothing that varies can be drawn."""
+    # With ``stable_rate`` (`penstock.sweeping.stable_rates`) the limits are drawn too.
     drawings: dict[str, Any] = {}
     for name, drawn in panels(rows, fields).items():
         charts: Any = alt.hconcat(*drawn.values())
@@ -62,9 +61,7 @@ def figures(rows: pl.DataFrame, fields: Sequence[str]) -> dict[str, Any]:
 
 
 def panels(rows: pl.DataFrame, fields: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return charts that belong together, by file name, then by what a reader who cannot see them
-    is told.
-    """
+    """Return charts that belong together, by file name, then by their text alternatives."""
     points, what = averages(rows, fields), varied(rows, fields)
     if points.is_empty() or not (what.numbers or what.names):
         return {}
@@ -93,9 +90,7 @@ def panels(rows: pl.DataFrame, fields: Sequence[str]) -> dict[str, dict[str, Any
 
 
 def _as_lines(points: pl.DataFrame, what: Varied) -> tuple[str, pl.DataFrame, str] | None:
-    """Return the field across, the rows with the name of each line, and what the lines are; None if
-    too many.
-    """
+    """Return the field across, rows with their line's name, what lines are; None: too many."""
     x = what.rate or (what.numbers[0] if len(what.numbers) == 1 else None)
     if x is None:
         return None
@@ -144,11 +139,9 @@ def _lines(
 def _line(
     points: pl.DataFrame, x: str, column: str, unit: str, name: str, title: str, limits: bool
 ) -> alt.LayerChart:
-    """Draw one figure over a field; the shape of a point is its verdict, a vertical line a limit.
-
-    Over the rate, latency is drawn where there is a steady state; else a cross says that there is
-    none.
-    """
+    """Draw a figure over a field; the shape of a point is its verdict, a vertical line a limit."""
+    # Over the rate, latency is drawn where there is a steady state; else a cross says there is
+    # none.
     shown = (
         points.select("line", "state", x=pl.col(x), y=pl.col(column))
         .drop_nulls("y")
@@ -192,9 +185,7 @@ def _line(
 
 
 def _across(values: pl.Series, field: str) -> alt.X:
-    """Return the axis of a field: its own few values as ticks, on a log scale where they spread;
-    null comes last.
-    """
+    """Return a field's axis: few values as ticks, log scale where they spread; null comes last."""
     title, ticks = label(field), values.unique().sort(nulls_last=True)
     if values.null_count():
         return alt.X(
@@ -220,9 +211,7 @@ def _across(values: pl.Series, field: str) -> alt.X:
 
 
 def _as_map(points: pl.DataFrame, what: Varied) -> tuple[str, str] | None:
-    """Return the fields across and upwards, where two numbers vary on a grid that is not mostly
-    empty.
-    """
+    """Return fields across and upwards, where two numbers vary on a grid not mostly empty."""
     if len(what.numbers) != 2:
         return None
     first, second = what.numbers
@@ -238,9 +227,7 @@ def _as_map(points: pl.DataFrame, what: Varied) -> tuple[str, str] | None:
 
 
 def _maps(points: pl.DataFrame, x: str, y: str) -> dict[str, dict[str, Any]]:
-    """Draw heat maps over two fields, one per line: the stable rate where it is known, median TTFT
-    and E2E.
-    """
+    """Draw heat maps over two fields, one per line: stable rate if known, median TTFT, E2E."""
     groups: dict[str, dict[str, Any]] = {}
     wanted = [
         (f"{metric[:-2]}_p50_s", f"Median {metric[:-2].upper()}", "Seconds")

@@ -27,9 +27,7 @@ def resolved(field: Any) -> tuple[str, ...]:
 
 
 def _annotated(field: Any) -> tuple[tuple[str, ...], Any]:
-    """Return the keys that lead to a field, and its annotation: `Any` where that depends on more
-    than its name.
-    """
+    """Return a field's keys and annotation: `Any` where that depends on more than its name."""
     parts = tuple(field.split(".")) if isinstance(field, str) else ()
     if len(parts) == 1 and parts[0] in SECTIONS:
         first = next(name for name in known_fields() if name.startswith(f"{field}."))
@@ -98,9 +96,7 @@ def at(
 
 
 def takes_whole(field: str) -> bool | None:
-    """Return whether a field takes whole numbers only, or None where that depends on more than its
-    name.
-    """
+    """Return whether a field takes whole numbers only; None: it depends on more than the name."""
     kinds = {typing.get_origin(k) or k for k in _choices(_annotated(field)[1])}
     if int in kinds:
         return True
@@ -126,9 +122,7 @@ def _section(kind: Any) -> type[Section] | None:
 
 
 def _holds_any(kind: Any) -> bool:
-    """Return whether there may be keys below that no section lists: lengths, columns, params of a
-    policy.
-    """
+    """Return whether there may be unlisted keys below: lengths, columns, params of a policy."""
     plain = (int, float, str, bool, type(None))
     return not all(c in plain or typing.get_origin(c) is typing.Literal for c in _choices(kind))
 

@@ -97,9 +97,7 @@ class Point:
 
 
 def axis(field: str, values: Any) -> Axis:
-    """Return what a field takes: text as on the command line, a list of values, or (low, high) to
-    draw from.
-    """
+    """Return what a field takes: text as on the command line, values, or (low, high) to draw."""
     whole = takes_whole(field)
     if isinstance(values, str):
         return _parsed(field, values, whole)
@@ -213,9 +211,7 @@ def _parsed(field: str, text: str, whole: bool | None) -> Axis:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which only what looks like `_NUMBER` is a number, no text is a date, and nothing
-    contains itself.
-    """
+    """YAML where only a `_NUMBER` is a number, no text is a date, and nothing contains itself."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML has it
         first: [(tag, pattern) for tag, pattern in kinds if tag.endswith((":bool", ":null"))]
@@ -260,9 +256,7 @@ def _listed(field: str, text: str) -> list[Any]:
 
 
 def _values(field: str, values: Sequence[Any]) -> Values:
-    """Return values as given, none of them twice, and where numbers belong none that only looks
-    like one.
-    """
+    """Return values as given, none twice; where numbers belong, none that only looks like one."""
     kept = tuple(_kept(field, value) for value in values)
     numeric = takes_numbers(field)
     before = set()
@@ -299,9 +293,7 @@ def _kept(field: str, value: Any) -> Any:
 
 
 def _number(text: str) -> int | float:
-    """Read a number; without point and exponent it is whole, as far as floats tell whole numbers
-    apart.
-    """
+    """Read a number; without point and exponent it is whole, as far as floats tell those."""
     number = math.nan if re.fullmatch(_ENDLESS, text) else float(text)
     if not math.isfinite(number):
         raise InputError(

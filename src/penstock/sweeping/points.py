@@ -40,12 +40,10 @@ def varied(rows: pl.DataFrame, fields: Sequence[str]) -> Varied:
 
 
 def averages(rows: pl.DataFrame, fields: Sequence[str]) -> pl.DataFrame:
-    """Return a row per point, latencies averaged over seeds; bad points are left out.
-
-    Columns: the fields, ``state`` (one of `STATES`, the worst of the seeds), the columns of
-    latency, ``stable_rate`` and how it is known (null where it was not asked for), and ``line``:
-    the values of all fields that are text.
-    """
+    """Return a row per point, latencies averaged over seeds; bad points are left out."""
+    # Columns: fields, ``state`` (one of `STATES`, the worst of the seeds), latencies,
+    # ``stable_rate`` and how it is known (null: not asked for), and ``line``: the fields that are
+    # text.
     if RATE not in rows.columns:
         rows = rows.with_columns(
             pl.lit(None, pl.Float64).alias(RATE), pl.lit(None, pl.String).alias(KNOWN)

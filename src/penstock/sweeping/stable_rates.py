@@ -29,12 +29,9 @@ def is_rate(field: str) -> bool:
 def with_stable_rates(
     plan: Sweep, rows: pl.DataFrame, *, progress: Progress | None = None
 ) -> pl.DataFrame:
-    """Return the rows with the highest stable rate of their servers, whatever rate arrives.
-
-    The columns are ``stable_rate`` (requests/s, null where there is none) and ``stable_rate_known``
-    (the theorem, ``simulation``, or why there is none). Rows are as they were where there are more
-    than `MOST` servers.
-    """
+    """Return the rows with the highest stable rate of their servers, whatever rate arrives."""
+    # ``stable_rate``: requests/s, null: none; ``stable_rate_known``: the theorem, ``simulation``,
+    # or why there is none. Rows stay as they were where servers are more than `MOST`.
     kept = [index for index, field in enumerate(plan.fields) if not is_rate(field)]
     servers: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for point in plan.points:

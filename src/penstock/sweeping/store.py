@@ -121,9 +121,7 @@ def named_if_full(out: Path) -> Iterator[None]:
 
 
 class Journal:
-    """The finished points of a sweep, on disk. It stands beside the table, as ``NAME.journal``;
-    ``rows`` are by place.
-    """
+    """A sweep's finished points, by place, on disk beside the table, as ``NAME.journal``."""
 
     def __init__(self, path: Path, file: IO[bytes], digest: str, rows: dict[int, Row]) -> None:
         self.path, self.rows = path, rows
@@ -183,16 +181,12 @@ def _head(digest: str) -> bytes:
 
 
 def _sealed(text: bytes, digest: str) -> bytes:
-    """Return a line: the text, a tab, which JSON has not, and a checksum of both it and whose
-    results they are.
-    """
+    """Return a line: the text, a tab, which JSON has not, and a checksum with whose it is."""
     return b"%b\t%08x\n" % (text, zlib.crc32(digest.encode() + text))
 
 
 def _lock(file: IO[bytes], out: Path) -> None:
-    """Let one sweep at a time write a journal; the lock ends with the process, however that
-    ends.
-    """
+    """Let one sweep at a time write a journal; the lock ends with the process, however it ends."""
     if sys.platform == "win32":
         return
     import fcntl

@@ -31,9 +31,7 @@ _FRUITLESS = 3  # times that workers may die without a single point done
 
 
 class SweepSection(Section):
-    """The section ``sweep`` of a scenario: what varies, how much of it, and how often each point is
-    repeated.
-    """
+    """The section ``sweep`` of a scenario: what varies, how much, and how often points repeat."""
 
     vary: dict[str, Any]
     sample: Whole | None = None
@@ -200,13 +198,10 @@ def set_up(
 
 
 def table(plan: Sweep, rows: Mapping[int, Row]) -> pl.DataFrame:
-    """Return the finished points as a table, in the order of the grid.
-
-    Its columns: ``point``, the fields, ``seed``, ``verdict`` (the theorem's, or where it says
-    nothing the test's), ``theory``, ``rho``, ``max_rate``, what the finite run did, its latencies
-    (``ttft_p99_s`` ...; of a steady state only where the verdict is stable), and ``error``: why a
-    bad point has nothing else.
-    """
+    """Return the finished points as a table, in the order of the grid."""
+    # ``verdict`` is the theorem's, or where it says nothing the test's; latencies (``ttft_p99_s``
+    # ...) are of the finite run, of a steady state only if stable; ``error``: why a bad point has
+    # nothing else.
     done = [point for point in plan.points if point.index in rows]
     kinds = {str: pl.String, float: pl.Float64, int: pl.Int64}
     wanted = {**FACTS, **dict.fromkeys(LATENCIES, float), "error": str}
@@ -250,9 +245,7 @@ def _finish(
     add: Callable[[Row], object],
     progress: Progress | None,
 ) -> None:
-    """Run what is left with as many workers as have something to do; where they die, go on with
-    what they left.
-    """
+    """Run what is left with as many workers as have work; where they die, go on with the rest."""
     count = len(plan.points)
     report = progress or (lambda done, count: None)
     if len(rows) == count:

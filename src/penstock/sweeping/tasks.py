@@ -151,9 +151,7 @@ def _measured(run: Run) -> Row:
 
 
 def _workload(document: Mapping[str, Any], folder: Path) -> Workload:
-    """Return the workload of a scenario, whatever its seed; its recording is read once by a
-    worker.
-    """
+    """Return a scenario's workload, whatever its seed; a worker reads a recording once."""
     section = _section(WorkloadSection, document, "workload")
     keys = document.get("workload", {})
     if section.trace is None and section.preset is None:

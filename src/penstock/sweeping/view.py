@@ -45,9 +45,8 @@ _SPARE = (
 def sweep_page(
     rows: pl.DataFrame, fields: Sequence[str], title: str, order: str | None = None
 ) -> Page:
-    """Show a sweep. With ``stable_rate`` (`penstock.sweeping.stable_rates`) the limits are shown
-    too. ``order`` is the column that the points are ordered by, the best first.
-    """
+    """Show a sweep, by the column ``order``, the best first; with ``stable_rate`` the limits."""
+    # Those of `penstock.sweeping.stable_rates`.
     points = averages(rows, fields)
     bad = rows.filter(pl.col("error").is_not_null())
     counts = {state: int((points["state"] == state).sum()) for state in STATES}
@@ -103,9 +102,7 @@ def _bad(bad: pl.DataFrame, fields: Sequence[str]) -> list[str]:
 def _tables(
     rows: pl.DataFrame, points: pl.DataFrame, fields: Sequence[str], order: str | None
 ) -> list[Table]:
-    """Lay out the runs: in the order of the grid if they are few, else the best of them, and then
-    every point.
-    """
+    """Lay out the runs: in grid order if few, else the best of them, and then every point."""
     runs = rows.filter(pl.col("error").is_null())
     repeated = rows["seed"].n_unique() > 1
     if not runs.height:
@@ -164,9 +161,7 @@ def points_table(
 
 
 def heads(fields: Sequence[str]) -> list[str]:
-    """Return the last part of each field, or all of it where two would be alike, and the unit of a
-    rate.
-    """
+    """Return each field's last part, or all where two would be alike, and the unit of a rate."""
     short = [field.rsplit(".", 1)[-1].replace("_", " ").replace("-", " ") for field in fields]
     names = short if len(set(short)) == len(short) else fields
     return [

@@ -92,9 +92,7 @@ class Workers:
 
 @dataclasses.dataclass(frozen=True)
 class _OfThisProcess(Generic[T, R]):
-    """A function that a worker calls for one process of its machine, and not for longer than that
-    lives.
-    """
+    """A function that a worker calls for one process of its machine, while that lives."""
 
     function: Callable[[T], R]
     process: int
@@ -106,9 +104,7 @@ class _OfThisProcess(Generic[T, R]):
 
 @functools.cache
 def _end_with(process: int) -> None:
-    """End this worker when the process that started it has ended; kill -9 leaves that no time to
-    say so.
-    """
+    """End this worker when its starter has ended; kill -9 leaves that no time to say so."""
 
     def watch() -> None:
         while os.getppid() == process:
@@ -122,9 +118,8 @@ def _end_with(process: int) -> None:
 
 @contextlib.contextmanager
 def _ctrl_c_kept_from_workers() -> Iterator[None]:
-    """Let workers that start meanwhile never see Ctrl-C, which a terminal sends to them, too: what
-    they import then would end in a traceback. Here it waits.
-    """
+    """Let workers that start meanwhile never see Ctrl-C, which a terminal sends to them, too."""
+    # What they import then would end in a traceback. Here it waits.
     if sys.platform == "win32":
         yield
         return
@@ -141,9 +136,8 @@ def _ctrl_c_kept_from_workers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ctrl_c_later() -> Iterator[None]:
-    """Raise what Ctrl-C raises only behind this: loky has no word for an interrupt while it starts
-    a worker. A mask alone does not keep it away, for threads of Polars and NumPy hand it on.
-    """
+    """Raise what Ctrl-C raises only behind this: loky is not to be interrupted at a start."""
+    # A mask alone does not keep it away, for threads of Polars and NumPy hand it on.
     usual = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(usual):
         yield
@@ -160,9 +154,7 @@ def _ctrl_c_later() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Let loky's own thread stumble without a word over work that was cancelled under its hands, as
-    by Ctrl-C.
-    """
+    """Let loky's thread stumble without a word over work cancelled under it, as by Ctrl-C."""
     usual = threading.excepthook
 
     def hook(failed: threading.ExceptHookArgs) -> None:
@@ -183,13 +175,10 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def gathered(backend: str, jobs: int, most: int) -> Iterator[Workers]:
-    """Find or start workers, and let go of those that were started.
-
-    ``loky`` are processes of this machine; ``ray`` or ``dask`` a cluster started on it;
-    ``ray://host:port`` and ``dask://host:port`` one that runs. ``jobs`` is -1 for a process to each
-    core, and all that a cluster has. No more than ``most`` are started: so many have something to
-    do.
-    """
+    """Find or start workers, and let go of those that were started."""
+    # ``loky``: processes of this machine; ``ray`` or ``dask``: a cluster started on it; with
+    # ``://host:port`` one that runs. ``jobs`` -1: a process per core, and all of a cluster;
+    # ``most``: no more have something to do.
     kind, address = checked(backend, jobs)
     start = {"loky": _loky, "ray": _ray, "dask": _dask}[kind]
     with start(address, lambda cores: min(cores if jobs == -1 else jobs, most)) as workers:
@@ -197,9 +186,7 @@ def gathered(backend: str, jobs: int, most: int) -> Iterator[Workers]:
 
 
 def checked(backend: str, jobs: int) -> tuple[str, str]:
-    """Return the kind and the address of a backend; both of what `gathered` takes are checked,
-    nothing is started.
-    """
+    """Return a backend's kind and address, checked with what else `gathered` takes."""
     kind, _, address = str(backend).partition("://")
     if kind not in KINDS or (address and kind == "loky") or ("://" in str(backend) and not address):
         raise InputError(
@@ -294,9 +281,7 @@ this package.
 
 
 def _look() -> Callable[[], Installed]:
-    """Return a function that says what a worker has; it travels whole, for a worker may lack this
-    module.
-    """
+    """Return a function that says what a worker has, whole: a worker may lack this module."""
 
     def look() -> tuple[str | None, str | None, bool]:
         import importlib

@@ -25,8 +25,6 @@ def counters(name: str | None) -> tuple[Metric, ...]:
 
 
 def arrivals(samples: Samples, name: str | None) -> float | None:
-    """Return how many requests have come, None where the page does not say, NaN where what it says
-    cannot be right.
-    """
+    """Return how many requests came; None: the page does not say, NaN: what it says is wrong."""
     values = (metric.value(samples) for metric in counters(name))
     return next((value for value in values if value is not None), None)

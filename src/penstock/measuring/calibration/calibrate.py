@@ -214,9 +214,7 @@ def _without_hits(benchmarks: pl.DataFrame) -> pl.DataFrame:
 def chosen(
     rows: Sequence[Row], fit_rows: str | Sequence[bool], metrics: Sequence[str]
 ) -> list[bool]:
-    """Return which rows to fit: those named one by one, or some of each shape by their load; no row
-    without one of these metrics.
-    """
+    """Return which rows to fit: those named, or some of each shape by load; with all metrics."""
     usable = [any(measured(row, metric) for metric in metrics) for row in rows]
     if not isinstance(fit_rows, str):
         if len(fit_rows) != len(rows):

@@ -28,17 +28,13 @@ def figures(found: Calibration) -> dict[str, Any]:
 
 
 def predicted_over_measured(found: Calibration) -> alt.HConcatChart:
-    """Each row as a point, measured across and predicted upwards, on logarithmic axes with the line
-    of no error.
-    """
+    """Each row as a point, measured across, predicted upwards, log axes, the line of no error."""
     predicted = [name for name in _SHOWN if _rows(found, name).drop_nulls("predicted").height]
     return on_grid(alt.hconcat(*(_panel(found, metric) for metric in predicted)))
 
 
 def errors_by_load(found: Calibration) -> alt.HConcatChart:
-    """Relative errors over the share of what the server carries that arrives; beyond 1 queues
-    grow.
-    """
+    """Relative errors over the share of what the server carries that arrives; above 1 it queues."""
     panels = []
     for metric in ("ttft", "itl"):
         rows = _rows(found, metric).with_columns(

@@ -21,9 +21,8 @@ _REMEDY = "so one of them is wrong. Check units and columns, or leave the row ou
 
 
 def make_consistent(place: str, row: Row, format: str) -> None:
-    """Mend what contradicts itself, or refuse it. In a table of one's own (``csv``) either of two
-    figures may be wrong; of a tool it is known what it counts oddly.
-    """
+    """Mend what contradicts itself, or refuse it, as in a table of one's own (``csv``)."""
+    # There either of two figures may be wrong; of a tool it is known what it counts oddly.
     contradiction = next(_contradictions(row, format), None)
     if contradiction:
         raise InputError(f"{place}: {contradiction}, {_REMEDY}")
@@ -100,12 +99,10 @@ def _settle_one_piece(row: Row) -> None:
 
 
 def _settle_inter_token(place: str, row: Row, format: str) -> None:
-    """Hold the mean inter-token latency against (E2E - TTFT) / (output - 1), the mean of all gaps.
-
-    Tools that count chunks of several tokens as one, or one as several, are off: then that is taken
-    in its place. In a table of one's own either may be wrong: a note says it, or, where no odd
-    mean explains it, the table is refused.
-    """
+    """Hold the mean inter-token latency against (E2E - TTFT) / (output - 1), the mean gap."""
+    # Tools that count chunks of several tokens as one, or one as several, are off: then that is
+    # taken in its place. In a table of one's own either may be wrong: a note says it, or, where no
+    # odd mean explains it, the table is refused.
     ttft, e2e, output = row["ttft_mean_s"], row["e2e_mean_s"], row["output_tokens"]
     if not ttft or not e2e or e2e <= ttft or output < 2:
         return
@@ -132,10 +129,8 @@ def _settle_inter_token(place: str, row: Row, format: str) -> None:
 
 
 def _settle_rate(row: Row) -> None:
-    """Say where another number of requests per second is stated than were counted in the time.
-
-    Tools leave out times when little happens, and some divide by another time altogether.
-    """
+    """Say where another number of requests per second is stated than were counted in the time."""
+    # Tools leave out times when little happens, and some divide by another time altogether.
     rate = row.get("requests_per_s")
     counted = row["completed"] / row["duration_s"]
     if not rate or abs(rate / counted - 1) <= _ODD:

@@ -107,15 +107,12 @@ def first_guess(
     *,
     ahead: bool = False,
 ) -> Guess:
-    """Solve the equations of some rows together with the priors of the costs.
-
-    A knee and a cost of prompts in a batch at all are taken in where they are worth their
-    parameters, and where there are more equations than parameters.
-
-    Most tokens in a batch are ``token_budget``: a knee is below. With the loss ``soft_l1`` one odd
-    row does not bend the rest; with ``linear`` nor does a group of rows outvote the others. A
-    server that works ``ahead`` composes a batch when the one before it starts.
-    """
+    """Solve the equations of some rows together with the priors of the costs."""
+    # A knee, below ``token_budget``, and a cost of prompts in a batch at all are taken in where
+    # they are worth their parameters, and equations are more than parameters. With the loss
+    # ``soft_l1`` one odd row does not bend the rest; with ``linear`` nor does a group of rows
+    # outvote the others. A server that works ``ahead`` composes a batch when the one before it
+    # starts.
     likely = priors(min(itl for row in rows if (itl := measured(row, "itl"))))
     held = {name: "not asked for" for name in UNITS if name not in names}
     usual = [
@@ -152,11 +149,9 @@ def first_guess(
 
 
 def _worth(parameters: int, count: int, misfit: float, less: float) -> bool:
-    """Tell whether so many parameters more are worth a smaller sum of misfits of so many equations.
-
-    Schwarz's criterion for Laplace's errors: a few rows whose prompts wait, which the equations
-    leave out, say little.
-    """
+    """Tell whether so many parameters more are worth a smaller sum of misfits."""
+    # Schwarz's criterion for Laplace's errors: a few rows whose prompts wait, which the equations
+    # leave out, say little.
     least = 1e-12  # of a misfit: below, an exact fit is as exact as another
     return bool(
         2 * count * np.log(max(misfit, least) / max(less, least)) > parameters * np.log(count)
@@ -194,9 +189,7 @@ def tokens_held(row: Row) -> float:
 
 
 def held_back(row: Row, max_batch_size: int | None) -> bool:
-    """Return whether a closed loop keeps fewer streams going than it may: something makes the
-    others wait.
-    """
+    """Return whether a closed loop keeps fewer streams going than it may: others have to wait."""
     if row["pattern"] != "closed":
         return False
     places = min(row["in_flight"], max_batch_size or row["in_flight"])
@@ -215,9 +208,8 @@ def _nobody_else(row: Row, streams: float) -> float:
 def equations_of(
     rows: Sequence[Row], knee: float, ahead: bool, token_budget: int
 ) -> tuple[Floats, Floats, list[str]]:
-    """Return a matrix of shape (equations, parameters) and constants that add up to what was
-    measured, both over it; and which metric each equation is of.
-    """
+    """Return matrix (equations, parameters) and constants, over what was measured, and metrics."""
+    # Together they add up to what was measured; ``metrics`` are which each equation is of.
     matrix, known, metrics = [], [], []
     for row in rows:
         ttft, itl = measured(row, "ttft"), measured(row, "itl")
@@ -270,9 +262,7 @@ def _solved(
     ahead: bool,
     token_budget: int,
 ) -> tuple[dict[str, float], float]:
-    """Return the most probable values of the parameters, by their logarithms, and what is left of
-    the equations.
-    """
+    """Return the most probable parameters, by their logarithms, and the equations' misfit."""
     matrix, constant, _ = equations_of(rows, knee, ahead, token_budget)
     matrix = matrix[:, [LINEAR.index(name) for name in names]]
     centre = np.array([likely[name].centre for name in names])

@@ -51,12 +51,10 @@ class Posterior(Normal):
 def most_probable(
     misfits: Misfits, prior: Normal, noise: Floats, start: Floats | None = None
 ) -> Posterior:
-    """Return the most probable logarithms, and their uncertainty.
-
-    ``misfits`` goes from logarithms of the parameters to those of predicted over measured times,
-    NaN where there is none; ``noise`` is the scale of each that no parameter explains. It begins at
-    the mean of the prior where no start is given.
-    """
+    """Return the most probable logarithms, and their uncertainty."""
+    # ``misfits`` goes from logarithms of parameters to those of predicted over measured, NaN: none;
+    # ``noise``: the scale of each that no parameter explains. It begins at the prior's mean without
+    # a start.
     tightness = np.linalg.inv(prior.covariance)
 
     def cost_of(theta: Floats, off: Floats) -> float:
@@ -97,9 +95,8 @@ def most_probable(
 
 
 def slopes_of(function: Misfits, theta: Floats, at: Floats) -> Floats:
-    """Return how each value of a function, which are ``at`` here, changes with each logarithm;
-    shape (values, parameters).
-    """
+    """Return how each value changes with each logarithm; shape (values, parameters)."""
+    # ``at``: the values of the function here.
     ahead = [function(theta + SLOPE * unit) for unit in np.eye(theta.size)]
     return np.column_stack([(then - at) / SLOPE for then in ahead])
 

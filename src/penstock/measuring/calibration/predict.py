@@ -61,15 +61,11 @@ class Requests:
 def requests_of(
     row: Mapping[str, Any], server: Server, seed: int = 0, most: int | None = None
 ) -> Requests:
-    """Return requests as the benchmark drew them.
-
-    Lengths and arrivals are those that the row records. Where it does not, lengths are spread
-    evenly over their quantiles, or else their distribution, in random order, and then scaled so
-    that those of the requests that finish on ``server`` have the means that the row states, but by
-    no more than those of so few requests stray.
-
-    After ``most`` requests the benchmark is taken to stop; None: as it did.
-    """
+    """Return requests as the benchmark drew them; after ``most`` it is taken to stop."""
+    # Lengths and arrivals are those that the row records. Where it does not, lengths are spread
+    # evenly over their quantiles, or else their distribution, in random order, then scaled so that
+    # those of the requests that finish on ``server`` have the row's means, but by no more than so
+    # few requests stray.
     rng = np.random.default_rng([seed, int(row["row"])])
     until = row["duration_s"] if row["incomplete"] is None or row["incomplete"] > 0 else None
     if most is not None and row["completed"] > most:
@@ -105,11 +101,9 @@ def requests_of(
 
 
 def simulated(sent: Requests, server: Server, overhead: Overhead = NOTHING) -> Run:
-    """Run the requests through a server.
-
-    In a closed loop the server gets a client's next request as long after the end of the last as
-    the overhead is.
-    """
+    """Run the requests through a server."""
+    # In a closed loop a client's next request comes as long after the last one's end as the
+    # overhead is.
     if sent.in_flight is not None:
         return _closed(sent, sent.in_flight, server, overhead)
     if sent.most_under_way is None:
@@ -131,11 +125,9 @@ def _closed(sent: Requests, clients: int, server: Server, overhead: Overhead) ->
 
 
 def _limited(sent: Requests, limit: int, server: Server, overhead: Overhead) -> Run:
-    """Run requests of a client that has no more than ``limit`` under way.
-
-    When it sends follows from when others end, and that from when it sends: both are worked out in
-    turn until nothing moves. Each round settles about as many more requests as may be under way.
-    """
+    """Run requests of a client that has no more than ``limit`` under way."""
+    # When it sends follows from when others end, and that from when it sends: both are worked out
+    # in turn until nothing moves. Each round settles about as many more as may be under way.
     run = _closed(dataclasses.replace(sent, until_s=None), limit, server, overhead)
     times = np.full(sent.arrival_s.size, -1.0)
     for _ in range(_ROUNDS + 2 * sent.arrival_s.size // limit):
@@ -160,9 +152,8 @@ def _replayed(sent: Requests, arrival_s: Floats, server: Server) -> Run:
 
 
 def held_back_by_client(wanted_s: Floats, finish_s: Floats, limit: int) -> Floats:
-    """Return when a client sends that has no more than so many requests under way, in order. Wanted
-    times do not fall; ends are infinite where they never come.
-    """
+    """Return when a client sends, in order, that has no more than so many requests under way."""
+    # Wanted times do not fall; ends are infinite where they never come.
     under_way: list[float] = []
     times = np.empty(wanted_s.size)
     now = 0.0
@@ -178,11 +169,9 @@ def held_back_by_client(wanted_s: Floats, finish_s: Floats, limit: int) -> Float
 
 
 def predict(sent: Requests, server: Server, overhead: Overhead) -> dict[str, float]:
-    """Return what the client measures, by the columns of `MEASURES`.
-
-    ``itl_mean_s`` and ``itl_p50_s`` are over all gaps between tokens, ``tpot_mean_s`` over
-    requests. Everything is NaN where no request finished in time.
-    """
+    """Return what the client measures, by the columns of `MEASURES`; NaN: none finished in time."""
+    # ``itl_mean_s`` and ``itl_p50_s`` are over all gaps between tokens, ``tpot_mean_s`` over
+    # requests.
     run = simulated(sent, server, overhead)
     assert run.rows is not None
     chosen = _rows_of(run)
@@ -259,11 +248,9 @@ def _count(row: Mapping[str, Any], until: float | None) -> int:
 def _arrivals(
     row: Mapping[str, Any], until: float | None, rng: np.random.Generator
 ) -> Floats | None:
-    """Return arrival times, or None where arrivals follow departures.
-
-    Those that the row records are repeated. A short run of random arrivals strays from its nominal
-    rate: how many came, and within which time, are the row's own.
-    """
+    """Return arrival times, or None where arrivals follow departures."""
+    # Those that the row records are repeated. A short run of random arrivals strays from its
+    # nominal rate: how many came, and within which time, are the row's own.
     if row["pattern"] == "closed":
         return None
     if row.get("arrival_s"):
@@ -308,9 +295,7 @@ def _sending_s(row: Mapping[str, Any], count: int) -> float:
 
 
 def _lengths(row: Mapping[str, Any], name: str, quantiles: Floats, scale: float) -> Ints:
-    """Return lengths at these quantiles: between those that the row states, or else gamma with a
-    spread, uniform between limits, or equal.
-    """
+    """Return lengths at quantiles: between those stated, or gamma, uniform in limits, or equal."""
     mean = row[f"{name}_tokens"]
     low, high, deviation = row[f"{name}_low"], row[f"{name}_high"], row[f"{name}_std"]
     if row[f"{name}_quantiles"]:

@@ -25,9 +25,7 @@ class Prior(NamedTuple):
 
 
 def priors(shortest_s: float) -> dict[str, Prior]:
-    """Return the prior of each cost, given the shortest inter-token latency of the rows in
-    seconds.
-    """
+    """Return each cost's prior, given the shortest inter-token latency of the rows, seconds."""
     return {
         "step": Prior(shortest_s, 2, "the shortest inter-token latency measured"),
         "per_token": Prior(

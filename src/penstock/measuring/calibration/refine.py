@@ -46,10 +46,8 @@ def refine(
     priors: Mapping[str, Prior],
     progress: Progress | None = None,
 ) -> Fit:
-    """Return values under which simulated times are near the measured ones, and none off its prior.
-
-    The same random numbers are used throughout, so differences come from the parameters.
-    """
+    """Return values whose simulated times are near measured ones, and none off its prior."""
+    # The same random numbers are used throughout, so differences come from the parameters.
     names = list(values)
     prior = _Prior(
         np.log([priors[name].centre for name in names]),
@@ -120,9 +118,8 @@ def misfits(rows: Sequence[Sent], server: Server, overhead: Overhead) -> Floats:
 def misfits_of_all(
     rows: Sequence[Sent], server: Server, overhead: Overhead, metrics: Sequence[str] = FITTED
 ) -> Floats:
-    """Return log(predicted / measured) of these metrics of each row, one row after another; NaN
-    where nothing was measured, infinite where nothing ends in the simulation.
-    """
+    """Return log(predicted / measured) of these metrics, one row after another."""
+    # NaN where nothing was measured, infinite where nothing ends in the simulation.
     off = []
     for row, load in rows:
         predicted = predict(load, server, overhead)

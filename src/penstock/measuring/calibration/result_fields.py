@@ -46,13 +46,10 @@ class Entry(BaseModel):
 def fields(
     paths: Mapping[str, str | tuple[Any, ...]], needed: Collection[str] = (), **usual: Any
 ) -> type[Entry]:
-    """Return the model of a document, or of a part of it, from a table of its fields.
-
-    Of each field there is the path in the document, its keys joined by dots, of a `Number`; or
-    another kind and one or more paths, of which the first that is there counts. Paths in ``needed``
-    must be there. A ``usual`` value is that of a missing field, and then it may not be null; the
-    others are None.
-    """
+    """Return the model of a document, or of a part of it, from a table of its fields."""
+    # By field: the path of a `Number`, keys joined by dots; or another kind and paths, of which the
+    # first that is there counts. Those in ``needed`` must be. A missing field has its ``usual``
+    # value, which may not be null; the others are None.
     table: dict[str, Any] = {}
     for name, spec in paths.items():
         kind, *places = (Number, spec) if isinstance(spec, str) else spec
@@ -110,10 +107,9 @@ def entry(model: type[Entry], document: Any, source: Source, place: str = "") ->
 def open_loop(
     kind: str, rate: float, burstiness: float | None = None, limit: float | None = None
 ) -> Row:
-    """Return a load whose arrivals do not wait for departures, ``poisson`` or ``constant``:
-    requests/s, the shape of gamma-distributed gaps, and the requests at once that the client did
-    not exceed.
-    """
+    """Return a load that does not wait for departures: requests/s, the shape of gamma gaps."""
+    # ``kind``: ``poisson`` or ``constant``; ``limit``: the most requests that the client has under
+    # way.
     row: Row = {"pattern": kind, "rate": rate, "load": f"{kind}@{rate:.6g}", "client_limit": limit}
     if burstiness is not None:
         row["burstiness"] = burstiness

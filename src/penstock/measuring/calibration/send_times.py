@@ -42,11 +42,9 @@ def ramp(kind: str, start: float | None, end: float | None, count: int) -> Float
 
 
 def settle(rows: Sequence[Row]) -> None:
-    """Take the arrivals of rows that record none from their tool's schedule.
-
-    The rows that do record them show the seed. Where none does it is taken to be the usual one: if
-    it was another, these arrivals are random ones like any others.
-    """
+    """Take the arrivals of rows that record none from their tool's schedule."""
+    # Rows that record them show the seed; else the usual one is taken: if it was another, these
+    # arrivals are random ones like any others.
     scheduled = [row for row in rows if row.get("schedule") is not None]
     witness = max(
         (row for row in scheduled if row.get("arrival_s")),

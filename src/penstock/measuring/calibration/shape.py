@@ -46,9 +46,9 @@ NAMES = (*ADJUSTED, "overhead", "kv_memory")
 class WholeRequests(NamedTuple):
     """What rows say of whole requests: TTFT, and the time of all tokens after the first.
 
-    A scheduler that is not quite the one that ran moves time from one of the two to the other. It
-    hardly moves their sum, which decides how many requests end in a second. The sum says the more
-    that is new, the larger the share of TTFT is: without it the time between tokens says the same.
+    A scheduler that is not quite the one that ran moves time from one of the two to the other, but
+    hardly their sum, which decides how many requests end in a second. The sum says the more that is
+    new, the larger the share of TTFT: without it the time between tokens says the same.
     """
 
     parts: Floats  # shape (rows, 2), measured seconds of the two; NaN: not measured
@@ -64,13 +64,10 @@ class WholeRequests(NamedTuple):
         return np.asarray(np.nan_to_num(self.parts[:, 0] / self.parts.sum(axis=1), nan=1.0))
 
     def misfits(self, off: Floats, unstreamed: Floats | float = np.nan) -> Floats:
-        """Return misfits of TTFT, time between tokens and requests of each row, one row after
-        another.
-
-        ``off`` has misfits of the first two, NaN where they were not measured. ``unstreamed`` are
-        those of requests, for rows in which neither was: without streaming a client sees nothing
-        but whole requests. Beside one of the two they would say the same again.
-        """
+        """Return misfits of TTFT, time between tokens and requests of each row, row after row."""
+        # ``off``: of the first two, NaN: not measured. ``unstreamed``: of requests, where neither
+        # was: without streaming a client sees only whole requests; beside one of the two they say
+        # the same.
         whole = np.log((self.parts * np.exp(off)).sum(axis=1) / self.parts.sum(axis=1))
         whole = np.where(np.isnan(off).all(axis=1), unstreamed, whole)
         return np.column_stack([off, whole]).ravel()
@@ -180,10 +177,9 @@ class ShapeBuild(Build):
 
 
 def possible_shapes(hardware: Mapping[str, Any], build: Build) -> list[ShapeBuild]:
-    """Return the shape that a mapping names, with each precision that its KV cache may have. Where
-    the mapping has no ``kv_precision``, the cache may be as published or in 8 bits; where it has no
-    ``engine``, the policy is it.
-    """
+    """Return the shape that a mapping names, with each precision that its KV cache may have."""
+    # Without ``kv_precision`` the cache may be as published or in 8 bits; without ``engine`` the
+    # policy is it.
     if build.policy not in ENGINES:
         raise InputError(
             f"policy is {shown(build.policy)}, but a shape is served by an engine"
@@ -247,9 +243,7 @@ def shape_fit(
     seed: int,
     progress: Progress | None,
 ) -> ShapeFit:
-    """Return what some rows say of a shape. Of several builds, by precision of the KV cache, the
-    first is as published.
-    """
+    """Return what rows say of a shape; of builds by KV precision the first is as published."""
     to_fit = [row for row, use in zip(rows, fitted, strict=True) if use]
     if not any(measured(row, metric) for row in to_fit for metric in (*FITTED, "e2e")):
         raise InputError(
@@ -292,9 +286,8 @@ def posterior_of(
     step: Callable[[], None] = lambda: None,
     start: Floats | None = None,
 ) -> Posterior:
-    """Return what rows say of one shape; ``start`` as in `most_probable`, ``step`` is called before
-    each simulation of the rows.
-    """
+    """Return what rows say of a shape, ``start`` as in `most_probable`."""
+    # ``step`` is called before each simulation of the rows.
     times = np.array([[measured(row, metric) or np.nan for metric in FITTED] for row, _ in sent])
     requests = WholeRequests.of(times, np.array([row["output_tokens"] for row, _ in sent]))
 
@@ -320,10 +313,8 @@ def _held(builds: Sequence[ShapeBuild], chosen: ShapeBuild) -> dict[str, str]:
 
 
 def _interval_of(fit: ShapeFit, load: Requests, row: Row) -> dict[str, float | None]:
-    """Return ``ttft_low``, ``ttft_high`` and so on of a row, in seconds: 90% intervals, of
-    calibration and of what no parameter explains, which is more where no row of its shape was
-    fitted.
-    """
+    """Return ``ttft_low``, ``ttft_high`` and so on of a row, in seconds: 90% intervals."""
+    # Of calibration, and of what no parameter explains: more where no row of its shape was fitted.
     seen = any(row["shape"] == fitted["shape"] for fitted, _ in fit.common.sent)
 
     def logs(theta: Floats) -> Floats:

@@ -104,11 +104,8 @@ def _evidence(
     others: Sequence[Sent],
     build: Build,
 ) -> tuple[dict[str, float], dict[str, bool], float]:
-    """Hold limits against each other, and against the rows that were not fitted.
-
-    Returned are the sum of misfits of each, whether it is better than none, and by how much one
-    must be better.
-    """
+    """Return each limit's sum of misfits, whether it beats none, and by how much it must."""
+    # They are held against each other, and against the rows that were not fitted.
     unused = {name: np.abs(_off(others, build, fit)) for name, fit in {"": free, **fits}.items()}
     total = {
         name: float(np.abs(fit.misfits).sum() + unused[name].sum())
@@ -217,10 +214,8 @@ def values_of_runs(
 
 
 def _own_overhead(rows: Sequence[Sent], server: Server, overhead: Overhead) -> float:
-    """Return the overhead, in seconds, with the median of what the fitted rows of a run lack.
-
-    Rows whose closed loop queues say little of it, and count only where there are no others.
-    """
+    """Return the overhead, s, with the median of what the fitted rows of a run lack."""
+    # Rows whose closed loop queues say little of it, and count only where there are no others.
     lacks: dict[bool, list[float]] = {False: [], True: []}
     for row, load in rows:
         known = measured(row, "ttft")

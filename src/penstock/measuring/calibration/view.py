@@ -134,18 +134,14 @@ def _parameters(answer: Calibration) -> list[Fact]:
 
 
 def _meaning(answer: Calibration, name: str) -> str:
-    """Return what a parameter is the cost of; for one that the rows do not identify, its interval,
-    too.
-    """
+    """Return what a parameter is the cost of, with its interval if rows do not identify it."""
     if name not in answer.unidentified:
         return _MEANINGS[name]
     return f"{_MEANINGS[name]}; assumed within {answer.interval(name)}"
 
 
 def _errors(answer: Calibration) -> Table:
-    """Lay out the mean relative error of each metric by the rows it is of; then those of the common
-    server.
-    """
+    """Lay out each metric's mean relative error by rows; then those of the common server."""
     parts = [("used to fit", True, False), ("not used", False, False), ("all", None, False)]
     caption = "One server for all rows."
     if answer.adjusted:
@@ -211,9 +207,7 @@ def _times(row: Mapping[str, Any]) -> list[str]:
 
 
 def _carried(row: Mapping[str, Any]) -> str:
-    """Return what the server carries of a shape: a range, where memory that nobody saw may
-    matter.
-    """
+    """Return what the server carries of a shape: a range, where unseen memory may matter."""
     least = f"{row['limit_at_least_per_s']:,.3g}-" if _ranges(row) else ""
     return f"{least}{row['limit_per_s']:,.3g}{'!' if row['beyond'] else ''}"
 

@@ -107,11 +107,9 @@ def _vllm_bench(document: Any, source: Source, place: str) -> Row:
 
 
 def _vllm_load(result: Any, source: Source, place: str, states_gaps: bool) -> Row:
-    """Return gamma gaps at a rate, which may rise, a number of requests under way, or all at once.
-
-    SGLang's benchmark, whose files are alike, does not state the burstiness: its gaps are
-    exponential, and other random numbers come between them.
-    """
+    """Return gamma gaps at a rate, which may rise, some requests under way, or all at once."""
+    # SGLang's benchmark, whose files are alike, does not state the burstiness: its gaps are
+    # exponential, and other random numbers come between them.
     burstiness = result.burstiness or 1.0
     starts = result.start_times or [0.0]
     count = int(result.sent or result.completed + (result.failed or 0))
@@ -148,11 +146,8 @@ def _vllm_load(result: Any, source: Source, place: str, states_gaps: bool) -> Ro
 
 
 def _from_end_to_end(result: Any) -> Row:
-    """Return how long requests took from end to end, where that is known of each.
-
-    Requests without output tokens failed. Answers of one token have no gaps, but a time from end to
-    end.
-    """
+    """Return how long requests took from end to end, where that is known of each."""
+    # Those without output tokens failed. Answers of one token have no gaps, but an E2E.
     seconds: list[float] = []
     if result.ttfts and result.itls and len(result.ttfts) == len(result.itls):
         each = zip(result.ttfts, result.itls, strict=True)

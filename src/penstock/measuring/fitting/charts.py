@@ -19,9 +19,7 @@ _EACH, _OF_ALL = "for each batch", "the line"
 
 
 def fitted_line(fit: Fit) -> alt.LayerChart:
-    """Measured batch times over token load, with the model's line; of a composition, what it
-    predicts for each.
-    """
+    """Batch times over token load, with the model's line, or a composition's predictions."""
     points = _points(fit)
     y = alt.Y("measured_ms:Q", title="Batch time (ms)", axis=_AXIS)
     layers = [_marks(fit, points, y), _model(fit, points)]
@@ -32,9 +30,7 @@ def fitted_line(fit: Fit) -> alt.LayerChart:
 
 
 def relative_errors(fit: Fit) -> alt.LayerChart:
-    """Predicted / measured - 1 of each batch over its token load; the whole height is 1.2 times the
-    98% between.
-    """
+    """Predicted / measured - 1 over token load; the height is 1.2 times the 98% between."""
     points = _points(fit)
     limit = max(1.2 * max(abs(fit.quantiles[0.01]), abs(fit.quantiles[0.99])), 1e-3)
     y = alt.Y(
@@ -85,9 +81,7 @@ def _loads(fit: Fit) -> alt.X:
 
 
 def _kinds(points: pl.DataFrame) -> dict[str, Any]:
-    """Colour and shape of fitted batches and of those left out; no legend where there is but one
-    kind.
-    """
+    """Colour and shape of batches fitted or left out; no legend where there is but one kind."""
     kinds = [kind for kind in _SHAPES if (points["batch"] == kind).any()]
     legend = alt.Legend(title="Measured", symbolSize=80) if len(kinds) > 1 else None
     colours, shapes = [_COLOURS[kind] for kind in kinds], [_SHAPES[kind] for kind in kinds]
@@ -98,9 +92,7 @@ def _kinds(points: pl.DataFrame) -> dict[str, Any]:
 
 
 def _model(fit: Fit, points: pl.DataFrame) -> alt.Chart:
-    """Draw the model: a line by token load, or a bar for each batch where the load alone does not
-    decide.
-    """
+    """Draw the model: a line by token load, or a bar per batch where load does not decide."""
     chart: alt.Chart
     y = alt.Y("predicted_ms:Q")
     if fit.name.startswith(COMPOSED):

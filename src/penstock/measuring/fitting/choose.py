@@ -41,9 +41,8 @@ def choose(
     folds: int = FOLDS,
     seed: int = 0,
 ) -> list[Candidate]:
-    """Compare families by cross-validation, simple ones first; one of them is chosen. ``folds``
-    blocks are held out in turn; the seed is for dealing out the rows of a sweep.
-    """
+    """Compare families by cross-validation, simple ones first, and choose one."""
+    # ``folds`` blocks are held out in turn; the seed deals out the rows of a sweep.
     check_enough(batches)
     folds = checks.whole("folds", folds, 2, 1_000, "", "each is held out of the fit once")
     names = list(models) if models is not None else families_for(batches)

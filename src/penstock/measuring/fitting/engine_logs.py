@@ -20,11 +20,9 @@ _EQUAL = "prompts of one batch are taken as equally long: the file gives their s
 
 
 def find_passes(source: Source) -> MeasuredBatches:
-    """Read forward-pass metrics, version 1: JSON Lines of a subscriber, or Dynamo's trace of them.
-
-    SGLang publishes them with ``--enable-forward-pass-metrics``, vLLM and TensorRT-LLM through
-    Dynamo. Idle heartbeats take no time and are no batches.
-    """
+    """Read forward-pass metrics, version 1: JSON Lines of a subscriber, or Dynamo's trace."""
+    # SGLang publishes them with ``--enable-forward-pass-metrics``, vLLM and TensorRT-LLM through
+    # Dynamo. Idle heartbeats take no time and are no batches.
     columns, bad = _columns_of(source, "scheduled_requests", _PASS, 1.0)
     return batches_of(source, "sglang", bad, columns)
 
@@ -40,10 +38,9 @@ _PASS = (
 
 
 def find_stats(source: Source) -> MeasuredBatches:
-    """Read TensorRT-LLM's iteration statistics: answers of trtllm-serve's ``/metrics``, one a line.
-
-    ``numCtxKvTokens`` and ``numGenKvTokens`` are 0 throughout where a backend does not count them.
-    """
+    """Read TensorRT-LLM's iteration statistics: answers of ``/metrics``, one a line."""
+    # ``numCtxKvTokens`` and ``numGenKvTokens`` are 0 throughout where a backend does not count
+    # them.
     columns, bad = _columns_of(source, "inflightBatchingStats", _STATS, 1e3)
     if not columns["context"].any():
         del columns["before"], columns["context"]
@@ -63,12 +60,9 @@ _STATS = (
 def _columns_of(
     source: Source, held_in: str, names: Sequence[str], per_second: float
 ) -> tuple[dict[str, Array], int]:
-    """Return columns of the records that are batches, and how many records cannot be read.
-
-    In Dynamo's traces a record is within another: ``held_in`` is the key of its counts. The names
-    are of the time, prompts, their tokens, those before them, decodes, tokens before them;
-    ``per_second`` are units of the time in a second.
-    """
+    """Return columns of the records that are batches, and how many records cannot be read."""
+    # Dynamo's traces have records within others: ``held_in`` is the key. Names: of the time,
+    # prompts, their tokens, those before, decodes, those before; ``per_second``: units of the time.
     rows = []
     bad = 0
     for number, record in enumerate(_records(source), 1):
@@ -151,12 +145,10 @@ def _listed(document: Any) -> list[Any]:
 def batches_of(
     source: Source, format: str, bad: int, columns: Mapping[str, Array], *notes: str
 ) -> MeasuredBatches:
-    """Put together what a format tells: prompts and their sums, decodes and their sums.
-
-    Columns are ``seconds``, ``prompts``, ``decodes``, ``new`` tokens of prompts; where known, those
-    ``before`` them, the ``context`` of decodes, and tokens ``out``, if not one for each decode.
-    ``bad`` lines cannot be read.
-    """
+    """Put together what a format tells: prompts and their sums, decodes and their sums."""
+    # Columns: ``seconds``, ``prompts``, ``decodes``, ``new`` tokens of prompts; where known, those
+    # ``before``, decodes' ``context``, and tokens ``out``, if not one each. ``bad`` lines cannot be
+    # read.
     seconds, prompts, new, decodes = (columns[n] for n in ("seconds", "prompts", "new", "decodes"))
     out = columns.get("out", decodes)
     used = (new + out > 0) & (seconds > 0)

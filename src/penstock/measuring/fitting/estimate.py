@@ -132,12 +132,9 @@ def _by_load(batches: MeasuredBatches) -> Array:
 def _searched(
     batches: MeasuredBatches, family: str, terms: Terms | None, beside: Array, start: Array
 ) -> Estimate:
-    """Fit a family with its step width or bend: a grid, then whole numbers around the best few.
-
-    Candidates are compared with the outliers and weights of a table. Step widths that the data
-    cannot tell apart (95% likelihood interval) are decided for the one that the highest power of
-    two divides, as kernels are tiled.
-    """
+    """Fit a family with its step width or bend: a grid, then whole numbers around the best few."""
+    # Candidates have the outliers and weights of a table. Step widths that data cannot tell apart
+    # (95% likelihood interval) become the one with the highest power of two, as kernels are tiled.
     tokens, seconds = batches.tokens, batches.seconds
     table = np.column_stack((Linear("table", table_knots(tokens)).columns(tokens), beside))
     flexible = fit_relative(table, seconds, start, batches.kinds)

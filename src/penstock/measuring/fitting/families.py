@@ -98,10 +98,8 @@ def table_knots(tokens: Array) -> tuple[float, ...]:
 
 
 def known_terms(batches: MeasuredBatches, *, split: bool) -> dict[str, Array]:
-    """Return what each cost of a `Composition` is paid for, if known; shape (batches,) each.
-
-    ``split``: decodes beside prefill on their own.
-    """
+    """Return what each cost of a `Composition` is paid for, if known; shape (batches,) each."""
+    # ``split``: decodes beside prefill on their own.
     terms: dict[str, Array] = {}
     beside = (
         np.zeros(len(batches), bool)
@@ -126,12 +124,9 @@ def known_terms(batches: MeasuredBatches, *, split: bool) -> dict[str, Array]:
 
 
 def terms_of(batches: MeasuredBatches) -> Terms:
-    """Return the terms of Appendix A that these batches can tell apart.
-
-    A term whose column is a sum of multiples of the others', to within 1% of its size, is left out:
-    its cost is then in theirs. Decodes beside prefill have a cost of their own where there are
-    enough of both kinds to tell it.
-    """
+    """Return the terms of Appendix A that these batches can tell apart."""
+    # A term within 1% of a sum of multiples of the others is left out: its cost is in theirs.
+    # Decodes beside prefill cost their own where there are enough of both kinds to tell.
     parts = known_terms(batches, split=True)
     if batches.context is not None and all(
         _enough(parts[name]) for name in ("decode_attention", "mixed_attention")

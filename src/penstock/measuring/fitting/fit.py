@@ -237,10 +237,8 @@ def _parameters(
 def _widened(
     intervals: dict[str, tuple[float, float, float]], context: float | None
 ) -> dict[str, tuple[float, float, float]]:
-    """Widen the intervals of a request's cost and its context's, where blocks blur the context.
-
-    Then all of what a request seems to cost may be what its mean context costs.
-    """
+    """Widen the intervals of a request's cost and its context's, where blocks blur the context."""
+    # Then all of what a request seems to cost may be what its mean context costs.
     attention = [name for name in ("decode_attention", "mixed_attention") if name in intervals]
     if context is None or not attention or "per_request" not in intervals:
         return intervals

@@ -17,9 +17,7 @@ _HELD = 0.5  # of the tokens of a prompt, from which on they are in memory alrea
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Iterations:
-    """Iterations in the order of the log, engine by engine; each array has the shape
-    (iterations,).
-    """
+    """Iterations in the order of the log, by engine; each array has the shape (iterations,)."""
 
     seconds: Array
     prompts: Array  # requests in prefill
@@ -45,11 +43,9 @@ class Iterations:
         return list(zip(edges, [*edges[1:], self.seconds.size], strict=True))
 
     def ahead(self, capacity: float) -> bool:
-        """Tell whether what is in use holds the next batch's prompts: that is composed ahead.
-
-        Looked at are iterations that begin and end no prompt and no decode, before one with
-        prompts: they need no more memory of their own.
-        """
+        """Tell whether what is in use holds the next batch's prompts: that is composed ahead."""
+        # Looked at: iterations that begin and end no prompt and no decode, before one with prompts:
+        # they need no more memory of their own.
         grows = np.diff(self.usage)[:-1] * capacity
         steady = (self.new[1:-1] == 0) & (self.decodes[2:] == self.decodes[1:-1])
         chosen = steady & (self.new[2:] > 0) & self.joins[1:-1] & self.joins[2:]
@@ -77,11 +73,8 @@ class _Request:
 
 
 def followed_context(told: Iterations) -> Followed | None:
-    """Return the tokens before the decodes of each iteration; None where they cannot be followed.
-
-    That is so where the log does not begin with an idle engine or is cut, and where decodes bring
-    several tokens.
-    """
+    """Return the tokens before each iteration's decodes; None where they cannot be followed."""
+    # So where the log begins with a busy engine or is cut, and where decodes bring several tokens.
     whole = (told.starts | told.joins).all() and (told.out == told.decodes).all()
     if not whole or not told.seconds.size:
         return None

@@ -59,11 +59,9 @@ def _products(columns: Array) -> Array:
 
 
 def fit_relative(columns: Array, seconds: Array, start: Array, kinds: Sequence[Places]) -> Solution:
-    """Fit relative errors robustly.
-
-    Columns have shape (rows, coefficients); ``start`` is a first idea of the predicted seconds.
-    Outliers are found among batches of one kind; a row of no kind is no outlier.
-    """
+    """Fit relative errors robustly; columns have shape (rows, coefficients)."""
+    # ``start``: a first idea of the predicted seconds. Outliers are found among batches of one
+    # kind; a row of no kind is none.
     least = 0.01 * float(np.median(seconds))
     predicted = np.maximum(start, least)
     coefficients = np.zeros(columns.shape[1])
@@ -95,12 +93,9 @@ def fit_relative(columns: Array, seconds: Array, start: Array, kinds: Sequence[P
 
 
 def far_from_neighbours(error: Array, by: Array) -> Rows:
-    """Say which errors are far from those of similar batches. Neighbours have similar values of
-    ``by``.
-
-    An outlier differs from its neighbours; a model that is wrong for all batches of a kind, which
-    may be few, must not be rid of them. A batch with hardly any like it is not judged.
-    """
+    """Say which errors are far from those of batches with similar values of ``by``."""
+    # An outlier differs from its neighbours; a model that is wrong for all batches of a kind, which
+    # may be few, must not be rid of them. A batch with hardly any like it is not judged.
     if error.size < _FEWEST:
         return np.zeros(error.size, bool)
     order = np.argsort(by, kind="stable")
@@ -117,11 +112,8 @@ def far_from_neighbours(error: Array, by: Array) -> Rows:
 
 
 def running_median(values: Array) -> Array:
-    """Return the median of each value's neighbours, about a twentieth of them.
-
-    Beyond both ends stands the median of the last few, so that one of them is not its own
-    neighbour.
-    """
+    """Return the median of each value's neighbours, about a twentieth of them."""
+    # Beyond both ends stands the median of the last few: no value is its own neighbour.
     side = min(max(values.size // 40, 7), 50)
     ends = np.median(values[:_AT_ENDS]), np.median(values[-_AT_ENDS:])
     padded = np.pad(values, side, constant_values=ends)
@@ -131,15 +123,10 @@ def running_median(values: Array) -> Array:
 def resampled(
     candidates: list[Array], seconds: Array, solution: Solution, blocks: list[Places], seed: int
 ) -> Array:
-    """Return coefficients of a bootstrap over blocks of batches; shape (resamples, coefficients).
-
-    Outliers and weights stay as solution. Each resample solves the normal equations of the blocks
-    drawn for every candidate, such as bends that fit as well, and keeps the one with the least
-    squares.
-
-    Candidates have shape (rows, coefficients); ``solution`` is the fit of one of them. Rows of a
-    block are drawn together.
-    """
+    """Return a bootstrap's coefficients over blocks of batches, shape (resamples, coefficients)."""
+    # Rows of a block are drawn together; outliers and weights stay as in ``solution``. Each
+    # resample solves the normal equations for every candidate, shape (rows, coefficients), such as
+    # bends that fit as well, and keeps the one with the least squares.
     weights = ~solution.outliers / np.maximum(solution.predicted, 1e-300)
     drawn = np.random.default_rng(seed).multinomial(
         len(blocks), np.full(len(blocks), 1 / len(blocks)), size=_RESAMPLES

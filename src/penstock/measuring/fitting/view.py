@@ -100,9 +100,7 @@ def _parameters(fit: Fit) -> list[tuple[str, ...]]:
 
 
 def _some(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return the parameters with some of the knots of a table, the first and the last among
-    them.
-    """
+    """Return the parameters with some of a table's knots, the first and the last among them."""
     loads = [row for row in rows if row[0].startswith("t_")]
     every = -(-len(loads) // _KNOTS) or 1
     return [*loads[:-1:every], *loads[-1:], *rows[len(loads) :]]

@@ -66,14 +66,11 @@ def is_size(line: bytes) -> bool:
 
 
 def find_iterations(source: Source) -> MeasuredBatches:
-    """Read a log; the iterations of several engines in it are told apart.
-
-    The context is known where the log also says how many tokens the KV cache holds (``GPU KV cache
-    size``, ``CPU KV cache size``): the share in use before an iteration, less half a block for each
-    request where the log shows how long a block is; prompts that share a prefix share memory. Where
-    blocks are so long that half of one is a bad guess, or where the log does not say what the cache
-    holds, requests are followed from iteration to iteration instead.
-    """
+    """Read a log; the iterations of several engines in it are told apart."""
+    # The context is known where the log says how many tokens the KV cache holds (``GPU KV cache
+    # size``, ``CPU KV cache size``): the share in use before an iteration, less half a block per
+    # request where a block's length is known; shared prefixes share memory. Where half of a long
+    # block is a bad guess, or the cache's size is not said, requests are followed instead.
     rows: list[tuple[float, ...]] = []
     bad = 0
     capacity = None
@@ -168,13 +165,11 @@ def _block(usage: Array, capacity: float) -> float | None:
 
 
 def _gap(told: Iterations, logged: Array, step: Array) -> Gap | None:
-    """Return the time between two iterations of a busy engine.
-
-    In a busy stretch the timestamps run ahead of the sum of the elapsed times by a gap for each
-    iteration. Whole seconds are known to within the iteration in which they begin, so the slope is
-    taken between such iterations: the median over all pairs of a stretch, which a stall does not
-    bend, weighted by how far apart they are.
-    """
+    """Return the time between two iterations of a busy engine."""
+    # In a busy stretch timestamps run ahead of the sum of elapsed times by a gap for each
+    # iteration. Whole seconds are known to within the iteration in which they begin, so the slope
+    # is taken between such: the median over pairs of a stretch, which a stall does not bend,
+    # weighted by distance.
     slopes: list[Array] = []
     weights: list[Array] = []
     ticks = 0
