@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -178,12 +177,6 @@ def test_batches_that_are_all_alike_are_too_few_to_tell(publisher: Publisher, su
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(InputError, match="tcp://localhost:20380"):
         Passes(url)
-
-
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "zmq", None)
-    with pytest.raises(InputError, match=r"\.\[live\]"):
-        Passes("tcp://localhost:20380")
 
 
 @pytest.mark.slow
