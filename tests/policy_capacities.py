@@ -159,7 +159,7 @@ def _work(server: Server, prompt: float, output: float) -> _Work:
         raise InputError(
             f"the KV memory has {server.usable_blocks:,} blocks, but these capacities are known "
             "without a limit only; "
-            "leave it out, or ask `memory_bound_rate`"
+            "leave it out, or ask `certify`"
         )
     refuse_composition(server, "what a policy carries", "ask `certify`, or `max_rate`, which simulates")
     least = "a request has at least one token"

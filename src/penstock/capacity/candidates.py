@@ -166,7 +166,10 @@ def _most_tokens(batch_time: BatchTime, most: int) -> int:
 
 
 def _efficient_loads(batch_time: BatchTime, most: int) -> Ints:
-    """Return the token loads at which a token more or less lowers b / t_b: of steps those of b0."""
+    """Return the token loads at which a token more or less lowers b / t_b.
+
+    Multiples of b0 for steps.
+    """
     loads = np.arange(1, _most_tokens(batch_time, most + 1) + 1)
     rates = np.r_[0.0, loads / batch_time(loads), 0.0]
     peaks = (rates[1:-1] > rates[:-2]) & (rates[1:-1] > rates[2:]) & (loads <= most)
@@ -183,7 +186,10 @@ def _near(load: int, efficient: Ints) -> int:
 
 
 def _sarathi(workload: Workload, server: Server, budget: int) -> float | None:
-    """Return what Sarathi-Serve carries of long prompts and a max batch size: a fluid argument."""
+    """Return what Sarathi-Serve carries by a fluid argument.
+
+    It is known for long prompts and under a max batch size; None elsewhere.
+    """
     slots = server.max_batch_size
     prompt = workload.mean_prompt
     if slots is None or slots >= budget or server.memory is not None or prompt < budget - slots + 1:

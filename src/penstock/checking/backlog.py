@@ -166,7 +166,7 @@ class Backlog:
 
     @property
     def seen_enough(self) -> bool:
-        """Whether requests in decode are replaced: a policy's cycles may last so long."""
+        """Whether all that decoded at first have been replaced: a policy may cycle as long."""
         # Where none ever finish, because the policy lets them starve, enough arrivals do.
         turned_over = self.finished >= self.enough_finished or self.arrived >= self.enough_arrived
         return turned_over and len(self.looks) >= FEWEST_LOOKS

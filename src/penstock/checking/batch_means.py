@@ -180,7 +180,10 @@ class Waits(NamedTuple):
         return expected if seen is None else min(expected, seen.bursts)
 
     def luck(self, confidence: float) -> float:
-        """Return how many times as far off as batches say means may be: from 1; inf: no telling."""
+        """Return how many times as far off as their batches say means may be.
+
+        At least 1; inf: there is no telling.
+        """
         # The standard error of the wait is compared with that in heavy traffic: a share of the true
         # mean, so that of the highest mean not ruled out (as in Wilson's interval). The relaxation
         # time may be longer than was measured, by `DOUBT`.

@@ -282,7 +282,8 @@ class _Test:
         return float(drift), (float(drift - half), float(drift + half))
 
     def _needed(self, path: Path) -> int | None:
-        """Return the arrivals by which this drift is at the barrier; noise falls as their root."""
+        """Return after how many arrivals this drift reaches the barrier, beyond its noise."""
+        # Which falls as their root.
         drift, (_, high) = self._drift(path, path.work)
         if not drift:
             return None

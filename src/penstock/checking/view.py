@@ -240,7 +240,10 @@ def with_interval(estimate: Estimate) -> str:
 
 
 def margin_fact(margin: float, limit: str, verdict: str = "") -> Fact:
-    """Return what is left before no policy is stable; beside unstable, as the best policy's."""
+    """Return what is left before no policy is stable.
+
+    Beside an unstable verdict it is called the best policy's, since this one has none.
+    """
     if verdict == "unstable" and margin > 0:
         return Fact("Best policy", share(margin), f"is left to it, not to this one: {limit}")
     return Fact("Margin", share(margin), limit)

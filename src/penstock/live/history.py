@@ -140,7 +140,11 @@ def _fallen(before: Scrape, after: Scrape) -> str | None:
 
 
 def _arrivals(before: Scrape, after: Scrape) -> float | None:
-    """Return the requests that came, by a counter; else those that left and are in besides."""
+    """Return the requests that came.
+
+    By a counter of arrivals, else those that left and those that are in the engine more than
+    before.
+    """
     if before.arrived is not None and after.arrived is not None:
         return after.arrived - before.arrived
     ends = (before.finished, before.running, before.waiting)

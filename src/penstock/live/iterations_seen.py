@@ -109,7 +109,8 @@ def notes_on(seen: Seen, token_budget: int | None) -> list[str]:
 
 
 def _differs(seen: Seen, given_over: float) -> bool:
-    """Return whether the given batch time is off beyond error; it may hold the gap between two."""
+    """Return whether the given batch time is off beyond error."""
+    # It may hold the gap between two batches, too.
     assert seen.fitted is not None
     room = Z95 * seen.error + _LEAST
     longest = 1 + seen.gap_s / seen.fitted.mean_s

@@ -104,7 +104,7 @@ def _rates(
 
 
 def _is_ample(server: Server, prompt: float, output: float) -> bool:
-    """Return whether the budget fills long before slots or memory, so nothing is estimated."""
+    """Return whether slots and memory surely hold what fills the budget: none is estimated."""
     decodes = server.token_budget * output / (prompt + output)
     slots = server.max_batch_size or math.inf
     memory = math.inf if server.memory is None else server.memory.tokens

@@ -17,6 +17,7 @@ def notes(
     everyone: list[State], answering: list[State], lengths: Lengths | None, settings: Settings
 ) -> tuple[str, ...]:
     """Return the notes on engines that share what arrives, and on those that are left out."""
+    # ``answering``: the engines that count. ``lengths``: of what arrives; None: not known.
     texts = [
         f"{state.history.engine}: left out of the sum, since it has not answered twice, or not "
         f"for {SILENT_S:.0f} s"

@@ -42,7 +42,8 @@ class Pace:
 
 
 def pace(intervals: list[Interval], batch_time: BatchTime | None, prompt: float) -> Pace | None:
-    """Return how long batches took, None: never busy or not counted; ``prompt`` is mean tokens."""
+    """Return how long batches took, None if the engine was never busy or counts no batches."""
+    # ``prompt``: mean tokens.
     busy = [interval for interval in intervals[-_LOOK_BACK:] if _is_busy(interval)]
     if not busy:
         return None

@@ -245,7 +245,7 @@ def _least_fleet(job: Job, candidate: Candidate, best: JobResult | None) -> list
 
 
 def _hardly_helps(results: dict[int, JobResult], replicas: int, job: Job) -> bool:
-    """Return whether a fleet of at least twice the size hardly helps: long requests decide."""
+    """Return whether twice as many replicas, or more, hardly helped: long requests decide."""
     excess = {count: _excess(result, job) for count, result in results.items()}
     return any(
         excess[replicas] > (1 - _GAIN) * excess[fewer] for fewer in excess if 2 * fewer <= replicas

@@ -145,7 +145,7 @@ class Launch:
 
 
 def launches(deployment: Deployment) -> list[Launch]:
-    """Return how to start each kind of replica; parameters and errors as for `launch`."""
+    """Return how to start each kind of replica, as `launch` does."""
     if not deployment.others:
         return [launch(deployment)]
     starts = []

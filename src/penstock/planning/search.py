@@ -269,8 +269,8 @@ class Search:
         return slow
 
     def _more_helps(self, deployment: Deployment) -> bool:
-        """Return whether more replicas of the first kind are taken to do no harm."""
-        # Not beside another that is better in one respect and worse in another.
+        """Return whether more replicas of the first kind do no harm, as far as is known."""
+        # They may beside another kind that is better in one respect and worse in another.
         if not deployment.others or deployment.other is None:
             return True
         two = deployment.server, deployment.other.server

@@ -22,6 +22,7 @@ class JobsInTicks:
     def __init__(
         self, network: Network, tick_s: float, *, counts_gaps: bool, has_outages: bool
     ) -> None:
+        # ``counts_gaps``: whether times between tokens are counted; ``has_outages``: replicas die.
         self.network = network
         self.tick_s = tick_s
         self.counts_gaps = counts_gaps

@@ -43,7 +43,7 @@ def open_session(
 
 
 class EngineSession(OneServer, WorldSession):
-    """One replica, whose jobs are one request each; parameters as in `Session`.
+    """One replica, whose jobs are one request each.
 
     A recording that follows itself has its own names ``renewals`` times, then the first again.
     """

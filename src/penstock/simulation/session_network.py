@@ -82,7 +82,11 @@ class Passed:
 
 
 class NetworkSession(WorldSession):
-    """Pools behind routers; parameters as in `WorldSession` and `penstock.simulation.simulate`."""
+    """Pools behind routers.
+
+    ``record`` is as in `penstock.simulation.simulate`, ``stop`` and ``compress`` are as in
+    `WorldSession`.
+    """
 
     def __init__(
         self,
@@ -246,7 +250,7 @@ class NetworkSession(WorldSession):
         self.widen_ring(int(rows.decodes.max(initial=1)))
 
     def run(self, final: bool, until: int | None = None, steps: int = NEVER) -> bool:
-        """Call the kernel until known jobs are used up, or so many batches; say which it is."""
+        """Call the kernel until known jobs (True) or so many batches (False) are used up."""
         self.clock.final, self.clock.steps = final, steps
         self.clock.until = self.stop if until is None else until
         status = self.call()

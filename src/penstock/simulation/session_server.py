@@ -35,7 +35,11 @@ OF_A_LINE = ("arrived", "waiting_tokens", "decoding", "arrived_tokens")
 
 
 class OneServer(WorldSession, abc.ABC):
-    """What sessions on one server have in common; it stops at the tick ``stop``, or NEVER."""
+    """What sessions on one server have in common.
+
+    ``record``, ``tick_s`` and ``compress`` are as in `penstock.simulation.simulate`; it stops at
+    the tick ``stop``, or NEVER.
+    """
 
     line: Any  # the record of what waits and decodes
     _line: Any
@@ -252,7 +256,7 @@ class OneServer(WorldSession, abc.ABC):
 
 
 class Session(OneServer):
-    """On a server of the paper; parameters as in `OneServer`."""
+    """On a server of the paper."""
 
     world: Any  # `Arrays`
 

@@ -186,7 +186,8 @@ def gathered(backend: str, jobs: int, most: int) -> Iterator[Workers]:
 
 
 def checked(backend: str, jobs: int) -> tuple[str, str]:
-    """Return a backend's kind and address, checked with what else `gathered` takes."""
+    """Return kind and address of a backend, once what `gathered` takes is checked."""
+    # Nothing is started.
     kind, _, address = str(backend).partition("://")
     if kind not in KINDS or (address and kind == "loky") or ("://" in str(backend) and not address):
         raise InputError(

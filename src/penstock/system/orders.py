@@ -237,4 +237,5 @@ of this module.
 
 def resolve_order(choice: str | Order | OrderFunction, *, folder: Path | None = None) -> Order:
     """Return the order that a name, a ``module:function`` or a function stands for."""
+    # ``folder``: where ``module`` and ``file.py`` are looked for first, the scenario's own.
     return resolved(choice, "order", ORDERS, Order, order, folder)

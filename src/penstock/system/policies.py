@@ -304,6 +304,7 @@ POLICIES: dict[str, Policy] = {
 
 def resolve(choice: str | Scheduler | PolicyFunction, *, folder: Path | None = None) -> Scheduler:
     """Return the policy that a name, a ``module:function`` or a function stands for."""
+    # ``folder``: where ``module`` and ``file.py`` are looked for first, the scenario's own.
     known: dict[str, Scheduler] = {**POLICIES, **ENGINES}
     if isinstance(choice, str) and choice.lower() in known:
         return known[choice.lower()]

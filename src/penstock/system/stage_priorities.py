@@ -7,7 +7,10 @@ from penstock.errors import InputError, nearest
 
 
 def ranking(pool: str, order: Sequence[str], pool_of_stage: Mapping[str, str]) -> tuple[int, ...]:
-    """Return a pool's stages, most urgent first; ``pool_of_stage`` has all, by full names."""
+    """Return the numbers of a pool's stages, most urgent first.
+
+    ``pool_of_stage``: the pool of each stage, by full name, in order.
+    """
     stages = list(pool_of_stage)
     here = [stage for stage, name in enumerate(pool_of_stage.values()) if name == pool]
     names = [stages[stage] for stage in here]
@@ -34,7 +37,10 @@ def ranking(pool: str, order: Sequence[str], pool_of_stage: Mapping[str, str]) -
 
 
 def place(stage: str, names: Sequence[str], where: str, pool_of_stage: Mapping[str, str]) -> int:
-    """Return which full name, ``workflow.stage``, is meant; ``stage`` will do where it is one's."""
+    """Return which of the full names, ``workflow.stage``, is meant (its index).
+
+    A stage's own name will do where only one has it.
+    """
     # ``where`` says what calls it so, for errors.
     if stage in names:
         return names.index(stage)

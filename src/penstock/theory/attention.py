@@ -107,7 +107,8 @@ def attention(lengths: Lengths, server: Server, *, reused: bool = False) -> Atte
 def attention_of(
     prompt: Ints, output: Ints, server: Server, *, reused: bool = False
 ) -> tuple[Floats, Floats]:
-    """Return least and most seconds of each request's attention, from tokens; shape (rows,)."""
+    """Return the least and the most seconds of each request's attention, shape (rows,) each."""
+    # ``prompt`` and ``output``: tokens, shape (rows,). ``reused``: as in `attention`.
     model, v = server.batch_time, prompt.astype(np.float64)
     if not isinstance(model, Composition):
         return np.zeros_like(v), np.zeros_like(v)

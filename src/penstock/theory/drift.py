@@ -244,7 +244,10 @@ def _form(
     most: Ints,
     stuck: Ints,
 ) -> int:
-    """Form the batch of each queue in the rows, cut as servers do; return whether there is one."""
+    """Form the batch of each queue in the rows, cut as the server cuts it.
+
+    Return a status: that of the first queue without a batch, or that there is none.
+    """
     budget, slots, running, shortest, longest = options
     limits = Limits(budget, slots)
     starts = np.full((2, budget + 1), budget + 1)  # of ranges of y by x, and of x by y

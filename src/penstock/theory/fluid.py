@@ -253,7 +253,7 @@ def full_batch_rate(server: Server) -> float:
         raise InputError(
             f"the KV memory of {server.usable_blocks:,} blocks may keep batches from filling, and "
             "fluid models know "
-            "none; leave it out, or ask `memory_bound_rate`"
+            "none; leave it out, or ask `certify`"
         )
     limit = server.max_batch_size
     if limit is not None and (server.scope == "running" or limit < server.token_budget):

@@ -91,7 +91,7 @@ def ranges_of(
 
 
 def _extreme(matrix: Floats, bounds: Floats, index: int, sign: int, last: float) -> Floats:
-    """Return the costs with least (sign 1) or most (-1) of one; without an end it is ``last``."""
+    """Return the costs where one is least (sign 1) or most (-1): ``last`` if it has no end."""
     aim = np.zeros(matrix.shape[1])
     aim[index] = sign
     limits: list[tuple[float, float | None]] = [(0.0, None)] * aim.size

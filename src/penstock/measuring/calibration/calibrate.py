@@ -61,7 +61,7 @@ def calibrate(
     hardware
         The model on its GPUs, as a scenario's ``hardware`` says it: ``{"model": "Qwen3-32B",
         "gpu": "h100-sxm", "tensor_parallel": 2}``. Then its shape is the prior: few factors are
-        fitted to what the shape says (`shape_prior`), and every prediction has an interval. None:
+        fitted to what the shape says (`shape_fit`), and every prediction has an interval. None:
         all costs are fitted (`equations`).
     fit_rows
         Rows to fit, of each shape: ``lowest:3``, those with the fewest requests per second;

@@ -50,7 +50,7 @@ class Hinge(NamedTuple):
 def unidentified(
     fit: Fit, priors: Mapping[str, Prior], ranges: Mapping[str, Range]
 ) -> tuple[str, ...]:
-    """Return costs that rows do not tell: they hardly narrow the prior, or allow too much."""
+    """Return costs that rows do not tell: they hardly narrow the prior, or allow a wide range."""
     wide = [name for name, of in ranges.items() if of.open]
     return tuple(
         name
@@ -83,8 +83,9 @@ def judged(
     hinges: Sequence[Hinge],
     least_tokens: float | None,
 ) -> pl.DataFrame:
-    """Predict every row, and put what was measured beside it; hinges are of other lengths."""
-    # ``least_tokens``: the KV memory that the servers have for sure, None: theirs.
+    """Predict every row, and put what was measured beside it."""
+    # ``hinges``: on which costs predictions of other lengths hinge. ``least_tokens``: the KV memory
+    # that the servers have for sure, None: theirs.
     limits: dict[tuple[str, str], dict[str, float]] = {}
     entries = []
     for row, is_fitted in zip(rows, fitted, strict=True):

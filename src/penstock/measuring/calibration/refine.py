@@ -46,7 +46,7 @@ def refine(
     priors: Mapping[str, Prior],
     progress: Progress | None = None,
 ) -> Fit:
-    """Return values whose simulated times are near measured ones, and none off its prior."""
+    """Return values whose simulated times are near measured ones, and none far from its prior."""
     # The same random numbers are used throughout, so differences come from the parameters.
     names = list(values)
     prior = _Prior(

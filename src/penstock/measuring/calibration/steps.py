@@ -53,6 +53,8 @@ def limit_of(
     max_batch_size: int | None,
 ) -> Limit:
     """Return what holds requests back in some rows."""
+    # ``free``: what was fitted without a limit. ``others``: rows that were not fitted.
+    # ``max_batch_size``: as it was stated.
     rows = [row for row, _ in (*fitted, *others)]
     nothing = (
         f"no limit seen: at least {max(map(tokens_held, rows)):,.0f} tokens were held at a time"

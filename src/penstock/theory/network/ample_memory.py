@@ -13,7 +13,10 @@ from penstock.theory.unforeseen import with_wasted
 
 
 def ample_memory(network: Network, name: str) -> Hypothesis | None:
-    """Return whether a pool's longest requests fit at once; where some kind fails, at that one."""
+    """Return whether the longest requests of a pool fit its memory at once.
+
+    It is said of the kind of server where they do not. None: no kind has a limit.
+    """
     most = [
         (means.max_prompt[place], means.max_output[place])
         for workflow in network.workflows

@@ -88,7 +88,10 @@ def link_seconds(pool: int) -> OfVisits:
 
 
 def held_blocks(servers: Sequence[Server]) -> OfVisits | None:
-    """Return what asks for tokens in blocks over all iterations; of kinds of server, the least."""
+    """Return what asks for tokens in blocks over all iterations.
+
+    At the kind of server with the fewest.
+    """
     if any(server.memory is None for server in servers):
         return None
     return lambda visits: np.min([_held_at(server, visits) for server in servers], axis=0)
@@ -113,7 +116,10 @@ def _held_at(server: Server, visits: Visits) -> Floats:
 
 
 def attention_tokens(servers: Sequence[Server], *, in_full: bool = False) -> OfVisits | None:
-    """Return what asks for the least tokens a replica would process in its attention's time."""
+    """Return what asks for the tokens that a replica would process meanwhile, at least.
+
+    That is, while it sees to a request's attention.
+    """
     # ``in_full``: if a request finds nothing but what it surely does.
     if any(not isinstance(server.batch_time, Composition) for server in servers):
         return None
