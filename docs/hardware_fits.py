@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+
+import penstock as ps
 from docs.real_runs import Deployment, Link
 from paper.batches import draw_batches
 from paper.layer_times import read_llmservingsim
-
-import penstock as ps
 from penstock.measuring.fitting.batches import MeasuredBatches
 from penstock.measuring.fitting.fit import fit
 from penstock.system.batch_time_file import write_batch_time

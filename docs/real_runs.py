@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from paper.batches import Batches, draw_batches
-from paper.layer_times import Grid, LayerTimes, read_llmservingsim
 
 import penstock as ps
+from paper.batches import Batches, draw_batches
+from paper.layer_times import Grid, LayerTimes, read_llmservingsim
 from penstock.inputs.arrays import Floats
 from penstock.measuring.fitting.batches import MeasuredBatches
 from penstock.measuring.fitting.families import Linear, known_terms

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import altair as alt
 import numpy as np
 import polars as pl
-from tests.reference import markov_chain
-from tests.reference.markov_chain import fill
 
 import penstock as ps
 from paper.item import Item
 from penstock.show import charts
 from penstock.show.charts import on_grid
+from tests.reference import markov_chain
+from tests.reference.markov_chain import fill
 
 REQUESTS, PROMPT, OUTPUT, BUDGET = 1000, 2, 3, 8  # of a burst whose newest prompts go first
 SLACK = 101  # K of another burst; odd

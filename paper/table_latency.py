@@ -10,13 +10,13 @@ import itertools
 import altair as alt
 import numpy as np
 import polars as pl
-from tests.reference.simulation import simulate_server
 
 import penstock as ps
 from paper.item import Item
 from penstock.show import charts
 from penstock.show.charts import on_grid
 from penstock.show.page import Table
+from tests.reference.simulation import simulate_server
 
 METRICS, PERCENTILES = ("E2E", "TTFT", "TBT"), (50, 90, 95, 99)
 PUBLISHED = {

@@ -6,8 +6,6 @@ Systems are small: ties, cut prompts, memory for a request or two, preemptions i
 import dataclasses
 
 import numpy as np
-from tests.reference import batch_time as plain_batch_time
-from tests.reference import simulation as plain
 
 import penstock as ps
 from penstock.simulation.simulate import simulate
@@ -15,6 +13,8 @@ from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.engines import ENGINES
 from penstock.system.memory import Memory
 from penstock.system.policies import resolve
+from tests.reference import batch_time as plain_batch_time
+from tests.reference import simulation as plain
 
 OF_THE_PAPER = ("fastertransformer", "vllm-vanilla", "orca", "sarathi")
 OVERLAP = 0.5  # share of the systems of SGLang that compose batches ahead

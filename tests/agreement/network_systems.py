@@ -12,9 +12,6 @@ from types import SimpleNamespace
 import engine_systems
 import numpy as np
 from engine_systems import Ticks
-from tests.reference import network as reference
-from tests.reference import orders as reference_orders
-from tests.reference import running, seam_policies, simulation
 
 from penstock.kernel.signatures import DECODE_FIRST
 from penstock.system.network import Network
@@ -27,6 +24,9 @@ from penstock.system.routing import Router
 from penstock.system.server import Server
 from penstock.workload.jobs import Jobs
 from penstock.workload.prefixes import Prefixes
+from tests.reference import network as reference
+from tests.reference import orders as reference_orders
+from tests.reference import running, seam_policies, simulation
 
 SCOPES, CONVENTIONS = ("running", "batch"), ("engine", "paper")
 ROUTERS = reference.ROUTERS

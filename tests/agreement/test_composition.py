@@ -8,7 +8,6 @@ import dataclasses
 import numpy as np
 import pytest
 from test_kernel_reference import ODD, System, Ticks, assert_same, assert_summary, check, draw, some_params
-from tests.reference import markov_chain
 
 import penstock.simulation.session_server
 from penstock.auditing.audit import audit
@@ -18,6 +17,7 @@ from penstock.system.policies import POLICIES
 from penstock.system.server import Server
 from penstock.workload import arrivals
 from penstock.workload.workload import Workload
+from tests.reference import markov_chain
 
 UNITS = 2**20  # to the tick
 FINE = Composition(

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from engine_systems import OF_THE_PAPER, composed, draw, with_shared_prefixes
 from test_engine_schedulers import assert_same
-from tests.reference import batch_time as plain_batch_time
 
 import penstock as ps
 from penstock.system.batch_time import Affine, Composition
 from penstock.system.engines import ENGINES
+from tests.reference import batch_time as plain_batch_time
 
 FAMILY = (*ENGINES, *OF_THE_PAPER)
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+
+import penstock as ps
 from paper.lemma_overtaking import fcfs_slack, newest_prompt_first
 from tests.reference.markov_chain import Allocation, State, fill, token_load
 from tests.reference.markov_chain import simulate as simulate_slots
-
-import penstock as ps
 
 
 def shortest_prompt_first(state: State) -> Allocation:

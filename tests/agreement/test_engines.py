@@ -6,9 +6,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 from engine_systems import assert_a_pool_does_the_same
-from tests.reference.simulation import simulate_server
 
 import penstock as ps
+from tests.reference.simulation import simulate_server
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden"
 RECORDED = Path(__file__).parent / "schedules"

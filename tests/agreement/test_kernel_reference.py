@@ -10,7 +10,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from engine_systems import Ticks
-from tests.reference import markov_chain
 
 import penstock.simulation.session_server
 from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST, Limits, Queue
@@ -19,6 +18,7 @@ from penstock.system.policies import POLICIES, Policy, policy, resolve
 from penstock.system.server import Server
 from penstock.workload import arrivals
 from penstock.workload.workload import Workload
+from tests.reference import markov_chain
 
 
 @dataclasses.dataclass(frozen=True)

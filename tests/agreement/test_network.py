@@ -21,7 +21,6 @@ from network_systems import (
     reference_jobs,
     reference_of,
 )
-from tests.reference import markov_chain, simulation
 
 from penstock.scenario.network import read_network
 from penstock.simulation.network_simulation import simulate_jobs
@@ -35,6 +34,7 @@ from penstock.workload.lengths import Geometric, LogNormal
 from penstock.workload.stage import Stage
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
+from tests.reference import markov_chain, simulation
 
 ADAPTIVE = ("maxweight", "maxweight-tokens", "pool-controlled")
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -4,12 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
-from tests.network_examples import DESTABILISING, REVERSED, constant, rybko_stolyar, uniform
 
 import penstock as ps
 from penstock.simulation.network_simulation import simulate_jobs
 from penstock.theory.network.fluid import network_path
 from penstock.workload.jobs import Jobs
+from tests.network_examples import DESTABILISING, REVERSED, constant, rybko_stolyar, uniform
 
 LENGTHS = {"constant": constant, "geometric": ps.Geometric, "uniform": uniform}
 

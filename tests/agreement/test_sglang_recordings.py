@@ -7,9 +7,9 @@ import polars as pl
 import pytest
 from engine_systems import assert_a_pool_does_the_same
 from recorded import FOLDER, HASH_BLOCK, batch_ns
-from tests.reference.simulation import simulate_server
 
 import penstock as ps
+from tests.reference.simulation import simulate_server
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden"
 OF_PRIORITIES = (

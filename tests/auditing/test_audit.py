@@ -5,7 +5,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from tests.reference import markov_chain
 
 from penstock.auditing.audit import MOST_KEPT, audit
 from penstock.auditing.conservation import Shortfall
@@ -17,6 +16,7 @@ from penstock.system.batch_time import Affine, BatchTime, Composition, Piecewise
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 from penstock.workload.workload import Workload
+from tests.reference import markov_chain
 
 ONE_TICK = Affine(c=1.0, a=0.0)
 NOTHING = np.empty(0, np.int64)

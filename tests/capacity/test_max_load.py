@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.conftest import Said
-from tests.network_examples import DESTABILISING, REVERSED, dag, rybko_stolyar
 
 import penstock as ps
 from penstock.capacity.max_rate import MaxLoad
 from penstock.errors import InputError
+from tests.conftest import Said
+from tests.network_examples import DESTABILISING, REVERSED, dag, rybko_stolyar
 
 SERVER = ps.Server(ps.Affine(c=0.01, a=1e-4), 256, 64)
 WORKLOAD = ps.Workload.poisson(12.0, ps.Geometric(300, max=2_000), ps.Geometric(50, max=300))

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from tests.policy_capacities import policy_capacity, work_conserving_capacity
 
 import penstock as ps
 from penstock.capacity.max_rate import max_rate
+from tests.policy_capacities import policy_capacity, work_conserving_capacity
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 FIGURE_1 = ps.Workload.poisson(14.0, 129, 112)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import Said
 
 from penstock.checking.answer import check
 from penstock.scenario.network import read_network
+from tests.conftest import Said
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RYBKO_STOLYAR, RESEARCH = EXAMPLES / "rybko_stolyar.yaml", EXAMPLES / "research_fork_join.yaml"

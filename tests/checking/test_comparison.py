@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.network_examples import DESTABILISING, REVERSED, UNIT, rybko_stolyar
 
 import penstock as ps
 from penstock.checking.batch_means import BATCHES, Batches
@@ -15,6 +14,7 @@ from penstock.checking.differences import Sample, difference
 from penstock.checking.variants import own_order, with_order, with_policy, with_router
 from penstock.errors import InputError
 from penstock.simulation.distribution import Distribution
+from tests.network_examples import DESTABILISING, REVERSED, UNIT, rybko_stolyar
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 TICKS = st.integers(0, 10**6)

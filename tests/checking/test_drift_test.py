@@ -5,8 +5,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from tests.policy_capacities import policy_capacity
-from tests.saturated import saturated_rate
 
 import penstock as ps
 from penstock.checking.backlog import Backlog
@@ -19,6 +17,8 @@ from penstock.simulation.window import Window
 from penstock.system.server import Convention
 from penstock.workload.arrivals import OnOff
 from penstock.workload.workload import Requests
+from tests.policy_capacities import policy_capacity
+from tests.saturated import saturated_rate
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 SERVER = ps.Server(TP1, 1024, policy="sarathi", convention="paper")

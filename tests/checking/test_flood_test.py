@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
-from tests.network_examples import DESTABILISING, REVERSED, dag, fork_join, rybko_stolyar, self_reflection
 
 import penstock as ps
 from penstock.checking.flood_test import useful_tokens
 from penstock.errors import InputError
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.session_network import NetworkSession
+from tests.network_examples import DESTABILISING, REVERSED, dag, fork_join, rybko_stolyar, self_reflection
 
 GEOMETRIC = ps.Geometric
 

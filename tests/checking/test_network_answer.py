@@ -8,7 +8,6 @@ import re
 import numpy as np
 import polars as pl
 import pytest
-from tests.network_examples import DESTABILISING, UNIT, dag, fork_join, rybko_stolyar, self_reflection
 
 import penstock as ps
 from penstock.checking.answer import check
@@ -16,6 +15,7 @@ from penstock.checking.latency_network import NetworkSteadyState, network_steady
 from penstock.checking.network_answer import NetworkAnswer
 from penstock.errors import InputError
 from penstock.theory.operating_point import operating_point
+from tests.network_examples import DESTABILISING, UNIT, dag, fork_join, rybko_stolyar, self_reflection
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 ONE_BY_ONE = ps.Server(ps.Affine(c=1.0, a=0.0), 1, convention="paper")

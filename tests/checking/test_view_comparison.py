@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.checking.test_view_network import LONG, in_words
 
 from penstock.checking.comparison import compare_networks, compare_orders
 from penstock.checking.variants import with_router
@@ -12,6 +11,7 @@ from penstock.checking.view_comparison import comparison_page, signed
 from penstock.scenario.network import build_network, read_network
 from penstock.show.html import render
 from penstock.words import seconds
+from tests.checking.test_view_network import LONG, in_words
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -4,13 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-from tests.saturated import saturated_rate
 
 import penstock as ps
 from penstock.checking.backlog import Backlog
 from penstock.system.batch_time import BatchTime
 from penstock.workload.arrivals import Arrivals, Deterministic, GammaRenewal, OnOff, Poisson
 from penstock.workload.lengths import Length
+from tests.saturated import saturated_rate
 
 
 def some_length(rng: np.random.Generator, longest: int) -> Length:

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.live.conftest import Server, Told
-from tests.live.engines_simulated import HOST_S, engine, scrapes
-from tests.live.vllm_page import page
 
 from penstock.live import rounds
 from penstock.live.given_engine import described_engine
 from penstock.live.recording import Recorder
 from penstock.live.scrape import Scrape
 from penstock.system.batch_time_file import section_of
+from tests.live.conftest import Server, Told
+from tests.live.engines_simulated import HOST_S, engine, scrapes
+from tests.live.vllm_page import page
 
 Serve = Callable[..., Server]
 Penstock = Callable[..., tuple[int, str, str]]

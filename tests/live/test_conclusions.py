@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from tests.live.engines_simulated import HOST_S, engine, scrapes
 
 from penstock.live.conclusions import conclude
 from penstock.live.fitted_server import FittedServer
@@ -14,6 +13,7 @@ from penstock.live.reading import Z95, Estimate
 from penstock.live.scrape import Scrape
 from penstock.live.settings import Settings
 from penstock.live.state import Engine
+from tests.live.engines_simulated import HOST_S, engine, scrapes
 
 
 def counted(name: str, arrivals: list[int], every: float, begin: float = 0.0) -> Engine:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.live.conftest import Server
-from tests.live.test_exporter import found
-from tests.live.vllm_page import page
 
 from penstock.live.exporter import Exporter
 from penstock.live.fetching import address
 from penstock.live.sources import Prometheus
+from tests.live.conftest import Server
+from tests.live.test_exporter import found
+from tests.live.vllm_page import page
 
 LIVE = Path(__file__).parents[2] / "examples" / "live"
 DASHBOARD = json.loads((LIVE / "grafana-dashboard.json").read_text())

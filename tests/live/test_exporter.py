@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.live.engines_simulated import answer
 
 from penstock.live.exporter import Exporter
 from penstock.live.reading import Answer
+from tests.live.engines_simulated import answer
 
 
 def found(load: float = 0.6, ago_s: float = 0.0) -> Answer:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.live.conftest import Server
-from tests.live.vllm_page import page
 
 from penstock.errors import InputError
 from penstock.live.growing_log import GrowingLog
 from penstock.live.iterations import IterationSource
 from penstock.live.iterations_seen import Seen
+from tests.live.conftest import Server
+from tests.live.vllm_page import page
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "real_vllm_cpu" / "log" / "vllm_0.32.0_iterations.log.gz"
 SIZE = "INFO 11-22 10:00:00 GPU KV cache size: 32,000 tokens\n"

@@ -11,10 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.live.conftest import Server, Told
-from tests.live.engines_simulated import engine, passes, published, scrapes
-from tests.live.publishing import Publisher, read_until
-from tests.live.vllm_page import page
 
 import penstock as ps
 from penstock.errors import InputError
@@ -30,6 +26,10 @@ from penstock.live.settings import Settings
 from penstock.live.view import watch_page
 from penstock.live.watching import Watch
 from penstock.measuring.fitting.engine_logs import find_passes
+from tests.live.conftest import Server, Told
+from tests.live.engines_simulated import engine, passes, published, scrapes
+from tests.live.publishing import Publisher, read_until
+from tests.live.vllm_page import page
 
 SOME = {"num_decode_requests": 2, "sum_decode_kv_tokens": 200}
 BAD = {"garbage": b"\xc1", "nothing": b"", "a list": [1, 2], "another version": published(9, 0.1) | {"version": 2},

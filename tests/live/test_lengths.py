@@ -3,10 +3,10 @@
 import dataclasses
 
 import pytest
-from tests.live.engines_simulated import FIXED, SPREAD, scrapes
 
 from penstock.live.history import History
 from penstock.live.lengths import lengths
+from tests.live.engines_simulated import FIXED, SPREAD, scrapes
 
 
 def seen(*args, **options):

@@ -1,10 +1,10 @@
 """What each limit carries."""
 
 import pytest
-from tests.live.engines_simulated import engine
 
 import penstock as ps
 from penstock.live.limits import Limits
+from tests.live.engines_simulated import engine
 
 
 def test_means_that_moved_a_little_carry_what_is_worked_out_for_them():

@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.live.vllm_page import page
 
 from penstock.live.metrics_pages import Pages, Read
 from penstock.live.scrape import Scrape
+from tests.live.vllm_page import page
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no shared/data beside the repository")

@@ -13,9 +13,9 @@ import string
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.live.vllm_page import page
 
 from penstock.live.metrics_pages import Pages
+from tests.live.vllm_page import page
 
 BEFORE, TRUE, AFTER = (page(requests=n, waiting=waiting) for n, waiting in ((100, 3), (104, 5), (106, 4)))
 LINES = TRUE.split(b"\n")[:-1]

@@ -1,11 +1,11 @@
 """How long batches take."""
 
 import pytest
-from tests.live.engines_simulated import HOST_S, SPREAD, engine, scrapes
 
 from penstock.live.history import History
 from penstock.live.lengths import lengths
 from penstock.live.pace import pace
+from tests.live.engines_simulated import HOST_S, SPREAD, engine, scrapes
 
 
 @pytest.mark.parametrize("load", [0.6, 0.9, 1.2])

@@ -10,14 +10,14 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from tests.live.conftest import Server, Told
-from tests.live.vllm_page import page
 
 from penstock.errors import InputError
 from penstock.live.exposition import read_page
 from penstock.live.fetching import address
 from penstock.live.metrics_pages import Read
 from penstock.live.sources import EnginePage, GatewayPage, Prometheus, selector
+from tests.live.conftest import Server, Told
+from tests.live.vllm_page import page
 
 Serve = Callable[..., Server]
 PAGE = page()

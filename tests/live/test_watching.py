@@ -7,7 +7,6 @@ import re
 import numpy as np
 import pytest
 from scipy import stats
-from tests.live.engines_simulated import FIXED, HOST_S, SPREAD, capacity, engine, scrapes
 
 import penstock as ps
 from penstock.errors import InputError
@@ -15,6 +14,7 @@ from penstock.live.settings import Settings
 from penstock.live.simulated import simulated_scrapes
 from penstock.live.view import watch_page
 from penstock.live.watching import Watch
+from tests.live.engines_simulated import FIXED, HOST_S, SPREAD, capacity, engine, scrapes
 
 
 def watch(taken, server="known", **settings):

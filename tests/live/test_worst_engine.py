@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.live.engines_simulated import engine, scrapes
 
 from penstock.live.reading import Answer
 from penstock.live.settings import Settings
 from penstock.live.view import watch_page
 from penstock.live.watching import Watch
+from tests.live.engines_simulated import engine, scrapes
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 CASES = SHARED / "user_cases"

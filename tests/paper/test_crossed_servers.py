@@ -1,9 +1,9 @@
 """The crossed servers of the paper's Section 5.4, by hand and against the theory of virtual stations."""
 
 import pytest
-from paper.crossed_servers import LENGTHS, LONG, OUTPUT, PUBLISHED, REVERSED, SHORT, crossed
 
 import penstock as ps
+from paper.crossed_servers import LENGTHS, LONG, OUTPUT, PUBLISHED, REVERSED, SHORT, crossed
 
 
 @pytest.mark.parametrize("kind", LENGTHS)

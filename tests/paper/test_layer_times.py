@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from docs.real_runs import Deployment, Link, dealt
 from hypothesis import given
 from hypothesis import strategies as st
+
+from docs.real_runs import Deployment, Link, dealt
 from paper.batches import Batches, draw_batches
 from paper.layer_times import Grid, LayerTimes, read_llmservingsim, read_vidur
 

@@ -4,9 +4,9 @@ import random
 
 import numpy as np
 import pytest
-from tests.reference import markov_chain
 
 from paper import lemma_join, lemma_overtaking
+from tests.reference import markov_chain
 
 
 def test_places_and_overtakers_are_counted_as_they_are_said() -> None:

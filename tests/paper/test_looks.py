@@ -1,8 +1,7 @@
 """Lines over time: those that lie on each other are told apart."""
 
-from paper.looks import lines_over_time
-
 import penstock as ps
+from paper.looks import lines_over_time
 
 SERVER = ps.Server(ps.PiecewiseConstant(c=0.01, a=0.02, b0=64), 64, policy="orca")
 RUN = ps.simulate(ps.Workload.poisson(2.0, 100, 50, seed=0), SERVER, requests=300)

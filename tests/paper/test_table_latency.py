@@ -1,6 +1,7 @@
 """The latency table: which of two schedulers is the faster."""
 
 import numpy as np
+
 from paper.table_latency import in_order
 
 

@@ -3,10 +3,10 @@
 import math
 
 import pytest
-from paper.small_systems import random_systems, small_systems
-from paper.waiting import waiting
 
 import penstock as ps
+from paper.small_systems import random_systems, small_systems
+from paper.waiting import waiting
 
 
 @pytest.mark.parametrize("policy", ["fastertransformer", "vllm-vanilla", "orca", "sarathi"])

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.conftest import Said
 
 import penstock as ps
 from penstock.planning.scenario import read_plan
+from tests.conftest import Said
 
 SCENARIO = """
 workload: {poisson: {rate: 20, prompt: {geometric: {mean: 400, max: 2000}}, output: {geometric: {mean: 50, max: 300}}}}

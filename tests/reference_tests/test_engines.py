@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from penstock.errors import InputError
 from tests.reference import markov_chain
 from tests.reference.replicas import ENGINES
 from tests.reference.seam_policies import POLICIES
 from tests.reference.simulation import simulate_server as simulate
-
-from penstock.errors import InputError
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden"
 RECORDED = Path(__file__).parent / "agreement" / "schedules"

@@ -1,9 +1,9 @@
 """The slow witness of KV memory and engine schedulers, worked by hand: every batch, and who was preempted for it."""
 
 import pytest
-from tests.reference.simulation import simulate_server as simulate
 
 from penstock.errors import InputError
+from tests.reference.simulation import simulate_server as simulate
 
 
 def one_tick(load):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.reference import markov_chain
-from tests.reference.markov_chain import CONVENTIONS, POLICIES, SCOPES, fill, simulate
 
 from penstock.errors import InputError
+from tests.reference import markov_chain
+from tests.reference.markov_chain import CONVENTIONS, POLICIES, SCOPES, fill, simulate
 
 # Three requests, budget 4, two ticks a batch. Request 1's prompt is longer than a batch; request 2 wants one token.
 THREE = {"arrival": [0, 1, 3], "prompt": [3, 6, 1], "output": [3, 2, 1]}

@@ -3,13 +3,13 @@
 import doctest
 
 import pytest
+
+from penstock.errors import InputError
 from tests.reference import orders
 from tests.reference import simulation as reference_simulation
 from tests.reference.network import Jobs, Network, PaperPool
 from tests.reference.seam_policies import POLICIES
 from tests.reference.simulation import simulate
-
-from penstock.errors import InputError
 
 COLUMNS = ("stage", "prompt", "output", "reuse", "context", "delay", "pending", "child", "sibling", "coin")
 

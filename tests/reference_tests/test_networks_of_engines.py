@@ -1,10 +1,10 @@
 """Pools of engines in the specification of networks, worked by hand."""
 
 import pytest
-from tests.reference.network import EnginePool, Jobs, Network, PaperPool
-from tests.reference.simulation import simulate
 
 from penstock.errors import InputError
+from tests.reference.network import EnginePool, Jobs, Network, PaperPool
+from tests.reference.simulation import simulate
 
 
 def engines(engine="vllm", ticks=1, **more):

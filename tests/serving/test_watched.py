@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.live.conftest import Server, Told
-from tests.live.vllm_page import page
 
 from penstock.errors import InputError
 from penstock.serving.watched import Watched
+from tests.live.conftest import Server, Told
+from tests.live.vllm_page import page
 
 SCENARIO = Path(__file__).parents[2] / "examples" / "azure_code.yaml"
 

@@ -9,13 +9,13 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.network_examples import REVERSED, UNIT, dag, fork_join, rybko_stolyar, self_reflection
 
 import penstock as ps
 from penstock.errors import InputError
 from penstock.simulation.network_simulation import run_network, simulate_jobs
 from penstock.simulation.simulate import RunOptions
 from penstock.system.orders import ORDERS
+from tests.network_examples import REVERSED, UNIT, dag, fork_join, rybko_stolyar, self_reflection
 
 EXAMPLES = {"dag": dag, "fork_join": fork_join, "self_reflection": self_reflection, "crossing": rybko_stolyar}
 KEPT = ("replica", "ready", "first_token", "finish", "cached")

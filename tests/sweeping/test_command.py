@@ -10,11 +10,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
-from tests.conftest import Said
 
 import penstock as ps
 from penstock.show import progress
 from penstock.sweeping.view import MOST_ROWS
+from tests.conftest import Said
 
 SCENARIO = """\
 workload: {poisson: {rate: 10, prompt: 129, output: {geometric: 112}}}

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 from numba import njit
-from tests.reference import routers as reference
-from tests.reference.routers import Asked, Seen
 
 import penstock as ps
 from penstock.kernel.signatures import ROUTE_REQUESTS, ROUTE_WORK, SEEN_CACHED, SEEN_REQUESTS, SEEN_SENT
 from penstock.simulation.new_world import frozen
 from penstock.system.routing import ROUTERS, Router, resolve_router, router
+from tests.reference import routers as reference
+from tests.reference.routers import Asked, Seen
 
 
 def test_routers_have_codes_or_functions_of_their_own() -> None:

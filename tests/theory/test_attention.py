@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.foster import foster
-from tests.policy_capacities import policy_capacity
 
 import penstock as ps
 from penstock.theory.attention import attention, prefill_seconds
@@ -20,6 +18,8 @@ from penstock.theory.moments import mean_of, mean_product
 from penstock.theory.operating_point import operating_point
 from penstock.workload.lengths import Constant, Length, Mixture, Tabulated, Uniform
 from penstock.workload.pairs import Independent
+from tests.foster import foster
+from tests.policy_capacities import policy_capacity
 
 STEPS = ps.PiecewiseConstant(c=11.28e-3, a=35.47e-3, b0=128)
 CAUSAL = ps.Composition(STEPS, self_attention=5e-8, cross_attention=1e-7)

@@ -1,15 +1,15 @@
 """The capacities of the policies are the rates at which simulated queues turn from finite to growing."""
 
 import pytest
+
+import penstock as ps
+from penstock.system.batch_time import BatchTime
 from tests.policy_capacities import (
     fastertransformer_capacity,
     policy_capacity,
     vanilla_vllm_capacity,
     work_conserving_capacity,
 )
-
-import penstock as ps
-from penstock.system.batch_time import BatchTime
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 BUDGETS = [512, 1024, 2048, 4096]

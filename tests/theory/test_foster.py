@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.foster import Foster, foster
-from tests.reference import markov_chain
 
 import penstock as ps
+from tests.foster import Foster, foster
+from tests.reference import markov_chain
 
 State = tuple[int, tuple[tuple[int, int], ...]]
 """The paper's X: slots left of the batch, and (prefill left, decode left) of each request (eq:state)."""

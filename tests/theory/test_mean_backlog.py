@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.foster import foster
 
 import penstock as ps
+from tests.foster import foster
 
 SERVER = ps.Server(ps.PiecewiseConstant(c=0.5, a=0.5, b0=4), 8)
 PROMPT, OUTPUT = np.array([3, 20, 7, 1]), np.array([2, 1, 6, 3])

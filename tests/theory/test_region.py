@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
-from tests.long_prompt_corners import closed_form
 
 import penstock as ps
 from penstock.system.batch_time import BatchTime
 from penstock.theory.long_prompts import sarathi_region
 from penstock.theory.region import Region, linear_program, region
 from penstock.workload.pairs import Empirical
+from tests.long_prompt_corners import closed_form
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 LONG = 1_000_000

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.conftest import Said
 
 from penstock.system.batch_time_file import read_batch_time
+from tests.conftest import Said
 
 FEW = ["--parameters", "step,per_token,overhead", "--fit-rows", "spread:2"]
 TABLE = """rate,prompt,output,ttft_ms,itl_ms,e2e_ms,completed,incomplete

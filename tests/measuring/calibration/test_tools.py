@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.measuring.calibration.test_benchmarks import AIPERF, VLLM, one, spread, written
 
 from penstock.errors import InputError
 from penstock.measuring.calibration.benchmarks import read_benchmarks
 from penstock.measuring.calibration.predict import requests_of
 from penstock.system.batch_time import Affine
 from penstock.system.server import Server
+from tests.measuring.calibration.test_benchmarks import AIPERF, VLLM, one, spread, written
 
 
 def refused(path: Path) -> str:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.conftest import Said
 
 from penstock.measuring.fitting.fit import fit
 from penstock.measuring.fitting.readers import read_batches
 from penstock.system.batch_time import Affine
 from penstock.system.batch_time_file import read_batch_time
+from tests.conftest import Said
 
 
 @pytest.fixture
