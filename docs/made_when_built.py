@@ -58,7 +58,7 @@ def section(name: str, item: dict[str, Any]) -> str:
         verdict = "same" if claim["same"] else "differs"
         cells = (claim["what"], claim["published"], claim["measured"], verdict, claim["why"])
         lines.append("| " + " | ".join(map(bare, cells)) + " |")
-    notes = [f"Note: {bare(note).rstrip('.')}.\n" for note in item["notes"]]
+    notes = [f"Note: {bare(note)}.\n" for note in item["notes"]]
     return "\n".join([*lines, "", "</div>", "", *notes])
 
 
@@ -85,8 +85,9 @@ def bare(text: str) -> str:
 def figures() -> str:
     """Return every figure of the other pages, with what it shows and the page that explains it."""
     lines, shown = [], set()
-    for path in pages():
+    for path in sorted(DOCS.rglob("*.md")):
         title = re.search(r"^# (.+)$", path.read_text(), re.MULTILINE)
+        page = path.relative_to(DOCS).as_posix()
         for described, file in FIGURE.findall(path.read_text()):
             if file in shown:
                 continue
@@ -95,20 +96,10 @@ def figures() -> str:
             lines += [
                 f"![{text}]({file})",
                 "",
-                f"{text} From [{title[1] if title else path.stem}]({where(path)}).",
+                f"{text} From [{title[1] if title else path.stem}]({page}).",
                 "",
             ]
     return "\n".join(lines)
-
-
-def pages() -> Iterator[Path]:
-    """Yield the files of the pages."""
-    yield from sorted(DOCS.rglob("*.md"))
-
-
-def where(path: Path) -> str:
-    """Return a page as a link from the folder of the pages."""
-    return path.relative_to(DOCS).as_posix()
 
 
 def commands() -> str:

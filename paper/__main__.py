@@ -2,26 +2,14 @@
 
 import argparse
 import ast
-import importlib
-import json
 import sys
 from pathlib import Path
 
-from paper import ITEMS, item, kept
+from paper import ITEMS, item, kept, measured, module
 from penstock.errors import InputError, nearest
 from penstock.show import charts, html, progress
 from penstock.show.page import Page, Section, Table
 from penstock.show.terminal import print_page
-
-
-def module(name: str) -> str:
-    """Return the name of an item's script."""
-    return name.replace("-", "_")
-
-
-def measured(name: str) -> item.Item:
-    """Run a script from top to bottom, and return what it collected."""
-    return importlib.import_module(f"paper.{module(name)}").item
 
 
 def listed() -> Page:
@@ -41,8 +29,7 @@ def write(items: list[item.Item], folder: Path) -> None:
     charts.save({name: chart for each in items for name, (_, chart) in each.figures.items()}, folder)
     for each in items:
         each.rows.write_csv(folder / f"{each.name}.csv")
-    claims = {each.name: each.as_dict() for each in items}
-    (folder / "claims.json").write_text(json.dumps(claims, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    kept.write_claims({each.name: each.as_dict() for each in items}, folder / "claims.json")
     html.write(folder / "index.html", item.page(items))
 
 
@@ -61,7 +48,8 @@ def main() -> None:
     if given.data is not None and not given.data.is_dir():
         parser.error(f"--data {given.data} is no folder; give one with recorded traces, or leave it out")
     if not names:
-        return print_page(listed())
+        print_page(listed())
+        return
     item.DATA = given.data
     progress.announce_compilation()
     items = []
@@ -74,7 +62,6 @@ def main() -> None:
         kept.keep(items)
     print_page(item.page(items, whole=False))
     print(f"Written: {given.out / 'index.html'}, with claims (JSON), tables (CSV) and figures (SVG, PNG)")
-    return None
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ import polars as pl
 import penstock as ps
 from paper.item import Item
 from paper.looks import SHAPES
+from paper.staircase import STAIRS
 from penstock.show import charts
 
-SERVER = ps.Server(
-    ps.hardware("codellama-34b-a100-tp1").batch_time, 1024, max_batch_size=100, scope="batch", convention="paper"
-)
+SERVER = ps.Server(STAIRS, 1024, max_batch_size=100, scope="batch", convention="paper")
 POLICIES = {
     "sarathi-128": {"policy": "sarathi", "token_budget": 128},
     "sarathi-256": {"policy": "sarathi", "token_budget": 256},

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-MOST_PROMPTS = 64
+MOST_PROMPTS = 64  # of a batch that they ought to fill
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,23 +63,23 @@ def draw_batches(prompt, output, *, token_budget, max_batch_size, count, seed, k
 
     A decode belongs to a request found in decode at a random time: drawn with its output tokens as weight, any of them
     being next. Prompts are whole, the first one perhaps begun before and the last one cut; every other batch with
-    prefill is full.
+    prefill is full, unless `MOST_PROMPTS` prompts are too short for that.
     """
     rng = np.random.default_rng(seed)
     weights = output / output.sum()
     decodes, context, longest = np.zeros((3, count))
     prompts = []  # batch, new tokens, tokens before them
     for i in range(count):
-        kind = i % 4  # twice decodes alone, then full, then a few prompts, beside no decodes every fourth time
-        most = 0 if i % 16 == 3 else int(rng.integers(1, min(max_batch_size, token_budget - 1) + 1))
+        decodes_alone, full, prefill_alone = i % 4 < 2, i % 4 == 2, i % 16 == 3  # else a few prompts beside decodes
+        most = 0 if prefill_alone else int(rng.integers(1, min(max_batch_size, token_budget - 1) + 1))
         who = rng.choice(prompt.size, most, p=weights)
         held = prompt[who] + np.floor(rng.random(most) * output[who])
         fit = int(np.searchsorted(np.cumsum(held), kv_tokens, side="right"))
         decodes[i], context[i], longest[i] = fit, held[:fit].sum(), held[:fit].max(initial=0.0)
-        if kind < 2 and fit:
+        if decodes_alone and fit:
             continue
         room = token_budget - fit
-        for j, length in enumerate(rng.choice(prompt, MOST_PROMPTS if kind == 2 else int(rng.geometric(0.5))).tolist()):
+        for j, length in enumerate(rng.choice(prompt, MOST_PROMPTS if full else int(rng.geometric(0.5))).tolist()):
             begun = int(rng.integers(length)) if j == 0 and rng.random() < 0.3 else 0
             new = min(length - begun, room)
             prompts.append((i, new, begun))

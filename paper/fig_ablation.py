@@ -11,11 +11,12 @@ import polars as pl
 
 import penstock as ps
 from paper.item import Item
+from paper.staircase import STAIRS
 from penstock.checking.charts import latency_panels
 from penstock.show.charts import on_grid
 
 TRACE = "azure-llm-2023-conv"
-SERVER = ps.Server(ps.PiecewiseConstant(c=0.01128, a=0.03547, b0=128), 512, policy="sarathi")  # CodeLlama-34B, one A100
+SERVER = ps.Server(STAIRS, 512, policy="sarathi")
 BUDGETS = SMALL, MODERATE, LARGE = 128, 512, 1024
 RATES = (2.0, 1.2)  # requests/s
 SEEDS = range(5)

@@ -1,8 +1,7 @@
 """Batch time depends on the token load (Section 2.3).
 
 At each token load, batches are drawn from requests' lengths that hold exactly so many tokens, from nearly all prefill
-to nearly all decodes, and timed by measured layers. Whole ShareGPT histories (prompts of at most 8,192 tokens, 16,384
-in all) vary several times as much.
+to nearly all decodes, and timed by measured layers.
 """
 
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from paper.batches import draw_batches
 from paper.item import Item
 from paper.layer_times import read_llmservingsim, read_vidur
 from paper.looks import STROKES, channels
+from paper.staircase import STAIRS
 from penstock.show.charts import on_grid
 
 LENGTHS, ALIKE = "traces/sharegpt_8k_lengths.csv.gz", "azure-conv"  # in the data; what stands for it
@@ -24,7 +24,7 @@ LOADS = (128, 256, 512, 1024, 2048)
 FULL = LOADS[-1]
 MAX_BATCH_SIZE = 128
 DRAWN = 2_000  # batches at each load: a fifth or more hold exactly so many tokens
-STAIRS, LARGEST, R2 = ps.PiecewiseConstant(c=0.01128, a=0.03547, b0=128), 512, 0.97  # fitted up to so many tokens
+LARGEST, R2 = 512, 0.97  # tokens up to which the staircase is fitted, and how well
 
 
 class Model(NamedTuple):
@@ -62,12 +62,12 @@ def by_preset(preset):
 # 1. What gives the seconds of batches: a layer profile, else a preset, else nothing.
 times, how = {}, {}
 for model in (*PAIRS[0], *PAIRS[1]):
-    profile = item.file(model.profile)
+    profile, attention = item.file(model.profile), item.file(ATTENTION)
     said = "by {}'s layer profiles, without exchange between GPUs and the engine's own work"
-    if profile is not None and model.card == A100:
-        times[model] = read_vidur(profile, model.layers, tensor_parallel=2, attention=item.file(ATTENTION)).of
+    if model.card == A100 and None not in (profile, attention):
+        times[model] = read_vidur(profile, model.layers, tensor_parallel=2, attention=attention).of
         said = said.format("Vidur")
-    elif profile is not None:
+    elif model.card == PRO and profile is not None:
         times[model] = read_llmservingsim(profile, model.layers).of
         said = said.format("LLMServingSim")
     elif model in PRESETS:

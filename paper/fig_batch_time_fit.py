@@ -82,7 +82,7 @@ for (model, degree), published in CASES.items():
         rows += [(model, f"TP{degree}", kind, *point) for point in points]
 
 item.note(
-    f"Same means: R^2 is above {R2:g}; a published constant or step lies inside the 95% interval of the one fitted "
+    f"Verdict `same`: R^2 is above {R2:g}; a published constant or step lies inside the 95% interval of the one fitted "
     "here. No batch is held out: each R^2 is of the same batches that were fitted"
 )
 if missing:

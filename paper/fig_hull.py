@@ -12,12 +12,11 @@ import polars as pl
 
 import penstock as ps
 from paper.item import Item
+from paper.staircase import STAIRS
 from penstock.show import charts
 from penstock.show.charts import on_grid
 
-SERVER = ps.Server(
-    ps.PiecewiseConstant(c=0.01128, a=0.03547, b0=128), 1024, max_batch_size=100, scope="batch", convention="paper"
-)
+SERVER = ps.Server(STAIRS, 1024, max_batch_size=100, scope="batch", convention="paper")
 PROMPT = 290
 BEYOND_B0 = 200  # a max batch size above b0, where the vertices fail
 

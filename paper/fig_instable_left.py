@@ -10,12 +10,13 @@ import polars as pl
 
 import penstock as ps
 from paper.item import Item
+from paper.staircase import STAIRS
 from penstock.checking.charts import tokens_over_time
 
 RATE = 14.0
 WORKLOAD = ps.Workload.poisson(RATE, prompt=129, output=112)
 BUDGET = 1024
-SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, BUDGET, convention="paper")
+SERVER = ps.Server(STAIRS, BUDGET, convention="paper")
 OTHER_BUDGETS = (256, 512, 2048, 4096)
 SECONDS = 1000  # simulated, and drawn
 PUBLISHED = {"fastertransformer": "unstable", "vllm-vanilla": "unstable", "orca": "stable", "sarathi": "stable"}

@@ -5,10 +5,11 @@ import polars as pl
 import penstock as ps
 from paper.item import Item
 from paper.looks import lines_over_time
+from paper.staircase import STAIRS
 from penstock.show.charts import on_grid
 
 BUDGET = 1024
-SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, BUDGET, convention="paper")
+SERVER = ps.Server(STAIRS, BUDGET, convention="paper")
 POLICIES = ("fastertransformer", "vllm-vanilla", "orca", "sarathi")
 BEST = "sarathi"  # by Figure 1
 RATE = 14.0  # requests/s of the figure's left half: what the paper compares

@@ -12,12 +12,11 @@ import polars as pl
 import penstock as ps
 from paper.item import Item
 from paper.looks import lines_over_time
+from paper.staircase import STAIRS
 from penstock.show.charts import on_grid
 
 BUDGET, LARGER = 128, 1024
-SERVER = ps.Server(
-    ps.PiecewiseConstant(c=0.01128, a=0.03547, b0=128), BUDGET, max_batch_size=100, scope="batch", convention="paper"
-)
+SERVER = ps.Server(STAIRS, BUDGET, max_batch_size=100, scope="batch", convention="paper")
 WORKLOAD = ps.Workload.deterministic(1 / 0.4675, prompt=290, output=990)
 SCOPES = ("batch", "running")  # what the max batch size counts
 SECONDS = 20_000

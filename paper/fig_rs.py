@@ -25,10 +25,9 @@ LEVEL = 1.5  # of requests, late in a run to earlier, below which they do not gr
 
 item = Item(__name__, __doc__)
 item.note(
-    "Same means: the flood test says what the paper says, and no theorem says otherwise; tokens grow by more than half "
-    "of what the fluid path gives; the most tokens over time are within "
-    f"{NEAR:.0%} of the fluid path; the mean number of requests in the later half is below {LEVEL:g} times that in the "
-    "second quarter"
+    "Verdict `same`: the flood test says what the paper says, and no theorem says otherwise; tokens grow by more than "
+    f"half of what the fluid path gives; the most tokens over time are within {NEAR:.0%} of the fluid path; the mean "
+    f"number of requests in the later half is below {LEVEL:g} times that in the second quarter"
 )
 item.note("The paper gives means only; each kind of lengths is simulated")
 item.note(

@@ -56,7 +56,7 @@ for name, published in SHORT.items():
         "these requests and this token budget are not the paper's, which gives no numbers",
     )  # fmt: skip
 
-item.note("The paper draws its example without numbers: 3 requests and a token budget of 8 were chosen here.")
+item.note("The paper draws its example without numbers: 3 requests and a token budget of 8 were chosen here")
 text = f"Batches of {', '.join(SHORT)} over time, each request's tokens by phase; short batches shaded."
 item.show(
     pl.concat(tables).drop("could", "resumes"),

@@ -18,7 +18,7 @@ DATA: Path | None = None
 LOOK_ALIKES = {"azure-llm-2023-code": "azure-code", "azure-llm-2023-conv": "azure-conv"}
 """Recorded traces, and the preset that stands for each where it is not on this machine."""
 
-MOST_ROWS = 40
+MOST_ROWS = 40  # of a table on the page; the CSV has all
 
 
 class Claim(NamedTuple):
@@ -61,8 +61,8 @@ class Item:
         self.claims.append(Claim(what, published, measured, bool(same), reason))
 
     def note(self, sentence: str) -> None:
-        """Say what the paper leaves open and was assumed here."""
-        self.notes.append(sentence)
+        """Add a sentence on how it was measured, or what was assumed; without its full stop."""
+        self.notes.append(sentence.removesuffix("."))
 
     def show(self, rows: pl.DataFrame, charts: Mapping[str, Any], caption: str) -> None:
         """Give what was measured: the rows of the CSV file, and charts by what one who cannot see them is told."""
@@ -117,6 +117,8 @@ class Item:
         """Whether all claims are as published, in a word and a sentence."""
         differ = sum(not claim.same for claim in self.claims)
         claims = counted(len(self.claims), "claim")
+        if not self.claims:
+            return Verdict("undecided", "nothing was measured, as recorded data are not here; see the notes.")
         if differ:
             return Verdict("differs", f"{differ:,} of {claims} differ, each with its reason below.")
         return Verdict("same", f"{claims}, all as published or proved.")

@@ -28,8 +28,12 @@ def keep(items: Iterable[Item]) -> None:
             if (below := charts.stacked(chart)) is not chart:
                 narrow.write_text(drawn(below), encoding="utf-8")
         kept[item.name] = item.as_dict()
-    in_order = {name: kept[name] for name in ITEMS if name in kept}
-    CLAIMS.write_text(json.dumps(in_order, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_claims({name: kept[name] for name in ITEMS if name in kept}, CLAIMS)
+
+
+def write_claims(claims, file):
+    """Write what items say, by their names."""
+    file.write_text(json.dumps(claims, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def drawn(chart) -> str:

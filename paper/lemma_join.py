@@ -97,7 +97,7 @@ item.claim(
 )  # fmt: skip
 item.note(
     f"Loads {', '.join(f'{load:.3g}' for load in loads)} of q_1 and of the fork; K-FCFS held with K = {k}, so K' = K + "
-    f"v_max b_max = {k_prime}. How large the buffers get depends on the seed and on the number of jobs."
+    f"v_max b_max = {k_prime}. How large the buffers get depends on the seed and on the number of jobs"
 )
 
 # 4. The figure: the time about the largest buffers, thinned to the largest of each part.

@@ -40,8 +40,8 @@ item.note(
     "here"
 )
 item.note(
-    f"Same means: limits within {LIMITS_TO}, amplifications within {AMPLIFIED_TO}; of E2E, the other figure lies in "
-    f"the 95% interval widened by {NEAR:.0%}"
+    f"Verdict `same`: limits within {LIMITS_TO}, amplifications within {AMPLIFIED_TO}; of E2E, the other figure lies "
+    f"in the 95% interval widened by {NEAR:.0%}"
 )
 item.note(
     "The E2E of the slotted program come from an independent program with slots of 1 s, where requests arrive and move "

@@ -83,6 +83,7 @@ for policy, published in PUBLISHED.items():
     table = pl.concat(batches)
     both = table.filter(pl.col("prompt_tokens_waiting") > 0, pl.col("decodes_waiting") > 0)
     mixed = both.filter(pl.col("prefill_tokens") > 0, pl.col("decode_tokens") > 0)
+    # Whether decodes always got all of the budget that they could take, and whether prompts did.
     firsts = tuple(
         both.select((pl.col(tokens) >= pl.min_horizontal(waits, "token_budget")).all()).item()
         for tokens, waits in (("decode_tokens", "decodes_waiting"), ("prefill_tokens", "prompt_tokens_waiting"))
@@ -126,8 +127,8 @@ for policy, published in PUBLISHED.items():
 heads = ("Policy", "Requests: prompt + output, tick", "Batch", "Served", "Could have been")
 about = "The smallest system that refutes each: the first batch with fewer tokens than the budget and the supply."
 item.tables.append(Table(heads, examples, about))
-item.note("An audit can refute, not prove: Yes means that no system audited refutes it.")
-item.note("The paper's four cut prompts to fit the budget, since it states them in tokens; no max batch size.")
+item.note("An audit can refute, not prove: Yes means that no system audited refutes it")
+item.note("The paper's four cut prompts to fit the budget, since it states them in tokens; no max batch size")
 
 # 4. Draw how many batches of each policy are left short, and how many mix phases.
 of_among = (("left short", "left_short", "could_be_full"), ("mixed", "mixed", "both_waited"))

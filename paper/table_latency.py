@@ -13,6 +13,8 @@ import polars as pl
 
 import penstock as ps
 from paper.item import Item
+from paper.scheduler_order import TIE, in_order
+from paper.staircase import STAIRS
 from penstock.show import charts
 from penstock.show.charts import on_grid
 from penstock.show.page import Table
@@ -29,13 +31,13 @@ BEST = {"E2E": "Sarathi-Serve", "TTFT": "Sarathi-Serve", "TBT": "FasterTransform
 
 # The paper states no token budget, no max batch size and no number of requests.
 TRACE, RATE, REQUESTS, SEEDS = "azure-llm-2023-code", 1.2, 500, 8
-BATCH_TIME, TOKEN_BUDGET = ps.hardware("codellama-34b-a100-tp1").batch_time, 512
+TOKEN_BUDGET = 512
 PAPER = {"Sarathi-Serve": "sarathi", "vLLM": "vllm-vanilla", "Orca": "orca", "FasterTransformer": "fastertransformer"}
 
 
 def ticks(load):
     """Return how many ns a batch takes, as the reference counts."""
-    return round(1e9 * BATCH_TIME(load))
+    return round(1e9 * STAIRS(load))
 
 
 def flat_beyond_4096(load):
@@ -58,7 +60,6 @@ LONGEST_GAP = 3  # Vidur cuts gaps between arrivals at so many means, so that 1.
 
 WITHIN = 0.25  # of a published number: as far as runs of other seeds lie apart
 ROUNDED = 0.005  # s, half of the last digit that is printed
-TIE = 0.005  # a difference that is printed as 0%
 
 CUT = (
     "vanilla vLLM and Orca, as the paper defines them, serve prompts before decodes and cut them, so that first tokens "
@@ -89,17 +90,10 @@ def latency(arrival, first, last, outputs):
     return np.array([np.percentile(sample * 1e-9, PERCENTILES) for sample in samples])
 
 
-def in_order(one, other):
-    """Return where the published order of two schedulers, rows 0, is that of the measured ones, rows 1, or a tie."""
-    slower = np.where(one[0] > other[0], one[1], other[1])
-    faster = np.where(one[0] > other[0], other[1], one[1])
-    return faster < (1 + TIE) * slower
-
-
 # 1. Serve the requests of each seed under each scheduler: seconds by seed, scheduler, metric and percentile.
 trace, origin = item.trace(TRACE)
 workload = trace.with_rate(RATE, "poisson")
-servers = {name: ps.Server(BATCH_TIME, TOKEN_BUDGET, policy=policy) for name, policy in PAPER.items()}
+servers = {name: ps.Server(STAIRS, TOKEN_BUDGET, policy=policy) for name, policy in PAPER.items()}
 seconds = {"paper": [], "Vidur": []}
 for seed in range(SEEDS):
     drawn = workload.with_seed(seed)
@@ -237,8 +231,7 @@ for family, metric in itertools.product(labels, METRICS):
         here.mark_point(filled=False, size=75, opacity=1, fill="white").encode(y=hollow, **looks, **place),
         here.mark_point(filled=True, size=22, opacity=1).encode(y=measured, **looks, **place),
     )
-    title = f"{metric}, policies: {family}{' (fitted)' if family == 'Vidur' else ''}"
-    panels[family].append(panel.properties(width=230, height=200, title=title))
+    panels[family].append(panel.properties(width=230, height=200, title=f"{metric}, policies: {labels[family]}"))
 text = "Seconds by percentile for E2E, TTFT and TBT: filled marks are measured, hollow ones are published."
 item.show(
     cells, {text: on_grid(alt.vconcat(*(alt.hconcat(*row) for row in panels.values())))},

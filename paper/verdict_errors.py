@@ -13,6 +13,7 @@ from scipy import stats
 
 import penstock as ps
 from paper.item import Item
+from paper.staircase import STAIRS
 from penstock.show.charts import on_grid
 
 SEEDS = 24  # docs/verdicts.md has 200
@@ -21,7 +22,7 @@ NEAR = 0.02  # loads so close below 1 are compared with what is known
 ALPHA = 0.01  # significance of a slope above 0, and alpha of the sequential test
 BATCHES = (20, 200)  # whose means are taken
 REQUESTS = 20_000
-SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 1024, policy="sarathi", convention="paper")
+SERVER = ps.Server(STAIRS, 1024, policy="sarathi", convention="paper")
 WORKLOAD = ps.Workload.poisson(1.0, ps.Geometric(129), ps.Geometric(112))  # the rate is set by the load
 
 LEAST_SQUARES, SEQUENTIAL = "least squares", "sequential test"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from paper.lemma_overtaking import fcfs_slack, newest_prompt_first
+from paper.overtaking import fcfs_slack, newest_prompt_first
 from tests.reference.markov_chain import Allocation, State, fill, token_load
 from tests.reference.markov_chain import simulate as simulate_slots
 

@@ -1,4 +1,7 @@
-"""Layer profiles become batch times: exact where measured, straight lines between, refused beyond."""
+"""Layer profiles become batch times: exact where measured, straight lines between, refused beyond.
+
+So do those of deployments of several accelerators, which docs/real_runs.py makes of them.
+"""
 
 import gzip
 import itertools

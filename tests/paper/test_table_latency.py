@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paper.table_latency import in_order
+from paper.scheduler_order import in_order
 
 
 def test_less_than_half_a_percent_apart_the_wrong_way_round_is_a_tie() -> None:

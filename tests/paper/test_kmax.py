@@ -1,4 +1,4 @@
-"""Vertex C: growth there is checked in tests/agreement/test_paper.py; below it more policies are bounded."""
+"""Vertex C: a backlog is bounded below it and grows beyond; tests/agreement/test_paper.py has the growth there."""
 
 import pytest
 
