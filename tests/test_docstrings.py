@@ -50,26 +50,26 @@ def sectioned(node: ast.AST, name: str) -> Iterator[str]:
         inside = name
         if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inside = f"{name}.{inner.name}"
-            if re.search(r"^[A-Z]\w+\n---+$", ast.get_docstring(inner) or "", re.MULTILINE):
+            if re.search(r"^[A-Z][\w ]+\n---+$", ast.get_docstring(inner) or "", re.MULTILINE):
                 yield inside
         yield from sectioned(inner, inside)
 
 
-def test_every_parameter_and_attribute_of_the_face_is_described() -> None:
-    for one in called():
-        inherited = "\n".join(inspect.getdoc(base) or "" for base in bases(one)) if inspect.isclass(one) else ""
-        listed = " ".join(re.findall(r"^(\w[\w, ]*)\n    ", inherited, re.MULTILINE))
-        said = set(re.findall(r"\w+", f"{listed} {inspect.getdoc(one)}"))
+def test_every_parameter_and_field_of_functions_and_classes_of_the_face_is_listed_or_quoted() -> None:
+    """Those of methods are left to their authors."""
+    for one in called() - {penstock.InputError}:  # which has the parameters of a ValueError, and no signature
+        text = "\n".join(inspect.getdoc(base) or "" for base in (bases(one) if inspect.isclass(one) else [one]))
+        listed = " ".join(re.findall(r"^([*\w][\w, *]*)\n    ", text, re.MULTILINE))
+        said = {*re.findall(r"\w+", listed), *re.findall(r"``(\w+)``", text)}
         fields = {field.name for field in dataclasses.fields(one)} if dataclasses.is_dataclass(one) else set()
-        asked = set() if one is penstock.InputError else set(inspect.signature(one).parameters)
-        assert {name for name in fields | asked if not name.startswith("_")} <= said, one
+        asked = fields | set(inspect.signature(one).parameters)
+        assert {name for name in asked if not name.startswith("_")} <= said, one
 
 
 def test_sections_stand_on_the_face_alone() -> None:
     """Elsewhere a line or two do, and a comment beside what has a unit or a shape."""
     allowed = face()
     for path in (*SOURCE.rglob("*.py"), *(ROOT / "paper").rglob("*.py")):
-        if "kernel" not in path.relative_to(ROOT).parts:
-            above = SOURCE.parent if SOURCE in path.parents else ROOT
-            module = ".".join(path.relative_to(above).with_suffix("").parts)
-            assert {*sectioned(ast.parse(path.read_text()), module)} <= allowed, path
+        above = SOURCE.parent if SOURCE in path.parents else ROOT
+        module = ".".join(path.relative_to(above).with_suffix("").parts)
+        assert {*sectioned(ast.parse(path.read_text()), module)} <= allowed, path

@@ -315,8 +315,8 @@ def read_batch_time(path: str | Path) -> BatchTimeFile:
 
 
 def write_batch_time(path: str | Path, file: BatchTimeFile) -> None:
-    """Write a batch-time file to ``path``, which `read_batch_time` and a scenario's
-    ``batch_time: {file: ...}`` read.
+    """Write ``file`` to ``path``, where `read_batch_time` and a scenario's
+    ``batch_time: {file: ...}`` read it.
 
     Raises
     ------

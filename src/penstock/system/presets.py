@@ -50,7 +50,7 @@ HARDWARE: Mapping[str, Hardware] = _Catalogue()
 
 
 def hardware(name: str) -> Hardware:
-    """Return the preset of that name.
+    """Return the preset called ``name``.
 
     Raises
     ------
