@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -23,14 +23,22 @@ COMPILED = (
 """What takes longest to compile: the event loop, and beside it the rest, which takes half as long."""
 
 
+def newest(files: Iterable[Path]) -> float:
+    """Return when the newest was written; 0 if there is none."""
+    return max((file.stat().st_mtime for file in files), default=0.0)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Compile once, in two processes at a time, what each worker would compile anew, and say so meanwhile."""
-    kept = Path(__file__).parents[1] / "src" / "penstock" / "kernel" / "__pycache__"
-    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", 0) or [*kept.glob("events.adv*")]:
+    kernel = Path(__file__).parents[1] / "src" / "penstock" / "kernel"
+    kept = newest(kernel.glob("__pycache__/events.adv*.nbi")) > newest(kernel.glob("*.py"))
+    if kept or hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", 0):
         return
     said = config.pluginmanager.get_plugin("terminalreporter")
-    said.write_line("Compiling the simulator before the first test, once on a machine: one to three minutes.")
+    said.write_line(
+        "Compiling the simulator before the first test, once after each change of the kernel: one to three minutes."
+    )
     began = time.monotonic()
     parts = [subprocess.Popen([sys.executable, "-c", part]) for part in COMPILED]
     for part in parts:
