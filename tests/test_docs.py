@@ -17,6 +17,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from paper import ITEMS
 from penstock.cli import command_line
 
 ROOT = Path(__file__).parents[1]
@@ -189,6 +190,12 @@ def test_every_command_of_a_page_exists_with_the_options_that_it_is_given(page: 
 
 
 @every_page
+def test_what_a_page_says_to_measure_again_is_an_item_of_the_paper(page: Path) -> None:
+    for name in re.findall(r"python -m paper ([a-z][\w-]*)", page.read_text()):
+        assert name in (*ITEMS, "all"), name
+
+
+@every_page
 def test_there_is_no_block_that_nobody_runs(page: Path) -> None:
     """YAML is YAML, each block names its language, and no paragraph is indented to look like a block."""
     for block in blocks(page):
@@ -230,8 +237,9 @@ def test_figures_and_files_that_a_page_names_exist(page: Path) -> None:
     text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     for name in re.findall(r"\]\(([^)]+)\)", text):
         assert name.startswith(("https://", "#")) or (page.parent / name.split("#")[0]).exists(), name
-    for name in re.findall(r"`((?:docs|tests|benchmarks|examples)/[\w./-]+?)`", text):
-        assert (ROOT / name).exists(), name
+    for name in re.findall(r"`((?:docs|tests|benchmarks|examples|paper|src)/[\w./-]+?)`", text):
+        pattern = name.replace("ENGINE", "*")  # an engine that a page speaks of in general
+        assert [*ROOT.glob(pattern.rstrip("/"))], name
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:
