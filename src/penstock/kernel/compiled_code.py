@@ -15,12 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core import untyped_passes
 from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.dispatcher import Dispatcher
-from numba.core.typed_passes import NativeLowering
+from numba.core.typed_passes import (
+    AnnotateTypes,
+    DumpParforDiagnostics,
+    InlineOverloads,
+    NativeLowering,
+    NopythonRewrites,
+    NoPythonSupportedFeatureValidation,
+)
 
 __all__ = ["allocating_nothing", "entry", "find_place", "uncounted"]
 
@@ -51,6 +59,9 @@ class _PartLibrary(JITCodeLibrary):
     def finalize(self) -> None:
         self._finalized = True
 
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
     def _get_module_for_linking(self) -> Any:
         return self._final_module
 
@@ -70,7 +81,9 @@ class _WholeLibrary(JITCodeLibrary):
         for function in self.get_defined_functions():
             if function.name in names:
                 function.linkage = "internal"  # nobody else calls it: none is kept that is inlined
-        super()._optimize_final_module()
+        # Once: Numba's first round is for references to arrays, of which none are counted.
+        passes, timed = self._codegen._module_pass_manager()
+        passes.run(self._final_module, timed)
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
@@ -107,13 +120,15 @@ class _Whole(CompilerBase):
     """Compiles what Python calls."""
 
     lowering: type[NativeLowering] = _WholeLowering
+    idle: frozenset[Any] = frozenset({AnnotateTypes, DumpParforDiagnostics})
 
     def define_pipelines(self) -> list[PassManager]:
-        """Return Numba's own passes, but for the one that translates."""
+        """Return Numba's own passes, but for the one that translates and those that are idle."""
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
         passes.passes = [
             (self.lowering, what) if each is NativeLowering else (each, what)
             for each, what in passes.passes
+            if each not in self.idle
         ]
         passes.finalize()
         return [passes]
@@ -123,6 +138,20 @@ class _Part(_Whole):
     """Compiles what only compiled functions call."""
 
     lowering = _PartLowering
+    # No part has closures, blocks of `with`, literals to unroll, or calls to be inlined as source.
+    idle = _Whole.idle | {
+        untyped_passes.FindLiterallyCalls,
+        untyped_passes.InlineClosureLikes,
+        untyped_passes.InlineInlinables,
+        untyped_passes.LiteralPropagationSubPipelinePass,
+        untyped_passes.LiteralUnroll,
+        untyped_passes.MakeFunctionToJitFunction,
+        untyped_passes.RewriteDynamicRaises,
+        untyped_passes.WithLifting,
+        InlineOverloads,
+        NopythonRewrites,
+        NoPythonSupportedFeatureValidation,
+    }
 
 
 def allocating_nothing(function: Any, **options: bool) -> Any:

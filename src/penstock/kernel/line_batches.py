@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.kernel import signatures
+from penstock.kernel.apart import A_POOL, A_WORLD, NUMBER, apart
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.in_progress import before_it_dies, start, within_the_run
@@ -241,7 +242,7 @@ def _link_decodes(world: World, server: int, pool: Any, end: int) -> Any:
     return decodes, fewest
 
 
-@uncounted(inline=True)
+@apart(NUMBER(A_WORLD, NUMBER, A_POOL))
 def form_from_lines(world: World, server: int, pool: Any) -> Any:
     """Form a batch, or a run of equal ones, at a free replica; return what failed, or 0."""
     replica, clock = world.servers[server], world.clock[0]

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from numba import types
+
+from penstock.kernel.apart import A_POOL, A_WORLD, NUMBER, apart
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.lines import (
     append_fresh,
@@ -14,7 +17,7 @@ from penstock.kernel.records import IN_DECODE, World
 from penstock.kernel.releases import finish
 
 
-@uncounted(inline=True)
+@apart(types.void(A_WORLD, NUMBER, A_POOL))
 def end_of_lines(world: World, server: int, pool: Any) -> None:
     """Hand out the tokens of the batches that have ended at a replica."""
     first = world.servers[server].first_line

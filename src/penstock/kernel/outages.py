@@ -9,7 +9,9 @@ wait until a replica is back, which begins empty. Routers know at once who serve
 from typing import Any
 
 import numpy as np
+from numba import types
 
+from penstock.kernel.apart import A_WORLD, NUMBER, apart
 from penstock.kernel.blocks import forget_all, forget_buckets
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import NEVER
@@ -37,7 +39,7 @@ it does.
 """
 
 
-@uncounted()
+@apart(types.void(A_WORLD))
 def happen(world: World) -> None:
     """Let replicas die and come back at this tick."""
     clock = world.clock[0]
@@ -53,7 +55,7 @@ def happen(world: World) -> None:
             row[HIT] = _die(world, row[SERVER], row[WHAT] == DIES_WITH_REQUESTS)
 
 
-@uncounted()
+@apart(types.void(A_WORLD, NUMBER))
 def hold(world: World, request: int) -> None:
     """Let a request wait until a replica of its pool is back."""
     trial, clock = world.tries[request], world.clock[0]

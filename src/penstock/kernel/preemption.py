@@ -11,7 +11,6 @@ import numpy as np
 from penstock.kernel.blocks import give_back, nameable
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import unchain
-from penstock.kernel.radix import use
 from penstock.kernel.records import EVICTED, VLLM, World
 from penstock.kernel.running import (
     add_tokens,
@@ -24,6 +23,7 @@ from penstock.kernel.running import (
     release,
     unlink,
 )
+from penstock.kernel.sglang_cache import leave
 from penstock.kernel.waiting import comes_before, wait_first
 
 
@@ -92,7 +92,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     again.last = slot.last
     engine.waiting_tokens += again.target
     if pool.radix != 0:
-        use(world, engine, slot.end_node, -1)
+        leave(world, engine, slot.end_node)
         slot.joined = 0
         again.matched = 0
     if pool.caching == 0:

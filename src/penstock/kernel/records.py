@@ -35,6 +35,15 @@ SEAM, VLLM, SGLANG, TENSORRT = range(4)
 served.
 """
 
+APART = (
+    *("form_from_lines", "end_of_lines", "form_by_policy", "vllm", "sglang", "tensorrt"),
+    *("keep_at_end", "keep_ahead", "leave", "give_up", "pages_found"),
+    *("happen", "hold", "come", "land", "receive"),
+)
+"""Functions that a system may lack (`penstock.kernel.apart`), in the order of `World.apart`: rules,
+a cache that is a tree, outages, transfers.
+"""
+
 INPUT, COMPLETION, OPTIMISTIC, STATIC = range(4)
 """What must be free before a request is admitted: its prompt; all it will ever need; a block; all,
 and nobody runs.
@@ -388,8 +397,8 @@ for; one per engine is both ends of its queue. There are as many as KV blocks.
 World = namedtuple(
     "World",
     """
-    clock pools servers planned engines lines stages onward means listed duration linear per params
-    serving health outages idle_engines idle_lines tries
+    apart clock pools servers planned engines lines stages onward means listed
+    duration linear per params serving health outages idle_engines idle_lines tries
     slots heads bits growth budget lives nodes blocks buckets table hits ids bounds ends
     job_arrival job_root job_tokens rows again sent delay coin context reuse home cached ready
     first_token finish heap ready_now touched seen asked lookout weights gaps full cells stalls
@@ -397,6 +406,8 @@ World = namedtuple(
     """,
 )
 World.__doc__ = """All of it; of many names the records above say what they hold.
+
+``apart``: where the functions of `APART` begin, 0 for those that nobody needs.
 
 Of pools and replicas: ``planned``, one per engine, is the batch composed ahead, of 0 tokens where
 there is none; ``onward`` (stages, stages) and ``means`` (stages, 2): requests released per finished

@@ -13,8 +13,8 @@ from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.engine_ends import grown, settle
 from penstock.kernel.in_progress import begun_again
-from penstock.kernel.radix import pages_in_tree
 from penstock.kernel.records import BY_LINES, TENSORRT, World
+from penstock.kernel.sglang_cache import pages_found
 from penstock.kernel.signatures import (
     ASKED_COIN,
     ASKED_HOME,
@@ -292,7 +292,7 @@ def _cached_at(world: World, request: int, server: int) -> Any:
     engine = world.engines[replica.engine]
     if pool.radix != 0:
         pages = max(world.again[request].target - 1, 0) // pool.block_size
-        return pages_in_tree(world, engine, pool, request, pages) * pool.block_size
+        return pages_found(world, engine, pool, request, pages) * pool.block_size
     if pool.caching == 0 or world.again[request].target == 0:
         return 0
     hits, _ = found_in_cache(world, engine, pool, request)

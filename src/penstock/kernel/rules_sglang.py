@@ -7,7 +7,9 @@ mid-prefill. Requests whose last token is in flight stay there until it is out, 
 from typing import Any
 
 import numpy as np
+from numba import types
 
+from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, apart
 from penstock.kernel.blocks import blocks_of, take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.preemption import preempt
@@ -29,7 +31,7 @@ from penstock.kernel.sglang_retraction import taken_back
 from penstock.kernel.waiting import wait_last
 
 
-@uncounted()
+@apart(types.void(A_WORLD, AN_ENGINE, A_POOL))
 def sglang(world: World, engine: Any, pool: Any) -> None:
     """SGLang: a batch of prompts when one can be formed, at most one of them cut, else all decodes.
 

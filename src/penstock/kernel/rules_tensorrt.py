@@ -7,7 +7,9 @@ prompt waits in the list, where memory is reserved to completion with its blocks
 from typing import Any
 
 import numpy as np
+from numba import types
 
+from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, apart
 from penstock.kernel.blocks import blocks_of, take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.preemption import make_room, preempt
@@ -16,7 +18,7 @@ from penstock.kernel.running import admit, growth_of, needs, peak_of, serve_pref
 from penstock.kernel.waiting import pop_waiting, wait_first
 
 
-@uncounted()
+@apart(types.void(A_WORLD, AN_ENGINE, A_POOL))
 def tensorrt(world: World, engine: Any, pool: Any) -> None:
     """TensorRT-LLM: all decodes, then prompts; in a static batch prompts alone, or decodes."""
     everyone_fits = pool.admission != INPUT or _fit_in_order(world, engine, pool)

@@ -3,7 +3,9 @@
 from typing import Any
 
 import numpy as np
+from numba import types
 
+from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, apart
 from penstock.kernel.blocks import blocks_of, found_in_cache, hold, take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.drafts import verify
@@ -23,7 +25,7 @@ from penstock.kernel.running import (
 from penstock.kernel.waiting import pop_waiting, wait_first
 
 
-@uncounted(inline=True)
+@apart(types.void(A_WORLD, AN_ENGINE, A_POOL))
 def vllm(world: World, engine: Any, pool: Any) -> None:
     """Form a batch of vLLM: those that run, in order, then new ones."""
     engine.has_prompts = 0

@@ -7,9 +7,11 @@ it finishes; pages that the tree had already are given back. A retracted request
 from typing import Any
 
 import numpy as np
+from numba import types
 
+from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, NUMBER, apart
 from penstock.kernel.compiled_code import uncounted
-from penstock.kernel.radix import insert, make_free, use
+from penstock.kernel.radix import insert, make_free, pages_in_tree, use
 from penstock.kernel.records import IN_FLIGHT, World
 
 
@@ -45,7 +47,7 @@ def _leave_in_tree(world: World, engine: Any, pool: Any, place: int, tokens: int
     use(world, engine, slot.end_node, -1)
 
 
-@uncounted()
+@apart(types.void(A_WORLD, AN_ENGINE, A_POOL, NUMBER))
 def keep_at_end(world: World, engine: Any, pool: Any, epoch: int) -> None:
     """Keep what is complete as a batch ends, at that epoch, in its order: prompts, then decodes."""
     place = engine.served_head
@@ -76,7 +78,7 @@ def note_joined(world: World, engine: Any, place: int) -> None:
     engine.last_joined = place
 
 
-@uncounted()
+@apart(types.void(A_WORLD, AN_ENGINE, A_POOL))
 def keep_ahead(world: World, engine: Any, pool: Any) -> None:
     """Keep what is complete as a batch ends that was taken for computed when it began."""
     place = engine.first_joined
@@ -102,3 +104,24 @@ def make_free_for(world: World, engine: Any, pool: Any, pages: int) -> None:
     """Let the cache, where there is one, give up pages until so many are free."""
     if pool.radix != 0:
         make_free(world, engine, pool, pages)
+
+
+# -- what others ask of the cache
+
+
+@apart(types.void(A_WORLD, AN_ENGINE, NUMBER))
+def leave(world: World, engine: Any, node: int) -> None:
+    """Let a request that gives up its place use the tree no more, up to its last node."""
+    use(world, engine, node, -1)
+
+
+@apart(types.void(A_WORLD, AN_ENGINE, A_POOL, NUMBER))
+def give_up(world: World, engine: Any, pool: Any, pages: int) -> None:
+    """Let the cache give up pages until so many are free."""
+    make_free(world, engine, pool, pages)
+
+
+@apart(NUMBER(A_WORLD, AN_ENGINE, A_POOL, NUMBER, NUMBER))
+def pages_found(world: World, engine: Any, pool: Any, request: int, pages: int) -> Any:
+    """Return how many of the first pages of a request the cache has."""
+    return pages_in_tree(world, engine, pool, request, pages)

@@ -85,13 +85,13 @@ ASK_FOR = "return at least 0 tokens of each phase, and one of these two"
 _INTERPRETED: dict[int, Any] = {}  # functions by what stands for their address, without a compiler
 
 
-def _function_at(kind: Any) -> Any:
+def function_at(kind: Any) -> Any:
     """Return what makes, in compiled code, a function of a kind of its address."""
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         return _INTERPRETED.get
 
     @intrinsic
-    def function_at(_: Any, address: Any) -> Any:
+    def at(_: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             function = cgutils.create_struct_proxy(kind)(context, builder)
             function.jit_addr = builder.inttoptr(args[0], cgutils.voidptr_t)
@@ -101,7 +101,7 @@ def _function_at(kind: Any) -> Any:
 
         return kind(types.int64), generate
 
-    return function_at
+    return at
 
 
 def address_of(compiled: Any, signature: Any) -> int:
@@ -118,7 +118,7 @@ def address_of(compiled: Any, signature: Any) -> int:
     return address
 
 
-policy_at: Callable[[int], Any] = _function_at(POLICY)
+policy_at: Callable[[int], Any] = function_at(POLICY)
 """In compiled code: the policy at an address."""
 
 LINE_PROMPTS, LINE_PROMPT_TOKENS, LINE_DECODING, LINE_PREFILL_MEAN, LINE_DECODE_MEAN = range(5)
@@ -156,7 +156,7 @@ ORDER_SIGNATURE = types.int64(LINES, PARAMS, LINES)
 
 ORDER = types.FunctionType(ORDER_SIGNATURE)
 
-order_at: Callable[[int], Any] = _function_at(ORDER)
+order_at: Callable[[int], Any] = function_at(ORDER)
 """In compiled code: the order at an address."""
 
 (
@@ -195,5 +195,5 @@ ASKED_FIELDS = 4
 ROUTER_SIGNATURE = types.int64(LINES, types.Array(types.float64, 1, "C"), PARAMS)
 """``router(replicas, request, params) -> place``: a row of ``replicas``, shape (replicas, 8)."""
 
-router_at: Callable[[int], Any] = _function_at(types.FunctionType(ROUTER_SIGNATURE))
+router_at: Callable[[int], Any] = function_at(types.FunctionType(ROUTER_SIGNATURE))
 """In compiled code: the router at an address."""

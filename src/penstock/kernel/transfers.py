@@ -10,18 +10,20 @@ on, as soon as there is a place for it.
 from typing import Any
 
 import numpy as np
+from numba import types
 
+from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, NUMBER, apart
 from penstock.kernel.blocks import blocks_of
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.engine_ends import settle
 from penstock.kernel.in_progress import cut, touch
-from penstock.kernel.radix import make_free
 from penstock.kernel.records import BY_LINES, World
 from penstock.kernel.releases import push_delayed
 from penstock.kernel.running import admit, begin_decode, change_phase
+from penstock.kernel.sglang_cache import give_up
 
 
-@uncounted()
+@apart(types.void(A_WORLD, AN_ENGINE, A_POOL, NUMBER))
 def come(world: World, engine: Any, pool: Any, request: int) -> None:
     """Let a request wait for its KV memory; whoever has that keeps it."""
     clock, sent = world.clock[0], world.sent[request]
@@ -62,7 +64,7 @@ def start_transfers(world: World, engine: Any, pool: Any) -> None:
             return
         engine.coming_head = row.next
         if pool.radix != 0:
-            make_free(world, engine, pool, blocks)
+            give_up(world, engine, pool, blocks)
         engine.free -= blocks
         sent.lent_here = blocks
         source = world.servers[world.rows[request + sent.sender].server]
@@ -71,7 +73,7 @@ def start_transfers(world: World, engine: Any, pool: Any) -> None:
         push_delayed(world, max(begin + sent.link + sent.latency, clock.now + 1), request)
 
 
-@uncounted()
+@apart(types.void(A_WORLD, NUMBER))
 def land(world: World, request: int) -> None:
     """Note that all KV memory of a request is there."""
     sent, row = world.sent[request], world.rows[request]
@@ -100,7 +102,7 @@ def _look_again(world: World, server: int) -> None:
         cut(world, server)
 
 
-@uncounted()
+@apart(types.void(A_WORLD, AN_ENGINE, A_POOL))
 def receive(world: World, engine: Any, pool: Any) -> None:
     """Let those run whose KV memory is there, while there are places, and begin more transfers."""
     while engine.landed_head >= 0:

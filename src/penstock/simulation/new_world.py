@@ -79,6 +79,7 @@ def new_world(
         most = servers[0].most_tokens
         pools.cell_columns = room + 1
     return World(
+        apart=np.zeros(len(records.APART), np.int64),
         clock=clock,
         pools=pools,
         servers=table,

@@ -125,6 +125,7 @@ class NetworkSession(WorldSession):
         self.world = self._with_orders(world)
         self._name_recorded_prompts()
         self.has_outages = bool(outages)
+        self.has_transfers = any(network.senders)
         if outages:
             self.world = with_outages(self.world, self._ticks_of(outages))
         self._in_ticks = JobsInTicks(

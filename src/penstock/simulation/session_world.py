@@ -34,6 +34,9 @@ class WorldSession:
     orders, for messages.
     """
 
+    has_outages = has_transfers = False
+    _is_loaded = False  # the functions that its pools need
+
     def __init__(
         self, world: World, tick_s: float, compress: bool, stop: int, bits: int, rules: list[str]
     ) -> None:
@@ -86,9 +89,13 @@ class WorldSession:
     def _advance(self) -> int:
         """Call the kernel once."""
         # Imported here, as a paper server alone does without the loop of all others.
-        from penstock.kernel.events import compiled_advance
+        from penstock.kernel.events import compiled_advance, load
 
-        return compiled_advance()(self.world)
+        advance = compiled_advance()
+        if not self._is_loaded:
+            load(self.world, self.has_outages, self.has_transfers)
+            self._is_loaded = True
+        return advance(self.world)
 
     def _who(self) -> str:
         """Name what may have failed."""
