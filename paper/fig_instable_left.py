@@ -66,10 +66,8 @@ for budget in OTHER_BUDGETS:
     )  # fmt: skip
 
 lost = " and ".join(f"{budget:,}" for budget in rho if rho[budget] > 1)
-item.note(
-    f"The paper gives no token budget: {BUDGET:,} (rho {rho[BUDGET]:.3f}) is assumed, since at {lost} tokens the load "
-    "alone makes every policy unstable"
-)
+reason = f", since at {lost} tokens the load alone makes every policy unstable" if lost and rho[BUDGET] < 1 else ""
+item.note(f"The paper gives no token budget: {BUDGET:,} (rho {rho[BUDGET]:.3f}) is assumed{reason}")
 item.note("The paper gives mean lengths: constant ones are assumed, and no max batch size")
 
 # 4. The figure.

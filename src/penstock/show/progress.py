@@ -149,8 +149,8 @@ def announce_compilation() -> None:
         def _begin(self) -> None:
             if not (self.done or _on_terminal()):
                 words = (
-                    "Compiling, once for the simulator and once for each policy, which takes a "
-                    "minute or more ..."
+                    "Compiling, once for the simulator and once for each policy, which takes ten "
+                    "seconds to a minute ..."
                 )
                 print(words, file=sys.stderr, flush=True)
             if not _open:
