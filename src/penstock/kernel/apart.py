@@ -27,13 +27,14 @@ from penstock.kernel.records import (
 )
 from penstock.kernel.signatures import address_of, function_at
 
-__all__ = ["AN_ENGINE", "A_POOL", "A_WORLD", "NUMBER", "apart", "load"]
+__all__ = ["AN_ENGINE", "A_POOL", "A_WORLD", "NUMBER", "address", "apart", "load"]
 
 A_WORLD, AN_ENGINE, A_POOL = Reference(WORLD), from_dtype(ENGINE), from_dtype(POOL)
 NUMBER = types.int64
 
 _FUNCTIONS: dict[str, tuple[Any, Any]] = {}  # each with its signature, by its name in `APART`
 
+# Of an engine whose rule is not here, the rule is a part of the event loop.
 OF_RULE = {
     BY_LINES: {"form_from_lines", "end_of_lines"},
     SEAM: {"form_by_policy"},
@@ -65,16 +66,16 @@ def apart(signature: Any) -> Callable[[Any], Any]:
 
 def load(world: World, outages: bool, transfers: bool) -> None:
     """Let a world have the functions that its pools need, and those of outages and transfers."""
-    needed = {name for rule in set(world.pools.rule.tolist()) for name in OF_RULE[rule]}
+    needed = {name for rule in set(world.pools.rule.tolist()) for name in OF_RULE.get(rule, ())}
     needed |= OF_TREES if world.pools.radix.any() else set()
     needed |= OF_OUTAGES if outages else set()
     needed |= OF_TRANSFERS if transfers else set()
     for name in needed:
-        world.apart[APART.index(name)] = _address(name)
+        world.apart[APART.index(name)] = address(name)
 
 
 @functools.cache
-def _address(name: str) -> int:
+def address(name: str) -> int:
     """Return where a function begins: seconds the first time, from the disk cache after."""
     return address_of(_compiled(name), _FUNCTIONS[name][1])
 

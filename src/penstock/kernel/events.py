@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from penstock.kernel.apart import load as load
 from penstock.kernel.by_reference import reference_to
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.due_epochs import NEVER

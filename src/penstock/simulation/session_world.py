@@ -89,7 +89,8 @@ class WorldSession:
     def _advance(self) -> int:
         """Call the kernel once."""
         # Imported here, as a paper server alone does without the loop of all others.
-        from penstock.kernel.events import compiled_advance, load
+        from penstock.kernel.apart import load
+        from penstock.kernel.events import compiled_advance
 
         advance = compiled_advance()
         if not self._is_loaded:
