@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from paper import ITEMS, item, kept, measured, module
+from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.show import charts, html, progress
 from penstock.show.page import Page, Section, Table
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, metavar="DIR", help="recorded traces and layer times; else look-alikes")
     parser.add_argument("--keep", action="store_true", help="keep claims and figures for the documentation and tests")
     given = parser.parse_args()
-    names = list(ITEMS) if given.names == ["all"] else given.names
+    names = list(ITEMS) if "all" in given.names else list(dict.fromkeys(given.names))
     for name in names:
         if name not in ITEMS:
             parser.error(f"there is no item {name!r} (`python -m paper` lists them){nearest(name, ITEMS)}")
@@ -50,6 +51,7 @@ def main() -> None:
     if not names:
         print_page(listed())
         return
+    checks.writable("--out", given.out, folder=True)
     item.DATA = given.data
     progress.announce_compilation()
     items = []
@@ -57,6 +59,8 @@ def main() -> None:
         for count, name in enumerate(names):
             show(count / len(names), name)
             items.append(measured(name))
+            if given.keep and items[-1].data_absent:
+                raise InputError(f"{name} lacks recorded data, so nothing is kept; give a folder that has it to --data")
     write(items, given.out)
     if given.keep:
         kept.keep(items)
@@ -69,3 +73,7 @@ if __name__ == "__main__":
         main()
     except InputError as error:
         sys.exit(f"paper: {error}")
+    except OSError as error:
+        sys.exit(f"paper: cannot use {error.filename}: {error.strerror}")
+    except KeyboardInterrupt:
+        sys.exit("paper: interrupted")

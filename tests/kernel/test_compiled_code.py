@@ -84,7 +84,7 @@ import sys
 from pathlib import Path
 from penstock.kernel import compiled_code
 if sys.argv[1] == "later":
-    compiled_code._STAMP = (compiled_code._STAMP[0] + 1, compiled_code._STAMP[1])
+    compiled_code._STAMP = "another"
 from penstock.kernel.due_epochs import next_due_epoch
 import numpy as np
 next_due_epoch(np.array([4], np.uint64), 0)
@@ -98,6 +98,21 @@ print(sum(next_due_epoch.stats.cache_hits.values()))
         for when in ("now", "now", "later", "later")
     ]
     assert hits == ["0", "1", "0", "1"]
+
+
+@pytest.mark.parametrize("ending", ["*.nbi", "*.nbc"])
+@pytest.mark.parametrize("content", [b"", b"no code", b"\x80\x04cut"])
+def test_kept_code_that_cannot_be_read_is_compiled_again(ending: str, content: bytes, tmp_path: Path) -> None:
+    source = "from penstock.kernel.counting import add, new_multiset\nprint(add(new_multiset(), 5, 1))"
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", source]
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert (done.stdout, done.stderr) == ("1\n", "")
+        kept = [*tmp_path.rglob(ending)]
+        assert kept
+        for file in kept:
+            file.write_bytes(content)
 
 
 def test_kept_code_is_loaded_without_what_compiles_and_a_policy_of_ones_own_compiles_after_it(

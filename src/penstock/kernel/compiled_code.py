@@ -6,6 +6,7 @@ where both are read-only, as in many containers; Numba then refuses to compile a
 """
 
 import functools
+import hashlib
 import os
 import stat
 import sys
@@ -174,15 +175,24 @@ def allocating_nothing(function: Any, **options: bool) -> Any:
 
 
 def _load_overload(cache: FunctionCache, signature: Any, context: Any) -> Any:
-    """Do what Numba's method does, but for a refresh of the context."""
-    with cache._guard_against_spurious_io_errors():
-        return cache._load_overload(signature, context)
+    """Do what Numba's method does, but for a refresh of the context; what cannot be read is
+    compiled again.
+    """
+    try:
+        with cache._guard_against_spurious_io_errors():
+            return cache._load_overload(signature, context)
+    except Exception:  # a file cut short, or of something else: pickle raises what it likes
+        cache._cache_file.flush()
+        return None
 
 
-def _stamp() -> tuple[float, int]:
-    """Return when a file of the kernel changed last, and the size of all."""
-    files = [path.stat() for path in Path(__file__).parent.glob("*.py")]
-    return max(file.st_mtime for file in files), sum(file.st_size for file in files)
+def _stamp() -> str:
+    """Return what changes with any file of the kernel."""
+    files = [
+        (path.name, path.stat().st_mtime_ns, path.stat().st_size)
+        for path in sorted(Path(__file__).parent.glob("*.py"))
+    ]
+    return hashlib.sha256(repr(files).encode()).hexdigest()
 
 
 _STAMP = _stamp()
