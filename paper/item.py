@@ -128,7 +128,7 @@ class Item:
         claims = [(claim.what, claim.published, claim.measured, claim.verdict) for claim in self.claims]
         columns = ("Claim", "Published or known", "Measured", "Verdict")
         reasons = [(claim.what, claim.why) for claim in self.claims if claim.why]
-        why = [Table(("Claim", "Reason"), reasons, prose=True)] if reasons else []
+        why = [Table(("Claim", "Remark"), reasons, prose=True)] if reasons else []
         cells = [tuple(map(cell, row)) for row in self.rows.head(MOST_ROWS).iter_rows()]
         more = f"The first {MOST_ROWS} rows; all {self.rows.height:,} are in {self.name}.csv."
         rows = Table([n.replace("_", " ") for n in self.rows.columns], cells, more * (self.rows.height > MOST_ROWS))

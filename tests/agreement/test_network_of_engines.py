@@ -104,7 +104,7 @@ def drafts(spec):
     return isinstance(spec, EngineSpec) and dict(spec.system.settings).get("drafts", 0) > 0
 
 
-@pytest.mark.parametrize("systems", [50, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("systems", [80, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_random_networks_of_engines_serve_all_tokens_and_those_lost_again(systems):
     """Everybody finishes, and tokens go twice through batches only where a preemption let them be computed again."""
     preempted = 0
@@ -123,4 +123,4 @@ def test_random_networks_of_engines_serve_all_tokens_and_those_lost_again(system
             assert again or served[request.index] == own
         assert all(replica.unprocessed_tokens == 0 for replica in history.replicas)
         preempted += sum(len(batch.preempted) for batch in history.batches)
-    assert preempted > systems / 2
+    assert preempted > systems

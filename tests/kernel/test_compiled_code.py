@@ -100,6 +100,14 @@ print(sum(next_due_epoch.stats.cache_hits.values()))
     assert hits == ["0", "1", "0", "1"]
 
 
+def test_a_part_that_python_calls_says_that_it_is_none_of_its_business() -> None:
+    from penstock.kernel.blocks import blocks_of
+
+    for _ in range(2):  # compiled, and known
+        with pytest.raises(KeyError, match="blocks_of is called by compiled functions only"):
+            blocks_of(5, 16)
+
+
 @pytest.mark.parametrize("ending", ["*.nbi", "*.nbc"])
 @pytest.mark.parametrize("content", [b"", b"no code", b"\x80\x04cut"])
 def test_kept_code_that_cannot_be_read_is_compiled_again(ending: str, content: bytes, tmp_path: Path) -> None:

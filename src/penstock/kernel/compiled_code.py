@@ -1,8 +1,13 @@
-"""Where compiled code is kept between runs: where Numba keeps it, else in a temporary folder, else
-nowhere.
+"""How functions of the kernel are compiled, and where that is kept between runs.
 
-Imported before anything is compiled. Beside the package or in the user's cache nothing can be kept
-where both are read-only, as in many containers; Numba then refuses to compile at all.
+Numba optimises each function with all that it calls inside, so that one that is called twenty
+calls deep is optimised, emitted and kept twenty times. Here such a function is a *part*: it is
+translated, and no more. What Python calls is a *whole*: it gets its parts inside, and is optimised,
+emitted and kept once.
+
+Wholes are kept where Numba keeps code, else in a temporary folder, else nowhere. Beside the package
+or in the user's cache nothing can be kept where both are read-only, as in many containers; Numba
+then refuses to compile at all.
 """
 
 import functools
@@ -35,11 +40,10 @@ __all__ = ["allocating_nothing", "entry", "find_place", "uncounted"]
 
 
 def uncounted(*, inline: bool = False, from_python: bool = False) -> Callable[[Any], Any]:
-    """Compile without counting references to arrays, as a part of what calls it.
+    """Compile as a part of what calls it, or as a whole for Python, without counting references.
 
     Functions of the kernel take rows of arrays, and Numba would count each of those, which costs
-    more than what they do. Nothing is allocated, so nothing needs counting. Python can call one
-    only where it is said to.
+    more than what they do. Nothing is allocated, so nothing needs counting.
     """
     if from_python:
         return functools.partial(allocating_nothing, forceinline=inline, nogil=True)
@@ -47,11 +51,6 @@ def uncounted(*, inline: bool = False, from_python: bool = False) -> Callable[[A
         numba.njit, _nrt=False, forceinline=inline, nogil=True, pipeline_class=_Part,
         no_cpython_wrapper=True, no_cfunc_wrapper=True,
     )  # fmt: skip
-
-
-# Numba optimises each function with all that it calls inside, so that a function of the kernel,
-# twenty calls deep, is optimised twenty times, emitted, and kept on disk. Here a part is translated
-# and no more: what Python calls gets all its parts inside, and is optimised and emitted once.
 
 
 class _PartLibrary(JITCodeLibrary):
@@ -98,10 +97,11 @@ class _PartLowering(NativeLowering):
         state.flags.no_compile = True
         super().run_pass(state)
         state.library.finalize()
-        # Numba knows a function by what Python calls; this one is called by nobody.
-        known_by = list[int]().index
-        state.targetctx.insert_user_function(known_by, state.cr.fndesc, [state.library])
-        state.cr = state.cr._replace(cfunc=known_by)
+        # Numba knows a function by the built-in that Python would call: here one of its own, with
+        # the arguments of a compiled function, which complains of a name that it was not given.
+        refusal = f"{{{state.func_id.func_name} is called by compiled functions only}}".format
+        state.targetctx.insert_user_function(refusal, state.cr.fndesc, [state.library])
+        state.cr = state.cr._replace(cfunc=refusal)
         return True
 
 
@@ -156,8 +156,7 @@ class _Part(_Whole):
 
 
 def allocating_nothing(function: Any, **options: bool) -> Any:
-    """Return what `numba.njit` makes of a function that allocates nothing; kept code is loaded
-    alone.
+    """Return a whole made of a function that allocates nothing; kept code is loaded alone.
 
     Numba would load all that it can compile first, which takes longer than many a run. Kept code
     calls nothing of that but what counts references; to compile, Numba loads it all the same.

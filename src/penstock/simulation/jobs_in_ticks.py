@@ -32,7 +32,6 @@ class JobsInTicks:
             (index, server) for index, pool in enumerate(self.pools) for server, _ in pool.servers
         ]
         self.has_engines = any(not server.by_lines for _, server in self.kinds)
-        self.sends_memory = any(network.senders)
 
     def check(self, jobs: Jobs) -> None:
         """Refuse requests that an engine could never serve, or cannot tell what to do with."""
@@ -94,8 +93,8 @@ class JobsInTicks:
             later = np.flatnonzero(jobs.context)
             np.add.at(again.followed, later + jobs.context[later], 1)
         delay = self._counted("a delay", jobs.wait_s)
-        sent = records.table(records.SENT, jobs.requests if self.sends_memory else 0)
-        if self.sends_memory:
+        sent = records.table(records.SENT, jobs.requests if self.network.sends_memory else 0)
+        if self.network.sends_memory:
             received = self.network.received(jobs)
             here = np.flatnonzero(received)
             delay[here] = 0  # what comes after it is its KV memory

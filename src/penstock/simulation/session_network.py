@@ -125,7 +125,7 @@ class NetworkSession(WorldSession):
         self.world = self._with_orders(world)
         self._name_recorded_prompts()
         self.has_outages = bool(outages)
-        self.has_transfers = any(network.senders)
+        self.has_transfers = network.sends_memory
         if outages:
             self.world = with_outages(self.world, self._ticks_of(outages))
         self._in_ticks = JobsInTicks(
@@ -174,7 +174,7 @@ class NetworkSession(WorldSession):
             row.affinity = pool.affinity
             row.looks_up = pool.router.looks_up
             row.looks_at_memory = pool.router.looks_at_memory
-            row.plans_late &= pool.router.function is None and not any(network.senders)
+            row.plans_late &= pool.router.function is None and not network.sends_memory
             row.report = round(pool.report_ms / 1e3 / self.tick_s)
             row.retention = retention
             row.repeats = pool.repeats(server)

@@ -253,6 +253,11 @@ class Network:
         return stage
 
     @functools.cached_property
+    def sends_memory(self) -> bool:
+        """Whether KV memory goes from pool to pool."""
+        return any(self.senders)
+
+    @functools.cached_property
     def senders(self) -> tuple[tuple[int, ...], ...]:
         """For each stage those whose KV memory its requests go on with, because they only decode,
         at an engine.

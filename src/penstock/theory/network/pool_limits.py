@@ -144,7 +144,7 @@ def pool_limits(network: Network, model: NetworkModel) -> tuple[PoolLimits, ...]
             link_seconds(index),
         ]
     # Whether a limit counts what is known of single requests only.
-    sampled = any(network.senders) or any(
+    sampled = network.sends_memory or any(
         server.memory is not None or not server.batch_time.by_load
         for pool in pools
         for server, _ in pool.servers
