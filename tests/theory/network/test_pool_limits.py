@@ -248,14 +248,38 @@ def test_where_prefixes_are_cached_a_load_above_1_is_none_if_what_is_shared_is_f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["vllm", "sglang"])
-def test_a_cache_carries_more_than_prompts_in_full_and_no_more_than_all_that_is_shared(policy: str) -> None:
-    for load, expected in ((0.75, "stable"), (1.2, "unstable")):
+@pytest.mark.parametrize(("policy", "carried"), [("vllm", 0.6), ("sglang", 0.45)])
+def test_a_cache_carries_more_than_prompts_in_full_and_no_more_than_all_that_is_shared(
+    policy: str, carried: float
+) -> None:
+    """SGLang admits a whole backlog, which leaves the cache less room."""
+    for load, expected in ((carried, "stable"), (1.2, "unstable")):
         network = caching(policy, load * 1_024 / 657)
         without = ps.certify(network).pools[0].rho_without_cache
         assert without is not None
-        assert without > 1.5
+        assert without > 1.15
         assert ps.verdict(network, resolution=0.1, seed=1, most_jobs=20_000).verdict == expected
+
+
+@pytest.mark.slow
+def test_a_load_that_runs_from_empty_and_never_works_a_burst_down_is_called_unstable() -> None:
+    """934 jobs at once, as the flood puts them: what they hold, the cache lacks, and 1.59 times must be done anew."""
+    rate, burst, jobs = 0.6 * 1_024 / 657, 934, 40_000
+
+    def seconds(at_once: int) -> tuple[float, float]:
+        """Mean time of the jobs behind a burst, of the second tenth and of the fourth."""
+        after = 1 + np.cumsum(np.random.default_rng(1).exponential(1 / rate, jobs))
+        arrivals = np.concatenate([np.linspace(0, 1, at_once), after])
+        ones = np.ones(arrivals.size, int)
+        workflow = ps.Workflow.chain("w", ps.Workload.from_arrays(arrivals, ones, ones), TALKS, context="reuse")
+        run = ps.simulate(ps.Network(caching("sglang", 1.0).pools, [workflow]), drain=True)
+        times = np.array_split(((run.finish - run.arrival) * run.tick_s)[at_once:], 10)
+        return float(times[1].mean()), float(times[3].mean())
+
+    empty, behind = seconds(0), seconds(burst)
+    assert empty[1] == pytest.approx(empty[0], rel=0.05)
+    assert behind[1] > 1.5 * behind[0] > 3 * empty[0]
+    assert ps.verdict(caching("sglang", rate), resolution=0.1, seed=1, most_jobs=20_000).verdict == "unstable"
 
 
 def test_blocks_that_others_may_have_are_not_counted_and_those_of_outputs_are() -> None:
