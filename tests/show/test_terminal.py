@@ -1,13 +1,14 @@
 """A page loses no word on a terminal of any width, and says the same as Markdown and in a browser."""
 
+import dataclasses
 import re
 
 import pytest
 
 from penstock.show import html
 from penstock.show.markdown import markdown
-from penstock.show.page import Fact, Page, Section, Table, Verdict
-from penstock.show.terminal import print_page
+from penstock.show.page import Depth, Fact, Line, Page, Section, Table, Verdict
+from penstock.show.terminal import print_head, print_page
 
 ADDRESS = "https://example.org/a/long/path/that/no/terminal/of/forty/columns/can/hold.html"
 TABLE = Table(
@@ -26,10 +27,16 @@ PAGE = Page(
 )
 
 
-def printed(page: Page, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+def printed(
+    page: Page,
+    width: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    depth: Depth = "head",
+) -> str:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("NO_COLOR", "1")
-    print_page(page)
+    print_page(page, depth=depth)
     return capsys.readouterr().out
 
 
@@ -66,3 +73,77 @@ def test_markdown_has_every_table_that_a_terminal_shows() -> None:
 
 def test_names_of_rows_lead_where_they_should_in_a_browser() -> None:
     assert '<a href="orca.html">orca</a>' in html.render(PAGE)
+
+
+HEAD = Page(
+    "title",
+    "heading",
+    [Verdict("stable", "the load is 0.7.")],
+    [
+        Section("Hypotheses", ["This explains it."], why=True),
+        Section("Statistics", ["This is the rest."], tables=[DETAIL], notes=["mind this"]),
+    ],
+    head=[Line("title", "1.2 requests/s"), Line("stable", "70% [of] what it can carry", judges=True)],
+    why="hypotheses",
+    rest="every statistic",
+)
+"""A page with a head."""
+
+
+def test_a_head_is_printed_alone_and_names_what_is_behind_it(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    assert printed(HEAD, 80, monkeypatch, capsys).splitlines() == [
+        "title        1.2 requests/s",
+        "STABLE       70% [of] what it can carry",
+        "--why: hypotheses   --all: every statistic",
+    ]
+    assert printed(dataclasses.replace(HEAD, why="", rest=""), 80, monkeypatch, capsys).endswith("carry\n")
+
+
+@pytest.mark.parametrize("width", [0, 30, 45])
+def test_a_head_loses_no_word_on_a_narrow_terminal(width: int, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    out = printed(HEAD, width, monkeypatch, capsys)
+    assert max(map(len, out.splitlines())) <= max(width, 20)
+    assert all(line.text.split() == [word for word in line.text.split() if word in out] for line in HEAD.head)
+
+
+def test_why_prints_what_explains_the_head_and_all_the_rest(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    why = printed(HEAD, 80, monkeypatch, capsys, "why")
+    assert "This explains it." in why
+    assert "mind this" in why
+    assert "the load is 0.7." in why
+    assert "This is the rest." not in why
+    assert "--why" not in why
+    assert why.endswith("--all: every statistic\n")
+    everything = printed(HEAD, 80, monkeypatch, capsys, "all")
+    assert all(said in everything for said in ("This explains it.", "This is the rest.", "left out", "mind this"))
+    assert "--" not in everything
+
+
+def test_lines_that_were_begun_with_are_not_printed_again(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    whole = printed(HEAD, 80, monkeypatch, capsys)
+    print_head(HEAD.head[:1])
+    print_page(HEAD, begun=1)
+    assert capsys.readouterr().out == whole
+
+
+def test_a_browser_unfolds_what_is_behind_the_head() -> None:
+    text = html.render(HEAD)
+    assert "<title>stable: title</title>" in text
+    head, why, rest = text.split('<details class="behind">')
+    assert "1.2 requests/s" in head
+    assert "the load is 0.7." not in head
+    assert "the load is 0.7." in why
+    assert "This explains it." in why
+    assert "mind this" in why
+    assert "This is the rest." in rest
+    assert "left out" in rest
+
+
+def test_markdown_begins_with_the_head() -> None:
+    text = markdown(HEAD)
+    assert text.index("70% [of]") < text.index("the load is 0.7.") < text.index("This explains it.")
+
+
+def test_a_head_has_six_lines_at_most() -> None:
+    with pytest.raises(AssertionError, match="a head has 7 lines"):
+        dataclasses.replace(HEAD, head=[Line(str(number), "") for number in range(7)])

@@ -9,7 +9,10 @@ from penstock.show.page import Page, Section
 
 def markdown(page: Page) -> str:
     """Return a page as Markdown."""
-    parts = [f"**{page.title}** {page.heading}"]
+    parts = [f"**{page.title}** {page.heading}".rstrip()]
+    parts += (
+        ["\n".join(f"- **{line.label}** {line.text}" for line in page.head)] if page.head else []
+    )
     for verdict in page.verdicts:
         said = " ".join(filter(None, (f"**{verdict.word}**", verdict.about, verdict.source)))
         parts.append(f"- {said}: {verdict.reason}")

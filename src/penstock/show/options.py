@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,7 @@ from penstock import checks
 from penstock.errors import InputError
 
 if TYPE_CHECKING:
-    from penstock.show.page import Page
+    from penstock.show.page import Depth, Line, Page
 
 EXIT_ANSWER_IS_NO = 1
 EXIT_BAD_INPUT = 2
@@ -46,6 +46,14 @@ Strict = Annotated[
 Report = Annotated[
     Path | None,
     typer.Option("--report", metavar="FILE", help="Write a page that stands alone (HTML)."),
+]
+
+Why = Annotated[
+    bool,
+    typer.Option("--why", help="Say besides what explains it: hypotheses, limits, assumptions."),
+]
+All = Annotated[
+    bool, typer.Option("--all", help="Say everything: every statistic with its interval.")
 ]
 
 Output = Annotated[
@@ -160,15 +168,33 @@ def print_json(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
+def depth(why: bool, everything: bool) -> "Depth":
+    """Return how much of a page is to be printed."""
+    return "all" if everything else "why" if why else "head"
+
+
+def begin(lines: "Sequence[Line]") -> None:
+    """Print the first lines of a head at once, before what takes long is begun."""
+    from penstock.show.terminal import print_head
+
+    print_head(lines)
+    sys.stdout.flush()
+
+
 def show_page(
     page: "Page",
     document: dict[str, Any],
     report: Path | None,
     as_json: bool,
+    depth: "Depth" = "head",
     *,
+    begun: int = 0,
     as_markdown: bool = False,
 ) -> None:
-    """Print an answer as words or one JSON document, after writing the page where asked."""
+    """Print an answer as words or one JSON document, after writing the page where asked.
+
+    So many lines of its head are printed already (`begin`).
+    """
     if report is not None:
         from penstock.show import html
 
@@ -183,4 +209,4 @@ def show_page(
     else:
         from penstock.show.terminal import print_page
 
-        print_page(page)
+        print_page(page, depth=depth, begun=begun)

@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 GOOD = frozenset({"stable", "met", "held", "same", "inside"})
 BAD = frozenset(
@@ -30,9 +30,24 @@ PLAIN = frozenset(
 """Words that say what was done and judge nothing."""
 OPEN = frozenset({"unknown", "undecided", "not tested", "not checked", "differs"})
 
+MOST_LINES = 6
+"""Of a head, so that it is read at a glance."""
+
+Depth = Literal["head", "why", "all"]
+"""How much of a page a terminal shows: its head alone, what explains it too, or everything."""
+
 _NUMBER = re.compile(r"[+-]?\.?\d")
 _SENTENCE = 40  # letters of a line: no figure is as long
 _PHRASE = 24  # letters of a line that would leave the other columns of a phone too little
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A line of the head: what a reader must know at once."""
+
+    label: str
+    text: str
+    judges: bool = False  # the label is a verdict's word, and looks like one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +89,7 @@ class Table:
     prose: bool = False  # all columns hold words, even if some begin with a figure
     strong: Sequence[int] = ()  # rows that matter most: the best one, or those that sum up others
     spare: Sequence[str] = ()  # columns that a narrow terminal leaves out, the first one first
-    detail: bool = False  # a terminal leaves the whole table out
+    detail: bool = False  # a terminal shows it only if everything is asked for
     links: Sequence[str] = ()  # where the name of each row leads to, in a browser
 
     @property
@@ -131,18 +146,46 @@ class Section:
     tables: Sequence[Table] = ()
     commands: Sequence[str] = ()  # to copy into a shell: nothing is wrapped
     figures: Callable[[], Sequence[Figure]] = tuple  # a terminal never asks
-    notes: Sequence[str] = ()  # what to know besides; a terminal says it last
+    notes: Sequence[str] = ()  # what to know besides; a terminal says it last, and explains with it
+    why: bool = False  # it explains the head
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it has words, and not figures alone."""
+        return bool(
+            self.paragraphs or self.facts or self.hypotheses or self.tables or self.commands
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """All that is said of an answer."""
+    """All that is said of an answer: the head, behind it what explains it, and all the rest.
+
+    A page without a head is shown whole.
+    """
 
     title: str  # name of what was asked about, such as the scenario
     heading: str  # one line: workload, server, policies; may be empty
     verdicts: Sequence[Verdict] = ()  # come first
     sections: Sequence[Section] = ()
     notes: Sequence[str] = ()  # what to know before the verdicts are read
+    head: Sequence[Line] = ()  # `MOST_LINES` at most; the first one is labelled with the title
+    # What is behind the head, in a few words: verdicts, notes and sections that explain it, and all
+    # the rest. Empty where there is nothing.
+    why: str = ""
+    rest: str = ""
+
+    def __post_init__(self) -> None:
+        assert len(self.head) <= MOST_LINES, f"a head has {len(self.head)} lines"
+
+    @property
+    def word(self) -> str:
+        """The verdict, or nothing where there is none, or one for each of several things."""
+        if self.head:
+            return next((line.label for line in self.head if line.judges), "")
+        several = len(self.verdicts) > 1
+        first = [v.word for v in self.verdicts[:1] if not (several and v.about)]
+        return "".join(first)
 
 
 class Shown(abc.ABC):

@@ -1,5 +1,6 @@
 """Any page as words and tables on the terminal, at any width."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,6 +13,8 @@ from penstock.show import page as pages
 
 _NARROWEST = 20  # columns; with COLUMNS=0 nothing could be read
 _GAP = 2
+_LABEL = 11  # columns of a label in the head: those of `Batch times`
+_ROOMY = 40  # columns, below which the text of the head is not set off from its labels
 
 _COLOUR_OF = (
     dict.fromkeys(pages.GOOD, "bold blue")
@@ -23,11 +26,57 @@ _COLOUR_OF = (
 )
 
 
-def print_page(page: pages.Page, console: Console | None = None) -> None:
-    """Print a page: verdicts first, then the sections, then what to know besides."""
+def print_page(
+    page: pages.Page,
+    console: Console | None = None,
+    depth: pages.Depth = "head",
+    begun: int = 0,
+) -> None:
+    """Print the head, after the lines of it that are printed already, and what is asked besides.
+
+    That is, behind the head, verdicts first, then the sections, then what to know besides.
+    """
+    console = _wide_enough(console)
+    print_head(page.head[begun:], console)
+    if depth != "head" or not page.head:
+        _print_behind(console, page, depth)
+    behind = {"--why": page.why if depth == "head" else "", "--all": page.rest}
+    hints = [f"{option}: {what}" for option, what in behind.items() if what and depth != "all"]
+    if page.head and hints:
+        _say(console, f"[dim]{escape('   '.join(hints))}[/dim]")
+
+
+def print_head(lines: Sequence[pages.Line], console: Console | None = None) -> None:
+    """Print lines of a head, each as it is whatever the others are."""
+    console = _wide_enough(console)
+    indent = _LABEL + _GAP if console.width >= _ROOMY else _GAP
+    for line in lines:
+        label = line.label.upper() if line.judges else line.label
+        whole = textwrap.fill(
+            line.text,
+            console.width,
+            initial_indent=f"{label:<{indent - _GAP}}{' ' * _GAP}",
+            subsequent_indent=" " * indent,
+            break_on_hyphens=False,
+        )
+        styled = _styled(line.label, label) if line.judges else f"[bold]{escape(label)}[/bold]"
+        text = f"{styled}{escape(whole[len(label) :])}"
+        console.print(text, highlight=False, soft_wrap=True)
+
+
+def _wide_enough(console: Console | None) -> Console:
     console = console or Console(emoji=False)  # in names: `a:b:c` holds none
     console.width = max(console.width, _NARROWEST)
-    _say(console, f"[bold]{escape(page.title)}[/bold]  {escape(page.heading)}".rstrip())
+    return console
+
+
+def _print_behind(console: Console, page: pages.Page, depth: pages.Depth) -> None:
+    """Print what is behind the head, or the whole page where it has none."""
+    if page.head:
+        console.print()
+        _say(console, escape(page.heading))
+    else:
+        _say(console, f"[bold]{escape(page.title)}[/bold]  {escape(page.heading)}".rstrip())
     for note in page.notes:
         _note(console, note)
     if page.verdicts:
@@ -37,14 +86,15 @@ def print_page(page: pages.Page, console: Console | None = None) -> None:
         parts += [escape(part) for part in (verdict.about, verdict.source) if part]
         _say(console, f"{' '.join(parts)}: {escape(verdict.reason)}")
     for section in page.sections:
-        _print_section(console, section)
+        if section.why or depth != "why" or not page.head:
+            _print_section(console, section, depth)
     for section in page.sections:
         for note in section.notes:
             _note(console, note)
 
 
-def _print_section(console: Console, section: pages.Section) -> None:
-    tables = [table for table in section.tables if not table.detail]
+def _print_section(console: Console, section: pages.Section, depth: pages.Depth) -> None:
+    tables = [table for table in section.tables if depth == "all" or not table.detail]
     if not (
         section.paragraphs or section.facts or section.hypotheses or section.commands or tables
     ):
