@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -193,3 +194,14 @@ def test_the_checksums_are_those_of_the_real_files(name):
     content = gzip.decompress(content) if path.suffix == ".gz" else content
     assert is_pinned(name)
     assert {entry.name: entry.sha256 for entry in CATALOGUE}[name] == hashlib.sha256(content).hexdigest()
+
+
+def test_the_list_has_a_row_for_each_trace_and_their_addresses_behind_all(penstock):
+    _, listed, _ = penstock("traces")
+    for entry in CATALOGUE:
+        (row,) = (line for line in listed.splitlines() if line.startswith(f"{entry.name} "))
+        assert entry.description in row
+    assert "https://" not in listed
+    _, everything, _ = penstock("traces", "--all")
+    assert all(entry.home in re.sub(r"\s+", "", everything) for entry in CATALOGUE)
+    assert all(entry.licence in everything for entry in CATALOGUE)

@@ -53,7 +53,8 @@ Why = Annotated[
     typer.Option("--why", help="Say besides what explains it: hypotheses, limits, assumptions."),
 ]
 All = Annotated[
-    bool, typer.Option("--all", help="Say everything: every statistic with its interval.")
+    bool,
+    typer.Option("--all", help="Say everything: every table, every statistic with its interval."),
 ]
 
 Output = Annotated[

@@ -72,12 +72,12 @@ def _azure(year: int, kind: str, what: str, rows: int) -> Entry:
     repository = "https://github.com/Azure/AzurePublicDataset"
     if year == 2023:
         raw = "https://raw.githubusercontent.com/Azure/AzurePublicDataset/master/data"
-        url, span, cite = f"{raw}/AzureLLMInferenceTrace_{kind}.csv", "one hour", _SPLITWISE
+        url, span, cite = f"{raw}/AzureLLMInferenceTrace_{kind}.csv", "an hour", _SPLITWISE
     else:
         release = f"{repository}/releases/download/dataset-llm-2024"
         url, span, cite = (
             f"{release}/AzureLLMInferenceTrace_{kind}_1week.csv",
-            "one week",
+            "a week",
             _DYNAMOLLM,
         )
     home = f"{repository}/blob/master/AzureLLMInferenceDataset{year}.md"
@@ -89,7 +89,7 @@ def _azure(year: int, kind: str, what: str, rows: int) -> Entry:
 def _burstgpt(number: int, months: str, rows: int) -> Entry:
     home = "https://github.com/HPMLL/BurstGPT"
     url = f"{home}/releases/download/v1.1/BurstGPT_{number}.csv"
-    description = f"ChatGPT and GPT-4 on Azure, {months} of four months, failures included"
+    description = f"GPT on Azure, months {months}, with failures"
     return Entry(
         f"burstgpt-{number}", description, rows, "burstgpt", url, home, "CC-BY-4.0", _BURSTGPT
     )
@@ -116,7 +116,7 @@ def _qwen(kind: str, what: str) -> Entry:
     home = "https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon"
     # not raw.githubusercontent.com: the files are in Git LFS
     url = f"{home}/raw/main/qwen_{kind}_blksz_16.jsonl"
-    description = f"Qwen on Aliyun Bailian, two hours, {what}"
+    description = f"Qwen on Bailian, two hours, {what}"
     return Entry(f"qwen-bailian-{kind}", description, None, "qwen", url, home, "Apache-2.0", _QWEN)
 
 
@@ -125,18 +125,18 @@ CATALOGUE = (
     _azure(2023, "conv", "Conversation", 19_366),
     _azure(2024, "code", "Code completion", 16_803_695),
     _azure(2024, "conv", "Conversation", 27_303_999),
-    _burstgpt(1, "the first two", 1_429_700),
-    _burstgpt(2, "the last two", 3_858_400),
+    _burstgpt(1, "1 and 2", 1_429_700),
+    _burstgpt(2, "3 and 4", 3_858_400),
     _mooncake("conversation", "conversations", 12_031),
     _mooncake("toolagent", "tool calls and agents", 23_608),
     _mooncake("synthetic", "synthesised from public data sets", 3_993),
-    _qwen("traceA", "to consumers"),
-    _qwen("traceB", "to businesses, by API"),
+    _qwen("traceA", "consumers"),
+    _qwen("traceB", "businesses"),
     _qwen("thinking", "reasoning"),
     _qwen("coder", "coding"),
     Entry(
         "ragpulse",
-        "Retrieval-augmented question answering at a university, one week",
+        "RAG at a university, a week",
         7_106,
         "ragpulse",
         "https://github.com/flashserve/RAGPulse/raw/main/data/0_trace.jsonl",
@@ -147,7 +147,7 @@ CATALOGUE = (
     ),
     Entry(
         "arxiv-summarization",
-        "Lengths of arXiv papers and their summaries; no times",
+        "arXiv papers, summaries; lengths, no times",
         28_257,
         "lengths",
         "https://github.com/microsoft/vidur/raw/main/data/processed_traces/"

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from penstock.show import progress
-from penstock.show.options import Json, show_page
+from penstock.show.options import All, Json, depth, show_page
 
 traces_app = typer.Typer(
     help="List the public request traces worth knowing, or fetch one.", rich_markup_mode=None
@@ -14,9 +14,9 @@ traces_app = typer.Typer(
 
 
 @traces_app.callback(invoke_without_command=True)
-def traces(context: typer.Context, as_json: Json = False) -> None:
-    """List the public request traces worth knowing: where they are hosted, and under which
-    licence.
+def traces(context: typer.Context, as_json: Json = False, everything: All = False) -> None:
+    """List the public request traces worth knowing; with --all, where they are hosted, and under
+    which licence.
     """
     if context.invoked_subcommand is not None:
         return
@@ -27,7 +27,7 @@ def traces(context: typer.Context, as_json: Json = False) -> None:
     for entry in CATALOGUE:
         path = path_of(entry.name)
         document.append(dataclasses.asdict(entry) | {"path": path and str(path)})
-    show_page(traces_page(), {"traces": document}, None, as_json)
+    show_page(traces_page(), {"traces": document}, None, as_json, depth(False, everything))
 
 
 @traces_app.command("get")

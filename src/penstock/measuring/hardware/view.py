@@ -15,9 +15,9 @@ _LISTED = ((1, 0), (64, 0), (0, 512))
 _IN_FULL = ((1, 0), (64, 0), (256, 0), (0, 512), (64, 448), (0, 2_048))
 
 _CAPTION = (
-    f"Decodes have {_CONTEXT:,} tokens before them. The last column is the share of 64 decodes' "
-    "time that those cost; - where token load alone decides. `penstock hardware NAME` shows "
-    f"one in full; a scenario says `server: {{hardware: NAME}}`."
+    f"Milliseconds of one batch: of 1 or 64 decodes, each after {_CONTEXT:,} tokens, or of a "
+    "prompt of 512. `penstock hardware NAME` shows one in full; a scenario says "
+    "`server: {hardware: NAME}`."
 )
 
 
@@ -27,10 +27,8 @@ def catalogue_page(entries: Sequence[Hardware]) -> Page:
     for entry in entries:
         model = entry.batch_time
         times = (f"{_milliseconds(model, decodes, prompt):,.2f}" for decodes, prompt in _LISTED)
-        rows.append((entry.name, *times, "-" if model.by_load else f"{_share(model):.0%}"))
-    columns = (
-        "Hardware", "1 decode\nms", "64 decodes\nms", "512-token\nprompt, ms", "Share of\ncontext",
-    )  # fmt: skip
+        rows.append((entry.name, *times))
+    columns = ("Hardware", "1 decode", "64 decodes", "Prompt of 512")
     table = Table(columns, rows, _CAPTION)
     return Page("Hardware", "whose batch times are known", sections=[Section("", tables=[table])])
 
@@ -70,11 +68,6 @@ def batch_times(model: BatchTime) -> Table:
 def _milliseconds(model: BatchTime, decodes: int, prompt: int) -> float:
     """Return the time of a batch of so many decodes with a context, and one new prompt."""
     return 1e3 * model.of_batch([(prompt, 0)] if prompt else [], [_CONTEXT] * decodes)
-
-
-def _share(model: BatchTime) -> float:
-    bare = model.of_batch(decode=[0] * 64)
-    return 1 - bare / model.of_batch(decode=[_CONTEXT] * 64)
 
 
 def _most_tokens(model: BatchTime) -> float:
