@@ -264,3 +264,18 @@ def test_what_cannot_be_used_is_said_in_one_line(more: dict[str, object], said: 
     with pytest.raises(ps.InputError, match=said) as caught:
         ps.recommend(ps.Workload.poisson(1.0, 129, 112), ps.Server(TP1, 512), **more)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+def test_a_server_is_kept_where_a_change_costs_more_than_it_gains_and_the_trade_is_named() -> None:
+    """Half the token budget lets decodes wait less, and prompts longer; it carries less, too."""
+    workload, server = ps.Workload.poisson(1.2, 1_964, 28), ps.Server(TP1, 512)
+    kept = ps.recommend(workload, server, policies=(), **ROUGH)  # type: ignore[arg-type]
+    assert not kept.change
+    assert kept.trade is not None
+    assert re.match(r"sarathi at 256 has .*a mean E2E \d+% lower than sarathi at 512, at the price of", kept.trade)
+    assert "a mean TTFT" in kept.trade.split("at the price of")[1]
+    asked = ps.recommend(workload, server, policies=(), objective="e2e", **ROUGH)  # type: ignore[arg-type]
+    assert asked.recommended.server.token_budget == 256
+    worse = {name for name, gain in asked.gains.items() if gain is not None and gain < -0.02}
+    assert all(word in asked.reason.split("; the price is ")[1] for word in ("stable rate", "TTFT"))
+    assert worse == {"stable_rate", "ttft_s"}

@@ -147,3 +147,10 @@ def test_markdown_begins_with_the_head() -> None:
 def test_a_head_has_six_lines_at_most() -> None:
     with pytest.raises(AssertionError, match="a head has 7 lines"):
         dataclasses.replace(HEAD, head=[Line(str(number), "") for number in range(7)])
+
+
+def test_a_long_name_of_a_fact_leaves_room_for_what_explains_it_and_loses_no_number(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    name = "pool-controlled, maxweight, maxweight-tokens at 128, 256, 512, 1,024 and 2,048"
+    page = Page("title", "", sections=[Section("", facts=[Fact(name, "", "Theorem 1(b): it carries all")])])
+    said = printed(page, 80, monkeypatch, capsys).split()
+    assert all(word in said for word in (*name.split(), "Theorem", "carries"))

@@ -9,6 +9,7 @@ from penstock.capacity.recommendation import WORTH, Candidate, Objective
 from penstock.checking.batch_means import BATCHES
 from penstock.inputs.arrays import Floats
 from penstock.simulation import intervals
+from penstock.words import METRICS
 
 ROOM = 0.05
 """Share of the stable rate: candidates that are as fast and carry less are no ties."""
@@ -20,6 +21,8 @@ def choose(
     found: Sequence[Candidate], rate: float, objective: Objective | None
 ) -> tuple[Objective, Candidate]:
     """Return what decides, and the best candidate: the first of those that are as good."""
+    # A server that carries its load safely and meets its targets is not changed for a price that is
+    # higher than the gain, unless an objective is asked for.
     stable = [c for c in found if c.answer.verdict == "stable"] or list(found)
     safe = [c for c in stable if rate <= SAFE * c.stable_rate and c.answer.latency]
     if found[0].targets:
@@ -36,8 +39,10 @@ def choose(
     known = [c for c in likely if c.mean(metric) is not None]
     if not known:
         return decided, likely[0]
-    best = min(known, key=lambda c: c.mean(metric) or 0.0)
     current = found[0]
+    if objective is None and current in safe:
+        known = [c for c in known if worth_its_price(current, c, metric)]
+    best = min(known, key=lambda c: c.mean(metric) or 0.0)
     alike = [c for c in known if not slower(c, best, metric)]
     if current in alike:
         return decided, current
@@ -51,6 +56,20 @@ def _meeting(safe: Sequence[Candidate], stable: Sequence[Candidate]) -> list[Can
     """Return those that meet the targets, safe ones if there are any, else the nearest one."""
     met = [c for c in safe if not c.missed] or [c for c in stable if not c.missed]
     return met or [min(stable, key=lambda c: c.overshoot)]
+
+
+def worth_its_price(current: Candidate, other: Candidate, metric: str) -> bool:
+    """Return whether nothing is worse by a larger factor than a mean latency is better."""
+    gain = (current.mean(metric) or 0.0) / (other.mean(metric) or np.inf)
+    prices = [
+        (other.mean(each) or 0.0) / (current.mean(each) or np.inf)
+        for each in METRICS
+        if slower(other, current, each)
+    ]
+    carries_less = other.stable_rate < (1 - WORTH) * current.stable_rate
+    if carries_less:
+        prices.append(current.stable_rate / other.stable_rate)
+    return max(prices, default=0.0) <= gain
 
 
 def slower(one: Candidate, other: Candidate, metric: str) -> bool:

@@ -12,14 +12,12 @@ from penstock.capacity.candidates import FROM_SIMPLE_TO_SUBTLE, SAFE, Pruned, ca
 from penstock.capacity.choosing import ROOM, choose, slower
 from penstock.capacity.max_rate import max_rate
 from penstock.capacity.recommendation import (
-    WORDS,
-    WORSE,
     WORTH,
     Candidate,
     Objective,
     Recommendation,
     Step,
-    gains_of,
+    bargain,
 )
 from penstock.checking.answer import ROWS_UP_TO, check, judged
 from penstock.checking.doubt import doubt_of_server
@@ -37,7 +35,6 @@ from penstock.theory.certificate import certify
 from penstock.theory.ends import taken_as_exact
 from penstock.theory.kv_blocks import served
 from penstock.theory.operating_point import operating_point
-from penstock.words import METRICS
 from penstock.workload.workload import Workload
 
 REQUESTS = 20_000
@@ -47,7 +44,6 @@ _SAME_SHARE = 0.001  # of the requests that are served
 _AMPLE = 16  # times the memory
 _SLOTS_FEWER = (0.75, 0.5, 0.35, 0.25, 0.18, 0.125)  # of those that may run
 _SLOTS_STEP = 4  # one more slot for so many
-_BETTER = {"stable_rate": "higher"} | dict.fromkeys(METRICS, "lower")
 
 
 def recommend(
@@ -68,9 +64,12 @@ def recommend(
     rate its verdict and latency, on the same requests. A candidate carries the load safely at up to
     `SAFE` of its stable rate. Of those that do, and meet the targets or come nearest, the one with
     the lowest mean E2E is best; where none does, the one with the highest stable rate, then the
-    lowest mean E2E. Differences within the noise (of latencies: of the differences between the same
-    requests, batch means, 99%) or below `WORTH` are ties, which the current server wins, then what
-    carries clearly more, then the current policy, then the simpler one.
+    lowest mean E2E. Unless an ``objective`` is given, the current server is kept if it does and a
+    change costs more than it gains (another mean latency or the stable rate would get worse by a
+    larger factor); that trade is named. Differences within the noise (of latencies: of the
+    differences between the same requests, batch means, 99%) or below `WORTH` are ties, which the
+    current server wins, then what carries clearly more, then the current policy, then the simpler
+    one.
 
     For the scheduler of an engine only what an engine can do is recommended: its own scheduler at
     other token budgets. Policies that vLLM runs through `penstock.vllm_plugin` are named beside it.
@@ -150,12 +149,16 @@ def recommend(
 
 
 def _trade(own: Sequence[Candidate], chosen: Candidate, decided: Objective) -> str | None:
-    """Say what carries clearly more than what is kept, though no faster."""
+    """Say what is faster at too high a price, and what carries clearly more, though no faster."""
     if chosen is not own[0] or decided == "stable-rate":
         return None
     metric = f"{decided}_s"
     stable = [c for c in own[1:] if c.answer.verdict == "stable" and c.mean(metric) is not None]
-    return advice.trade(chosen, [c for c in stable if not slower(c, chosen, metric)], metric)
+    safe = [c for c in stable if c.answer.workload.rate <= SAFE * c.stable_rate]
+    faster = [c for c in safe if slower(chosen, c, metric) and (chosen.missed or not c.missed)]
+    said = [bargain(chosen, min(faster, key=lambda c: c.mean(metric) or 0.0))] if faster else []
+    more = advice.trade(chosen, [c for c in stable if not slower(c, chosen, metric)], metric)
+    return "; ".join([*said, *([more] if more else [])]) or None
 
 
 def _usual_policies(server: Server) -> Sequence[str]:
@@ -182,11 +185,7 @@ def _with_plugin(
     _, best = choose([chosen, *(c for c in others if c is not chosen)], rate, decided)
     if best is chosen:
         return None
-    gains = {name: gain or 0.0 for name, gain in gains_of(chosen, best).items()}
-    better = [f"{WORDS[n]} {gain:.0%} {_BETTER[n]}" for n, gain in gains.items() if gain > WORTH]
-    worse = [f"{WORDS[n]} {-gain:.0%} {WORSE[n]}" for n, gain in gains.items() if gain < -WORTH]
-    price = f", at the price of {' and '.join(worse)}" if worse else ""
-    return f"{best.name} has {' and '.join(better) or 'no gain'} than {chosen.name}{price}"
+    return bargain(chosen, best)
 
 
 class _Study(NamedTuple):

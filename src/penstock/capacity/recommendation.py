@@ -1,6 +1,7 @@
 """What was found of each candidate, and which of them is recommended."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,10 +19,11 @@ Objective = Literal["stable-rate", "ttft", "tbt", "e2e"]
 WORTH = 0.02
 """Share of a mean latency below which a difference is no reason to change anything."""
 
-WORDS = {"stable_rate": "a stable rate"} | {
+_WORDS = {"stable_rate": "a stable rate"} | {
     metric: f"a mean {metric[:-2].upper()}" for metric in METRICS
 }
-WORSE = {"stable_rate": "lower"} | dict.fromkeys(METRICS, "higher")
+_WORSE = {"stable_rate": "lower"} | dict.fromkeys(METRICS, "higher")
+_BETTER = {"stable_rate": "higher"} | dict.fromkeys(METRICS, "lower")
 
 
 class Step(NamedTuple):
@@ -135,7 +137,7 @@ class Recommendation:
     overload
         That no setting that was tried carries the load; a sentence, or None where one does.
     trade
-        What carries clearly more at no higher latency, where nothing is to change, and its price; a
+        What is faster or carries clearly more where nothing is to change, and its price; a
         sentence, or None.
     calibration
         What is not known of the batch times of the recommended server; None: they are taken as
@@ -218,10 +220,10 @@ class Recommendation:
         elif targets and self.change:
             why = f"{new.name} meets {targets} and carries {carries}"
         elif not self.change:
-            done = f"has a lower mean {self.objective.upper()}"
+            done = f"has a lower mean {self.objective.upper()} that is worth its price"
             if self.objective == "stable-rate":
-                done = "carries more"
-            why = f"nothing that was tried {done} beyond the noise: {old.name} carries {carries}"
+                done = "carries more beyond the noise"
+            why = f"nothing that was tried {done}: {old.name} carries {carries}"
         elif old.answer.verdict != "stable" or self.rate > SAFE * old.stable_rate:
             share = self.rate / old.stable_rate
             why = f"{self.rate:,.4g} requests/s arrive, {share:.0%} of what {old.name} carries"
@@ -233,13 +235,8 @@ class Recommendation:
             before, after = old.mean(metric) or 0.0, new.mean(metric) or 0.0
             change = f"{digits(after)} s instead of {digits(before)} s"
             why = f"the mean {self.objective.upper()} is {change}; {new.name} carries {carries}"
-        price = [
-            f"{WORDS[name]} {-gain:.0%} {WORSE[name]}"
-            for name, gain in self.gains.items()
-            if gain is not None and gain < -WORTH
-        ]
-        if price:
-            why += f"; the price is {' and '.join(price)}"
+        if price := _worse(self.gains):
+            why += f"; the price is {price}"
         if self.binding == ("batch time",):
             return (
                 f"{why}; what holds it back is the speed of its batches: no limit that you set, "
@@ -309,3 +306,25 @@ def gains_of(old: Candidate, new: Candidate) -> dict[str, float | None]:
         before, after = old.mean(metric), new.mean(metric)
         gains[metric] = None if not before or after is None else 1 - after / before
     return gains
+
+
+def bargain(old: Candidate, new: Candidate) -> str:
+    """Say what is better with another candidate, and at which price."""
+    gains = gains_of(old, new)
+    better = [
+        f"{_WORDS[name]} {gain:.0%} {_BETTER[name]}"
+        for name, gain in gains.items()
+        if gain is not None and gain > WORTH
+    ]
+    price = _worse(gains)
+    said = f"{new.name} has {' and '.join(better) or 'no gain'} than {old.name}"
+    return f"{said}, at the price of {price}" if price else said
+
+
+def _worse(gains: Mapping[str, float | None]) -> str:
+    """Say what gets worse by more than a difference that is none."""
+    return " and ".join(
+        f"{_WORDS[name]} {-gain:.0%} {_WORSE[name]}"
+        for name, gain in gains.items()
+        if gain is not None and gain < -WORTH
+    )

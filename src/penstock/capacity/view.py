@@ -237,7 +237,7 @@ def recommend_page(recommendation: Recommendation, scenario: Scenario) -> Page:
     sections.append(Section("What it brings", tables=[_gains(recommendation)]))
     sections.append(_candidates(recommendation))
     if recommendation.pruned:
-        sections.append(Section("What was ruled out", facts=_pruned(recommendation)))
+        sections.append(Section("What was ruled out", tables=[_pruned(recommendation)]))
     if recommendation.step:
         step = recommendation.step
         brings = (
@@ -285,13 +285,20 @@ def _gains(recommendation: Recommendation) -> Table:
     if not recommendation.change:
         return Table(("", "Now"), rows)
     for row, gain in zip(rows, gains, strict=True):
-        row.append("" if gain is None else f"{gain:+.1%}")
+        row.append("" if gain is None else _in_words(gain))
     caption = ""
     if now.answer.latency and then.answer.latency:
         caption = (
-            "Gains are of means: a p99 is known less well, see its interval (?: no upper end)."
+            "Compared are means: a p99 is known less well, see its interval (?: no upper end)."
         )
-    return Table(("", "Now", "Recommended", "Gain"), rows, caption)
+    return Table(("", "Now", "Recommended", "It is"), rows, caption)
+
+
+def _in_words(gain: float) -> str:
+    """Say whether a figure gets better or worse, and by which share."""
+    if abs(gain) < 0.0005:
+        return "the same"
+    return f"{abs(gain):.1%} {'better' if gain > 0 else 'worse'}"
 
 
 def _candidates(recommendation: Recommendation) -> Section:
@@ -335,17 +342,15 @@ def _candidate(candidate: Candidate, mark: str) -> tuple[str, ...]:
     )
 
 
-def _pruned(recommendation: Recommendation) -> list[Fact]:
-    """Return what was ruled out, by its reason."""
+def _pruned(recommendation: Recommendation) -> Table:
+    """Lay out what was ruled out, by its reason."""
     by_reason: dict[str, dict[str, list[int]]] = {}
     for policy, budget, reason in recommendation.pruned:
         by_reason.setdefault(reason, {}).setdefault(policy, []).append(budget)
-    facts = []
+    rows = []
     for reason, budgets in by_reason.items():
         alike: dict[str, list[str]] = {}
         for policy, at in budgets.items():
-            *most, last = (f"{budget:,}" for budget in sorted(at))
-            alike.setdefault(f"{', '.join(most)} and {last}" if most else last, []).append(policy)
-        what = "; ".join(f"{', '.join(names)} at {at}" for at, names in alike.items())
-        facts.append(Fact(what, "", reason))
-    return facts
+            alike.setdefault(", ".join(f"{budget:,}" for budget in sorted(at)), []).append(policy)
+        rows += [(", ".join(names), at, reason) for at, names in alike.items()]
+    return Table(("Policy", "Budget", "Why"), rows, prose=True)

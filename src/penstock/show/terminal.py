@@ -121,7 +121,7 @@ def _print_section(console: Console, section: pages.Section, depth: pages.Depth)
 def _facts(facts: Sequence[pages.Fact]) -> Table:
     """Lay out name, figure, explanation."""
     grid = Table.grid(padding=(0, _GAP))
-    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(style="bold")
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column()
     for fact in facts:
