@@ -1,5 +1,3 @@
 """The fast simulator: numbers and arrays only, no import of the rest of Penstock but the input
 error.
 """
-
-from penstock.kernel import compiled_code as compiled_code

@@ -1,32 +1,20 @@
-"""How functions of the kernel are compiled, and where that is kept between runs.
+"""How functions of the kernel are compiled.
 
 Numba optimises each function with all that it calls inside, so that one that is called twenty
 calls deep is optimised, emitted and kept twenty times. Here such a function is a *part*: it is
 translated, and no more. What Python calls is a *whole*: it gets its parts inside, and is optimised,
-emitted and kept once.
-
-Wholes are kept where Numba keeps code, else in a temporary folder, else nowhere. Beside the package
-or in the user's cache nothing can be kept where both are read-only, as in many containers; Numba
-then refuses to compile at all.
+emitted and kept once (`kept_code.py`).
 """
 
 import functools
-import hashlib
-import os
-import stat
-import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numba
 from numba.core import untyped_passes
-from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import PassManager, register_pass
-from numba.core.dispatcher import Dispatcher
 from numba.core.typed_passes import (
     AnnotateTypes,
     DumpParforDiagnostics,
@@ -36,7 +24,9 @@ from numba.core.typed_passes import (
     NoPythonSupportedFeatureValidation,
 )
 
-__all__ = ["allocating_nothing", "entry", "find_place", "uncounted"]
+from penstock.kernel import kept_code
+
+__all__ = ["allocating_nothing", "entry", "uncounted"]
 
 
 def uncounted(*, inline: bool = False, from_python: bool = False) -> Callable[[Any], Any]:
@@ -156,45 +146,11 @@ class _Part(_Whole):
 
 
 def allocating_nothing(function: Any, **options: bool) -> Any:
-    """Return a whole made of a function that allocates nothing; kept code is loaded alone.
-
-    Numba would load all that it can compile first, which takes longer than many a run. Kept code
-    calls nothing of that but what counts references; to compile, Numba loads it all the same.
-    """
-    compiled = numba.njit(cache=True, _nrt=False, pipeline_class=_Whole, **options)  # type: ignore[call-overload]
-    dispatcher = compiled(function)
-    cache = getattr(dispatcher, "_cache", None)
-    if isinstance(cache, FunctionCache):
-        cache.load_overload = functools.partial(_load_overload, cache)  # type: ignore[method-assign]
-        # What is kept of a function has those that it calls inside: it is good as long as no file
-        # of the kernel has changed, where Numba looks at the function's own only.
-        kept = cache._cache_file
-        kept._source_stamp = (kept._source_stamp, _STAMP)
-    return dispatcher
-
-
-def _load_overload(cache: FunctionCache, signature: Any, context: Any) -> Any:
-    """Do what Numba's method does, but for a refresh of the context; what cannot be read is
-    compiled again.
-    """
-    try:
-        with cache._guard_against_spurious_io_errors():
-            return cache._load_overload(signature, context)
-    except Exception:  # a file cut short, or of something else: pickle raises what it likes
-        cache._cache_file.flush()
-        return None
-
-
-def _stamp() -> str:
-    """Return what changes with any file of the kernel."""
-    files = [
-        (path.name, path.stat().st_mtime_ns, path.stat().st_size)
-        for path in sorted(Path(__file__).parent.glob("*.py"))
-    ]
-    return hashlib.sha256(repr(files).encode()).hexdigest()
-
-
-_STAMP = _stamp()
+    """Return a whole made of a function that allocates nothing."""
+    whole = numba.njit(_nrt=False, pipeline_class=_Whole, **options)(function)  # type: ignore[call-overload]
+    if whole is not function:  # nothing is compiled where Numba is told so
+        kept_code.keep(whole, options)
+    return whole
 
 
 def entry(function: Any, signature: Any) -> Callable[..., Any]:
@@ -210,67 +166,3 @@ def entry(function: Any, signature: Any) -> Callable[..., Any]:
     compiled.compile(signature)
     call: Callable[..., Any] = compiled.overloads[signature.args].entry_point
     return call
-
-
-def find_place() -> None:
-    """Let Numba keep compiled code where it can; say so on standard error where that is not its
-    usual place.
-    """
-    if _is_kept():
-        return
-    folder = private_folder()
-    if folder is not None:
-        os.environ["NUMBA_CACHE_DIR"] = str(folder)  # for processes that this one starts
-        numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
-        if _is_kept():
-            _note(f"goes to {folder}")
-            return
-    Dispatcher.enable_caching = _keep_nothing  # type: ignore[method-assign,assignment]
-    _note("is not kept: every run compiles it again")
-
-
-def _is_kept() -> bool:
-    """Ask Numba whether it has a place for the code of this package."""
-    try:
-        numba.njit(cache=True)(_nothing)
-    except RuntimeError:
-        return False
-    return True
-
-
-def _nothing() -> None:
-    """Stand for any function that is compiled."""
-
-
-def _keep_nothing(_: "Dispatcher[Any]") -> None:
-    """Stand for what Numba does to keep compiled code."""
-
-
-def private_folder() -> Path | None:
-    """Return a temporary folder that only this user can change, or nothing.
-
-    Whoever can write there can run code as this user, for Numba unpickles what it finds. So a
-    folder of another owner, one that others may open, and a link are refused.
-    """
-    if sys.platform == "win32":  # Numba always has a place there
-        return None
-    try:
-        folder = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
-    except OSError:
-        return None
-    private = status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
-    return folder if private and stat.S_ISDIR(status.st_mode) else None
-
-
-def _note(what: str) -> None:
-    print(
-        f"Note: compiled code cannot be kept beside Penstock nor in the user's cache, and {what}. "
-        "Set NUMBA_CACHE_DIR to a folder of your own to choose another place.",
-        file=sys.stderr,
-        flush=True,
-    )
-
-
-find_place()
