@@ -3,12 +3,16 @@
 import collections
 import io
 import re
+import subprocess
+import sys
+import time
 
 import numba
 import pytest
 from rich.console import Console
 
-from penstock.show import progress, progress_line
+from penstock.kernel import kept_code
+from penstock.show import compiling, progress, progress_line
 
 
 @pytest.fixture
@@ -81,12 +85,17 @@ def test_where_there_is_no_terminal_nothing_is_printed(capsys: pytest.CaptureFix
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_is_compiled_is_said_in_the_line_of_the_work_or_in_one_of_its_own(
+def test_what_is_compiled_is_said_in_the_place_of_the_work_and_how_far_it_is(
     shown: io.StringIO, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(numba.core.event, "_registered", collections.defaultdict(list))  # none of an earlier test
+    monkeypatch.setattr(compiling, "LOOKS_EVERY_S", 0.01)
     progress.announce_compilation.__wrapped__()
     lines: list[str] = []
+
+    @numba.njit
+    def inner(x):  # type: ignore[no-untyped-def]
+        return x - 1
 
     def look(x):  # type: ignore[no-untyped-def]
         return x + 1
@@ -94,23 +103,61 @@ def test_what_is_compiled_is_said_in_the_line_of_the_work_or_in_one_of_its_own(
     @numba.extending.overload(look)
     def _(x):  # type: ignore[no-untyped-def]
         wait_until_shown()
+        while (" of 2 " not in last_line() and " of 1 " not in last_line()) or "0 of 2 " in last_line():
+            time.sleep(0.01)
         lines.append(last_line())  # runs while the caller is compiled
         return lambda x: x + 1
 
     def first(x):  # type: ignore[no-untyped-def]
-        return look(x)
+        return look(inner(x))
 
     def second(x):  # type: ignore[no-untyped-def]
         return look(x)
 
     numba.njit(first)(1)
     with progress.bar("Simulating"):
+        wait_until_shown()
         numba.njit(second)(1.0)
         assert "Simulating" in last_line()
-    assert ["first" in line or "second" in line for line in lines] == [True] * len(lines)
-    assert "Compiling, once: " in lines[0]
+    assert "Compiling test progress, once: 1 of 2 f" in lines[0]
+    assert "32%" in lines[0]
+    assert "Simulating" not in "".join(lines)
     assert progress._open == []
     assert capsys.readouterr().err == ""
+
+
+def test_who_waits_for_another_process_that_compiles_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.core.event, "_registered", collections.defaultdict(list))
+    progress.announce_compilation.__wrapped__()
+    with numba.core.event.trigger_event(kept_code.WAITING, {"function": "advance"}):
+        (line,) = progress._open
+    assert line.title in capsys.readouterr().err == f"{line.title} ...\n"
+    assert "another process, which compiles advance" in line.title
+    assert progress._open == []
+
+
+def test_how_many_functions_are_compiled_is_known_beforehand() -> None:
+    """As many as are compiled, but for those with arguments of two kinds."""
+    source = """
+from numba.core import event
+from penstock.kernel import kept_code, server
+from penstock.show import compiling
+counted = []
+class Counts(event.Listener):
+    def on_start(self, about):
+        counted.append(counted[0] if counted else compiling.functions_of(about.data["dispatcher"]))
+    def on_end(self, about):
+        pass
+kept_code._Kept.load_overload = lambda *_: None
+kept_code._Kept.save_overload = lambda *_: None
+event.register("numba:compile", Counts())
+server.compiled_advance(False)
+print(counted[0], len(counted))
+"""
+    expected, compiled = map(int, subprocess.check_output([sys.executable, "-c", source], text=True).split())
+    assert 0.7 * compiled < expected < 1.4 * compiled
 
 
 def test_a_log_is_told_once_that_something_is_compiled(

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.words import counted
 
@@ -33,9 +33,10 @@ def _on_terminal() -> bool:
 class _Line:
     """One line on standard error, shown when its work has taken longer than a moment."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, below: "_Line | None" = None) -> None:
         self.title = title
         self.progress: Progress | None = None  # what draws it, once it is shown
+        self._below = below  # the line in whose place it is shown
         self._words = title
         self._share: float | None = None
         self._begun = time.monotonic()
@@ -52,18 +53,16 @@ class _Line:
 
         with self._lock:
             if not self._timer.finished.is_set():
+                if self._below is not None and self._below.progress is not None:
+                    self._below.progress.stop()
                 self.progress = progress_line.started(self._words, self._begun)
                 self._update()
 
     def show(self, share: float, doing: str = "", /) -> None:
         """Show what is being done, and how far it is."""
-        self._share = share
-        self.say(f"{self.title}: {doing}" if doing else self.title)
-
-    def say(self, words: str) -> None:
-        """Show what is being done."""
         with self._lock:
-            self._words = words
+            self._share = share
+            self._words = f"{self.title}: {doing}" if doing else self.title
             self._update()
 
     def _update(self) -> None:
@@ -80,6 +79,8 @@ class _Line:
             self._timer.cancel()
         if self.progress is not None:
             self.progress.stop()
+            if self._below is not None and self._below.progress is not None:
+                self._below.progress.start()
 
 
 _open: list[_Line] = []  # the line of the work that goes on, if any: a terminal shows one at a time
@@ -88,7 +89,7 @@ _open: list[_Line] = []  # the line of the work that goes on, if any: a terminal
 @contextlib.contextmanager
 def bar(title: str) -> Iterator[Show]:
     """Show a bar on standard error for work that takes longer than a moment."""
-    line = _Line(title)
+    line = _Line(title, _open[-1] if _open else None)
     _open.append(line)
     try:
         yield line.show
@@ -98,21 +99,37 @@ def bar(title: str) -> Iterator[Show]:
 
 
 @contextlib.contextmanager
+def _now_and_then(every_s: float, say: Callable[[], None]) -> Iterator[None]:
+    """Have something said every so many seconds."""
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while not ended.wait(every_s):
+            say()
+
+    threading.Thread(target=go_on, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _log(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
 def count(title: str, noun: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar for counted work (done, in all) and its speed; in a log a line now and then."""
     started = time.monotonic()
-    ended = threading.Event()
     begun: int | None = None  # those of an earlier call took none of the time
     state = ""
 
     def say() -> None:
-        while not ended.wait(SAYS_EVERY_S):
-            if state:
-                print(f"{title}: {state} done", file=sys.stderr, flush=True)
+        if state and not _on_terminal():
+            _log(f"{title}: {state} done")
 
-    if not _on_terminal():
-        threading.Thread(target=say, daemon=True).start()
-    with bar(title) as show:
+    with _now_and_then(SAYS_EVERY_S, say), bar(title) as show:
 
         def report(done: int, total: int) -> None:
             nonlocal begun, state
@@ -121,10 +138,7 @@ def count(title: str, noun: str) -> Iterator[Callable[[int, int], None]]:
             speed = (done - begun) / (time.monotonic() - started)
             show(done / total, f"{state}, {speed:,.3g}/s" if speed else state)
 
-        try:
-            yield report
-        finally:
-            ended.set()
+        yield report
 
 
 @functools.cache
@@ -132,36 +146,7 @@ def announce_compilation() -> None:
     """Say what is being compiled and how far it is; it takes seconds, the first time."""
     from numba.core import event
 
-    class Announcement(event.Listener):
-        def __init__(self) -> None:
-            self.depth = 0  # functions that are compiled for one that calls them
-            self.done = 0
-            self.lines = contextlib.ExitStack()
+    from penstock.show import compiling
 
-        def on_start(self, event: Any) -> None:
-            if not self.depth:
-                self._begin()
-            self.depth += 1
-            _open[-1].say(
-                f"Compiling, once: {self.done} done, {event.data['dispatcher'].py_func.__name__}"
-            )
-
-        def _begin(self) -> None:
-            if not (self.done or _on_terminal()):
-                words = (
-                    "Compiling, once for the simulator and once for each policy, which takes ten "
-                    "seconds to a minute ..."
-                )
-                print(words, file=sys.stderr, flush=True)
-            if not _open:
-                self.lines.enter_context(bar("Compiling"))
-
-        def on_end(self, _: Any) -> None:
-            self.depth -= 1
-            self.done += 1
-            if not self.depth:
-                for line in _open[-1:]:
-                    line.say(line.title)
-                self.lines.close()
-
-    event.register("numba:compile", Announcement())  # type: ignore[no-untyped-call]
+    event.register("numba:compile", compiling.Compiling())  # type: ignore[no-untyped-call]
+    event.register(compiling.WAITING, compiling.Waiting())  # type: ignore[no-untyped-call]
