@@ -226,6 +226,25 @@ def test_a_folder_that_others_may_have_made_is_not_used(trap, home: Home) -> Non
     assert not list(home.temporary.rglob("*.kept"))
 
 
+def test_where_nothing_can_be_kept_all_works(home: Home) -> None:
+    no_folder(home.temporary / PRIVATE)
+    source = """
+from numba.core import caching
+caching.CacheImpl._locator_classes = []  # as in an image where the package and the user's cache are read-only
+import numpy as np
+from penstock.kernel.signatures import DECODE_FIRST, Limits, Queue
+from penstock.system.policies import POLICIES, policy
+def mine(queue, limits, params):
+    return 1, queue.decoding, DECODE_FIRST
+params = np.array([0.0, 0.0, 512.0, 2.0])
+for made in (POLICIES["maxweight"], policy(mine)):
+    print(made.compiled(Queue(*range(1, 1 + len(Queue._fields))), Limits(512, 8), params)[:2])
+"""
+    said, complained = home.run(source, XDG_CACHE_HOME="/proc")
+    assert said == "(509, 3)\n(1, 3)\n"
+    assert len(complained.splitlines()) == 1
+
+
 def test_a_folder_of_another_owner_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert kept_code.private_folder() == tmp_path / PRIVATE

@@ -135,7 +135,7 @@ def maxweight_tokens(queue, limits, params):  # type: ignore[no-untyped-def]
     )
 
 
-@njit(cache=True, boundscheck=True, inline="always")
+@njit(boundscheck=True, inline="always")
 def _means(params, arrived, arrived_tokens, finished, finished_decodes):  # type: ignore[no-untyped-def]
     """Return the mean prompt and decode tokens: as given, or as learnt."""
     # Until a request finishes a decode token counts as a whole one: to learn of decodes, serve
@@ -148,7 +148,7 @@ def _means(params, arrived, arrived_tokens, finished, finished_decodes):  # type
     return prompt, decode
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _worth_most(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, limits, params):  # type: ignore[no-untyped-def]
     """Return the batch with most (x by_prefill + y by_decode) / t, over budgets and prompts."""
     # The phase whose token is worth more fills the budget first; each budget is the smallest for
@@ -200,7 +200,7 @@ def _worth_most(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, l
     )
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _share_slots(worth, prompts, prompt_tokens, head, decoding, budget, slots, smaller):  # type: ignore[no-untyped-def]
     """Return prefill and decode tokens of the best batch above ``smaller`` if slots are short."""
     # A prompt takes a slot whatever is left of it. n prompts leave room for y = min(slots - n, Zd,
@@ -234,7 +234,7 @@ def _share_slots(worth, prompts, prompt_tokens, head, decoding, budget, slots, s
     return best_x, best_y
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _prompts_in(tokens, prompts, prompt_tokens, head):  # type: ignore[no-untyped-def]
     """Return how many of the oldest prompts hold so many tokens, on average."""
     if tokens <= head or prompts < 2:

@@ -46,9 +46,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from penstock.inputs.arrays import Floats, Ints
+from penstock.kernel.compiled_code import entry
 from penstock.kernel.signatures import (
     BATCH_FIELDS,
     DECODE_FIRST,
@@ -150,10 +151,13 @@ def backlog_batches(lengths: Lengths, server: Server) -> tuple[Ints, Ints]:
         np.int64,
     )
     stuck = np.zeros(3, np.int64)
+    starts, ends = np.full((2, budget + 1), budget + 1), np.full((2, budget + 1), -1)
     try:
         params = np.array(server.params, np.float64)
         params.flags.writeable = False
-        status = _compiled_form()(policy.compiled, params, options, rows, fewest, most, stuck)
+        status = compiled_form()(
+            policy.compiled, params, options, rows, fewest, most, stuck, starts, ends
+        )
     except Exception as error:  # whatever a user's policy raises
         raise _Unknown(f"{policy.name} failed: {type(error).__name__}: {error}") from error
     if status != _FORMED:
@@ -243,15 +247,16 @@ def _form(
     fewest: Ints,
     most: Ints,
     stuck: Ints,
+    starts: Ints,
+    ends: Ints,
 ) -> int:
     """Form the batch of each queue in the rows, cut as the server cuts it.
 
-    Return a status: that of the first queue without a batch, or that there is none.
+    Return a status: that of the first queue without a batch, or that there is none. ``starts`` and
+    ``ends`` are of ranges of y by x, and of x by y.
     """
     budget, slots, running, shortest, longest = options
     limits = Limits(budget, slots)
-    starts = np.full((2, budget + 1), budget + 1)  # of ranges of y by x, and of x by y
-    ends = np.full((2, budget + 1), -1)
     for row in range(rows.shape[0]):
         prompts, decoding = rows[row, 0], rows[row, 1]
         for tokens in range(rows[row, 2], rows[row, 3] + 1):
@@ -299,12 +304,11 @@ def _form(
     return _FORMED
 
 
-_I64 = types.int64[::1]
-_SIGNATURE = types.int64(POLICY, PARAMS, _I64, types.int64[:, ::1], _I64, _I64, _I64)
+_ROW, _ROWS = types.int64[::1], types.int64[:, ::1]
+_SIGNATURE = types.int64(POLICY, PARAMS, _ROW, _ROWS, _ROW, _ROW, _ROW, _ROWS, _ROWS)
 
 
 @functools.cache
-def _compiled_form() -> Callable[..., Any]:
+def compiled_form() -> Callable[..., Any]:
     """Return `_form` compiled, with one signature: seconds the first time, then from the disk."""
-    compiled: Callable[..., Any] = njit(_SIGNATURE, cache=True)(_form)
-    return compiled
+    return entry(_form, _SIGNATURE)
