@@ -1,5 +1,5 @@
-"""What it costs to compile the kernel: ``python benchmarks/compile_costs.py`` prints what each whole
-takes, and the dearest functions within them, each without those that it calls.
+"""What it costs to compile the kernel: ``python benchmarks/compile_costs.py`` prints what each
+whole takes, and the dearest functions within them, each without those that it calls.
 
 Nothing that is kept is read, and nothing is kept.
 """

@@ -30,6 +30,7 @@ COMMANDS = {
     "watch": "live.command",
     "serve": "serving.command",
     "traces": "traces.command",
+    "warm": "checking.warm",
 }
 """Commands, in the order of the help, and the module that has each."""
 

@@ -1,15 +1,16 @@
 """Where the code of wholes is kept between runs, and how it is found again.
 
 A file has one whole, and is named by what that depends on: the text of its file and of those of the
-kernel that this imports, its arguments, the processor, and the versions of what compiles. So no
-file is ever out of date: there is one of that name, or there is none. It is looked for in the
-folder that ``PENSTOCK_COMPILED`` names, which may be read-only, and in the user's place, where new
-ones go.
+kernel that this imports, its arguments, the processor (or any of its kind, where that was asked
+for), and the versions of what compiles. So no file is ever out of date: there is one of that name,
+or there is none. It is looked for in the folder that ``PENSTOCK_COMPILED`` names, which may be
+read-only, and in the user's place, where new ones go.
 """
 
 import contextlib
 import functools
 import hashlib
+import itertools
 import os
 import pickle
 import re
@@ -32,9 +33,10 @@ from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 from numba.misc.appdirs import AppDirs
 
-__all__ = ["WAITING", "keep", "keep_in"]
+__all__ = ["WAITING", "keep", "keep_in", "size"]
 
 WAITING = "penstock:waiting"  # as Numba's events are named: another process compiles the same
+ANY_PROCESSOR = ("generic", "")  # as Numba names it, with no features
 MOST_BYTES = 60_000_000  # of all that is kept in a folder
 MOST_WAIT_S = 600.0  # who compiles longer hangs
 DAY_S = 86_400.0
@@ -66,9 +68,18 @@ def keep(whole: Any, options: dict[str, bool]) -> None:
     whole.compile = compile_
 
 
-def keep_in(folder: Path) -> None:
-    """Keep all code in a folder, and what is found elsewhere too."""
-    _only[:] = [folder]
+def keep_in(folder: Path | None) -> Path:
+    """Keep all code in one folder, what is found elsewhere too, and return which; by default the
+    one that is shipped, else the user's.
+    """
+    _only[:] = [folder or _shipped() or _users()]
+    _only[0].mkdir(parents=True, exist_ok=True)
+    return _only[0]
+
+
+def size(folder: Path) -> int:
+    """Return how many bytes of code a folder has."""
+    return sum(file.stat().st_size for file in folder.glob(f"*{KEPT}"))
 
 
 class _Kept(NullCache):
@@ -78,18 +89,18 @@ class _Kept(NullCache):
         code = function.__code__
         self._file, self._function = Path(code.co_filename), function.__qualname__
         self._about = (self._function, code.co_firstlineno, sorted(options.items()), _ABOUT_ALL)
-        self._name = functools.cache(self._name_for)
+        self._names = functools.cache(self._names_for)
 
-    def _name_for(self, signature: Any, context: Any) -> str:
-        """Return the name of the file for a signature."""
-        about = (
-            self._about,
-            text_of(self._file),
-            str(normalize_signature(signature)),
-            context.codegen().magic_tuple(),
-        )
-        digest = hashlib.sha256(repr(about).encode()).hexdigest()[:32]
-        return f"{self._file.stem}.{re.sub('[<>]', '', self._function)}-{digest}"
+    def _names_for(self, signature: Any, context: Any) -> list[str]:
+        """Return how a file for a signature is called: of this processor, of any of its kind."""
+        system, *processor = context.codegen().magic_tuple()
+        about = (self._about, text_of(self._file), str(normalize_signature(signature)), system)
+        digests = [
+            hashlib.sha256(repr((*about, *each)).encode()).hexdigest()[:32]
+            for each in (processor, ANY_PROCESSOR)
+        ]
+        stem = f"{self._file.stem}.{re.sub('[<>]', '', self._function)}"
+        return [f"{stem}-{digest}" for digest in digests]
 
     def load_overload(self, signature: Any, context: Any) -> Any:
         """Return what is kept, or nothing.
@@ -97,8 +108,8 @@ class _Kept(NullCache):
         Numba would first load all that it can compile, which takes longer than many a run. Kept
         code calls nothing of that but what counts references.
         """
-        name = self._name(signature, context)
-        for folder in _folders():
+        names = self._names(signature, context)
+        for folder, name in itertools.product(_folders(), names):
             file = folder / f"{name}{KEPT}"
             try:
                 data = file.read_bytes()
@@ -115,7 +126,7 @@ class _Kept(NullCache):
 
     def save_overload(self, signature: Any, result: Any) -> None:
         """Keep what was compiled, where that is possible."""
-        name = self._name(signature, result.target_context)
+        name, _ = self._names(signature, result.target_context)
         payload = dumps(result._reduce())
         data = zlib.crc32(payload).to_bytes(4, "big") + payload
         refused = None
@@ -136,14 +147,15 @@ class _Kept(NullCache):
     @contextlib.contextmanager
     def alone(self, signature: Any, context: Any) -> Iterator[None]:
         """Have no other process compile the same meanwhile; it finds it kept afterwards."""
-        name = self._name(signature, context)
-        if any(os.path.exists(folder / f"{name}{KEPT}") for folder in _folders()):
+        names = self._names(signature, context)
+        files = itertools.product(_folders(), names)
+        if any(os.path.exists(folder / f"{name}{KEPT}") for folder, name in files):
             yield
             return
         named = _shipped()
         if named and not _only:
             _note(_LACKING, named, self._function)
-        with _lock(name, self._function):
+        with _lock(names[0], self._function):
             yield
 
 

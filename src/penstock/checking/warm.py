@@ -1,0 +1,176 @@
+"""The command ``penstock warm``: compile beforehand what answers need."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.errors import InputError
+from penstock.show import progress
+from penstock.words import counted
+
+_LENGTHS = {
+    "prompt": {"lognormal": {"mean": 200, "cv": 1, "max": 1000}},
+    "output": {"geometric": {"mean": 50, "max": 100}},
+}
+_A100 = {"hardware": "codellama-34b-a100-tp1", "token_budget": 512}
+_H100 = {"model": "Llama-3.1-8B", "gpu": "h100-sxm"}
+
+
+def warm(
+    names: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="NAMES",
+            help="Of vllm, sglang, tensorrt-llm, policies and networks those to compile for, "
+            "separated by commas (default: all).",
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder",
+            metavar="DIR",
+            help="Keep all in this folder, to be shipped or mounted (default: the one that "
+            "PENSTOCK_COMPILED names, else your cache).",
+        ),
+    ] = None,
+    any_cpu: Annotated[
+        bool,
+        typer.Option(
+            "--any-cpu", help="Compile for all processors of this kind, not for this one."
+        ),
+    ] = False,
+) -> None:
+    """Compile the simulator beforehand, for images and machines that are to answer at once."""
+    if any_cpu:  # Numba looks when it is imported
+        os.environ |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    from penstock.kernel import kept_code
+
+    parts = _parts()
+    chosen = list(parts) if names is None else [name.strip() for name in names.split(",")]
+    for name in chosen:
+        if name not in parts:
+            raise InputError(
+                f"--for {name}: there is nothing of that name to compile. Choose among "
+                f"{', '.join(parts)}"
+            )
+    place = kept_code.keep_in(folder)
+    progress.announce_compilation()
+    with _wholes_compiled() as compiled, progress.bar("Warming") as show:
+        for number, name in enumerate(chosen):
+            show(number / len(chosen), name)
+            began, before = time.monotonic(), len(compiled)
+            for prepare in parts[name]:
+                prepare()
+            more, took = len(compiled) - before, time.monotonic() - began
+            made = f"{counted(more, 'function')} compiled in {took:,.0f} s"
+            print(f"{name}: {made if more else 'was there'}", flush=True)
+    print(f"All that {place} has: {kept_code.size(place) / 1e6:,.1f} MB")
+
+
+@contextmanager
+def _wholes_compiled() -> Iterator[list[str]]:
+    """Give a list of the functions, as kept, that are compiled meanwhile."""
+    from numba.core import event
+
+    compiled: list[str] = []
+    depth = 0
+
+    class Wholes(event.Listener):
+        def on_start(self, _: Any) -> None:
+            nonlocal depth
+            depth += 1
+
+        def on_end(self, about: Any) -> None:
+            nonlocal depth
+            depth -= 1
+            if not depth:
+                compiled.append(about.data["dispatcher"].py_func.__name__)
+
+    with event.install_listener("numba:compile", Wholes()):
+        yield compiled
+
+
+def _parts() -> dict[str, list[Callable[[], object]]]:
+    """Return what has to be done for each name."""
+    from penstock.kernel.apart import OF_OUTAGES, OF_RULE, OF_TRANSFERS, OF_TREES, address
+    from penstock.kernel.quantiles import compiled_find_quantiles
+    from penstock.kernel.records import BY_LINES, SEAM
+    from penstock.system.engines import ENGINES
+    from penstock.system.orders import ORDERS
+    from penstock.system.policies import POLICIES
+    from penstock.system.routing import ROUTERS
+    from penstock.theory.drift import compiled_form
+
+    def compiled(*of: dict[str, Any]) -> Callable[[], object]:
+        return lambda: [made.compiled for named in of for made in named.values()]
+
+    def addresses(*of: set[str]) -> Callable[[], object]:
+        from penstock.kernel.events import compiled_advance  # which calls them
+
+        return lambda: (compiled_advance(), [address(name) for names in of for name in names])
+
+    def engine(name: str) -> list[Callable[[], object]]:
+        rule = OF_RULE[ENGINES[name].rule]
+        trees = OF_TREES if name == "sglang" else set()
+        server = {"hardware": _H100 | {"engine": name}, "token_budget": 2048}
+        return [lambda: _check(server), addresses(rule, trees)]
+
+    common: list[Callable[[], object]] = [compiled_find_quantiles, addresses()]
+    return {
+        "policies": [
+            *common,
+            compiled_form,
+            lambda: _check(_A100 | {"policy": "sarathi"}),
+            addresses(OF_RULE[SEAM]),
+            compiled(POLICIES),
+        ],
+        **{name: [*common, *engine(name)] for name in ENGINES},
+        "networks": [
+            *common,
+            _check_network,
+            addresses(OF_RULE[BY_LINES], OF_OUTAGES, OF_TRANSFERS),
+            compiled(ORDERS, ROUTERS),
+        ],
+    }
+
+
+def _check(server: dict[str, Any]) -> None:
+    """Ask of a small server what `penstock check` asks, and what searches do."""
+    from penstock.checking.answer import check
+    from penstock.scenario.scenario import build
+    from penstock.simulation.simulate import simulate
+
+    load = {"poisson": {"rate": 1} | _LENGTHS}
+    scenario = build({"workload": load, "server": server}, Path(), "warm")
+    check(scenario.workload, scenario.server, requests=500)
+    simulate(scenario.workload, scenario.server, requests=500, record="summary")
+
+
+def _check_network() -> None:
+    """Ask of a small network what `penstock check` asks."""
+    from penstock.checking.answer import check
+    from penstock.scenario.network import build_network
+
+    document = {
+        "network": {
+            "pools": {"pool": _A100 | {"replicas": 2}},
+            "workflows": {
+                "job": {
+                    "arrivals": {"poisson": 0.5},
+                    "first": "one",
+                    "stages": {
+                        "one": {"pool": "pool", "then": "two"} | _LENGTHS,
+                        "two": {"pool": "pool"} | _LENGTHS,
+                    },
+                }
+            },
+        }
+    }
+    check(build_network(document, Path(), "warm").network, jobs=200)
