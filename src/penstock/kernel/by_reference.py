@@ -4,19 +4,27 @@ A tuple of fifty arrays is four hundred words, and Numba hands each of them on a
 function gets one pointer to all of them; what it reads through it is known never to change, so that
 loads are as cheap as of local variables.
 
+A field that is an array of one dimension is a *column*: a pointer to what is known of it, of which
+an item takes the address alone. Its places count from 0: no index is negative.
+
 >>> entry(lambda world: advance(reference_to(world)), types.int64(WORLD))  # doctest: +SKIP
 """
 
+import operator
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import config, types
 from numba.core import cgutils
 from numba.core.imputils import impl_ret_borrowed
-from numba.core.typing.templates import AttributeTemplate
+from numba.core.typeconv import Conversion
+from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_global, signature
 from numba.extending import (
     infer_getattr,
     intrinsic,
+    lower_builtin,
+    lower_cast,
+    lower_getattr,
     lower_getattr_generic,
     models,
     register_model,
@@ -47,6 +55,31 @@ class _ReferenceModel(models.PrimitiveModel):
         super().__init__(manager, kind, pointer)
 
 
+class Column(types.Type):
+    """The type of a reference to an array of one dimension."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        super().__init__(name=f"Column({array})")
+
+    @property
+    def mangling_args(self) -> tuple[str, tuple[Any, ...]]:
+        """Return what stands for it in names of functions: a record's own is as long as a page."""
+        return "Column", (self.array.dtype.mangling_args[0][:40],)
+
+    def can_convert_to(self, _: Any, other: Any) -> Conversion | None:
+        """Return how it becomes an array where a function takes one."""
+        return Conversion.safe if other == self.array else None
+
+
+@register_model(Column)
+class _ColumnModel(models.PrimitiveModel):
+    """A pointer."""
+
+    def __init__(self, manager: Any, kind: Column) -> None:
+        super().__init__(manager, kind, manager.lookup(kind.array).get_value_type().as_pointer())
+
+
 @infer_getattr
 class _ReferenceFields(AttributeTemplate):
     """The fields of a reference are those of what it refers to."""
@@ -56,15 +89,98 @@ class _ReferenceFields(AttributeTemplate):
     def generic_resolve(self, kind: Any, name: str) -> Any:  # type: ignore[override]
         if name not in kind.target.fields:
             return None
-        return kind.target.types[kind.target.fields.index(name)]
+        field = kind.target.types[kind.target.fields.index(name)]
+        return Column(field) if _is_column(field) else field
+
+
+def _is_column(kind: Any) -> bool:
+    return isinstance(kind, types.Array) and kind.ndim == 1 and kind.layout == "C"
 
 
 @lower_getattr_generic(Reference)
 def _load_field(context: Any, builder: Any, kind: Reference, pointer: Any, name: str) -> Any:
     index = kind.target.fields.index(name)
     field = cgutils.gep_inbounds(builder, pointer, 0, index)
-    value = _loaded(builder, field)
-    return impl_ret_borrowed(context, builder, kind.target.types[index], value)
+    if _is_column(kind.target.types[index]):
+        return field
+    return impl_ret_borrowed(context, builder, kind.target.types[index], _loaded(builder, field))
+
+
+@infer_getattr
+class _ColumnSize(AttributeTemplate):
+    """A column knows how many items it has."""
+
+    key = Column
+
+    def resolve_size(self, _: Any) -> Any:
+        return types.intp
+
+
+@lower_getattr(Column, "size")
+def _load_size(context: Any, builder: Any, kind: Column, pointer: Any) -> Any:
+    return _loaded(builder, _fields(context, builder, kind, pointer)._get_ptr_by_name("nitems"))
+
+
+def _fields(context: Any, builder: Any, kind: Column, pointer: Any) -> Any:
+    return cgutils.create_struct_proxy(kind.array)(context, builder, ref=pointer)
+
+
+@infer_global(operator.getitem)
+class _ColumnItem(AbstractTemplate):
+    """An item of a column is one of its array; a slice is an array."""
+
+    def generic(self, args: Any, _: Any) -> Any:
+        column, index = args
+        if isinstance(column, Column) and isinstance(index, types.Integer):
+            return signature(column.array.dtype, column, index)
+        if isinstance(column, Column) and isinstance(index, types.SliceType):
+            return signature(column.array, column, index)
+        return None
+
+
+@infer_global(operator.setitem)
+class _ColumnItemSet(AbstractTemplate):
+    """A column takes what its array takes."""
+
+    def generic(self, args: Any, _: Any) -> Any:
+        column, index, _ = args
+        if isinstance(column, Column) and isinstance(index, types.Integer):
+            return signature(types.none, column, index, column.array.dtype)
+        return None
+
+
+@lower_builtin(operator.getitem, Column, types.Integer)
+def _load_item(context: Any, builder: Any, called: Any, args: Any) -> Any:
+    item = _item(context, builder, called, args)
+    return context.unpack_value(builder, called.return_type, item)
+
+
+@lower_builtin(operator.setitem, Column, types.Integer, types.Any)
+def _store_item(context: Any, builder: Any, called: Any, args: Any) -> Any:
+    item = _item(context, builder, called, args)
+    context.pack_value(builder, called.args[2], args[2], item)
+    return context.get_dummy_value()
+
+
+def _item(context: Any, builder: Any, called: Any, args: Any) -> Any:
+    """Return the address of an item."""
+    kind = called.args[0]
+    data = _loaded(builder, _fields(context, builder, kind, args[0])._get_ptr_by_name("data"))
+    place = context.cast(builder, args[1], called.args[1], types.intp)
+    return builder.gep(data, [place], inbounds=True)
+
+
+@lower_builtin(operator.getitem, Column, types.SliceType)
+def _load_slice(context: Any, builder: Any, called: Any, args: Any) -> Any:
+    array = called.args[0].array
+    of_array = signature(called.return_type, array, called.args[1])
+    take = context.get_function(operator.getitem, of_array)
+    return take(builder, [_loaded(builder, args[0]), args[1]])
+
+
+@lower_cast(Column, types.Array)
+def _load_array(_: Any, builder: Any, _kind: Any, _array: Any, pointer: Any) -> Any:
+    return _loaded(builder, pointer)
 
 
 def _loaded(builder: Any, pointer: Any) -> Any:

@@ -38,7 +38,7 @@ def _lowest_bit(word: int) -> Any:
     return _BIT_INDEX[(lone * _DE_BRUIJN) >> np.uint64(58)]
 
 
-@uncounted(from_python=True)
+@uncounted()
 def next_due_epoch(bits: Words, epoch: int) -> Any:
     """Return the first epoch after ``epoch`` whose bucket is not empty, or NEVER."""
     size = bits.size * 64
