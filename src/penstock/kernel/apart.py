@@ -6,6 +6,7 @@ other; the address stands in `World.apart`.
 """
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,11 @@ from numba import from_dtype, types
 from penstock.kernel.by_reference import Reference
 from penstock.kernel.compiled_code import allocating_nothing, uncounted
 from penstock.kernel.records import (
+    ALLOCATION_ROWS,
     APART,
     BY_LINES,
     ENGINE,
+    LINE,
     POOL,
     SEAM,
     SGLANG,
@@ -27,24 +30,43 @@ from penstock.kernel.records import (
 )
 from penstock.kernel.signatures import address_of, function_at
 
-__all__ = ["AN_ENGINE", "A_POOL", "A_WORLD", "NUMBER", "address", "apart", "load"]
+__all__ = [
+    *("AN_ENGINE", "A_LINE", "A_POOL", "A_RULE", "A_WORLD", "NUMBER"),
+    *("address", "apart", "form_by_rule", "load"),
+]
 
 A_WORLD, AN_ENGINE, A_POOL = Reference(WORLD), from_dtype(ENGINE), from_dtype(POOL)
+A_LINE = from_dtype(LINE)
 NUMBER = types.int64
+
+A_RULE = NUMBER(A_WORLD, AN_ENGINE, A_POOL)
+"""The signature of a rule, which forms the batch of an engine; it returns what failed, or 0.
+
+A rule works on the running list and the waiting queue. It says who is served: slots in prefill
+(`serve_prefill`) and the number of decoding requests (``served_decodes``), which are the first of
+the list unless ``taken`` marks them (``marked``). Memory is taken as requests are put into the
+batch, and who has to make room for it leaves (`preempt`).
+"""
 
 _FUNCTIONS: dict[str, tuple[Any, Any]] = {}  # each with its signature, by its name in `APART`
 
-# Of an engine whose rule is not here, the rule is a part of the event loop.
-OF_RULE = {
-    BY_LINES: {"form_from_lines", "end_of_lines"},
-    SEAM: {"form_by_policy"},
-    VLLM: {"vllm"},
-    SGLANG: {"sglang"},
-    TENSORRT: {"tensorrt"},
+# Modules of rules, which are loaded with them.
+OF_RULES = {
+    SEAM: ("seam", "form_by_policy"),
+    VLLM: ("rules_vllm", "vllm"),
+    SGLANG: ("rules_sglang", "sglang"),
+    TENSORRT: ("rules_tensorrt", "tensorrt"),
 }
-OF_TREES = {"keep_at_end", "keep_ahead", "leave", "give_up", "pages_found"}
-OF_OUTAGES = {"happen", "hold"}
-OF_TRANSFERS = {"come", "land", "receive"}
+OF_LINES = ("form_from_lines", "end_of_lines", "join_line", "cached")
+OF_CACHES = (
+    *("take", "occupy", "name_blocks", "found_in_cache", "give_back", "give_back_of_finished"),
+    "name_known",
+)
+OF_TREES = ("keep_at_end", "keep_ahead", "leave", "give_up", "pages_found")
+OF_DRAFTS = ("verify", "keep_accepted")
+OF_WORKFLOWS = ("follow", "come_due", "push_delayed")
+OF_OUTAGES = ("happen", "hold")
+OF_TRANSFERS = ("come", "land", "receive")
 
 
 def apart(signature: Any) -> Callable[[Any], Any]:
@@ -64,14 +86,37 @@ def apart(signature: Any) -> Callable[[Any], Any]:
     return made
 
 
-def load(world: World, outages: bool, transfers: bool) -> None:
-    """Let a world have the functions that its pools need, and those of outages and transfers."""
-    needed = {name for rule in set(world.pools.rule.tolist()) for name in OF_RULE.get(rule, ())}
-    needed |= OF_TREES if world.pools.radix.any() else set()
-    needed |= OF_OUTAGES if outages else set()
-    needed |= OF_TRANSFERS if transfers else set()
+def load(world: World, workflows: bool, outages: bool, transfers: bool) -> None:
+    """Let a world have the functions that its pools need, and those of workflows, outages and
+    transfers.
+    """
+    pools = world.pools
+    rules = set(pools.rule.tolist())
+    for rule in rules - {BY_LINES}:
+        importlib.import_module(f"penstock.kernel.{OF_RULES[rule][0]}")
+    records_all = world.clock[0].record >= ALLOCATION_ROWS
+    needed = [OF_RULES[rule][1] for rule in rules - {BY_LINES}]
+    needed += OF_LINES if BY_LINES in rules else ()
+    needed += ("choose",) if (pools.replicas > 1).any() else ()
+    needed += ("report",) if (pools.report > 0).any() else ()
+    needed += OF_CACHES if pools.caching.any() else ()
+    needed += OF_TREES if pools.radix.any() else ()
+    needed += OF_DRAFTS if (pools.drafts > 0).any() else ()
+    needed += ("note_allocations",) if records_all and rules != {BY_LINES} else ()
+    needed += OF_WORKFLOWS if workflows else ()
+    needed += OF_OUTAGES if outages else ()
+    needed += OF_TRANSFERS if transfers else ()
     for name in needed:
         world.apart[APART.index(name)] = address(name)
+
+
+_rule_at = function_at(types.FunctionType(A_RULE))
+
+
+@uncounted(inline=True)
+def form_by_rule(world: World, engine: Any, pool: Any) -> Any:
+    """Form a batch by the pool's rule; return what failed, or 0."""
+    return _rule_at(world.apart[pool.rule])(world, engine, pool)
 
 
 @functools.cache

@@ -21,7 +21,9 @@ ends of its queue.
 from typing import Any
 
 import numpy as np
+from numba import types
 
+from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, NUMBER, apart
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.records import World
 
@@ -136,7 +138,7 @@ def _name_next(world: World, engine: Any, pool: Any, place: int) -> None:
     slot.named += 1
 
 
-@uncounted()
+@apart(types.void(A_WORLD, AN_ENGINE, A_POOL, NUMBER, NUMBER, NUMBER))
 def name_blocks(
     world: World, engine: Any, pool: Any, place: int, computed: int, known: int
 ) -> None:
@@ -151,7 +153,7 @@ def name_blocks(
         _name_next(world, engine, pool, place)
 
 
-@uncounted()
+@apart(types.UniTuple(NUMBER, 2)(A_WORLD, AN_ENGINE, A_POOL, NUMBER))
 def found_in_cache(world: World, engine: Any, pool: Any, request: int) -> Any:
     """Return how many blocks hold the beginning of a waiting request's prefill, which are then
     `World.hits`, and how many of them nobody uses.
@@ -241,8 +243,8 @@ def _join_unsought(world: World, engine: Any, count: int) -> None:
     _join_queue(world, engine, place)
 
 
-@uncounted()
-def _take(world: World, engine: Any, count: int) -> None:
+@apart(types.void(A_WORLD, AN_ENGINE, NUMBER))
+def take(world: World, engine: Any, count: int) -> None:
     """Take so many blocks from the front of the queue; what they held is forgotten."""
     engine.free -= count
     nameless = min(count, engine.nameless)
@@ -270,7 +272,7 @@ def take_blocks(world: World, engine: Any, pool: Any, count: int) -> None:
     if pool.caching == 0:
         engine.free -= count
     elif count > 0:
-        _take(world, engine, count)
+        take(world, engine, count)
 
 
 @uncounted(inline=True)
@@ -280,11 +282,11 @@ def hold(world: World, engine: Any, pool: Any, place: int, after: int) -> None:
     if pool.caching == 0:
         engine.free -= after - slot.held
     elif after > slot.held:
-        _take(world, engine, after - slot.held)
+        take(world, engine, after - slot.held)
     slot.held = after
 
 
-@uncounted()
+@apart(types.void(A_WORLD, AN_ENGINE, NUMBER, NUMBER, NUMBER))
 def occupy(world: World, engine: Any, place: int, hits: int, held: int) -> None:
     """Let a request that is admitted hold so many blocks, of which the first ones, those just found
     in the cache, have its prefix already.
@@ -297,10 +299,10 @@ def occupy(world: World, engine: Any, place: int, hits: int, held: int) -> None:
         block.users += 1
         world.table[place, index] = world.hits[index]
     world.slots[place].named = hits
-    _take(world, engine, held - hits)
+    take(world, engine, held - hits)
 
 
-@uncounted()
+@apart(types.void(A_WORLD, AN_ENGINE, A_POOL, NUMBER, NUMBER, NUMBER, types.boolean))
 def give_back(
     world: World, engine: Any, pool: Any, place: int, held: int, full: int, sought: bool
 ) -> None:

@@ -17,7 +17,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import config, types
 from numba.core import cgutils
 from numba.core.imputils import impl_ret_borrowed
-from numba.core.typeconv import Conversion
+from numba.core.typeconv.castgraph import Conversion
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_global, signature
 from numba.extending import (
     infer_getattr,
@@ -59,13 +59,13 @@ class Column(types.Type):
     """The type of a reference to an array of one dimension."""
 
     def __init__(self, array: Any) -> None:
-        self.array = array
+        self.array, self.dtype = array, array.dtype
         super().__init__(name=f"Column({array})")
 
     @property
     def mangling_args(self) -> tuple[str, tuple[Any, ...]]:
         """Return what stands for it in names of functions: a record's own is as long as a page."""
-        return "Column", (self.array.dtype.mangling_args[0][:40],)
+        return "Column", (self.dtype.mangling_args[0][:40],)
 
     def can_convert_to(self, _: Any, other: Any) -> Conversion | None:
         """Return how it becomes an array where a function takes one."""
@@ -132,7 +132,7 @@ class _ColumnItem(AbstractTemplate):
     def generic(self, args: Any, _: Any) -> Any:
         column, index = args
         if isinstance(column, Column) and isinstance(index, types.Integer):
-            return signature(column.array.dtype, column, index)
+            return signature(column.dtype, column, index)
         if isinstance(column, Column) and isinstance(index, types.SliceType):
             return signature(column.array, column, index)
         return None
@@ -145,7 +145,7 @@ class _ColumnItemSet(AbstractTemplate):
     def generic(self, args: Any, _: Any) -> Any:
         column, index, _ = args
         if isinstance(column, Column) and isinstance(index, types.Integer):
-            return signature(types.none, column, index, column.array.dtype)
+            return signature(types.none, column, index, column.dtype)
         return None
 
 

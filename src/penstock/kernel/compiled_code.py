@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
-from numba.core import untyped_passes
+from numba.core import types, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import PassManager, register_pass
@@ -41,6 +41,23 @@ def uncounted(*, inline: bool = False, from_python: bool = False) -> Callable[[A
         numba.njit, _nrt=False, forceinline=inline, nogil=True, pipeline_class=_Part,
         no_cpython_wrapper=True, no_cfunc_wrapper=True,
     )  # fmt: skip
+
+
+class _Remembered:
+    """What Numba answered for an operator on numbers: it tries all that it knows, at each place."""
+
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self.ask = ask
+        self.answers: dict[Any, Any] = {}
+
+    def answer(self, function: Any, context: Any, args: Any, keywords: Any) -> Any:
+        """Return the signature of a call."""
+        if keywords or not all(isinstance(kind, types.Number | types.Boolean) for kind in args):
+            return self.ask(function, context, args, keywords)
+        key = function, args
+        if key not in self.answers:
+            self.answers[key] = self.ask(function, context, args, keywords)
+        return self.answers[key]
 
 
 class _PartLibrary(JITCodeLibrary):
@@ -166,3 +183,9 @@ def entry(function: Any, signature: Any) -> Callable[..., Any]:
     compiled.compile(signature)
     call: Callable[..., Any] = compiled.overloads[signature.args].entry_point
     return call
+
+
+_numbers = _Remembered(types.functions.BaseFunction.get_call_type)
+types.functions.BaseFunction.get_call_type = (  # type: ignore[method-assign]
+    lambda function, *call: _numbers.answer(function, *call)
+)

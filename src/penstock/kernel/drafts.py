@@ -3,7 +3,9 @@
 from typing import Any
 
 import numpy as np
+from numba import types
 
+from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, NUMBER, apart
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import chain, unchain
 from penstock.kernel.records import World
@@ -35,7 +37,7 @@ def _accepted(world: World, pool: Any, request: int, outputs: int) -> Any:
     return right
 
 
-@uncounted()
+@apart(types.void(A_WORLD, AN_ENGINE, A_POOL, NUMBER, NUMBER))
 def verify(world: World, engine: Any, pool: Any, place: int, drafted: int) -> None:
     """Put drafts into the batch beside the next token of a request, some of which will stay."""
     slot = world.slots[place]
@@ -50,7 +52,7 @@ def verify(world: World, engine: Any, pool: Any, place: int, drafted: int) -> No
     engine.rejected += 1 + drafted - slot.stay
 
 
-@uncounted()
+@apart(NUMBER(A_WORLD, AN_ENGINE, A_POOL))
 def keep_accepted(world: World, engine: Any, pool: Any) -> Any:
     """Bring the ends of requests nearer, that decode with the batch, by the drafts that stay;
     return how many do.

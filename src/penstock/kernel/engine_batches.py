@@ -4,16 +4,14 @@ How long a run of equal batches may be, and what of it ends when: the rules them
 `rules` and `seam`.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numba import types
 
+from penstock.kernel.apart import A_WORLD, AN_ENGINE, NUMBER, apart, form_by_rule
 from penstock.kernel.blocks import blocks_of, name_blocks
-from penstock.kernel.by_reference import reference_to
-from penstock.kernel.compiled_code import entry, uncounted
+from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.composition import Terms, cost_of, rise_of, ticks_of
 from penstock.kernel.due_epochs import NEVER, chain, next_due_epoch, unchain
 from penstock.kernel.engine_ends import advance_engine, compute_run, let_go
@@ -41,10 +39,8 @@ from penstock.kernel.records import (
     SGLANG,
     STUCK,
     TENSORRT,
-    WORLD,
     World,
 )
-from penstock.kernel.rules import form_by_rule
 from penstock.kernel.rules_sglang import begin_ratio
 from penstock.kernel.running import (
     add_tokens,
@@ -54,7 +50,6 @@ from penstock.kernel.running import (
     done_by,
     tokens_sent_to,
 )
-from penstock.kernel.seam import form_by_policy
 from penstock.kernel.signatures import SEES_DECODES
 from penstock.kernel.transfers import come, receive
 from penstock.kernel.waiting import wait_last
@@ -74,11 +69,13 @@ def arrive_at_engine(world: World, engine: Any, pool: Any, request: int) -> None
 
 
 @uncounted()
-def _begin_decoding(world: World, server: int, count: int, most: int) -> None:
+def begin_in_decode(world: World) -> None:
     """Let the first requests decode at an idle engine at tick 0, while memory has room for them,
     their next tokens and the watermark, and at most so many; those behind them wait as prompts.
     """
-    clock, replica = world.clock[0], world.servers[server]
+    clock, replica = world.clock[0], world.servers[0]
+    count, most = clock.prefilled, clock.prefilled_most
+    clock.prefilled = 0
     engine, pool = world.engines[replica.engine], world.pools[replica.pool]
     while engine.running < most and clock.next_job < count:
         request = clock.next_job
@@ -89,7 +86,7 @@ def _begin_decoding(world: World, server: int, count: int, most: int) -> None:
         if held + pool.watermark > engine.free:
             break
         clock.next_job += 1
-        row.server = server
+        row.server = 0
         world.ready[request] = 0
         replica.processed += prompt
         engine.arrived += 1
@@ -120,18 +117,7 @@ def _begin_decoding(world: World, server: int, count: int, most: int) -> None:
         begin_decode(world, engine, pool, place, decodes)
     waits = clock.next_job < world.job_arrival.size and world.job_arrival[clock.next_job] == 0
     if engine.running > 0 and not waits:  # an arrival at this tick lets it form a batch anyway
-        touch(world, server)
-
-
-def begin_decoding(world: World, server: int, count: int, most: int) -> None:
-    """Let requests begin in decode: see `_begin_decoding`."""
-    _begin_decoding(reference_to(world), server, count, most)
-
-
-@functools.cache
-def compiled_begin_decoding() -> Callable[[World, int, int, int], None]:
-    """Return `begin_decoding` compiled."""
-    return entry(begin_decoding, types.void(WORLD, types.int64, types.int64, types.int64))
+        touch(world, 0)
 
 
 # -- a batch is formed
@@ -248,7 +234,7 @@ def _begin(world: World, server: int, engine: Any) -> None:
     world.servers[server].start = clock.now
     engine.rejections += world.servers[server].rejected
     if clock.record >= ALLOCATION_ROWS:
-        _note_allocations(world, server, engine)
+        note_allocations(world, server, engine)
     if engine.wasted > 0:
         engine.wasted_on = -1
         engine.lost += engine.wasted
@@ -310,9 +296,9 @@ def _choose(world: World, engine: Any, pool: Any) -> Any:
     engine.rejected = 0
     engine.marked = 0
     engine.steady = 1 if pool.drafts == 0 else 0
+    failed = form_by_rule(world, engine, pool)
     if pool.rule == SEAM:
-        return form_by_policy(world, engine, pool)
-    form_by_rule(world, engine, pool)
+        return failed
     if pool.rule == SGLANG:
         engine.arrival_ends = engine.is_full == 0 or pool.takes_places != 0
     else:
@@ -426,8 +412,8 @@ def _attention(world: World, engine: Any, pool: Any) -> Any:
     return squares, pairs
 
 
-@uncounted()
-def _note_allocations(world: World, server: int, engine: Any) -> None:
+@apart(types.void(A_WORLD, NUMBER, AN_ENGINE))
+def note_allocations(world: World, server: int, engine: Any) -> None:
     """Write down who gets what."""
     place = engine.served_head
     for _ in range(engine.served):

@@ -3,7 +3,9 @@
 from typing import Any
 
 import numpy as np
+from numba import types
 
+from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, NUMBER, apart
 from penstock.kernel.blocks import blocks_of, give_back, name_blocks, nameable, take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.composition import ticks_of
@@ -77,7 +79,7 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
         epoch = engine.epoch + (1 if decodes > 0 else 0)
         heads = world.heads[engine.line]
         if replica.prefill > 0 or heads[epoch & (heads.size - 1)] >= 0:
-            _give_back_of_finished(world, engine, pool, epoch)
+            give_back_of_finished(world, engine, pool, epoch)
     if decodes > 0:
         _count_gaps(world, replica, engine, pool)
         engine.step_before = engine.last_step
@@ -93,11 +95,11 @@ def advance_engine(world: World, replica: Any, engine: Any, pool: Any) -> None:
     if replica.prefill > 0:
         _end_prompts(world, replica, engine, pool, decodes > 0 or alone)
     if pool.ahead == 0 and pool.drafts > 0 and pool.names_outputs != 0:
-        _name_known(world, engine, pool)
+        name_known(world, engine, pool)
 
 
-@uncounted()
-def _name_known(world: World, engine: Any, pool: Any) -> None:
+@apart(types.void(A_WORLD, AN_ENGINE, A_POOL))
+def name_known(world: World, engine: Any, pool: Any) -> None:
     """Name the blocks of outputs that are full now that a batch has ended, of those who go on."""
     # Whom the next batch, composed already, leaves out has been put off.
     puts_off = pool.ahead != 0 and engine.everyone == 0 and engine.served_decodes > 0
@@ -156,8 +158,8 @@ def grown(world: World, engine: Any, pool: Any, repeat: int) -> Any:
     return blocks
 
 
-@uncounted()
-def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> None:
+@apart(types.void(A_WORLD, AN_ENGINE, A_POOL, NUMBER))
+def give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> None:
     """Give back the blocks of requests that finish when this batch ends, at that epoch, in the
     order of the list.
     """
@@ -283,9 +285,9 @@ def let_go(world: World, replica: Any, engine: Any, pool: Any) -> None:
         engine.some_fly = 0
     place = engine.first_leaving
     if place >= 0 and pool.caching != 0:
-        _give_back_of_finished(world, engine, pool, engine.epoch)
+        give_back_of_finished(world, engine, pool, engine.epoch)
     if pool.names_outputs != 0:
-        _name_known(world, engine, pool)
+        name_known(world, engine, pool)
     if pool.radix != 0:
         keep_ahead(world, engine, pool)
     while place >= 0:

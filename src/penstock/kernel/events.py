@@ -27,6 +27,7 @@ from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.engine_batches import (
     arrive_at_engine,
+    begin_in_decode,
     end_at_engine,
     form_at_engine,
     plan_before_arrival,
@@ -42,8 +43,7 @@ from penstock.kernel.in_progress import (
     touch,
 )
 from penstock.kernel.line_batches import form_from_lines
-from penstock.kernel.line_ends import end_of_lines
-from penstock.kernel.lines import append_fresh, append_prompt
+from penstock.kernel.line_ends import end_of_lines, join_line
 from penstock.kernel.outages import happen, hold
 from penstock.kernel.recording import count_composition, has_room, note_run, thin_series
 from penstock.kernel.records import (
@@ -53,7 +53,6 @@ from penstock.kernel.records import (
     COMPUTED,
     DONE,
     FULL,
-    IN_DECODE,
     LATER,
     MORE,
     NO_ROWS,
@@ -62,7 +61,7 @@ from penstock.kernel.records import (
     WORLD,
     World,
 )
-from penstock.kernel.releases import finish, release, release_delayed
+from penstock.kernel.releases import come_due, finish, release
 from penstock.kernel.routing import cached, report, route
 from penstock.kernel.transfers import land
 
@@ -80,6 +79,9 @@ def _advance(world: World) -> int:
     """
     clock = world.clock[0]
     jobs = world.job_arrival.size
+    if clock.prefilled > 0:
+        begin_in_decode(world)
+        return PAUSED
     if clock.until < NEVER:
         _end_in_time(world)
     while True:
@@ -127,7 +129,8 @@ def _advance(world: World) -> int:
             happen(world)
 
         # -- requests arrive
-        release_delayed(world)
+        if clock.waiting_room > 0:
+            come_due(world)
         while clock.next_job < jobs and world.job_arrival[clock.next_job] == now:
             clock.future += world.job_tokens[clock.next_job]
             release(world, world.job_root[clock.next_job])
@@ -269,7 +272,7 @@ def _arrive(world: World, request: int) -> None:
         stage.in_decode += 1
     if by_lines:
         line = world.lines[replica.first_line + stage.line]
-        _join_line(world, line, request)
+        join_line(world, line, request)
         arrival_ends = True
     else:
         engine = world.engines[replica.engine]
@@ -281,23 +284,6 @@ def _arrive(world: World, request: int) -> None:
         touch(world, server)
     elif replica.equal > 1 and arrival_ends:  # equal batches end where the request can join
         cut(world, server)
-
-
-@uncounted(inline=True)
-def _join_line(world: World, line: Any, request: int) -> None:
-    """Put a request that has arrived into its line."""
-    row = world.rows[request]
-    line.arrived += 1
-    line.arrived_tokens += row.left
-    if row.left > 0:
-        line.prompts += 1
-        line.prompt_tokens += row.left
-        append_prompt(world, line, request)
-    else:
-        line.decoding += 1
-        line.decode_tokens += row.decodes
-        row.pending = IN_DECODE
-        append_fresh(world, line, request)
 
 
 @uncounted(inline=True)

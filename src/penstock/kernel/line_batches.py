@@ -38,7 +38,7 @@ from penstock.kernel.signatures import (
 @uncounted(inline=True)
 def _look(world: World, server: int, pool: Any) -> None:
     """Write down what an order sees of the lines of a replica."""
-    first, n_stages = world.servers[server].first_line, world.stages.shape[0]
+    first, n_stages = world.servers[server].first_line, world.stages.size
     for index in range(pool.lines):
         line, own = world.lines[first + index], world.listed[pool.first_stage + index]
         following = following_prompts = 0.0

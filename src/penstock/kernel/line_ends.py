@@ -4,10 +4,11 @@ from typing import Any
 
 from numba import types
 
-from penstock.kernel.apart import A_POOL, A_WORLD, NUMBER, apart
+from penstock.kernel.apart import A_LINE, A_POOL, A_WORLD, NUMBER, apart
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.lines import (
     append_fresh,
+    append_prompt,
     count_tokens,
     find_due,
     serve_decodes,
@@ -81,3 +82,20 @@ def _end_of_line(world: World, server: int, index: int, pool: Any) -> None:
         request = line.done_head
         line.done_head = world.rows[request].next
         _end_prefill(world, server, line, pool, request)
+
+
+@apart(types.void(A_WORLD, A_LINE, NUMBER))
+def join_line(world: World, line: Any, request: int) -> None:
+    """Put a request that has arrived into its line."""
+    row = world.rows[request]
+    line.arrived += 1
+    line.arrived_tokens += row.left
+    if row.left > 0:
+        line.prompts += 1
+        line.prompt_tokens += row.left
+        append_prompt(world, line, request)
+    else:
+        line.decoding += 1
+        line.decode_tokens += row.decodes
+        row.pending = IN_DECODE
+        append_fresh(world, line, request)

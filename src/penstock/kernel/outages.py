@@ -249,7 +249,7 @@ def _lose(world: World, request: int) -> None:
     """Lose a request, and all that would come after it in its job, whose rows stand behind it."""
     clock = world.clock[0]
     world.finish[request] = LOST
-    job = np.searchsorted(world.job_root, request, side="right")
+    job = np.searchsorted(world.job_root[:], request, side="right")
     end = world.rows.size if job == world.job_root.size else world.job_root[job]
     for earlier in range(request, end):
         offset = world.rows[earlier].child

@@ -36,12 +36,17 @@ served.
 """
 
 APART = (
-    *("form_from_lines", "end_of_lines", "form_by_policy", "vllm", "sglang", "tensorrt"),
+    *("form_by_policy", "vllm", "sglang", "tensorrt"),  # by the numbers of their rules
+    *("form_from_lines", "end_of_lines", "join_line", "cached"),
+    *("choose", "report", "follow", "come_due", "push_delayed"),
+    *("take", "occupy", "name_blocks", "found_in_cache", "give_back", "give_back_of_finished"),
+    *("name_known", "verify", "keep_accepted", "note_allocations"),
     *("keep_at_end", "keep_ahead", "leave", "give_up", "pages_found"),
     *("happen", "hold", "come", "land", "receive"),
 )
 """Functions that a system may lack (`penstock.kernel.apart`), in the order of `World.apart`: rules,
-a cache that is a tree, outages, transfers.
+lines, several replicas, workflows, a prefix cache, drafts, records of who got what, a cache that is
+a tree, outages, transfers.
 """
 
 INPUT, COMPLETION, OPTIMISTIC, STATIC = range(4)
@@ -101,6 +106,7 @@ CLOCK = record(
     next_job waiting_room ready ready_done touched formed failed
     future finished requests_before next_report bad_router
     next_outage outages_done held
+    prefilled prefilled_most
     free_slot used_slots engine_slots
     series_rows series_step
     stall_sum stall_carry stalls_used mixes_used

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+from numba import types
+
+from penstock.kernel.apart import A_WORLD, NUMBER, apart
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.records import World
 
 
-@uncounted(inline=True)
+@apart(types.void(A_WORLD, NUMBER, NUMBER))
 def push_delayed(world: World, tick: int, request: int) -> None:
     """Put a request into the heap of those that are delayed."""
     clock, heap = world.clock[0], world.heap
@@ -59,8 +62,8 @@ def arrive_now(world: World, request: int) -> None:
     clock.ready += 1
 
 
-@uncounted(inline=True)
-def release_delayed(world: World) -> None:
+@apart(types.void(A_WORLD))
+def come_due(world: World) -> None:
     """Let those arrive whose delay is over."""
     clock = world.clock[0]
     while clock.waiting_room > 0 and world.heap[0, 0] == clock.now:
@@ -85,10 +88,14 @@ def finish(world: World, request: int) -> None:
     clock.finished += 1
     if clock.clients > 0:
         _send_next(world)
-    child = world.rows[request].child
-    if child == 0:
-        return
-    following = request + child
+    if world.rows[request].child != 0:
+        follow(world, request)
+
+
+@apart(types.void(A_WORLD, NUMBER))
+def follow(world: World, request: int) -> None:
+    """Release what waits for the end of a request and for nothing else."""
+    following = request + world.rows[request].child
     while True:
         row = world.rows[following]
         row.pending -= 1

@@ -7,7 +7,9 @@ ticks, before anything happens then.
 from typing import Any
 
 import numpy as np
+from numba import types
 
+from penstock.kernel.apart import A_POOL, A_WORLD, NUMBER, apart
 from penstock.kernel.blocks import found_in_cache
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import NEVER
@@ -97,7 +99,7 @@ def look(world: World, server: int, tick: int) -> None:
         seen[SEEN_MEMORY] = _memory_in_use(world, replica, pool, tick)
 
 
-@uncounted()
+@apart(types.void(A_WORLD, NUMBER))
 def report(world: World, now: int) -> None:
     """Tell routers how replicas were at the last multiple of their times up to now, before anything
     happens now.
@@ -257,6 +259,12 @@ def _by_function(world: World, request: int, pool: Any) -> Any:
 @uncounted(inline=True)
 def route(world: World, request: int, pool: Any) -> Any:
     """Choose the replica of a request, among those that serve."""
+    return pool.first_server if pool.replicas == 1 else choose(world, request, pool)
+
+
+@apart(NUMBER(A_WORLD, NUMBER, A_POOL))
+def choose(world: World, request: int, pool: Any) -> Any:
+    """Choose one of several replicas."""
     count, router = pool.up, pool.router
     if count == 1:
         return _server_at(world, pool, 0)
@@ -302,7 +310,7 @@ def _cached_at(world: World, request: int, server: int) -> Any:
     return hits * pool.block_size
 
 
-@uncounted(inline=True)
+@apart(NUMBER(A_WORLD, NUMBER, NUMBER, NUMBER))
 def cached(world: World, request: int, server: int, retention: int) -> Any:
     """Return how many prompt tokens of a request the replica has processed for an earlier one, and
     kept.

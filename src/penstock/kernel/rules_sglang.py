@@ -7,9 +7,8 @@ mid-prefill. Requests whose last token is in flight stay there until it is out, 
 from typing import Any
 
 import numpy as np
-from numba import types
 
-from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, apart
+from penstock.kernel.apart import A_RULE, apart
 from penstock.kernel.blocks import blocks_of, take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.preemption import preempt
@@ -31,8 +30,8 @@ from penstock.kernel.sglang_retraction import taken_back
 from penstock.kernel.waiting import wait_last
 
 
-@apart(types.void(A_WORLD, AN_ENGINE, A_POOL))
-def sglang(world: World, engine: Any, pool: Any) -> None:
+@apart(A_RULE)
+def sglang(world: World, engine: Any, pool: Any) -> int:
     """SGLang: a batch of prompts when one can be formed, at most one of them cut, else all decodes.
 
     Its parameters: the ratio of a request's future output that admission counts, its least, its
@@ -50,13 +49,14 @@ def sglang(world: World, engine: Any, pool: Any) -> None:
             _put_cut_last(world, engine, engine.served_head)
         if pool.queue_order == RESPONSE_RATIO:
             _age_by_prompts(world, engine, pool, others)
-        return
+        return 0
     _decode(world, engine, pool)
     if pool.queue_order == RESPONSE_RATIO:
         _age_by_decodes(engine, others)
     asks_again = engine.is_full == 0 or pool.takes_places != 0
     if engine.prefilling > 0 or (engine.waiting > 0 and asks_again):
         engine.steady = 0  # the next batch may have prompts
+    return 0
 
 
 # -- how requests age, by response ratio

@@ -7,9 +7,8 @@ prompt waits in the list, where memory is reserved to completion with its blocks
 from typing import Any
 
 import numpy as np
-from numba import types
 
-from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, apart
+from penstock.kernel.apart import A_RULE, apart
 from penstock.kernel.blocks import blocks_of, take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.preemption import make_room, preempt
@@ -18,20 +17,21 @@ from penstock.kernel.running import admit, growth_of, needs, peak_of, serve_pref
 from penstock.kernel.waiting import pop_waiting, wait_first
 
 
-@apart(types.void(A_WORLD, AN_ENGINE, A_POOL))
-def tensorrt(world: World, engine: Any, pool: Any) -> None:
+@apart(A_RULE)
+def tensorrt(world: World, engine: Any, pool: Any) -> int:
     """TensorRT-LLM: all decodes, then prompts; in a static batch prompts alone, or decodes."""
     everyone_fits = pool.admission != INPUT or _fit_in_order(world, engine, pool)
     take_blocks(world, engine, pool, growth_of(world, engine, pool))
     engine.served_decodes = engine.decoding
     if pool.admission == STATIC and engine.decoding > 0:
-        return
+        return 0
     if everyone_fits:
         _admit_what_fits(world, engine, pool)
     if engine.prefilling > 0:
         _serve_prompts(world, engine, pool)
         if pool.grows != 0:  # unstarted ones may lack blocks before those who decode do
             engine.steady = 0
+    return 0
 
 
 @uncounted(inline=True)

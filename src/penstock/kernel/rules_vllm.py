@@ -3,9 +3,8 @@
 from typing import Any
 
 import numpy as np
-from numba import types
 
-from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, apart
+from penstock.kernel.apart import A_RULE, apart
 from penstock.kernel.blocks import blocks_of, found_in_cache, hold, take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.drafts import verify
@@ -25,8 +24,8 @@ from penstock.kernel.running import (
 from penstock.kernel.waiting import pop_waiting, wait_first
 
 
-@apart(types.void(A_WORLD, AN_ENGINE, A_POOL))
-def vllm(world: World, engine: Any, pool: Any) -> None:
+@apart(A_RULE)
+def vllm(world: World, engine: Any, pool: Any) -> int:
     """Form a batch of vLLM: those that run, in order, then new ones."""
     engine.has_prompts = 0
     most = pool.long_prefill
@@ -46,6 +45,7 @@ def vllm(world: World, engine: Any, pool: Any) -> None:
         _admit_waiting(world, engine, pool, most, left, deferred)
     if pool.prefill_interval > 1:
         _count_since_prompts(engine, deferred)
+    return 0
 
 
 @uncounted(inline=True)

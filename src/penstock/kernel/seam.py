@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, NUMBER, apart
+from penstock.kernel.apart import A_RULE, apart
 from penstock.kernel.blocks import blocks_of, found_in_cache, take_blocks
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.preemption import make_room, victim_of
@@ -42,7 +42,7 @@ from penstock.kernel.signatures import (
 from penstock.kernel.waiting import pop_waiting, wait_first
 
 
-@apart(NUMBER(A_WORLD, AN_ENGINE, A_POOL))
+@apart(A_RULE)
 def form_by_policy(world: World, engine: Any, pool: Any) -> Any:
     """Let the policy choose a batch, and put it together; return what failed, or 0."""
     prompts, tokens, arrival_seen = _see(world, engine, pool)

@@ -127,7 +127,7 @@ def _clock(level: int, engine_slots: int) -> Any:
     """Return the clock of a run that has not begun."""
     clock = records.table(records.CLOCK, 1)
     clock.series_step = 1
-    clock.next_outage = NEVER
+    clock.next_outage = clock.next_report = NEVER
     clock.record = level
     clock.engine_slots = engine_slots
     return clock
@@ -303,7 +303,8 @@ def _describe(pool: Any, server: Server) -> None:
     pool.batch_size = server.most_requests or NO_LIMIT
     pool.running_scope = server.scope == "running"
     pool.convention = server.convention == "engine"
-    pool.policy = address_of(policy.compiled, POLICY_SIGNATURE)
+    if policy.compiled is not None:
+        pool.policy = address_of(policy.compiled, POLICY_SIGNATURE)
     pool.sees = policy.sees
     pool.composed = not server.batch_time.by_load
     pool.rule = records.BY_LINES if server.by_lines else policy.rule

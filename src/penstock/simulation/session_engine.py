@@ -185,9 +185,9 @@ class EngineSession(OneServer, WorldSession):
         if not self.server.policy.by_phase:
             # No run of an engine leads to more decodes than fill a batch.
             most = min(most, self.server.most_tokens)
-        from penstock.kernel.engine_batches import compiled_begin_decoding
-
-        compiled_begin_decoding()(self.show(window), 0, count, most)
+        self.clock.prefilled, self.clock.prefilled_most = count, most
+        self.show(window)
+        self._advance()
 
     def show(self, window: Window) -> World:
         """Return the kernel's arrays with the requests of a window in them."""

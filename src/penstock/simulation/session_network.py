@@ -124,7 +124,7 @@ class NetworkSession(WorldSession):
         self.jobs = _no_jobs()
         self.world = self._with_orders(world)
         self._name_recorded_prompts()
-        self.has_outages = bool(outages)
+        self.has_workflows, self.has_outages = True, bool(outages)
         self.has_transfers = network.sends_memory
         if outages:
             self.world = with_outages(self.world, self._ticks_of(outages))
@@ -176,6 +176,8 @@ class NetworkSession(WorldSession):
             row.looks_at_memory = pool.router.looks_at_memory
             row.plans_late &= pool.router.function is None and not network.sends_memory
             row.report = round(pool.report_ms / 1e3 / self.tick_s)
+            if row.report > 0:
+                world.clock.next_report = 0
             row.retention = retention
             row.repeats = pool.repeats(server)
             row.order_params = sum(part.size for part in params)

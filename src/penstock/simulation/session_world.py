@@ -34,7 +34,7 @@ class WorldSession:
     orders, for messages.
     """
 
-    has_outages = has_transfers = False
+    has_workflows = has_outages = has_transfers = False
     _is_loaded = False  # the functions that its pools need
 
     def __init__(
@@ -94,7 +94,7 @@ class WorldSession:
 
         advance = compiled_advance()
         if not self._is_loaded:
-            load(self.world, self.has_outages, self.has_transfers)
+            load(self.world, self.has_workflows, self.has_outages, self.has_transfers)
             self._is_loaded = True
         return advance(self.world)
 

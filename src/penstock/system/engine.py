@@ -5,16 +5,14 @@ The engines themselves are entries in `penstock.system.engines`.
 """
 
 import abc
-import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.kernel.signatures import DECODE_FIRST, POLICY_SIGNATURE, SEES_DECODES, Queue
+from penstock.kernel.signatures import SEES_DECODES, Queue
 from penstock.system.engine_flags import EXPLAINED
 from penstock.system.memory import Memory
-from penstock.system.own_functions import compile_under
 from penstock.system.scheduler import Holds, Options, Scheduler
 
 if TYPE_CHECKING:
@@ -86,10 +84,7 @@ class Engine(Scheduler, abc.ABC):
     # For which tokens a running request surely has memory: see `Scheduler.holds`.
     held: Holds = "computed"
 
-    @property
-    def compiled(self) -> Any:
-        """What stands in the place of a policy, which the kernel does not ask."""
-        return _never_asked()
+    compiled = None  # there is no policy, which the kernel would ask
 
     def holds(self, memory: Memory | None) -> Holds:
         """Return for which tokens a running request surely has memory."""
@@ -144,16 +139,6 @@ class Engine(Scheduler, abc.ABC):
             raise InputError(
                 f"watermark is {memory.watermark:g}, but {self.name} has none; leave it out"
             )
-
-
-def _nothing(queue, limits, params):  # type: ignore[no-untyped-def]
-    return 0, 0, DECODE_FIRST
-
-
-@functools.cache
-def _never_asked() -> Any:
-    """Return a policy for the argument of the kernel that an engine's rule does not use."""
-    return compile_under(_nothing, POLICY_SIGNATURE, "an engine", "its rule is the kernel's")
 
 
 def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[str, Any]:
