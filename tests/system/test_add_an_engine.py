@@ -27,20 +27,15 @@ def replace(path: Path, old: str, new: str) -> None:
 
 @pytest.mark.slow
 def test_a_rule_and_an_entry_make_an_engine_that_the_laws_are_tried_on(tmp_path: Path) -> None:
-    """Nothing else is written but its number and the branch that calls the rule."""
+    """Nothing else is written but its number and where the rule stands."""
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "tests" / "laws", tmp_path / "laws", ignore=shutil.ignore_patterns("__pycache__"))
     kernel, entries = tmp_path / "src" / "penstock" / "kernel", tmp_path / "src" / "penstock" / "system" / "engines.py"
     (kernel / "rules_one_prompt.py").write_text(block("def one_prompt("))
-    rules = kernel / "rules.py"
     numbers = kernel / "records.py"
     replace(numbers, "TENSORRT = range(4)", "TENSORRT, ONE_PROMPT = range(5)")
-    replace(rules, "import SGLANG, VLLM", "import ONE_PROMPT, SGLANG, VLLM")
-    sglang = "from penstock.kernel.rules_sglang import sglang\n"
-    replace(rules, sglang, f"from penstock.kernel.rules_one_prompt import one_prompt\n{sglang}")
-    branch = "    elif pool.rule == SGLANG:\n"
-    called = "    elif pool.rule == ONE_PROMPT:\n        one_prompt(world, engine, pool)\n"
-    replace(rules, branch, called + branch)
+    replace(numbers, '"tensorrt"),', '"tensorrt", "one_prompt"),')
+    replace(kernel / "apart.py", '"rules_tensorrt")', '"rules_tensorrt", "rules_one_prompt")')
     entry = block("class OnePrompt(").replace("4  # records.ONE_PROMPT, once it is there", "records.ONE_PROMPT")
     replace(entries, "ENGINES: dict[str, Engine] = {", f"{entry}\n\nENGINES: dict[str, Engine] = {{")
     replace(entries, "TensorRtLlm())}", "TensorRtLlm(), OnePrompt())}")

@@ -21,10 +21,6 @@ from penstock.kernel.records import (
     ENGINE,
     LINE,
     POOL,
-    SEAM,
-    SGLANG,
-    TENSORRT,
-    VLLM,
     WORLD,
     World,
 )
@@ -50,13 +46,8 @@ batch, and who has to make room for it leaves (`preempt`).
 
 _FUNCTIONS: dict[str, tuple[Any, Any]] = {}  # each with its signature, by its name in `APART`
 
-# Modules of rules, which are loaded with them.
-OF_RULES = {
-    SEAM: ("seam", "form_by_policy"),
-    VLLM: ("rules_vllm", "vllm"),
-    SGLANG: ("rules_sglang", "sglang"),
-    TENSORRT: ("rules_tensorrt", "tensorrt"),
-}
+# Modules of rules by their numbers, each of which is loaded when its rule is needed.
+RULES = ("seam", "rules_vllm", "rules_sglang", "rules_tensorrt")
 OF_LINES = ("form_from_lines", "end_of_lines", "join_line", "cached")
 OF_CACHES = (
     *("take", "occupy", "name_blocks", "found_in_cache", "give_back", "give_back_of_finished"),
@@ -92,10 +83,8 @@ def load(world: World, workflows: bool, outages: bool, transfers: bool) -> None:
     """
     pools = world.pools
     rules = set(pools.rule.tolist())
-    for rule in rules - {BY_LINES}:
-        importlib.import_module(f"penstock.kernel.{OF_RULES[rule][0]}")
     records_all = world.clock[0].record >= ALLOCATION_ROWS
-    needed = [OF_RULES[rule][1] for rule in rules - {BY_LINES}]
+    needed = [APART[rule] for rule in rules - {BY_LINES}]
     needed += OF_LINES if BY_LINES in rules else ()
     needed += ("choose",) if (pools.replicas > 1).any() else ()
     needed += ("report",) if (pools.report > 0).any() else ()
@@ -122,12 +111,15 @@ def form_by_rule(world: World, engine: Any, pool: Any) -> Any:
 @functools.cache
 def address(name: str) -> int:
     """Return where a function begins: seconds the first time, from the disk cache after."""
+    number = APART.index(name)
+    if number < len(RULES):  # others are imported with the event loop
+        importlib.import_module(f"penstock.kernel.{RULES[number]}")
     return address_of(_compiled(name), _FUNCTIONS[name][1])
 
 
 @functools.cache  # kept alive while it may be called
 def _compiled(name: str) -> Any:
-    """Return a function of a module that has been imported with the event loop."""
+    """Return a function, compiled."""
     function, signature = _FUNCTIONS[name]
     compiled = allocating_nothing(
         function, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True

@@ -328,6 +328,8 @@ class NetworkSession(WorldSession):
             passed = dataclasses.replace(
                 passed,
                 ready=np.where(came >= 0, came, passed.ready),
+                # Its row may know already where its job is at home.
+                server=np.where(passed.ready >= 0, passed.server, -1),
                 finish=np.maximum(passed.finish, -1),
                 tries=world.tries.times[:count].astype(np.int64),
                 lost=world.finish[:count] == records.LOST,
