@@ -85,14 +85,12 @@ def test_the_verdict_that_knows_comes_first_and_both_are_there(
     apart: tuple[NetworkScenario, NetworkAnswer, Body], crossed: tuple[NetworkScenario, NetworkAnswer, Body]
 ) -> None:
     _, answer, page = apart
-    assert (answer.certificate.verdict, page.words[0]) == ("unknown", "stable")
+    assert answer.certificate.verdict == "unknown"
     assert answer.stability is not None
-    assert page.words[1] == f"{answer.stability.reason}."
-    assert "unknown" in page.words
+    assert page.words.index("stable") < page.words.index(f"{answer.stability.reason}.") < page.words.index("unknown")
     assert f"{answer.certificate.reason}." in page.words
     _, answer, page = crossed
-    assert page.words[0] == "unstable"
-    assert page.words[1] == f"{answer.certificate.reason}."
+    assert page.words.index("unstable") < page.words.index(f"{answer.certificate.reason}.")
 
 
 def test_every_pool_is_told_with_its_load_and_what_it_did(
@@ -105,7 +103,6 @@ def test_every_pool_is_told_with_its_load_and_what_it_did(
         told = dict(zip(heads, row, strict=True))
         assert float(told["Load"]) == pytest.approx(pool.rho, abs=5e-4)
         assert float(told["Margin"]) == pytest.approx(pool.margin, abs=5e-4)
-        assert told["Busy"] == f"{pool.busy:.0%}"
         assert told["Replicas"] == str(pool.replicas)
         assert told["Order"] == pool.order
 
@@ -140,7 +137,8 @@ def test_latency_is_refused_with_its_reason_where_there_is_no_steady_state(
 ) -> None:
     _, answer, page = crossed
     assert answer.latency is None
-    assert any("0.6209" in word for word in page.words[page.words.index("No latency") :])
+    assert page.words[page.words.index("No latency") + 1].startswith("There is no steady state")
+    assert any("0.6209" in word for word in page.words)
     assert "At a stage, from arrival at a replica" not in page.tables
 
 
@@ -285,7 +283,7 @@ def in_words(
     monkeypatch.setenv("NO_COLOR", "1")
 
     def said(page: pages.Page) -> str:
-        print_page(page)
+        print_page(page, depth="all")
         return capsys.readouterr().out
 
     return said
@@ -309,7 +307,7 @@ def test_words_fit_the_terminal_and_lose_no_name(any_network, width: int, capsys
     for name in (*found.network.pools, *(stage for w in found.network.workflows for stage in w.stages)):
         if len(name) < 15:
             assert name in together
-    assert said.split("\n\n")[1].split()[0] in ("STABLE", "UNSTABLE", "UNKNOWN")
+    assert "--" not in said.splitlines()[-1]  # all is there
 
 
 def test_every_number_printed_of_pools_stages_and_workflows_is_that_of_the_answer(
@@ -323,7 +321,7 @@ def test_every_number_printed_of_pools_stages_and_workflows_is_that_of_the_answe
         assert any(each[:1] == [name] and each[1 : 1 + len(numbers)] == numbers for each in rows), (name, numbers)
 
     for pool in found.pools:
-        numbers = [f"{pool.rho:.3f}", f"{pool.margin:.3f}", f"{pool.busy:.0%}", f"{pool.tokens_per_batch:,.0f}"]
+        numbers = [f"{pool.rho:.3f}", f"{pool.margin:.3f}", f"{pool.tokens_per_batch:,.0f}"]
         router = pool.router if pool.replicas > 1 else "-"
         words = [f"{pool.replicas:,}", f"{pool.tokens_per_s:,.0f}", pool.order, router, pool.policy]
         row(pool.name, numbers + words)

@@ -56,6 +56,7 @@ def region(
     """
     check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = chosen_scenario(scenario, policy, None, None)
+    progress.announce_compilation()
     from penstock.capacity.view import region_page
     from penstock.checking.doubt import known_within, reach_of_server
     from penstock.simulation.quick import memory_is_full
@@ -104,6 +105,7 @@ def max_rate(
     """
     of_network = {"--routers": routers, "--orders": orders}
     document, is_network = read_either(scenario, {"--alpha": alpha}, of_network)
+    progress.announce_compilation()
     if is_network:
         axes = {"policies": policies, "routers": routers, "orders": orders}
         _max_load(chosen_network(scenario, document, None), axes, precision, seed, as_json)
@@ -233,6 +235,7 @@ def recommend(
     what that gains.
     """
     chosen = chosen_scenario(scenario, None, requests, seed)
+    progress.announce_compilation()
     from penstock.capacity import recommend as study
     from penstock.capacity.view import recommend_page
 

@@ -4,7 +4,7 @@ run side by side.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from penstock import checks
@@ -16,7 +16,7 @@ from penstock.checking.latency import SteadyState
 from penstock.checking.notes import kv_notes, load_warnings, memory_warnings
 from penstock.checking.stability import Stability
 from penstock.checking.targets import Estimate, Judgement, Target, parsed_targets
-from penstock.checking.verdict import verdict
+from penstock.checking.verdict import checked_of_server, verdict
 from penstock.errors import InputError
 from penstock.show.page import Page
 from penstock.simulation.progress import Progress, part_of
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.checking.stability import NetworkStability
     from penstock.scenario.scenario import Scenario
     from penstock.system.network import Network
+    from penstock.theory.network.certificate import NetworkCertificate
     from penstock.theory.operating_point import OperatingPoint
 
 ROWS_UP_TO = 1_000_000
@@ -74,6 +75,8 @@ class Answer(AnyAnswer):
     full
         What the server carries once KV memory is full, by an estimate; None where something else
         is, or none is known.
+    kv_doubt
+        Why the verdict hinges on KV memory that is estimated, as a clause; empty where it does not.
     """
 
     workload: Workload
@@ -87,6 +90,7 @@ class Answer(AnyAnswer):
     front: tuple[str, ...] = ()
     full: MemoryEstimate | None = None
     calibration: Doubt | None = None
+    kv_doubt: str = ""
 
     audited = "; audit a run to find out"
 
@@ -199,6 +203,7 @@ def check(
     estimate_memory: bool = True,
     progress: Progress | None = None,
     stability: Stability | None = None,
+    certified: Callable[[Certificate], object] | None = None,
 ) -> Answer: ...
 @overload
 def check(
@@ -212,6 +217,7 @@ def check(
     progress: Progress | None = None,
     outages: Sequence[Outage] = (),
     stability: "NetworkStability | None" = None,
+    certified: "Callable[[NetworkCertificate], object] | None" = None,
 ) -> "NetworkAnswer": ...
 def check(
     workload: "Workload | Network",
@@ -229,6 +235,7 @@ def check(
     progress: Progress | None = None,
     outages: Sequence[Outage] = (),
     stability: "Stability | NetworkStability | None" = None,
+    certified: Callable[[Any], object] | None = None,
 ) -> "Answer | NetworkAnswer":
     """Certify a system, test it, simulate it, and refuse the latency of a steady state that it has
     not.
@@ -259,6 +266,8 @@ def check(
     stability
         What `penstock.verdict` says with this alpha, this resolution and the seed of the workload,
         where that is known: the test is not run again.
+    certified
+        Called with the certificate, before anything is simulated.
 
     Raises
     ------
@@ -270,12 +279,17 @@ def check(
     if isinstance(workload, Workload) and isinstance(server, Server):
         refuse(jobs=jobs, seed=seed, outages=listed(outages) or None)
         # The length is refused before the test, not after it.
-        asked = _RunAsked(workload, requests, until, limits, precision)
+        asked = RunAsked(workload, requests, until, limits, precision)
+        checked_of_server(alpha, resolution)
+        server = as_serving(workload, server)
+        certificate = certify(workload, server)
+        if certified is not None:
+            certified(certificate)
         if not isinstance(stability, Stability):
             tested = part_of(progress, 0.0, _TEST_SHARE)
             stability = verdict(workload, server, alpha, resolution, workload.seed, progress=tested)
         simulated = part_of(progress, _TEST_SHARE, 1.0)
-        return _of_server(server, asked, stability, estimate_memory, simulated)
+        return _of_server(server, asked, stability, certificate, estimate_memory, simulated)
     network = as_network("check", workload, server)
     refuse(
         requests=requests,
@@ -287,18 +301,20 @@ def check(
     from penstock.checking.network_answer import of_network
 
     of_floods = None if isinstance(stability, Stability) else stability
-    return of_network(network, jobs, until, seed, resolution, progress, outages, of_floods)
+    return of_network(
+        network, jobs, until, seed, resolution, progress, outages, of_floods, certified
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class _RunAsked:
+class RunAsked:
     """The run that a user wants: how long, and what it should decide."""
 
     workload: Workload
     requests: int | None
     until: float | None
-    targets: Sequence[Target]
-    precision: float | None
+    targets: Sequence[Target] = ()
+    precision: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be simulated."""
@@ -333,15 +349,14 @@ class _RunAsked:
 
 def _of_server(
     server: Server,
-    asked: _RunAsked,
+    asked: RunAsked,
     stability: Stability,
+    certificate: Certificate,
     estimate_memory: bool,
     progress: Progress,
 ) -> Answer:
     """Answer for a server: see `check`."""
     workload = asked.workload
-    server = as_serving(workload, server)
-    certificate = certify(workload, server)
     rho = None
     if not no_steady_state(certificate, stability):
         # Under a backlog the server carries 1 / rho times what arrives.
@@ -349,6 +364,7 @@ def _of_server(
     run, latency = asked.simulated(server, rho, progress)
     certificate = certificate.with_found(run.found_share, run.server)
     full = memory_is_full(workload, server) if estimate_memory else None
+    kv, kv_doubt = kv_notes(workload, server, stability.verdict, search=estimate_memory)
     return Answer(
         workload,
         server,
@@ -364,10 +380,11 @@ def _of_server(
         front=(
             *beyond_rows(workload, server),
             *cache_notes(workload, server),
-            *kv_notes(workload, server, stability.verdict, search=estimate_memory),
+            *kv,
         ),
         full=full,
         calibration=doubt_of_server(workload, server),
+        kv_doubt=kv_doubt,
     )
 
 

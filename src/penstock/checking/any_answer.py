@@ -39,6 +39,7 @@ class AnyAnswer(Shown):
     warnings: tuple[str, ...]
     calibration: "Doubt | None"
     audited = ""  # how one finds out whether what is taken on trust holds
+    stability_skipped: str | None = None  # why there is no test
 
     @property
     def verdict(self) -> str:

@@ -251,24 +251,40 @@ def few_bursts(
     """Say which percentiles lack an upper end, with few bursts beyond, and the least run needed."""
     # Estimates are by the name to say, and by statistic; ``samples`` are after the warm-up.
     needed = intervals.bursts_needed(confidence, BATCHES)
-    # where many samples are equal an end may be missing in spite of enough bursts
-    few = sorted(
-        (min(estimate.bursts, needed), f"{name} {statistic}")
-        for name, statistics in estimates.items()
-        for statistic, estimate in statistics.items()
-        if estimate.high is None and estimate.bursts
-    )
+    few = _without_upper_end(estimates, needed)
     if not few:
         return []
     named = [
         f"{name} ({counted(max(int(bursts), 1), 'burst')})" for bursts, name in few[:_MOST_NAMED]
     ]
     others = f" and {counted(len(few) - _MOST_NAMED, 'other')}" if len(few) > _MOST_NAMED else ""
-    least = rounded_up(samples * max(needed / few[0][0], 2.0))
+    least = enough_for_bursts(estimates, confidence, samples)
     return [
         f"no upper end of {', '.join(named)}{others}: it needs about {needed} separate bursts of "
         f"long latencies; simulate {least:,} {unit} or more"
     ]
+
+
+def enough_for_bursts(
+    estimates: Mapping[str, Statistics], confidence: float, samples: int
+) -> int | None:
+    """Return the least run that would bound them all, as far as this one tells; None: it does."""
+    needed = intervals.bursts_needed(confidence, BATCHES)
+    few = _without_upper_end(estimates, needed)
+    return rounded_up(samples * max(needed / few[0][0], 2.0)) if few else None
+
+
+def _without_upper_end(
+    estimates: Mapping[str, Statistics], needed: float
+) -> list[tuple[float, str]]:
+    """Return the percentiles that lack one, by the bursts beyond them, the fewest first."""
+    # where many samples are equal an end may be missing in spite of enough bursts
+    return sorted(
+        (min(estimate.bursts, needed), f"{name} {statistic}")
+        for name, statistics in estimates.items()
+        for statistic, estimate in statistics.items()
+        if estimate.high is None and estimate.bursts
+    )
 
 
 def rounded_up(count: float) -> int:

@@ -29,13 +29,17 @@ from penstock.checking.command_network import (
 from penstock.show import progress
 from penstock.show.options import (
     EXIT_ANSWER_IS_NO,
+    All,
     Figures,
     Json,
     Report,
     ScenarioPath,
     Seed,
     Strict,
+    Why,
+    begin,
     check_outputs,
+    depth,
     files_of,
     save_figures,
     show_page,
@@ -45,6 +49,7 @@ from penstock.simulation.progress import in_parts
 if TYPE_CHECKING:
     from penstock.scenario.scenario import Scenario
     from penstock.simulation.run import Run
+    from penstock.theory.certificate import Certificate
 
 
 Precision = Annotated[
@@ -75,6 +80,8 @@ def check(
     figures: Figures = None,
     report: Report = None,
     strict: Strict = False,
+    why: Why = False,
+    everything: All = False,
 ) -> None:
     """Say whether a deployment is stable, what it can carry, and at what latency.
 
@@ -95,26 +102,49 @@ def check(
     document, is_network = read_either(scenario, of_server, {"--jobs": jobs, "--orders": orders})
     if is_network:
         network = chosen_network(scenario, document, jobs)
-        answer_network(network, seed, resolution, orders, as_json, figures, report, strict)
+        shown = depth(why, everything)
+        answer_network(network, seed, resolution, orders, as_json, figures, report, strict, shown)
         return
     chosen = chosen_scenario(scenario, policy, requests, seed, document)
     from penstock.checking import answer
     from penstock.checking.targets import Target
 
+    progress.announce_compilation()
+    begun = _Begun(chosen, as_json)
     limits = [Target.parse(text) for text in targets or ()]
     name = chosen.server.policy.name
     with progress.bar(f"Simulating {name}") as show:
         result = answer.check(
             chosen.workload, chosen.server, requests=chosen.requests, until=chosen.until,
             targets=limits, precision=precision, alpha=alpha, resolution=resolution, progress=show,
+            certified=begun.say,
         )  # fmt: skip
     refused = [name] if result.latency_refused else []
     _draw(figures, chosen, {name: result.run}, as_json, refused)
     document = result.as_dict()
     document |= {"measured": measured(chosen), "next": result.next_step(chosen.file)}
-    show_page(result.page(chosen), document, report, as_json)
+    page = result.page(chosen)
+    show_page(page, document, report, as_json, depth(why, everything), begun=begun.lines)
     if strict and (result.verdict != "stable" or result.missed):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+class _Begun:
+    """The first lines of a head, said before anything is compiled, unless JSON is asked for."""
+
+    def __init__(self, scenario: "Scenario", as_json: bool) -> None:
+        self.scenario = scenario
+        self.as_json = as_json
+        self.lines = 0  # that are printed
+
+    def say(self, certificate: "Certificate") -> None:
+        """Say what theory says."""
+        from penstock.checking.head import first_lines
+
+        if not self.as_json:
+            of = self.scenario
+            lines = first_lines(of.name, of.workload, of.server, certificate, of.hardware)
+            self.lines = begin(lines)
 
 
 Policies = Annotated[
@@ -165,6 +195,7 @@ def compare(
         compare_variants(network, axes, asked, as_json, figures, report, strict)
         return
     chosen = chosen_scenario(scenario, None, requests, seed, document)
+    progress.announce_compilation()
     from penstock.checking import answer
     from penstock.checking.view import compare_page
     from penstock.system.policies import POLICIES
@@ -199,6 +230,8 @@ def simulate(
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
+    why: Why = False,
+    everything: All = False,
 ) -> None:
     """Say what happened in one finite run, whatever the theory says."""
     check_outputs(files_of(scenario), {"--report": report}, figures)
@@ -211,8 +244,12 @@ def simulate(
     from penstock.system.prefix_cache import front_notes, unsaid
     from penstock.theory.certificate import certify
 
+    answer.RunAsked(chosen.workload, chosen.requests, chosen.until)  # or refused
     # The load is said beside the run, though no verdict is drawn from it.
     certificate = certify(chosen.workload, chosen.server)
+    begun = _Begun(chosen, as_json)
+    begun.say(certificate)
+    progress.announce_compilation()
     with progress.bar(f"Simulating {chosen.server.policy.name}") as show:
         run = run_once(
             chosen.workload,
@@ -237,7 +274,8 @@ def simulate(
         "warnings": [*known_within(chosen.workload, run.server), *front, *warnings],
     }
     drawn = answer.Drawn(chosen.workload, chosen.server)
-    show_page(run_page(chosen, certificate, run, drawn, warnings), document_of_run, report, as_json)
+    page = run_page(chosen, certificate, run, drawn, warnings)
+    show_page(page, document_of_run, report, as_json, depth(why, everything), begun=begun.lines)
 
 
 def _draw(

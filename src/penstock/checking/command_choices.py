@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from penstock.errors import InputError
-from penstock.show import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -74,7 +73,6 @@ def chosen_scenario(
         scenario = dataclasses.replace(scenario, requests=requests, until=None)
     if seed is not None:
         scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
-    progress.announce_compilation()
     return scenario
 
 

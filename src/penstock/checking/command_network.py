@@ -9,14 +9,16 @@ import typer
 from penstock.checking.command_choices import chosen_variants, varied
 from penstock.errors import InputError
 from penstock.show import progress
-from penstock.show.options import EXIT_ANSWER_IS_NO, save_figures, show_page
+from penstock.show.options import EXIT_ANSWER_IS_NO, begin, save_figures, show_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.checking.network_answer import NetworkAnswer
     from penstock.scenario.network import NetworkScenario
+    from penstock.show.page import Depth
     from penstock.system.network import Network
+    from penstock.theory.network.certificate import NetworkCertificate
 
 
 Jobs = Annotated[int | None, typer.Option("--jobs", help="Of a network: jobs to simulate.")]
@@ -46,6 +48,7 @@ def answer_network(
     figures: Path | None,
     report: Path | None,
     strict: bool,
+    depth: "Depth",
 ) -> None:
     """Answer for a network."""
     if orders is not None:
@@ -54,7 +57,16 @@ def answer_network(
         _compare(chosen, networks, "Order", asked, as_json, figures, report, strict)
         return
     from penstock.checking.answer import check
+    from penstock.checking.head import first_lines_of_network
 
+    begun = 0
+
+    def say(certificate: "NetworkCertificate") -> None:
+        nonlocal begun
+        lines = first_lines_of_network(chosen.name, chosen.network, certificate, chosen.hardware)
+        begun = begin(lines)
+
+    progress.announce_compilation()
     with progress.bar(f"Simulating {chosen.name}") as show:
         answer = check(
             chosen.network,
@@ -64,10 +76,11 @@ def answer_network(
             resolution=resolution,
             progress=show,
             outages=chosen.outages,
+            certified=None if as_json else say,
         )
     if figures is not None:
         _draw(figures, answer, as_json)
-    show_page(answer.page(chosen), answer.as_dict(), report, as_json)
+    show_page(answer.page(chosen), answer.as_dict(), report, as_json, depth, begun=begun)
     if strict and answer.verdict != "stable":
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
@@ -111,6 +124,7 @@ def _compare(
             "steady states are compared, in which nothing dies, so `simulate.outages` would be "
             "passed over; leave them out"
         )
+    progress.announce_compilation()
     with progress.bar("Simulating") as show:
         comparison = compare_networks(
             networks, jobs=chosen.jobs, until=chosen.until, progress=show, **asked
@@ -134,11 +148,10 @@ def _beside_its_own(chosen: "NetworkScenario", orders: str) -> "dict[str, Networ
 
 
 def chosen_network(path: Path, document: Any, jobs: int | None) -> "NetworkScenario":
-    """Build a scenario with the command line's choices, and say if something is to be compiled."""
+    """Build a scenario with the command line's choices."""
     from penstock.scenario.network import build_network
 
     scenario = build_network(document, path.parent, path.name)
-    progress.announce_compilation()
     return scenario if jobs is None else dataclasses.replace(scenario, jobs=jobs, until=None)
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock import checks
@@ -14,7 +14,7 @@ from penstock.checking.latency_network import NetworkSteadyState, network_steady
 from penstock.checking.outages import OutageWindow, outage_windows
 from penstock.checking.pools import PoolAnswer, pool_answers, pool_warnings
 from penstock.checking.stability import RECORDED, NetworkStability
-from penstock.checking.verdict import verdict
+from penstock.checking.verdict import checked_of_network, verdict
 from penstock.show.page import Page
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.network_simulation import jobs_of_run, refuse_late_outages, run_network
@@ -121,7 +121,7 @@ class NetworkAnswer(AnyAnswer):
         return [*beyond_rows_of_network(self.network), *network_notes(self.network)]
 
     @property
-    def stability_skipped(self) -> str | None:
+    def stability_skipped(self) -> str | None:  # type: ignore[override]
         """Why there is no test, or None."""
         return None if self.stability else RECORDED
 
@@ -196,6 +196,7 @@ def of_network(
     progress: Progress | None,
     outages: Sequence[Outage] = (),
     stability: NetworkStability | None = None,
+    certified: Callable[[NetworkCertificate], object] | None = None,
 ) -> NetworkAnswer:
     """Answer for a network: see `penstock.check`."""
     # What cannot be done is refused before the test, not after.
@@ -204,7 +205,10 @@ def of_network(
     alone = _RUN_SHARE if outages else 1.0
     options = RunOptions(stop_tick(until, TICK_S), progress=part_of(progress, _TEST_SHARE, alone))
     refuse_late_outages(network, jobs, seed, options, outages)
+    checked_of_network(resolution)
     certificate = certify(network)
+    if certified is not None:
+        certified(certificate)
     if stability is None and not network.ends:
         stability = flooded(network, seed, resolution, part_of(progress, 0.0, _TEST_SHARE))
     run = run_network(network, jobs, seed, options)

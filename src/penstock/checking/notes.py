@@ -67,30 +67,31 @@ def load_warnings(load: Load, server: Server) -> list[str]:
 
 def kv_notes(
     workload: Workload, server: Server, outcome: str, *, search: bool = True
-) -> tuple[str, ...]:
-    """Return what to know of KV memory before the verdict, in a sentence or none."""
+) -> tuple[tuple[str, ...], str]:
+    """Return what to know of KV memory before the verdict, in a sentence or none, and what of it
+    puts the verdict in doubt, as a clause.
+    """
     # With ``search`` also at how many tokens it would turn: up to a dozen more tests.
     if server.kv_note is None:
-        return ()
-    note = server.kv_note
+        return (), ""
+    note, doubt = server.kv_note, ""
     if search and server.kv_estimate is not None:
         ends = {"stable": server.kv_estimate.low, "unstable": server.kv_estimate.high}
         if outcome in ends:
-            note += _at_the_end(workload, server, outcome, ends[outcome])
+            tokens = ends[outcome]
+            there = _verdict(workload, server, tokens)
+            note += f". The test below says {outcome}, "
+            if there == outcome:
+                note += f"at {tokens:,} tokens, too"
+            else:
+                note += f"but {there} at {tokens:,} tokens, so measure that number first"
+                doubt = (
+                    f"KV memory is estimated, and with {tokens:,} tokens, which may be the true "
+                    f"number, it is {there}: read it from the engine's log and give kv_tokens"
+                )
     elif search and outcome == "stable":
         note += _below(workload, server)
-    return (f"{note}.",)
-
-
-def _at_the_end(workload: Workload, server: Server, outcome: str, tokens: int) -> str:
-    """Say whether the verdict is the same at the end of an estimate where it may turn."""
-    there = _verdict(workload, server, tokens)
-    if there == outcome:
-        return f". The test below says {outcome}, at {tokens:,} tokens, too"
-    return (
-        f". The test below says {outcome}, but {there} at {tokens:,} tokens, so measure that "
-        "number first"
-    )
+    return (f"{note}.",), doubt
 
 
 def _below(workload: Workload, server: Server) -> str:

@@ -91,11 +91,7 @@ def verdict(
         refuse(most_jobs=most_jobs)
         from penstock.checking.drift_test import drift_test
 
-        alpha = 0.01 if alpha is None else alpha
-        alpha = checks.number(
-            "alpha", alpha, 1e-9, 0.25, "", "it is the share of wrong verdicts aimed at"
-        )
-        resolution = _resolution(resolution, 0.01, 1e-4)
+        alpha, resolution = checked_of_server(alpha, resolution)
         if most_arrivals is not None:
             checks.whole(
                 "most_arrivals", most_arrivals, 1, 10**9, "", "so many are watched at most"
@@ -108,10 +104,24 @@ def verdict(
     refuse(alpha=alpha, most_arrivals=most_arrivals)
     from penstock.checking.flood_test import flood_test
 
-    resolution = _resolution(resolution, RESOLUTION_OF_NETWORKS, 1e-3)
+    resolution = checked_of_network(resolution)
     if most_jobs is not None:
         checks.whole("most_jobs", most_jobs, 1, 10**9, "", "so many arrive at most")
     return flood_test(network, resolution, seed, most_jobs, report)
+
+
+def checked_of_server(alpha: float | None, resolution: float | None) -> tuple[float, float]:
+    """Return what the test of a server goes by, or refuse it."""
+    alpha = 0.01 if alpha is None else alpha
+    alpha = checks.number(
+        "alpha", alpha, 1e-9, 0.25, "", "it is the share of wrong verdicts aimed at"
+    )
+    return alpha, _resolution(resolution, 0.01, 1e-4)
+
+
+def checked_of_network(resolution: float | None) -> float:
+    """Return what the test of a network goes by, or refuse it."""
+    return _resolution(resolution, RESOLUTION_OF_NETWORKS, 1e-3)
 
 
 def _resolution(value: float | None, default: float, least: float) -> float:

@@ -11,6 +11,12 @@ from penstock.checking.answer import Answer, Drawn, TargetAnswer
 from penstock.checking.any_answer import AnyAnswer
 from penstock.checking.doubt import known_within
 from penstock.checking.figures import gantt_figure, latency_figure, region_figure, token_figure
+from penstock.checking.head_of_answer import (
+    BEHIND_ALL,
+    BEHIND_WHY,
+    head_of_run,
+    head_of_server,
+)
 from penstock.checking.latency import SteadyState
 from penstock.checking.targets import Estimate
 from penstock.scenario.scenario import Scenario
@@ -40,6 +46,8 @@ MIDDLE = ", with the middle batch times"
 
 BECAUSE = "because of the batch times"
 
+NO_LATENCY = Section("No latency", ["There is no steady state whose latency could be told."])
+
 _MOST_NAMED = 4  # policies that stand before what theory says of them
 _HIGHLIGHTS = ("p50", "p99")  # statistics in the table of several policies
 
@@ -48,18 +56,20 @@ def answer_page(answer: Answer, scenario: Scenario | None = None) -> Page:
     """Show the answer for one policy: verdicts first."""
     name = answer.server.policy.name
     load = _load_facts(answer.certificate, answer.server, answer.verdict)
-    if scenario and scenario.measured and scenario.measured.year:
-        load.append(Fact("Measured", str(scenario.measured.year), scenario.measured.origin))
     step = answer.next_step(scenario.file if scenario else "SCENARIO")
     refused = [name] if answer.latency_refused else []
     return Page(
         title=scenario.name if scenario else "check",
         heading=heading(answer.workload, answer.server, name),
         notes=answer.front,
+        head=head_of_server(answer, scenario),
+        why=BEHIND_WHY,
+        rest=BEHIND_ALL,
         verdicts=_verdicts(answer),
         sections=[
-            *([Section("Next", [sentence(step)])] if step else []),
-            Section("Load", facts=load, tables=_limits(answer.certificate)),
+            *([Section("Next", [sentence(step)], why=True)] if step else []),
+            Section("Load", facts=load, tables=_limits(answer.certificate), why=True),
+            *_measured(scenario),
             *batch_times(answer),
             *_hypotheses(answer.certificate),
             Section("Simulated", [run_in_words(answer.run)], notes=answer.warnings),
@@ -68,6 +78,14 @@ def answer_page(answer: Answer, scenario: Scenario | None = None) -> Page:
             *_batch_sections({name: answer.run}, {name: answer.drawn}),
         ],
     )
+
+
+def _measured(scenario: Scenario | None) -> list[Section]:
+    """Say when and from what batch times were measured."""
+    if scenario is None or scenario.measured is None or not scenario.measured.year:
+        return []
+    of = scenario.measured
+    return [Section("Batch times", [f"Measured in {of.year}: {of.origin}."], why=True)]
 
 
 def run_page(
@@ -86,15 +104,15 @@ def run_page(
             *known_within(scenario.workload, run.server),
             *front_notes(scenario.workload, run.server),
         ],
-        verdicts=[
-            Verdict(
-                "no verdict",
-                "this is what happened in one finite run from empty; for one ask check.",
-            )
-        ],
+        head=head_of_run(scenario, certificate, run),
+        why="load, what was assumed",
+        rest="every statistic of the run",
         sections=[
             Section(
-                "Load", facts=_load_facts(certificate, run.server), tables=_limits(certificate)
+                "Load",
+                facts=_load_facts(certificate, run.server),
+                tables=_limits(certificate),
+                why=True,
             ),
             Section("Simulated", [run_in_words(run)], notes=warnings),
             Section("Latency in this run", ["In seconds."], tables=[_latency_of_run(run)]),
@@ -212,7 +230,7 @@ def batch_times(answer: AnyAnswer) -> list[Section]:
         said += " Load, limit and margin are those of a prefix cache that keeps everything."
     if not answer.hinges_on_calibration and not answer.disagreement:
         said += f" {sentence(doubt.held(answer.verdict))}"
-    return [Section("Batch times", [said], facts=facts)]
+    return [Section("Batch times", [said], facts=facts, why=True)]
 
 
 def target_verdicts(targets: Sequence[TargetAnswer]) -> list[Verdict]:
@@ -314,7 +332,8 @@ def _hypotheses(certificate: Certificate) -> list[Section]:
     if not certificate.hypotheses:
         return []
     rows = [Hypothesis(h.name, h.state, h.why) for h in certificate.hypotheses]
-    return [Section(f"Hypotheses of {certificate.theorem or 'the theorems'}", hypotheses=rows)]
+    title = f"Hypotheses of {certificate.theorem or 'the theorems'}"
+    return [Section(title, hypotheses=rows, why=True)]
 
 
 def run_in_words(run: Run) -> str:
@@ -344,7 +363,7 @@ def _tokens_per_batch(run: Run) -> float:
 
 def _latency_section(answer: Answer) -> Section:
     if answer.latency_refused:
-        return Section("No latency", [sentence(answer.latency_refused)])
+        return NO_LATENCY
     if answer.latency is None:
         return Section("Latency in this run", ["In seconds."], tables=[_latency_of_run(answer.run)])
     said = f"In seconds, each with its {answer.latency.confidence:.0%} interval."

@@ -4,10 +4,12 @@ import math
 
 from penstock.checking.batch_means import Statistics
 from penstock.checking.figures_network import flood_figure, graph_figure, queue_figure
+from penstock.checking.head_of_answer import BEHIND_ALL, BEHIND_WHY, head_of_network
 from penstock.checking.network_answer import NetworkAnswer, StageAnswer
 from penstock.checking.outages import outages_section
 from penstock.checking.pools import PoolAnswer
 from penstock.checking.view import (
+    NO_LATENCY,
     batch_times,
     growth,
     margin_fact,
@@ -20,16 +22,13 @@ from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, V
 from penstock.simulation.network_run import NetworkRun
 from penstock.system.network import Network
 from penstock.theory.network.certificate import NetworkCertificate
-from penstock.words import counted, digits, seconds, sentence
+from penstock.words import counted, digits, seconds
 
 _POOLS = (
     "Load: tokens that arrive, over the most that batches filled up to the token budget process. "
     "Margin: what is left "
     "up to the load that no policy carries within all limits of a batch, so the two need not add "
-    "up to 1. Busy: share "
-    "of the time in batches; decoding keeps a replica busy at any load, so busy is no sign of "
-    "overload. A batch: "
-    "tokens in it, on average."
+    "up to 1. A batch: tokens in it, on average."
 )
 _MEASURED = " Load and margin count what is left of prompts by what was found in this run."
 _LIMITS = (
@@ -55,11 +54,14 @@ def network_page(answer: NetworkAnswer, scenario: NetworkScenario | None = None)
         title=scenario.name if scenario else "check",
         heading=network_heading(answer.network),
         notes=answer.front,
+        head=head_of_network(answer, scenario),
+        why=BEHIND_WHY,
+        rest=BEHIND_ALL,
         verdicts=_verdicts(answer),
         sections=[
-            Section("Load", facts=_load_facts(answer)),
+            Section("Load", facts=_load_facts(answer), why=True),
             *batch_times(answer),
-            Section("Pools", tables=[_pools_table(answer), *_limits_tables(answer)]),
+            Section("Pools", tables=[_pools_table(answer), *_limits_tables(answer)], why=True),
             Section(
                 "The network",
                 figures=lambda: [graph_figure(answer.network, certificate, answer.loads)],
@@ -67,6 +69,7 @@ def network_page(answer: NetworkAnswer, scenario: NetworkScenario | None = None)
             Section(
                 f"Hypotheses of {used}",
                 hypotheses=[Hypothesis(h.name, h.state, h.why) for h in failing_first],
+                why=True,
             ),
             Section(
                 "Workflows and stages",
@@ -122,9 +125,11 @@ def _load_facts(answer: NetworkAnswer) -> list[Fact]:
     facts += [
         Fact("Cycle", f"{factor:,.4g} x", meaning) for factor, meaning in answer.cycles_in_words()
     ]
-    facts += _virtual_station(certificate)
-    if answer.order_fails:
+    if answer.order_fails:  # which then counts, and not what is left to another one
+        facts = [*_virtual_station(certificate), *facts]
         facts.append(Fact("To try", "another order", _ANOTHER_ORDER))
+    else:
+        facts += _virtual_station(certificate)
     facts += [
         Fact("Join", join.stage, f"{join.branches} branches; {join.bound}")
         for join in certificate.joins
@@ -163,7 +168,7 @@ def _virtual_station(certificate: NetworkCertificate) -> list[Fact]:
 
 def _pools_table(answer: NetworkAnswer) -> Table:
     columns = (
-        "Pool", "Load", "Margin", "Busy", "A batch", "Replicas", "Tokens/s", "Order", "Router",
+        "Pool", "Load", "Margin", "A batch", "Replicas", "Tokens/s", "Order", "Router",
         "Policy", "Held by",
     )  # fmt: skip
     rows = [
@@ -171,7 +176,6 @@ def _pools_table(answer: NetworkAnswer) -> Table:
             pool.name,
             share(pool.rho, 1.0),
             share(pool.margin),
-            f"{pool.busy:.0%}",
             f"{pool.tokens_per_batch:,.0f}",
             f"{pool.replicas:,}",
             f"{pool.tokens_per_s:,.0f}",
@@ -200,11 +204,11 @@ def _limits_tables(answer: NetworkAnswer) -> list[Table]:
     rows = []
     for name, limit in limits:
         error = f"{limit.standard_error:.1g}" if limit.standard_error else "-"
-        load, margin = share(limit.load, 1.0), share(limit.margin)
-        rows.append((name, limit.name, load, error, margin, limit.why))
+        rows.append((name, limit.name, share(limit.load, 1.0), error, limit.why))
     caption = _LIMITS + (". Error: standard error of a load that is sampled" if sampled else "")
-    columns = ("Pool", "Limit", "Load", "Error", "Margin", "From")
-    table = Table(columns, rows, f"{caption}.", title="Load by limit", spare=("From", "Error"))
+    columns = ("Pool", "Limit", "Load", "Error", "From")
+    title = "Load by limit"
+    table = Table(columns, rows, f"{caption}.", title=title, spare=("From", "Error"), detail=True)
     return [table if sampled else table.without("Error")]
 
 
@@ -241,7 +245,7 @@ def _latency_section(answer: NetworkAnswer) -> Section:
     """Lay out E2E of workflows and stages with intervals, TTFT, and waits at joins."""
     steady = answer.latency
     if steady is None:
-        return Section("No latency", [sentence(answer.latency_refused or "there is none")])
+        return NO_LATENCY
     joins = any("join_wait_s" in (stage.latency or {}) for stage in answer.stages)
     columns = ("", "E2E", "from", "to", "p99", "TTFT", "TTFT p99", "Join wait")
     rows: list[tuple[str, ...]] = []

@@ -16,6 +16,7 @@ simulate: {jobs: 20000, seed: 0}
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,8 @@ class NetworkScenario:
     until: float | None
     folder: Path  # where the file's own paths are looked for
     outages: tuple[Outage, ...] = ()  # replicas that die and come back while it is simulated
+    # How the file calls what each pool runs on; empty where it has no name.
+    hardware: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def read_network(path: str | Path) -> NetworkScenario:
@@ -116,4 +119,7 @@ def build_network(document: Any, folder: Path, name: str = "scenario") -> Networ
             outages.append(section.build())
     with within("simulate.outages"):
         checked = checked_outages(outages, network.pools)
-    return NetworkScenario(Path(name).stem, network, jobs, simulate.until, folder, checked)
+    hardware = {name: pool.hardware_name for name, pool in sections.network.pools.items()}
+    return NetworkScenario(
+        Path(name).stem, network, jobs, simulate.until, folder, checked, hardware
+    )

@@ -96,6 +96,13 @@ class PoolSection(KindSection):
                 order = resolve_order("fcfs" if by_priority else self.order, folder=folder)
             return Pool(servers, 1, router, order, self.affinity, self.report_ms)
 
+    @property
+    def hardware_name(self) -> str:
+        """How answers call what it runs on; empty where it has no name."""
+        if self.servers is None:
+            return super().hardware_name
+        return " and ".join(filter(None, (kind.hardware_name for kind in self.servers)))
+
     def known_gpu(self, folder: Path) -> Gpu | None:
         """Return the model on its GPUs that the batch times of the first kind are those of."""
         measured = (self.servers[0] if self.servers else self).measured(folder)

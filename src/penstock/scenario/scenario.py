@@ -68,6 +68,7 @@ class Scenario:
     file: str = "scenario.yaml"  # its path, for commands that name it
     # Where the batch times are from; None: they stand in the scenario.
     measured: BatchTimeFile | None = None
+    hardware: str = ""  # how the file calls it; empty where it has none
 
 
 def read_scenario(path: str | Path) -> Scenario:
@@ -108,6 +109,7 @@ def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
         folder,
         str(folder / name),
         sections.server.measured(folder),
+        sections.server.hardware_name,
     )
 
 

@@ -222,7 +222,7 @@ class ServerSection(Section):
         memory_gib = measured.memory_gib if measured else None
         usual = rule.usual_slots
         if memory_gib is not None:
-            a100 = "a100" in self._hardware_name
+            a100 = "a100" in self.hardware_name.lower()
             usual = f"{rule.limits(memory_gib, a100, False)[1]:,} on this GPU"
         return [
             "no max batch size is given, so none limits this server; vLLM always has one, by "
@@ -245,7 +245,7 @@ class ServerSection(Section):
         shaped = isinstance(self.hardware, HardwareSection)
         if (self.gpu is not None or shaped) and engine in choosing():
             asked = self.gpu or GpuSection.model_validate({})
-            a100 = "a100" in self._hardware_name if asked.a100 is None else asked.a100
+            a100 = "a100" in self.hardware_name.lower() if asked.a100 is None else asked.a100
             gib = self._memory_gib(measured, asked.memory_gib)
             chosen = engine_defaults(engine, gib, a100=a100, offline=asked.offline)
             budget = chosen.token_budget if budget is None else budget
@@ -289,7 +289,7 @@ class ServerSection(Section):
         if known is not None and parallel != known.tensor_parallel:
             raise InputError(
                 f"server.gpu.tensor_parallel is {parallel}, but the batch times of "
-                f"{self._hardware_name} are "
+                f"{self.hardware_name} are "
                 "those of a tensor "
                 f"parallelism of {known.tensor_parallel}; leave it out, or take hardware that was "
                 "measured with "
@@ -299,10 +299,10 @@ class ServerSection(Section):
         return Gpu(model, memory_gib, parallel, asked.gpu_memory_utilization, known=of_shape)
 
     @property
-    def _hardware_name(self) -> str:
-        """How messages call the hardware whose batch times these are; empty where it has none."""
+    def hardware_name(self) -> str:
+        """How answers call the hardware whose batch times these are; empty where it has none."""
         if isinstance(self.hardware, HardwareSection):
-            return f"{self.hardware.model} on {self.hardware.gpu}".lower()
+            return f"{self.hardware.model} on {self.hardware.gpu}"
         if self.hardware is not None:
             return self.hardware
         return "" if self.batch_time is None else self.batch_time.file or ""
@@ -322,7 +322,7 @@ class ServerSection(Section):
         if given is not None and abs(given - known) > _ROUNDED * known:
             raise InputError(
                 f"server.gpu.memory_gib is {given:g}, but the batch times of "
-                f"{self._hardware_name} are those of a GPU with "
+                f"{self.hardware_name} are those of a GPU with "
                 f"{known:g} GiB; leave it out, or give batch times of your own"
             )
         return known

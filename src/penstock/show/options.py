@@ -174,12 +174,13 @@ def depth(why: bool, everything: bool) -> "Depth":
     return "all" if everything else "why" if why else "head"
 
 
-def begin(lines: "Sequence[Line]") -> None:
-    """Print the first lines of a head at once, before what takes long is begun."""
+def begin(lines: "Sequence[Line]") -> int:
+    """Print the first lines of a head at once, before what takes long is begun; return how many."""
     from penstock.show.terminal import print_head
 
     print_head(lines)
     sys.stdout.flush()
+    return len(lines)
 
 
 def show_page(

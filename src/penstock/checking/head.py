@@ -1,0 +1,139 @@
+"""The first two lines of a head: what arrives and what serves it; load, limit and certificate.
+
+They are said before anything is simulated, so nothing here imports the simulator. The other lines
+are those of `penstock.checking.head_of_answer`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from penstock.checking.doubt import Reach, reach_of_server
+from penstock.checking.doubt_network import reach_of_network
+from penstock.show.page import Line
+from penstock.system.network import Network
+from penstock.system.server import Server
+from penstock.theory.certificate import Certificate
+from penstock.theory.hypotheses import Hypothesis
+from penstock.theory.network.certificate import SPIRAL, VIRTUAL, NetworkCertificate
+from penstock.words import counted, sentence
+from penstock.workload.workload import Workload
+
+MOST_NAMED = 2  # of several things; the others are counted
+_NEVER = " never binds"
+_CLOSE = 0.01  # to a limit, where whole percents say too little
+_SAME = 0.01  # share by which a certified rate may lie below the limit of all schedulers
+
+
+def first_lines(
+    name: str, workload: Workload, server: Server, certificate: Certificate, hardware: str = ""
+) -> list[Line]:
+    """Say what arrives at a server, and what a theorem says of it."""
+    parts = [server.policy.name, f"token budget {server.token_budget:,}"]
+    if server.max_batch_size is not None:
+        parts.append(f"max batch size {server.max_batch_size:,}")
+    if server.memory is not None:
+        estimated = " (estimated)" if server.memory.estimated else ""
+        parts.append(f"KV memory of {server.memory.tokens:,} tokens{estimated}")
+    what = f"{workload.rate:,.4g} requests/s" + (f" to {hardware}" if hardware else "")
+    limit = f"{certificate.max_rate:,.4g} requests/s"
+    load = workload.rate / certificate.max_rate
+    certified = (certificate.certified_rate or 0.0) / certificate.max_rate
+    uncached = certificate.rho_without_cache
+    reach = reach_of_server(workload, server)
+    return [
+        Line(name, f"{what}; {', '.join(parts)}"),
+        _proved(certificate, load, uncached, reach, limit, certified),
+    ]
+
+
+def first_lines_of_network(
+    name: str,
+    network: Network,
+    certificate: NetworkCertificate,
+    hardware: Mapping[str, str] | None = None,
+) -> list[Line]:
+    """Say what arrives at a network, and what a theorem says of it."""
+    arriving = [f"{one.rate:,.4g} {one.name}" for one in network.workflows]
+    serving = []
+    for pool_name, pool in network.pools.items():
+        parts = [f"{pool.replicas} x"] if pool.replicas > 1 else []
+        parts += [on] if (on := (hardware or {}).get(pool_name)) else []
+        parts = [" ".join(parts), *dict.fromkeys(one.policy.name for one, _ in pool.servers)]
+        if pool.replicas > 1:
+            parts.append(f"router {pool.router.name}")
+        if pool.order_name != "fcfs":
+            parts.append(f"order {pool.order_name}")
+        serving.append(f"{pool_name} ({', '.join(filter(None, parts))})")
+    fullest = certificate.bottleneck
+    at = f" at pool {fullest.name}" if len(network.pools) > 1 else ""
+    limit = f"{certificate.max_load:,.3g} times this load{at}"
+    certified = (certificate.certified_load or 0.0) / certificate.max_load
+    reach, uncached = reach_of_network(network), fullest.rho_without_cache
+    line = _proved(certificate, 1 / certificate.max_load, uncached, reach, limit, certified)
+    if certificate.theorem in (VIRTUAL, SPIRAL):
+        virtual = certificate.virtual_station
+        above = f" above {virtual.max_load:.3g} times this load" if virtual else ""
+        text = (
+            f"The order between stages fails{above}, though no pool is overloaded: the fullest, "
+            f"{fullest.name}, is at {share_of(1 / certificate.max_load)}. Proved: "
+            f"{certificate.theorem}."
+        )
+        line = Line("unstable", text, judges=True)
+    return [Line(name, f"{_few(arriving, 3)} jobs/s on {_few(serving, 3)}"), line]
+
+
+def _proved(
+    certificate: Certificate | NetworkCertificate,
+    load: float,
+    uncached: float | None,
+    reach: Reach | None,
+    limit: str,
+    certified: float,
+) -> Line:
+    """Say how much of its limit is asked for, and what theory says.
+
+    ``uncached`` is the load if a prefix cache finds nothing, ``certified`` a share of the limit.
+    """
+    used, middle = share_of(load), ""
+    if reach is not None:
+        low, high = map(share_of, reach.load)
+        used += f" ({low} to {high} as far as batch times are known)"
+        middle = ", with the middle batch times"
+    text = f"{used} of the most that any scheduler can carry"
+    if uncached is not None and uncached > load:
+        text += f" if prefix caches keep everything, {share_of(uncached)} if nothing"
+    text += f" (limit {limit})"
+    if certificate.verdict == "unknown":
+        return Line("Load", f"{text}. {_unproved(certificate.hypotheses)}")
+    if certificate.verdict == "unstable" and load <= 1:
+        text = certificate.reason
+    far = ""
+    if certificate.verdict == "stable" and certified < 1 - _SAME:
+        far = f" up to {share_of(certified)} of that limit"
+    trusted = f", which trusts: {', '.join(certificate.trusted)}" if certificate.trusted else ""
+    proof = f" Proved{far}{middle}: {certificate.theorem}{trusted}." if certificate.theorem else ""
+    return Line(certificate.verdict, f"{sentence(text)}{proof}", judges=True)
+
+
+def _unproved(hypotheses: Sequence[Hypothesis]) -> str:
+    names = [hypothesis.name for hypothesis in hypotheses if not hypothesis.held]
+    limits = [name.removesuffix(_NEVER) for name in names if name.endswith(_NEVER)]
+    failing = (
+        [f"not given: {_few(others, MOST_NAMED)}"]
+        if (others := [name for name in names if not name.endswith(_NEVER)])
+        else []
+    )
+    if limits:
+        failing.insert(0, f"{' and '.join(limits)} may bind")
+    return f"No theorem says whether it is stable ({'; '.join(failing)})."
+
+
+def share_of(value: float) -> str:
+    """Return a share in percent, with two more digits near the limit."""
+    return f"{value:.{2 if abs(1 - value) < _CLOSE else 0}%}"
+
+
+def _few(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """Return the first of several names, and how many others there are."""
+    if len(names) <= most:
+        return between.join(names)
+    return f"{between.join(names[:most])}{between}{counted(len(names) - most, 'other')}"

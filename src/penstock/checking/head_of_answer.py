@@ -1,0 +1,300 @@
+"""The head of ``check`` and ``simulate``: after its first two lines the test, targets, latency,
+what must not be missed, and what it all rests on.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from penstock.checking.answer import ROWS_UP_TO, Answer
+from penstock.checking.any_answer import AnyAnswer
+from penstock.checking.batch_means import Statistics, enough_for_bursts
+from penstock.checking.head import (
+    MOST_NAMED,
+    first_lines,
+    first_lines_of_network,
+    share_of,
+)
+from penstock.checking.network_answer import NetworkAnswer
+from penstock.checking.stability import NetworkStability
+from penstock.scenario.network import NetworkScenario
+from penstock.scenario.scenario import Scenario
+from penstock.show.page import MOST_LINES, Line
+from penstock.simulation.run import Run
+from penstock.theory.certificate import Certificate
+from penstock.words import seconds, sentence
+
+_METRICS = {"ttft_s": "First token", "tbt_s": "Per token", "e2e_s": "Whole call"}
+_COSTS = 0.01  # share of tokens done again by preemptions that is worth a word
+OR_MORE = " or more"  # where a run has no upper end
+BEHIND_WHY = "hypotheses and limits"
+BEHIND_ALL = "every statistic with its interval"
+
+
+def head_of_server(answer: Answer, scenario: Scenario | None) -> list[Line]:
+    """Return all lines of the answer for a server."""
+    name, file = (scenario.name, scenario.file) if scenario else ("check", "SCENARIO")
+    hardware = scenario.hardware if scenario else ""
+    lines = first_lines(name, answer.workload, answer.server, answer.certificate, hardware)
+    lines += [*_of_test(answer), *_of_targets(answer)]
+    mind = _to_mind(answer)
+    if answer.latency_refused:
+        step = answer.next_step(file)
+        last = [Line("Next", sentence(step))] if step else []
+        return [*lines, *mind, *last, *_rests_on(answer, scenario)][:MOST_LINES]
+    enough = None
+    if answer.latency is not None:
+        of = answer.latency
+        if not of.too_short:  # else another length would do
+            enough = enough_for_bursts(_shown(of.estimates), of.confidence, of.requests)
+        texts = {label: _latency(of.estimates[metric]) for metric, label in _METRICS.items()}
+        texts = _with_remedy(texts, "--requests", enough)
+    else:
+        texts = latency_of_run(answer.run)
+    return _fitted(lines, texts, mind, _rests_on(answer, scenario))
+
+
+def head_of_network(answer: NetworkAnswer, scenario: NetworkScenario | None) -> list[Line]:
+    """Return all lines of the answer for a network."""
+    name = scenario.name if scenario else "check"
+    hardware = scenario.hardware if scenario else {}
+    lines = first_lines_of_network(name, answer.network, answer.certificate, hardware)
+    lines += _of_test(answer)
+    mind = _to_mind(answer)
+    of = answer.latency
+    if of is None:
+        step = _step_of_network(answer)
+        last = [Line("Next", sentence(step))] if step else []
+        return [*lines, *mind, *last, *_rests_on(answer, None)]
+    whole = {one.name: one.e2e for one in answer.workflows if one.e2e}
+    first = {s.name: s.latency["ttft_s"] for s in answer.stages if s.latency}
+    enough = None
+    if not of.too_short:  # else another length would do
+        enough = enough_for_bursts(_shown(whole | first), of.confidence, of.jobs)
+    texts = {
+        "First token": _worst(first),
+        **({"Per token": _latency(of.tbt_s)} if of.tbt_s else {}),
+        "Whole call": _worst(whole),
+    }
+    texts = _with_remedy(texts, "--jobs", enough)
+    return _fitted(lines, texts, mind, _rests_on(answer, None))
+
+
+def _step_of_network(answer: NetworkAnswer) -> str | None:
+    """Say what to do about a network that is unstable."""
+    if answer.order_fails:
+        return "try order fcfs, or this order turned around (--orders shows them side by side)"
+    tightest = answer.certificate.bottleneck
+    if tightest.max_load >= 1:
+        return None
+    limits = " and ".join(tightest.binding) or "batch time"
+    return (
+        f"the {limits} of pool {tightest.name} would have to be {1 / tightest.max_load:.3g} times "
+        "as much: more replicas there, other limits, or less load"
+    )
+
+
+def head_of_run(scenario: Scenario, certificate: Certificate, run: Run) -> list[Line]:
+    """Return the head of one finite run."""
+    verdict = "this is one finite run from empty; for a verdict and the long run ask check"
+    return [
+        *first_lines(scenario.name, scenario.workload, run.server, certificate, scenario.hardware),
+        Line("no verdict", sentence(verdict), judges=True),
+        *(Line(label, text) for label, text in latency_of_run(run).items()),
+    ]
+
+
+def latency_of_run(run: Run) -> dict[str, str]:
+    """Return the latencies of one run, by label."""
+    rows = {row["metric"]: row for row in run.latency().iter_rows(named=True)}
+    return {
+        label: f"{_time(rows[metric]['mean'])} mean, {_time(rows[metric]['p99'])} p99"
+        for metric, label in _METRICS.items()
+    }
+
+
+def _with_remedy(texts: Mapping[str, str], option: str, enough: int | None) -> dict[str, str]:
+    """Say once what to do where percentiles have no upper end."""
+    said = dict(texts)
+    for label, text in texts.items():
+        if enough and OR_MORE in text:
+            said[label] = f"{text} (a longer run would bound it: {option} {enough})"
+            break
+    return said
+
+
+def _fitted(
+    lines: Sequence[Line], texts: Mapping[str, str], mind: Sequence[Line], last: Sequence[Line]
+) -> list[Line]:
+    """Put latencies between the lines: one each, or as many together as there is no room for."""
+    if len(lines) + len(mind) + len(last) >= MOST_LINES:
+        last = []  # as it is behind --why, too
+    room = MOST_LINES - len(lines) - len(mind) - len(last)
+    labels = list(texts)
+    together = labels[: len(labels) - room + 1]
+    latencies = [Line(label, texts[label]) for label in labels]
+    if len(together) > 1:
+        first, *others = together
+        parts = [texts[first], *(f"{label.lower()} {texts[label]}" for label in others)]
+        latencies = [Line(first, "; ".join(parts)), *latencies[len(together) :]]
+    return [*lines, *latencies, *mind, *last]
+
+
+def _of_test(answer: AnyAnswer) -> list[Line]:
+    """Say what the test says, where it decides or contradicts, and what batch times leave open."""
+    test, doubt = answer.stability, answer.calibration
+    if answer.disagreement:
+        return [Line("contradiction", sentence(answer.disagreement), judges=True)]
+    if doubt is not None and answer.hinges_on_calibration:
+        remedy = (
+            "benchmark more loads near this one and calibrate again"
+            if doubt.calibrated
+            else "measure: `penstock calibrate` takes a few rows of a benchmark"
+        )
+        middle: str = answer.certificate.verdict
+        if middle == "unknown" and test is not None:
+            middle = test.verdict
+        text = (
+            f"because of the batch times: with the slowest that are likely it is "
+            f"{doubt.slow.verdict}, with the middle ones {middle}, with the fastest "
+            f"{doubt.fast.verdict}; {remedy}."
+        )
+        return [Line("undecided", text, judges=True)]
+    if test is None:
+        return [Line("not tested", sentence(answer.stability_skipped or ""), judges=True)]
+    if answer.certificate.verdict not in ("unknown", "critical"):
+        return []
+    ends = ""
+    if doubt is not None and test.verdict == "stable":
+        ends = ", also with the slowest and the fastest batch times that are likely"
+    text = f"by simulation: {_in_short(answer)}{ends}."
+    return [Line(test.verdict, text, judges=True)]
+
+
+def _in_short(answer: AnyAnswer) -> str:
+    """Say what the test saw."""
+    test = answer.stability
+    assert test is not None
+    unsure = "too little to tell, so there may be no steady state whose latency is below"
+    if isinstance(test, NetworkStability):
+        flood = test.deciding
+        match test.verdict:
+            case "stable":
+                return "a large backlog was worked off, at whichever stage it began"
+            case "unstable":
+                return (
+                    f"a backlog at {flood.name} grew to {flood.ratio:.2g} times its work while "
+                    f"{flood.arrivals:,} jobs arrived"
+                )
+        return f"a backlog at {flood.name} went to {flood.ratio:.2f} times its work, {unsure}"
+    if test.interval is None:
+        return "a large backlog was worked off quickly"
+    low, high = test.interval
+    does = f"under a large backlog it does {1 - test.drift:.3g} times what arrives"
+    match test.verdict:
+        case "stable":
+            return does
+        case "unstable":
+            return f"{does}, so the backlog grows without end"
+    return f"{does} ({1 - high:.4g} to {1 - low:.4g}), {unsure}"
+
+
+def _of_targets(answer: Answer) -> list[Line]:
+    """Say of all targets together whether they are met; those that are not come first."""
+    if not answer.targets:
+        return []
+    said: dict[str, list[str]] = {"missed": [], "undecided": [], "met": []}
+    for target, estimate, judgement in answer.targets:
+        value = _time(estimate.value) if estimate else "no steady state"
+        if judgement == "undecided" and estimate and estimate.low is not None:
+            high = "?" if estimate.high is None else _time(estimate.high)
+            value += f", {_time(estimate.low)} to {high}"
+        said[judgement].append(f"{target} ({value})")
+    word, *others = [(name, texts) for name, texts in said.items() if texts]
+    texts = [", ".join(word[1]), *(f"{name}: {', '.join(of)}" for name, of in others)]
+    if word[0] == "missed":
+        texts.append("`penstock recommend` looks for limits that meet them, `plan` for a fleet")
+    elif word[0] == "undecided" and (longer := min(16 * answer.run.arrived, ROWS_UP_TO)):
+        texts.append(f"a longer run may decide: --requests {longer}")
+    return [Line(word[0], f"{'; '.join(texts)}.", judges=True)]
+
+
+def _to_mind(answer: AnyAnswer) -> list[Line]:
+    """Say what can change a decision, if there is such a thing."""
+    said = []
+    if isinstance(answer, Answer):
+        run = answer.run
+        if answer.kv_doubt:
+            said.append(answer.kv_doubt)
+        lost = max(1 - answer.certificate.load.work.share, run.dropped / max(run.arrived, 1))
+        if lost > 0:
+            said.append(f"{lost:.2%} of the requests never fit into KV memory and are dropped")
+        again = run.recomputed_tokens / max(run.started_tokens, 1)
+        if again > _COSTS:
+            said.append(
+                f"preemptions do {again:.1%} of the tokens again ({run.preemptions:,} of them)"
+            )
+    of = answer.latency
+    if of is not None and of.too_short and of.notices:
+        said.append(f"the run is too short: {of.notices[-1]}")
+    return [Line("Mind", sentence("; ".join(said)))] if said else []
+
+
+def _rests_on(answer: AnyAnswer, scenario: Scenario | None) -> list[Line]:
+    """Say whether theorem and simulation agree, and where batch times come from."""
+    certificate, test, doubt = answer.certificate, answer.stability, answer.calibration
+    said = []
+    if not answer.disagreement and certificate.verdict in ("stable", "unstable"):
+        agrees = test is not None and test.verdict == certificate.verdict
+        said.append("theorem and simulation agree" if agrees else "the theorem alone")
+    measured = None
+    if isinstance(answer, Answer):
+        measured = answer.certificate.measured
+    elif isinstance(answer, NetworkAnswer) and answer.bottleneck.found_share is not None:
+        measured = answer.bottleneck.rho
+    if measured is not None:
+        said.append(f"the load is {share_of(measured)} with what prefix caches found in this run")
+    if doubt is not None:
+        origin = (
+            "batch times calibrated on a few rows"
+            if doubt.calibrated
+            else "batch times from the shape of the model, which nobody measured"
+        )
+        if doubt.latency:
+            low = min(ends.low for ends in doubt.latency.values())
+            high = max(ends.high for ends in doubt.latency.values())
+            origin += f": true means may be {low:.2g} to {high:.2g} times those above"
+        said.append(origin)
+    elif scenario and scenario.measured and scenario.measured.year:
+        of = scenario.measured
+        said.append(f"batch times measured in {of.year}, {of.description}")
+    return [Line("Rests on", sentence("; ".join(said)))] if said else []
+
+
+def _shown(of: Mapping[str, Statistics]) -> dict[str, Statistics]:
+    """Return the statistics that heads show."""
+    return {
+        name: {which: statistics[which] for which in ("mean", "p99") if which in statistics}
+        for name, statistics in of.items()
+    }
+
+
+def _latency(of: Statistics) -> str:
+    """Return mean and p99, the latter as a least where the run has no upper end for it."""
+    mean, p99 = of["mean"], of["p99"]
+    open_end = p99.low is not None and p99.high is None
+    return f"{_time(mean.value)} mean, {_time(p99.value)} p99{OR_MORE * open_end}"
+
+
+def _time(value: float | None) -> str:
+    """Return seconds, or milliseconds where they are less than one."""
+    if value is None:
+        return "-"
+    return f"{1e3 * value:.3g} ms" if value < 1 else f"{seconds(value)} s"
+
+
+def _worst(of: Mapping[str, Statistics]) -> str:
+    """Return mean and p99 of the longest, each with its name."""
+    ranked = sorted(of, key=lambda name: of[name]["p99"].value or 0.0, reverse=True)
+    texts = [f"{name} {_latency(of[name])}" for name in ranked[:MOST_NAMED]]
+    if len(ranked) > MOST_NAMED:
+        texts.append(f"{len(ranked) - MOST_NAMED} more: --all")
+    return "; ".join(texts)

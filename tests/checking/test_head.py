@@ -1,0 +1,126 @@
+"""The head of an answer: six lines that say what the whole answer says, the first two before anything is simulated."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock import check
+from penstock.cli import command_line
+from penstock.scenario.scenario import read_scenario
+from penstock.show.page import Line
+from penstock.show.terminal import print_page
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NETWORKS = ("agent_with_caches", "disaggregated", "research_fork_join", "rybko_stolyar", "self_reflection", "vllm_pool")
+AZURE = EXAMPLES / "azure_code.yaml"
+
+WATCHED = """
+import sys
+from numba.core import event
+from penstock.show import options
+
+class Compiled(event.Listener):
+    on_end = lambda self, _: None
+    def on_start(self, event):
+        print("compiles", event.data["dispatcher"].py_func)
+
+event.register("numba:compile", Compiled())
+begin = options.begin
+
+def stop_after(lines):
+    begin(lines)
+    print("begun")
+    sys.stdout.flush()
+    import os
+    os._exit(0)
+
+options.begin = stop_after
+from penstock.cli import main
+main()
+"""
+"""Runs a command until the first lines of its head are printed."""
+
+
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:
+    monkeypatch.setenv("COLUMNS", "2000")
+    monkeypatch.setenv("NO_COLOR", "1")
+    command_line()(["check", *map(str, arguments)], prog_name="penstock", standalone_mode=False)
+    return capsys.readouterr().out
+
+
+def in_seconds(text: str) -> list[float]:
+    """Return all means and 99th percentiles in a line, seconds."""
+    found = re.findall(r"([\d.,]+) (ms|s) (?:mean|p99)", text)
+    return [float(number.replace(",", "")) / (1000 if unit == "ms" else 1) for number, unit in found]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.yaml")))
+def test_the_head_of_every_example_has_six_lines_and_the_figures_of_json(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [EXAMPLES / f"{name}.yaml", *(["--jobs", 1500] if name in NETWORKS else ["--requests", 2000])]
+    document = json.loads(said(capsys, monkeypatch, *asked, "--json"))
+    lines = said(capsys, monkeypatch, *asked).splitlines()
+    assert len(lines) <= 7
+    assert lines[0].startswith(name)
+    assert lines[-1] == "--why: hypotheses and limits   --all: every statistic with its interval"
+    assert any(line.startswith(document["verdict"].upper()) for line in lines)
+    head = "; ".join(lines)
+    if document["latency_refused"]:
+        assert "mean" not in head
+        return
+    if name in NETWORKS:
+        expected = [workflow["e2e_s"]["mean"] for workflow in document["workflows"]]
+    else:
+        expected = [document["latency"][metric][of] for metric in document["latency"] for of in ("mean", "p99")]
+    shown = in_seconds(head)
+    assert all(any(value == pytest.approx(one, rel=0.01) for one in shown) for value in expected)
+
+
+def test_what_is_printed_bit_by_bit_is_the_page(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = said(capsys, monkeypatch, AZURE, "--requests", 2000)
+    scenario = read_scenario(AZURE)
+    print_page(check(scenario.workload, scenario.server, requests=2000).page(scenario))
+    assert capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize("name", ["azure_code", "vllm_8b_h100", "rybko_stolyar", "vllm_pool"])
+def test_the_first_two_lines_come_before_anything_is_compiled(name: str) -> None:
+    command = [sys.executable, "-c", WATCHED, "check", str(EXAMPLES / f"{name}.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(name)
+    assert lines[-1] == "begun"
+    assert "compiles" not in done.stdout
+
+
+def head(rate: float, *targets: str, requests: int = 2000) -> list[Line]:
+    scenario = read_scenario(AZURE)
+    found = check(scenario.workload.with_rate(rate), scenario.server, requests=requests, targets=targets)
+    return list(found.page(scenario).head)
+
+
+def test_an_overloaded_server_is_told_its_limit_and_what_to_do_but_no_latency() -> None:
+    labels = {line.label: line.text for line in head(2.0)}
+    assert list(labels) == ["azure_code", "unstable", "Next", "Rests on"]
+    assert labels["unstable"].startswith("119% of the most that any scheduler can carry (limit 1.679 requests/s).")
+    assert "penstock recommend" in labels["Next"]
+
+
+def test_targets_are_one_line_with_the_one_that_is_missed_first() -> None:
+    lines = head(1.2, "tbt_p99<200ms", "ttft_p99<2s")
+    assert len(lines) == 6
+    line = next(line for line in lines if line.label == "missed")
+    assert line.judges
+    assert re.match(r"ttft_p99<2s \([\d.]+ s\); met: tbt_p99<0.2s \(153 ms\); `penstock recommend`", line.text)
+
+
+def test_a_p99_without_an_upper_end_says_so_and_names_the_run_that_would_have_one() -> None:
+    first = next(line.text for line in head(1.2) if line.label == "First token")
+    assert re.search(r"p99 or more.*a longer run would bound it: --requests \d+\)", first)
