@@ -63,9 +63,10 @@ def region(
     from penstock.system.prefix_cache import front_notes
     from penstock.theory.operating_point import operating_point
 
-    full = memory_is_full(chosen.workload, chosen.server)
-    carried = None if full is None else full.rate
-    found = operating_point(chosen.workload, chosen.server, memory_rate=carried)
+    with progress.bar("Finding what is carried"):
+        full = memory_is_full(chosen.workload, chosen.server)
+        carried = None if full is None else full.rate
+        found = operating_point(chosen.workload, chosen.server, memory_rate=carried)
     if figures is not None:
         from penstock.checking.charts import region_chart
 

@@ -10,6 +10,7 @@ import typer
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.show import progress
 from penstock.show.options import EXIT_ANSWER_IS_NO, duration, finite
 
 if TYPE_CHECKING:
@@ -181,6 +182,8 @@ def watch(
     with contextlib.ExitStack() as stack:
         shown = _shown(with_lines, ends)
         outputs = _Outputs(stack, shown, record, export, every_s)
+        if shown == "end":
+            stack.enter_context(progress.bar("Reading what engines say"))
         try:
             for came in rounds:
                 outputs.take(came, engines)

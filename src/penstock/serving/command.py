@@ -10,6 +10,7 @@ import typer
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.show import progress
 from penstock.show.options import duration
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def serve(
     shown = f"[{address}]" if ":" in address else address
     url = f"http://{shown}:{listening.getsockname()[1]}/"
     print(f"{url} shows {controls.name}; Ctrl-C ends it", flush=True)
+    progress.announce_compilation()
     if open_page:
         import webbrowser
 

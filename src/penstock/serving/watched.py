@@ -17,7 +17,6 @@ from penstock.live.view import watch_page
 from penstock.live.watching import Watch
 from penstock.show.options import finite
 from penstock.show.page import Page
-from penstock.show.progress import announce_compilation
 
 _KEPT = 720  # rounds that are drawn: an hour, where one comes every 5 s
 
@@ -33,7 +32,6 @@ class Watched:
         self._wait(["nothing was read yet"])
         self._engines = Watch(engine, Settings())
         self._before: deque[dict[str, Any]] = deque(maxlen=_KEPT)
-        announce_compilation()
         threading.Thread(target=self._follow, args=(rounds,), daemon=True).start()
 
     def _follow(self, rounds: Iterator[Round]) -> None:
