@@ -51,6 +51,19 @@ def test_a_folder_that_was_filled_is_all_that_an_answer_needs(tmp_path: Path) ->
     assert {file.name: file.stat().st_mtime_ns for file in (tmp_path / "shipped").iterdir()} == there
 
 
+def test_each_function_that_a_system_may_lack_is_compiled_for_some_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.checking import warm
+    from penstock.kernel import apart, events
+    from penstock.kernel.records import APART
+
+    compiled: list[str] = []
+    monkeypatch.setattr(apart, "address", compiled.append)
+    monkeypatch.setattr(events, "compiled_advance", lambda: None)
+    for prepare in [prepare[-1] for prepare in warm._parts().values()]:
+        prepare()
+    assert set(compiled) == set(APART)
+
+
 @pytest.mark.slow
 def test_all_that_is_compiled_for_any_processor_serves_every_example_here(tmp_path: Path) -> None:
     empty = {"XDG_CACHE_HOME": tmp_path / "empty"}

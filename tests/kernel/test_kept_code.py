@@ -121,7 +121,9 @@ def test_kept_code_that_cannot_be_read_is_compiled_again(content: bytes | None, 
 
 
 def test_processes_that_start_together_compile_once(home: Home) -> None:
-    together = f"import time\nfrom penstock.kernel import counting\ntime.sleep(max({time.time() + 3} - time.time(), 0))\n{ADD}"
+    together = (
+        f"import time\nfrom penstock.kernel import counting\ntime.sleep(max({time.time() + 3} - time.time(), 0))\n{ADD}"
+    )
     said = [process.communicate() for process in [home.start(together) for _ in range(3)]]
     assert sorted(said) == [(COMPILED, ""), (LOADED, ""), (LOADED, "")]
     assert {file.suffix for file in home.kept.iterdir()} == {".kept"}

@@ -99,9 +99,10 @@ def _wholes_compiled() -> Iterator[list[str]]:
 
 def _parts() -> dict[str, list[Callable[[], object]]]:
     """Return what has to be done for each name."""
-    from penstock.kernel.apart import OF_OUTAGES, OF_RULE, OF_TRANSFERS, OF_TREES, address
+    from penstock.kernel import apart
+    from penstock.kernel.events import compiled_advance
     from penstock.kernel.quantiles import compiled_find_quantiles
-    from penstock.kernel.records import BY_LINES, SEAM
+    from penstock.kernel.records import APART, SEAM
     from penstock.system.engines import ENGINES
     from penstock.system.orders import ORDERS
     from penstock.system.policies import POLICIES
@@ -111,32 +112,32 @@ def _parts() -> dict[str, list[Callable[[], object]]]:
     def compiled(*of: dict[str, Any]) -> Callable[[], object]:
         return lambda: [made.compiled for named in of for made in named.values()]
 
-    def addresses(*of: set[str]) -> Callable[[], object]:
-        from penstock.kernel.events import compiled_advance  # which calls them
+    def addresses(names: tuple[str, ...]) -> Callable[[], object]:
+        return lambda: (compiled_advance(), [apart.address(name) for name in names])
 
-        return lambda: (compiled_advance(), [address(name) for names in of for name in names])
+    with_memory = (*apart.OF_CACHES, "note_allocations", "choose", "report")
 
     def engine(name: str) -> list[Callable[[], object]]:
-        rule = OF_RULE[ENGINES[name].rule]
-        trees = OF_TREES if name == "sglang" else set()
+        trees = apart.OF_TREES if name == "sglang" else ()
         server = {"hardware": _H100 | {"engine": name}, "token_budget": 2048}
-        return [lambda: _check(server), addresses(rule, trees)]
+        needed = (APART[ENGINES[name].rule], *with_memory, *apart.OF_DRAFTS, *trees)
+        return [compiled_find_quantiles, lambda: _check(server), addresses(needed)]
 
-    common: list[Callable[[], object]] = [compiled_find_quantiles, addresses()]
+    of_networks = (*apart.OF_LINES, *apart.OF_WORKFLOWS, *apart.OF_OUTAGES, *apart.OF_TRANSFERS)
     return {
         "policies": [
-            *common,
+            compiled_find_quantiles,
             compiled_form,
-            lambda: _check(_A100 | {"policy": "sarathi"}),
-            addresses(OF_RULE[SEAM]),
             compiled(POLICIES),
+            lambda: _check(_A100 | {"policy": "sarathi"}),
+            addresses((APART[SEAM], *with_memory)),
         ],
-        **{name: [*common, *engine(name)] for name in ENGINES},
+        **{name: engine(name) for name in ENGINES},
         "networks": [
-            *common,
-            _check_network,
-            addresses(OF_RULE[BY_LINES], OF_OUTAGES, OF_TRANSFERS),
+            compiled_find_quantiles,
             compiled(ORDERS, ROUTERS),
+            _check_network,
+            addresses(of_networks),
         ],
     }
 
