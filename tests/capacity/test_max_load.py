@@ -125,7 +125,7 @@ def test_routers_and_policies_stand_side_by_side(penstock: Callable[..., Said], 
     found = json.loads(said)["networks"]
     assert list(found) == ["vllm, jsq", "vllm, random", "sarathi, jsq", "sarathi, random"]
     assert all(0 < load["load"] < load["above"] <= load["bound"] for load in found.values())
-    _, table, _ = penstock("max-rate", scenario, "--routers", "jsq,random")
+    _, table, _ = penstock("max-rate", scenario, "--routers", "jsq,random", "--why")
     assert "Router" in table
     assert "random" in table
 

@@ -90,7 +90,7 @@ def test_where_nothing_meets_a_target_the_nearest_is_recommended_and_said_so() -
     assert re.search(r"comes nearest, at a tbt_p99 of 0\.[0-9]+ s \(limit 0\.001 s\)", found.reason)
     (target,) = found.recommended.targets
     for estimate, said in (
-        (Estimate(0.0008), "lies within the limit, but the run is too short to be sure, and carries"),
+        (Estimate(0.0008), "lies within the limit, but the run is too short to be sure; "),
         (None, "no candidate has a steady state, so no target can be met"),
         (Estimate(None), "its latency cannot be estimated"),
     ):

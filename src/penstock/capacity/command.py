@@ -22,13 +22,16 @@ from penstock.checking.command_network import Orders, Routers, chosen_network
 from penstock.show import progress
 from penstock.show.options import (
     EXIT_ANSWER_IS_NO,
+    All,
     Figures,
     Json,
     Report,
     ScenarioPath,
     Seed,
     Strict,
+    Why,
     check_outputs,
+    depth,
     files_of,
     save_figures,
     show_page,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
     from penstock.scenario.network import NetworkScenario
     from penstock.scenario.scenario import Scenario
+    from penstock.show.page import Depth
     from penstock.system.network import Network
 
 
@@ -50,6 +54,8 @@ def region(
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
+    why: Why = False,
+    everything: All = False,
 ) -> None:
     """Draw the token rates outside which no policy is stable, where the load lies, and what holds
     the server back.
@@ -78,7 +84,7 @@ def region(
         "calibration": reach and {"load": list(reach.load), "max_rate": list(reach.max_rate)},
         "warnings": [*known_within(chosen.workload, chosen.server), *notes],
     }
-    show_page(region_page(found, chosen), document, report, as_json)
+    show_page(region_page(found, chosen), document, report, as_json, depth(why, everything))
 
 
 def max_rate(
@@ -98,6 +104,8 @@ def max_rate(
     alpha: AlphaOfServer = None,
     seed: Seed = None,
     as_json: Json = False,
+    why: Why = False,
+    everything: All = False,
 ) -> None:
     """Find the highest rate at which each policy is stable, beside the rate above which none is.
 
@@ -107,12 +115,13 @@ def max_rate(
     of_network = {"--routers": routers, "--orders": orders}
     document, is_network = read_either(scenario, {"--alpha": alpha}, of_network)
     progress.announce_compilation()
+    shown = depth(why, everything)
     if is_network:
         axes = {"policies": policies, "routers": routers, "orders": orders}
-        _max_load(chosen_network(scenario, document, None), axes, precision, seed, as_json)
+        _max_load(chosen_network(scenario, document, None), axes, precision, seed, as_json, shown)
         return
     chosen = chosen_scenario(scenario, None, None, seed, document)
-    _max_rate(chosen, policies, precision, alpha, as_json)
+    _max_rate(chosen, policies, precision, alpha, as_json, shown)
 
 
 def _max_rate(
@@ -121,6 +130,7 @@ def _max_rate(
     precision: float | None,
     alpha: float | None,
     as_json: bool,
+    shown: "Depth",
 ) -> None:
     """Find what one server carries under each policy."""
     from penstock.capacity import max_rate as search
@@ -150,7 +160,8 @@ def _max_rate(
     notices = unsaid(chosen.workload.notices, notes)
     policies_found = {name: rate.as_dict() for name, rate in found.items()}
     document = {"policies": policies_found, "warnings": [*notes, *notices]}
-    show_page(max_rate_page(found, chosen, notes, notices), document, None, as_json)
+    page = max_rate_page(found, chosen, servers, notes, notices)
+    show_page(page, document, None, as_json, shown)
 
 
 def _max_load(
@@ -159,6 +170,7 @@ def _max_load(
     precision: float | None,
     seed: int | None,
     as_json: bool,
+    shown: "Depth",
 ) -> None:
     """Find what a network carries, as it is or in each variant that is asked for."""
     from penstock.capacity import max_rate as search
@@ -195,7 +207,7 @@ def _max_load(
         "warnings": [*notes, *notices],
     }
     page = max_load_page(found, chosen, varied(axes), [*notes, *notices])
-    show_page(page, document, None, as_json)
+    show_page(page, document, None, as_json, shown)
 
 
 def _front_notes(network: "Network") -> list[str]:
@@ -231,6 +243,8 @@ def recommend(
     seed: Seed = None,
     as_json: Json = False,
     strict: Strict = False,
+    why: Why = False,
+    everything: All = False,
 ) -> None:
     """Say which token budget to use, which policy unless the scenario names an engine, why, and
     what that gains.
@@ -250,6 +264,7 @@ def recommend(
             requests=None if whole_trace else chosen.requests, precision=precision, alpha=alpha,
             progress=show,
         )  # fmt: skip
-    show_page(recommend_page(found, chosen), found.as_dict(), None, as_json)
+    page = recommend_page(found, chosen)
+    show_page(page, found.as_dict(), None, as_json, depth(why, everything))
     if strict and (found.verdict != "stable" or found.recommended.missed):
         raise typer.Exit(EXIT_ANSWER_IS_NO)

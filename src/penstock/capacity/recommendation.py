@@ -209,40 +209,52 @@ class Recommendation:
     @property
     def reason(self) -> str:
         """One sentence: what decided, the price, and what holds the recommended server back."""
+        price = f"; the price is {self.price}" if self.price else ""
+        return f"{self.why}; {self.recommended.name} carries {self.carries}{price}; {self.held_by}"
+
+    @property
+    def why(self) -> str:
+        """What decided."""
         new, old = self.recommended, self.current
-        carries = (
-            f"{new.stable_rate:,.4g} requests/s, {new.stable_rate / self.bound:.0%} of the bound "
-            "on any policy"
-        )
         targets = " and ".join(str(target) for target, _, _ in new.targets)
         if new.missed:
-            why = f"{self._nearest(targets)}, and carries {carries}"
-        elif targets and self.change:
-            why = f"{new.name} meets {targets} and carries {carries}"
-        elif not self.change:
+            return self._nearest(targets)
+        if targets and self.change:
+            return f"{new.name} meets {targets}"
+        if not self.change:
             done = f"has a lower mean {self.objective.upper()} that is worth its price"
             if self.objective == "stable-rate":
                 done = "carries more beyond the noise"
-            why = f"nothing that was tried {done}: {old.name} carries {carries}"
-        elif old.answer.verdict != "stable" or self.rate > SAFE * old.stable_rate:
+            return f"nothing that was tried {done}"
+        if old.answer.verdict != "stable" or self.rate > SAFE * old.stable_rate:
             share = self.rate / old.stable_rate
-            why = f"{self.rate:,.4g} requests/s arrive, {share:.0%} of what {old.name} carries"
-            why += f"; {new.name} carries {carries}"
-        elif self.objective == "stable-rate":
-            why = f"{old.name} carries {old.stable_rate:,.4g} requests/s, {new.name} {carries}"
-        else:
-            metric = f"{self.objective}_s"
-            before, after = old.mean(metric) or 0.0, new.mean(metric) or 0.0
-            change = f"{digits(after)} s instead of {digits(before)} s"
-            why = f"the mean {self.objective.upper()} is {change}; {new.name} carries {carries}"
-        if price := _worse(self.gains):
-            why += f"; the price is {price}"
+            return f"{self.rate:,.4g} requests/s arrive, {share:.0%} of what {old.name} carries"
+        if self.objective == "stable-rate":
+            return f"{old.name} carries {old.stable_rate:,.4g} requests/s"
+        before, after = (one.mean(f"{self.objective}_s") or 0.0 for one in (old, new))
+        change = f"{digits(after)} s instead of {digits(before)} s"
+        return f"the mean {self.objective.upper()} is {change}"
+
+    @property
+    def carries(self) -> str:
+        """What the recommended server carries."""
+        rate = self.recommended.stable_rate
+        return f"{rate:,.4g} requests/s, {rate / self.bound:.0%} of the most that any policy could"
+
+    @property
+    def price(self) -> str:
+        """What gets worse with the recommended server."""
+        return _worse(self.gains)
+
+    @property
+    def held_by(self) -> str:
+        """What holds the recommended server back."""
         if self.binding == ("batch time",):
             return (
-                f"{why}; what holds it back is the speed of its batches: no limit that you set, "
-                "only faster hardware"
+                "what holds it back is the speed of its batches: no limit that you set, only "
+                "faster hardware"
             )
-        return f"{why}; what holds it back is the {' and the '.join(self.binding)}"
+        return f"what holds it back is the {' and the '.join(self.binding)}"
 
     def next_step(self, file: str) -> str | None:
         """Return what to do about targets that are not met, for the scenario of that file; None

@@ -3,6 +3,13 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
+from penstock.capacity.heads import (
+    head_of_loads,
+    head_of_rates,
+    head_of_recommendation,
+    head_of_region,
+    held_by,
+)
 from penstock.capacity.max_rate import MaxLoad, MaxRate
 from penstock.capacity.recommendation import Candidate, Recommendation
 from penstock.checking.doubt import known_within, reach_of_server
@@ -19,6 +26,7 @@ from penstock.scenario.network import NetworkScenario
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import Fact, Page, Section, Table, Verdict
 from penstock.system.prefix_cache import front_notes
+from penstock.system.server import Server
 from penstock.theory.ends import Ends
 from penstock.theory.operating_point import OperatingPoint
 from penstock.words import METRICS, seconds, sentence
@@ -64,9 +72,12 @@ def region_page(point: OperatingPoint, scenario: Scenario) -> Page:
             *known_within(scenario.workload, scenario.server),
             *front_notes(scenario.workload, scenario.server),
         ],
+        head=head_of_region(point, scenario),
+        why="limits and assumptions",
+        rest="corners and best batches",
         verdicts=[Verdict(word, reason, by, "the region")],
         sections=[
-            Section("Load", facts=_load_facts(point, policy), notes=point.notes),
+            Section("Load", facts=_load_facts(point, policy), notes=point.notes, why=True),
             Section(
                 "Corners of the region",
                 tables=[Table(("Prefill tokens/s", "Decode tokens/s"), corners)],
@@ -109,7 +120,7 @@ def _load_facts(point: OperatingPoint, policy: str) -> list[Fact]:
         facts.append(Fact("Its own", f"{point.own_max_rate:,.4g}", by))
     return [
         *facts,
-        Fact("Held by", " and ".join(point.binding), _held_by(point)),
+        Fact("Held by", " and ".join(point.binding), held_by(point)),
         Fact(
             "Prefill token",
             f"{best.seconds_per_prefill_token * 1e3:.4g} ms",
@@ -123,28 +134,12 @@ def _load_facts(point: OperatingPoint, policy: str) -> list[Fact]:
     ]
 
 
-def _held_by(point: OperatingPoint) -> str:
-    """Say what more of the binding limit would bring."""
-    if point.kv_memory_rate is not None:
-        return (
-            f"the server carries about {point.kv_memory_rate:,.4g} requests/s once it is full (an "
-            "estimate)"
-        )
-    if point.bound.name == "KV memory":
-        return point.bound.why
-    if point.binding == ("batch time",):
-        return "the speed of its batches: no limit that you set, only faster hardware helps"
-    price = point.optimum.slot_price
-    if price:
-        return (
-            f"one more slot lets the best policy carry {price:,.1f} tokens/s more; others may "
-            "carry less"
-        )
-    return ""
-
-
 def max_rate_page(
-    rates: Mapping[str, MaxRate], scenario: Scenario, notes: Sequence[str], notices: Sequence[str]
+    rates: Mapping[str, MaxRate],
+    scenario: Scenario,
+    servers: Mapping[str, Server],
+    notes: Sequence[str],
+    notices: Sequence[str],
 ) -> Page:
     """Show each policy's highest stable rate beside its bound, after notes on KV memory."""
     rows = [
@@ -161,9 +156,15 @@ def max_rate_page(
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, scenario.server, policies),
+        head=head_of_rates(rates, scenario, servers),
+        why=_BEHIND,
+        rest=_TRIED if any(one.trials for one in rates.values()) else "",
         notes=notes,
         verdicts=contradictions(rates),
-        sections=[Section("", tables=[table], notes=notices)],
+        sections=[
+            Section("", tables=[table], notes=notices, why=True),
+            *_tried(rates, "Requests/s"),
+        ],
     )
 
 
@@ -183,6 +184,24 @@ def within_ends(found: MaxRate | MaxLoad) -> list[str]:
     ]
 
 
+def _tried(found: Mapping[str, MaxRate] | Mapping[str, MaxLoad], unit: str) -> list[Section]:
+    """Lay out what was simulated, in order."""
+    rows = [
+        (name, f"{trial.rate:,.5g}", trial.stability.verdict, f"{trial.stability.drift:+.3f}")
+        for name, search in found.items()
+        for trial in search.trials
+    ]
+    if not rows:
+        return []
+    caption = (
+        "Drift: share of the arriving work by which a large backlog grows; below 0 it shrinks."
+    )
+    table = Table(("", unit, "Test", "Drift"), rows, caption)
+    return [Section("What was simulated", tables=[table])]
+
+
+_BEHIND = "limits and assumptions"
+_TRIED = "every rate that was tried"
 _HIGHEST = ("Stable up to", "Not at", "Any policy", "Share", "Certified to")
 
 
@@ -220,8 +239,11 @@ def max_load_page(
     return Page(
         title=scenario.name,
         heading=network_heading(scenario.network),
+        head=head_of_loads(loads, scenario),
+        why=_BEHIND,
+        rest=_TRIED if any(one.trials for one in loads.values()) else "",
         verdicts=contradictions(loads),
-        sections=[Section("", tables=[table], notes=notes)],
+        sections=[Section("", tables=[table], notes=notes, why=True), *_tried(loads, "Times")],
     )
 
 
@@ -233,8 +255,10 @@ def recommend_page(recommendation: Recommendation, scenario: Scenario) -> Page:
         "With the plugin": recommendation.with_plugin,
         "Next": recommendation.next_step(scenario.file),
     }
-    sections = [Section(title, [sentence(text)]) for title, text in asides.items() if text]
-    sections.append(Section("What it brings", tables=[_gains(recommendation)]))
+    sections = [
+        Section(title, [sentence(text)], why=True) for title, text in asides.items() if text
+    ]
+    sections.append(Section("What it brings", tables=[_gains(recommendation)], why=True))
     sections.append(_candidates(recommendation))
     if recommendation.pruned:
         sections.append(Section("What was ruled out", tables=[_pruned(recommendation)]))
@@ -245,11 +269,16 @@ def recommend_page(recommendation: Recommendation, scenario: Scenario) -> Page:
             "theory"
         )
         sections.append(
-            Section("Max batch size", [f"It binds; with {step.max_batch_size:,}, {brings}."])
+            Section(
+                "Max batch size", [f"It binds; with {step.max_batch_size:,}, {brings}."], why=True
+            )
         )
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, server, server.policy.name),
+        head=head_of_recommendation(recommendation, scenario),
+        why="latencies with intervals",
+        rest="all that was tried or ruled out",
         notes=[*recommendation.doubts, *front_notes(scenario.workload, server)],
         verdicts=_verdicts(recommendation),
         sections=[*sections, Section("", notes=recommendation.warnings)],

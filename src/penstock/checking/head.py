@@ -23,35 +23,25 @@ _CLOSE = 0.01  # to a limit, where whole percents say too little
 _SAME = 0.01  # share by which a certified rate may lie below the limit of all schedulers
 
 
-def first_lines(
-    name: str, workload: Workload, server: Server, certificate: Certificate, hardware: str = ""
-) -> list[Line]:
-    """Say what arrives at a server, and what a theorem says of it."""
-    parts = [server.policy.name, f"token budget {server.token_budget:,}"]
+def asked_of_server(
+    name: str, workload: Workload, server: Server, hardware: str = "", policies: int = 1
+) -> Line:
+    """Say what arrives at a server, and what serves it; of several policies, how many there are."""
+    parts = [server.policy.name if policies == 1 else f"{policies} policies"]
+    parts.append(f"token budget {server.token_budget:,}")
     if server.max_batch_size is not None:
         parts.append(f"max batch size {server.max_batch_size:,}")
     if server.memory is not None:
         estimated = " (estimated)" if server.memory.estimated else ""
         parts.append(f"KV memory of {server.memory.tokens:,} tokens{estimated}")
     what = f"{workload.rate:,.4g} requests/s" + (f" to {hardware}" if hardware else "")
-    limit = f"{certificate.max_rate:,.4g} requests/s"
-    load = workload.rate / certificate.max_rate
-    certified = (certificate.certified_rate or 0.0) / certificate.max_rate
-    uncached = certificate.rho_without_cache
-    reach = reach_of_server(workload, server)
-    return [
-        Line(name, f"{what}; {', '.join(parts)}"),
-        _proved(certificate, load, uncached, reach, limit, certified),
-    ]
+    return Line(name, f"{what}; {', '.join(parts)}")
 
 
-def first_lines_of_network(
-    name: str,
-    network: Network,
-    certificate: NetworkCertificate,
-    hardware: Mapping[str, str] | None = None,
-) -> list[Line]:
-    """Say what arrives at a network, and what a theorem says of it."""
+def asked_of_network(
+    name: str, network: Network, hardware: Mapping[str, str] | None = None
+) -> Line:
+    """Say what arrives at a network, and which pools serve it."""
     arriving = [f"{one.rate:,.4g} {one.name}" for one in network.workflows]
     serving = []
     for pool_name, pool in network.pools.items():
@@ -63,6 +53,31 @@ def first_lines_of_network(
         if pool.order_name != "fcfs":
             parts.append(f"order {pool.order_name}")
         serving.append(f"{pool_name} ({', '.join(filter(None, parts))})")
+    return Line(name, f"{_few(arriving, 3)} jobs/s on {_few(serving, 3)}")
+
+
+def first_lines(
+    name: str, workload: Workload, server: Server, certificate: Certificate, hardware: str = ""
+) -> list[Line]:
+    """Say what arrives at a server, and what a theorem says of it."""
+    limit = f"{certificate.max_rate:,.4g} requests/s"
+    load = workload.rate / certificate.max_rate
+    certified = (certificate.certified_rate or 0.0) / certificate.max_rate
+    uncached = certificate.rho_without_cache
+    reach = reach_of_server(workload, server)
+    return [
+        asked_of_server(name, workload, server, hardware),
+        _proved(certificate, load, uncached, reach, limit, certified),
+    ]
+
+
+def first_lines_of_network(
+    name: str,
+    network: Network,
+    certificate: NetworkCertificate,
+    hardware: Mapping[str, str] | None = None,
+) -> list[Line]:
+    """Say what arrives at a network, and what a theorem says of it."""
     fullest = certificate.bottleneck
     at = f" at pool {fullest.name}" if len(network.pools) > 1 else ""
     limit = f"{certificate.max_load:,.3g} times this load{at}"
@@ -78,7 +93,7 @@ def first_lines_of_network(
             f"{certificate.theorem}."
         )
         line = Line("unstable", text, judges=True)
-    return [Line(name, f"{_few(arriving, 3)} jobs/s on {_few(serving, 3)}"), line]
+    return [asked_of_network(name, network, hardware), line]
 
 
 def _proved(

@@ -4,7 +4,7 @@ what must not be missed, and what it all rests on.
 
 from collections.abc import Mapping, Sequence
 
-from penstock.checking.answer import ROWS_UP_TO, Answer
+from penstock.checking.answer import ROWS_UP_TO, Answer, TargetAnswer
 from penstock.checking.any_answer import AnyAnswer
 from penstock.checking.batch_means import Statistics, enough_for_bursts
 from penstock.checking.head import (
@@ -201,20 +201,25 @@ def _of_targets(answer: Answer) -> list[Line]:
     """Say of all targets together whether they are met; those that are not come first."""
     if not answer.targets:
         return []
+    word, texts = said_of_targets(answer.targets)
+    if word == "missed":
+        texts.append("`penstock recommend` looks for limits that meet them, `plan` for a fleet")
+    elif word == "undecided" and (longer := min(16 * answer.run.arrived, ROWS_UP_TO)):
+        texts.append(f"a longer run may decide: --requests {longer}")
+    return [Line(word, f"{'; '.join(texts)}.", judges=True)]
+
+
+def said_of_targets(targets: Sequence[TargetAnswer]) -> tuple[str, list[str]]:
+    """Return the worst that is said of any target, and the targets by what is said of them."""
     said: dict[str, list[str]] = {"missed": [], "undecided": [], "met": []}
-    for target, estimate, judgement in answer.targets:
+    for target, estimate, judgement in targets:
         value = _time(estimate.value) if estimate else "no steady state"
         if judgement == "undecided" and estimate and estimate.low is not None:
             high = "?" if estimate.high is None else _time(estimate.high)
             value += f", {_time(estimate.low)} to {high}"
         said[judgement].append(f"{target} ({value})")
     word, *others = [(name, texts) for name, texts in said.items() if texts]
-    texts = [", ".join(word[1]), *(f"{name}: {', '.join(of)}" for name, of in others)]
-    if word[0] == "missed":
-        texts.append("`penstock recommend` looks for limits that meet them, `plan` for a fleet")
-    elif word[0] == "undecided" and (longer := min(16 * answer.run.arrived, ROWS_UP_TO)):
-        texts.append(f"a longer run may decide: --requests {longer}")
-    return [Line(word[0], f"{'; '.join(texts)}.", judges=True)]
+    return word[0], [", ".join(word[1]), *(f"{name}: {', '.join(of)}" for name, of in others)]
 
 
 def _to_mind(answer: AnyAnswer) -> list[Line]:

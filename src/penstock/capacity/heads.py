@@ -1,0 +1,202 @@
+"""The heads of ``max-rate``, ``recommend`` and ``region``: the answer first, then by what it is
+known, what binds, and what it costs.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from penstock.capacity.max_rate import SIMULATION, MaxLoad, MaxRate
+from penstock.capacity.recommendation import Recommendation
+from penstock.checking.doubt import reach_of_server
+from penstock.checking.head import asked_of_network, asked_of_server, share_of
+from penstock.checking.head_of_answer import said_of_targets
+from penstock.checking.view import contradictions
+from penstock.scenario.network import NetworkScenario
+from penstock.scenario.scenario import Scenario
+from penstock.show.page import MOST_LINES, Line
+from penstock.system.server import Server
+from penstock.theory.operating_point import OperatingPoint
+from penstock.words import sentence
+
+_MOST_NAMED = 4  # rates in one line
+_ALL = 0.995  # share of a limit that is called all of it
+_RATE, _LOAD = "requests/s", "times this load"
+
+
+def head_of_rates(
+    rates: Mapping[str, MaxRate], scenario: Scenario, servers: Mapping[str, Server]
+) -> list[Line]:
+    """Say what a server carries under one policy, or under each of several."""
+    name, first = next(iter(rates.items()))
+    rate = scenario.workload.rate
+    share = f" ({rate:,.4g} arrive, {share_of(rate / first.rate)} of that)"
+    limit = min(first.certificate.bounds, key=lambda bound: bound.max_rate)
+    estimated = any(server.memory and server.memory.estimated for server in servers.values())
+    mind = [Line("Mind", "the KV memory is an estimate: give kv_tokens, which the engine logs.")]
+    return [
+        _asked(scenario, servers[name], len(rates)),
+        *_contradicting(rates),
+        _carried("Max rate", {name: (one.rate, one) for name, one in rates.items()}, _RATE, share),
+        _at_most(list(rates.values()), f"{first.bound:,.4g} {_RATE}", f"the {limit.name}"),
+        *_within(rates, _RATE),
+        *(mind if estimated else []),
+    ][:MOST_LINES]
+
+
+def _asked(scenario: Scenario, server: Server, policies: int = 1) -> Line:
+    return asked_of_server(scenario.name, scenario.workload, server, scenario.hardware, policies)
+
+
+def head_of_loads(loads: Mapping[str, MaxLoad], scenario: NetworkScenario) -> list[Line]:
+    """Say what a network carries as it is, or in each of several variants."""
+    first = next(iter(loads.values()))
+    fullest = f"pool {first.certificate.bottleneck.name}"
+    short = ", so this load is not known to be carried" if first.load < 1 else ""
+    return [
+        asked_of_network(scenario.name, scenario.network, scenario.hardware),
+        *_contradicting(loads),
+        _carried("Max load", {name: (one.load, one) for name, one in loads.items()}, _LOAD, short),
+        _at_most(list(loads.values()), f"{first.bound:,.4g} {_LOAD}", fullest),
+        *_within(loads, _LOAD),
+    ][:MOST_LINES]
+
+
+def _carried(
+    label: str, found: Mapping[str, tuple[float, MaxRate | MaxLoad]], unit: str, besides: str
+) -> Line:
+    """Say up to where it is stable and how that is known, the highest first."""
+    if len(found) == 1:
+        ((value, search),) = found.values()
+        text = f"{value:,.4g} {unit}{besides}; {_known(search)}"
+        if search.known == SIMULATION:
+            proved = _certified(search)
+            text += f" (proved up to {proved:,.4g})" if proved else ""
+            text += f": at {search.above:,.4g} it is unstable, or too near its limit to tell"
+        return Line(label, f"{text}.")
+    ranked = sorted(found, key=lambda name: -found[name][0])
+    known = {_known(search) for _, search in found.values()}
+    same = f", {known.pop()}" if len(known) == 1 else ""
+    said = [
+        f"{name} {value:,.4g}" + ("" if same else f" ({_known(search)})")
+        for name, (value, search) in ((name, found[name]) for name in ranked)
+    ]
+    more = len(said) - _MOST_NAMED
+    several = f"; {more:,} more behind --why" if more > 0 else ""
+    return Line(label, f"in {unit}{same}: {'; '.join(said[:_MOST_NAMED])}{several}.")
+
+
+def _known(search: MaxRate | MaxLoad) -> str:
+    return "by simulation" if search.known == SIMULATION else f"by {search.known}"
+
+
+def _certified(search: MaxRate | MaxLoad) -> float | None:
+    """Return up to where a theorem says stable."""
+    if isinstance(search, MaxRate):
+        return search.certificate.certified_rate
+    return search.certified_load
+
+
+def _at_most(found: Sequence[MaxRate | MaxLoad], bound: str, limit: str) -> Line:
+    """Say what no scheduler exceeds, and how much of it is carried where one thing is asked."""
+    if len(found) > 1:
+        return Line("At most", f"no scheduler carries more than {bound}: {limit} binds.")
+    if found[0].share > _ALL:
+        return Line("At most", f"no scheduler carries more: {limit} binds.")
+    text = f"no scheduler carries more than {bound} ({limit} binds); this one {{}} of that."
+    return Line("At most", text.format(share_of(found[0].share)))
+
+
+def _contradicting(found: Mapping[str, MaxRate] | Mapping[str, MaxLoad]) -> list[Line]:
+    return [
+        Line(verdict.word, f"{verdict.about}: {verdict.reason}", judges=True)
+        for verdict in contradictions(found)[:1]
+    ]
+
+
+def _within(found: Mapping[str, MaxRate] | Mapping[str, MaxLoad], unit: str) -> list[Line]:
+    """Say between what the highest rate lies, where batch times are not exact."""
+    said = []
+    for name, one in found.items():
+        if one.ends is None:
+            continue
+        low, high = (
+            end.rate if isinstance(end, MaxRate) else end.load
+            for end in (one.ends.slow, one.ends.fast)
+        )
+        said.append(f"{name if len(found) > 1 else ''} {low:,.4g} to {high:,.4g}".lstrip())
+    if not said:
+        return []
+    text = f"not exact: as far as they are known it is {'; '.join(said[:_MOST_NAMED])} {unit}."
+    return [Line("Batch times", text)]
+
+
+def head_of_recommendation(found: Recommendation, scenario: Scenario) -> list[Line]:
+    """Say keep, or the one change and its price; then what is carried, and what is next."""
+    new = found.recommended
+    lines = [_asked(scenario, found.current.server)]
+    if found.overload:
+        lines.append(Line("overloaded", sentence(found.overload), judges=True))
+    word = "change" if found.change else "keep"
+    what = f"policy {new.server.policy.name}, token budget {new.server.token_budget:,}"
+    to = "to " if found.change else ""
+    lines.append(Line(word, f"{to}{what}: {found.why}.", judges=True))
+    if new.targets:
+        judged, texts = said_of_targets(new.targets)
+        lines.append(Line(judged, f"{'; '.join(texts)}.", judges=True))
+    optional = {
+        "Price": found.price,
+        "Next": found.next_step(scenario.file),
+        "Carries": f"{found.carries}; {found.held_by}",
+        "Trade": found.trade,
+        "With plugin": found.with_plugin,
+    }
+    lines += [Line(label, f"{text}.") for label, text in optional.items() if text]
+    return lines[:MOST_LINES]
+
+
+def head_of_region(point: OperatingPoint, scenario: Scenario) -> list[Line]:
+    """Say whether any scheduler may carry the load, and what limits them all."""
+    policy = scenario.server.policy.name
+    reach = reach_of_server(scenario.workload, scenario.server)
+    word = "inside" if point.inside else "outside"
+    text = (
+        f"{point.arrival_rate:,.4g} {_RATE} arrive, {share_of(1 - point.margin)} of "
+        f"{point.max_rate:,.4g}, above which no scheduler is stable"
+    )
+    if reach is not None:
+        low, high = reach.max_rate.low, reach.max_rate.high
+        text += f"; that limit is {low:,.4g} to {high:,.4g} as far as batch times are known"
+    if reach is not None and reach.undecided:
+        text += ": measure them"
+        word = "undecided"
+    text += "."
+    lines = [_asked(scenario, scenario.server), Line(word, text, judges=True)]
+    if point.own_max_rate is not None:
+        own = f"{policy} carries {point.own_max_rate:,.4g} {_RATE} at this budget"
+        lines.append(Line("Its own", f"{own}, by a fluid argument."))
+    held = f"the {' and the '.join(point.binding)}"
+    if why := held_by(point):
+        held += f": {why}"
+    lines.append(Line("Held by", f"{held}."))
+    if point.inside:
+        lines.append(Line("Next", f"whether {policy} is stable here, check and max-rate say."))
+    return lines
+
+
+def held_by(point: OperatingPoint) -> str:
+    """Say what more of the binding limit would bring."""
+    if point.kv_memory_rate is not None:
+        return (
+            f"the server carries about {point.kv_memory_rate:,.4g} requests/s once it is full (an "
+            "estimate)"
+        )
+    if point.bound.name == "KV memory":
+        return point.bound.why
+    if point.binding == ("batch time",):
+        return "the speed of its batches: no limit that you set, only faster hardware helps"
+    price = point.optimum.slot_price
+    if price:
+        return (
+            f"one more slot lets the best policy carry {price:,.1f} tokens/s more; others may "
+            "carry less"
+        )
+    return ""

@@ -1,0 +1,106 @@
+"""Heads say the answer first, with the figures of the JSON, in six lines at most."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.capacity.heads import head_of_loads, head_of_rates, head_of_recommendation, head_of_region
+from penstock.capacity.max_rate import Trial
+from penstock.scenario.network import NetworkScenario, read_network
+from penstock.scenario.scenario import Scenario
+from penstock.show.page import MOST_LINES, Line
+from penstock.theory.operating_point import operating_point
+
+TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
+SERVER = ps.Server(TP1, 512)
+WORKLOAD = ps.Workload.poisson(1.2, 1_964, 28)
+ROUGH = {"requests": 2_000, "precision": 0.05}
+
+
+def scenario(server: ps.Server = SERVER) -> Scenario:
+    return Scenario("mine.yaml", WORKLOAD, server, 500, None, Path())
+
+
+def texts(lines: list[Line]) -> dict[str, str]:
+    assert len(lines) <= MOST_LINES
+    return {line.label: line.text for line in lines}
+
+
+def test_what_is_proved_is_the_headline_with_its_theorem_and_what_binds() -> None:
+    found = ps.max_rate(WORKLOAD, SERVER)
+    said = texts(head_of_rates({"sarathi": found}, scenario(), {"sarathi": SERVER}))
+    assert list(said) == ["mine.yaml", "Max rate", "At most"]
+    share = 1.2 / found.rate
+    assert said["Max rate"] == f"{found.rate:,.4g} requests/s (1.2 arrive, {share:.0%} of that); by Theorem 1(b)."
+    assert said["At most"] == "no scheduler carries more: the token budget binds."
+
+
+def test_what_is_simulated_says_where_it_is_no_longer_known() -> None:
+    server = SERVER.with_policy("fastertransformer")
+    found = ps.max_rate(ps.Workload.poisson(1.2, ps.Geometric(1_964, max=8_000), 28), server, precision=0.02)
+    said = texts(head_of_rates({server.policy.name: found}, scenario(server), {server.policy.name: server}))
+    proved = found.certificate.certified_rate
+    assert f"by simulation (proved up to {proved:,.4g}): at {found.above:,.4g} it is unstable" in said["Max rate"]
+    assert f"more than {found.bound:,.4g} requests/s (the token budget binds)" in said["At most"]
+    assert f"this one {found.share:.0%} of that" in said["At most"]
+
+
+def test_of_many_policies_the_highest_rates_stand_in_one_line_and_a_contradiction_before_it() -> None:
+    found = ps.max_rate(WORKLOAD, SERVER)
+    rates = {f"policy {n}": dataclasses.replace(found, rate=found.rate * (1 - n / 10)) for n in range(6)}
+    servers = dict.fromkeys(rates, SERVER)
+    said = texts(head_of_rates(rates, scenario(), servers))
+    assert said["Max rate"].startswith(f"in requests/s, by Theorem 1(b): policy 0 {found.rate:,.4g}; policy 1 ")
+    assert "policy 4" not in said["Max rate"]
+    assert said["Max rate"].endswith("; 2 more behind --why.")
+    stability = dataclasses.replace(ps.verdict(WORKLOAD, SERVER), verdict="unstable")
+    doubtful = dataclasses.replace(found, trials=(Trial(1.0, stability),))
+    (_, first, *_) = head_of_rates({"sarathi": doubtful}, scenario(), {"sarathi": SERVER})
+    assert (first.label, first.judges) == ("contradiction", True)
+
+
+def test_a_network_that_carries_less_than_its_load_says_so(example: NetworkScenario) -> None:
+    found = ps.max_rate(example.network, precision=0.3)
+    said = texts(head_of_loads({"as it is": found}, example))
+    assert said["Max load"].startswith(f"{found.load:,.4g} times this load, so this load is not known to be carried;")
+    assert "pool " in said["At most"]
+
+
+@pytest.fixture(scope="module")
+def example() -> NetworkScenario:
+    return read_network(Path(__file__).parents[2] / "examples" / "rybko_stolyar.yaml")
+
+
+def test_keep_stands_first_with_the_trade_that_it_leaves() -> None:
+    found = ps.recommend(WORKLOAD, SERVER, policies=(), **ROUGH)  # type: ignore[arg-type]
+    lines = head_of_recommendation(found, scenario())
+    said = texts(lines)
+    assert lines[1].label == "keep"
+    assert found.trade is not None
+    assert said["Trade"] == f"{found.trade}."
+    assert "Price" not in said
+    assert f"{found.recommended.stable_rate:,.4g} requests/s" in said["Carries"]
+
+
+def test_a_change_says_its_price_and_a_missed_target_what_is_next() -> None:
+    asked = {"policies": (), "objective": "e2e", "targets": ["e2e_mean<1ms", "e2e_mean<1000s"]}
+    found = ps.recommend(WORKLOAD, SERVER, **asked, **ROUGH)  # type: ignore[arg-type]
+    said = texts(head_of_recommendation(found, scenario()))
+    assert found.change
+    assert said["change"].startswith("to policy sarathi, token budget 256: ")
+    assert said["Price"] == f"{found.price}."
+    assert said["missed"].startswith("e2e_mean<0.001s (")
+    assert "; met: e2e_mean<1000s (" in said["missed"]
+    assert "plan: {targets:" in said["Next"]
+
+
+@pytest.mark.parametrize(("rate", "word"), [(1.2, "inside"), (2.0, "outside")])
+def test_a_region_says_which_side_and_how_far(rate: float, word: str) -> None:
+    given = dataclasses.replace(scenario(), workload=WORKLOAD.with_rate(rate))
+    point = operating_point(given.workload, given.server)
+    lines = head_of_region(point, given)
+    assert lines[1] == Line(word, lines[1].text, judges=True)
+    assert f"{rate / point.max_rate:.0%} of {point.max_rate:,.4g}" in lines[1].text
+    assert ("Next" in texts(lines)) == point.inside
