@@ -27,7 +27,7 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_words_mark_rows_used_to_fit_and_fit_eighty_columns(penstock: Callable[..., Said], results: Path) -> None:
-    said = penstock("calibrate", results, *FEW)[1]
+    said = penstock("calibrate", results, *FEW, "--all")[1]
     lines = said.splitlines()
     assert max(map(len, lines)) <= 80
     marked = [line.split()[:2] for line in lines if "500+60  poisson" in line]
@@ -87,7 +87,9 @@ CLOSED = "in_flight,pattern,prompt,output,ttft_p50_ms,itl_mean_ms,completed,dura
 
 def test_closed_loops_alone_are_printed_and_reported(penstock: Callable[..., Said], tmp_path: Path) -> None:
     (tmp_path / "closed.csv").write_text(CLOSED)
-    status, out, _ = penstock("calibrate", tmp_path / "closed.csv", *FEW[:2], "--report", tmp_path / "page.html")
+    status, out, _ = penstock(
+        "calibrate", tmp_path / "closed.csv", *FEW[:2], "--all", "--report", tmp_path / "page.html"
+    )
     assert status == 0
     assert "closed@8" in out
     assert (tmp_path / "page.html").exists()
@@ -114,7 +116,7 @@ def test_a_row_that_is_missed_is_named_and_strict_exits_with_one(
     odd.write_text(TABLE.replace("6,500,60,26,10.7,657,", "6,500,60,2600,10.7,,"))
     status, out, _ = penstock("calibrate", odd, *FEW)
     assert status == 0
-    assert "MISSED: the calibration missed 1 of 3 benchmark results by more than 25%" in out
+    assert "MISSED The calibration missed 1 of 3 benchmark results by more than 25%" in words(out)
     assert "row 1 (500+60, poisson@6): time to first token off by -99% (predicted" in " ".join(out.split())
     assert "measured 2.6 s)" in " ".join(out.split())
     assert penstock("calibrate", odd, *FEW, "--strict")[0] == 1
@@ -127,7 +129,7 @@ def words(out: str) -> str:
 
 def test_rows_of_several_files_are_told_apart(penstock: Callable[..., Said], results: Path, tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text(TABLE.replace("6,500,60,26,10.7,657,", "6,500,60,2600,10.7,,"))
-    out = penstock("calibrate", results, tmp_path / "other.csv", *FEW)[1]
+    out = penstock("calibrate", results, tmp_path / "other.csv", *FEW, "--all")[1]
     assert max(map(len, out.splitlines())) <= 80
     assert "row 4 (other.csv, 500+60, poisson@6): time to first token off by " in words(out)
     assert "Files: rows 0 to 2 mine.csv, rows 3 to 5 other.csv." in words(out)
@@ -144,10 +146,10 @@ def test_files_of_one_name_in_two_folders_are_two_runs(
 
 
 def test_limits_that_were_not_given_are_said_to_be_assumed(penstock: Callable[..., Said], results: Path) -> None:
-    out = words(penstock("calibrate", results, *FEW)[1])
+    out = words(penstock("calibrate", results, *FEW, "--all")[1])
     assert "token budget and max batch size assumed, give --token-budget and --max-batch-size" in out
     assert "1,024 assumed, give --max-batch-size" in out
-    out = words(penstock("calibrate", results, *FEW, "--token-budget", 2048, "--max-batch-size", 64)[1])
+    out = words(penstock("calibrate", results, *FEW, "--token-budget", 2048, "--max-batch-size", 64, "--all")[1])
     assert "assumed, give" not in out
     assert "stated: 64" in out
 
@@ -185,7 +187,7 @@ def test_a_folder_is_read_and_what_is_no_result_is_left_out_with_a_note(
     assert (status, "is a folder without .json or .csv files" in err) == (2, True)
     (folder / "config.yaml").write_text("load: 1\n")
     (folder / "mine.csv").write_text(TABLE)
-    out = words(penstock("calibrate", folder, *FEW)[1])
+    out = words(penstock("calibrate", folder, *FEW, "--why")[1])
     assert "3 loads" in out
     assert "left out, as no benchmark results: config.yaml" in out
 
@@ -195,7 +197,8 @@ def test_what_tools_write_beside_their_results_is_left_out_unless_it_is_all(
 ) -> None:
     inputs = tmp_path / "inputs.json"
     inputs.write_text('{"data": []}')
-    assert "left out, as no benchmark results: inputs.json" in words(penstock("calibrate", results, inputs, *FEW)[1])
+    out = words(penstock("calibrate", results, inputs, *FEW, "--why")[1])
+    assert "left out, as no benchmark results: inputs.json" in out
     status, _, err = penstock("calibrate", inputs)
     assert status == 2
     assert "inputs.json: is JSON of no known benchmark" in err
@@ -289,6 +292,6 @@ def test_prefix_hits_that_a_file_states_need_a_memory_to_be_simulated(
     lines = [line + ("prefix_hits" if "rate" in line else "0.8") for line in TABLE.replace("\n", ",\n").splitlines()]
     cached.write_text("\n".join(lines))
     assert "prefix hits that the file states are not simulated; give kv_tokens (3 rows)" in words(
-        penstock("calibrate", cached, *FEW)[1]
+        penstock("calibrate", cached, *FEW, "--why")[1]
     )
-    assert "not simulated" not in penstock("calibrate", cached, *FEW, "--kv-tokens", "100000")[1]
+    assert "not simulated" not in penstock("calibrate", cached, *FEW, "--kv-tokens", "100000", "--why")[1]

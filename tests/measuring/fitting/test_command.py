@@ -49,8 +49,11 @@ def test_the_keys_of_the_json_are_as_documented(penstock: Callable[..., Said], m
 def test_words_name_the_model_its_parameters_and_what_it_was_chosen_from(
     penstock: Callable[..., Said], measured: Path
 ) -> None:
-    status, out, _ = penstock("fit", measured)
+    status, head, _ = penstock("fit", measured)
     assert status == 0
+    assert len([line for line in head.splitlines() if not line.startswith((" ", "--"))]) <= 6
+    assert "FITTED       affine: the time of b tokens is c + a b." in head
+    status, out, _ = penstock("fit", measured, "--all")
     assert max(map(len, out.splitlines())) <= 80
     for words in (
         "FITTED affine by least squares: batch time of b tokens is c + a b",
@@ -94,7 +97,7 @@ def test_files_are_put_together_and_rows_chosen(penstock: Callable[..., Said], m
 def test_of_a_long_table_some_loads_are_shown_and_how_many_is_said_and_the_page_has_all(
     penstock: Callable[..., Said], measured: Path, tmp_path: Path
 ) -> None:
-    _, out, _ = penstock("fit", measured, "--model", "table", "--report", tmp_path / "fit.html")
+    _, out, _ = penstock("fit", measured, "--model", "table", "--why", "--report", tmp_path / "fit.html")
     shown = [line for line in out.splitlines() if line.startswith("t_")]
     loads = len(json.loads(penstock("fit", measured, "--model", "table", "--json")[1])["parameters"])
     assert len(shown) < loads

@@ -163,7 +163,7 @@ class Calibration(Shown):
             if self.rows.height == 1:
                 which = "the only benchmark result"
             words.append(f"the calibration missed {which} by more than {MISSED:.0%}")
-        words += self._untrusted()
+        words += self.untrusted
         if self.limit_warning is not None:
             words.append(self.limit_warning)
         if self.unidentified:
@@ -171,8 +171,8 @@ class Calibration(Shown):
             words.append(
                 f"the benchmarks say little about {costs}, which were assumed within these ranges"
             )
-        if self._memory_short:
-            shapes = ", ".join(self._memory_short)
+        if self.memory_short:
+            shapes = ", ".join(self.memory_short)
             words.append(
                 "KV memory cannot be seen in these rows: what these shapes carry takes more than "
                 f"the {self.tokens_held:,.0f} tokens that the rows held ({shapes} requests/s); "
@@ -188,7 +188,7 @@ class Calibration(Shown):
         return words
 
     @property
-    def _memory_short(self) -> list[str]:
+    def memory_short(self) -> list[str]:
         """The shapes that need more memory than the rows held, and what is carried without."""
         short = pl.col("limit_at_least_per_s") < (1 - LESS) * pl.col("limit_per_s")
         rows = self.rows.filter(short).unique("shape", maintain_order=True)
@@ -197,7 +197,8 @@ class Calibration(Shown):
             for shape, rate in rows.select("shape", "limit_at_least_per_s").iter_rows()
         ]
 
-    def _untrusted(self) -> list[str]:
+    @property
+    def untrusted(self) -> list[str]:
         """Say where nothing judges the calibration, and where it took a queue for an overhead."""
         words = []
         if self.fitted == self.rows.height:

@@ -11,13 +11,16 @@ from penstock.errors import InputError
 from penstock.show import progress
 from penstock.show.options import (
     EXIT_ANSWER_IS_NO,
+    All,
     Description,
     Figures,
     Json,
     MaxGib,
     Output,
     Report,
+    Why,
     check_outputs,
+    depth,
     save_figures,
     say_written,
     show_page,
@@ -156,6 +159,8 @@ def calibrate(
     figures: Figures = None,
     report: Report = None,
     strict: Strict = False,
+    why: Why = False,
+    everything: All = False,
 ) -> None:
     """Calibrate a server on a few rows of its benchmarks, predict all of them, and say how far off
     that is.
@@ -190,7 +195,7 @@ def calibrate(
         from penstock.measuring.calibration import charts
 
         save_figures(charts.figures(answer), figures, as_json)
-    show_page(answer.page(names), answer.as_dict(), report, as_json)
+    show_page(answer.page(names), answer.as_dict(), report, as_json, depth(why, everything))
     if strict and answer.missed:
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 

@@ -8,8 +8,17 @@ from typing import Any
 from penstock.measuring.calibration.calibration import LESS, METRICS, Calibration
 from penstock.measuring.calibration.judge import MISSED
 from penstock.measuring.calibration.quantities import ALL_UNITS, quantity
-from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
-from penstock.words import counted
+from penstock.show.page import (
+    MOST_LINES,
+    Fact,
+    Figure,
+    Line,
+    Page,
+    Section,
+    Table,
+    Verdict,
+)
+from penstock.words import counted, sentence
 
 # What each parameter is the cost of.
 _MEANINGS = {
@@ -55,12 +64,13 @@ def calibration_page(answer: Calibration, names: str = "") -> Page:
     rows = answer.rows
     shapes = counted(rows["shape"].n_unique(), "shape")
     sections = [
-        Section("Parameters", facts=_parameters(answer)),
+        Section("Parameters", facts=_parameters(answer), why=True),
         Section(
             "Errors",
             ["Means of |predicted / measured - 1|."],
             tables=[_errors(answer)],
             notes=answer.notes,
+            why=True,
         ),
         Section("Predicted and measured", figures=lambda: [_figure(answer)]),
         Section(
@@ -79,14 +89,37 @@ def calibration_page(answer: Calibration, names: str = "") -> Page:
         notes=answer.warnings[bool(answer.missed) :],
         verdicts=verdicts,
         sections=sections,
+        head=_head(answer, names or "calibration"),
+        why="what it found of the server, and what to mind",
+        rest="every row",
     )
+
+
+def _head(answer: Calibration, name: str) -> list[Line]:
+    """Say how far off it is, on which rows, and what the rows do not tell."""
+    shapes = counted(answer.rows["shape"].n_unique(), "shape")
+    lines = [Line(name, f"{counted(answer.rows.height, 'load')} of {shapes}; {_server(answer)}")]
+    if answer.missed:
+        worst = f"{answer.warnings[0]}; the worst: {answer.missed[0]}."
+        lines.append(Line("missed", sentence(worst[:-1]), judges=True))
+    verdict = _verdict(answer)
+    lines.append(Line(verdict.word, sentence(verdict.reason[:-1]), judges=True))
+    mind = [*answer.untrusted, *([answer.limit_warning] if answer.limit_warning else [])]
+    if answer.memory_short:
+        mind.append("KV memory cannot be seen in these rows; give kv_tokens, which the engine logs")
+    if answer.unidentified:
+        of = f"{len(answer.unidentified)} of {counted(len(answer.values), 'cost')}"
+        mind.append(f"the rows say little about {of}, which are assumed within ranges (--why)")
+    room = MOST_LINES - len(lines)
+    return [*lines, *(Line("Mind", sentence(text)) for text in mind[:room])]
 
 
 def _verdict(answer: Calibration) -> Verdict:
     """Say how far off the rows are that say most of other loads."""
-    all_fitted = answer.fitted == answer.rows.height
-    which = "rows, all of them used to fit" if all_fitted else "rows that were not used to fit"
-    errors = answer.errors(None if all_fitted else False)
+    which = "rows, all of them used to fit"
+    if judged := answer.rows.height - answer.fitted:
+        which = f"rows that were not used to fit ({judged:,} of {answer.rows.height:,})"
+    errors = answer.errors(False if judged else None)
     means = ", ".join(
         f"{_HEADS[metric]} {error:.1%}"
         for metric, error in errors.items()
@@ -105,7 +138,7 @@ def _missed(answer: Calibration) -> Section:
     more = len(answer.missed) - _MOST_MISSED
     if more > 0:
         paragraphs.append(f"And {more:,} more, bold in the table of every row.")
-    return Section("Missed", paragraphs)
+    return Section("Missed", paragraphs, why=True)
 
 
 def _server(answer: Calibration) -> str:

@@ -9,13 +9,16 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.source import refuse_twice
 from penstock.show.options import (
+    All,
     Description,
     Figures,
     Json,
     MaxGib,
     Output,
     Report,
+    Why,
     check_outputs,
+    depth,
     save_figures,
     say_written,
     show_page,
@@ -71,6 +74,8 @@ def fit(
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
+    why: Why = False,
+    everything: All = False,
 ) -> None:
     """Fit a batch-time model to measured batches: parameters with intervals, errors, which model
     predicts best.
@@ -103,7 +108,7 @@ def fit(
             "batch_time_errors": plotting_fit.relative_errors(found),
         }
         save_figures(charts, figures, as_json)
-    show_page(found.page(), found.as_dict(), report, as_json)
+    show_page(found.page(), found.as_dict(), report, as_json, depth(why, everything))
 
 
 def _pair(text: str) -> tuple[str, str]:

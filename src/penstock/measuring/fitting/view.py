@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from penstock.measuring.fitting.families import COMPOSED
 from penstock.measuring.fitting.fit import Fit
-from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
+from penstock.show.page import Fact, Figure, Line, Page, Section, Table, Verdict
+from penstock.words import sentence
 
 # Formulas by token load b.
 _FORMULAS = {
@@ -33,6 +34,7 @@ _HELD_OUT = (
     "fewest parameters is taken."
 )
 _PLAIN = 1e4  # from here on four digits would need an exponent
+_MOST_COSTS = 4  # in a line
 _KNOTS = 12  # rows of a table of batch times that are shown at first
 
 
@@ -46,8 +48,8 @@ def fit_page(fit: Fit) -> Page:
         loads = [sum(row[0].startswith("t_") for row in some) for some in (shown, rows)]
         spoken += f"; {loads[0]} of {loads[1]} token loads"
     sections = [
-        Section("Parameters", [f"{spoken}."], tables=[_table(shown)], notes=fit.warnings),
-        Section("How well it fits", facts=_quality(fit)),
+        Section("Parameters", [f"{spoken}."], tables=[_table(shown)], notes=fit.warnings, why=True),
+        Section("How well it fits", facts=_quality(fit), why=True),
     ]
     if fit.candidates:
         sections.append(Section("Candidates", [_HELD_OUT], tables=[_candidates(fit)]))
@@ -65,7 +67,39 @@ def fit_page(fit: Fit) -> Page:
             )
         ],
         sections=sections,
+        head=_head(fit),
+        why="parameters with intervals, errors",
+        rest="what it was chosen from" if fit.candidates else "",
     )
+
+
+def _head(fit: Fit) -> list[Line]:
+    """Say the model, how far off it is, on which batches, and what to mind."""
+    tokens = fit.batches.tokens
+    low, high = (fit.quantiles[share] for share in (0.05, 0.95))
+    rows = _parameters(fit)
+    costs = [f"{name} {value} {unit}" for name, value, _, _, unit, _ in rows[:_MOST_COSTS]]
+    more = f", {len(rows) - _MOST_COSTS:,} more" if len(rows) > _MOST_COSTS else ""
+    held_out = [f" (batches held out: {one.error:.2%})" for one in fit.candidates if one.chosen]
+    off = (
+        f"by {fit.mean_absolute_error:.2%} on average{''.join(held_out)}, {low:+.1%} to "
+        f"{high:+.1%} in nine batches of ten; all seconds together {fit.bias:+.1%}"
+    )
+    count = int(fit.outliers.sum())
+    left_out = f", of which {count:,} far from similar ones were left out" if count else ""
+    batches = f"{fit.n:,} batches of {tokens.min():,.0f} to {tokens.max():,.0f} tokens{left_out}"
+    mind = fit.warnings[:1]
+    return [
+        Line(fit.batches.source, f"{batches}."),
+        Line(
+            "fitted",
+            f"{fit.name}: the time of b tokens is {_formula(fit)}.",
+            judges=True,
+        ),
+        Line("Costs", f"{', '.join(costs)}{more}."),
+        Line("Off", f"{off}."),
+        *(Line("Mind", sentence(text)) for text in mind),
+    ]
 
 
 def _formula(fit: Fit) -> str:
