@@ -81,7 +81,7 @@ def test_a_long_day_is_thinned_out_and_the_page_has_every_interval(capsys: pytes
     profile = RateProfile([1.0] * 40, interval_s=900.0)
     day = plan_day(profile, WORKLOAD, replica, ["ttft_p99<2s"], requests=1_000, check=False)
     page = html.render(day.page())
-    print_page(day.page())
+    print_page(day.page(), depth="all")
     printed = capsys.readouterr().out
     assert "One interval of 2." in printed
     assert "00:30" in printed

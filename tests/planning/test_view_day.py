@@ -24,7 +24,7 @@ def test_a_day_shows_each_hour_what_it_saves_and_when_to_ask(capsys):
     found = plan_day(
         RateProfile([2.0, 9.0, 4.0]), WORKLOAD, REPLICA, ["ttft_p99<3s"], requests=1_000, startup_minutes=6
     )
-    print_page(found.page())
+    print_page(found.page(), depth="all")
     text = capsys.readouterr().out
     for period, clock in zip(found.periods, ("00:00", "01:00", "02:00"), strict=True):
         row = next(line for line in text.splitlines() if line.split()[:1] == [clock])
@@ -37,14 +37,15 @@ def test_a_day_shows_each_hour_what_it_saves_and_when_to_ask(capsys):
 
 def test_a_job_shows_fleet_makespan_and_bound_and_what_was_not_reached(capsys):
     found = plan_job(WORKLOAD, REPLICA, requests=1_000, deadline_s=200.0, token_budgets=[256, 512])
-    print_page(found.page())
+    print_page(found.page(), depth="all")
     text = " ".join(capsys.readouterr().out.split())
     budget = found.best.deployment.server.token_budget
     assert f"{found.best.deployment.fleet}, sarathi, token budget {budget}" in text
     assert "by theory" in text
     assert "online" not in text
     print_page(
-        plan_job(WORKLOAD, REPLICA, requests=1_000, deadline_s=200.0, most_replicas=1, token_budgets=[512]).page()
+        plan_job(WORKLOAD, REPLICA, requests=1_000, deadline_s=200.0, most_replicas=1, token_budgets=[512]).page(),
+        depth="all",
     )
     assert "UNREACHABLE Offline work: no fleet allowed is sure to be done by then; allow more" in " ".join(
         capsys.readouterr().out.split()
@@ -52,7 +53,7 @@ def test_a_job_shows_fleet_makespan_and_bound_and_what_was_not_reached(capsys):
 
 
 def test_a_job_that_nothing_finishes_in_time_has_the_reason_and_a_remedy_beside_the_word(capsys):
-    print_page(plan_job(WORKLOAD, REPLICA, requests=50, deadline_s=0.5, token_budgets=[512]).page())
+    print_page(plan_job(WORKLOAD, REPLICA, requests=50, deadline_s=0.5, token_budgets=[512]).page(), depth="all")
     text = " ".join(capsys.readouterr().out.split())
     assert "UNREACHABLE Offline work: the longest request alone takes" in text
     assert "give a later deadline (plan.job.deadline_h)" in text
@@ -60,7 +61,7 @@ def test_a_job_that_nothing_finishes_in_time_has_the_reason_and_a_remedy_beside_
 
 def test_a_job_beside_online_traffic_says_its_rate(capsys):
     asked = {"requests": 200, "deadline_s": 400.0, "online": WORKLOAD.with_rate(1.5), "targets": ["ttft_p50<9s"]}
-    print_page(plan_job(WORKLOAD, REPLICA, token_budgets=[512], runs=2, **asked).page())
+    print_page(plan_job(WORKLOAD, REPLICA, token_budgets=[512], runs=2, **asked).page(), depth="all")
     assert "beside 1.5 online requests/s with ttft_p50<9s" in " ".join(capsys.readouterr().out.split())
 
 
@@ -70,7 +71,7 @@ def test_a_day_of_large_numbers_is_not_cut_off(capsys, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     replica = Deployment(REPLICA.server, 1)
     found = plan_day(RateProfile([10.0, 99_000.0]), WORKLOAD, replica, ["ttft_p50<3s"], requests=500, most_replicas=500)
-    print_page(found.page())
+    print_page(found.page(), depth="all")
     text = capsys.readouterr().out
     row = next(line for line in text.splitlines() if line.startswith("01:00"))
     assert "99,000" in row
@@ -81,7 +82,9 @@ def test_a_day_of_large_numbers_is_not_cut_off(capsys, monkeypatch, columns):
 
 
 def test_one_replica_and_one_hour_are_not_several(capsys):
-    print_page(plan_day(RateProfile([0.5]), WORKLOAD, REPLICA, ["ttft_p99<9s"], requests=500, check=False).page())
+    print_page(
+        plan_day(RateProfile([0.5]), WORKLOAD, REPLICA, ["ttft_p99<9s"], requests=500, check=False).page(), depth="all"
+    )
     text = " ".join(capsys.readouterr().out.split())
     assert "1 replica of" in text
     assert "1 replica all the time" in text

@@ -11,13 +11,16 @@ from penstock.show import progress
 from penstock.show.files import write_whole
 from penstock.show.options import (
     EXIT_ANSWER_IS_NO,
+    All,
     Figures,
     Json,
     Report,
     ScenarioPath,
     Seed,
     Strict,
+    Why,
     check_outputs,
+    depth,
     files_of,
     save_figures,
     say_written,
@@ -79,6 +82,8 @@ def plan(
     report: Report = None,
     manifest: Manifest = None,
     strict: Strict = False,
+    why: Why = False,
+    everything: All = False,
 ) -> None:
     """Find the cheapest deployment that meets the targets, and say what binds it and what comes
     next.
@@ -111,7 +116,7 @@ def plan(
         job=answers.job,
         launches=answers.launches,
     )  # fmt: skip
-    show_page(page, answers.as_dict(), report, as_json)
+    show_page(page, answers.as_dict(), report, as_json, depth(why, everything))
     no_plan = answers.plan is not None and answers.plan.answer != "met"
     no_job = answers.job is not None and answers.job.best is None
     if strict and (no_plan or no_job):

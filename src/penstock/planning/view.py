@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING
 from penstock.checking.view import BECAUSE, MIDDLE, traffic
 from penstock.planning.aim import MOST_ROWS
 from penstock.planning.shortfalls import in_words, shortfalls
-from penstock.planning.view_day import day_section, job_section, job_verdict, launch_section
-from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
+from penstock.planning.view_day import (
+    day_in_short,
+    day_section,
+    job_section,
+    job_verdict,
+    launch_section,
+)
+from penstock.show.page import MOST_LINES, Fact, Figure, Line, Page, Section, Table, Verdict
 from penstock.words import amount, counted, digits, seconds, sentence, span
 
 if TYPE_CHECKING:
@@ -59,14 +65,64 @@ def plan_page(
     if day is not None:
         sections.append(day_section(day))
     if no_day:
-        sections.append(Section("Over the day", [sentence(no_day)]))
+        sections.append(Section("Over the day", [sentence(no_day)], why=True))
     if job is not None:
         verdicts.append(job_verdict(job))
         sections.append(job_section(job))
     sections += map(launch_section, launches)
     if plan is not None:
         sections += _others(plan)
-    return Page(title, heading, verdicts, sections)
+    return Page(
+        title,
+        heading,
+        verdicts,
+        sections,
+        head=_head(title, plan, day, no_day, job),
+        why="what binds it" + (", how to start it" if launches else ""),
+        rest="why not the others" if plan is not None and plan.discarded else "",
+    )
+
+
+def _head(
+    title: str,
+    plan: "Plan | None",
+    day: "DayPlan | None",
+    no_day: str,
+    job: "JobPlan | None",
+) -> list[Line]:
+    """Say the cheapest fleet, what becomes of the targets, and what fewer would be."""
+    asked, lines, last = "", [], []
+    if plan is not None:
+        asked = f"{traffic(plan.workload)}; {_targets(plan)}"
+        first, *others = _verdicts(plan)
+        lines.append(Line(first.word, _said(first), judges=True))
+        judged = [verdict for verdict in others if verdict.about]
+        lines += [Line(v.word, f"{v.source}: {v.reason}", judges=True) for v in others if v.source]
+        if judged:
+            worst = next((v.word for v in judged if v.word != "met"), "met")
+            text = "; ".join(f"{verdict.about}: {verdict.reason[:-1]}" for verdict in judged)
+            lines.append(Line(worst, f"{text}.", judges=True))
+        if plan.best is not None:
+            last = [Line("Fewer", sentence(plan.binding))]
+            if plan.next_best is not None:
+                other = _next_best(plan, plan.best.deployment, plan.next_best.deployment)
+                last.append(Line("Next best", f"{other}."))
+    if day is not None:
+        asked = asked or f"{day.profile.name}; {' and '.join(map(str, day.targets))}"
+        lines.append(Line("Over the day", day_in_short(day)))
+    elif no_day:
+        lines.append(Line("Over the day", sentence(no_day)))
+    if job is not None:
+        verdict = job_verdict(job)
+        lines.append(Line(verdict.word, _said(verdict), judges=True))
+        asked = asked or f"offline work of {counted(job.requests, 'request')}"
+    return [Line(title, f"{asked}."), *lines, *last][:MOST_LINES] if asked else []
+
+
+def _said(verdict: Verdict) -> str:
+    """Return a verdict's reason after what it is about."""
+    about = f"{verdict.about}: " if verdict.about else ""
+    return f"{about}{verdict.reason}"
 
 
 def _targets(plan: "Plan") -> str:
@@ -177,7 +233,8 @@ def _answer(plan: "Plan") -> Section:
             f"intervals of {plan.aim.confidence:.0%}",
         )
     )
-    return Section("The answer", facts=facts, notes=[*_undecided(plan), *plan.notices])
+    notes = [*_undecided(plan), *plan.notices]
+    return Section("The answer", facts=facts, notes=notes, why=True)
 
 
 def _next_best(plan: "Plan", best: "Deployment", other: "Deployment") -> str:
@@ -235,7 +292,11 @@ def _frontier(plan: "Plan") -> list[Section]:
     least = f"The least {target.label} for the cost, of those simulated."
     if not plan.frontier:
         return [Section("What more buys", figures=figures)]
-    return [Section("What more buys", [least], tables=[_frontier_table(plan)], figures=figures)]
+    return [
+        Section(
+            "What more buys", [least], tables=[_frontier_table(plan)], figures=figures, why=True
+        )
+    ]
 
 
 def _frontier_table(plan: "Plan") -> Table:

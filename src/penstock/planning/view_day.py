@@ -41,6 +41,19 @@ def day_section(day: "DayPlan") -> Section:
         tables=[_day_table(day, every)],
         figures=figures,
         notes=day.notices,
+        why=True,
+    )
+
+
+def day_in_short(day: "DayPlan") -> str:
+    """Say how many replicas follow the day, and what that saves."""
+    counts = [period.replicas for period in day.periods]
+    saved = f"{abs(day.saving):.0%} {'fewer' if day.saving >= 0 else 'more'}"
+    missed = sum(not period.met for period in day.periods)
+    but = f"; targets are missed in {counted(missed, 'interval')}" if missed else ""
+    return (
+        f"{span(min(counts), max(counts), 'replica')}: {saved} accelerator-hours than "
+        f"{counted(day.deployment.replicas, 'replica')} all the time{but}."
     )
 
 
@@ -150,7 +163,9 @@ def job_section(job: "JobPlan") -> Section:
         tables.append(_fleets_table(job))
     if job.discarded:
         tables.append(_left_out(job.discarded))
-    return Section("Offline work", paragraphs, facts=facts, tables=tables, notes=job.notices)
+    return Section(
+        "Offline work", paragraphs, facts=facts, tables=tables, notes=job.notices, why=True
+    )
 
 
 def _job_facts(job: "JobPlan", result: "JobResult") -> list[Fact]:
@@ -238,4 +253,5 @@ def launch_section(launch: "Launch") -> Section:
     """Show the command line of one replica, after what to know before it is started."""
     each = "" if launch.replicas == 1 else ", each"
     where = f"{counted(launch.replicas, 'replica')}{each} on {counted(launch.accelerators, 'GPU')}."
-    return Section("To start", [where, *map(sentence, launch.notes)], commands=[launch.shell])
+    paragraphs = [where, *map(sentence, launch.notes)]
+    return Section("To start", paragraphs, commands=[launch.shell], why=True)

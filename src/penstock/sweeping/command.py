@@ -8,12 +8,15 @@ import typer
 from penstock import checks
 from penstock.errors import InputError
 from penstock.show.options import (
+    All,
     Figures,
     Json,
     Report,
     ScenarioPath,
     Seed,
+    Why,
     check_outputs,
+    depth,
     files_of,
     save_figures,
     say_written,
@@ -90,6 +93,8 @@ def sweep(
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
+    why: Why = False,
+    everything: All = False,
 ) -> None:
     """Run a scenario with every combination of some of its fields, or a random sample, and tabulate
     what happens.
@@ -133,7 +138,8 @@ def sweep(
         from penstock.sweeping.charts import figures as drawings
 
         save_figures(drawings(table, names), figures, as_json)
-    show_page(sweep_page(table, names, scenario.stem, sort), document, report, as_json)
+    page = sweep_page(table, names, scenario.stem, sort)
+    show_page(page, document, report, as_json, depth(why, everything))
 
 
 def _refuse_if_all_bad(table: "pl.DataFrame", *files: Path | None) -> None:

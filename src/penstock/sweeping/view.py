@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
+from penstock.show.page import Fact, Figure, Line, Page, Section, Table, Verdict
 from penstock.sweeping.points import SHOWN, STATES, USUAL_ORDER, averages, best_first, varied
 from penstock.sweeping.stable_rates import RATE, is_rate
 from penstock.words import METRICS, NO_LIMIT, counted, digits
@@ -16,6 +16,8 @@ from penstock.words import METRICS, NO_LIMIT, counted, digits
 MOST_ROWS = 20
 """Points that are shown first; the table in the file has all."""
 
+_MOST_NAMED = 3  # points in the head
+_IN_SHORT = ("ttft_p99_s", "tbt_p99_s", "e2e_p50_s")
 _MOST_POINTS = 300
 _MOST_BAD = 5
 _MOST_VALUES = 8
@@ -60,19 +62,51 @@ def sweep_page(
 
         return sweep_figures(rows, fields)
 
+    by = order or USUAL_ORDER
+    heading = (
+        f"{counted(rows.height, 'run')} of {counted(points.height, 'point')}, over "
+        f"{', '.join(fields)}"
+    )
     return Page(
         title=title,
-        heading=f"{counted(rows.height, 'run')} of {counted(points.height, 'point')}, over "
-        f"{', '.join(fields)}",
+        heading=heading,
         verdicts=[
             Verdict("swept", f"{outcome}.", "by theorems, and by the test where none speaks")
         ],
         sections=[
-            Section("What varied", facts=_varied(rows, fields), notes=_bad(bad, fields)),
+            Section("What varied", facts=_varied(rows, fields), notes=_bad(bad, fields), why=True),
             Section("Points", tables=_tables(rows, points, fields, order)),
             Section("Figures", figures=figures),
         ],
+        head=[
+            Line(title, f"{heading}."),
+            Line("swept", f"{outcome}. The best by {_LATENCIES.get(by, by)}:", judges=True),
+            *_best(rows, fields, by),
+            *(Line("Bad", f"{note}.") for note in _bad(bad, fields)[:1]),
+        ],
+        why="what varied",
+        rest="the table of points" if points.height else "",
     )
+
+
+def _best(rows: pl.DataFrame, fields: Sequence[str], order: str) -> list[Line]:
+    """Say which points are best, and how fast they are."""
+    runs = best_first(rows.filter(pl.col("error").is_null()), order).head(_MOST_NAMED)
+    several = rows["seed"].n_unique() > 1
+    lines: list[Line] = []
+    for row in runs.iter_rows(named=True):
+        where = ", ".join(
+            f"{name} {cell(row[field])}" for name, field in zip(heads(fields), fields, strict=True)
+        )
+        where += f", seed {row['seed']}" if several else ""
+        latencies = [
+            f"{_LATENCIES[column]} {digits(row[column])} s"
+            for column in _IN_SHORT
+            if row.get(column) is not None
+        ]
+        label = "Next" if lines else "Best"
+        lines.append(Line(label, f"{where}: {', '.join([row['verdict'], *latencies])}."))
+    return lines
 
 
 def _varied(rows: pl.DataFrame, fields: Sequence[str]) -> list[Fact]:
