@@ -56,7 +56,7 @@ def test_words_begin_with_the_verdict_and_name_the_stages_that_starve_each_other
 
 
 def test_orders_stand_side_by_side_with_the_scenarios_own_first(penstock: Callable[..., Said]) -> None:
-    arguments = ("check", RYBKO_STOLYAR, "--jobs", 2000, "--orders", "fcfs, hlpps")
+    arguments = ("check", RYBKO_STOLYAR, "--jobs", 2000, "--orders", "fcfs, hlpps", "--all")
     status, out, _ = penstock(*arguments)
     assert status == 0
     assert max(map(len, out.splitlines())) <= 80

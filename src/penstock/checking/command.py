@@ -26,6 +26,7 @@ from penstock.checking.command_network import (
     chosen_network,
     compare_variants,
 )
+from penstock.errors import InputError
 from penstock.show import progress
 from penstock.show.options import (
     EXIT_ANSWER_IS_NO,
@@ -151,8 +152,8 @@ Policies = Annotated[
     str | None,
     typer.Option(
         "--policies",
-        help="Policies, separated by commas; default, of a server: the scenario's own, the "
-        "paper's and the adaptive ones.",
+        help="Policies, separated by commas; default, of a server: the scenario's own, "
+        "engines, and pool-controlled, which adapts its token budget.",
     ),
 ]
 GoodputLimits = Annotated[
@@ -180,6 +181,8 @@ def compare(
     figures: Figures = None,
     report: Report = None,
     strict: Strict = False,
+    why: Why = False,
+    everything: All = False,
 ) -> None:
     """Put policies side by side on the same requests; of a network routers, policies and orders,
     with how sure each difference to the first one is.
@@ -192,32 +195,36 @@ def compare(
         axes = {"policies": policies, "routers": routers, "orders": orders}
         asked = {"seed": seed, "resolution": resolution, "targets": targets or ()}
         network = chosen_network(scenario, document, jobs)
-        compare_variants(network, axes, asked, as_json, figures, report, strict)
+        shown = depth(why, everything)
+        compare_variants(network, axes, asked, as_json, figures, report, strict, shown)
         return
     chosen = chosen_scenario(scenario, None, requests, seed, document)
     progress.announce_compilation()
     from penstock.checking import answer
     from penstock.checking.view import compare_page
-    from penstock.system.policies import POLICIES
+    from penstock.system.policies import beside
 
-    own = chosen.server.policy
     # The scenario's own policy comes first, so that the others are compared with it.
-    servers = chosen_servers(
-        chosen, policies, [*([] if own.name in POLICIES else [own]), *POLICIES]
-    )
+    own = chosen.server.policy
+    servers = chosen_servers(chosen, policies, beside(own))
+    results, left_out = {}, {}
     with progress.bar("Simulating") as show:
-        results = {
-            name: answer.check(
-                chosen.workload, server, requests=chosen.requests, until=chosen.until, alpha=alpha,
-                resolution=resolution, progress=part,
-            )
-            for (name, server), part in in_parts(show, servers.items())
-        }  # fmt: skip
+        for (name, server), part in in_parts(show, servers.items()):
+            try:
+                results[name] = answer.check(
+                    chosen.workload, server, requests=chosen.requests, until=chosen.until,
+                    alpha=alpha, resolution=resolution, progress=part,
+                )  # fmt: skip
+            except InputError as error:
+                if policies is not None or name == own.name:
+                    raise
+                left_out[name] = str(error)  # nobody asked for it
     refused = [name for name, a in results.items() if a.latency_refused]
     _draw(figures, chosen, {name: a.run for name, a in results.items()}, as_json, refused)
     answers = {name: a.as_dict() for name, a in results.items()}
     document = {"policies": answers, "measured": measured(chosen)}
-    show_page(compare_page(chosen, results), document, report, as_json)
+    page = compare_page(chosen, results, left_out)
+    show_page(page, document, report, as_json, depth(why, everything))
     if strict and any(a.verdict != "stable" for a in results.values()):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 

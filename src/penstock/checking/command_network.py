@@ -54,7 +54,7 @@ def answer_network(
     if orders is not None:
         asked = {"seed": seed, "resolution": resolution}
         networks = _beside_its_own(chosen, orders)
-        _compare(chosen, networks, "Order", asked, as_json, figures, report, strict)
+        _compare(chosen, networks, "Order", asked, as_json, figures, report, strict, depth)
         return
     from penstock.checking.answer import check
     from penstock.checking.head import first_lines_of_network
@@ -93,6 +93,7 @@ def compare_variants(
     figures: Path | None,
     report: Path | None,
     strict: bool,
+    shown: "Depth",
 ) -> None:
     """Compare a network's policies, routers and orders; ``asked`` goes to `compare_networks`."""
     if all(given is None for given in axes.values()):
@@ -103,7 +104,7 @@ def compare_variants(
             f"orders side by side; name some, as {such}"
         )
     networks = chosen_variants(chosen, axes)
-    _compare(chosen, networks, varied(axes), asked, as_json, figures, report, strict)
+    _compare(chosen, networks, varied(axes), asked, as_json, figures, report, strict, shown)
 
 
 def _compare(
@@ -115,6 +116,7 @@ def _compare(
     figures: Path | None,
     report: Path | None,
     strict: bool,
+    shown: "Depth",
 ) -> None:
     """Put networks side by side."""
     from penstock.checking.comparison import compare_networks
@@ -133,7 +135,8 @@ def _compare(
         from penstock.checking.charts_network import compared_latencies
 
         save_figures({"latency_cdfs": compared_latencies(comparison, what)}, figures, as_json)
-    show_page(comparison.page(chosen, what), comparison.as_dict(), report, as_json)
+    page = comparison.page(chosen, what)
+    show_page(page, comparison.as_dict(), report, as_json, shown)
     if strict and any(answer.verdict != "stable" for answer in comparison.answers.values()):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 

@@ -17,6 +17,7 @@ from penstock.checking.head_of_answer import (
     head_of_run,
     head_of_server,
 )
+from penstock.checking.head_of_comparison import head_of_policies
 from penstock.checking.latency import SteadyState
 from penstock.checking.targets import Estimate
 from penstock.scenario.scenario import Scenario
@@ -122,29 +123,40 @@ def run_page(
     )
 
 
-def compare_page(scenario: Scenario, answers: Mapping[str, Answer]) -> Page:
-    """Show the answers for several policies side by side."""
+def compare_page(
+    scenario: Scenario, answers: Mapping[str, Answer], left_out: Mapping[str, str] | None = None
+) -> Page:
+    """Show the answers for several policies side by side; of those left out, the reasons."""
+    left_out = left_out or {}
     first = next(iter(answers.values()))
     runs = {name: answer.run for name, answer in answers.items()}
     refused = [name for name, answer in answers.items() if answer.latency_refused]
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, scenario.server, f"{len(answers)} policies"),
-        notes=gathered({name: answer.front for name, answer in answers.items()}),
+        head=head_of_policies(scenario, answers, list(left_out)),
+        why="what theory and test say",
+        rest="percentiles and intervals",
+        notes=[
+            *gathered({name: answer.front for name, answer in answers.items()}),
+            *(f"{name} is left out: {reason}." for name, reason in left_out.items()),
+        ],
         verdicts=contradictions(answers) + hinging(answers),
         sections=[
             Section(
                 "Policies",
                 tables=[_policies_table(answers)],
                 notes=gathered({name: answer.warnings for name, answer in answers.items()}),
+                why=True,
             ),
             Section("Latency", ["In seconds."], tables=_latency_of_all(answers)),
             Section(
                 "Load",
                 facts=_load_facts(first.certificate, scenario.server),
                 tables=_limits(first.certificate),
+                why=True,
             ),
-            Section("Theory", facts=_reasons(answers)),
+            Section("Theory", facts=_reasons(answers), why=True),
             *_figure_sections(runs, refused),
             *_batch_sections(runs, {name: answer.drawn for name, answer in answers.items()}),
         ],

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from penstock.checking.batch_means import Statistics
 from penstock.checking.comparison import ComparedWorkflow, NetworkComparison
 from penstock.checking.figures_network import comparison_figure
+from penstock.checking.head_of_comparison import head_of_networks
 from penstock.checking.network_answer import NetworkAnswer
 from penstock.checking.targets import Estimate
 from penstock.checking.view import contradictions, hinging, with_interval
@@ -24,6 +25,9 @@ def comparison_page(comparison: NetworkComparison, title: str, what: str) -> Pag
     answers = comparison.answers
     return Page(
         title=title,
+        head=head_of_networks(comparison, title, what),
+        why="what theory and test say",
+        rest="percentiles and intervals",
         heading=network_heading(next(iter(answers.values())).network),
         verdicts=contradictions(answers) + hinging(answers),
         sections=[
@@ -32,6 +36,7 @@ def comparison_page(comparison: NetworkComparison, title: str, what: str) -> Pag
                 ["The same jobs went through all."],
                 tables=[_runs_table(comparison, what)],
                 notes=comparison.warnings,
+                why=True,
             ),
             _latency_section(comparison, what),
             *_reasons(answers),
@@ -170,7 +175,11 @@ def _reasons(answers: Mapping[str, NetworkAnswer]) -> list[Section]:
         if answer.stability and answer.stability.verdict != "stable":
             test[name] = [answer.stability.reason]
     titles = {"Theory": theory, "What keeps theorems from saying stable": failing, "The test": test}
-    return [Section(title, facts=_gathered(of, len(answers))) for title, of in titles.items() if of]
+    return [
+        Section(title, facts=_gathered(of, len(answers)), why=True)
+        for title, of in titles.items()
+        if of
+    ]
 
 
 def _gathered(sentences: Mapping[str, Sequence[str]], count: int) -> list[Fact]:

@@ -309,3 +309,9 @@ def resolve(choice: str | Scheduler | PolicyFunction, *, folder: Path | None = N
     if isinstance(choice, str) and choice.lower() in known:
         return known[choice.lower()]
     return resolved(choice, "policy", known, Scheduler, policy, folder)
+
+
+def beside(own: Scheduler) -> list[Scheduler]:
+    """Return what a server is compared with unless told otherwise, after its own policy."""
+    others = [*ENGINES.values(), POLICIES["pool-controlled"]]
+    return [own, *(other for other in others if other.name != own.name)]

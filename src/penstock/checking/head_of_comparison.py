@@ -1,0 +1,114 @@
+"""The heads of ``compare``: a line for each policy or network, those that matter most."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from penstock.checking.answer import Answer
+from penstock.checking.any_answer import AnyAnswer
+from penstock.checking.comparison import ComparedWorkflow, NetworkComparison
+from penstock.checking.head import asked_of_server
+from penstock.scenario.scenario import Scenario
+from penstock.show.page import MOST_LINES, Line
+from penstock.words import seconds
+
+_SHORT = {"ttft_s": "first token", "tbt_s": "per token", "e2e_s": "whole call"}
+_MOST_WORKFLOWS = 2  # in a line
+
+
+def head_of_policies(
+    scenario: Scenario, answers: Mapping[str, Answer], left_out: Sequence[str] = ()
+) -> list[Line]:
+    """Say of each policy whether it is stable, and its mean latencies."""
+    server, hardware = scenario.server, scenario.hardware
+    asked = asked_of_server(scenario.name, scenario.workload, server, hardware, len(answers))
+    text = f"{asked.text}. Mean latencies of the same requests:"
+    fastest = _fastest(answers)
+    lines = {name: _policy(answer, name == fastest) for name, answer in answers.items()}
+    speed = {name: _whole_call(answer)[1] for name, answer in answers.items()}
+    found = _head(Line(scenario.name, text), answers, lines, speed)
+    cannot = f"{', '.join(left_out)}: cannot serve this workload as it is (--why)."
+    return [*found, *([Line("Left out", cannot)] if left_out else [])][:MOST_LINES]
+
+
+def _policy(answer: Answer, fastest: bool) -> str:
+    if answer.latency is None:
+        does = 1 - answer.stability.drift
+        grows = f": it does {does:.3g} times the work that arrives" if does < 1 else ""
+        return f"{answer.verdict}{grows}"
+    means = [
+        f"{words} {seconds(answer.latency.estimates[metric]['mean'].value)} s"
+        for metric, words in _SHORT.items()
+    ]
+    return f"{answer.verdict}; {', '.join(means)}{', the fastest' if fastest else ''}"
+
+
+def _whole_call(answer: Answer) -> tuple[float, float, float]:
+    """Return the mean of a whole call, between the ends of its interval; infinite if unknown."""
+    if answer.latency is None:
+        return math.inf, math.inf, math.inf
+    mean = answer.latency.estimates["e2e_s"]["mean"]
+    ends = (mean.low, mean.value, mean.high)
+    low, value, high = (math.inf if end is None else end for end in ends)
+    return low, value, high
+
+
+def _fastest(answers: Mapping[str, Answer]) -> str | None:
+    """Return the policy whose whole calls are shortest, if all of its interval is below others'."""
+    first, *others = sorted(answers, key=lambda name: _whole_call(answers[name])[1])
+    below = min((_whole_call(answers[name])[0] for name in others), default=0.0)
+    return first if _whole_call(answers[first])[2] < below else None
+
+
+def head_of_networks(comparison: NetworkComparison, title: str, what: str) -> list[Line]:
+    """Say of each network whether it is stable, how long jobs take, and what the change brings."""
+    jobs = f"the same {comparison.jobs:,} jobs" if comparison.rows else "the same jobs"
+    count = len(comparison.answers)
+    text = f"{count} networks, that differ by {what.lower()}. Mean times of {jobs}:"
+    rows = comparison.by_workflow().values()
+    of = {name: [row for flow in rows for row in flow if row.network == name]
+          for name in comparison.answers}  # fmt: skip
+    lines = {
+        name: "; ".join([answer.verdict, *_workflows(of[name], comparison.first)])
+        for name, answer in comparison.answers.items()
+    }
+    speed = {name: sum(_mean(row) for row in mine) or math.inf for name, mine in of.items()}
+    return _head(Line(title, text), comparison.answers, lines, speed)
+
+
+def _workflows(rows: Sequence[ComparedWorkflow], first: str | None) -> list[str]:
+    """Say how long the jobs of the first few workflows take, and how that differs."""
+    said = []
+    for row in rows[:_MOST_WORKFLOWS]:
+        text = f"{row.workflow} {seconds(row.latency['e2e_s']['mean'].value)} s"
+        change = row.difference and row.difference["e2e_s"]["mean"]
+        if change and change.value is not None and change.low is not None and change.high:
+            less = "less" if change.value < 0 else "more"
+            sure = "" if change.low * change.high > 0 else ", perhaps by chance"
+            text += f" ({seconds(abs(change.value))} s {less} than {first}{sure})"
+        said.append(text)
+    return said
+
+
+def _mean(row: ComparedWorkflow) -> float:
+    return row.latency["e2e_s"]["mean"].value or math.inf
+
+
+def _head(
+    asked: Line, answers: Mapping[str, AnyAnswer], lines: Mapping[str, str],
+    speed: Mapping[str, float],
+) -> list[Line]:  # fmt: skip
+    """Return a line for each, the first one's first; of many the fastest of the others."""
+    said = [
+        f"{name}: {answer.disagreement}" for name, answer in answers.items() if answer.disagreement
+    ]
+    doubts = [Line("contradiction", f"{text}.", judges=True) for text in said[:1]]
+    room = MOST_LINES - 1 - len(doubts)
+    first, *others = lines
+    left_out: list[str] = []
+    if len(lines) > room:
+        ranked = sorted(others, key=lambda name: speed[name])
+        left_out = ranked[room - 2 :]
+    rows = [Line(name, f"{lines[name]}.") for name in (first, *others) if name not in left_out]
+    if left_out:
+        rows.append(Line("Others", f"slower or not stable: {', '.join(left_out)}."))
+    return [asked, *doubts, *rows]
