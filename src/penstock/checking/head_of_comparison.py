@@ -19,7 +19,7 @@ def head_of_policies(
     scenario: Scenario, answers: Mapping[str, Answer], left_out: Sequence[str] = ()
 ) -> list[Line]:
     """Say of each policy whether it is stable, and its mean latencies."""
-    server, hardware = scenario.server, scenario.hardware
+    server, hardware = next(iter(answers.values())).server, scenario.hardware
     asked = asked_of_server(scenario.name, scenario.workload, server, hardware, len(answers))
     text = f"{asked.text}. Mean latencies of the same requests:"
     fastest = _fastest(answers)
