@@ -15,15 +15,15 @@ from engine_systems import Ticks
 
 from penstock.kernel.signatures import DECODE_FIRST
 from penstock.system.network import Network
-from penstock.system.orders import Order, order
+from penstock.system.orders import Order
 from penstock.system.outages import Outage
-from penstock.system.policies import policy
 from penstock.system.pool import Pool
 from penstock.system.routing import ROUTERS as ROUTERS_BY_NAME
 from penstock.system.routing import Router
 from penstock.system.server import Server
 from penstock.workload.jobs import Jobs
 from penstock.workload.prefixes import Prefixes
+from tests.own_policies import own_policy
 from tests.reference import network as reference
 from tests.reference import orders as reference_orders
 from tests.reference import running, seam_policies, simulation
@@ -38,7 +38,7 @@ WEIGHT = 1024  # the router "work" weighs mean tokens times this
 # ---------------------------------------------------------------- odd policies and orders of a user's own
 
 
-@policy
+@own_policy
 def scattered(queue, limits, params):
     """Batches that jump about with the queue: few decodes, then many, prefill first, then last."""
     mark = (queue.prompts * 7919 + queue.prompt_tokens * 104729 + queue.decoding * 1299709) % 1009
@@ -48,20 +48,19 @@ def scattered(queue, limits, params):
     return prefill, decode, mark % 2
 
 
-@policy
+@own_policy
 def greedy(queue, limits, params):
     """Ask for far more than there is."""
     return 10 * limits.token_budget, 10 * limits.token_budget, queue.decoding % 2
 
 
-@policy
+@own_policy
 def limited(queue, limits, params):
     """Decodes that jump about with what is left of the batch."""
     return queue.prompt_tokens, max(1, (limits.token_budget + limits.batch_size) % (queue.decoding + 1)), DECODE_FIRST
 
 
-@order
-def whirled(lines, params, weights):
+def weigh_whirled(lines, params, weights):
     """Weights and modes that jump about with all that an order can see, ties included."""
     total = 0
     for place in range(lines.shape[0]):
@@ -73,6 +72,7 @@ def whirled(lines, params, weights):
     return total % 3
 
 
+whirled = Order("whirled", weigh_whirled)  # compiled when it is first used
 OWN_POLICIES = {each.name: each for each in (scattered, greedy, limited)}
 
 

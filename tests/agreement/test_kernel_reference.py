@@ -14,10 +14,11 @@ from engine_systems import Ticks
 import penstock.simulation.session_server
 from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST, Limits, Queue
 from penstock.simulation.simulate import simulate
-from penstock.system.policies import POLICIES, Policy, policy, resolve
+from penstock.system.policies import POLICIES, Policy, resolve
 from penstock.system.server import Server
 from penstock.workload import arrivals
 from penstock.workload.workload import Workload
+from tests.own_policies import own_policy
 from tests.reference import markov_chain
 
 
@@ -128,13 +129,13 @@ def requests_in_order(rule, params):
 # ---------------------------------------------------------------- odd policies of a user's own
 
 
-@policy
+@own_policy
 def capped(queue, limits, params):
     """Never more than so many decodes and so many prompt tokens."""
     return min(queue.prompt_tokens, int(params[1])), min(queue.decoding, int(params[0])), int(params[2])
 
 
-@policy
+@own_policy
 def scattered(queue, limits, params):
     """Batches that jump about with the state: few decodes, then many, prefill first, then last."""
     mark = (queue.prompts * 7919 + queue.prompt_tokens * 104729 + queue.decoding * 1299709 + int(params[0])) % 1009
@@ -144,27 +145,27 @@ def scattered(queue, limits, params):
     return prefill, decode, mark % 2
 
 
-@policy
+@own_policy
 def greedy(queue, limits, params):
     """Ask for far more than there is."""
     return 10 * limits.token_budget, 10 * limits.token_budget, int(params[2])
 
 
-@policy
+@own_policy
 def alternating(queue, limits, params):
     """All decodes at some pool sizes, a third of them at others; half the prompt tokens, first."""
     decode = queue.decoding if queue.decoding % 3 == 0 else (queue.decoding + 2) // 3
     return (queue.prompt_tokens + 1) // 2, decode, PREFILL_FIRST
 
 
-@policy
+@own_policy
 def pooled(queue, limits, params):
     """Decode alone once the pool is large or no prompt waits, else prefill alone."""
     decode = queue.decoding if queue.decoding >= int(params[0]) or queue.prompts == 0 else 0
     return (0 if decode > 0 else queue.prompt_tokens), decode, DECODE_FIRST
 
 
-@policy
+@own_policy
 def curious(queue, limits, params):
     """A mark of all that a policy can see, so that no field can be wrong unnoticed."""
     mark = int(params[0])
@@ -174,13 +175,13 @@ def curious(queue, limits, params):
     return (queue.prompt_tokens if decode == 0 else mark % (queue.prompt_tokens + 1)), max(decode, 1), mark % 2
 
 
-@policy
+@own_policy
 def impatient(queue, limits, params):
     """Half the decodes while an odd number of prompts waits, also of those that may not be served yet."""
     return queue.prompt_tokens, max(queue.decoding // (1 + queue.waiting % 2), 1), DECODE_FIRST
 
 
-@policy
+@own_policy
 def halving(queue, limits, params):
     """Half of those that decode, when an odd number of tokens is still to come."""
     return queue.prompt_tokens, (queue.decoding + 1) // (1 + queue.decode_tokens % 2), DECODE_FIRST
@@ -298,7 +299,7 @@ def check(system, rule, choose, rng):
 
 @pytest.mark.parametrize("scope", markov_chain.SCOPES)
 @pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("systems", [25, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("systems", [10, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_the_kernel_equals_the_reference_event_for_event(name, scope, systems):
     """On so many systems each: tokens, finishes, batches, allocations, series, gaps, totals; in every record mode."""
     rule = POLICIES[name]
@@ -320,7 +321,7 @@ def test_the_kernel_equals_the_reference_event_for_event(name, scope, systems):
 
 @pytest.mark.parametrize("scope", markov_chain.SCOPES)
 @pytest.mark.parametrize("rule", ODD, ids=lambda rule: rule.name)
-@pytest.mark.parametrize("systems", [15, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("systems", [6, pytest.param(400, marks=pytest.mark.slow)])
 def test_the_kernel_serves_any_rule_as_its_translation_per_request_does(rule, scope, systems):
     rng = np.random.default_rng([7, *rule.name.encode(), *scope.encode()])
     for _ in range(systems):
@@ -332,7 +333,7 @@ def test_the_kernel_serves_any_rule_as_its_translation_per_request_does(rule, sc
 def test_the_rules_of_the_kernel_say_what_the_paper_says_per_request(name):
     """The aggregate formula, served first come first served, is the policy as the reference transcribes Section 4."""
     rng = np.random.default_rng(11)
-    for i in range(60):
+    for i in range(25):
         system = draw(rng, markov_chain.SCOPES[i % 2])
         server = Server(Ticks(system.ticks), len(system.ticks), system.max_batch_size, policy=name)
         translated = system.reference(requests_in_order(POLICIES[name].function, server.params))
@@ -344,7 +345,7 @@ def test_the_rules_of_the_kernel_say_what_the_paper_says_per_request(name):
 @pytest.mark.parametrize("drain", [True, False])
 def test_a_run_ends_at_the_last_departure_or_without_draining_at_the_last_arrival(drain):
     rng = np.random.default_rng(13)
-    for i in range(100):
+    for i in range(40):
         system = dataclasses.replace(draw(rng, markov_chain.SCOPES[i % 2]), until=None)
         stop = None if drain else system.arrival[-1]
         run = system.kernel("sarathi", "allocations", drain=drain)
@@ -365,7 +366,7 @@ def large_systems(seed, rule, count):
 
 
 @pytest.mark.parametrize("rule", [*POLICIES.values(), *ODD], ids=lambda rule: rule.name)
-@pytest.mark.parametrize("systems", [20, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("systems", [8, pytest.param(400, marks=pytest.mark.slow)])
 def test_compression_changes_nothing_to_the_bit(rule: Policy, systems: int):
     """Also for rules that serve some of those who decode, so that the others' due epochs are put off."""
     passed_over = 0
@@ -381,7 +382,7 @@ def test_compression_changes_nothing_to_the_bit(rule: Policy, systems: int):
 @pytest.mark.parametrize("steps", [1, 7])
 def test_stopping_and_going_on_after_any_number_of_steps_changes_nothing(steps, monkeypatch):
     rules = [*POLICIES.values(), *ODD]
-    systems = list(large_systems(19, None, 3 * len(rules)))
+    systems = list(large_systems(19, None, len(rules)))
     for record in ("summary", "batches", "allocations"):
         whole = [system.kernel(rules[i % len(rules)], record) for i, system in enumerate(systems)]
         with monkeypatch.context() as patch:
@@ -394,7 +395,7 @@ def test_stopping_and_going_on_after_any_number_of_steps_changes_nothing(steps, 
 def test_the_size_of_the_blocks_in_which_requests_stream_in_changes_nothing(block, monkeypatch):
     """In a summary, requests that have finished are dropped from the front of the window at each block."""
     rules = [*POLICIES.values(), *ODD]
-    systems = list(large_systems(23, None, 3 * len(rules)))
+    systems = list(large_systems(23, None, len(rules)))
     whole = [system.kernel(rules[i % len(rules)], "requests") for i, system in enumerate(systems)]
     monkeypatch.setattr(arrivals, "BLOCK", block)
     for i, system in enumerate(systems):

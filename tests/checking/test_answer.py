@@ -5,6 +5,7 @@ import pytest
 import penstock as ps
 from penstock.checking.answer import check
 from penstock.checking.targets import Target
+from tests.own_policies import own_policy
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 WORKLOAD = ps.Workload.poisson(rate=10.0, prompt=129, output=112)
@@ -62,7 +63,7 @@ def test_an_undecided_test_is_warned_of_and_refuses_nothing() -> None:
     assert any("undecided" in warning for warning in found.warnings)
 
 
-@ps.policy(work_conserving=True)
+@own_policy(work_conserving=True)
 def lazy(queue, limits, params):  # type: ignore[no-untyped-def]
     return min(queue.prompt_tokens, 64), min(queue.decoding, limits.token_budget // 8), ps.PREFILL_FIRST
 

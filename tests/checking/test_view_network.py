@@ -16,6 +16,7 @@ from penstock.scenario.network import NetworkScenario, build_network, read_netwo
 from penstock.show import page as pages
 from penstock.show.html import render, write
 from penstock.show.terminal import print_page
+from tests.own_policies import own_policy
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -366,7 +367,7 @@ def test_what_makes_priorities_fail_is_said_with_its_numbers(capsys, monkeypatch
     assert "Best policy 0.100 is left to it, not to this one" in said
 
 
-@ps.policy(work_conserving=True)
+@own_policy(work_conserving=True)
 def lazy(queue, limits, params):  # type: ignore[no-untyped-def]
     return min(queue.prompt_tokens, 64), min(queue.decoding, limits.token_budget // 8), ps.PREFILL_FIRST
 

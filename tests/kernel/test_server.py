@@ -14,9 +14,9 @@ from penstock.kernel.signatures import DECODE_FIRST
 from penstock.simulation.new_world import SERIES_INSTANTS
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine, Composition
-from penstock.system.policies import policy
 from penstock.system.server import Server
 from penstock.workload.workload import Workload
+from tests.own_policies import own_policy
 
 SCENARIO = {
     "arrival_s": [0, 0, 3, 4, 4, 40],
@@ -61,12 +61,12 @@ def test_with_the_compiler_off_every_number_is_the_same():
         assert interpreted == compiled
 
 
-@policy
+@own_policy
 def never_decodes(queue, limits, params):
     return queue.prompt_tokens, 0, DECODE_FIRST
 
 
-@policy
+@own_policy
 def negative(queue, limits, params):
     return queue.prompt_tokens - 1, -1, DECODE_FIRST
 

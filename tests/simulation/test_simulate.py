@@ -13,23 +13,24 @@ import pytest
 import penstock as ps
 from penstock.simulation.simulate import drawn_ahead
 from penstock.simulation.window import Window
+from tests.own_policies import own_policy
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 SERVER = ps.Server(TP1, 512, 128)
 WORKLOAD = ps.Workload.poisson(rate=2.0, prompt=ps.LogNormal(800, 1.0), output=ps.Geometric(150), seed=3)
 
 
-@ps.policy
+@own_policy
 def lazy(queue, limits, params):  # type: ignore[no-untyped-def]
     return 0, queue.decoding, ps.DECODE_FIRST
 
 
-@ps.policy
+@own_policy
 def negative(queue, limits, params):  # type: ignore[no-untyped-def]
     return -1, 1, ps.DECODE_FIRST
 
 
-@ps.policy
+@own_policy
 def greedy(queue, limits, params):  # type: ignore[no-untyped-def]
     return 1_000_000, 1_000_000, ps.DECODE_FIRST
 
@@ -162,17 +163,17 @@ def test_a_policy_that_cannot_go_on_is_named_with_what_waited(policy: ps.Policy,
     assert policy.name in str(caught.value)
 
 
-@ps.policy
+@own_policy
 def not_a_number(queue, limits, params):  # type: ignore[no-untyped-def]
     return (queue.prompt_tokens if queue.decoding == 0 else np.nan), queue.decoding, ps.DECODE_FIRST
 
 
-@ps.policy
+@own_policy
 def third_phase(queue, limits, params):  # type: ignore[no-untyped-def]
     return queue.prompt_tokens, queue.decoding, 7
 
 
-@ps.policy
+@own_policy
 def half_a_phase(queue, limits, params):  # type: ignore[no-untyped-def]
     return queue.prompt_tokens, queue.decoding, 0.5
 
@@ -191,12 +192,12 @@ def test_a_policy_that_asks_for_what_is_no_number_or_no_phase_is_refused(
     assert ps.certify(WORKLOAD, dataclasses.replace(server, memory=None)).verdict == "unknown"
 
 
-@ps.policy
+@own_policy
 def endless(queue, limits, params):  # type: ignore[no-untyped-def]
     return np.inf, 0.5 + queue.decoding, ps.DECODE_FIRST
 
 
-@ps.policy
+@own_policy
 def everything(queue, limits, params):  # type: ignore[no-untyped-def]
     return queue.prompt_tokens, queue.decoding, ps.DECODE_FIRST
 
@@ -206,12 +207,12 @@ def test_a_policy_may_ask_for_more_than_there_is_in_any_numbers() -> None:
     assert runs[0].rows.finish.tolist() == runs[1].rows.finish.tolist()  # type: ignore[union-attr]
 
 
-@ps.policy
+@own_policy
 def reads_too_far(queue, limits, params):  # type: ignore[no-untyped-def]
     return int(params[3]), queue.decoding, ps.DECODE_FIRST
 
 
-@ps.policy
+@own_policy
 def divides(queue, limits, params):  # type: ignore[no-untyped-def]
     return limits.token_budget // queue.decoding, queue.decoding, ps.DECODE_FIRST
 

@@ -4,6 +4,7 @@ import pytest
 
 import penstock as ps
 from penstock.system.batch_time import BatchTime
+from tests.own_policies import own_policy
 from tests.policy_capacities import (
     fastertransformer_capacity,
     policy_capacity,
@@ -113,7 +114,7 @@ def test_an_engine_decodes_once_less_than_the_paper() -> None:
         assert capacity(engine, prompt=129, output=113) == pytest.approx(capacity(paper, prompt=129, output=112))
 
 
-@ps.policy
+@own_policy
 def unlabelled(queue, limits, params):  # type: ignore[no-untyped-def]
     return queue.prompt_tokens, queue.decoding, ps.DECODE_FIRST
 

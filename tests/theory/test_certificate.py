@@ -16,6 +16,7 @@ from penstock.theory.load import load
 from penstock.theory.region import region
 from penstock.workload.arrivals import BLOCK, Arrivals
 from penstock.workload.pairs import Independent
+from tests.own_policies import own_policy
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 STABLE_WORKLOAD = ps.Workload.poisson(rate=10.0, prompt=129, output=112)
@@ -42,12 +43,12 @@ def test_under_a_max_batch_size_weights_that_drain_every_batch_say_stable() -> N
     assert all(h.held and h.checked for h in certificate.hypotheses)
 
 
-@ps.policy
+@own_policy
 def unlabelled(queue, limits, params):  # type: ignore[no-untyped-def]
     return queue.prompt_tokens, queue.decoding, ps.DECODE_FIRST
 
 
-@ps.policy(work_conserving=True)
+@own_policy(work_conserving=True)
 def claimed(queue, limits, params):  # type: ignore[no-untyped-def]
     return queue.prompt_tokens, queue.decoding, ps.DECODE_FIRST
 

@@ -13,6 +13,7 @@ from penstock.theory.drift import backlog_batches, drift
 from penstock.theory.region import region
 from penstock.workload.lengths import Length
 from penstock.workload.pairs import Empirical, Independent, Lengths
+from tests.own_policies import own_policy
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 PER_TOKEN = ps.Affine(0.0, 1e-3)
@@ -20,14 +21,14 @@ FOUR = ("fastertransformer", "vllm-vanilla", "orca", "sarathi")
 CHAT = Independent(ps.Constant(129), ps.Constant(112))
 
 
-@ps.policy
+@own_policy
 def stingy(queue, limits, params):  # type: ignore[no-untyped-def]
     """Serve a third of what decodes, and prompts only in fives."""
     decode = (queue.decoding + 2) // 3
     return (queue.prompt_tokens + 4) // 5, decode, ps.DECODE_FIRST
 
 
-@ps.policy
+@own_policy
 def moody(queue, limits, params):  # type: ignore[no-untyped-def]
     """Turn on the parity of what waits."""
     if queue.prompt_tokens % 2 == 1 or queue.decoding == 0:
@@ -35,22 +36,22 @@ def moody(queue, limits, params):  # type: ignore[no-untyped-def]
     return 1, queue.decoding, ps.DECODE_FIRST
 
 
-@ps.policy
+@own_policy
 def idle(queue, limits, params):  # type: ignore[no-untyped-def]
     return 0, 0, ps.DECODE_FIRST
 
 
-@ps.policy
+@own_policy
 def idle_when_full(queue, limits, params):  # type: ignore[no-untyped-def]
     return queue.prompt_tokens, queue.decoding if queue.prompts > 0 else 0, ps.DECODE_FIRST
 
 
-@ps.policy
+@own_policy
 def owing(queue, limits, params):  # type: ignore[no-untyped-def]
     return queue.prompt_tokens, queue.decoding - 5, ps.DECODE_FIRST
 
 
-@ps.policy
+@own_policy
 def reads_params(queue, limits, params):  # type: ignore[no-untyped-def]
     return queue.prompt_tokens, int(params[3]), ps.DECODE_FIRST
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.theory.fluid import FluidPath, fluid
+from tests.own_policies import own_policy
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 SERVER = ps.Server(TP1, 512, convention="paper")
@@ -286,7 +287,7 @@ class TestManyClasses:
         assert columns.work_at([[1.0, 2.0, 3.0]]).shape == (1, 3)
 
 
-@ps.policy(work_conserving=True)
+@own_policy(work_conserving=True)
 def own_policy(queue, limits, params):  # type: ignore[no-untyped-def]
     return queue.prompt_tokens, queue.decoding, ps.DECODE_FIRST
 
