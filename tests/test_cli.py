@@ -280,7 +280,7 @@ def test_region_says_where_the_load_lies() -> None:
 
 
 def test_max_rate_of_a_work_conserving_policy_is_proved_to_be_the_bound() -> None:
-    found = answer("max-rate", EXAMPLE, "--policies", "sarathi,fastertransformer")["policies"]
+    found = answer("max-rate", EXAMPLE, "--precision", 0.1, "--policies", "sarathi,fastertransformer")["policies"]
     sarathi, weak = found["sarathi"], found["fastertransformer"]  # type: ignore[index]
     assert sarathi["share"] == pytest.approx(1)
     assert not sarathi["trials"]
@@ -482,14 +482,14 @@ def test_traces_are_listed_with_host_and_licence() -> None:
     assert {"name", "url", "licence", "home"} <= set(listed[0])  # type: ignore[index]
 
 
-@pytest.mark.parametrize("after_s", [0.5, 1, 2, 4])  # imports, compiled code, the run itself
-def test_interrupting_is_one_line_and_leaves_no_file(after_s: float, tmp_path: Path) -> None:
+def test_interrupting_is_one_line_and_leaves_no_file(tmp_path: Path) -> None:
+    """While it runs; test_interrupts.py has the moments before."""
     (tmp_path / "s.yaml").write_text(EXAMPLE.read_text().replace("requests: 20000", "requests: 300000000"))
     process = subprocess.Popen(
         [*PENSTOCK, "check", str(tmp_path / "s.yaml"), "--figures", str(tmp_path / "figures")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    time.sleep(after_s)
+    time.sleep(2)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -121,11 +121,13 @@ def test_recorded_jobs_have_no_highest_load() -> None:
 
 
 def test_routers_and_policies_stand_side_by_side(penstock: Callable[..., Said], scenario: Path) -> None:
-    _, said, _ = penstock("max-rate", scenario, "--routers", "jsq,random", "--policies", "vllm,sarathi", "--json")
+    _, said, _ = penstock(
+        "max-rate", scenario, "--routers", "jsq,random", "--policies", "vllm,sarathi", "--precision", 0.2, "--json"
+    )
     found = json.loads(said)["networks"]
     assert list(found) == ["vllm, jsq", "vllm, random", "sarathi, jsq", "sarathi, random"]
     assert all(0 < load["load"] < load["above"] <= load["bound"] for load in found.values())
-    _, table, _ = penstock("max-rate", scenario, "--routers", "jsq,random", "--why")
+    _, table, _ = penstock("max-rate", scenario, "--routers", "jsq,random", "--precision", 0.2, "--why")
     assert "Router" in table
     assert "random" in table
 

@@ -36,7 +36,7 @@ def boundary(rho: float, seeds: int) -> list[Stability]:
 
 @pytest.mark.parametrize(("rho", "right"), [(0.95, "stable"), (0.98, "stable"), (1.02, "unstable"), (1.05, "unstable")])
 def test_near_the_boundary_every_verdict_is_right(rho: float, right: str) -> None:
-    assert Counter(found.verdict for found in boundary(rho, 15)) == {right: 15}
+    assert Counter(found.verdict for found in boundary(rho, 6)) == {right: 6}
 
 
 @pytest.mark.parametrize("policy", ["vllm", "maxweight"])
@@ -84,7 +84,7 @@ def test_vanilla_vllm_at_load_point_nine_is_unstable_whatever_the_seed() -> None
     """Prompts of 129 and outputs of 12: its backlog grows by 4-5%, though an all-prefill one first drains fast."""
     server = ps.Server(TP1, 1024, policy="vllm-vanilla", convention="paper")
     workload = ps.Workload.poisson(0.9 * TP1.capacity(1024) / 141, 129, 12)
-    found = [verdict(workload, server, seed=seed) for seed in range(20)]
+    found = [verdict(workload, server, seed=seed) for seed in range(8)]
     assert {f.verdict for f in found} == {"unstable"}
     assert 0.03 < np.median([f.drift for f in found]) < 0.06
 
@@ -93,7 +93,7 @@ def test_vanilla_vllm_at_load_point_nine_is_unstable_whatever_the_seed() -> None
 def test_work_conserving_policies_at_load_point_95_are_stable_whatever_the_seed(policy: str) -> None:
     server = ps.Server(TP1, 1024, policy=policy, convention="paper")
     workload = ps.Workload.poisson(0.95 * TP1.capacity(1024) / 141, 129, 12)
-    assert {verdict(workload, server, seed=seed).verdict for seed in range(20)} == {"stable"}
+    assert {verdict(workload, server, seed=seed).verdict for seed in range(8)} == {"stable"}
 
 
 @pytest.mark.parametrize("limit", [None, 64])

@@ -179,7 +179,7 @@ def test_the_page_is_told_between_which_loads_a_state_lies(scenario: Path) -> No
 
 def test_a_fleet_has_the_size_of_either_end() -> None:
     space = ps.search_space(server(), replicas=range(1, 16))
-    found = ps.plan(workload(8.3), space, ["ttft_p99<2s"], requests=1000)
+    found = ps.plan(workload(8.3), space, ["ttft_p99<2s"], requests=400)
     assert found.best is not None
     assert found.ends is not None
     assert found.ends.slow is not None
@@ -191,11 +191,11 @@ def test_a_fleet_has_the_size_of_either_end() -> None:
     assert found.as_dict()["answer"] == found.answer == "undecided"
     page = found.page()
     assert page.verdicts[1].source == "because of the batch times"
-    none = ps.plan(workload(8.3), ps.search_space(server(), replicas=[1, 2]), ["ttft_p99<2s"], requests=1000)
+    none = ps.plan(workload(8.3), ps.search_space(server(), replicas=[1, 2]), ["ttft_p99<2s"], requests=400)
     assert none.best is None
     assert none.ends is None
     assert "that nothing does is said of the middle ones" in none.notices[0]
-    few = ps.plan(workload(8.3), ps.search_space(server(), replicas=range(1, sizes[2])), ["ttft_p99<2s"], requests=1000)
+    few = ps.plan(workload(8.3), ps.search_space(server(), replicas=range(1, sizes[2])), ["ttft_p99<2s"], requests=400)
     assert few.ends is not None
     assert few.ends.slow is None
     assert "more than are searched" in few.page().verdicts[1].reason

@@ -29,8 +29,11 @@ NETWORKS = {
 }
 """On both sides of their limits: rho* is .5588 under the destabilising priorities, else 1."""
 
-EASY = ("destabilising .50", "destabilising .70", "destabilising .90", "reversed .90")
-"""Farther from them than others are."""
+EASY = (
+    "destabilising .50", "destabilising .70", "destabilising .90", "destabilising .54 geometric",
+    "destabilising .58 geometric", "reversed .90", "fcfs .95", "back-pressure-phase .95",
+)  # fmt: skip
+"""Farther from them than others are, or like others."""
 
 
 @pytest.mark.parametrize(
@@ -166,7 +169,7 @@ TIGHT = {
 """Rates of `SHORT` on either side of what each carries with KV memory for 7,000 tokens, by the test of one server."""
 
 
-ALIKE = ("orca", "vllm-vanilla")
+ALIKE = ("orca", "vllm-vanilla", "fastertransformer")
 """Of those, what others are near."""
 
 

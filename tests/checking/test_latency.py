@@ -57,7 +57,7 @@ def held(rho: float, requests: int, seeds: int) -> dict[str, int]:
 
 
 def test_nine_intervals_of_ten_at_least_hold_the_exact_value() -> None:
-    assert min(held(rho=0.7, requests=5_000, seeds=60).values()) >= 54
+    assert min(held(rho=0.7, requests=5_000, seeds=30).values()) >= 27
 
 
 @pytest.mark.slow
@@ -70,11 +70,11 @@ def test_constant_service_has_the_mean_of_pollaczek_and_khinchine() -> None:
     """M/D/1: 1 + rho / (2 (1 - rho)) service times."""
     server, rho = ps.Server(ps.Affine(c=0.0, a=1.0), 1), 0.8
     inside = 0
-    for seed in range(40):
+    for seed in range(20):
         run = ps.simulate(ps.Workload.poisson(rho, 1, 1, seed=seed), server, requests=10_000)
         mean = steady_state(run).estimates["ttft_s"]["mean"]
         inside += mean.low is not None and mean.high is not None and mean.low <= 1 + rho / (2 * (1 - rho)) <= mean.high
-    assert inside >= 36
+    assert inside >= 18
 
 
 @pytest.mark.slow
@@ -224,14 +224,15 @@ def test_in_heavy_traffic_as_many_bursts_are_seen_as_are_expected() -> None:
         assert 0.5 <= bursts / expected <= 2
 
 
-def test_few_upper_ends_of_the_mean_wait_lie_below_the_exact_one_near_saturation() -> None:
+@pytest.mark.parametrize("runs", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_few_upper_ends_of_the_mean_wait_lie_below_the_exact_one_near_saturation(runs: int) -> None:
     """About 30 relaxation times: batches alone put 7% of the upper ends below it, at 2.5% nominal."""
     rho, ends = 0.9, []
-    for seed in range(200):
+    for seed in range(runs):
         found = steady_state(ps.simulate(queue(rho, seed), ONE_BY_ONE, requests=10_000), rho=rho)
         ends.append(found.estimates["ttft_s"]["mean"].high)
     told = [end for end in ends if end is not None]
-    assert len(told) >= 180
+    assert len(told) >= 0.9 * runs
     assert sum(end < exact(rho)["mean"] for end in told) <= 0.04 * len(told)
 
 

@@ -16,6 +16,7 @@ from penstock.checking.network_answer import NetworkAnswer
 from penstock.errors import InputError
 from penstock.theory.operating_point import operating_point
 from tests.network_examples import DESTABILISING, UNIT, dag, fork_join, rybko_stolyar, self_reflection
+from tests.own_policies import own_policy
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 ONE_BY_ONE = ps.Server(ps.Affine(c=1.0, a=0.0), 1, convention="paper")
@@ -122,19 +123,20 @@ def test_the_steady_state_of_one_pool_is_that_of_its_server(load: float | None) 
             assert estimate.high == (expected.high and pytest.approx(expected.high, rel=precision))
 
 
-def test_few_upper_ends_of_mean_e2e_lie_below_the_exact_one_in_a_network_near_saturation() -> None:
+@pytest.mark.parametrize("runs", [30, pytest.param(100, marks=pytest.mark.slow)])
+def test_few_upper_ends_of_mean_e2e_lie_below_the_exact_one_in_a_network_near_saturation(runs: int) -> None:
     """M/G/1 at 0.9, some 40 relaxation times of its queue: 1 + rho (1 + cv^2) / 2 (1 - rho) service times."""
     server = ps.Server(ps.Affine(c=0.0, a=1.0), 1, convention="paper")
     rate, mean, square = 0.09, 1 + 9, 10**2 + 9 * 8
     exact = mean + rate * square / 2 / (1 - rate * mean)
     below, given = 0, 0
-    for seed in range(100):
+    for seed in range(runs):
         network = ps.Network.single(ps.Workload.poisson(rate, 1, ps.Geometric(9), seed=seed), server)
         found = network_steady_state(ps.simulate(network, jobs=12_000), loads=[rate * mean])
         (workflow,) = found.workflows.values()
         given += workflow["mean"].high is not None
         below += workflow["mean"].high is not None and workflow["mean"].high < exact
-    assert given >= 90
+    assert given >= 0.9 * runs
     assert below <= 0.04 * given
 
 
@@ -285,7 +287,7 @@ def test_an_overload_is_refused_by_theorem() -> None:
     assert found.workflows[0].unfinished > 0
 
 
-@ps.policy(work_conserving=True)
+@own_policy(work_conserving=True)
 def lazy(queue, limits, params):  # type: ignore[no-untyped-def]
     return min(queue.prompt_tokens, 64), min(queue.decoding, limits.token_budget // 8), ps.PREFILL_FIRST
 
@@ -358,7 +360,7 @@ def test_prompts_that_replicas_may_reuse_are_said_to_be_counted_in_full() -> Non
 
 
 def test_the_same_seed_gives_the_same_answer_and_another_another() -> None:
-    once, again, other = (check(fork_join(0.5), jobs=400, seed=seed).as_dict() for seed in (1, 1, 2))
+    once, again, other = (check(fork_join(0.5), jobs=150, seed=seed).as_dict() for seed in (1, 1, 2))
     assert once == again
     assert once["workflows"] != other["workflows"]
 

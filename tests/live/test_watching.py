@@ -47,9 +47,10 @@ def test_lengths_that_are_looked_at_no_more_have_had_their_part_of_alpha(monkeyp
     assert reached[1] > 1.1 * reached[0]
 
 
-def test_a_burst_at_the_beginning_is_no_overload():
+@pytest.mark.parametrize("runs", [20, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_burst_at_the_beginning_is_no_overload(runs):
     """The first intervals do not tell yet how much arrivals scatter."""
-    alarms, runs = 0, 100
+    alarms = 0
     for seed in range(runs):
         workload = ps.Workload.gamma(0.95 * capacity(), 3.0, *FIXED, seed=seed)
         run = ps.simulate(workload, engine(HOST_S), until=60.0, record="batches")

@@ -11,7 +11,11 @@ ROOT = Path(__file__).parents[2]
 KEPT = json.loads((ROOT / "docs" / "figures" / "reproduced" / "claims.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", ITEMS)
+LONG = ("table1", "table-latency", "rs-thresholds", "adaptive-policies", "verdict-errors", "fig-rs")
+"""Seconds each; the simulator and the verdicts that they rest on are compared in tests/agreement and tests/checking."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in ITEMS])
 def test_an_item_says_what_was_kept_of_it(name: str) -> None:
     item = measured(name)
     if item.data_absent:

@@ -244,7 +244,7 @@ def servers(draw, engine, prompt, output):
 
 @pytest.mark.parametrize("engine", FAMILY)
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_every_engine_serves_every_token_of_every_request_within_memory(engine, data):
     """Everything finishes; no output is lost; tokens served are those asked for and those computed again."""
     system = data.draw(requests())

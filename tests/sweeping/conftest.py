@@ -21,7 +21,7 @@ def scenario(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def long_scenario(tmp_path: Path) -> Path:
-    """A scenario whose points take some tens of milliseconds."""
+    """A scenario whose points take some ten milliseconds."""
     path = tmp_path / "long.yaml"
-    path.write_text(SCENARIO.replace("REQUESTS", "100000"))
+    path.write_text(SCENARIO.replace("REQUESTS", "40000"))
     return path

@@ -85,7 +85,9 @@ def test_ctrl_c_leaves_what_the_next_call_goes_on_with(long_scenario: Path) -> N
     assert lines(out) == 61
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize(
+    "after_s", [0.1, pytest.param(0.0, marks=pytest.mark.slow), pytest.param(0.3, marks=pytest.mark.slow)]
+)
 def test_workers_that_are_still_starting_say_nothing_of_ctrl_c(long_scenario: Path, after_s: float) -> None:
     """A terminal sends it to the workers, too, which are importing NumPy then."""
     process = begun(long_scenario, long_scenario.with_name("t.csv"), 2)

@@ -307,7 +307,7 @@ def found_one_by_one(jobs: Jobs, pool: npt.NDArray[np.int64]) -> list[int]:
     return found
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(pools=st.lists(st.integers(0, 2), min_size=5, max_size=5), seed=st.integers(0, 100))
 def test_what_is_reused_is_the_last_context_computed_in_the_same_pool(pools: list[int], seed: int) -> None:
     stages = {

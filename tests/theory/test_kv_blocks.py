@@ -81,7 +81,7 @@ def test_the_mean_is_never_more_than_that_of_a_sample(
     lengths: Lengths, convention: Any, size: int, admission: Any
 ) -> None:
     memory = ps.Memory(10**6, size, admission=admission)
-    prompt, output = lengths.sample(np.random.default_rng(0), 20_000)
+    prompt, output = lengths.sample(np.random.default_rng(0), 5_000)
     last = convention == "engine"
     if admission == "completion":
         each = (-(-prompt // 256) + output - last) * -(-(prompt + output - last) // size)

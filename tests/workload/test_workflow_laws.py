@@ -203,7 +203,7 @@ def same(one, other, *but):
 
 
 @pytest.mark.usefixtures("small_blocks")
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(workflows(), st.integers(1, 300), st.floats(0.01, 100))
 def test_the_same_jobs_come_however_many_are_asked_for_and_however_fast(workflow, count, factor):
     jobs = workflow.jobs(300)
@@ -232,7 +232,7 @@ def test_a_flood_of_more_jobs_begins_with_the_same_ones(workflow, seed, data):
 
 
 @pytest.mark.usefixtures("large_blocks")
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(workflows(context="new"))
 def test_mean_visits_and_tokens_are_those_of_the_jobs(workflow):
     """Within five standard errors of 8,192 jobs, and exactly where all jobs are alike."""

@@ -198,7 +198,7 @@ def test_engines_that_keep_nothing_process_contexts_anew_and_what_a_cache_finds_
         assert "prefix caching" not in told.reason
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     kv_blocks=st.integers(40, 400), slots=st.integers(1, 40), rate=st.floats(0.01, 3.0), replicas=st.integers(1, 4),
     policy=st.sampled_from(["vllm", "sarathi", "orca", "sglang"]),

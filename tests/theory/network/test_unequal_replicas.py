@@ -227,8 +227,9 @@ def backlogs(rates: list[int], offered: float, router: str, slots: int, seed: in
 
 @pytest.mark.parametrize(
     ("router", "rates"),
-    [("jsq", [20, 100]), ("jsq", [10, 10, 100]), ("random", [20, 60]), ("round-robin", [20, 60]),
-     ("power-of-two", [10, 10, 90, 90]), ("power-of-two", [20, 60])],
+    [("jsq", [20, 100]), ("random", [20, 60]), ("round-robin", [20, 60]), ("power-of-two", [20, 60]),
+     *(pytest.param(*each, marks=pytest.mark.slow) for each in
+       (("jsq", [10, 10, 100]), ("power-of-two", [10, 10, 90, 90])))],
 )  # fmt: skip
 @pytest.mark.parametrize(("scale", "drains"), [(0.9, True), (1.12, False)])
 def test_servers_that_differ_drain_a_flood_of_the_slowest_up_to_the_load_that_is_certified(
