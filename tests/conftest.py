@@ -1,10 +1,13 @@
 """Tests draw the same examples on every machine, and share the command line."""
 
+import functools
+import itertools
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -15,33 +18,66 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported, 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("repeatable")
 
-COMPILED = (
-    "from penstock.kernel import apart, events\nevents.compiled_advance(), [*map(apart.address, apart.APART)]",
-    "from penstock.kernel import server\nserver.compiled_advance(False), server.compiled_advance(True)",
-)
-"""What takes longest to compile: the event loop, and beside it the rest, which takes half as long."""
+SIMULATOR = """
+from penstock.kernel import apart, events, server
+server.compiled_advance(False), server.compiled_advance(True), events.compiled_advance()
+[*map(apart.address, apart.APART)]
+"""
+"""Compiles what takes longest; what is kept, or what another process compiles just then, is not compiled again."""
 
-SOON_S = 4.0  # what is kept is loaded by then
+WITHOUT_SIMULATOR = ("inputs", "reference_tests", "scenario", "show", "system", "theory", "traces", "workload")
+"""Rooms of tests of which few simulate."""
+
+COMPILER = pytest.StashKey[subprocess.Popen[bytes]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin to compile, in a process that leaves the cores to those who collect and run tests."""
+    if not hasattr(config, "workerinput") and getattr(config.option, "numprocesses", 0):
+        config.stash[COMPILER] = subprocess.Popen([sys.executable, "-c", f"import os\nos.nice(5)\n{SIMULATOR}"])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End that process where the tests have ended before."""
+    if COMPILER in config.stash:
+        config.stash[COMPILER].kill()
+        config.stash[COMPILER].wait()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any) -> None:
+    """Say what goes on beside the first tests."""
+    if node.gateway.id == "gw0" and node.config.stash[COMPILER].poll() is None:
+        node.config.pluginmanager.get_plugin("terminalreporter").write_line(
+            "The simulator is compiled beside the first tests, once after each change of the kernel: some two minutes."
+        )
+
+
+def simulates(item: pytest.Item) -> bool:
+    """Whether a test stands in a room of tests that simulate."""
+    return not any(item.path.is_relative_to(Path(__file__).parent / room) for room in WITHOUT_SIMULATOR)
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_configure(config: pytest.Config) -> None:
-    """Compile once, in two processes at a time, what each worker would compile anew, and say so meanwhile."""
-    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", 0):
-        return
-    said = config.pluginmanager.get_plugin("terminalreporter")
-    began = time.monotonic()
-    parts = [subprocess.Popen([sys.executable, "-c", part]) for part in COMPILED]
-    try:
-        for part in parts:
-            part.wait(SOON_S)
-    except subprocess.TimeoutExpired:  # else all is kept
-        said.write_line(
-            "Compiling the simulator before the first test, once after each change of the kernel: one to three minutes."
-        )
-        for part in parts:
-            part.wait()
-        said.write_line(f"Compiled in {time.monotonic() - began:,.0f} s.")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the part of each worker begin with files whose tests do not simulate."""
+    parts: list[list[pytest.Item]] = [[] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))]
+    for _, file in itertools.groupby(sorted(items, key=simulates), key=lambda item: item.path):
+        min(parts, key=len).extend(file)
+    items[:] = itertools.chain(*parts)
+
+
+@functools.cache
+def simulator() -> None:
+    """Wait until the simulator is compiled, and load it: the messages of those who wait belong to no test."""
+    exec(SIMULATOR)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Load the simulator before the first test that may need it."""
+    if hasattr(item.config, "workerinput") and simulates(item):
+        simulator()
 
 
 @pytest.hookimpl(optionalhook=True)
