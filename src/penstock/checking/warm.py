@@ -118,7 +118,7 @@ def _parts() -> dict[str, list[Callable[[], object]]]:
     with_memory = (*apart.OF_CACHES, "note_allocations", "choose", "report")
 
     def engine(name: str) -> list[Callable[[], object]]:
-        trees = apart.OF_TREES if name == "sglang" else ()
+        trees = apart.OF_TREES if ENGINES[name].caches_in_tree else ()
         server = {"hardware": _H100 | {"engine": name}, "token_budget": 2048}
         needed = (APART[ENGINES[name].rule], *with_memory, *apart.OF_DRAFTS, *trees)
         return [compiled_find_quantiles, lambda: _check(server), addresses(needed)]

@@ -109,7 +109,7 @@ def test_a_mapping_that_is_none_of_a_shape_is_refused(tmp_path: Path, hardware: 
 def test_a_gpu_section_that_contradicts_the_shape_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"those of a GPU with 79\.2 GiB"):
         scenario(tmp_path, "{hardware: {model: Llama-3.1-8B, gpu: h100}, gpu: {memory_gib: 40}}")
-    with pytest.raises(InputError, match=r"llama-3\.1-8b on h100 are those of a tensor parallelism of 1"):
+    with pytest.raises(InputError, match=r"Llama-3\.1-8B on h100 are those of a tensor parallelism of 1"):
         scenario(tmp_path, "{hardware: {model: Llama-3.1-8B, gpu: h100}, gpu: {tensor_parallel: 2}}")
 
 
