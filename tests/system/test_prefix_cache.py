@@ -113,7 +113,7 @@ def test_ids_that_are_drawn_at_random_are_told_once(
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(yaml.safe_dump(document))
     more = ("--precision", 0.2) if command in ("max-rate", "recommend") else ()
-    code, page, _ = penstock(command, str(scenario), *more)
+    code, page, _ = penstock(command, str(scenario), *more, "--why")
     assert not code
     assert " ".join(page.split()).count("hash ids are left out") == 1
     _, said, _ = penstock(command, str(scenario), *more, "--json")
