@@ -51,12 +51,11 @@ def _costs() -> dict[tuple[str, str], dict[str, float]]:
 
     event.register("numba:compile", Costs())
 
-    from penstock.kernel import apart, engine_batches, events, quantiles, server
+    from penstock.kernel import apart, events, quantiles, server
 
     events.compiled_advance()
     for name in apart.APART:
         apart.address(name)
-    engine_batches.compiled_begin_decoding()
     quantiles.compiled_find_quantiles()
     for composed in (False, True):
         server.compiled_advance(composed)
