@@ -119,6 +119,9 @@ def _proved(
     text += f" (limit {limit})"
     if certificate.verdict == "unknown":
         return Line("Load", f"{text}. {_unproved(certificate.hypotheses)}")
+    if reach is not None and reach.load[0] <= 1 < reach.load[1]:
+        alone = f"Proved {certificate.verdict}{middle} alone: {certificate.theorem}."
+        return Line("Load", f"{text}. {alone}")
     if certificate.verdict == "unstable" and load <= 1:
         text = certificate.reason
     far = ""
