@@ -62,6 +62,7 @@ def small_runs():
     return runs
 
 
+@pytest.mark.slow
 def test_with_the_compiler_off_every_number_is_the_same() -> None:
     folder = str(Path(__file__).parent)
     program = f"import json, sys; sys.path.insert(0, {folder!r})\n"

@@ -63,6 +63,7 @@ def test_beside_other_engines_no_policy_is_tried_that_they_do_not_have() -> None
     assert found.with_plugin is None
 
 
+@pytest.mark.slow
 def test_with_drafts_the_bound_is_that_of_all_that_were_tried_and_what_carries_most_is_kept() -> None:
     """Without drafts no policy carries as much; near its limit another token budget is no better."""
     drafts = {"drafts": 3, "acceptance": 0.7, "method": "eagle3"}
@@ -245,6 +246,7 @@ def test_with_the_stable_rate_as_objective_the_highest_is_taken() -> None:
     assert found.recommended.stable_rate == max(candidate.stable_rate for candidate in found.candidates)
 
 
+@pytest.mark.slow
 def test_the_same_call_gives_the_same_recommendation() -> None:
     server = ps.Server(TP1, 1024, policy="vllm-vanilla")
     again = ps.recommend(ps.Workload.poisson(13.5, 129, 112), server, **ROUGH)  # type: ignore[arg-type]

@@ -476,6 +476,7 @@ def test_networks_of_any_size_can_be_drawn() -> None:
     assert len({row["route"] for row in lines["rows"]}) == 199 + 2
 
 
+@pytest.mark.slow
 def test_long_paths_and_many_floods_are_thinned_to_what_a_chart_holds() -> None:
     path = fluid(0.65 / 0.9, BAD, 2_000)
     assert path.time_s.size > 1_500

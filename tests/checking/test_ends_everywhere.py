@@ -180,6 +180,7 @@ def test_the_page_is_told_between_which_loads_a_state_lies(scenario: Path) -> No
     assert said["load"] == pytest.approx([1.05 / FACTOR, 1.05 * FACTOR], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_fleet_has_the_size_of_either_end() -> None:
     space = ps.search_space(server(), replicas=range(1, 16))
     found = ps.plan(workload(8.3), space, ["ttft_p99<2s"], requests=400)

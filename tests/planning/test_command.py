@@ -84,13 +84,12 @@ def test_strict_fails_where_no_deployment_does(penstock: Callable[..., Said], sc
 
 
 def test_the_manifest_is_written_where_an_engine_can_run_the_answer(
-    penstock: Callable[..., Said], scenario: Path, tmp_path: Path
+    penstock: Callable[..., Said], scenario: Path, answer: dict[str, Any], tmp_path: Path
 ) -> None:
     written = tmp_path / "fleet-on-kubernetes.yaml"
     assert penstock("plan", scenario, "--manifest", written)[0] == 0
-    found = json.loads(penstock("plan", scenario, "--json")[1])["plan"]["best"]["deployment"]
     deployment = next(each for each in yaml.safe_load_all(written.read_text()) if each["kind"] == "Deployment")
-    assert deployment["spec"]["replicas"] == found["replicas"]
+    assert deployment["spec"]["replicas"] == answer["best"]["deployment"]["replicas"]
 
 
 def test_a_server_needs_no_more_than_the_search_leaves_open(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_more_slow_machines_may_harm_so_that_is_not_taken_for_granted() -> None:
 
 
 @pytest.mark.parametrize("router", ROUTERS)
-@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("ordered", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_fewer_than_theory_allows_are_certified_unstable(router: str, ordered: bool) -> None:
     """The load that is worked out family by family is that of the certificate of the network."""
     workload = ps.Workload.poisson(30.0 if ordered else 150.0, ps.Geometric(600, max=2_400), ps.Geometric(100, max=400))

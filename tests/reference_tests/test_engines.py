@@ -117,7 +117,7 @@ def test_vllm_serves_every_recorded_request_as_the_real_scheduler_did(path):
 
 
 VIDUR = [
-    f"{tag}_{scheduler}"
+    pytest.param(f"{tag}_{scheduler}", marks=pytest.mark.slow if tag in ("code200", "burst200") else ())
     for tag in ("conv200", "code200", "burst200", "burst200-mem", "burst200-blk800")
     for scheduler in ("sarathi", "vllm", "orca", "faster_transformer")
     if tag != "burst200-blk800" or scheduler in ("sarathi", "vllm")

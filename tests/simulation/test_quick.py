@@ -142,6 +142,7 @@ def test_drafts_are_no_requests() -> None:
     assert 45 < estimate.running < 75
 
 
+@pytest.mark.slow
 def test_requests_that_all_end_with_one_batch_have_a_rate() -> None:
     server = ps.Server(ps.Affine(0.01, 1e-6), 2**20, memory=ps.Memory(2**30))
     assert ps.memory_estimate(ps.Workload.poisson(1.0, 1, 1), server).rate > 1e5

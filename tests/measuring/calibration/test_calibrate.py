@@ -147,6 +147,7 @@ def test_rows_to_fit_are_the_lowest_or_spread_over_the_loads_of_each_shape(bench
     assert spread["fitted"].to_list() == [True, False, True] * 3
 
 
+@pytest.mark.slow
 def test_the_same_rows_give_the_same_calibration(benchmarks: pl.DataFrame, found: Calibration) -> None:
     again = calibrate(benchmarks, fit_rows="spread:2", token_budget=4096, max_batch_size=256)
     assert again.values == found.values

@@ -74,6 +74,7 @@ def test_one_shape_that_cannot_tell_memory_from_a_limit_on_requests_says_so() ->
     assert found.missed == []
 
 
+@pytest.mark.slow
 def test_fewer_requests_than_stated_are_not_taken_for_a_full_memory() -> None:
     found = calibrated((EVEN, LONG), places=40, rounds=3)
     assert "kv_tokens" not in found.values
