@@ -64,8 +64,10 @@ def apart(signature: Any) -> Callable[[Any], Any]:
     """Compile a function by itself under one signature; return what calls it, world first."""
 
     def made(function: Any) -> Any:
-        number = APART.index(function.__name__)
         _FUNCTIONS[function.__name__] = function, signature
+        if signature is A_RULE:  # called by the number of its pool's rule
+            return function
+        number = APART.index(function.__name__)
         at = function_at(types.FunctionType(signature))
 
         @uncounted(inline=True)
