@@ -26,7 +26,7 @@ main()
 def run(*arguments: object, **environment: object) -> tuple[str, str]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     done = subprocess.run(
-        [sys.executable, "-c", COUNTS, *map(str, arguments)],
+        [sys.executable, *(("-m", "penstock") if arguments[0] == "warm" else ("-c", COUNTS)), *map(str, arguments)],
         env=ours | {name: str(value) for name, value in environment.items()},
         capture_output=True, text=True, check=True,
     )  # fmt: skip

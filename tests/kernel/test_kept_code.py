@@ -188,7 +188,8 @@ def empty(path: Path) -> None:
 @pytest.mark.parametrize("make", [no_folder, nothing, empty])
 def test_a_shipped_folder_without_the_code_is_said_once_and_done_without(make, home: Home, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     make(tmp_path / "shipped")
-    said, complained = home.run(PENSTOCK_COMPILED=tmp_path / "shipped")
+    two = f"{ADD}\nfrom penstock.kernel.quantiles import compiled_find_quantiles\ncompiled_find_quantiles()"
+    said, complained = home.run(two, PENSTOCK_COMPILED=tmp_path / "shipped")
     assert said == COMPILED
     (line,) = complained.splitlines()
     assert f"PENSTOCK_COMPILED={tmp_path / 'shipped'} has no code of `add`" in line

@@ -50,6 +50,7 @@ _ABOUT_ALL = (
     sys.implementation.cache_tag,
     getattr(sys, "abiflags", ""),
 )
+_said: set[str] = set()
 _only: list[Path] = []  # the folder to keep all in, if one was chosen
 
 
@@ -165,13 +166,15 @@ _REFUSED = (
 )
 _LACKING = (
     "PENSTOCK_COMPILED={} has no code of `{}` for this Penstock, Numba, Python and processor, so "
-    "it is compiled and kept elsewhere. `penstock warm` puts it there."
+    "this, and what else it lacks, is compiled and kept elsewhere. `penstock warm` puts it there."
 )
 
 
-@functools.cache  # once for each
 def _note(what: str, *of: object) -> None:
-    print(f"Note: {what.format(*of)}", file=sys.stderr, flush=True)
+    """Say something once, whatever it is said of next."""
+    if what not in _said:
+        _said.add(what)
+        print(f"Note: {what.format(*of)}", file=sys.stderr, flush=True)
 
 
 @functools.cache
