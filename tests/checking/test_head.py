@@ -58,7 +58,16 @@ def in_seconds(text: str) -> list[float]:
     return [float(number.replace(",", "")) / (1000 if unit == "ms" else 1) for number, unit in found]
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.yaml")))
+LONG = ("agent_with_caches", "vllm_pool")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(path.stem, marks=pytest.mark.slow if path.stem in LONG else ())
+        for path in sorted(EXAMPLES.glob("*.yaml"))
+    ],
+)
 def test_the_head_of_every_example_has_six_lines_and_the_figures_of_json(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
