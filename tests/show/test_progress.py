@@ -20,7 +20,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """A terminal of 80 columns, without patience."""
     written = io.StringIO()
     monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(progress, "_on_terminal", lambda: True)
+    monkeypatch.setattr(progress, "on_terminal", lambda: True)
     monkeypatch.setattr(progress_line, "Console", lambda **_: Console(file=written, force_terminal=True, width=80))
     return written
 

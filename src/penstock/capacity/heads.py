@@ -178,7 +178,7 @@ def head_of_region(point: OperatingPoint, scenario: Scenario) -> list[Line]:
         held += f": {why}"
     lines.append(Line("Held by", f"{held}."))
     if point.inside:
-        lines.append(Line("Next", f"whether {policy} is stable here, check and max-rate say."))
+        lines.append(Line("Next", f"`penstock check` says whether {policy} is stable here."))
     return lines
 
 

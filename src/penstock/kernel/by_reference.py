@@ -63,9 +63,9 @@ class Column(types.Type):
         super().__init__(name=f"Column({array})")
 
     @property
-    def mangling_args(self) -> tuple[str, tuple[Any, ...]]:
-        """Return what stands for it in names of functions: a record's own is as long as a page."""
-        return "Column", (self.dtype.mangling_args[0][:40],)
+    def mangling_args(self) -> tuple[str, tuple[()]]:
+        """Return what stands for it in names of functions, which Numba numbers besides."""
+        return "Column", ()
 
     def can_convert_to(self, _: Any, other: Any) -> Conversion | None:
         """Return how it becomes an array where a function takes one."""

@@ -33,8 +33,8 @@ class Compiling(event.Listener):
         self.depth += 1
 
     def _begin(self, dispatcher: Any) -> None:
-        if not (self.has_begun or progress._on_terminal()):
-            progress._log(
+        if not (self.has_begun or progress.on_terminal()):
+            progress.log(
                 "Compiling, once for the simulator and once for each policy, which takes ten "
                 "seconds to a minute ..."
             )
@@ -44,16 +44,16 @@ class Compiling(event.Listener):
         module = dispatcher.py_func.__module__.rpartition(".")[2]
         self.title = f"Compiling {module.replace('_', ' ')}, once"
         self.show = self.lines.enter_context(progress.bar(self.title))
-        on_terminal = progress._on_terminal()
+        on_terminal = progress.on_terminal()
         every_s = LOOKS_EVERY_S if on_terminal else progress.SAYS_EVERY_S
-        self.lines.enter_context(progress._now_and_then(every_s, self._say))
+        self.lines.enter_context(progress.now_and_then(every_s, self._say))
 
     def _say(self) -> None:
         done = f"{min(self.done, self.total):,} of {counted(self.total, 'function')}"
-        if progress._on_terminal():
+        if progress.on_terminal():
             self.show(self._share(), done)
         else:
-            progress._log(f"{self.title}: {done} done")
+            progress.log(f"{self.title}: {done} done")
 
     def _share(self) -> float:
         """Return the share that is done, of what takes time."""
@@ -83,8 +83,8 @@ class Waiting(event.Listener):
     def on_start(self, event: Any) -> None:
         """Say for whom."""
         words = f"Waiting for another process, which compiles {event.data['function']}"
-        if not progress._on_terminal():
-            progress._log(f"{words} ...")
+        if not progress.on_terminal():
+            progress.log(f"{words} ...")
         self.lines.enter_context(progress.bar(words))
 
     def on_end(self, event: Any) -> None:

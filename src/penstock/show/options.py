@@ -171,7 +171,9 @@ def print_json(document: dict[str, Any]) -> None:
 
 def depth(why: bool, everything: bool) -> "Depth":
     """Return how much of a page is to be printed."""
-    return "all" if everything else "why" if why else "head"
+    if everything:
+        return "all"
+    return "why" if why else "head"
 
 
 def begin(lines: "Sequence[Line]") -> int:

@@ -26,7 +26,8 @@ class Show(Protocol):
         """Show the share that is done, and what is being done."""
 
 
-def _on_terminal() -> bool:
+def on_terminal() -> bool:
+    """Return whether somebody sees what moves."""
     return sys.stderr.isatty()
 
 
@@ -44,7 +45,7 @@ class _Line:
         # Work that reports nothing is shown too.
         self._timer = threading.Timer(PATIENCE_S, self._start)
         self._timer.daemon = True
-        if _on_terminal():
+        if on_terminal():
             self._timer.start()
 
     def _start(self) -> None:
@@ -99,7 +100,7 @@ def bar(title: str) -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def _now_and_then(every_s: float, say: Callable[[], None]) -> Iterator[None]:
+def now_and_then(every_s: float, say: Callable[[], None]) -> Iterator[None]:
     """Have something said every so many seconds."""
     ended = threading.Event()
 
@@ -114,7 +115,8 @@ def _now_and_then(every_s: float, say: Callable[[], None]) -> Iterator[None]:
         ended.set()
 
 
-def _log(words: str) -> None:
+def log(words: str) -> None:
+    """Write a line on standard error."""
     print(words, file=sys.stderr, flush=True)
 
 
@@ -126,10 +128,10 @@ def count(title: str, noun: str) -> Iterator[Callable[[int, int], None]]:
     state = ""
 
     def say() -> None:
-        if state and not _on_terminal():
-            _log(f"{title}: {state} done")
+        if state and not on_terminal():
+            log(f"{title}: {state} done")
 
-    with _now_and_then(SAYS_EVERY_S, say), bar(title) as show:
+    with now_and_then(SAYS_EVERY_S, say), bar(title) as show:
 
         def report(done: int, total: int) -> None:
             nonlocal begun, state
