@@ -1,4 +1,4 @@
-"""A page loses no word on a terminal of any width, and says the same as Markdown and in a browser."""
+"""A page loses no word on a terminal of any width, and says the same in a browser."""
 
 import dataclasses
 import re
@@ -6,7 +6,6 @@ import re
 import pytest
 
 from penstock.show import html
-from penstock.show.markdown import markdown
 from penstock.show.page import Depth, Fact, Line, Page, Section, Table, Verdict
 from penstock.show.terminal import print_head, print_page
 
@@ -61,14 +60,6 @@ def test_spare_columns_are_left_out_the_first_one_first(
 def test_an_address_is_printed_on_one_line(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
     page = Page("title", "heading", sections=[Section("Where", ["Here:", ADDRESS])])
     assert ADDRESS in printed(page, 40, monkeypatch, capsys).splitlines()
-
-
-def test_markdown_has_every_table_that_a_terminal_shows() -> None:
-    text = markdown(PAGE)
-    assert "| orca | 1,023.4 | 0.456 | there is a [limit] |" in text
-    assert "| Policy | Rate per s | Delay | Why |\n| --- | ---: | ---: | --- |" in text
-    assert all(words in text for words in ("**stable** sarathi", "### Rates", "Load: 0.7", "Note: mind this"))
-    assert "left out" not in text
 
 
 def test_names_of_rows_lead_where_they_should_in_a_browser() -> None:
@@ -137,11 +128,6 @@ def test_a_browser_unfolds_what_is_behind_the_head() -> None:
     assert "mind this" in why
     assert "This is the rest." in rest
     assert "left out" in rest
-
-
-def test_markdown_begins_with_the_head() -> None:
-    text = markdown(HEAD)
-    assert text.index("70% [of]") < text.index("the load is 0.7.") < text.index("This explains it.")
 
 
 def test_a_head_has_six_lines_at_most() -> None:

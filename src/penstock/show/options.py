@@ -193,7 +193,6 @@ def show_page(
     depth: "Depth" = "head",
     *,
     begun: int = 0,
-    as_markdown: bool = False,
 ) -> None:
     """Print an answer as words or one JSON document, after writing the page where asked.
 
@@ -206,10 +205,6 @@ def show_page(
         say_written("Report", [report], as_json)
     if as_json:
         print_json(document)
-    elif as_markdown:
-        from penstock.show.markdown import markdown
-
-        print(markdown(page))
     else:
         from penstock.show.terminal import print_page
 
