@@ -8,14 +8,73 @@ orders that f1-f7 do not tell apart: decode first (Sarathi-Serve) and prefill fi
 
 from pathlib import Path
 
+import altair as alt
 import numpy as np
+import polars as pl
 
 import penstock as ps
-from penstock.checking.charts_fluid import fluid_trajectories
 from penstock.show import charts
 
 LOAD, PROMPT, OUTPUT = 0.8, 129, 112
 SIZES = (100, 400, 3_200)
+POINTS = 500
+
+
+def trajectories(path: ps.FluidPath, runs: dict[int, ps.Run], about: str) -> alt.HConcatChart:
+    """Requests in prefill and in decode, and tokens: a fluid path, and runs scaled to lie on it."""
+    # The path starts from the runs' state over their size.
+    fluid = "fluid"
+    end = 1.15 * path.drain_s
+    names = [f"{size:,}" for size in runs] + [fluid]
+    time = np.union1d(np.linspace(0, end, POINTS), path.time_s[path.time_s <= end])
+    prefill, decode = path.at(time)
+    columns = {"time": time, "prefill": prefill, "decode": decode, "tokens": path.work_at(time)}
+    parts = [
+        pl.DataFrame(columns | {"size": fluid}),
+        *(scaled(run, size, time) for size, run in runs.items()),
+    ]
+    legend = alt.Legend(
+        title=["Requests at the start", "(the scale of a run)"], symbolStrokeWidth=2, symbolSize=300
+    )
+    colours = [*(charts.COLOURS[i % 6] for i in range(len(runs))), "#000000"]
+    dashes = [*(list(charts.DASHES[1 + i % 6]) for i in range(len(runs))), [1, 0]]
+    shared = {
+        "x": alt.X(
+            "time:Q",
+            title="Time over size (s per request)",
+            scale=alt.Scale(domain=[0, end], nice=False),
+            axis=alt.Axis(tickCount=5, labelFlush=False),
+        ),
+        "color": alt.Color("size:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
+        "strokeDash": alt.StrokeDash(
+            "size:N", scale=alt.Scale(domain=names, range=dashes), legend=legend
+        ),
+        "strokeWidth": alt.condition(alt.datum.size == fluid, alt.value(2.5), alt.value(1.4)),
+    }
+    lines = alt.Chart(pl.concat(parts)).mark_line()
+    panels = [
+        lines.encode(y=alt.Y(f"{column}:Q", title=title), **shared).properties(
+            width=250, height=260
+        )
+        for column, title in (
+            ("prefill", "Requests in prefill over size"),
+            ("decode", "Requests in decode over size"),
+            ("tokens", "Tokens not yet in a batch over size"),
+        )
+    ]
+    return charts.side_by_side(panels, about)
+
+
+def scaled(run: ps.Run, size: int, time: np.ndarray) -> pl.DataFrame:
+    """Return a run's requests by phase and tokens over its size, at times over it, while it ran."""
+    time = time[time * size <= run.seconds]
+    came, began, left = (
+        np.searchsorted(np.sort(column[column >= 0]), time * size / run.tick_s, side="right")
+        for column in (run.rows.arrival, run.rows.first_token, run.rows.finish)
+    )
+    tokens = np.interp(time * size, run.series["time_s"], run.series["unprocessed_tokens"])
+    phases = {"prefill": (came - began) / size, "decode": (began - left) / size}
+    return pl.DataFrame({"time": time, **phases, "tokens": tokens / size, "size": f"{size:,}"})
 
 
 def main() -> None:
@@ -36,7 +95,7 @@ def main() -> None:
             f"{policy}, load {LOAD}, geometric lengths of {PROMPT} and {OUTPUT} tokens, token "
             "budget 1,024"
         )
-        chart = fluid_trajectories(path, runs, about)
+        chart = trajectories(path, runs, about)
         charts.save({f"fluid_limits_{policy}": chart}, Path(__file__).parent / "figures")
 
 

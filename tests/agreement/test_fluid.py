@@ -1,17 +1,14 @@
 """Simulated runs from large backlogs, scaled by their size, approach the fluid path."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.checking.charts_fluid import fluid_trajectories
-from penstock.show import charts
 from penstock.simulation.session_server import Session
 from penstock.simulation.window import Window
-from penstock.theory.fluid import FluidPath, fluid
+from penstock.theory.fluid import fluid
 
 PROMPT, OUTPUT = (1, 79), (2, 38)  # uniform; no output is a single token, so all that leaves prefill has to decode
 SERVER = ps.Server(ps.PiecewiseConstant(c=0.01, a=0.02, b0=32), 64)
@@ -137,46 +134,6 @@ class TestClassesServedFirstComeFirstServed:
                 furthest.append(np.abs(unprocessed(run, time * size) / size - path.work_at(time)).max())
             mean.append(np.mean(furthest) / path.work[0])
         assert mean[1] < min(mean[0] / 2, 0.05)
-
-
-class TestFigure:
-    rate = 0.6 * FULL / 59
-
-    def path_and_runs(self) -> tuple[FluidPath, dict[int, ps.Run]]:
-        path = fluid(SERVER, arrival_rate=self.rate, prompt=40, output=20, prefill=0.6, decode=0.4)
-        until = 1.2 * path.drain_s
-        return path, {n: simulated(SERVER, (0.6, 0.4), n, self.rate, until * n, seed=1) for n in (1_000, 4_000)}
-
-    def test_it_shows_the_path_and_every_run_on_its_scale_with_units(self, tmp_path: Path) -> None:
-        path, runs = self.path_and_runs()
-        chart = fluid_trajectories(path, runs, "decode-first")
-        (rows,) = chart.to_dict()["datasets"].values()
-        assert {row["size"] for row in rows} == {"fluid", "1,000", "4,000"}
-        for row in rows:
-            prefill, decode = path.at(row["time"])
-            apart = 1e-9 if row["size"] == "fluid" else 0.1
-            assert row["prefill"] == pytest.approx(prefill, abs=apart)
-            assert row["decode"] == pytest.approx(decode, abs=apart)
-            assert row["tokens"] == pytest.approx(path.work_at(row["time"]), abs=60 * apart)
-        svg, _ = charts.save({"fluid": chart}, tmp_path)
-        assert all(
-            words in svg.read_text() for words in ("s per request", "4,000", "decode-first", "prefill over size")
-        )
-
-    def test_classes_are_added_up_and_an_overloaded_path_is_drawn_too(self) -> None:
-        path = fluid(SERVER, arrival_rate=[10.0, 20.0], prompt=40, output=20, prefill=[0.5, 0.5])
-        (rows,) = fluid_trajectories(path, {}).to_dict()["datasets"].values()
-        assert rows[0]["prefill"] == 1
-        assert rows[-1]["tokens"] > rows[0]["tokens"] == 59
-
-    def test_a_run_that_does_not_tell_when_prefill_ends_is_refused(self) -> None:
-        path, _ = self.path_and_runs()
-        workload = ps.Workload.poisson(1.0, 10, 10)
-        summary = ps.simulate(workload, SERVER, requests=50, record="summary")
-        paper = ps.simulate(workload, ps.Server(SERVER.batch_time, 64, convention="paper"), requests=50)
-        for run in (summary, paper):
-            with pytest.raises(ps.InputError, match="the run of size 50 does not tell"):
-                fluid_trajectories(path, {50: run})
 
 
 class TestManyClasses:
