@@ -15,6 +15,8 @@ import dataclasses
 from pathlib import Path
 
 import altair as alt
+import numpy as np
+import polars as pl
 
 import penstock as ps
 from penstock.checking import charts_network as plotting_network
@@ -29,6 +31,9 @@ REVERSED = {
     "communication": ["complaint.understand", "search.reply"],
 }
 JOBS = 20_000
+# classes against each other, of each pair the first less the other
+ACROSS = ["search.look_up", "complaint.understand"]
+UPWARDS = ["search.reply", "complaint.look_into"]
 
 
 def ranking(network: ps.Network) -> list[str]:
@@ -50,11 +55,45 @@ def spiral(network: ps.Network, load: float, events: int, title: str) -> alt.Lay
     model = network.with_load(load / LOAD).model()
     path = network_path(model, ranking(network), "search.look_up", most_events=events)
     print(f"{title}: a cycle multiplies the backlog by {path.growth}, drained: {path.drained}")
-    across = ["search.look_up", "complaint.understand"], ["search.reply", "complaint.look_into"]
-    chart: alt.LayerChart = plotting_network.fluid_panels(path, across)[1].properties(
-        title=title, width=250, height=250
+    level = dict(zip(path.classes, path.requests.T, strict=True))
+    across, upwards = (level[first] - level[other] for first, other in (ACROSS, UPWARDS))
+    axis = alt.Axis(labelExpr=charts.SHORT, tickCount=6)
+    turns = pl.DataFrame({"x": across, "y": upwards, "order": np.arange(across.size)})
+    x = alt.X("x:Q", title=f"{' minus '.join(ACROSS)} (requests)", axis=axis)
+    y = alt.Y("y:Q", title=f"{' minus '.join(UPWARDS)} (requests)", axis=axis)
+    ends = pl.DataFrame({"x": across[[0, -1]], "y": upwards[[0, -1]], "at": ["start", "end"]})
+    shape = alt.Shape(
+        "at:N",
+        scale=alt.Scale(domain=["start", "end"], range=["circle", "diamond"]),
+        legend=alt.Legend(title="Path", symbolSize=110),
     )
-    return chart
+    layers = [
+        alt.Chart(turns, title=title)
+        .mark_line(strokeWidth=1.6, color=charts.COLOURS[0])
+        .encode(x=x, y=y, order="order:Q"),
+        alt.Chart(arrows(across, upwards))
+        .mark_point(shape="triangle", size=60, filled=True, color=charts.COLOURS[0], opacity=1)
+        .encode(x=x, y=y, angle=alt.Angle("angle:Q", scale=None)),
+        alt.Chart(ends)
+        .mark_point(size=90, filled=True, color="black", opacity=1)
+        .encode(x=x, y=y, shape=shape),
+    ]
+    return alt.LayerChart(layer=layers).properties(width=250, height=250)
+
+
+def arrows(x: np.ndarray, y: np.ndarray) -> pl.DataFrame:
+    """Return an arrow amid each long stretch of a path, its angle clockwise from upwards."""
+    # On square axes.
+    reach = max(float(np.ptp(x)), 1e-300), max(float(np.ptp(y)), 1e-300)
+    dx, dy = np.diff(x) / reach[0], np.diff(y) / reach[1]
+    long = np.hypot(dx, dy) > 0.12
+    return pl.DataFrame(
+        {
+            "x": (x[:-1] + x[1:])[long] / 2,
+            "y": (y[:-1] + y[1:])[long] / 2,
+            "angle": np.degrees(np.arctan2(dx, dy))[long],
+        }
+    )
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ import penstock as ps
 from penstock.checking import flood_test
 from penstock.checking.charts_network import (
     flood_paths,
-    fluid_path,
     queue_lengths,
     queue_panels,
     stage_queues,
@@ -25,7 +24,6 @@ from penstock.show import charts
 from penstock.simulation.simulate import simulate
 from penstock.system.network import Network, Pool
 from penstock.theory.certificate import certify
-from penstock.theory.network.fluid import NetworkPath, network_path
 from penstock.workload.stage import Stage
 from penstock.workload.workflow import Workflow
 
@@ -347,62 +345,10 @@ def test_an_overloaded_pool_is_drawn_as_dark_as_a_full_one() -> None:
 
 
 def test_a_graph_is_written_with_all_its_words(tmp_path: Path) -> None:
-    svg, png = charts.save({"graph": network_graph(nested(), about="two forks")}, tmp_path)
+    svg, png = charts.save({"graph": network_graph(nested())}, tmp_path)
     text = svg.read_text()
     assert all(stage.split(".")[1] in text for stage in nested().stages)
-    assert "two forks" in text
     assert png.stat().st_size > 10_000
-
-
-def fluid(load: float, ranking: list[str], events: int) -> NetworkPath:
-    return network_path(rybko_stolyar().with_load(load).model(), ranking, "search.look_up", most_events=events)
-
-
-def spiral(chart: Any) -> tuple[np.ndarray, str, str]:
-    """Return the path of level against level, and the titles of its axes."""
-    specification = chart.to_dict()
-    line = specification["hconcat"][1]["layer"][0]
-    rows = specification["datasets"][line["data"]["name"]] if "data" in line else None
-    if rows is None:
-        rows = specification["datasets"][specification["hconcat"][1]["data"]["name"]]
-    points = np.array([(row["x"], row["y"]) for row in sorted(rows, key=lambda row: row["order"])])
-    return points, line["encoding"]["x"]["title"], line["encoding"]["y"]["title"]
-
-
-@pytest.mark.parametrize(("load", "grows"), [(0.65 / 0.9, True), (0.5 / 0.9, False)])
-def test_the_fluid_path_spirals_out_above_the_limit_of_a_priority_order_and_in_below(load: float, grows: bool) -> None:
-    path = fluid(load, BAD, 24)
-    assert path.grows is grows
-    points, across, upwards = spiral(fluid_path(path))
-    assert sorted([across, upwards]) == [
-        "search.look_up minus complaint.understand (requests)",
-        "search.reply minus complaint.look_into (requests)",
-    ]
-    reach = np.hypot(*points.T)[::4]  # a cycle has four turning points
-    assert len(reach) >= 5
-    assert ((np.diff(reach) > 0) if grows else (np.diff(reach) < 0)).all()
-    angle = np.unwrap(np.arctan2(points[:-1, 1], points[:-1, 0]))
-    assert abs(angle[-1] - angle[0]) > 8 * np.pi
-
-
-def test_the_levels_of_every_class_are_drawn_as_they_are_in_the_path() -> None:
-    path = fluid(1.0, GOOD, 24)
-    specification = fluid_path(path, about="reversed").to_dict()
-    over_time = specification["hconcat"][0]
-    rows = specification["datasets"][over_time["data"]["name"]]
-    for k, name in enumerate(path.classes):
-        drawn = [(row["time"], row["level"]) for row in rows if row["class"] == name]
-        np.testing.assert_allclose(drawn, np.column_stack([path.time_s, path.requests[:, k]]))
-    assert over_time["encoding"]["x"]["title"] == "Time (s per request at the start)"
-
-
-def test_classes_to_be_drawn_against_each_other_can_be_named_and_must_be_known() -> None:
-    path = fluid(0.65 / 0.9, BAD, 24)
-    points, across, upwards = spiral(fluid_path(path, (["search.look_up"], ["search.reply"])))
-    assert (across, upwards) == ("search.look_up (requests)", "search.reply (requests)")
-    np.testing.assert_allclose(points, path.requests[:, :2])
-    with pytest.raises(ps.InputError, match=r"no class 'reply'.*search\.reply"):
-        fluid_path(path, (["search.look_up"], ["reply"]))
 
 
 @pytest.fixture(scope="module")
@@ -451,13 +397,12 @@ def test_figures_of_networks_are_written(stability: flood_test.NetworkStability,
     run = simulate(chain(), jobs=200, seed=1)
     drawings = {
         "floods": flood_paths(stability),
-        "queues": queue_lengths(run, "a chain"),
-        "fluid": fluid_path(fluid(1, BAD, 12)),
+        "queues": queue_lengths(run),
     }
     written = charts.save(drawings, tmp_path)
-    assert len(written) == 6
+    assert len(written) == 4
     text = (tmp_path / "queues.svg").read_text()
-    assert all(words in text for words in ("Requests at a", "Requests at c", "Time (s)", "line.2", "a chain"))
+    assert all(words in text for words in ("Requests at a", "Requests at c", "Time (s)", "line.2"))
 
 
 def test_more_stages_than_colours_still_look_different() -> None:
@@ -476,11 +421,7 @@ def test_networks_of_any_size_can_be_drawn() -> None:
     assert len({row["route"] for row in lines["rows"]}) == 199 + 2
 
 
-@pytest.mark.slow
-def test_long_paths_and_many_floods_are_thinned_to_what_a_chart_holds() -> None:
-    path = fluid(0.65 / 0.9, BAD, 2_000)
-    assert path.time_s.size > 1_500
-    assert fluid_path(path).to_dict()
+def test_many_floods_are_thinned_to_what_a_chart_holds() -> None:
     looks = np.column_stack([np.linspace(0, 9, 500), np.linspace(1, 0.4, 500)])
     floods = [flood_test.Flood(f"w.s{i}", "stable", 1, 1, 0.4, 1.0, 8.0, looks) for i in range(30)]
     drawn = layers(flood_paths(flood_test.NetworkStability("stable", 0.02, tuple(floods))))

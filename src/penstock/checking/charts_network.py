@@ -1,8 +1,5 @@
-"""Figures of networks: fluid paths, floods, queues over time, and the graph
-(`penstock.checking.graph`).
-"""
+"""Figures of networks: floods, queues over time, and the graph (`penstock.checking.graph`)."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,10 +13,8 @@ from penstock.checking.flood_test import FALLEN
 from penstock.checking.graph import network_graph as network_graph
 from penstock.checking.graph_layout import pool_of_stage
 from penstock.checking.stability import NetworkStability
-from penstock.errors import InputError, nearest
-from penstock.show.charts import COLOURS, GRID, SHORT, line_channels, with_line_under
+from penstock.show.charts import GRID, SHORT, line_channels
 from penstock.simulation.network_run import NetworkRun
-from penstock.theory.network.fluid import NetworkPath
 from penstock.words import METRICS
 
 _SERIES_POINTS = 500
@@ -32,131 +27,7 @@ def _line_channels(column: str, names: Sequence[str], title: str) -> dict[str, A
     return line_channels(column, names, legend)
 
 
-def fluid_path(
-    path: NetworkPath, against: tuple[Sequence[str], Sequence[str]] | None = None, about: str = ""
-) -> alt.HConcatChart:
-    """Levels of a fluid path over time, and of some classes against others."""
-    # ``against`` are classes across and upwards, of each the first less the others: two pairs that
-    # take turns make the path go round the origin, outwards where it grows. None: where it goes
-    # round most.
-    row: alt.HConcatChart = alt.hconcat(*fluid_panels(path, against)).configure_axis(
-        grid=True, gridColor=GRID
-    )
-    return with_line_under(row, about)
-
-
-def fluid_panels(
-    path: NetworkPath, against: tuple[Sequence[str], Sequence[str]] | None = None
-) -> list[Any]:
-    """Return the panels of `fluid_path`."""
-    # What is small beside the rest is left out: late levels, or early ones.
-    most = _MOST_ROWS // len(path.classes)
-    part = slice(-most, None) if path.grows else slice(most)
-    sides = against or _widest(path)
-    across, upwards = (_level(path, classes)[part] for classes in sides)
-    levels = pl.DataFrame(
-        {"time": path.time_s[part]} | dict(zip(path.classes, path.requests[part].T, strict=True))
-    ).unpivot(index="time", variable_name="class", value_name="level")
-    axis = alt.Axis(labelExpr=SHORT, tickCount=6)
-    over_time = (
-        alt.Chart(levels, title="Levels over time")
-        .mark_line(strokeWidth=1.8)
-        .encode(
-            x=alt.X(
-                "time:Q",
-                title="Time (s per request at the start)",
-                scale=alt.Scale(nice=False),
-                axis=axis,
-            ),
-            y=alt.Y("level:Q", title="Requests per request at the start", axis=axis),
-            **_line_channels("class", path.classes, "Class"),
-        )
-        .properties(width=330, height=300)
-    )
-    return [over_time, _turns(across, upwards, sides, axis)]
-
-
-def _turns(
-    across: Any, upwards: Any, sides: tuple[Sequence[str], Sequence[str]], axis: alt.Axis
-) -> alt.LayerChart:
-    """Draw some levels against others, with arrows along the way."""
-    turns = pl.DataFrame({"x": across, "y": upwards, "order": np.arange(across.size)})
-    x = alt.X("x:Q", title=f"{' minus '.join(sides[0])} (requests)", axis=axis)
-    y = alt.Y("y:Q", title=f"{' minus '.join(sides[1])} (requests)", axis=axis)
-    ends = pl.DataFrame({"x": across[[0, -1]], "y": upwards[[0, -1]], "at": ["start", "end"]})
-    shape = alt.Shape(
-        "at:N",
-        scale=alt.Scale(domain=["start", "end"], range=["circle", "diamond"]),
-        legend=alt.Legend(title="Path", symbolSize=110),
-    )
-    layers = [
-        alt.Chart(turns, title="Level against level")
-        .mark_line(strokeWidth=1.6, color=COLOURS[0])
-        .encode(x=x, y=y, order="order:Q"),
-        alt.Chart(_arrows(across, upwards))
-        .mark_point(shape="triangle", size=60, filled=True, color=COLOURS[0], opacity=1)
-        .encode(x=x, y=y, angle=alt.Angle("angle:Q", scale=None)),
-        alt.Chart(ends)
-        .mark_point(size=90, filled=True, color="black", opacity=1)
-        .encode(x=x, y=y, shape=shape),
-    ]
-    return alt.LayerChart(layer=layers).properties(width=300, height=300)
-
-
-def _level(path: NetworkPath, classes: Sequence[str]) -> Any:
-    """Return the level of the first class less those of the others, at each breakpoint."""
-    for name in classes:
-        if name not in path.classes:
-            raise InputError(
-                f"the fluid path has no class {name!r}{nearest(str(name), path.classes)}"
-            )
-    first, *others = (path.requests[:, path.classes.index(name)] for name in classes)
-    return first - sum(others)
-
-
-def _widest(path: NetworkPath) -> tuple[list[str], list[str]]:
-    """Return two classes, or differences across pools, whose path goes round the origin most."""
-    # Where it does not go round: the two classes that rise highest.
-    count = len(path.classes)
-    pairs = itertools.combinations(range(count), 2)
-    sides = [[i] for i in range(count)]
-    sides += [[i, j] for i, j in pairs if path.pool[i] != path.pool[j]]
-    level = {
-        tuple(of): path.requests[:, of[0]] - path.requests[:, of[1:]].sum(axis=1) for of in sides
-    }
-    highest = np.argsort(-path.requests.max(axis=0), kind="stable")
-    best, pair = np.pi, ([int(highest[0])], [int(highest[min(1, count - 1)])])
-    for across, upwards in itertools.combinations(sides, 2):
-        if set(across).isdisjoint(upwards):
-            turned = _turned(level[tuple(across)], level[tuple(upwards)])
-            if turned > best * (1 + 1e-9):
-                best, pair = turned, (across, upwards)
-    return [path.classes[k] for k in pair[0]], [path.classes[k] for k in pair[1]]
-
-
-def _turned(x: Any, y: Any) -> float:
-    """Return how far a path turns round the origin, radians; parts through it do not count."""
-    path = x + 1j * y
-    turn = np.angle(path[1:] * path[:-1].conj())
-    return abs(float(turn[np.abs(np.abs(turn) - np.pi) > 1e-6].sum()))
-
-
-def _arrows(x: Any, y: Any) -> pl.DataFrame:
-    """Return an arrow amid each long stretch of a path, its angle clockwise from upwards."""
-    # On square axes.
-    reach = max(float(np.ptp(x)), 1e-300), max(float(np.ptp(y)), 1e-300)
-    dx, dy = np.diff(x) / reach[0], np.diff(y) / reach[1]
-    long = np.hypot(dx, dy) > 0.12
-    return pl.DataFrame(
-        {
-            "x": (x[:-1] + x[1:])[long] / 2,
-            "y": (y[:-1] + y[1:])[long] / 2,
-            "angle": np.degrees(np.arctan2(dx, dy))[long],
-        }
-    )
-
-
-def flood_paths(stability: NetworkStability, about: str = "") -> alt.LayerChart:
+def flood_paths(stability: NetworkStability) -> alt.LayerChart:
     """Work over that at the start, by time, a line per flooded stage, between the barriers."""
     names = [flood.name for flood in stability.floods]
     rose = [flood.barrier for flood in stability.floods if flood.outcome == "unstable"]
@@ -196,7 +67,7 @@ def flood_paths(stability: NetworkStability, about: str = "") -> alt.LayerChart:
         .properties(width=430, height=280)
         .configure_axis(gridColor=GRID)
     )
-    return with_line_under(chart, about)
+    return chart
 
 
 def _thinned(path: Any, most: int) -> Any:
@@ -204,14 +75,14 @@ def _thinned(path: Any, most: int) -> Any:
     return path if len(path) <= most else path[np.linspace(0, len(path) - 1, most).astype(int)]
 
 
-def queue_lengths(run: NetworkRun, about: str = "") -> alt.ConcatChart:
+def queue_lengths(run: NetworkRun) -> alt.ConcatChart:
     """Requests in each stage over time while jobs arrive, in both phases, a panel per pool."""
     grid: alt.ConcatChart = (
         alt.concat(*queue_panels(run).values(), columns=_MOST_COLUMNS)
         .resolve_scale(color="independent", strokeDash="independent")
         .configure_axis(gridColor=GRID)
     )
-    return with_line_under(grid, about)
+    return grid
 
 
 def queue_panels(run: NetworkRun) -> dict[str, alt.Chart]:
@@ -249,18 +120,14 @@ def stage_queues(run: NetworkRun) -> pl.DataFrame:
     )
 
 
-def compared_latencies(
-    comparison: NetworkComparison, what: str = "Network", about: str = ""
-) -> alt.ConcatChart:
+def compared_latencies(comparison: NetworkComparison, what: str) -> alt.ConcatChart:
     """Cumulative distributions of TTFT and E2E, a line per network, panels by workflow."""
     panels = comparison_panels(comparison, what)
     grid: alt.ConcatChart = alt.concat(*panels.values(), columns=2).configure_axis(gridColor=GRID)
-    return with_line_under(grid, about)
+    return grid
 
 
-def comparison_panels(
-    comparison: NetworkComparison, what: str = "Network"
-) -> dict[tuple[str, str], alt.Chart]:
+def comparison_panels(comparison: NetworkComparison, what: str) -> dict[tuple[str, str], alt.Chart]:
     """Return the panels of `compared_latencies`, by workflow and metric."""
     panels = {}
     by_workflow = comparison.by_workflow()

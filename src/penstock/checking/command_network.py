@@ -164,7 +164,7 @@ def _draw(folder: Path, answer: "NetworkAnswer", as_json: bool) -> None:
 
     charts = {
         "network_graph": plotting_network.network_graph(
-            answer.network, answer.certificate, loads=answer.loads
+            answer.network, answer.certificate, answer.loads
         ),
         "queue_lengths": plotting_network.queue_lengths(answer.run),
     }

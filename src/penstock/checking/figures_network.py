@@ -65,7 +65,7 @@ def graph_figure(
         caption += (
             " Dashed: pools between which jobs can go round, where load below 1 is not enough."
         )
-    chart = graph.network_graph(network, certificate, loads=loads)
+    chart = graph.network_graph(network, certificate, loads)
     wide = chart.width > _PHONE
     return Figure("The network", {text: chart}, [Table(columns, rows)], caption, wide=wide)
 

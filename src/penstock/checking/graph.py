@@ -13,7 +13,7 @@ from penstock.checking.graph_layout import (
     pool_cycles,
     pool_of_stage,
 )
-from penstock.show.charts import COLOURS, with_line_under
+from penstock.show.charts import COLOURS
 from penstock.system.network import Network
 from penstock.theory.network.certificate import NetworkCertificate
 
@@ -31,8 +31,6 @@ _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 def network_graph(
     network: Network,
     certificate: NetworkCertificate | None = None,
-    about: str = "",
-    *,
     loads: Mapping[str, float] | None = None,
 ) -> alt.LayerChart:
     """Pools as lanes, coloured by load, their stages, and the ways of jobs between them."""
@@ -53,7 +51,7 @@ def network_graph(
         .resolve_scale(fill="independent", stroke="independent", strokeDash="independent")
         .configure_view(stroke=None)
     )
-    return with_line_under(chart, about)
+    return chart
 
 
 class _Canvas:
