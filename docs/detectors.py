@@ -16,7 +16,7 @@ Each rule is written from its public description, with its defaults, and looks a
   memory is in use (llm-d workload variant autoscaler, saturation scaling configuration).
 * ``Penstock``: the drift test of `penstock watch` at alpha .05 says unstable.
 
-    python docs/detectors.py [SEEDS]
+    python -m docs.detectors [SEEDS]
 
 prints the tables of docs/detectors.md.
 """
@@ -34,8 +34,8 @@ from scipy import special
 import penstock as ps
 from penstock.live.scrape import Scrape
 from penstock.live.settings import Settings
-from penstock.live.simulated import simulated_scrapes
 from penstock.live.watching import Watch
+from tests.live.simulated_scrapes import simulated_scrapes
 
 EVERY_S = 5.0
 SECONDS = 600.0

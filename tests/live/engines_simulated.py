@@ -10,8 +10,8 @@ import penstock as ps
 from penstock.live.reading import Answer
 from penstock.live.scrape import Scrape
 from penstock.live.settings import Settings
-from penstock.live.simulated import simulated_scrapes
 from penstock.live.watching import Watch
+from tests.live.simulated_scrapes import simulated_scrapes
 
 HOST_S = 0.005
 FIXED = (ps.Constant(100), ps.Constant(42))

@@ -11,10 +11,10 @@ from scipy import stats
 import penstock as ps
 from penstock.errors import InputError
 from penstock.live.settings import Settings
-from penstock.live.simulated import simulated_scrapes
 from penstock.live.view import watch_page
 from penstock.live.watching import Watch
 from tests.live.engines_simulated import FIXED, HOST_S, SPREAD, capacity, engine, scrapes
+from tests.live.simulated_scrapes import simulated_scrapes
 
 
 def watch(taken, server="known", **settings):
