@@ -8,6 +8,7 @@ import pytest
 import penstock as ps
 from penstock.capacity.heads import head_of_loads, head_of_rates, head_of_recommendation, head_of_region
 from penstock.capacity.max_rate import Trial
+from penstock.capacity.view import recommend_page
 from penstock.scenario.network import NetworkScenario, read_network
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
@@ -94,6 +95,8 @@ def test_a_change_says_its_price_and_a_missed_target_what_is_next() -> None:
     assert said["missed"].startswith("e2e_mean<0.001s (")
     assert "; met: e2e_mean<1000s (" in said["missed"]
     assert "plan: {targets:" in said["Next"]
+    full = recommend_page(dataclasses.replace(found, with_plugin="orca is faster"), scenario())
+    assert (full.sections[0].title, full.sections[0].paragraphs) == ("With plugin", ["orca is faster."])
 
 
 @pytest.mark.parametrize(("rate", "word"), [(1.2, "inside"), (2.0, "outside")])

@@ -130,7 +130,9 @@ def _within(found: Mapping[str, MaxRate] | Mapping[str, MaxLoad], unit: str) -> 
 
 
 def head_of_recommendation(found: Recommendation, scenario: Scenario) -> list[Line]:
-    """Say keep, or the one change and its price; then what is carried, and what is next."""
+    """Say keep, or the one change and its price; then what is carried, and what is next; the lines
+    that a head has no room for come last.
+    """
     new = found.recommended
     lines = [_asked(scenario, found.current.server)]
     if found.overload:
@@ -149,8 +151,7 @@ def head_of_recommendation(found: Recommendation, scenario: Scenario) -> list[Li
         "Trade": found.trade,
         "With plugin": found.with_plugin,
     }
-    lines += [Line(label, f"{text}.") for label, text in optional.items() if text]
-    return lines[:MOST_LINES]
+    return lines + [Line(label, f"{text}.") for label, text in optional.items() if text]
 
 
 def head_of_region(point: OperatingPoint, scenario: Scenario) -> list[Line]:
@@ -174,7 +175,7 @@ def head_of_region(point: OperatingPoint, scenario: Scenario) -> list[Line]:
         own = f"{policy} carries {point.own_max_rate:,.4g} {_RATE} at this budget"
         lines.append(Line("Its own", f"{own}, by a fluid argument."))
     held = f"the {' and the '.join(point.binding)}"
-    if why := held_by(point):
+    if why := _held_by(point):
         held += f": {why}"
     lines.append(Line("Held by", f"{held}."))
     if point.inside:
@@ -182,7 +183,7 @@ def head_of_region(point: OperatingPoint, scenario: Scenario) -> list[Line]:
     return lines
 
 
-def held_by(point: OperatingPoint) -> str:
+def _held_by(point: OperatingPoint) -> str:
     """Say what more of the binding limit would bring."""
     if point.kv_memory_rate is not None:
         return (

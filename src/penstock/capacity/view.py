@@ -8,14 +8,12 @@ from penstock.capacity.heads import (
     head_of_rates,
     head_of_recommendation,
     head_of_region,
-    held_by,
 )
 from penstock.capacity.max_rate import MaxLoad, MaxRate
 from penstock.capacity.recommendation import Candidate, Recommendation
-from penstock.checking.doubt import known_within, reach_of_server
+from penstock.checking.doubt import known_within
 from penstock.checking.figures import region_figure
 from penstock.checking.view import (
-    BECAUSE,
     contradictions,
     heading,
     target_verdicts,
@@ -24,31 +22,17 @@ from penstock.checking.view import (
 from penstock.checking.view_network import network_heading
 from penstock.scenario.network import NetworkScenario
 from penstock.scenario.scenario import Scenario
-from penstock.show.page import Fact, Page, Section, Table, Verdict
+from penstock.show.page import MOST_LINES, Fact, Page, Section, Table
 from penstock.system.prefix_cache import front_notes
 from penstock.system.server import Server
 from penstock.theory.ends import Ends
 from penstock.theory.operating_point import OperatingPoint
-from penstock.words import METRICS, seconds, sentence
+from penstock.words import METRICS, seconds
 
 
 def region_page(point: OperatingPoint, scenario: Scenario) -> Page:
     """Show the region's corners, where the load lies, and what holds it back."""
     policy = scenario.server.policy.name
-    reason = (
-        f"{point.arrival_rate:,.4g} requests/s arrive, and no policy is stable above "
-        f"{point.max_rate:,.4g}."
-    )
-    if point.inside:
-        reason += (
-            f" Inside, some policy may be stable; whether {policy} is, say check and max-rate."
-        )
-    word = "inside" if point.inside else "outside"
-    by = "by a condition that every policy needs (Section 6)"
-    reach = reach_of_server(scenario.workload, scenario.server)
-    if reach is not None and reach.undecided:
-        reason += f" With the middle batch times it is {word}: {reach.words}."
-        word, by = "undecided", BECAUSE
     corners = [(f"{x:,.1f}", f"{y:,.1f}") for x, y in point.region.vertices[1:]]
     mix = [
         (
@@ -75,9 +59,8 @@ def region_page(point: OperatingPoint, scenario: Scenario) -> Page:
         head=head_of_region(point, scenario),
         why="limits and assumptions",
         rest="corners and best batches",
-        verdicts=[Verdict(word, reason, by, "the region")],
         sections=[
-            Section("Load", facts=_load_facts(point, policy), notes=point.notes, why=True),
+            Section("Load", facts=_load_facts(point), notes=point.notes, why=True),
             Section(
                 "Corners of the region",
                 tables=[Table(("Prefill tokens/s", "Decode tokens/s"), corners)],
@@ -100,37 +83,17 @@ def region_page(point: OperatingPoint, scenario: Scenario) -> Page:
     )
 
 
-def _load_facts(point: OperatingPoint, policy: str) -> list[Fact]:
+def _load_facts(point: OperatingPoint) -> list[Fact]:
     prefill, decode = point.point
     best = point.optimum
-    facts = [
-        Fact(
-            "Offered",
-            f"{prefill + decode:,.0f}",
-            f"tokens/s: {prefill:,.0f} of prefill, {decode:,.0f} of decode",
-        ),
-        Fact(
-            "Margin",
-            f"{point.margin:.3f}",
-            f"no policy is stable above {point.max_rate:,.4g} requests/s",
-        ),
-    ]
-    if point.own_max_rate is not None:
-        by = f"requests/s: {policy} at this budget, by a fluid argument"
-        facts.append(Fact("Its own", f"{point.own_max_rate:,.4g}", by))
+    arrive = f"tokens/s: {prefill:,.0f} of prefill, {decode:,.0f} of decode"
+    prices = {
+        "Prefill token": best.seconds_per_prefill_token,
+        "Decode token": best.seconds_per_decode_token,
+    }
     return [
-        *facts,
-        Fact("Held by", " and ".join(point.binding), held_by(point)),
-        Fact(
-            "Prefill token",
-            f"{best.seconds_per_prefill_token * 1e3:.4g} ms",
-            "of server time is what it costs",
-        ),
-        Fact(
-            "Decode token",
-            f"{best.seconds_per_decode_token * 1e3:.4g} ms",
-            "of server time is what it costs",
-        ),
+        Fact("Offered", f"{prefill + decode:,.0f}", arrive),
+        *(Fact(name, f"{s * 1e3:.4g} ms", "of server time") for name, s in prices.items()),
     ]
 
 
@@ -250,14 +213,8 @@ def max_load_page(
 def recommend_page(recommendation: Recommendation, scenario: Scenario) -> Page:
     """Show what to use, what that gains, and what else was looked at."""
     server = scenario.server
-    asides = {
-        "Worth knowing": recommendation.trade,
-        "With the plugin": recommendation.with_plugin,
-        "Next": recommendation.next_step(scenario.file),
-    }
-    sections = [
-        Section(title, [sentence(text)], why=True) for title, text in asides.items() if text
-    ]
+    said = head_of_recommendation(recommendation, scenario)
+    sections = [Section(line.label, [line.text], why=True) for line in said[MOST_LINES:]]
     sections.append(Section("What it brings", tables=[_gains(recommendation)], why=True))
     sections.append(_candidates(recommendation))
     if recommendation.pruned:
@@ -276,25 +233,13 @@ def recommend_page(recommendation: Recommendation, scenario: Scenario) -> Page:
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, server, server.policy.name),
-        head=head_of_recommendation(recommendation, scenario),
+        head=said[:MOST_LINES],
         why="latencies with intervals",
         rest="all that was tried or ruled out",
         notes=[*recommendation.doubts, *front_notes(scenario.workload, server)],
-        verdicts=_verdicts(recommendation),
+        verdicts=target_verdicts(recommendation.recommended.targets),
         sections=[*sections, Section("", notes=recommendation.warnings)],
     )
-
-
-def _verdicts(recommendation: Recommendation) -> list[Verdict]:
-    new = recommendation.recommended.server
-    if recommendation.change:
-        word, use = "change", f"to policy {new.policy.name}, token budget {new.token_budget:,}"
-    else:
-        word, use = "keep", "what you have"
-    verdicts = [Verdict(word, f"{recommendation.reason}.", about=use)]
-    if recommendation.overload:
-        verdicts.insert(0, Verdict("overloaded", f"{recommendation.overload}."))
-    return verdicts + target_verdicts(recommendation.recommended.targets)
 
 
 def _gains(recommendation: Recommendation) -> Table:
