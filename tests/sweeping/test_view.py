@@ -42,7 +42,7 @@ def test_a_rate_has_its_unit_in_every_table(page: str) -> None:
 def test_one_run_of_one_point_is_singular() -> None:
     vary = {RATE: [1]}
     page = sweep_page(sweep(DOCUMENT, vary, jobs=1, seed=0), list(vary), "cluster")
-    assert "1 run of 1 point, over" in page.heading
+    assert "1 run of 1 point, over" in page.head[0].text
 
 
 def test_where_points_are_many_or_repeated_the_page_has_every_point_and_a_terminal_the_best_runs() -> None:

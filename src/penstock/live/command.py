@@ -258,7 +258,7 @@ class _Outputs:
         if self._screen is not None:
             from penstock.show.page import Page
 
-            self._screen.show(Page("No engine could be read yet", "", notes=unread))
+            self._screen.show(Page("No engine could be read yet", notes=unread))
             return
         for line in unread:
             print(f"penstock: {line}", file=sys.stderr, flush=True)

@@ -12,11 +12,11 @@ from penstock.planning.shortfalls import in_words, shortfalls
 from penstock.planning.view_day import (
     day_in_short,
     day_section,
+    job_line,
     job_section,
-    job_verdict,
     launch_section,
 )
-from penstock.show.page import MOST_LINES, Fact, Figure, Line, Page, Section, Table, Verdict
+from penstock.show.page import MOST_LINES, Fact, Figure, Line, Page, Section, Table
 from penstock.words import amount, counted, digits, seconds, sentence, span
 
 if TYPE_CHECKING:
@@ -53,31 +53,23 @@ def plan_page(
     launches: "Sequence[Launch]" = (),
 ) -> Page:
     """Show a plan; what is not given is left out."""
-    heading = ""
-    verdicts: list[Verdict] = []
-    sections: list[Section] = []
+    said = _head(title, plan, day, no_day, job)
+    sections = [Section(line.label, [line.text], why=True) for line in said[MOST_LINES:]]
     if plan is not None:
-        heading = f"{traffic(plan.workload)}; {_targets(plan)}"
-        verdicts += _verdicts(plan)
         sections += [_answer(plan), *_frontier(plan)]
     if rates is not None:
         sections.append(_rates(rates))
     if day is not None:
         sections.append(day_section(day))
-    if no_day:
-        sections.append(Section("Over the day", [sentence(no_day)], why=True))
     if job is not None:
-        verdicts.append(job_verdict(job))
         sections.append(job_section(job))
     sections += map(launch_section, launches)
     if plan is not None:
         sections += _others(plan)
     return Page(
         title,
-        heading,
-        verdicts,
-        sections,
-        head=_head(title, plan, day, no_day, job),
+        sections=sections,
+        head=said[:MOST_LINES],
         why="what binds it" + (", how to start it" if launches else ""),
         rest="why not the others" if plan is not None and plan.discarded else "",
     )
@@ -90,18 +82,13 @@ def _head(
     no_day: str,
     job: "JobPlan | None",
 ) -> list[Line]:
-    """Say the cheapest fleet, what becomes of the targets, and what fewer would be."""
+    """Say the cheapest fleet, what becomes of the targets, and what fewer would be; the lines that
+    a head has no room for come last.
+    """
     asked, lines, last = "", [], []
     if plan is not None:
         asked = f"{traffic(plan.workload)}; {_targets(plan)}"
-        first, *others = _verdicts(plan)
-        lines.append(Line(first.word, _said(first), judges=True))
-        judged = [verdict for verdict in others if verdict.about]
-        lines += [Line(v.word, f"{v.source}: {v.reason}", judges=True) for v in others if v.source]
-        if judged:
-            worst = next((v.word for v in judged if v.word != "met"), "met")
-            text = "; ".join(f"{verdict.about}: {verdict.reason[:-1]}" for verdict in judged)
-            lines.append(Line(worst, f"{text}.", judges=True))
+        lines = _verdicts(plan)
         if plan.best is not None:
             last = [Line("Fewer", sentence(plan.binding))]
             if plan.next_best is not None:
@@ -113,16 +100,9 @@ def _head(
     elif no_day:
         lines.append(Line("Over the day", sentence(no_day)))
     if job is not None:
-        verdict = job_verdict(job)
-        lines.append(Line(verdict.word, _said(verdict), judges=True))
+        lines.append(job_line(job))
         asked = asked or f"offline work of {counted(job.requests, 'request')}"
-    return [Line(title, f"{asked}."), *lines, *last][:MOST_LINES] if asked else []
-
-
-def _said(verdict: Verdict) -> str:
-    """Return a verdict's reason after what it is about."""
-    about = f"{verdict.about}: " if verdict.about else ""
-    return f"{about}{verdict.reason}"
+    return [Line(title, f"{asked}."), *lines, *last] if asked else []
 
 
 def _targets(plan: "Plan") -> str:
@@ -132,8 +112,8 @@ def _targets(plan: "Plan") -> str:
     return limits
 
 
-def _verdicts(plan: "Plan") -> list[Verdict]:
-    """Return the answer, and what becomes of each target."""
+def _verdicts(plan: "Plan") -> list[Line]:
+    """Say the answer, and what becomes of each target."""
     best = plan.best
     if best is None:
         return [_no_answer(plan)]
@@ -142,21 +122,20 @@ def _verdicts(plan: "Plan") -> list[Verdict]:
     answer = (
         f"{deployment.fleet}, {server.policy.name}, {deployment.limits}; {_cost(plan, deployment)}."
     )
-    verdicts = [Verdict("met", answer, "at the least cost"), *_ends(plan)]
+    lines = [Line("met", answer, judges=True), *_ends(plan)]
     if plan.objective == "goodput":
         # Single targets are not judged: their values are among the facts.
-        about = f"goodput of {plan.aim.goodput:.4g}"
-        goodput = f"{in_words('goodput', best.goodput)}."
-        return [*verdicts, Verdict(best.answer, goodput, about=about)]
-    judged = zip(plan.targets, best.estimates, best.judgements, plan.margins, strict=True)
-    for target, estimate, judgement, margin in judged:
+        goodput = f"goodput of {plan.aim.goodput:.4g}: {in_words('goodput', best.goodput)}."
+        return [*lines, Line(best.answer, goodput, judges=True)]
+    parts = []
+    for target, estimate, margin in zip(plan.targets, best.estimates, plan.margins, strict=True):
         left = "" if math.isnan(margin) else f"; margin {margin:.0%}"
-        text = f"{in_words(target, estimate)}{left}."
-        verdicts.append(Verdict(judgement, text, about=str(target)))
-    return verdicts
+        parts.append(f"{target}: {in_words(target, estimate)}{left}")
+    worst = next((word for word in best.judgements if word != "met"), "met")
+    return [*lines, Line(worst, f"{'; '.join(parts)}.", judges=True)]
 
 
-def _ends(plan: "Plan") -> list[Verdict]:
+def _ends(plan: "Plan") -> list[Line]:
     """Say what it takes at both ends of batch times that are not exact."""
     if plan.ends is None:
         return []
@@ -165,13 +144,13 @@ def _ends(plan: "Plan") -> list[Verdict]:
         for end in (plan.ends.slow, plan.ends.fast)
     )
     text = (
-        f"that is with the middle batch times; with the fast end of them {fast}, with the slow end "
-        f"{slow} ({plan.ends.origin})."
+        f"{BECAUSE}: that is with the middle batch times; with the fast end of them {fast}, with "
+        f"the slow end {slow} ({plan.ends.origin})."
     )
-    return [Verdict("undecided" if plan.hinges_on_calibration else "met", text, BECAUSE)]
+    return [Line("undecided" if plan.hinges_on_calibration else "met", text, judges=True)]
 
 
-def _no_answer(plan: "Plan") -> Verdict:
+def _no_answer(plan: "Plan") -> Line:
     """Say that nothing is known to do, or that nothing does and what comes nearest."""
     if plan.answer == "undecided":
         example = ""
@@ -180,17 +159,17 @@ def _no_answer(plan: "Plan") -> Verdict:
                 evaluation for evaluation in plan.evaluated if evaluation.answer == "undecided"
             )
             example = f", such as {unknown.deployment.name}: {unknown.known_by}"
-        return Verdict("undecided", f"nothing simulated is known to do{example}.")
+        return Line("undecided", f"nothing simulated is known to do{example}.", judges=True)
     unreachable = plan.unreachable
     assert unreachable is not None
-    reason = f"{unreachable.why}."
+    text = f"{unreachable.target}: {unreachable.why}."
     if unreachable.deployment is not None and unreachable.nearest is not None:
         nearest = f"{digits(unreachable.nearest)} s"
         if plan.objective == "goodput":
             nearest = f"{unreachable.nearest:.2%}"
         by = f"{unreachable.deployment.name}: {_cost(plan, unreachable.deployment)}"
-        reason += f" The nearest that is reached is {nearest}, by {by}."
-    return Verdict("unreachable", reason, about=unreachable.target)
+        text += f" The nearest that is reached is {nearest}, by {by}."
+    return Line("unreachable", text, judges=True)
 
 
 def _cost(plan: "Plan", deployment: "Deployment") -> str:
@@ -205,10 +184,7 @@ def _answer(plan: "Plan") -> Section:
     best = plan.best
     if best is not None:
         middle = MIDDLE if plan.ends is not None else ""
-        facts += [
-            Fact("Stable", "", f"by {best.known_by}{middle}"),
-            Fact("Fewer", "", plan.binding),
-        ]
+        facts.append(Fact("Stable", "", f"by {best.known_by}{middle}"))
         if plan.objective == "goodput":
             facts += [
                 Fact(target.label, "", f"{in_words(target, estimate)}; limit {target}")
@@ -219,10 +195,6 @@ def _answer(plan: "Plan") -> Section:
                 "Goodput", "", f"{in_words('goodput', best.goodput)} of requests within all limits"
             )
         )
-        if plan.next_best is not None:
-            facts.append(
-                Fact("Next best", "", _next_best(plan, best.deployment, plan.next_best.deployment))
-            )
     share = f" ({plan.simulations / plan.space:.1%})" if plan.space else ""
     facts.append(
         Fact(

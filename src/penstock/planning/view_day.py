@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.planning.rates import DAY_S
-from penstock.show.page import Fact, Figure, Section, Table, Verdict
+from penstock.show.page import Fact, Figure, Line, Section, Table
 from penstock.words import amount, counted, seconds, sentence, span
 
 if TYPE_CHECKING:
@@ -127,12 +127,11 @@ def _day_table(day: "DayPlan", every: int) -> Table:
     )
 
 
-def job_verdict(job: "JobPlan") -> Verdict:
+def job_line(job: "JobPlan") -> Line:
     """Say which fleet does offline work in time, or why none does."""
-    about = "Offline work"
     if job.best is None:
-        return Verdict("unreachable", f"{job.unreachable}.", about=about)
-    return Verdict("met", f"{_fleet(job.best)}.", "at the least cost per hour", about)
+        return Line("unreachable", f"Offline work: {job.unreachable}.", judges=True)
+    return Line("met", f"Offline work: {_fleet(job.best)}.", judges=True)
 
 
 def _fleet(result: "JobResult") -> str:

@@ -165,7 +165,7 @@ class Page:
     """
 
     title: str  # name of what was asked about, such as the scenario
-    heading: str  # one line: workload, server, policies; may be empty
+    heading: str = ""  # one line: workload, server, policies; of a head, what it does not say
     verdicts: Sequence[Verdict] = ()  # come first
     sections: Sequence[Section] = ()
     notes: Sequence[str] = ()  # what to know before the verdicts are read

@@ -73,8 +73,8 @@ def _wide_enough(console: Console | None) -> Console:
 def _print_behind(console: Console, page: pages.Page, depth: pages.Depth) -> None:
     """Print what is behind the head, or the whole page where it has none."""
     if page.head:
-        console.print()
-        _say(console, escape(page.heading))
+        if page.heading:
+            _say(console, f"\n{escape(page.heading)}")
     else:
         _say(console, f"[bold]{escape(page.title)}[/bold]  {escape(page.heading)}".rstrip())
     for note in page.notes:

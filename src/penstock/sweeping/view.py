@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from penstock.show.page import Fact, Figure, Line, Page, Section, Table, Verdict
+from penstock.show.page import Fact, Figure, Line, Page, Section, Table
 from penstock.sweeping.points import SHOWN, STATES, USUAL_ORDER, averages, best_first, varied
 from penstock.sweeping.stable_rates import RATE, is_rate
 from penstock.words import METRICS, NO_LIMIT, counted, digits
@@ -63,26 +63,21 @@ def sweep_page(
         return sweep_figures(rows, fields)
 
     by = order or USUAL_ORDER
-    heading = (
-        f"{counted(rows.height, 'run')} of {counted(points.height, 'point')}, over "
-        f"{', '.join(fields)}"
-    )
+    runs = f"{counted(rows.height, 'run')} of {counted(points.height, 'point')}"
+    known = "Verdicts are by theorems, and by the test where none speaks."
+    facts, notes = _varied(rows, fields), _bad(bad, fields)
     return Page(
         title=title,
-        heading=heading,
-        verdicts=[
-            Verdict("swept", f"{outcome}.", "by theorems, and by the test where none speaks")
-        ],
         sections=[
-            Section("What varied", facts=_varied(rows, fields), notes=_bad(bad, fields), why=True),
+            Section("What varied", [known], facts=facts, notes=notes, why=True),
             Section("Points", tables=_tables(rows, points, fields, order)),
             Section("Figures", figures=figures),
         ],
         head=[
-            Line(title, f"{heading}."),
+            Line(title, f"{runs}, over {', '.join(fields)}."),
             Line("swept", f"{outcome}. The best by {_LATENCIES.get(by, by)}:", judges=True),
             *_best(rows, fields, by),
-            *(Line("Bad", f"{note}.") for note in _bad(bad, fields)[:1]),
+            *(Line("Bad", f"{note}.") for note in notes[:1]),
         ],
         why="what varied",
         rest="the table of points" if points.height else "",

@@ -21,4 +21,4 @@ def traces_page() -> Page:
     table = Table(columns, rows, caption, spare=("Licence",))
     addresses = [(entry.name, entry.licence, entry.home) for entry in CATALOGUE]
     homes = Table(("Trace", "Licence", "Address"), addresses, detail=True)
-    return Page("Public request traces", "", sections=[Section("", tables=[table, homes])])
+    return Page("Public request traces", sections=[Section("", tables=[table, homes])])

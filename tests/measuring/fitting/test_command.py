@@ -56,7 +56,7 @@ def test_words_name_the_model_its_parameters_and_what_it_was_chosen_from(
     status, out, _ = penstock("fit", measured, "--all")
     assert max(map(len, out.splitlines())) <= 80
     for words in (
-        "FITTED affine by least squares: batch time of b tokens is c + a b",
+        "Least squares of relative errors",
         "each token",
         "95% intervals",
         "chosen",

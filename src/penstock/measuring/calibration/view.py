@@ -8,16 +8,7 @@ from typing import Any
 from penstock.measuring.calibration.calibration import LESS, METRICS, Calibration
 from penstock.measuring.calibration.judge import MISSED
 from penstock.measuring.calibration.quantities import ALL_UNITS, quantity
-from penstock.show.page import (
-    MOST_LINES,
-    Fact,
-    Figure,
-    Line,
-    Page,
-    Section,
-    Table,
-    Verdict,
-)
+from penstock.show.page import MOST_LINES, Fact, Figure, Line, Page, Section, Table
 from penstock.words import counted, sentence
 
 # What each parameter is the cost of.
@@ -61,8 +52,6 @@ _MOST_MISSED = 8  # rows that are named in full
 
 def calibration_page(answer: Calibration, names: str = "") -> Page:
     """Show a calibration: errors first."""
-    rows = answer.rows
-    shapes = counted(rows["shape"].n_unique(), "shape")
     sections = [
         Section("Parameters", facts=_parameters(answer), why=True),
         Section(
@@ -79,15 +68,11 @@ def calibration_page(answer: Calibration, names: str = "") -> Page:
             tables=[_rows(answer)],
         ),
     ]
-    verdicts = [_verdict(answer)]
     if answer.missed:
-        verdicts.insert(0, Verdict("missed", f"{answer.warnings[0]}."))
         sections.insert(0, _missed(answer))
     return Page(
         title=f"Calibration on {names}" if names else "Calibration",
-        heading=f"{counted(rows.height, 'load')} of {shapes}; {_server(answer)}",
         notes=answer.warnings[bool(answer.missed) :],
-        verdicts=verdicts,
         sections=sections,
         head=_head(answer, names or "calibration"),
         why="what it found of the server, and what to mind",
@@ -100,10 +85,9 @@ def _head(answer: Calibration, name: str) -> list[Line]:
     shapes = counted(answer.rows["shape"].n_unique(), "shape")
     lines = [Line(name, f"{counted(answer.rows.height, 'load')} of {shapes}; {_server(answer)}")]
     if answer.missed:
-        worst = f"{answer.warnings[0]}; the worst: {answer.missed[0]}."
-        lines.append(Line("missed", sentence(worst[:-1]), judges=True))
-    verdict = _verdict(answer)
-    lines.append(Line(verdict.word, sentence(verdict.reason[:-1]), judges=True))
+        worst = f"{answer.warnings[0]}; the worst: {answer.missed[0]}"
+        lines.append(Line("missed", sentence(worst), judges=True))
+    lines.append(Line("calibrated", sentence(_off(answer)), judges=True))
     mind = [*answer.untrusted, *([answer.limit_warning] if answer.limit_warning else [])]
     if answer.memory_short:
         mind.append("KV memory cannot be seen in these rows; give kv_tokens, which the engine logs")
@@ -114,7 +98,7 @@ def _head(answer: Calibration, name: str) -> list[Line]:
     return [*lines, *(Line("Mind", sentence(text)) for text in mind[:room])]
 
 
-def _verdict(answer: Calibration) -> Verdict:
+def _off(answer: Calibration) -> str:
     """Say how far off the rows are that say most of other loads."""
     which = "rows, all of them used to fit"
     if judged := answer.rows.height - answer.fitted:
@@ -125,11 +109,7 @@ def _verdict(answer: Calibration) -> Verdict:
         for metric, error in errors.items()
         if error is not None and metric in ("ttft", "itl", "e2e")
     )
-    return Verdict(
-        "calibrated",
-        f"mean relative errors over the {which}: {means}.",
-        "by simulation of every row",
-    )
+    return f"mean relative errors over the {which}: {means}"
 
 
 def _missed(answer: Calibration) -> Section:

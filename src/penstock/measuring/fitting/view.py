@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from penstock.measuring.fitting.families import COMPOSED
 from penstock.measuring.fitting.fit import Fit
-from penstock.show.page import Fact, Figure, Line, Page, Section, Table, Verdict
+from penstock.show.page import Fact, Figure, Line, Page, Section, Table
 from penstock.words import sentence
 
 # Formulas by token load b.
@@ -40,7 +40,6 @@ _KNOTS = 12  # rows of a table of batch times that are shown at first
 
 def fit_page(fit: Fit) -> Page:
     """Show a fit: model, parameters, errors, candidates."""
-    tokens = fit.batches.tokens
     rows = _parameters(fit)
     shown = _some(rows)
     spoken = f"Least squares of relative errors, with {fit.confidence:.0%} intervals"
@@ -57,15 +56,6 @@ def fit_page(fit: Fit) -> Page:
     sections.append(Section("Measured and fitted", figures=lambda: [_figure(fit, every)]))
     return Page(
         title=f"Batch time of {fit.batches.source}",
-        heading=f"{fit.n:,} batches of {tokens.min():,.0f} to {tokens.max():,.0f} tokens",
-        verdicts=[
-            Verdict(
-                "fitted",
-                f"batch time of b tokens is {_formula(fit)}.",
-                "by least squares",
-                fit.name,
-            )
-        ],
         sections=sections,
         head=_head(fit),
         why="parameters with intervals, errors",
@@ -88,17 +78,12 @@ def _head(fit: Fit) -> list[Line]:
     count = int(fit.outliers.sum())
     left_out = f", of which {count:,} far from similar ones were left out" if count else ""
     batches = f"{fit.n:,} batches of {tokens.min():,.0f} to {tokens.max():,.0f} tokens{left_out}"
-    mind = fit.warnings[:1]
     return [
         Line(fit.batches.source, f"{batches}."),
-        Line(
-            "fitted",
-            f"{fit.name}: the time of b tokens is {_formula(fit)}.",
-            judges=True,
-        ),
+        Line("fitted", f"{fit.name}: the time of b tokens is {_formula(fit)}.", judges=True),
         Line("Costs", f"{', '.join(costs)}{more}."),
         Line("Off", f"{off}."),
-        *(Line("Mind", sentence(text)) for text in mind),
+        *(Line("Mind", sentence(text)) for text in fit.warnings[:1]),
     ]
 
 
