@@ -58,7 +58,7 @@ def answer_page(answer: Answer, scenario: Scenario | None = None) -> Page:
     name = answer.server.policy.name
     load = _load_facts(answer.certificate, answer.server, answer.verdict)
     step = answer.next_step(scenario.file if scenario else "SCENARIO")
-    refused = [name] if answer.latency_refused else []
+    refused = [name] if answer.latency_refused else []  # whose head says the step
     return Page(
         title=scenario.name if scenario else "check",
         heading=heading(answer.workload, answer.server, name),
@@ -68,7 +68,7 @@ def answer_page(answer: Answer, scenario: Scenario | None = None) -> Page:
         rest=BEHIND_ALL,
         verdicts=_verdicts(answer),
         sections=[
-            *([Section("Next", [sentence(step)], why=True)] if step else []),
+            *([Section("Next", [sentence(step)], why=True)] if step and not refused else []),
             Section("Load", facts=load, tables=_limits(answer.certificate), why=True),
             *_measured(scenario),
             *batch_times(answer),

@@ -36,9 +36,6 @@ _LIMITS = (
     "Below 1 a limit may still "
     "bind: see the verdict, and the hypotheses below"
 )
-_ANOTHER_ORDER = (
-    "the order is what fails: try fcfs, or the order turned around; --orders shows others beside it"
-)
 _STATISTICS = ("mean", "p50", "p90", "p99")
 _LATENCY = {"ttft_s": "TTFT", "e2e_s": "E2E", "join_wait_s": "Wait at the join"}
 
@@ -125,11 +122,9 @@ def _load_facts(answer: NetworkAnswer) -> list[Fact]:
     facts += [
         Fact("Cycle", f"{factor:,.4g} x", meaning) for factor, meaning in answer.cycles_in_words()
     ]
-    if answer.order_fails:  # which then counts, and not what is left to another one
-        facts = [*_virtual_station(certificate), *facts]
-        facts.append(Fact("To try", "another order", _ANOTHER_ORDER))
-    else:
-        facts += _virtual_station(certificate)
+    # where the order fails that counts, and not what is left to another one
+    virtual = _virtual_station(certificate)
+    facts = virtual + facts if answer.order_fails else facts + virtual
     facts += [
         Fact("Join", join.stage, f"{join.branches} branches; {join.bound}")
         for join in certificate.joins
