@@ -77,13 +77,11 @@ def stable_rate(
     workload: Workload,
     server: Server,
     *,
-    precision: float = PRECISION,
     progress: Progress | None = None,
 ) -> StableRate:
     """Return a server's highest stable rate: `max_rate` with another precision."""
-    # That is the relative distance that may be left between ``rate`` and ``above``.
     server = taken_as_exact(server)
-    found = max_rate(workload, server, precision=precision, seed=workload.seed, progress=progress)
+    found = max_rate(workload, server, precision=PRECISION, seed=workload.seed, progress=progress)
     return StableRate(found.rate, found.above, found.known)
 
 
@@ -93,7 +91,6 @@ def rate_map(
     token_budgets: Sequence[int],
     max_batch_sizes: Sequence[int | None],  # None: no limit
     *,
-    precision: float = PRECISION,
     progress: Progress | None = None,
 ) -> RateMap:
     """Return the stable rate at each token budget and max batch size, all else as it is."""
@@ -110,7 +107,7 @@ def rate_map(
     for (budget, size), part in in_parts(progress, limits):
         try:
             limited = dataclasses.replace(server, token_budget=budget, max_batch_size=size)
-            cells[budget, size] = stable_rate(workload, limited, precision=precision, progress=part)
+            cells[budget, size] = stable_rate(workload, limited, progress=part)
         except InputError as error:
             cells[budget, size] = StableRate(None, None, str(error))
     (progress or silent)(1.0)

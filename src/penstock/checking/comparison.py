@@ -31,8 +31,6 @@ from penstock.words import gathered
 if TYPE_CHECKING:
     from penstock.scenario.network import NetworkScenario
 
-METRICS = ("ttft_s", "e2e_s")
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ComparedWorkflow:

@@ -121,11 +121,11 @@ def region_figure(
     )
 
 
-def gantt_figure(run: Run, name: str = "", batches: int = 40) -> Figure:
+def gantt_figure(run: Run, name: str) -> Figure:
     """Draw the first batches of a run with ``record="allocations"``, coloured by phase."""
     from penstock.checking import charts
 
-    window = charts.first_batches(run, batches)
+    window = charts.first_batches(run)
     text = (
         f"Gantt chart of {window.height} batches from {seconds(window['start_s'][0])} s: a row "
         "per request, a bar per "
@@ -147,11 +147,9 @@ def gantt_figure(run: Run, name: str = "", batches: int = 40) -> Figure:
         for b, start, end, x, y, n in window.iter_rows()
     ]
     columns = ("Batch", "Start (s)", "Duration (ms)", "Prefill tokens", "Decode tokens", "Requests")
-    title = f"{name}: " if name else ""
-    chart = {f"{title}{text}": charts.gantt(run, batches)}
-    return Figure(
-        f"{title}{window.height} batches", chart, [Table(columns, rows)], caption, wide=True
-    )
+    chart = {f"{name}: {text}": charts.gantt(run)}
+    title = f"{name}: {window.height} batches"
+    return Figure(title, chart, [Table(columns, rows)], caption, wide=True)
 
 
 def _nearest(series: pl.DataFrame, time: float) -> str:

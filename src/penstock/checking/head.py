@@ -150,8 +150,8 @@ def share_of(value: float) -> str:
     return f"{value:.{2 if abs(1 - value) < _CLOSE else 0}%}"
 
 
-def _few(names: Sequence[str], most: int, between: str = ", ") -> str:
+def _few(names: Sequence[str], most: int) -> str:
     """Return the first of several names, and how many others there are."""
     if len(names) <= most:
-        return between.join(names)
-    return f"{between.join(names[:most])}{between}{counted(len(names) - most, 'other')}"
+        return ", ".join(names)
+    return f"{', '.join(names[:most])}, {counted(len(names) - most, 'other')}"

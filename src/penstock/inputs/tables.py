@@ -333,15 +333,12 @@ def as_numbers(
     text: pl.DataFrame,
     limits: Mapping[str, tuple[float, float]],
     wanted: str,
-    may_lack: Collection[str] = (),
 ) -> pl.DataFrame:
-    """Return columns of a table as numbers within their limits, 0 where one may lack them."""
+    """Return columns of a table as numbers within their limits."""
     # ``text`` has its numbers as `ROW`; ``wanted`` says in words what each must be, and why.
     numbers = text.select(pl.col(limits.keys()).str.strip_chars().cast(pl.Float64, strict=False))
     for name, (low, high) in limits.items():
         bad = ~numbers[name].is_between(low, high).fill_null(value=False)
-        if name in may_lack:
-            bad &= text[name].is_not_null()
         if bad.any():
             row = int(bad.arg_true()[0])
             place, problem = table.explain(int(text[ROW][row]))
@@ -350,4 +347,4 @@ def as_numbers(
                 f"{wanted.format(low, high)}. Correct or delete it"
             )
             raise source.fault(f"{place} {problem or wrong}")
-    return numbers.fill_null(0.0)
+    return numbers

@@ -167,9 +167,9 @@ class Uncertainty:
                 "with `penstock calibrate`"
             )
 
-    def draws(self, count: int, seed: int = 0) -> Floats:
+    def draws(self, count: int) -> Floats:
         """Return random changes of the logarithms, in pairs that cancel; an even number of them."""
-        half = np.random.default_rng(seed).multivariate_normal(
+        half = np.random.default_rng(0).multivariate_normal(
             np.zeros(len(self.values)), np.asarray(self.covariance), -(-count // 2), method="eigh"
         )
         return np.concatenate([half, -half])
