@@ -2,8 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,6 @@ import typer
 
 from penstock.errors import InputError
 from penstock.show import progress
-from penstock.words import counted
 
 _LENGTHS = {
     "prompt": {"lognormal": {"mean": 200, "cv": 1, "max": 1000}},
@@ -62,39 +60,18 @@ def warm(
             )
     place = kept_code.keep_in(folder)
     progress.announce_compilation()
-    with _wholes_compiled() as compiled, progress.bar("Warming") as show:
+    size = kept_code.size(place)
+    with progress.bar("Warming") as show:
         for number, name in enumerate(chosen):
             show(number / len(chosen), name)
-            began, before = time.monotonic(), len(compiled)
+            began = time.monotonic()
             for prepare in parts[name]:
                 prepare()
-            more, took = len(compiled) - before, time.monotonic() - began
-            made = f"{counted(more, 'function')} compiled in {took:,.0f} s"
+            more = kept_code.size(place) - size
+            size += more
+            made = f"{more / 1e6:,.1f} MB in {time.monotonic() - began:,.0f} s"
             print(f"{name}: {made if more else 'was there'}", flush=True)
-    print(f"All that {place} has: {kept_code.size(place) / 1e6:,.1f} MB")
-
-
-@contextmanager
-def _wholes_compiled() -> Iterator[list[str]]:
-    """Give a list of the functions, as kept, that are compiled meanwhile."""
-    from numba.core import event
-
-    compiled: list[str] = []
-    depth = 0
-
-    class Wholes(event.Listener):
-        def on_start(self, _: Any) -> None:
-            nonlocal depth
-            depth += 1
-
-        def on_end(self, about: Any) -> None:
-            nonlocal depth
-            depth -= 1
-            if not depth:
-                compiled.append(about.data["dispatcher"].py_func.__name__)
-
-    with event.install_listener("numba:compile", Wholes()):
-        yield compiled
+    print(f"All that {place} has: {size / 1e6:,.1f} MB")
 
 
 def _parts() -> dict[str, list[Callable[[], object]]]:
