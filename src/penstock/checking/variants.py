@@ -23,11 +23,6 @@ def with_order(network: Network, order: OrderChoice | Mapping[str, OrderChoice])
     """Return a network with another order at all pools, or at those that a mapping names.
 
     ``priority`` without stages is that of the requests, by which each engine of a pool goes then.
-
-    Raises
-    ------
-    InputError
-        If a pool or an order is unknown.
     """
     if isinstance(order, Mapping):
         for name in order:
@@ -59,11 +54,6 @@ def with_router(network: Network, router: str | Router) -> Network:
     """Return a network with another router before all pools of several replicas.
 
     A pool that has the router already keeps it with its settings.
-
-    Raises
-    ------
-    InputError
-        If the router is unknown.
     """
     chosen = resolve_router(router)
     pools = {
@@ -76,13 +66,7 @@ def with_router(network: Network, router: str | Router) -> Network:
 
 
 def with_policy(network: Network, policy: str | Scheduler) -> Network:
-    """Return a network with another policy at all pools.
-
-    Raises
-    ------
-    InputError
-        If the policy is unknown, or cannot serve a pool as it is.
-    """
+    """Return a network with another policy at all pools."""
     pools = {
         name: dataclasses.replace(
             pool, servers=tuple((one.with_policy(policy), count) for one, count in pool.servers)

@@ -80,31 +80,18 @@ def _is_shipped(function: Callable[..., Any]) -> bool:
 class OwnFunction:
     """A named function that a user may bring, such as a policy, compiled when it is first needed. A
     subclass is a dataclass that sets the four attributes below.
-
-    Attributes
-    ----------
-    word, arguments, form
-        What messages call one, what it takes, and what such a function is, in words.
-    signature
-        The Numba type under which the kernel calls it.
     """
 
-    word: ClassVar[str]
-    arguments: ClassVar[tuple[str, ...]]
-    form: ClassVar[str]
-    signature: ClassVar[Any]
+    word: ClassVar[str]  # what messages call one
+    arguments: ClassVar[tuple[str, ...]]  # what it takes
+    form: ClassVar[str]  # what such a function is, in words
+    signature: ClassVar[Any]  # the Numba type under which the kernel calls it
     name: str
     function: Callable[..., Any] | None
 
     @functools.cached_property
     def compiled(self) -> Any:
-        """The function under the kernel's explicit type; None where there is none.
-
-        Raises
-        ------
-        InputError
-            If it cannot be compiled to that type.
-        """
+        """The function under the kernel's explicit type; None where there is none."""
         if self.function is None:
             return None
         return compile_under(self.function, self.signature, f"{self.word} {self.name!r}", self.form)
@@ -116,13 +103,7 @@ class OwnFunction:
 
     @classmethod
     def name_and_function(cls, function: Any, name: object) -> tuple[str, Callable[..., Any]]:
-        """Return the name, by default the function's, and the function as written.
-
-        Raises
-        ------
-        InputError
-            If it is no function, or takes others than ``arguments``; if the name is no text.
-        """
+        """Return the name, by default the function's, and the function as written."""
         function = getattr(function, "py_func", function)  # one that Numba has compiled already
         article = "an" if cls.word[0] in "aeiou" else "a"
         takes = ", ".join(cls.arguments)

@@ -84,141 +84,81 @@ def words_where(*cases: tuple[Any, *tuple[str, ...]]) -> list[str]:
 
 
 class Scheduler(abc.ABC):
-    """What forms batches.
+    """What forms batches."""
 
-    Attributes
-    ----------
-    name
-        How tables and messages call it.
-    options
-        Its settings that have names.
-    rule
-        The kernel's number for it.
-    kernel_options, kernel_numbers
-        What the kernel's rule is told of the settings: fields of `penstock.kernel.records.POOL`,
-        and numbers of which the first is one that it changes.
-    work_conserving
-        Whether batches carry what waits up to the token budget and no more, with ample memory and
-        slots; None: not known.
-    by_phase
-        Whether it says how many tokens each phase gets, and the requests of a phase are served in
-        order.
-    phases
-        Which phase is served alone while it has work, or first, by a rule of the paper's Table 1;
-        None: by another.
-    own_budget
-        Whether it chooses the budget of each batch, up to the token budget.
-    back_pressure
-        Whether it weighs prefill against decode by what waits in each, as
-        `penstock.system.adaptive.maxweight` does.
-    cuts_prompts, cut_by
-        Whether a prompt may be spread over batches, and the setting that says so; empty: none does.
-    decodes_beyond
-        Whether all that run decode in one batch, even beyond the token budget.
-    decodes_at_once
-        Whether all that run decode in one batch, so that no more may run than the token budget.
-    slots_by_budget
-        Whether no more requests run than the token budget, without a max batch size too.
-    orders
-        Orders of the queue that it knows.
-    has_kv_memory
-        Whether it comes with KV memory that ends, so that a server without a limit is not what it
-        is.
-    block_size
-        Tokens in a block of KV memory, unless told otherwise.
-    own_blocks
-        Blocks that no request ever gets.
-    whole_blocks
-        Whether it cuts prompts to whole blocks.
-    has_watermark
-        Whether its admissions can be told to leave a share of the blocks free.
-    watermark_alone
-        Whether they do where nobody runs, too.
-    admits_what_fits
-        Whether nobody waits for memory while enough of it is free.
-    longest_context
-        Tokens that a request may come to, prompt and outputs, which are cut to it; 0: any.
-    drafted_tokens
-        Tokens beyond its own that a request needs memory for: drafts, until they are verified.
-    reserves_last_token
-        Whether memory reserved to completion has room for the last output, which is never computed.
-    outputs_per_decode
-        Outputs that a decode brings on average, with all its drafts.
-    ahead
-        Whether a batch is composed when the one before it starts.
-    sorts_queue
-        Whether its queue goes by rank in every order, longest declared outputs first.
-    reads_declared, knows_outputs
-        Whether its admission goes by the outputs that requests declare; and takes them for those
-        that they make.
-    beside_prompt
-        Tokens of the budget that a batch keeps beside each prompt.
-    loses_in_flight
-        Whether a preempted request loses the token that the batch in progress brings.
-    receives
-        Whether requests that were prefilled elsewhere may go on here with their KV memory.
-    caches_prefixes
-        Whether prompts that begin alike may share blocks.
-    caches_by_default
-        Whether it shares them unless told otherwise.
-    goes_by_cache
-        Whether its queue goes by what the cache lacks, also where no two prompts begin alike.
-    caches_in_tree
-        Whether what it caches is a tree of prefixes (SGLang), in place of blocks by name.
-    limit_rule
-        How it chooses token budget and max batch size by itself; None: it wants to be told, or it
-        is not known.
-    gpu_rule
-        How it divides the memory of a GPU; None: not known.
-    program
-        How it is started; None: not known.
-    """
-
-    name: str
-    options: Mapping[str, Any] = {}
-    rule: int = records.SEAM
+    name: str  # how tables and messages call it
+    options: Mapping[str, Any] = {}  # its settings that have names
+    rule: int = records.SEAM  # the kernel's number for it
+    # what the kernel's rule is told of the settings: fields of `penstock.kernel.records.POOL`, and
+    # numbers of which the first is one that it changes
     kernel_options: Mapping[str, int] = {}
     kernel_numbers: tuple[float, ...] = (0.0,)
 
+    # whether batches carry what waits up to the token budget and no more, with ample memory and
+    # slots; None: not known
     work_conserving: bool | None = None
+    # whether it says how many tokens each phase gets, and the requests of a phase are served in
+    # order
     by_phase: bool = True
+    # which phase is served alone while it has work, or first, by a rule of the paper's Table 1;
+    # None: by another
     phases: Phases | None = None
-    own_budget: bool = False
+    own_budget: bool = False  # whether it chooses the budget of each batch, up to the token budget
+    # whether it weighs prefill against decode by what waits in each, as
+    # `penstock.system.adaptive.maxweight` does
     back_pressure: bool = False
 
+    # whether a prompt may be spread over batches, and the setting that says so; empty: none does
     cuts_prompts: bool = True
     cut_by: str = ""
+    # whether all that run decode in one batch, even beyond the token budget
     decodes_beyond: bool = False
+    # whether all that run decode in one batch, so that no more may run than the token budget
     decodes_at_once: bool = False
+    # whether no more requests run than the token budget, without a max batch size too
     slots_by_budget: bool = False
-    orders: tuple[str, ...] = ("fcfs", "priority")
+    orders: tuple[str, ...] = ("fcfs", "priority")  # orders of the queue that it knows
 
+    # whether it comes with KV memory that ends, so that a server without a limit is not what it is
     has_kv_memory: bool = False
-    block_size: int = 16
-    own_blocks: int = 0
-    whole_blocks: bool = False
+    block_size: int = 16  # tokens in a block of KV memory, unless told otherwise
+    own_blocks: int = 0  # blocks that no request ever gets
+    whole_blocks: bool = False  # whether it cuts prompts to whole blocks
+    # whether its admissions can be told to leave a share of the blocks free
     has_watermark: bool = True
-    watermark_alone: bool = True
-    admits_what_fits: bool = True
+    watermark_alone: bool = True  # whether they do where nobody runs, too
+    admits_what_fits: bool = True  # whether nobody waits for memory while enough of it is free
+    # tokens that a request may come to, prompt and outputs, which are cut to it; 0: any
     longest_context: int = 0
+    # tokens beyond its own that a request needs memory for: drafts, until they are verified
     drafted_tokens: int = 0
-    outputs_per_decode: float = 1.0
+    outputs_per_decode: float = 1.0  # outputs that a decode brings on average, with all its drafts
+    # whether memory reserved to completion has room for the last output, which is never computed
     reserves_last_token: bool = False
-    ahead: bool = False
+    ahead: bool = False  # whether a batch is composed when the one before it starts
+    # whether its queue goes by rank in every order, longest declared outputs first
     sorts_queue: bool = False
+    # whether its admission goes by the outputs that requests declare; and takes them for those that
+    # they make
     reads_declared: bool = False
     knows_outputs: bool = False
-    beside_prompt: int = 0
+    beside_prompt: int = 0  # tokens of the budget that a batch keeps beside each prompt
+    # whether a preempted request loses the token that the batch in progress brings
     loses_in_flight: bool = False
+    # whether requests that were prefilled elsewhere may go on here with their KV memory
     receives: bool = False
-    caches_prefixes: bool = True
-    caches_by_default: bool = False
+    caches_prefixes: bool = True  # whether prompts that begin alike may share blocks
+    caches_by_default: bool = False  # whether it shares them unless told otherwise
+    # whether its queue goes by what the cache lacks, also where no two prompts begin alike
     goes_by_cache: bool = False
+    # whether what it caches is a tree of prefixes (SGLang), in place of blocks by name
     caches_in_tree: bool = False
 
+    # how it chooses token budget and max batch size by itself; None: it wants to be told, or it is
+    # not known
     limit_rule: LimitRule | None = None
-    gpu_rule: GpuRule | None = None
-    program: Program | None = None
+    gpu_rule: GpuRule | None = None  # how it divides the memory of a GPU; None: not known
+    program: Program | None = None  # how it is started; None: not known
 
     parameters: "Parameters | None" = None
 
