@@ -81,9 +81,9 @@ def _workflows(rows: Sequence[ComparedWorkflow], first: str | None) -> list[str]
     for row in rows[:_MOST_WORKFLOWS]:
         text = f"{row.workflow} {seconds(row.latency['e2e_s']['mean'].value)} s"
         change = row.difference and row.difference["e2e_s"]["mean"]
-        if change and change.value is not None and change.low is not None and change.high:
+        if change and change.value is not None and change.low is not None:
             less = "less" if change.value < 0 else "more"
-            sure = "" if change.low * change.high > 0 else ", perhaps by chance"
+            sure = "" if change.low * (change.high or 0.0) > 0 else ", perhaps by chance"
             text += f" ({seconds(abs(change.value))} s {less} than {first}{sure})"
         said.append(text)
     return said

@@ -11,24 +11,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-GOOD = frozenset({"stable", "met", "held", "same", "inside"})
+GOOD = frozenset({"stable", "met", "held", "inside"})
 BAD = frozenset(
-    {
-        "contradiction",
-        "unstable",
-        "critical",
-        "missed",
-        "unreachable",
-        "fails",
-        "outside",
-        "overloaded",
-    }
+    {"contradiction", "unstable", "critical", "missed", "unreachable", "fails", "outside"}
+    | {"overloaded"}
 )
-PLAIN = frozenset(
-    {"swept", "compared", "calibrated", "changed", "fitted", "measured", "keep", "change"}
-)
+PLAIN = frozenset({"swept", "calibrated", "fitted", "keep", "change"})
 """Words that say what was done and judge nothing."""
-OPEN = frozenset({"unknown", "undecided", "not tested", "not checked", "differs"})
+OPEN = frozenset({"unknown", "undecided", "not tested", "no verdict", "on trust"})
 
 MOST_LINES = 6
 """Of a head, so that it is read at a glance."""
@@ -71,7 +61,7 @@ class Fact:
 
 @dataclasses.dataclass(frozen=True)
 class Hypothesis:
-    """A condition of a theorem: ``held``, ``fails`` or ``not checked``, and why."""
+    """A condition of a theorem: ``held``, ``fails`` or ``on trust``, and why."""
 
     name: str
     state: str

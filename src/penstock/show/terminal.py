@@ -21,7 +21,7 @@ _COLOUR_OF = (
     | dict.fromkeys(pages.BAD, "bold red")
     | dict.fromkeys(pages.PLAIN, "bold")
     | dict.fromkeys(pages.OPEN, "bold yellow")
-    | dict.fromkeys(("held", "on trust", "same"), "default")
+    | dict.fromkeys(("held", "on trust"), "default")
     | {"contradiction": "bold red reverse"}
 )
 
