@@ -17,10 +17,11 @@ from penstock.theory.network.certificate import SPIRAL, VIRTUAL, NetworkCertific
 from penstock.words import counted, sentence
 from penstock.workload.workload import Workload
 
+LATENCIES = {"ttft_s": "First token", "tbt_s": "Per token", "e2e_s": "Whole call"}
 MOST_NAMED = 2  # of several things; the others are counted
 _NEVER = " never binds"
 _CLOSE = 0.01  # to a limit, where whole percents say too little
-_SAME = 0.01  # share by which a certified rate may lie below the limit of all schedulers
+SAME = 0.01  # share by which a certified rate may lie below the limit of all schedulers
 
 
 def asked_of_server(
@@ -125,7 +126,7 @@ def _proved(
     if certificate.verdict == "unstable" and load <= 1:
         text = certificate.reason
     far = ""
-    if certificate.verdict == "stable" and certified < 1 - _SAME:
+    if certificate.verdict == "stable" and certified < 1 - SAME:
         far = f" up to {share_of(certified)} of that limit"
     trusted = f", which trusts: {', '.join(certificate.trusted)}" if certificate.trusted else ""
     proof = f" Proved{far}{middle}: {certificate.theorem}{trusted}." if certificate.theorem else ""

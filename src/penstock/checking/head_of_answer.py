@@ -8,6 +8,7 @@ from penstock.checking.answer import ROWS_UP_TO, Answer, TargetAnswer
 from penstock.checking.any_answer import AnyAnswer
 from penstock.checking.batch_means import Statistics, enough_for_bursts
 from penstock.checking.head import (
+    LATENCIES,
     MOST_NAMED,
     first_lines,
     first_lines_of_network,
@@ -22,7 +23,6 @@ from penstock.simulation.run import Run
 from penstock.theory.certificate import Certificate
 from penstock.words import seconds, sentence
 
-_METRICS = {"ttft_s": "First token", "tbt_s": "Per token", "e2e_s": "Whole call"}
 _COSTS = 0.01  # share of tokens done again by preemptions that is worth a word
 OR_MORE = " or more"  # where a run has no upper end
 BEHIND_WHY = "hypotheses and limits"
@@ -45,7 +45,7 @@ def head_of_server(answer: Answer, scenario: Scenario | None) -> list[Line]:
         of = answer.latency
         if not of.too_short:  # else another length would do
             enough = enough_for_bursts(_shown(of.estimates), of.confidence, of.requests)
-        texts = {label: _latency(of.estimates[metric]) for metric, label in _METRICS.items()}
+        texts = {label: _latency(of.estimates[metric]) for metric, label in LATENCIES.items()}
         texts = _with_remedy(texts, "--requests", enough)
     else:
         texts = latency_of_run(answer.run)
@@ -107,7 +107,7 @@ def latency_of_run(run: Run) -> dict[str, str]:
     rows = {row["metric"]: row for row in run.latency().iter_rows(named=True)}
     return {
         label: f"{_time(rows[metric]['mean'])} mean, {_time(rows[metric]['p99'])} p99"
-        for metric, label in _METRICS.items()
+        for metric, label in LATENCIES.items()
     }
 
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from penstock.checking.answer import Answer
 from penstock.checking.any_answer import AnyAnswer
 from penstock.checking.comparison import ComparedWorkflow, NetworkComparison
-from penstock.checking.head import asked_of_server
+from penstock.checking.head import LATENCIES, asked_of_server
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
 from penstock.words import seconds
 
-_SHORT = {"ttft_s": "first token", "tbt_s": "per token", "e2e_s": "whole call"}
 _MOST_WORKFLOWS = 2  # in a line
 
 
@@ -36,8 +35,8 @@ def _policy(answer: Answer, fastest: bool) -> str:
         grows = f": it does {does:.3g} times the work that arrives" if does < 1 else ""
         return f"{answer.verdict}{grows}"
     means = [
-        f"{words} {seconds(answer.latency.estimates[metric]['mean'].value)} s"
-        for metric, words in _SHORT.items()
+        f"{words.lower()} {seconds(answer.latency.estimates[metric]['mean'].value)} s"
+        for metric, words in LATENCIES.items()
     ]
     return f"{answer.verdict}; {', '.join(means)}{', the fastest' if fastest else ''}"
 

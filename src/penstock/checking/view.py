@@ -11,6 +11,7 @@ from penstock.checking.answer import Answer, Drawn, TargetAnswer
 from penstock.checking.any_answer import AnyAnswer
 from penstock.checking.doubt import known_within
 from penstock.checking.figures import gantt_figure, latency_figure, region_figure, token_figure
+from penstock.checking.head import SAME
 from penstock.checking.head_of_answer import (
     BEHIND_ALL,
     BEHIND_WHY,
@@ -37,10 +38,6 @@ class Doubted(Protocol):
     def disagreement(self) -> str | None:
         """What to doubt then; else None."""
 
-
-# share by which a certified rate may differ from the one above which no policy is stable, to be
-# called the same
-_SAME = 0.01
 
 MIDDLE = ", with the middle batch times"
 """Said of a verdict that need not hold with others that may be true."""
@@ -331,7 +328,7 @@ def share(value: float, limit: float = 0.0) -> str:
 def _beside_the_limit(certificate: Certificate, server: Server) -> str:
     """Say what any policy's limit leaves out: unbounded KV memory, and lower ones of schedulers."""
     certified = certificate.certified_rate or 0.0
-    if certified >= (1 - _SAME) * certificate.max_rate or certificate.margin < 0:
+    if certified >= (1 - SAME) * certificate.max_rate or certificate.margin < 0:
         return ""
     said = "; a scheduler's own limit may be lower: ask max-rate"
     bounded = any(bound.name == "KV memory" for bound in certificate.bounds)

@@ -24,7 +24,6 @@ _SHAPES = {"stable": "circle", "undecided": "triangle-up", "unstable": "cross"}
 
 LIMITS = "Vertical lines: the highest stable rate of each."
 
-_TITLES = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e_s": "End to end"}
 _LABELS = {
     "token_budget": "Token budget (tokens)",
     "max_batch_size": "Max batch size (requests)",
@@ -123,12 +122,12 @@ def _lines(
     of = f", a line per {title.lower()}" if points["line"].n_unique() > 1 else ""
     limited = f" {LIMITS}" if limits else ""
     return {
-        f"{_TITLES[metric]}, {statistic}, over {label(x)}{of}.{limited}": _line(
+        f"{METRICS[metric]}, {statistic}, over {label(x)}{of}.{limited}": _line(
             points,
             x,
             f"{metric[:-2]}_{statistic}_s",
             "Seconds",
-            f"{_TITLES[metric]}, {statistic}",
+            f"{METRICS[metric]}, {statistic}",
             title,
             limits,
         )
@@ -329,8 +328,8 @@ def _dots(points: pl.DataFrame) -> dict[str, Any]:
         )
         shape = alt.Scale(domain=list(SHOWN), range=["circle", "diamond"])
         color = alt.Scale(domain=list(SHOWN), range=[COLOURS[0], COLOURS[1]])
-        charts[f"{_TITLES[metric]} of each: median and 99th percentile."] = (
-            alt.Chart(shown.drop_nulls(), title=_TITLES[metric])
+        charts[f"{METRICS[metric]} of each: median and 99th percentile."] = (
+            alt.Chart(shown.drop_nulls(), title=METRICS[metric])
             .mark_point(size=90, filled=True, opacity=1)
             .encode(
                 x=alt.X("value:Q", title="Seconds (log scale)", scale=_LOG, axis=_SECONDS),
