@@ -2,14 +2,12 @@
 that nobody gave.
 """
 
-import dataclasses
 import math
 
 from penstock.checking.verdict import verdict
 from penstock.errors import InputError
 from penstock.simulation.quick import MemoryEstimate
-from penstock.system.memory import Memory
-from penstock.system.server import Server
+from penstock.system.server import Server, with_kv_tokens
 from penstock.theory.kv_blocks import drawn, reuses
 from penstock.theory.load import Load
 from penstock.workload.workload import Workload
@@ -118,14 +116,8 @@ def _below(workload: Workload, server: Server) -> str:
 
 def _verdict(workload: Workload, server: Server, tokens: int) -> str:
     """Return the verdict with so many KV tokens; ``unstable`` where a request never fits."""
-    size = server.policy.block_size if server.memory is None else server.memory.block_size
-    if tokens < size:
-        return "unstable"
-    memory = Memory.of_tokens(tokens, size)
-    if server.memory is not None:
-        memory = dataclasses.replace(server.memory, blocks=memory.blocks)
     try:
-        limited = dataclasses.replace(server, memory=memory, gpu=None)
+        limited = with_kv_tokens(server, tokens)
         return verdict(workload, limited, resolution=_RESOLUTION, seed=workload.seed).verdict
     except InputError:
         return "unstable"

@@ -1,15 +1,13 @@
 """What differs from hardware to hardware: KV memory, accelerators and their price."""
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.system.memory import Memory
 from penstock.system.presets import hardware as preset
-from penstock.system.server import Server
+from penstock.system.server import Server, with_kv_tokens
 
 
 def with_memory(
@@ -43,11 +41,7 @@ def _with_memory(
             "of each hardware by a "
             "part of its name, such as {tp1: 40000, tp4: 400000}"
         )
-    size = server.policy.block_size if server.memory is None else server.memory.block_size
-    memory = Memory.of_tokens(tokens, size)
-    if server.memory is not None:
-        memory = dataclasses.replace(server.memory, blocks=memory.blocks)
-    return dataclasses.replace(server, memory=memory, gpu=None)
+    return with_kv_tokens(server, tokens)
 
 
 def _matching(what: str, values: Mapping[str, Any], kind: str) -> str:

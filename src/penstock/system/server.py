@@ -425,6 +425,15 @@ def _memory(
     return Memory.of_tokens(kv_tokens, block_size) if kv_tokens is not None else memory
 
 
+def with_kv_tokens(server: Server, tokens: int) -> Server:
+    """Return a server with KV memory of so many tokens, its rules and blocks as they are."""
+    size = server.policy.block_size if server.memory is None else server.memory.block_size
+    memory = Memory.of_tokens(tokens, size)
+    if server.memory is not None:
+        memory = dataclasses.replace(server.memory, blocks=memory.blocks)
+    return dataclasses.replace(server, memory=memory, gpu=None)
+
+
 def _memory_of_gpu(
     gpu: Gpu, policy: Scheduler, token_budget: int, rules: Memory | None
 ) -> tuple[Gpu, Memory | None]:
