@@ -31,7 +31,7 @@ from penstock.show.options import (
     Strict,
     Why,
     check_outputs,
-    depth,
+    depth_of,
     files_of,
     save_figures,
     show_page,
@@ -84,7 +84,7 @@ def region(
         "calibration": reach and {"load": list(reach.load), "max_rate": list(reach.max_rate)},
         "warnings": [*known_within(chosen.workload, chosen.server), *notes],
     }
-    show_page(region_page(found, chosen), document, report, as_json, depth(why, everything))
+    show_page(region_page(found, chosen), document, report, as_json, depth_of(why, everything))
 
 
 def max_rate(
@@ -115,13 +115,13 @@ def max_rate(
     of_network = {"--routers": routers, "--orders": orders}
     document, is_network = read_either(scenario, {"--alpha": alpha}, of_network)
     progress.announce_compilation()
-    shown = depth(why, everything)
+    depth = depth_of(why, everything)
     if is_network:
         axes = {"policies": policies, "routers": routers, "orders": orders}
-        _max_load(chosen_network(scenario, document, None), axes, precision, seed, as_json, shown)
+        _max_load(chosen_network(scenario, document, None), axes, precision, seed, as_json, depth)
         return
     chosen = chosen_scenario(scenario, None, None, seed, document)
-    _max_rate(chosen, policies, precision, alpha, as_json, shown)
+    _max_rate(chosen, policies, precision, alpha, as_json, depth)
 
 
 def _max_rate(
@@ -130,7 +130,7 @@ def _max_rate(
     precision: float | None,
     alpha: float | None,
     as_json: bool,
-    shown: "Depth",
+    depth: "Depth",
 ) -> None:
     """Find what one server carries under each policy."""
     from penstock.capacity import max_rate as search
@@ -161,7 +161,7 @@ def _max_rate(
     policies_found = {name: rate.as_dict() for name, rate in found.items()}
     document = {"policies": policies_found, "warnings": [*notes, *notices]}
     page = max_rate_page(found, chosen, servers, notes, notices)
-    show_page(page, document, None, as_json, shown)
+    show_page(page, document, None, as_json, depth)
 
 
 def _max_load(
@@ -170,7 +170,7 @@ def _max_load(
     precision: float | None,
     seed: int | None,
     as_json: bool,
-    shown: "Depth",
+    depth: "Depth",
 ) -> None:
     """Find what a network carries, as it is or in each variant that is asked for."""
     from penstock.capacity import max_rate as search
@@ -207,7 +207,7 @@ def _max_load(
         "warnings": [*notes, *notices],
     }
     page = max_load_page(found, chosen, varied(axes), [*notes, *notices])
-    show_page(page, document, None, as_json, shown)
+    show_page(page, document, None, as_json, depth)
 
 
 def _front_notes(network: "Network") -> list[str]:
@@ -265,6 +265,6 @@ def recommend(
             progress=show,
         )  # fmt: skip
     page = recommend_page(found, chosen)
-    show_page(page, found.as_dict(), None, as_json, depth(why, everything))
+    show_page(page, found.as_dict(), None, as_json, depth_of(why, everything))
     if strict and (found.verdict != "stable" or found.recommended.missed):
         raise typer.Exit(EXIT_ANSWER_IS_NO)

@@ -40,7 +40,7 @@ from penstock.show.options import (
     Why,
     begin,
     check_outputs,
-    depth,
+    depth_of,
     files_of,
     save_figures,
     show_page,
@@ -103,8 +103,8 @@ def check(
     document, is_network = read_either(scenario, of_server, {"--jobs": jobs, "--orders": orders})
     if is_network:
         network = chosen_network(scenario, document, jobs)
-        shown = depth(why, everything)
-        answer_network(network, seed, resolution, orders, as_json, figures, report, strict, shown)
+        depth = depth_of(why, everything)
+        answer_network(network, seed, resolution, orders, as_json, figures, report, strict, depth)
         return
     chosen = chosen_scenario(scenario, policy, requests, seed, document)
     from penstock.checking import answer
@@ -125,7 +125,7 @@ def check(
     document = result.as_dict()
     document |= {"measured": measured(chosen), "next": result.next_step(chosen.file)}
     page = result.page(chosen)
-    show_page(page, document, report, as_json, depth(why, everything), begun=begun.lines)
+    show_page(page, document, report, as_json, depth_of(why, everything), begun=begun.lines)
     if strict and (result.verdict != "stable" or result.missed):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
@@ -195,8 +195,8 @@ def compare(
         axes = {"policies": policies, "routers": routers, "orders": orders}
         asked = {"seed": seed, "resolution": resolution, "targets": targets or ()}
         network = chosen_network(scenario, document, jobs)
-        shown = depth(why, everything)
-        compare_variants(network, axes, asked, as_json, figures, report, strict, shown)
+        depth = depth_of(why, everything)
+        compare_variants(network, axes, asked, as_json, figures, report, strict, depth)
         return
     chosen = chosen_scenario(scenario, None, requests, seed, document)
     progress.announce_compilation()
@@ -224,7 +224,7 @@ def compare(
     answers = {name: a.as_dict() for name, a in results.items()}
     document = {"policies": answers, "measured": measured(chosen)}
     page = compare_page(chosen, results, left_out)
-    show_page(page, document, report, as_json, depth(why, everything))
+    show_page(page, document, report, as_json, depth_of(why, everything))
     if strict and any(a.verdict != "stable" for a in results.values()):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
@@ -282,7 +282,7 @@ def simulate(
     }
     drawn = answer.Drawn(chosen.workload, chosen.server)
     page = run_page(chosen, certificate, run, drawn, warnings)
-    show_page(page, document_of_run, report, as_json, depth(why, everything), begun=begun.lines)
+    show_page(page, document_of_run, report, as_json, depth_of(why, everything), begun=begun.lines)
 
 
 def _draw(

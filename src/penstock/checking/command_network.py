@@ -93,7 +93,7 @@ def compare_variants(
     figures: Path | None,
     report: Path | None,
     strict: bool,
-    shown: "Depth",
+    depth: "Depth",
 ) -> None:
     """Compare a network's policies, routers and orders; ``asked`` goes to `compare_networks`."""
     if all(given is None for given in axes.values()):
@@ -104,7 +104,7 @@ def compare_variants(
             f"orders side by side; name some, as {such}"
         )
     networks = chosen_variants(chosen, axes)
-    _compare(chosen, networks, varied(axes), asked, as_json, figures, report, strict, shown)
+    _compare(chosen, networks, varied(axes), asked, as_json, figures, report, strict, depth)
 
 
 def _compare(
@@ -116,7 +116,7 @@ def _compare(
     figures: Path | None,
     report: Path | None,
     strict: bool,
-    shown: "Depth",
+    depth: "Depth",
 ) -> None:
     """Put networks side by side."""
     from penstock.checking.comparison import compare_networks
@@ -136,7 +136,7 @@ def _compare(
 
         save_figures({"latency_cdfs": compared_latencies(comparison, what)}, figures, as_json)
     page = comparison.page(chosen, what)
-    show_page(page, comparison.as_dict(), report, as_json, shown)
+    show_page(page, comparison.as_dict(), report, as_json, depth)
     if strict and any(answer.verdict != "stable" for answer in comparison.answers.values()):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 

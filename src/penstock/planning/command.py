@@ -20,7 +20,7 @@ from penstock.show.options import (
     Strict,
     Why,
     check_outputs,
-    depth,
+    depth_of,
     files_of,
     save_figures,
     say_written,
@@ -116,7 +116,7 @@ def plan(
         job=answers.job,
         launches=answers.launches,
     )  # fmt: skip
-    show_page(page, answers.as_dict(), report, as_json, depth(why, everything))
+    show_page(page, answers.as_dict(), report, as_json, depth_of(why, everything))
     no_plan = answers.plan is not None and answers.plan.answer != "met"
     no_job = answers.job is not None and answers.job.best is None
     if strict and (no_plan or no_job):

@@ -169,7 +169,7 @@ def print_json(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
-def depth(why: bool, everything: bool) -> "Depth":
+def depth_of(why: bool, everything: bool) -> "Depth":
     """Return how much of a page is to be printed."""
     if everything:
         return "all"

@@ -170,12 +170,9 @@ class Page:
 
     @property
     def word(self) -> str:
-        """The verdict, or nothing where there is none, or one for each of several things."""
-        if self.head:
-            return next((line.label for line in self.head if line.judges), "")
-        several = len(self.verdicts) > 1
-        first = [v.word for v in self.verdicts[:1] if not (several and v.about)]
-        return "".join(first)
+        """The first verdict, or nothing where there is none."""
+        judged = [line.label for line in self.head if line.judges]
+        return next(iter(judged or [verdict.word for verdict in self.verdicts]), "")
 
 
 class Shown(abc.ABC):

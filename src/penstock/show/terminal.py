@@ -32,10 +32,7 @@ def print_page(
     depth: pages.Depth = "head",
     begun: int = 0,
 ) -> None:
-    """Print the head, after the lines of it that are printed already, and what is asked besides.
-
-    That is, behind the head, verdicts first, then the sections, then what to know besides.
-    """
+    """Print the head, after the lines of it that are printed already, and what is asked besides."""
     console = _wide_enough(console)
     print_head(page.head[begun:], console)
     if depth != "head" or not page.head:
@@ -71,7 +68,9 @@ def _wide_enough(console: Console | None) -> Console:
 
 
 def _print_behind(console: Console, page: pages.Page, depth: pages.Depth) -> None:
-    """Print what is behind the head, or the whole page where it has none."""
+    """Print what is behind the head, or the whole page where it has none: what to know first,
+    verdicts, sections, what to know besides.
+    """
     if page.head:
         if page.heading:
             _say(console, f"\n{escape(page.heading)}")

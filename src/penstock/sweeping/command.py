@@ -16,7 +16,7 @@ from penstock.show.options import (
     Seed,
     Why,
     check_outputs,
-    depth,
+    depth_of,
     files_of,
     save_figures,
     say_written,
@@ -139,7 +139,7 @@ def sweep(
 
         save_figures(drawings(table, names), figures, as_json)
     page = sweep_page(table, names, scenario.stem, sort)
-    show_page(page, document, report, as_json, depth(why, everything))
+    show_page(page, document, report, as_json, depth_of(why, everything))
 
 
 def _refuse_if_all_bad(table: "pl.DataFrame", *files: Path | None) -> None:

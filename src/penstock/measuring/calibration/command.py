@@ -20,7 +20,7 @@ from penstock.show.options import (
     Report,
     Why,
     check_outputs,
-    depth,
+    depth_of,
     save_figures,
     say_written,
     show_page,
@@ -195,7 +195,7 @@ def calibrate(
         from penstock.measuring.calibration import charts
 
         save_figures(charts.figures(answer), figures, as_json)
-    show_page(answer.page(names), answer.as_dict(), report, as_json, depth(why, everything))
+    show_page(answer.page(names), answer.as_dict(), report, as_json, depth_of(why, everything))
     if strict and answer.missed:
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 

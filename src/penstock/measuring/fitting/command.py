@@ -18,7 +18,7 @@ from penstock.show.options import (
     Report,
     Why,
     check_outputs,
-    depth,
+    depth_of,
     save_figures,
     say_written,
     show_page,
@@ -108,7 +108,7 @@ def fit(
             "batch_time_errors": plotting_fit.relative_errors(found),
         }
         save_figures(charts, figures, as_json)
-    show_page(found.page(), found.as_dict(), report, as_json, depth(why, everything))
+    show_page(found.page(), found.as_dict(), report, as_json, depth_of(why, everything))
 
 
 def _pair(text: str) -> tuple[str, str]:
