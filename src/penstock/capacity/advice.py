@@ -1,6 +1,4 @@
-"""What a recommendation says beside its choice: too much arrives, a trade that it leaves, what to
-do next.
-"""
+"""What a recommendation says beside its choice: overload, a trade that it leaves, what is next."""
 
 import itertools
 import math

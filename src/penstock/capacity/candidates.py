@@ -1,6 +1,4 @@
-"""Which policies and token budgets are worth simulating on a server, and which theory rules out
-before.
-"""
+"""Policies and token budgets worth simulating on a server, and those that theory rules out."""
 
 import dataclasses
 import itertools

@@ -1,6 +1,4 @@
-"""The heads of ``max-rate``, ``recommend`` and ``region``: the answer first, then by what it is
-known, what binds, and what it costs.
-"""
+"""The heads of ``max-rate``, ``recommend`` and ``region``: the answer, its source, its price."""
 
 from collections.abc import Mapping, Sequence
 

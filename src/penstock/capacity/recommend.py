@@ -1,6 +1,4 @@
-"""Which policy and which token budget to use on a server, why, and what that gains over the current
-ones.
-"""
+"""Which policy and token budget to use on a server, why, and what that gains over those now."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -257,9 +257,7 @@ class Recommendation:
         return f"what holds it back is the {' and the '.join(self.binding)}"
 
     def next_step(self, file: str) -> str | None:
-        """Return what to do about targets that are not met, for the scenario of that file; None
-        where all are.
-        """
+        """Return what to do about targets that are not met, for a scenario file, or None."""
         return advice.next_step(self.recommended.targets, self.recommended.answer.run.arrived, file)
 
     def _nearest(self, targets: str) -> str:

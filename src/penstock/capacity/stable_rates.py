@@ -1,6 +1,4 @@
-"""The highest stable rate of a server: by theorem where theorems leave no gap, by simulation where
-they do.
-"""
+"""The highest stable rate of a server: by theorem where these leave no gap, else by simulation."""
 
 import dataclasses
 import itertools

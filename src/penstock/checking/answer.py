@@ -139,9 +139,7 @@ class Answer(AnyAnswer):
         }
 
     def next_step(self, file: str) -> str | None:
-        """Return what to do about targets that are not met, or too much load, for the scenario of
-        that file.
-        """
+        """Return what to do about targets that are not met, or too much load, or None."""
         if self.verdict == "unstable" and not self.targets:
             return self._less_load(file)
         if not self.missed:

@@ -1,6 +1,4 @@
-"""What the answer for a server and that for a network have in common: theorem and test side by
-side.
-"""
+"""What the answers for a server and for a network have in common: theorem and test side by side."""
 
 import abc
 from typing import TYPE_CHECKING, Any
@@ -52,9 +50,7 @@ class AnyAnswer(Shown):
 
     @property
     def reason(self) -> str:
-        """The sentence of the one that gave the verdict, or of both where they contradict each
-        other.
-        """
+        """The sentence of the one that gave the verdict, or of both if they contradict."""
         if self.calibration is not None and self.hinges_on_calibration:
             return self.calibration.reason(self._deciding.verdict)
         return self.disagreement or self._deciding.reason

@@ -1,6 +1,4 @@
-"""Samples of a run in batches, and whether the run is long enough: for servers and networks
-alike.
-"""
+"""Samples of a run in batches, and whether the run is long enough: for servers and networks."""
 
 import math
 from collections.abc import Mapping, Sequence

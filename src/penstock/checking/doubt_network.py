@@ -1,6 +1,4 @@
-"""What batch times that are not exact do to the answer for a network: see
-`penstock.checking.doubt`.
-"""
+"""What inexact batch times do to the answer for a network: see `penstock.checking.doubt`."""
 
 from penstock.checking.doubt import Doubt, End, Interval, Reach, beyond, in_words
 from penstock.checking.flood_test import flood_test

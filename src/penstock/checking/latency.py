@@ -1,6 +1,4 @@
-"""Steady-state latency: what a run says about the long run, how surely, and whether it was long
-enough.
-"""
+"""Steady-state latency: what a run says of the long run, how surely, and if it was long enough."""
 
 import dataclasses
 import math

@@ -155,9 +155,7 @@ class NetworkAnswer(AnyAnswer):
         return self.certificate.theorem in (VIRTUAL, SPIRAL)
 
     def cycles_in_words(self) -> list[tuple[float, str]]:
-        """Return of each cycle of pools the factor on all rates that is certified, and what that
-        means.
-        """
+        """Return of each cycle of pools the certified factor on all rates, and its meaning."""
         anyone = self.certificate.any_policy
         others = all(
             h.held for h in self.certificate.hypotheses if h.name not in (CERTIFIED, CARRIED)

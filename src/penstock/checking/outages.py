@@ -1,6 +1,4 @@
-"""What an outage does: the same jobs with it and without, before it, while a replica is away, and
-after.
-"""
+"""What an outage does: the same jobs with it and without, before, while, and after it lasts."""
 
 import dataclasses
 from typing import Any

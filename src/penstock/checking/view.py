@@ -1,6 +1,4 @@
-"""What is known of a server as a page: of one policy, of several side by side, of one finite
-run.
-"""
+"""What is known of a server as a page: of one policy, of several, of one finite run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol

@@ -1,6 +1,4 @@
-"""Networks side by side as a page: what theory and test say of each, and the latency of the same
-jobs.
-"""
+"""Networks side by side as a page: what theory and test say of each, and the same jobs' latency."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,4 @@
-"""Charts of a plan: cost and throughput against latency, the stable rate over both limits, and the
-day.
-"""
+"""Charts of a plan: cost and throughput against latency, the stable rate over limits, the day."""
 
 from typing import TYPE_CHECKING, Any
 

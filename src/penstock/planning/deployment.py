@@ -180,9 +180,7 @@ class Deployment:
 
     @property
     def ratio(self) -> tuple[int, int] | None:
-        """Replicas for prompts to replicas that decode, in lowest terms; None where each does
-        both.
-        """
+        """Replicas for prompts to those that decode, in lowest terms; None where each does both."""
         if not self.prefill_replicas:
             return None
         return lowest(self.prefill_replicas, self.replicas - self.prefill_replicas)

@@ -1,6 +1,4 @@
-"""A finite job on one fleet: every replica simulated until it is done, and the seconds that theory
-asks for.
-"""
+"""A finite job on one fleet: each replica simulated to its end, and what theory asks at least."""
 
 import dataclasses
 import functools

@@ -1,6 +1,4 @@
-"""The plan: the cheapest deployment that meets the targets, what binds it, what comes next, and why
-others do not.
-"""
+"""The plan: the cheapest deployment that meets the targets, what binds it, and why not others."""
 
 import bisect
 import dataclasses

@@ -1,6 +1,4 @@
-"""A plan as a page: the answer, what binds it, what more buys, the day, the job, how to start it,
-why not others.
-"""
+"""A plan as a page: the answer, what more buys, the day, the job, how to start it, why no other."""
 
 import math
 from collections.abc import Sequence

@@ -1,6 +1,4 @@
-"""Heat maps: a figure over two quantities, its cells coloured and labelled; the stable rate over
-both limits.
-"""
+"""Heat maps: a figure over two quantities, its cells coloured and labelled."""
 
 import altair as alt
 import polars as pl

@@ -1,6 +1,4 @@
-"""What the commands of the command line share: their options, exit statuses, and what they
-write.
-"""
+"""What the commands share: their options, exit statuses, and what they write."""
 
 import json
 import math

@@ -1,6 +1,4 @@
-"""What a terminal shows while work goes on, on standard error, and nothing for work that is done in
-a moment.
-"""
+"""What standard error shows while work goes on; nothing for work that is done in a moment."""
 
 import contextlib
 import functools

@@ -68,9 +68,7 @@ def _wide_enough(console: Console | None) -> Console:
 
 
 def _print_behind(console: Console, page: pages.Page, depth: pages.Depth) -> None:
-    """Print what is behind the head, or the whole page where it has none: what to know first,
-    verdicts, sections, what to know besides.
-    """
+    """Print what is behind the head, or the whole page where it has none; notes come last."""
     if page.head:
         if page.heading:
             _say(console, f"\n{escape(page.heading)}")

@@ -1,3 +1,1 @@
-"""Sweeps: many scenarios from one, on one machine or a cluster, into a table that survives being
-killed.
-"""
+"""Sweeps: many scenarios from one, here or on a cluster, into a table that survives a kill."""

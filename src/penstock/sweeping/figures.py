@@ -1,6 +1,4 @@
-"""Figures of a sweep: charts that fit what varied, what they show in words, and their figures as a
-table.
-"""
+"""Figures of a sweep: charts that fit what varied, in pictures, words and tables."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,4 @@
-"""The highest stable rate of every server in a sweep, beside the rows: by theorem where one
-applies.
-"""
+"""The highest stable rate of every server in a sweep: by theorem where one applies."""
 
 from typing import Any
 

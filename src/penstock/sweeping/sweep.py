@@ -1,6 +1,4 @@
-"""A sweep: points to workers, rows to the journal as they come, and the table from them in the
-end.
-"""
+"""A sweep: points to workers, rows to the journal as they come, in the end a table of them."""
 
 import dataclasses
 import functools

@@ -1,6 +1,4 @@
-"""One point of a sweep to one row of its table: built, certified, tested where no theorem speaks,
-simulated.
-"""
+"""One point of a sweep to one row of its table: built, certified, tested if need be, simulated."""
 
 import dataclasses
 import functools

@@ -1,6 +1,4 @@
-"""A sweep as a page: how many points are stable, what varied, the points, the figures that fit what
-varied.
-"""
+"""A sweep as a page: how many points are stable, what varied, the points, and their figures."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

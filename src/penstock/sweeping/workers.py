@@ -1,6 +1,4 @@
-"""Who runs the points: processes of this machine, or those of a Ray or Dask cluster, all through
-joblib.
-"""
+"""Who runs the points: processes here, or those of a Ray or Dask cluster, all through joblib."""
 
 import contextlib
 import dataclasses

@@ -1,3 +1,1 @@
-"""From end-to-end benchmarks to a calibrated server, and predictions held against what was
-measured.
-"""
+"""From end-to-end benchmarks to a calibrated server, and predictions held against measurements."""

@@ -1,6 +1,4 @@
-"""A calibration as a page: how far off its predictions are, the server that was found, and every
-row.
-"""
+"""A calibration as a page: how far off its predictions are, the server found, and every row."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,6 +1,4 @@
-"""A fit as a page: the model, its parameters in units that people read, how well it fits, what it
-was chosen from.
-"""
+"""A fit as a page: the model, its parameters, how well it fits, and what it was chosen from."""
 
 import math
 from collections.abc import Sequence
