@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -149,12 +150,17 @@ def test_a_trade_is_named_with_its_price_where_the_current_server_is_kept() -> N
 def test_after_a_missed_target_the_plan_section_to_add_is_said() -> None:
     target = Target.parse("tbt_p99<1ms")
     (met, missed, undecided) = (TargetAnswer(target, Estimate(0.002), word) for word in ("met", "missed", "undecided"))
-    assert next_step([met], 2_000, "x.yaml") is None
-    said = next_step([met, missed], 2_000, "x.yaml")
+    answer, whole = (
+        SimpleNamespace(run=SimpleNamespace(arrived=2_000), workload=SimpleNamespace(rows=rows))
+        for rows in (None, 2_000)
+    )
+    assert next_step([met], answer, "x.yaml") is None
+    said = next_step([met, missed], answer, "x.yaml")
     assert said is not None
     assert "`plan: {targets: [tbt_p99<0.001s, tbt_p99<0.001s], search: {replicas: {max: 32}}}`" in said
     assert "`penstock plan x.yaml`" in said
-    assert "--requests 32000" in (next_step([undecided], 2_000, "x.yaml") or "")
+    assert "--requests 32000" in (next_step([undecided], answer, "x.yaml") or "")
+    assert "no longer run is kept" in (next_step([undecided], whole, "x.yaml") or "")
 
 
 everywhere = pytest.mark.parametrize("found", [at_the_middle_of_cb, of_prefill_first, with_little_memory])

@@ -6,9 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from penstock import check
+from penstock import Workload, check
 from penstock.cli import command_line
 from penstock.scenario.scenario import read_scenario
 from penstock.show.page import Line
@@ -133,3 +134,16 @@ def test_targets_are_one_line_with_the_one_that_is_missed_first() -> None:
 def test_a_p99_without_an_upper_end_says_so_and_names_the_run_that_would_have_one() -> None:
     first = next(line.text for line in head(1.2) if line.label == "First token")
     assert re.search(r"p99 or more.*a longer run would bound it: --requests \d+\)", first)
+
+
+def test_no_longer_run_is_named_than_a_recording_has() -> None:
+    rng = np.random.default_rng(0)
+    arrivals = np.cumsum(rng.exponential(1 / 1.2, 600))
+    workload = Workload.from_arrays(arrivals, rng.geometric(1 / 1_900, 600), rng.geometric(1 / 28, 600))
+    server = read_scenario(AZURE).server
+    mean = check(workload, server).latency.estimates["ttft_s"]["mean"].value  # type: ignore[union-attr]
+    found = check(workload, server, targets=[f"ttft_mean<{mean}s"])
+    assert found.targets[0].judgement == "undecided"
+    said = " ".join(line.text for line in found.page().head)
+    assert "no longer run is kept: with 600 requests" in said
+    assert "--requests" not in said

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from penstock.checking.answer import Answer, longer_run, too_near
 from penstock.words import METRICS, counted, digits
 
 if TYPE_CHECKING:
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
     from penstock.checking.answer import TargetAnswer
 
 _WORTH_A_WORD = 0.05  # share of a rate or latency from which a trade is worth a sentence
-
-_LONGER = 16  # times the requests, where a target is undecided
 
 
 def overload(candidates: Sequence["Candidate"], rate: float) -> str | None:
@@ -62,13 +61,15 @@ def _prices(chosen: "Candidate", other: "Candidate") -> list[str]:
     return prices
 
 
-def next_step(targets: Sequence["TargetAnswer"], requests: int, file: str) -> str | None:
+def next_step(targets: Sequence["TargetAnswer"], answer: Answer, file: str) -> str | None:
     """Return what to do about targets that the recommended server may miss; None: it meets all."""
     if all(judgement == "met" for _, _, judgement in targets):
         return None
     asked = " ".join(f"--target '{target}'" for target, _, _ in targets)
     if all(judgement != "missed" for _, _, judgement in targets):
-        longer = _LONGER * requests
+        longer = longer_run(answer)
+        if longer is None:
+            return too_near(answer)
         return f"longer runs may decide it: `penstock recommend {file} --requests {longer} {asked}`"
     return (
         "no limit that was tried meets it with one server; "

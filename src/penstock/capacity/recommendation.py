@@ -258,7 +258,7 @@ class Recommendation:
 
     def next_step(self, file: str) -> str | None:
         """Return what to do about targets that are not met, for a scenario file, or None."""
-        return advice.next_step(self.recommended.targets, self.recommended.answer.run.arrived, file)
+        return advice.next_step(self.recommended.targets, self.recommended.answer, file)
 
     def _nearest(self, targets: str) -> str:
         """Say how near the recommended server comes to targets that nothing is known to meet."""

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 ROWS_UP_TO = 1_000_000
 """Longer runs keep a summary instead of a row per request, and latency has no intervals."""
 
+_TIMES_LONGER = 16  # where a target is undecided
 _FIRST_REQUESTS = 300
 _TEST_SHARE = 0.2  # of the work, for the progress bar
 
@@ -146,12 +147,9 @@ class Answer(AnyAnswer):
             return None
         targets = " ".join(f"--target '{answer.target}'" for answer in self.targets)
         if all(answer.judgement != "missed" for answer in self.targets):
-            longer = min(16 * self.run.arrived, ROWS_UP_TO)
-            if longer <= self.run.arrived:
-                return (
-                    f"no longer run is kept: with {longer:,} requests the target is too near the "
-                    "latency to tell"
-                )
+            longer = longer_run(self)
+            if longer is None:
+                return too_near(self)
             return (
                 f"a longer run may decide it: `penstock check {file} --requests {longer} {targets}`"
             )
@@ -185,6 +183,25 @@ class Answer(AnyAnswer):
             f"{file}` with which "
             f"limits it carries more, and {plan}"
         )
+
+
+def most_requests(workload: Workload) -> int:
+    """Return of how many requests a run may keep a row of each: a recording has no more of them."""
+    return min(ROWS_UP_TO, workload.rows or ROWS_UP_TO)
+
+
+def longer_run(answer: Answer) -> int | None:
+    """Return how many requests may decide what a run left open; None: no longer one is kept."""
+    longer = min(_TIMES_LONGER * answer.run.arrived, most_requests(answer.workload))
+    return longer if longer > answer.run.arrived else None
+
+
+def too_near(answer: Answer) -> str:
+    """Say that no run decides a target."""
+    return (
+        f"no longer run is kept: with {answer.run.arrived:,} requests the target is too near the "
+        "latency to tell"
+    )
 
 
 @overload

@@ -4,7 +4,13 @@ what must not be missed, and what it all rests on.
 
 from collections.abc import Mapping, Sequence
 
-from penstock.checking.answer import ROWS_UP_TO, Answer, TargetAnswer
+from penstock.checking.answer import (
+    Answer,
+    TargetAnswer,
+    longer_run,
+    most_requests,
+    too_near,
+)
 from penstock.checking.any_answer import AnyAnswer
 from penstock.checking.batch_means import Statistics, enough_for_bursts
 from penstock.checking.head import (
@@ -45,6 +51,8 @@ def head_of_server(answer: Answer, scenario: Scenario | None) -> list[Line]:
         of = answer.latency
         if not of.too_short:  # else another length would do
             enough = enough_for_bursts(_shown(of.estimates), of.confidence, of.requests)
+        if enough is not None and enough > most_requests(answer.workload):
+            enough = None
         texts = {label: _latency(of.estimates[metric]) for metric, label in LATENCIES.items()}
         texts = _with_remedy(texts, "--requests", enough)
     else:
@@ -204,8 +212,10 @@ def _of_targets(answer: Answer) -> list[Line]:
     word, texts = said_of_targets(answer.targets)
     if word == "missed":
         texts.append("`penstock recommend` looks for limits that meet them, `plan` for a fleet")
-    elif word == "undecided" and (longer := min(16 * answer.run.arrived, ROWS_UP_TO)):
-        texts.append(f"a longer run may decide: --requests {longer}")
+    elif word == "undecided":
+        longer = longer_run(answer)
+        told = f"a longer run may decide: --requests {longer}" if longer else too_near(answer)
+        texts.append(told)
     return [Line(word, f"{'; '.join(texts)}.", judges=True)]
 
 
