@@ -7,36 +7,33 @@ import numpy as np
 import pytest
 from numba import types
 
-from penstock.kernel.by_reference import reference_to
+from penstock.kernel.by_reference import by_address, reference_at
+from penstock.kernel.compiled_code import entry
 
 
 class Pair(NamedTuple):
-    """Two arrays and a number."""
+    """Two arrays."""
 
     whole: Any
     reals: Any
-    shift: Any
 
 
-PAIR = types.NamedTuple([types.int64[::1], types.float64[:, ::1], types.int64], Pair)  # type: ignore[no-untyped-call]
+PAIR = types.NamedTuple([types.int64[::1], types.float64[:, ::1]], Pair)  # type: ignore[no-untyped-call]
+pair_at = reference_at(PAIR)
 
 
 @numba.njit
 def fill(pair: Any, row: int) -> Any:
     for place in range(pair.whole.size):
-        pair.whole[place] += pair.shift
+        pair.whole[place] += 7
         pair.reals[row, place] = pair.whole[place] / 2
     return pair.whole[0]
 
 
-@numba.njit(types.int64(PAIR, types.int64))
-def fill_by_reference(pair: Any, row: int) -> Any:
-    return fill(reference_to(pair), row)
-
-
-def test_arrays_are_those_of_the_tuple_and_numbers_too() -> None:
-    pair = Pair(np.arange(3), np.zeros((2, 3)), 7)
-    assert fill_by_reference(pair, 1) == 7
+def test_arrays_are_those_of_the_tuple() -> None:
+    pair = Pair(np.arange(3), np.zeros((2, 3)))
+    call = by_address(entry(lambda pair, row: fill(pair_at(pair), row), types.int64(types.int64, types.int64)))
+    assert call(pair, 1) == 7
     assert pair.whole.tolist() == [7, 8, 9]
     assert pair.reals.tolist() == [[0, 0, 0], [3.5, 4, 4.5]]
 
@@ -44,7 +41,7 @@ def test_arrays_are_those_of_the_tuple_and_numbers_too() -> None:
 def test_a_field_that_there_is_not_is_refused_when_it_is_compiled() -> None:
     @numba.njit
     def wrong(pair: Any) -> Any:
-        return reference_to(pair).nothing
+        return pair_at(pair).nothing
 
     with pytest.raises(numba.TypingError, match="nothing"):
-        wrong(Pair(np.arange(3), np.zeros((2, 3)), 7))
+        wrong(0)

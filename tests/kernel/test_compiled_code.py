@@ -38,11 +38,11 @@ def test_kept_code_is_loaded_without_what_compiles_and_a_policy_of_ones_own_comp
     source = """
 import sys
 import numpy as np
-from penstock.kernel.counting import add, new_multiset
+from penstock.kernel.counting import doubled, new_multiset
 from penstock.kernel.signatures import DECODE_FIRST, Limits, Queue
 from penstock.system.policies import POLICIES, policy
 
-add(new_multiset(), 5, 1)
+doubled(new_multiset())
 POLICIES["orca"].compiled
 print("numba.np.arraymath" in sys.modules)
 

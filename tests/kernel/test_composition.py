@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel import composition, counting, gaps
-from penstock.kernel.compiled_code import allocating_nothing
+from penstock.kernel.compiled_code import from_python
 from penstock.kernel.composition import BITS, HALF, Terms
 from penstock.kernel.gaps import CARRY
 from penstock.kernel.records import CLOCK, table
 
 # Parts of the kernel, as Python can call them.
 batches_begun, batches_done, cost_of, rise_of, ticks_of, ticks_of_run, count_run, count_stall = (
-    allocating_nothing(part.py_func)
+    from_python(part)
     for part in (
         composition.batches_begun,
         composition.batches_done,

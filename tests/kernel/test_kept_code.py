@@ -16,8 +16,10 @@ from penstock.kernel import kept_code
 
 PACKAGE = Path(kept_code.__file__).parents[1]
 ADD = """
-from penstock.kernel.counting import add, new_multiset
-print(add(new_multiset(), 5, 1), sum(add.stats.cache_hits.values()))
+from penstock.kernel import counting
+from penstock.kernel.compiled_code import from_python
+add = from_python(counting.add)
+print(add(counting.new_multiset(), 5, 1), sum(add.stats.cache_hits.values()))
 """
 COMPILED, LOADED = "1 0\n", "1 1\n"
 PRIVATE = f"penstock-{os.getuid()}"

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from numba import from_dtype, types
+from numba.core.typing.templates import builtin_registry, make_concrete_template
+from numba.extending import lower_builtin
 
-from penstock.kernel.by_reference import Reference
+from penstock.kernel.by_reference import Reference, item_of
 from penstock.kernel.compiled_code import allocating_nothing, uncounted
 from penstock.kernel.records import (
     ALLOCATION_ROWS,
@@ -24,7 +26,7 @@ from penstock.kernel.records import (
     WORLD,
     World,
 )
-from penstock.kernel.signatures import address_of, function_at
+from penstock.kernel.signatures import address_of, call_at, function_at, interpreted
 
 __all__ = [
     *("AN_ENGINE", "A_LINE", "A_POOL", "A_RULE", "A_WORLD", "NUMBER"),
@@ -67,16 +69,26 @@ def apart(signature: Any) -> Callable[[Any], Any]:
         _FUNCTIONS[function.__name__] = function, signature
         if signature is A_RULE:  # called by the number of its pool's rule
             return function
-        number = APART.index(function.__name__)
-        at = function_at(types.FunctionType(signature))
-
-        @uncounted(inline=True)
-        def call(world: Any, *rest: Any) -> Any:
-            return at(world.apart[number])(world, *rest)
-
-        return call
+        return _call(APART.index(function.__name__), signature)
 
     return made
+
+
+def _call(number: int, signature: Any) -> Callable[..., Any]:
+    """Return what calls a function of `World.apart`."""
+
+    def call(world: Any, *rest: Any) -> Any:
+        return interpreted(world.apart[number])(world, *rest)
+
+    template = make_concrete_template(call.__name__, call, [signature])
+    builtin_registry.register_global(call, types.Function(template))
+
+    @lower_builtin(call, *signature.args)
+    def _(context: Any, builder: Any, _: Any, args: Any) -> Any:
+        address = item_of(context, builder, A_WORLD, args[0], "apart", number)
+        return call_at(context, builder, signature, address, args)
+
+    return call
 
 
 def load(world: World, workflows: bool, outages: bool, transfers: bool) -> None:

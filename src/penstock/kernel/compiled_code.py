@@ -11,36 +11,62 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
-from numba.core import types, untyped_passes
+from numba.core import types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
-from numba.core.compiler_machinery import PassManager, register_pass
+from numba.core.compiler_machinery import PassManager, _pass_registry, register_pass
+from numba.core.postproc import PostProcessor
 from numba.core.typed_passes import (
     AnnotateTypes,
     DumpParforDiagnostics,
-    InlineOverloads,
+    IRLegalization,
     NativeLowering,
-    NopythonRewrites,
-    NoPythonSupportedFeatureValidation,
+    NoPythonBackend,
+    NopythonTypeInference,
+    PreLowerStripPhis,
+)
+from numba.core.untyped_passes import (
+    DeadBranchPrune,
+    FixupArgs,
+    GenericRewrites,
+    IRProcessing,
+    ReconstructSSA,
+    RewriteSemanticConstants,
+    TranslateByteCode,
 )
 
 from penstock.kernel import kept_code
 
-__all__ = ["allocating_nothing", "entry", "uncounted"]
+__all__ = ["allocating_nothing", "entry", "from_python", "uncounted"]
 
 
-def uncounted(*, inline: bool = False, from_python: bool = False) -> Callable[[Any], Any]:
-    """Compile as a part of what calls it, or as a whole for Python, without counting references.
+def uncounted(*, inline: bool = False) -> Callable[[Any], Any]:
+    """Compile as a part of what calls it, without counting references.
 
     Functions of the kernel take rows of arrays, and Numba would count each of those, which costs
     more than what they do. Nothing is allocated, so nothing needs counting.
     """
-    if from_python:
-        return functools.partial(allocating_nothing, forceinline=inline, nogil=True)
-    return functools.partial(
+    compiled: Any = functools.partial(
         numba.njit, _nrt=False, forceinline=inline, nogil=True, pipeline_class=_Part,
         no_cpython_wrapper=True, no_cfunc_wrapper=True,
     )  # fmt: skip
+
+    def made(function: Any) -> Any:
+        part = compiled(function)
+        if part is not function:  # nothing is compiled where Numba is told so
+            ask = part.get_call_template
+            part.get_call_template = lambda args, named: ask(tuple(map(_widened, args)), named)
+        return part
+
+    return made
+
+
+def _widened(kind: Any) -> Any:
+    """Return as what a part takes an argument: a whole number of any kind, or one that is known, is
+    as any other, so that a part is translated once.
+    """
+    kind = types.unliteral(kind)
+    return types.int64 if kind in types.signed_domain else kind
 
 
 class _Remembered:
@@ -127,39 +153,52 @@ class _WholeLowering(NativeLowering):
 class _Whole(CompilerBase):
     """Compiles what Python calls."""
 
-    lowering: type[NativeLowering] = _WholeLowering
-    idle: frozenset[Any] = frozenset({AnnotateTypes, DumpParforDiagnostics})
-
     def define_pipelines(self) -> list[PassManager]:
         """Return Numba's own passes, but for the one that translates and those that are idle."""
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
         passes.passes = [
-            (self.lowering, what) if each is NativeLowering else (each, what)
+            (_WholeLowering, what) if each is NativeLowering else (each, what)
             for each, what in passes.passes
-            if each not in self.idle
+            if each not in (AnnotateTypes, DumpParforDiagnostics)
         ]
         passes.finalize()
         return [passes]
 
 
-class _Part(_Whole):
+class _PassesOfParts(PassManager):
+    """The passes that a part needs: it has no closures, literals to unroll, or calls to be inlined
+    as source.
+
+    After each pass Numba would look at all variables anew, and before it write down in full what it
+    is about to do; but only one of these takes something away.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("part")
+        for each in (
+            *(TranslateByteCode, FixupArgs, IRProcessing, RewriteSemanticConstants),
+            *(DeadBranchPrune, GenericRewrites, ReconstructSSA, NopythonTypeInference),
+            *(PreLowerStripPhis, IRLegalization, _PartLowering, NoPythonBackend),
+        ):
+            self.add_pass(each, "")
+        self.finalize()
+
+    def run(self, state: Any) -> None:
+        """Run them."""
+        for kind, _ in self.passes:
+            each = _pass_registry.get(kind).pass_inst
+            each.analysis = self._analysis
+            each.run_pass(state)
+            if kind is DeadBranchPrune:
+                PostProcessor(state.func_ir).run()
+
+
+class _Part(CompilerBase):
     """Compiles what only compiled functions call."""
 
-    lowering = _PartLowering
-    # No part has closures, blocks of `with`, literals to unroll, or calls to be inlined as source.
-    idle = _Whole.idle | {
-        untyped_passes.FindLiterallyCalls,
-        untyped_passes.InlineClosureLikes,
-        untyped_passes.InlineInlinables,
-        untyped_passes.LiteralPropagationSubPipelinePass,
-        untyped_passes.LiteralUnroll,
-        untyped_passes.MakeFunctionToJitFunction,
-        untyped_passes.RewriteDynamicRaises,
-        untyped_passes.WithLifting,
-        InlineOverloads,
-        NopythonRewrites,
-        NoPythonSupportedFeatureValidation,
-    }
+    def define_pipelines(self) -> list[PassManager]:
+        """Return what a part goes through."""
+        return [_PassesOfParts()]
 
 
 def allocating_nothing(function: Any, **options: bool) -> Any:
@@ -170,6 +209,11 @@ def allocating_nothing(function: Any, **options: bool) -> Any:
     return whole
 
 
+def from_python(part: Any) -> Any:
+    """Return a whole made of a part, which Python can call."""
+    return allocating_nothing(getattr(part, "py_func", part), nogil=True)
+
+
 def entry(function: Any, signature: Any) -> Callable[..., Any]:
     """Compile a function of the kernel under one signature; return what calls it without delay.
 
@@ -177,7 +221,7 @@ def entry(function: Any, signature: Any) -> Callable[..., Any]:
     many a run. Here they are known: arguments of other types are refused by Numba as it takes them
     apart, or misread. The first time takes seconds; later ones load what was kept.
     """
-    compiled = allocating_nothing(function, nogil=True)
+    compiled = allocating_nothing(function, nogil=True, no_cfunc_wrapper=True)
     if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
         return compiled  # type: ignore[no-any-return]
     compiled.compile(signature)

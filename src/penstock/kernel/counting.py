@@ -7,7 +7,7 @@ Keys and counts alternate, so that a look-up touches one cache line.
 import numpy as np
 import numpy.typing as npt
 
-from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.compiled_code import allocating_nothing, uncounted
 
 EMPTY = -1
 Multiset = npt.NDArray[np.int64]
@@ -20,7 +20,7 @@ def new_multiset(places: int = 1024) -> Multiset:
     return multiset
 
 
-@uncounted(from_python=True)
+@uncounted()
 def add(multiset: Multiset, key: int, weight: int) -> int:
     """Add ``weight`` copies of the non-negative ``key``; return 1 if the key is new, else 0.
 
@@ -46,7 +46,7 @@ def doubled(multiset: Multiset) -> Multiset:
     return larger
 
 
-@uncounted(from_python=True)
+@allocating_nothing
 def _add_all(larger: Multiset, multiset: Multiset) -> None:
     for place in range(0, multiset.size, 2):
         if multiset[place] != EMPTY:

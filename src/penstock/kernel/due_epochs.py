@@ -54,7 +54,7 @@ def next_due_epoch(bits: Words, epoch: int) -> Any:
     return NEVER
 
 
-@uncounted(inline=True, from_python=True)
+@uncounted(inline=True)
 def chain(slots: Slots, heads: Ints, bits: Words, slot: int) -> None:
     """Put a slot into the bucket of its due epoch."""
     bucket = slots[at(slot)].due & (heads.size - 1)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from penstock.kernel.by_reference import reference_to
+from penstock.kernel.by_reference import by_address, reference_at
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.engine_batches import (
@@ -65,10 +65,12 @@ from penstock.kernel.releases import come_due, finish, release
 from penstock.kernel.routing import cached, report, route
 from penstock.kernel.transfers import land
 
+_world_at = reference_at(WORLD)
 
-def advance(world: World) -> int:
+
+def advance(world: int) -> int:
     """Serve until something is needed: see `_advance`."""
-    status: int = _advance(reference_to(world))
+    status: int = _advance(_world_at(world))
     return status
 
 
@@ -327,4 +329,4 @@ def _note_instant(world: World, tick: int) -> None:
 @functools.cache
 def compiled_advance() -> Callable[[World], int]:
     """Return `advance` compiled: seconds the first time, from the disk cache after."""
-    return entry(advance, types.int64(WORLD))
+    return by_address(entry(advance, types.int64(types.int64)))

@@ -62,7 +62,7 @@ def ended_by(replica: Any, tick: int, most: int) -> Any:
     return min(passed // replica.ticks, most)
 
 
-@uncounted(inline=True, from_python=True)
+@uncounted(inline=True)
 def begun_again(replica: Any, tick: int) -> Any:
     """Return how many batches of the run in progress start before a tick, but for the first."""
     if replica.equal <= 1 or tick <= replica.start:

@@ -33,7 +33,7 @@ from typing import Any
 
 from numba import types
 
-from penstock.kernel.by_reference import reference_to
+from penstock.kernel.by_reference import by_address, reference_at
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.composition import TERMS, Terms
 from penstock.kernel.due_epochs import NEVER, at, chain, empty_bucket, next_due_epoch, unchain
@@ -64,10 +64,12 @@ from penstock.kernel.server_counts import (
     note_instants,
 )
 
+_arrays_at = reference_at(ARRAYS)
 
-def advance(arrays: Arrays, terms: Terms | None) -> int:
+
+def advance(arrays: int, terms: Terms | None) -> int:
     """Serve until something is needed: see `_advance`."""
-    status: int = _advance(reference_to(arrays), terms)
+    status: int = _advance(_arrays_at(arrays), terms)
     return status
 
 
@@ -265,4 +267,5 @@ def compiled_advance(composed: bool) -> Callable[[Arrays, Terms | None], int]:
     """Return `advance` compiled with terms or without: seconds the first time, from the disk cache
     after.
     """
-    return entry(advance, types.int64(ARRAYS, TERMS if composed else types.none))
+    kinds = types.int64, TERMS if composed else types.none
+    return by_address(entry(advance, types.int64(*kinds)))

@@ -82,13 +82,27 @@ NOT_ASKED_FOR = (
 ASK_FOR = "return at least 0 tokens of each phase, and one of these two"
 """What messages say of a policy that asks for what nobody can serve, and what it is to do."""
 
-_INTERPRETED: dict[int, Any] = {}  # functions by what stands for their address, without a compiler
+_INTERPRETED: dict[int, Any] = {}
+
+interpreted: Callable[[int], Any] = _INTERPRETED.__getitem__
+"""The function that a number stands for, in the place of its address, where nothing is compiled."""
+
+
+def call_at(context: Any, builder: Any, signature: Any, address: Any, args: Any) -> Any:
+    """Call, in what is being compiled, the function at an address."""
+    convention, returned = context.call_conv, signature.return_type
+    kind = convention.get_function_type(returned, signature.args)
+    function = builder.inttoptr(address, kind.as_pointer())
+    status, value = convention.call_function(builder, function, returned, signature.args, args)
+    with cgutils.if_unlikely(builder, status.is_error):
+        convention.return_status_propagate(builder, status)
+    return value
 
 
 def function_at(kind: Any) -> Any:
     """Return what makes, in compiled code, a function of a kind of its address."""
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
-        return _INTERPRETED.get
+        return interpreted
 
     @intrinsic
     def at(_: Any, address: Any) -> Any:

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.compiled_code import allocating_nothing
 
 Ints = npt.NDArray[np.int64]
 
 
-@uncounted(from_python=True)
+@allocating_nothing
 def count_spans(cells: Ints, begin: Ints, end: Ints, bits: int) -> Any:
     """Count the ticks from each begin to its end in the cell of their leading ``bits`` digits; an
     end below 0 has not come.

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InputError
-from penstock.kernel import records
-from penstock.kernel.due_epochs import NEVER, chain
-from penstock.kernel.in_progress import begun_again
+from penstock.kernel import in_progress, records
+from penstock.kernel.compiled_code import from_python
+from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.server import compiled_advance
 from penstock.kernel.server_arrays import new_arrays
 from penstock.kernel.signatures import ASK_FOR, NOT_ASKED_FOR
@@ -20,7 +20,7 @@ from penstock.simulation.compositions import compositions
 from penstock.simulation.distribution import Fold
 from penstock.simulation.new_world import NO_LIMIT, new_world
 from penstock.simulation.run import Record, Rows, Run
-from penstock.simulation.session_world import WorldSession, gap_bits, views
+from penstock.simulation.session_world import WorldSession, chain, gap_bits, views
 from penstock.simulation.ticks import check_costs, terms_of
 from penstock.simulation.window import Window
 from penstock.system.server import Server
@@ -32,6 +32,8 @@ STEPS = 500_000
 
 OF_A_LINE = ("arrived", "waiting_tokens", "decoding", "arrived_tokens")
 """What is read of a line after every few batches."""
+
+_begun_again = from_python(in_progress.begun_again)
 
 
 class OneServer(WorldSession, abc.ABC):
@@ -99,7 +101,7 @@ class OneServer(WorldSession, abc.ABC):
         """How many of the equal batches in progress have begun: they count as done."""
         if not self._replica.equal.item():
             return 0
-        return 1 + int(begun_again(self.replica, self.now))
+        return 1 + int(_begun_again(self.replica, self.now))
 
     @property
     def decodes_left(self) -> int:

@@ -10,13 +10,15 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
-from penstock.kernel import counting, records
-from penstock.kernel.due_epochs import chain
+from penstock.kernel import counting, due_epochs, records
+from penstock.kernel.compiled_code import from_python
 from penstock.kernel.gaps import CARRY
 from penstock.kernel.records import World
 from penstock.simulation.distribution import LEADING_BITS, Distribution
 from penstock.simulation.new_world import more_slots
 from penstock.system.server import Server
+
+chain = from_python(due_epochs.chain)
 
 
 def views(table: Any, *names: str) -> SimpleNamespace:
