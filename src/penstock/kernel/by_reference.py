@@ -238,8 +238,8 @@ def by_address(call: Callable[..., int]) -> Callable[..., int]:
     def with_address(arrays: Any, *rest: Any) -> int:
         words: list[int] = []
         for array in arrays:  # as compiled code has it: nobody to count references for, items, ...
-            start, _ = array.__array_interface__["data"]
-            words += 0, 0, array.size, array.itemsize, start, *array.shape, *array.strides
+            shape, strides = array.shape, array.strides
+            words += 0, 0, array.size, array.itemsize, array.ctypes.data, *shape, *strides
         table = np.array(words, np.int64)
         return call(table.ctypes.data, *rest)
 
