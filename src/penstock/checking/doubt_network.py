@@ -1,5 +1,7 @@
 """What inexact batch times do to the answer for a network: see `penstock.checking.doubt`."""
 
+import functools
+
 from penstock.checking.doubt import Doubt, End, Interval, Reach, beyond, in_words
 from penstock.checking.flood_test import flood_test
 from penstock.checking.verdict import RESOLUTION_OF_NETWORKS
@@ -7,6 +9,7 @@ from penstock.simulation.progress import silent
 from penstock.system.network import Network, own_seed
 from penstock.theory.certificate import certify
 from penstock.theory.ends import Ends
+from penstock.theory.network.certificate import NetworkCertificate
 from penstock.theory.network.ends import network_ends
 
 _UNIT = "times this load"
@@ -16,11 +19,13 @@ def doubt_of_network(
     network: Network, seed: int | None = None, resolution: float | None = None
 ) -> Doubt | None:
     """Return what is not known of a network's batch times; None: they are taken as exact."""
-    ends = network_ends(network)
-    if ends is None:
+    known = _ends(network)
+    if known is None:
         return None
-    slow, fast = (_end_of_network(one, seed, resolution) for one in (ends.slow, ends.fast))
-    reach = _reach(ends)
+    ends, slow_certificate, fast_certificate = known
+    slow = _end_of_network(ends.slow, slow_certificate, seed, resolution)
+    fast = _end_of_network(ends.fast, fast_certificate, seed, resolution)
+    reach = _reach(*known)
     return Doubt(
         max_rate=reach.max_rate,
         load=reach.load,
@@ -36,12 +41,20 @@ def doubt_of_network(
 
 def reach_of_network(network: Network) -> Reach | None:
     """Return between which loads a network lies; None where all batch times are taken as exact."""
+    known = _ends(network)
+    return None if known is None else _reach(*known)
+
+
+@functools.lru_cache(maxsize=4)  # the first lines of an answer say it, then the doubt, then a page
+def _ends(
+    network: Network,
+) -> tuple[Ends[Network], NetworkCertificate, NetworkCertificate] | None:
+    """Return the slow and the fast end of a network, and what theory says of both."""
     ends = network_ends(network)
-    return None if ends is None else _reach(ends)
+    return None if ends is None else (ends, certify(ends.slow), certify(ends.fast))
 
 
-def _reach(ends: Ends[Network]) -> Reach:
-    slow, fast = (certify(one) for one in (ends.slow, ends.fast))
+def _reach(ends: Ends[Network], slow: NetworkCertificate, fast: NetworkCertificate) -> Reach:
     most = Interval(slow.max_load, fast.max_load)
     load = Interval(1 / most.high, 1 / most.low)
     cached = any(pool.rho_without_cache is not None for pool in slow.pools)
@@ -67,9 +80,13 @@ def beyond_rows_of_network(network: Network) -> list[str]:
     return notes
 
 
-def _end_of_network(network: Network, seed: int | None, resolution: float | None) -> End:
+def _end_of_network(
+    network: Network,
+    certificate: NetworkCertificate,
+    seed: int | None,
+    resolution: float | None,
+) -> End:
     """Return what a theorem says, or else the test; nothing where all jobs are recorded."""
-    certificate = certify(network)
     if certificate.verdict != "unknown" or network.ends:
         return End(certificate.verdict, certificate.theorem)
     seed = own_seed(network.workflows[0]) if seed is None else seed

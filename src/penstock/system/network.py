@@ -27,6 +27,7 @@ from penstock.system.stage_priorities import place, ranking
 from penstock.workload.jobs import Jobs, checked_seed, first_jobs, merged
 from penstock.workload.means import MOST_SAMPLED, Means
 from penstock.workload.prefixes import Prefixes
+from penstock.workload.sample import sample
 from penstock.workload.sessions import Sessions
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
@@ -450,10 +451,9 @@ class Network:
 
     def _sampled_means(self, index: int, tokens: Callable[[Jobs], Ints]) -> Floats:
         """Return means over a workflow's requests, by stage, in a sample; shape (stages,)."""
-        workflow = self.workflows[index]
-        blocks = workflow.blocks() if isinstance(workflow, Workflow) else [workflow.recorded]
         most = self.means[index].sampled or MOST_SAMPLED
-        return mean_per_request(self._numbered(index, iter(blocks)), tokens, len(self.stages), most)
+        blocks = self._numbered(index, iter(sample(self.workflows[index], most)))
+        return mean_per_request(blocks, tokens, len(self.stages))
 
     def model(self) -> NetworkModel:
         """Return what the theory sees: mean tokens, routes, rates and capacities."""

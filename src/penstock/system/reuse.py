@@ -10,20 +10,13 @@ from penstock.inputs.arrays import Floats, Ints
 from penstock.workload.jobs import Jobs
 
 
-def mean_per_request(
-    blocks: Iterable[Jobs], tokens: Callable[[Jobs], Ints], stages: int, most_jobs: int
-) -> Floats:
-    """Return the mean tokens of a stage's requests over at most so many jobs; shape (stages,)."""
+def mean_per_request(blocks: Iterable[Jobs], tokens: Callable[[Jobs], Ints], stages: int) -> Floats:
+    """Return the mean tokens of a stage's requests; shape (stages,)."""
     requests = np.zeros(stages)
     total = np.zeros(stages)
-    left = most_jobs
-    for block in blocks:
-        jobs = block.first(left)
+    for jobs in blocks:
         requests += np.bincount(jobs.stage, minlength=stages)
         total += np.bincount(jobs.stage, tokens(jobs), stages)
-        left -= jobs.count
-        if not left:
-            break
     return total / np.maximum(requests, 1)
 
 

@@ -3,7 +3,7 @@ KV memory that they hold, and the time that their transfers take.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +23,8 @@ from penstock.theory.kv_blocks import (
 )
 from penstock.workload.jobs import Jobs
 from penstock.workload.means import Means, sampled_jobs
+from penstock.workload.sample import sample
 from penstock.workload.sessions import Sessions
-from penstock.workload.workflow import Workflow
 
 
 class Visits(NamedTuple):
@@ -161,7 +161,7 @@ def _per_job(
     workflow = network.workflows[index]
     stages = len(means.visits)
     visited, brought = [], []
-    for jobs in _sampled(workflow, means):
+    for jobs in sample(workflow, sampled_jobs(max(float(means.visits.sum()), 1.0))):
         at = jobs.job * stages + jobs.stage
         visited.append(np.bincount(at, minlength=jobs.count * stages).reshape(-1, stages))
         brings = _visits(network, network.numbered(jobs, index))
@@ -209,20 +209,6 @@ def _visits(network: Network, jobs: Jobs) -> Visits:
         transfer_s=np.where(received > 0, jobs.wait_s, 0.0),
         link_s=np.where(received > 0, jobs.column("transfer_s"), 0.0),
     )
-
-
-def _sampled(workflow: Workflow | Sessions, means: Means) -> Iterable[Jobs]:
-    """Yield the jobs whose requests are looked at."""
-    if isinstance(workflow, Sessions):
-        yield workflow.recorded
-        return
-    left = sampled_jobs(max(float(means.visits.sum()), 1.0))
-    for block in workflow.blocks():
-        jobs = block.first(left)
-        yield jobs
-        left -= jobs.count
-        if not left:
-            return
 
 
 def iteration_s(server: Server) -> float:
