@@ -9,7 +9,7 @@ import pytest
 import penstock as ps
 from penstock.checking.doubt import doubt_of_server
 from penstock.checking.doubt_network import doubt_of_network
-from penstock.checking.view import BECAUSE, MIDDLE
+from penstock.checking.head import BECAUSE, MIDDLE
 from penstock.scenario.server import ServerSection
 from penstock.system.batch_time import Affine, Composition
 from penstock.system.measured_times import Measured

@@ -18,6 +18,8 @@ from penstock.words import counted, sentence
 from penstock.workload.workload import Workload
 
 LATENCIES = {"ttft_s": "First token", "tbt_s": "Per token", "e2e_s": "Whole call"}
+BECAUSE = "because of the batch times"
+MIDDLE = ", with the middle batch times"  # of a verdict that need not hold with others
 MOST_NAMED = 2  # of several things; the others are counted
 _NEVER = " never binds"
 _CLOSE = 0.01  # to a limit, where whole percents say too little
@@ -113,7 +115,7 @@ def _proved(
     if reach is not None:
         low, high = map(share_of, reach.load)
         used += f" ({low} to {high} as far as batch times are known)"
-        middle = ", with the middle batch times"
+        middle = MIDDLE
     text = f"{used} of the most that any scheduler can carry"
     if uncached is not None and uncached > load:
         text += f" if prefix caches keep everything, {share_of(uncached)} if nothing"

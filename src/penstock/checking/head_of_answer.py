@@ -14,6 +14,7 @@ from penstock.checking.answer import (
 from penstock.checking.any_answer import AnyAnswer
 from penstock.checking.batch_means import Statistics, enough_for_bursts
 from penstock.checking.head import (
+    BECAUSE,
     LATENCIES,
     MOST_NAMED,
     first_lines,
@@ -161,7 +162,7 @@ def _of_test(answer: AnyAnswer) -> list[Line]:
         if middle == "unknown" and test is not None:
             middle = test.verdict
         text = (
-            f"because of the batch times: with the slowest that are likely it is "
+            f"{BECAUSE}: with the slowest that are likely it is "
             f"{doubt.slow.verdict}, with the middle ones {middle}, with the fastest "
             f"{doubt.fast.verdict}; {remedy}."
         )

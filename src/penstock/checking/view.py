@@ -9,7 +9,7 @@ from penstock.checking.answer import Answer, Drawn, TargetAnswer
 from penstock.checking.any_answer import AnyAnswer
 from penstock.checking.doubt import known_within
 from penstock.checking.figures import gantt_figure, latency_figure, region_figure, token_figure
-from penstock.checking.head import SAME
+from penstock.checking.head import BECAUSE, MIDDLE, SAME
 from penstock.checking.head_of_answer import (
     BEHIND_ALL,
     BEHIND_WHY,
@@ -36,11 +36,6 @@ class Doubted(Protocol):
     def disagreement(self) -> str | None:
         """What to doubt then; else None."""
 
-
-MIDDLE = ", with the middle batch times"
-"""Said of a verdict that need not hold with others that may be true."""
-
-BECAUSE = "because of the batch times"
 
 NO_LATENCY = Section("No latency", ["There is no steady state whose latency could be told."])
 

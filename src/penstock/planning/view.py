@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.checking.view import BECAUSE, MIDDLE, traffic
+from penstock.checking.head import BECAUSE, MIDDLE
+from penstock.checking.view import traffic
 from penstock.planning.aim import MOST_ROWS
 from penstock.planning.shortfalls import in_words, shortfalls
 from penstock.planning.view_day import (
