@@ -229,7 +229,8 @@ def entry(function: Any, signature: Any) -> Callable[..., Any]:
     return call
 
 
-_numbers = _Remembered(types.functions.BaseFunction.get_call_type)
+# For all that is compiled in this process: what an operator gives for numbers never changes.
+_operators = _Remembered(types.functions.BaseFunction.get_call_type)
 types.functions.BaseFunction.get_call_type = (  # type: ignore[method-assign]
-    lambda function, *call: _numbers.answer(function, *call)
+    lambda function, *call: _operators.answer(function, *call)
 )

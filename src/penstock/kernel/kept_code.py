@@ -115,9 +115,7 @@ class _Kept(NullCache):
             try:
                 data = file.read_bytes()
                 found = CompileResult._rebuild(context, *pickle.loads(_checked(data)))
-            except (
-                Exception
-            ):  # not there, cut short, or something else: pickle raises what it likes
+            except Exception:  # not there, cut short, something else: pickle raises what it likes
                 continue
             if _only and folder != _only[0]:
                 _write(_only[0], name, data)
@@ -316,16 +314,18 @@ def _lock(name: str, function: str) -> Iterator[None]:
         yield
         return
     with opened:
-        if not _is_locked(opened):
+        held = _is_locked(opened)
+        if not held:
             with event.trigger_event(WAITING, {"function": function}):
                 end = time.monotonic() + MOST_WAIT_S
-                while not _is_locked(opened) and time.monotonic() < end:
+                while not (held := _is_locked(opened)) and time.monotonic() < end:
                     time.sleep(0.1)
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):  # open elsewhere, which hinders on Windows
-                os.unlink(opened.name)
+            if held:
+                with contextlib.suppress(OSError):  # open elsewhere, which hinders on Windows
+                    os.unlink(opened.name)
 
 
 def _opened(name: str) -> BinaryIO | None:
