@@ -304,12 +304,12 @@ def test_a_table_that_is_too_wide_loses_its_spare_columns_and_then_stands_row_by
     assert "hidden" in text_of(page)
 
 
-def test_the_page_of_a_run_has_no_verdict(runs: dict[str, ps.Run]) -> None:
+def test_the_page_of_a_run_says_that_it_is_one(runs: dict[str, ps.Run]) -> None:
     given = scenario(128)
     certificate = ps.certify(given.workload, given.server)
     drawn = answer.Drawn(given.workload, given.server)
     text = text_of(run_page(given, certificate, runs["sarathi"], drawn, [HOSTILE]))
-    assert "no verdict This is one finite run from empty" in text
+    assert "One run From empty and finite" in text
     assert "Latency in this run" in text
     assert HOSTILE in text
 

@@ -103,10 +103,10 @@ def _step_of_network(answer: NetworkAnswer) -> str | None:
 
 def head_of_run(scenario: Scenario, certificate: Certificate, run: Run) -> list[Line]:
     """Return the head of one finite run."""
-    verdict = "this is one finite run from empty; for a verdict and the long run ask check"
+    alone = "from empty and finite: of the long run, and whether it is stable, check says more"
     return [
         *first_lines(scenario.name, scenario.workload, run.server, certificate, scenario.hardware),
-        Line("no verdict", sentence(verdict), judges=True),
+        Line("One run", sentence(alone)),
         *(Line(label, text) for label, text in latency_of_run(run).items()),
     ]
 

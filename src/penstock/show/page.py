@@ -18,7 +18,7 @@ BAD = frozenset(
 )
 PLAIN = frozenset({"swept", "calibrated", "fitted", "keep", "change"})
 """Words that say what was done and judge nothing."""
-OPEN = frozenset({"unknown", "undecided", "not tested", "no verdict", "on trust"})
+OPEN = frozenset({"unknown", "undecided", "not tested", "on trust"})
 
 MOST_LINES = 6
 """Of a head, so that it is read at a glance."""
