@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 MOST_SECONDS = 120
-"""For an answer; then it is `TooLate`, and the next one is asked for."""
+"""Of a processor, for an answer; then it is `TooLate`, and the next one is asked for."""
 
 MOST_CHARACTERS = 400
 """Of an answer that is no JSON: enough to know it again."""
@@ -55,8 +55,8 @@ def _status(main: Any, words: list[str], out: TextIO, errors: TextIO) -> int | s
     """Run a command, and return its exit status, or the name of what it raised."""
     before = sys.argv, sys.stdout, sys.stderr
     sys.argv, sys.stdout, sys.stderr = ["penstock", *words], out, errors
-    signal.signal(signal.SIGALRM, _too_late)
-    signal.alarm(MOST_SECONDS)
+    signal.signal(signal.SIGPROF, _too_late)
+    signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
     try:
         main()
     except SystemExit as end:
@@ -64,7 +64,7 @@ def _status(main: Any, words: list[str], out: TextIO, errors: TextIO) -> int | s
     except Exception as error:  # a traceback: the worst answer, and one that can be compared
         return type(error).__name__
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         sys.argv, sys.stdout, sys.stderr = before
     return 0
 
