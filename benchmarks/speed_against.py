@@ -39,12 +39,23 @@ def loops() -> dict[str, Callable[[], object]]:
 
     pool = ps.Server(times, 512, 128, policy="sarathi")
     network = ps.Network.single(conversations(8 * 0.9 * limit), pool, 8, "jsq")
+
+    engine = ps.Server(times, 512, 128, policy="vllm", memory=ps.Memory(20_000, prefix_caching=True))
+    turns = [("engines", ps.Geometric(200), ps.Geometric(50))] * 4
+    chat = ps.Workflow.chain("chat", ps.Workload.poisson(15, 1, 1), turns, context="reuse")
+    cached = ps.Network({"engines": ps.Pool(engine, 64, router="prefix")}, [chat])
+
+    both = [("first", ps.Geometric(200), ps.Geometric(50)), ("second", ps.Geometric(100), 20)]
+    line = ps.Workflow.chain("line", ps.Workload.poisson(3, 1, 1), both)
+    paper = ps.Network({name: ps.Pool(pool) for name in ("first", "second")}, [line])
     return {
         "sarathi": alone("sarathi", None, 0.9),
         "vllm, ample": alone("vllm", ps.Memory(20_000), 0.9),
         "vllm, tight": alone("vllm", ps.Memory(2_500), 0.7),
         "sglang": alone("sglang", ps.Memory(40_000, 1), 0.7),
         "8 replicas, jsq": lambda: ps.simulate(network, jobs=REQUESTS),
+        "64 replicas, prefix": lambda: ps.simulate(cached, jobs=REQUESTS // 4),
+        "two servers in a line": lambda: ps.simulate(paper, jobs=REQUESTS // 2),
     }
 
 
