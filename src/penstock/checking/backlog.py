@@ -13,6 +13,7 @@ from penstock.simulation.run import TICK_S
 from penstock.simulation.session_engine import AnySession, open_session
 from penstock.simulation.window import Window
 from penstock.system.server import Server
+from penstock.theory.kv_blocks import reuses
 from penstock.workload.arrivals import BLOCK
 from penstock.workload.prefixes import MOST_NAMES
 from penstock.workload.workload import Requests, Workload
@@ -63,6 +64,7 @@ class Backlog:
         worth: PerPhase,
     ) -> None:
         self.server = server
+        self.reuses = reuses(workload, server)
         self.initial = initial
         self.slots = slots(server)
         self.offered = offered
@@ -139,10 +141,8 @@ class Backlog:
             self.emptied = True
         waiting, tokens = session.waiting
         if waiting + session.decoding <= self.slots:
-            # What is left to compute is not known.
-            self.emptied |= (
-                server.caches_prefixes or tokens + session.decoding <= server.token_budget
-            )
+            # Of prompts that begin alike it is not known what is left to compute.
+            self.emptied |= self.reuses or tokens + session.decoding <= server.token_budget
 
     @property
     def served(self) -> bool:
@@ -224,7 +224,7 @@ def _renewals(workload: Workload, server: Server) -> int:
     # Nobody asks the same again, so each repetition has, until those of the first have left the
     # cache: where names are more than memory holds, a repetition brings next to none.
     prefixes, usable = workload.prefixes, server.usable_blocks
-    if prefixes is None or usable is None or not server.caches_prefixes:
+    if prefixes is None or usable is None or not reuses(workload, server):
         return 1
     tokens = (np.unique(prefixes.ids).size or 1) * prefixes.block_size
     kept = usable * (server.memory.block_size if server.memory else 1)

@@ -58,7 +58,7 @@ from penstock.inputs.arrays import Floats
 from penstock.simulation.progress import Progress
 from penstock.system.server import Server
 from penstock.theory.attention import attention_of, beside_prefill
-from penstock.theory.kv_blocks import fits
+from penstock.theory.kv_blocks import fits, reuses
 from penstock.theory.load import Load, load
 from penstock.theory.region import region
 from penstock.workload.workload import Requests, Workload
@@ -175,7 +175,8 @@ class _Test:
     def watch(self, start: Start, report: Progress) -> Watch:
         """Run from one backlog; from a larger one where it was gone before the test could tell."""
         per_slot: float = _SLOTS
-        if _keeps_long_queues(self.server):
+        # A cache is quick about long queues of prompts that begin alike.
+        if self.server.policy.keeps_queues or reuses(self.workload, self.server):
             # Each generation of the warm-up leaves a share rho of the one before.
             per_slot = _SLOTS_WHERE_LONG / min(max(self.rho, _LEAST_LOAD), 1) ** _GENERATIONS
         work = max(2 * self.plain_barrier, per_slot * self._at_once() * self.forward)
@@ -193,9 +194,8 @@ class _Test:
         """Return how many requests run at once: no more than KV memory holds, in any slots."""
         memory = self.server.memory
         most = slots(self.server)
-        if (
-            memory is None or self.server.caches_prefixes
-        ):  # a cache shares blocks, nobody knows how many
+        # A cache shares blocks, nobody knows how many.
+        if memory is None or reuses(self.workload, self.server):
             return most
         return min(most, math.ceil(memory.tokens / max(self.prompt, memory.block_size)))
 
@@ -325,8 +325,3 @@ def _weighed(sample: Requests, server: Server, worth: PerPhase) -> Floats:
     """Return the tokens of requests, each at its worth; shape (requests,)."""
     decodes = sample.output_tokens - float(server.convention == "engine")
     return worth[0] * sample.prompt_tokens + worth[1] * decodes
-
-
-def _keeps_long_queues(server: Server) -> bool:
-    """Whether long queues may be normal: a policy may keep them, a cache is quick about them."""
-    return server.caches_prefixes or server.policy.keeps_queues

@@ -8,11 +8,11 @@ A field that is an array of one dimension is a *column*: a pointer to what is kn
 an item takes the address alone. Its places count from 0: no index is negative.
 
 >>> world_at = reference_at(WORLD)  # doctest: +SKIP
->>> by_address(entry(lambda address: advance(world_at(address)), types.int64(types.int64)))
+>>> call = entry(lambda address: advance(world_at(address)), types.int64(types.int64))
+>>> call(Address().of(world))
 """
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from numba.extending import (
     register_model,
 )
 
-__all__ = ["Reference", "by_address", "item_of", "reference_at"]
+__all__ = ["Address", "Reference", "item_of", "reference_at"]
 
 
 class Reference(types.Type):
@@ -212,7 +212,7 @@ def item_of(context: Any, builder: Any, kind: Any, pointer: Any, field: str, pla
 
 
 def reference_at(target: Any) -> Any:
-    """Return what makes, in compiled code, a reference of the address that `by_address` gives."""
+    """Return what makes, in compiled code, a reference of the address that `Address` gives."""
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         return lambda arrays: arrays
     kind = Reference(target)
@@ -227,20 +227,31 @@ def reference_at(target: Any) -> Any:
     return at
 
 
-def by_address(call: Callable[..., int]) -> Callable[..., int]:
-    """Return what calls compiled code with the address of a named tuple of arrays.
+class Address:
+    """Where compiled code finds a named tuple of arrays, which it is given at each call.
 
-    Numba would take each array apart at every call, in code that costs a tenth of the loop.
+    Numba would take each array apart at every call, in code that costs a tenth of the loop. Here
+    what is known of an array is written down once.
     """
-    if config.DISABLE_JIT:  # type: ignore[attr-defined]
-        return call
 
-    def with_address(arrays: Any, *rest: Any) -> int:
-        words: list[int] = []
-        for array in arrays:  # as compiled code has it: nobody to count references for, items, ...
-            shape, strides = array.shape, array.strides
-            words += 0, 0, array.size, array.itemsize, array.ctypes.data, *shape, *strides
-        table = np.array(words, np.int64)
-        return call(table.ctypes.data, *rest)
+    def __init__(self) -> None:
+        self._arrays: tuple[Any, ...] = ()
+        self._words = np.zeros(0, np.int64)
 
-    return with_address
+    def of(self, arrays: Any) -> Any:
+        """Return the address, good until the next call; the arrays where nothing is compiled."""
+        if config.DISABLE_JIT:  # type: ignore[attr-defined]
+            return arrays
+        if not self._arrays:
+            self._arrays = (None,) * len(arrays)
+            self._words = np.zeros(sum(5 + 2 * array.ndim for array in arrays), np.int64)
+        place = 0
+        for array, known in zip(arrays, self._arrays, strict=True):
+            end = place + 5 + 2 * array.ndim
+            if array is not known:  # nobody to count references for, items, bytes of each, ...
+                shape, strides = array.shape, array.strides
+                words = 0, 0, array.size, array.itemsize, array.ctypes.data, *shape, *strides
+                self._words[place:end] = words
+            place = end
+        self._arrays = tuple(arrays)
+        return self._words.ctypes.data

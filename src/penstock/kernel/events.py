@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from penstock.kernel.by_reference import by_address, reference_at
+from penstock.kernel.by_reference import reference_at
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.engine_batches import (
@@ -327,6 +327,6 @@ def _note_instant(world: World, tick: int) -> None:
 
 
 @functools.cache
-def compiled_advance() -> Callable[[World], int]:
+def compiled_advance() -> Callable[[Any], int]:
     """Return `advance` compiled: seconds the first time, from the disk cache after."""
-    return by_address(entry(advance, types.int64(types.int64)))
+    return entry(advance, types.int64(types.int64))

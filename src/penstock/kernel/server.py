@@ -33,7 +33,7 @@ from typing import Any
 
 from numba import types
 
-from penstock.kernel.by_reference import by_address, reference_at
+from penstock.kernel.by_reference import reference_at
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.composition import TERMS, Terms
 from penstock.kernel.due_epochs import NEVER, at, chain, empty_bucket, next_due_epoch, unchain
@@ -263,9 +263,7 @@ def _send_next(arrays: Arrays, before: int, end: int) -> None:
 
 
 @functools.cache
-def compiled_advance(composed: bool) -> Callable[[Arrays, Terms | None], int]:
-    """Return `advance` compiled with terms or without: seconds the first time, from the disk cache
-    after.
-    """
+def compiled_advance(composed: bool) -> Callable[[Any, Terms | None], int]:
+    """Return `advance` compiled, with terms or without."""
     kinds = types.int64, TERMS if composed else types.none
-    return by_address(entry(advance, types.int64(*kinds)))
+    return entry(advance, types.int64(*kinds))

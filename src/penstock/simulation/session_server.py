@@ -339,7 +339,8 @@ class Session(OneServer):
 
     def _advance(self) -> int:
         """Call the kernel once."""
-        return compiled_advance(self.terms is not None)(self.world, self.terms)
+        advance = compiled_advance(self.terms is not None)
+        return advance(self.address.of(self.world), self.terms)
 
     def _forget(self, gone: Window) -> None:
         """Forget the first requests, which arrived before any coming instant of the series."""

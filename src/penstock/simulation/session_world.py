@@ -11,6 +11,7 @@ import numpy as np
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
 from penstock.kernel import counting, due_epochs, records
+from penstock.kernel.by_reference import Address
 from penstock.kernel.compiled_code import from_python
 from penstock.kernel.gaps import CARRY
 from penstock.kernel.records import World
@@ -43,6 +44,7 @@ class WorldSession:
         self, world: World, tick_s: float, compress: bool, stop: int, bits: int, rules: list[str]
     ) -> None:
         self.world = world
+        self.address = Address()
         self.tick_s = tick_s
         self.stop = stop
         self.clock = world.clock[0]
@@ -98,7 +100,7 @@ class WorldSession:
         if not self._is_loaded:
             load(self.world, self.has_workflows, self.has_outages, self.has_transfers)
             self._is_loaded = True
-        return advance(self.world)
+        return advance(self.address.of(self.world))
 
     def _who(self) -> str:
         """Name what may have failed."""
