@@ -17,7 +17,9 @@ SERVER = EXAMPLES / "azure_code.yaml"
 
 
 def test_json_is_the_answer_of_the_library_with_the_choices_of_the_command_line(penstock: Callable[..., Said]) -> None:
-    status, out, err = penstock("check", RESEARCH, "--jobs", 700, "--seed", 3, "--resolution", 0.1, "--json")
+    status, out, err = penstock(
+        "check", RESEARCH, "--jobs", 700, "--seed", 3, "--resolution", 0.1, "--json", "--strict"
+    )
     assert status == 0, err
     expected = check(read_network(RESEARCH).network, jobs=700, seed=3, resolution=0.1)
     assert json.loads(out) == json.loads(json.dumps(expected.as_dict()))
@@ -52,14 +54,14 @@ def test_words_begin_with_the_verdict_and_name_the_stages_that_starve_each_other
 
 
 def test_orders_stand_side_by_side_with_the_scenarios_own_first(penstock: Callable[..., Said]) -> None:
-    arguments = ("check", RYBKO_STOLYAR, "--jobs", 1000, "--resolution", 0.1, "--orders", "fcfs, hlpps", "--all")
+    arguments = ("check", RYBKO_STOLYAR, "--jobs", 1000, "--resolution", 0.1, "--orders", " fcfs", "--all")
     status, out, _ = penstock(*arguments)
     assert status == 0
     assert max(map(len, out.splitlines())) <= 80
     rows = [line.split()[:3] for line in out.splitlines() if line.split()[1:2] in (["unstable"], ["unknown"])]
-    assert rows == [["priority", "unstable", "unstable"], ["fcfs", "unknown", "stable"], ["hlpps", "unknown", "stable"]]
+    assert rows == [["priority", "unstable", "unstable"], ["fcfs", "unknown", "stable"]]
     found = json.loads(penstock(*arguments, "--json")[1])
-    assert list(found["networks"]) == ["priority", "fcfs", "hlpps"]
+    assert list(found["networks"]) == ["priority", "fcfs"]
     assert found["first"] == found["latency"][0]["network"] == "fcfs"  # priority has no steady state
     assert f"{found['latency'][0]['latency']['e2e_s']['mean']['value']:,.1f} " in out
     assert found["networks"]["priority"]["workflows"][0]["e2e_s"] is None
@@ -74,13 +76,12 @@ def test_the_scenarios_own_order_is_shown_once(penstock: Callable[..., Said]) ->
 def test_routers_stand_side_by_side_on_the_same_jobs(penstock: Callable[..., Said], tmp_path: Path) -> None:
     page, folder = tmp_path / "report.html", tmp_path / "figures"
     choices = ("compare", RESEARCH, "--routers", "jsq,random", "--jobs", 1500, "--resolution", 0.1)
-    arguments = (*choices, "--target", "ttft_p99<2s")
-    status, out, _ = penstock(*arguments, "--figures", folder, "--report", page, "--strict")
+    written = ("--figures", folder, "--report", page, "--strict", "--json")
+    status, out, _ = penstock(*choices, "--target", "ttft_p99<2s", *written)
     assert status == 0
-    assert max(map(len, out.splitlines())) <= 80
     assert {path.name for path in folder.iterdir()} == {"latency_cdfs.svg", "latency_cdfs.png"}
     assert "Distribution of latency" in page.read_text()
-    found = json.loads(penstock(*arguments, "--json")[1])
+    found = json.loads(out)
     assert list(found) == [
         "first", "jobs", "warmup_jobs", "confidence", "targets", "latency", "runs", "warnings", "networks",
     ]  # fmt: skip
@@ -94,7 +95,6 @@ def test_routers_stand_side_by_side_on_the_same_jobs(penstock: Callable[..., Sai
 
 def test_strict_makes_what_is_not_stable_an_exit_status(penstock: Callable[..., Said]) -> None:
     assert penstock("check", RYBKO_STOLYAR, "--jobs", 100, "--resolution", 0.1, "--strict")[0] == 1
-    assert penstock("check", RESEARCH, "--jobs", 300, "--resolution", 0.1, "--strict")[0] == 0
     assert penstock("check", RYBKO_STOLYAR, "--jobs", 100, "--resolution", 0.1, "--orders", "fcfs", "--strict")[0] == 1
 
 
@@ -192,7 +192,10 @@ def test_an_order_of_ones_own_is_looked_for_beside_the_scenario(penstock: Callab
         "    for line in range(lines.shape[0]):\n        weights[line, 0] = line\n    return BY_LINE\n"
     )
     scenario = tmp_path / "[b]two.yaml"
-    scenario.write_text(RYBKO_STOLYAR.read_text())
+    scenario.write_text(
+        "network:\n  pools: {pool: {batch_time: {c_ms: 1, a_ms: 0, b0: 64}, token_budget: 64}}\n"
+        "  workflows: {ask: {arrivals: {poisson: 9}, stages: {call: {pool: pool, prompt: 30, output: 3}}}}\n"
+    )
     status, out, _ = penstock("check", scenario, "--jobs", 300, "--resolution", 0.1, "--orders", "mine:last")
     assert status == 0
     assert "last-[b]stage" in out

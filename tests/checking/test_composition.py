@@ -26,11 +26,12 @@ def small(seed: int, *, causal: bool) -> tuple[ps.Workload, ps.Server]:
     return ps.Workload.poisson(1.0, prompt, ps.Geometric(output, max=8 * output)), server
 
 
+@pytest.mark.parametrize("seeds", [6, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("causal", [True, False])
-def test_theorem_and_sequential_test_agree_on_both_sides_of_the_band(causal: bool) -> None:
+def test_theorem_and_sequential_test_agree_on_both_sides_of_the_band(causal: bool, seeds: int) -> None:
     """5% inside and outside the ends; the band is next to nothing where cuts and mixing cost nothing."""
     certified = 0
-    for seed in range(12):
+    for seed in range(seeds):
         workload, server = small(seed, causal=causal)
         certificate = ps.certify(workload, server)
         if causal:
@@ -46,7 +47,7 @@ def test_theorem_and_sequential_test_agree_on_both_sides_of_the_band(causal: boo
             at = workload.with_rate(rate)
             assert ps.certify(at, server).verdict == said
             assert ps.verdict(at, server, resolution=0.02, seed=seed).verdict == said, (seed, said)
-    assert certified >= 8
+    assert certified >= seeds * 2 / 3
 
 
 @pytest.mark.parametrize("policy", ["orca", "sarathi"])
@@ -75,7 +76,7 @@ def starving(seed: int) -> tuple[ps.Workload, ps.Server]:
     return ps.Workload.poisson(1.0, *lengths), server
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, 24))])
 def test_theorem_and_sequential_test_agree_where_decodes_are_few_tokens(seed: int) -> None:
     workload, server = starving(seed)
     certificate = ps.certify(workload, server)
@@ -115,7 +116,7 @@ def test_advice_weighs_what_attention_takes() -> None:
     linear = ps.PiecewiseConstant(1e-3, 2e-3, 16)
     server = ps.Server(ps.Composition(linear, 1e-6, 2e-6, 5e-6, 8e-6, 1e-5), 20, 12)
     workload = ps.Workload.poisson(8.0, ps.Geometric(30, max=120), ps.Geometric(10, max=40))
-    advice = ps.recommend(workload, server, requests=1_000, policies=("sarathi",))
+    advice = ps.recommend(workload, server, requests=1_000, policies=("sarathi",), precision=0.05)
     assert advice.recommended.stable_rate >= advice.current.stable_rate * 0.99
     assert advice.bound >= max(candidate.stable_rate for candidate in advice.candidates) * 0.99
     assert "CONTRADICTION" not in " ".join(advice.warnings)

@@ -136,7 +136,7 @@ def test_by_theorem_is_said_where_the_theorem_holds_at_both_ends(load: float, ve
 def test_a_network_of_one_has_the_ends_of_its_server_and_pools_that_are_exact_have_none() -> None:
     w, s = shaped(1.0)
     near = w.with_rate(0.8 * ps.certify(w, s).max_rate)
-    answer = ps.check(ps.Network.single(near, s), jobs=200)
+    answer = ps.check(ps.Network.single(near, s), jobs=200, resolution=0.1)
     alone = doubt_of_server(near, s)
     assert answer.verdict == "undecided"
     assert answer.calibration is not None
@@ -145,7 +145,7 @@ def test_a_network_of_one_has_the_ends_of_its_server_and_pools_that_are_exact_ha
     assert answer.as_dict()["calibration"]["slow"] == "unstable"
     assert answer.page().verdicts[0].source == BECAUSE
     exact = ps.Server(Affine(0.01, 1e-4), 1024, None, "sarathi")
-    assert ps.check(ps.Network.single(workload(10), exact), jobs=200).calibration is None
+    assert doubt_of_network(ps.Network.single(workload(10), exact)) is None
 
 
 def test_pools_go_by_their_own_limit_and_are_slow_at_once() -> None:

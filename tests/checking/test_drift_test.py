@@ -171,7 +171,7 @@ def test_a_max_batch_size_far_below_the_budget_fools_no_test(policy: str, budget
     bound = ps.certify(ps.Workload.poisson(1.0, 10, 20), server).max_rate
     for load, right in ((0.9, "stable"), (1.05, "unstable")):
         workload = ps.Workload.poisson(load * bound, 10, 20)
-        assert {verdict(workload, server, seed=seed).verdict for seed in range(8)} == {right}
+        assert {verdict(workload, server, seed=seed).verdict for seed in range(3)} == {right}
 
 
 @pytest.mark.parametrize(("rate", "right"), [(9.5, "stable"), (13.3, "unstable")])

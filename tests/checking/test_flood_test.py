@@ -169,7 +169,7 @@ TIGHT = {
 """Rates of `SHORT` on either side of what each carries with KV memory for 7,000 tokens, by the test of one server."""
 
 
-ALIKE = ("orca", "vllm-vanilla", "fastertransformer")
+ALIKE = ("sarathi", "orca", "vllm-vanilla", "fastertransformer")
 """Of those, what others are near."""
 
 

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from penstock import Workload, check
+from penstock.checking import answer
 from penstock.cli import command_line
 from penstock.scenario.scenario import read_scenario
 from penstock.show.page import Line
 from penstock.show.terminal import print_page
+from tests.asked_once import asked_once
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NETWORKS = ("agent_with_caches", "disaggregated", "research_fork_join", "rybko_stolyar", "self_reflection", "vllm_pool")
@@ -73,8 +75,9 @@ def test_the_head_of_every_example_has_six_lines_and_the_figures_of_json(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = [EXAMPLES / f"{name}.yaml", *(["--jobs", 1500] if name in NETWORKS else ["--requests", 2000])]
-    document = json.loads(said(capsys, monkeypatch, *asked, "--json"))
+    asked_once(monkeypatch, answer, "check")
     lines = said(capsys, monkeypatch, *asked).splitlines()
+    document = json.loads(said(capsys, monkeypatch, *asked, "--json"))
     assert len(lines) <= 7
     assert lines[0].startswith(name)
     assert lines[-1] == "--why: hypotheses and limits   --all: every statistic with its interval"
@@ -100,7 +103,10 @@ def test_what_is_printed_bit_by_bit_is_the_page(
     assert capsys.readouterr().out == out
 
 
-@pytest.mark.parametrize("name", ["azure_code", "vllm_8b_h100", "rybko_stolyar", "vllm_pool"])
+@pytest.mark.parametrize(
+    "name",
+    ["vllm_8b_h100", "vllm_pool", *(pytest.param(n, marks=pytest.mark.slow) for n in ("azure_code", "rybko_stolyar"))],
+)
 def test_the_first_two_lines_come_before_anything_is_compiled(name: str) -> None:
     command = [sys.executable, "-c", WATCHED, "check", str(EXAMPLES / f"{name}.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)

@@ -192,7 +192,7 @@ def test_no_interval_is_given_below_a_thousand_jobs_after_the_warm_up(jobs: int)
 @pytest.mark.parametrize("rho", [0.4, 0.8])
 def test_as_many_jobs_as_a_short_run_says_would_do_do(rho: float) -> None:
     network, loads = fork_join(rho), [0.3, rho, 0.3, 0.3]
-    for seed in range(4):
+    for seed in range(2):
         said = network_steady_state(ps.simulate(network, jobs=1000, seed=seed), loads=loads).notices
         told = {notice.split("; ")[-1] for notice in said}
         assert len(told) == 1  # the same of every reason
@@ -302,8 +302,14 @@ def test_theorem_and_test_in_contradiction_put_what_was_taken_on_trust_in_doubt(
     assert found.latency_refused
 
 
-@pytest.mark.parametrize("make", [fork_join, dag, self_reflection])
-@pytest.mark.parametrize("rho", [pytest.param(0.3, marks=pytest.mark.slow), 0.9, 1.1])
+SLOW = [pytest.param(make, rho, marks=pytest.mark.slow) for make, rho in ((fork_join, 0.9), (dag, 1.1))]
+SLOW += [pytest.param(make, 0.3, marks=pytest.mark.slow) for make in (fork_join, dag, self_reflection)]
+"""As others are."""
+
+
+@pytest.mark.parametrize(
+    ("make", "rho"), [(dag, 0.9), (fork_join, 1.1), (self_reflection, 0.9), (self_reflection, 1.1), *SLOW]
+)
 def test_theorem_and_test_never_contradict_each_other(make, rho: float) -> None:  # type: ignore[no-untyped-def]
     found = check(make(rho), jobs=300)
     assert found.disagreement is None
@@ -360,7 +366,7 @@ def test_prompts_that_replicas_may_reuse_are_said_to_be_counted_in_full() -> Non
 
 
 def test_the_same_seed_gives_the_same_answer_and_another_another() -> None:
-    once, again, other = (check(fork_join(0.5), jobs=150, seed=seed).as_dict() for seed in (1, 1, 2))
+    once, again, other = (check(self_reflection(0.5), jobs=150, seed=seed).as_dict() for seed in (1, 1, 2))
     assert once == again
     assert once["workflows"] != other["workflows"]
 

@@ -277,7 +277,8 @@ def test_the_page_of_several_policies_has_verdicts_for_each_and_no_latency_where
     ]
     assert latency.rows[0][:2] == ("fastertransformer", "refused")
     assert all(latency.rows[1][1:])
-    assert all(answer.certificate.reason in text_of(page) for answer in found.values())
+    text = text_of(page)
+    assert all(answer.certificate.reason in text for answer in found.values())
     assert "fastertransformer" in printed(page, capsys, monkeypatch, 80, "all")
 
 

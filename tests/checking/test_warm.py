@@ -44,7 +44,7 @@ def test_a_folder_that_was_filled_is_all_that_an_answer_needs(tmp_path: Path) ->
     assert (said.splitlines()[0], complained) == ("vllm: was there", "")
 
     elsewhere = {"PENSTOCK_COMPILED": tmp_path / "shipped", "XDG_CACHE_HOME": tmp_path / "cache"}
-    said, complained = run("check", EXAMPLES / "vllm_8b_h100.yaml", **elsewhere)
+    said, complained = run("check", EXAMPLES / "vllm_8b_h100.yaml", "--requests", 300, **elsewhere)
     assert said
     assert complained == ""
     assert not (tmp_path / "cache").exists()
