@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 import penstock as ps
+from penstock.planning import plan as planned
 from penstock.planning.scenario import read_plan
+from tests.asked_once import asked_once
 from tests.conftest import Said
 
 SCENARIO = """
@@ -21,6 +23,11 @@ plan:
   search: {token_budget: [128, 256], policy: [sarathi, orca], replicas: {max: 16}}
   price: 2.5
 """
+
+
+@pytest.fixture(autouse=True)
+def _asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_once(monkeypatch, planned, "plan")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A fleet that follows the day has what each interval needs, in time, and says where intervals depend on each other."""
 
 import dataclasses
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -31,6 +32,11 @@ def planned(rates=WAVE, targets=("ttft_p99<2s",), **changed):
     return plan_day(rates, WORKLOAD, Deployment(SERVER, 1, accelerators=2, price=3.0), targets, **(asked | changed))
 
 
+@functools.cache
+def wave():
+    return planned()
+
+
 @pytest.mark.parametrize("router", ["random", "round-robin", pytest.param("jsq", marks=pytest.mark.slow)])
 def test_each_interval_has_the_fewest_replicas_that_simulation_finds_enough(router):
     rates = RateProfile([2.0, 21.0, 6.5, 0.0, 13.0])
@@ -47,12 +53,12 @@ def test_each_interval_has_the_fewest_replicas_that_simulation_finds_enough(rout
 
 
 def test_a_day_of_24_rates_takes_few_simulations():
-    assert len(planned().evaluations) <= 12
+    assert len(wave().evaluations) <= 12
 
 
 def test_the_certificate_asks_for_the_fewest_replicas_that_theory_allows():
     most = ps.certify(WORKLOAD, SERVER).max_rate
-    for period in planned().periods:
+    for period in wave().periods:
         assert period.rate / period.certified < most
         assert period.certified == 1 or period.rate / (period.certified - 1) >= most
         assert period.certified <= period.replicas
@@ -60,7 +66,7 @@ def test_the_certificate_asks_for_the_fewest_replicas_that_theory_allows():
 
 
 def test_the_static_fleet_is_that_of_the_peak_and_following_the_day_costs_less():
-    found = planned()
+    found = wave()
     answer = found.as_dict()
     counts = [period.replicas for period in found.periods]
     assert answer["accelerator_hours"]["static"] == 24 * 2 * max(counts)
@@ -89,7 +95,7 @@ def test_replicas_are_held_as_soon_as_they_have_to_start(replicas, startup, at):
 
 
 def test_a_startup_time_is_paid_for_and_asked_for_ahead():
-    now, early = planned(), planned(startup_minutes=20)
+    now, early = wave(), planned(startup_minutes=20)
     rises = sum(
         max(b.replicas - a.replicas, 0) for a, b in zip(now.periods, [*now.periods[1:], now.periods[0]], strict=True)
     )

@@ -29,7 +29,7 @@ def recorded(*, share: bool, rate: float = 12.0, requests: int = 1_500) -> ps.Wo
 @pytest.mark.parametrize("share", [False, True])
 def test_the_plan_of_a_recording_is_that_of_simulating_every_fleet(share: bool) -> None:
     workload = recorded(share=share, rate=34.0)
-    space = search_space(SERVER, router=["jsq", "prefix", "round-robin"] if share else ["jsq", "tokens"], replicas=4)
+    space = search_space(SERVER, router=["jsq", "prefix", "round-robin"] if share else ["jsq", "tokens"], replicas=3)
     aim = Aim.of(["ttft_p90<500ms"], requests=1_000)
     found = plan(workload, space, aim=aim)
     answers = [evaluate(workload, deployment, aim) for deployment in space]
