@@ -1,6 +1,7 @@
 """Compiled code is found again as long as what it depends on is the same, and whatever becomes of the folder."""
 
 import ast
+import json
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,13 +24,40 @@ add = from_python(counting.add)
 print(add(counting.new_multiset(), 5, 1), sum(add.stats.cache_hits.values()))
 """
 COMPILED, LOADED = "1 0\n", "1 1\n"
+FORKS = """
+import atexit, json, os, sys, tempfile, traceback
+import numba
+numba.njit(lambda one: one + 1)(1)  # which loads what compiles
+for line in sys.stdin:
+    code, environment, out, err = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        for path, number in ((out, 1), (err, 2)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
+        status = 0
+        try:
+            exec(code, {"__name__": "__main__"})
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""Runs each program that it is given in a process of its own, which has Numba already, but nothing of Penstock."""
 PRIVATE = f"penstock-{os.getuid()}"
 
 
 class Home:
     """Where a process of a user has its cache and its temporary files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, forks: subprocess.Popen[str]) -> None:
+        self.folder, self.forks = folder, forks
         self.cache, self.temporary = folder / "cache", folder / "temporary"
         self.kept = self.cache / "penstock" / "compiled"
         self.temporary.mkdir()
@@ -42,15 +71,30 @@ class Home:
         )
 
     def run(self, code: str = ADD, **more: object) -> tuple[str, str]:
-        process = self.start(code, **more)
-        said = process.communicate()
-        assert process.returncode == 0, said
+        environment = self.environment | {name: str(value) for name, value in more.items()}
+        out, err = self.folder / "out", self.folder / "err"
+        assert self.forks.stdin
+        assert self.forks.stdout
+        self.forks.stdin.write(json.dumps([code, environment, str(out), str(err)]) + "\n")
+        self.forks.stdin.flush()
+        status = self.forks.stdout.readline()
+        said = out.read_text(), err.read_text()
+        assert status == "0\n", said
         return said
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[subprocess.Popen[str]]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    command = [sys.executable, "-c", FORKS]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe) as process:
+        yield process
+
+
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path)
+def home(tmp_path: Path, forks: subprocess.Popen[str]) -> Home:
+    return Home(tmp_path, forks)
 
 
 def test_only_a_change_of_what_a_function_depends_on_compiles_it_again(home: Home, tmp_path: Path) -> None:

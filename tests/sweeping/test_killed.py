@@ -49,8 +49,9 @@ def test_killed_again_and_again_a_sweep_ends_as_if_it_never_was(long_scenario: P
     """kill -9 at random moments: every call adds points, none is lost, none stands twice."""
     out, moments = long_scenario.with_name("t.csv"), random.Random(jobs)
     kept = [0]
+    points = 20 if kills == 1 else 60
     for _ in range(kills):
-        process = begun(long_scenario, out, jobs)
+        process = begun(long_scenario, out, jobs, points)
         wait_for_lines(process, out, kept[-1] + moments.randrange(1, 7))
         time.sleep(moments.random() * 0.1)
         os.kill(process.pid, signal.SIGKILL)
@@ -59,11 +60,11 @@ def test_killed_again_and_again_a_sweep_ends_as_if_it_never_was(long_scenario: P
         kept.append(lines(out))
         assert kept[-1] > kept[-2]
         assert not out.exists()
-    assert kept[-1] < 61
-    vary = {"workload.poisson.rate": "1:6.9:0.1"}
+    assert kept[-1] < points + 1
+    vary = {"workload.poisson.rate": f"1:{1 + (points - 1) / 10}:0.1"}
     found = ps.sweep(long_scenario, vary, out=out, jobs=jobs)
     written = [line.split(b",")[0] for line in journal_of(out).read_bytes().splitlines()[1:]]
-    assert len(written) == len(set(written)) == 60
+    assert len(written) == len(set(written)) == points
     assert_frame_equal(found, ps.sweep(long_scenario, vary, jobs=1), check_exact=True)
 
 
