@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from penstock.measuring.calibration import calibrate as calibrations
 from penstock.system.batch_time_file import read_batch_time
+from tests.asked_once import asked_once
 from tests.conftest import Said
 
 FEW = ["--parameters", "step,per_token,overhead", "--fit-rows", "spread:2"]
@@ -17,6 +19,11 @@ TABLE = """rate,prompt,output,ttft_ms,itl_ms,e2e_ms,completed,incomplete
 6,500,60,26,10.7,657,200,0
 12,500,60,31,13.5,828,200,0
 """
+
+
+@pytest.fixture(autouse=True)
+def _asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_once(monkeypatch, calibrations, "calibrate")
 
 
 @pytest.fixture

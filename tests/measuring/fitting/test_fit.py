@@ -287,7 +287,7 @@ def test_a_few_decodes_beside_prefill_cost_what_others_do() -> None:
 
 def test_any_batches_give_a_model_that_says_what_is_predicted_or_one_line() -> None:
     """And most give a model."""
-    assert sum(gives_a_model(seed) for seed in range(24)) >= 16
+    assert sum(gives_a_model(seed) for seed in range(12)) >= 8
 
 
 def gives_a_model(seed: int) -> bool:
