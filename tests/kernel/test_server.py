@@ -43,8 +43,7 @@ def outcomes():
         for batch_time in (BY_LOAD, BY_COMPOSITION)
         for compress in (True, False)
         for record in ("summary", "allocations")
-        for policy in ("orca", "sarathi", "vllm-vanilla")
-        for scope in ("batch", "running")
+        for policy, scope in (("orca", "batch"), ("sarathi", "running"), ("vllm-vanilla", "batch"))
     ]
 
 

@@ -47,7 +47,7 @@ def test_lengths_that_are_looked_at_no_more_have_had_their_part_of_alpha(monkeyp
     assert reached[1] > 1.1 * reached[0]
 
 
-@pytest.mark.parametrize("runs", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [10, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_burst_at_the_beginning_is_no_overload(runs):
     """The first intervals do not tell yet how much arrivals scatter."""
     alarms = 0

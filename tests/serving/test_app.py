@@ -199,7 +199,7 @@ def test_who_leaves_before_the_first_part_leaves_no_work_and_no_place_taken(
 
 
 def test_a_request_that_is_half_sent_is_not_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.serving.connections.PATIENCE_S", 2.0)
+    monkeypatch.setattr("penstock.serving.connections.PATIENCE_S", 1.0)
     monkeypatch.setattr(Answers, "warm", lambda _: None)
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(application(Controls(path)), http=Impatient, log_level="critical", lifespan="off")

@@ -110,7 +110,7 @@ def test_an_order_with_one_line_for_all_stages_has_no_function() -> None:
 def test_an_order_of_ones_own_is_none_of_penstocks_whatever_its_name() -> None:
     @ps.order(name="priority")
     def first_come(lines, params, weights):  # type: ignore[no-untyped-def]
-        weights[:, 0] = lines[:, LINE_BATCHES]
+        weights[0, 0] = lines[0, LINE_BATCHES]
         return BY_LINE
 
     assert Order.priority(["a.late"]).ranks_stages

@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 import penstock as ps
+from penstock.capacity import recommend
 from penstock.scenario.network import build_network
 from penstock.system.prefix_cache import cache_notes, names_for, network_notes
+from tests.asked_once import asked_once
 
 SLOW = ps.Affine(0.01, 1e-4)
 ALIKE = ps.Workload.from_arrays(
@@ -100,7 +102,7 @@ def test_ids_that_nobody_makes_use_of_are_told_in_front(system: ps.Server, said:
 
 @pytest.mark.parametrize("command", ["check", "simulate", "max-rate", "recommend"])
 def test_ids_that_are_drawn_at_random_are_told_once(
-    command: str, tmp_path: Path, penstock: Callable[..., tuple[int, str, str]]
+    command: str, tmp_path: Path, penstock: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = "\n".join(f"{i},{64 + i % 3},{8 + i % 5},1 2 {9 + i}" for i in range(40))
     (tmp_path / "turns.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,hash_ids\n{rows}\n")
@@ -113,6 +115,7 @@ def test_ids_that_are_drawn_at_random_are_told_once(
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(yaml.safe_dump(document))
     more = ("--precision", 0.2) if command in ("max-rate", "recommend") else ()
+    asked_once(monkeypatch, recommend, "recommend")
     code, page, _ = penstock(command, str(scenario), *more, "--why")
     assert not code
     assert " ".join(page.split()).count("hash ids are left out") == 1

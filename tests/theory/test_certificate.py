@@ -80,6 +80,7 @@ def test_where_a_hypothesis_of_stability_fails_it_says_unknown_and_names_it(name
     assert f"{certificate.margin:.1%} below what the {certificate.binding.name} can carry" in certificate.reason
 
 
+@own_policy
 def lasting_prefill(queue, limits, params):  # type: ignore[no-untyped-def]
     """Serve no decode while there are prompts, and half a budget of them at a time."""
     decode = 0 if queue.prompts > 0 else queue.decoding
