@@ -32,10 +32,10 @@ def texts(lines: list[Line]) -> dict[str, str]:
 def test_what_is_proved_is_the_headline_with_its_theorem_and_what_binds() -> None:
     found = ps.max_rate(WORKLOAD, SERVER)
     said = texts(head_of_rates({"sarathi": found}, scenario(), {"sarathi": SERVER}))
-    assert list(said) == ["mine.yaml", "Max rate", "At most"]
+    assert list(said) == ["mine.yaml", "Max rate", "Held by"]
     share = 1.2 / found.rate
     assert said["Max rate"] == f"{found.rate:,.4g} requests/s (1.2 arrive, {share:.0%} of that); by Theorem 1(b)."
-    assert said["At most"] == "no scheduler carries more: the token budget binds."
+    assert said["Held by"] == "the token budget; no scheduler carries more."
 
 
 def test_what_is_simulated_says_where_it_is_no_longer_known() -> None:
@@ -44,8 +44,8 @@ def test_what_is_simulated_says_where_it_is_no_longer_known() -> None:
     said = texts(head_of_rates({server.policy.name: found}, scenario(server), {server.policy.name: server}))
     proved = found.certificate.certified_rate
     assert f"by simulation (proved up to {proved:,.4g}): at {found.above:,.4g} it is unstable" in said["Max rate"]
-    assert f"more than {found.bound:,.4g} requests/s (the token budget binds)" in said["At most"]
-    assert f"this one {found.share:.0%} of that" in said["At most"]
+    own = f"this one {found.share:.0%} of that"
+    assert said["Held by"] == f"the token budget; no scheduler carries more than {found.bound:,.4g} requests/s, {own}."
 
 
 def test_of_many_policies_the_highest_rates_stand_in_one_line_and_a_contradiction_before_it() -> None:
@@ -66,7 +66,7 @@ def test_a_network_that_carries_less_than_its_load_says_so(example: NetworkScena
     found = ps.max_rate(example.network, precision=0.3)
     said = texts(head_of_loads({"as it is": found}, example))
     assert said["Max load"].startswith(f"{found.load:,.4g} times this load, so this load is not known to be carried;")
-    assert "pool " in said["At most"]
+    assert said["Held by"].startswith("pool ")
 
 
 @pytest.fixture(scope="module")

@@ -332,7 +332,7 @@ def test_the_page_of_a_region_says_on_which_side_the_load_lies_and_what_binds(ra
     point = operating_point(given.workload, given.server)
     text = text_of(region_page(point, given))
     assert side in text
-    assert f"{point.max_rate:.4g}, above which no scheduler is stable" in text
+    assert f"{point.max_rate:.4g} requests/s, above which no scheduler is stable" in text
     assert "the max batch size" in text
     assert all(f"{x:,.1f} {y:,.1f}" in text for x, y in point.region.vertices)
 

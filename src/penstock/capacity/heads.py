@@ -34,7 +34,7 @@ def head_of_rates(
         _asked(scenario, servers[name], len(rates)),
         *_contradicting(rates),
         _carried("Max rate", {name: (one.rate, one) for name, one in rates.items()}, _RATE, share),
-        _at_most(list(rates.values()), f"{first.bound:,.4g} {_RATE}", f"the {limit.name}"),
+        _held_by_limit(list(rates.values()), f"{first.bound:,.4g} {_RATE}", f"the {limit.name}"),
         *_within(rates, _RATE),
         *(mind if estimated else []),
     ][:MOST_LINES]
@@ -53,7 +53,7 @@ def head_of_loads(loads: Mapping[str, MaxLoad], scenario: NetworkScenario) -> li
         asked_of_network(scenario.name, scenario.network, scenario.hardware),
         *_contradicting(loads),
         _carried("Max load", {name: (one.load, one) for name, one in loads.items()}, _LOAD, short),
-        _at_most(list(loads.values()), f"{first.bound:,.4g} {_LOAD}", fullest),
+        _held_by_limit(list(loads.values()), f"{first.bound:,.4g} {_LOAD}", fullest),
         *_within(loads, _LOAD),
     ][:MOST_LINES]
 
@@ -93,14 +93,14 @@ def _certified(search: MaxRate | MaxLoad) -> float | None:
     return search.certified_load
 
 
-def _at_most(found: Sequence[MaxRate | MaxLoad], bound: str, limit: str) -> Line:
+def _held_by_limit(found: Sequence[MaxRate | MaxLoad], bound: str, limit: str) -> Line:
     """Say what no scheduler exceeds, and how much of it is carried where one thing is asked."""
     if len(found) > 1:
-        return Line("At most", f"no scheduler carries more than {bound}: {limit} binds.")
+        return Line("Held by", f"{limit}; no scheduler carries more than {bound}.")
     if found[0].share > _ALL:
-        return Line("At most", f"no scheduler carries more: {limit} binds.")
-    text = f"no scheduler carries more than {bound} ({limit} binds); this one {{}} of that."
-    return Line("At most", text.format(share_of(found[0].share)))
+        return Line("Held by", f"{limit}; no scheduler carries more.")
+    own = f"this one {share_of(found[0].share)} of that"
+    return Line("Held by", f"{limit}; no scheduler carries more than {bound}, {own}.")
 
 
 def _contradicting(found: Mapping[str, MaxRate] | Mapping[str, MaxLoad]) -> list[Line]:
@@ -159,7 +159,7 @@ def head_of_region(point: OperatingPoint, scenario: Scenario) -> list[Line]:
     word = "inside" if point.inside else "outside"
     text = (
         f"{point.arrival_rate:,.4g} {_RATE} arrive, {share_of(1 - point.margin)} of "
-        f"{point.max_rate:,.4g}, above which no scheduler is stable"
+        f"{point.max_rate:,.4g} {_RATE}, above which no scheduler is stable"
     )
     if reach is not None:
         low, high = reach.max_rate.low, reach.max_rate.high
