@@ -67,7 +67,7 @@ def test_files_are_written(penstock: Callable[..., Said], results: Path, tmp_pat
     assert names == {
         f"{name}.{end}" for name in ("predicted_over_measured", "errors_by_load") for end in ("svg", "png")
     }
-    assert "Mean relative errors over the rows that were not used to fit" in (tmp_path / "page.html").read_text()
+    assert "Mean relative errors over 1 row that was not used to fit, of 3" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ _HEADS = {
     "ttft_p99": "p99 TTFT",
     "e2e_p99": "p99 E2E",
 }
+_IN_HEAD = {"ttft": "first token", "itl": "per token", "e2e": "whole call"}
 # Metrics of each row, with their units and how many there are in a second.
 _SHOWN = (("ttft", "ms", 1e3), ("itl", "ms", 1e3), ("e2e", "s", 1.0))
 
@@ -87,27 +88,28 @@ def _head(answer: Calibration, name: str) -> list[Line]:
         lines.append(Line("missed", sentence(worst), judges=True))
     lines.append(Line("calibrated", sentence(_off(answer)), judges=True))
     mind = [*answer.untrusted, *([answer.limit_warning] if answer.limit_warning else [])]
-    if answer.memory_short:
-        mind.append("KV memory cannot be seen in these rows; give kv_tokens, which the engine logs")
     if answer.unidentified:
         of = f"{len(answer.unidentified)} of {counted(len(answer.values), 'cost')}"
         mind.append(f"the rows say little about {of}, which are assumed within ranges (--why)")
+    if answer.memory_short:
+        mind.append("KV memory cannot be seen in these rows; give kv_tokens, which the engine logs")
     room = MOST_LINES - len(lines)
     return [*lines, *(Line("Mind", sentence(text)) for text in mind[:room])]
 
 
 def _off(answer: Calibration) -> str:
     """Say how far off the rows are that say most of other loads."""
-    which = "rows, all of them used to fit"
+    which = f"{counted(answer.rows.height, 'row')}, used to fit"
     if judged := answer.rows.height - answer.fitted:
-        which = f"rows that were not used to fit ({judged:,} of {answer.rows.height:,})"
+        were = "was" if judged == 1 else "were"
+        which = f"{counted(judged, 'row')} that {were} not used to fit, of {answer.rows.height:,}"
     errors = answer.errors(False if judged else None)
     means = ", ".join(
-        f"{_HEADS[metric]} {error:.1%}"
-        for metric, error in errors.items()
-        if error is not None and metric in ("ttft", "itl", "e2e")
+        f"{label} {error:.1%}"
+        for metric, label in _IN_HEAD.items()
+        if (error := errors[metric]) is not None
     )
-    return f"mean relative errors over the {which}: {means}"
+    return f"mean relative errors over {which}: {means}"
 
 
 def _missed(answer: Calibration) -> Section:

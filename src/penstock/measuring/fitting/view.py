@@ -70,8 +70,8 @@ def _head(fit: Fit) -> list[Line]:
     more = f", {len(rows) - _MOST_COSTS:,} more" if len(rows) > _MOST_COSTS else ""
     held_out = [f" (batches held out: {one.error:.2%})" for one in fit.candidates if one.chosen]
     off = (
-        f"by {fit.mean_absolute_error:.2%} on average{''.join(held_out)}, {low:+.1%} to "
-        f"{high:+.1%} in nine batches of ten; all seconds together {fit.bias:+.1%}"
+        f"{fit.mean_absolute_error:.2%} on average{''.join(held_out)}, {low:+.1%} to "
+        f"{high:+.1%} in nine batches of ten"
     )
     count = int(fit.outliers.sum())
     left_out = f", of which {count:,} far from similar ones were left out" if count else ""
@@ -80,7 +80,7 @@ def _head(fit: Fit) -> list[Line]:
         Line(fit.batches.source, f"{batches}."),
         Line("fitted", f"{fit.name}: the time of b tokens is {_formula(fit)}.", judges=True),
         Line("Costs", f"{', '.join(costs)}{more}."),
-        Line("Off", f"{off}."),
+        Line("Error", f"{off}."),
         *(Line("Mind", sentence(text)) for text in fit.warnings[:1]),
     ]
 
