@@ -7,6 +7,7 @@ from typing import TypeVar
 Said = TypeVar("Said", bound=Hashable)
 
 METRICS = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e_s": "End to end"}
+NOUNS = {"ttft_s": "time to first token", "tbt_s": "time per token", "e2e_s": "whole call"}
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 STATISTICS = ("mean", *QUANTILES)
 
@@ -41,6 +42,13 @@ def seconds(value: float | None) -> str:
         return "-"
     decimals = next((count for count, limit in enumerate((100, 10, 1)) if value >= limit), 3)
     return f"{value:,.{decimals}f}"
+
+
+def duration(value: float | None) -> str:
+    """Return seconds with their unit, or milliseconds where they are less than one."""
+    if value is None:
+        return "-"
+    return f"{1e3 * value:.3g} ms" if value < 1 else f"{seconds(value)} s"
 
 
 def span_of_time(value: float) -> str:

@@ -47,7 +47,7 @@ def test_words_begin_with_the_verdict_and_name_the_stages_that_starve_each_other
     assert status == 0
     assert max(map(len, out.splitlines())) <= 80
     head, _, verdict, *_ = out.split("\n\n")
-    assert "\nUNSTABLE     The order between stages fails above 0.621 times this load" in head
+    assert "\nUNSTABLE     Order priority fails above 0.7059 search, 0.7059 complaint jobs/s" in head
     assert verdict.startswith("UNSTABLE by virtual station")
     for words in ("complaint.look_into", "search.reply", "0.6209 x", "retrieval - communication"):
         assert words in out

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock import Workload, check
+from penstock import Workload, certify, check
 from penstock.checking import answer
+from penstock.checking.head import first_lines_of_network
 from penstock.cli import command_line
+from penstock.scenario.network import read_network
 from penstock.scenario.scenario import read_scenario
 from penstock.show.page import Line
 from penstock.show.terminal import print_page
@@ -57,7 +59,7 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *a
 
 def in_seconds(text: str) -> list[float]:
     """Return all means and 99th percentiles in a line, seconds."""
-    found = re.findall(r"([\d.,]+) (ms|s) (?:mean|p99)", text)
+    found = re.findall(r"(?:mean|p99|p99 at least) ([\d.,]+) (ms|s)\b", text)
     return [float(number.replace(",", "")) / (1000 if unit == "ms" else 1) for number, unit in found]
 
 
@@ -116,6 +118,25 @@ def test_the_first_two_lines_come_before_anything_is_compiled(name: str) -> None
     assert "compiles" not in done.stdout
 
 
+def proved(name: str) -> str:
+    network = read_network(EXAMPLES / f"{name}.yaml").network
+    return first_lines_of_network(name, network, certify(network))[1].text
+
+
+def test_an_order_that_fails_is_named_with_the_rates_above_which_it_does() -> None:
+    said = proved("rybko_stolyar")
+    assert said.startswith(
+        "Order priority fails above 0.7059 search, 0.7059 complaint jobs/s (0.621 times this load), "
+    )
+
+
+def test_with_prefix_caches_the_limit_stands_beside_the_case_that_it_belongs_to() -> None:
+    said = (
+        r"can carry \(limit [\d.]+ times this load\) if prefix caches keep everything, 28% if nothing\. No theorem .*"
+    )
+    assert re.search(f"{said}; unmet: batch times go by the token load, ", proved("agent_with_caches"))
+
+
 def head(rate: float, *targets: str, requests: int = 2000) -> list[Line]:
     scenario = read_scenario(AZURE)
     found = check(scenario.workload.with_rate(rate), scenario.server, requests=requests, targets=targets)
@@ -138,8 +159,9 @@ def test_targets_are_one_line_with_the_one_that_is_missed_first() -> None:
 
 
 def test_a_p99_without_an_upper_end_says_so_and_names_the_run_that_would_have_one() -> None:
-    first = next(line.text for line in head(1.2) if line.label == "First token")
-    assert re.search(r"p99 or more.*a longer run would bound it: --requests \d+\)", first)
+    said = "; ".join(line.text for line in head(1.2))
+    assert said.count("; for an upper end: ") == 1
+    assert re.search(r"p99 at least [\d.]+ m?s; for an upper end: --requests \d+;", said)
 
 
 def test_no_longer_run_is_named_than_a_recording_has() -> None:

@@ -13,7 +13,7 @@ from penstock.checking.variants import with_router
 from penstock.scenario.network import read_network
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES
-from penstock.words import seconds
+from penstock.words import duration
 
 SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512)
 GIVEN = Scenario("mine", ps.Workload.poisson(1.2, 1_964, 28), SERVER, 2_000, None, Path())
@@ -35,8 +35,10 @@ def test_each_policy_has_a_line_with_its_verdict_and_mean_latencies(answers: dic
     assert said["fastertransformer"].startswith("unstable: it does 0.")
     latency = answers["orca"].latency
     assert latency is not None
-    assert f"whole call {seconds(latency.estimates['e2e_s']['mean'].value)} s" in said["orca"]
+    assert f"whole call {duration(latency.estimates['e2e_s']['mean'].value)}" in said["orca"]
     assert [name for name, text in said.items() if "the fastest" in text] == ["sarathi"]
+    *_, last = head_of_policies(GIVEN, answers, {"other": "a request is too long: it never fits; cut it"})
+    assert (last.label, last.text) == ("Left out", "other: a request is too long (--why).")
 
 
 def test_of_many_the_first_and_the_fastest_have_a_line_and_the_others_are_named(
@@ -74,9 +76,9 @@ def test_networks_say_how_much_longer_or_shorter_jobs_take_than_at_the_first(rou
     change = second.difference and second.difference["e2e_s"]["mean"]
     assert change is not None
     assert change.value is not None
-    assert f"research {seconds(first.latency['e2e_s']['mean'].value)} s" in random.text
+    assert f"research {duration(first.latency['e2e_s']['mean'].value)}" in random.text
     word = "less" if change.value < 0 else "more"
-    assert f"({seconds(abs(change.value))} s {word} than random" in jsq.text
+    assert f"({duration(abs(change.value))} {word} than random" in jsq.text
     sure = change.low is not None and change.high is not None and change.low * change.high > 0
     assert ("perhaps by chance" in jsq.text) != sure
 

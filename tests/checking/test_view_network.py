@@ -152,7 +152,7 @@ def test_the_priority_order_that_fails_is_named_with_its_limit(
     place = page.words.index("This order")
     assert page.words[place + 1] == f"{virtual.max_load:,.4g} x"
     assert "search.reply" in page.words[place + 2]
-    assert any("Try order fcfs" in word for word in page.words)
+    assert any("Write `order: fcfs` at the pools" in word for word in page.words)
     assert {text for _, text in answer.cycles_in_words()} <= set(page.words)
     assert "complaint.look_into" in page.words[place + 2]
 
@@ -344,7 +344,7 @@ def test_every_number_printed_of_pools_stages_and_workflows_is_that_of_the_answe
             row(workflow.name, [shown(n) for n in (mean.value, mean.low, mean.high, workflow.e2e["p99"].value)])
     assert f"{found.run.arrived:,} jobs" in said
     assert f"load {found.bottleneck.rho:.3f}, the least margin of all" in said
-    assert ("Try order fcfs" in " ".join(said.split())) == (found.certificate.verdict == "unstable")
+    assert ("Write `order: fcfs` at the pools" in " ".join(said.split())) == (found.certificate.verdict == "unstable")
     assert all(join.bound in " ".join(said.split()) for join in found.certificate.joins)
     assert all(text in " ".join(said.split()) for _, text in found.cycles_in_words())
     assert _POOLS in " ".join(said.split())
@@ -362,7 +362,7 @@ def test_what_makes_priorities_fail_is_said_with_its_numbers(capsys, monkeypatch
     first, second = virtual.amplification()
     assert f"multiplies a backlog by {first * second:,.3g}" in said
     assert f"This order {virtual.max_load:,.4g} x" in said
-    assert "Try order fcfs, or this order turned around" in said
+    assert "Write `order: fcfs` at the pools, or turn this order around" in said
     assert "Margin 0.100" not in said  # beside UNSTABLE it is no margin of this order
     assert "Best policy 0.100 is left to it, not to this one" in said
 

@@ -28,6 +28,7 @@ from penstock.system.outages import Outage, listed
 from penstock.system.prefix_cache import as_serving, cache_notes, unsaid
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
+from penstock.words import duration
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -52,6 +53,16 @@ class TargetAnswer(NamedTuple):
     target: Target
     estimate: Estimate | None
     judgement: Judgement
+
+    @property
+    def value(self) -> str:
+        """The latency in words, with its interval where that decides nothing."""
+        if self.estimate is None:
+            return "no steady state"
+        value, low, high = self.estimate.value, self.estimate.low, self.estimate.high
+        if self.judgement != "undecided" or low is None:
+            return duration(value)
+        return f"{duration(value)}, {duration(low)} to {'?' if high is None else duration(high)}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -45,7 +45,6 @@ def asked_of_network(
     name: str, network: Network, hardware: Mapping[str, str] | None = None
 ) -> Line:
     """Say what arrives at a network, and which pools serve it."""
-    arriving = [f"{one.rate:,.4g} {one.name}" for one in network.workflows]
     serving = []
     for pool_name, pool in network.pools.items():
         parts = [f"{pool.replicas} x"] if pool.replicas > 1 else []
@@ -56,7 +55,12 @@ def asked_of_network(
         if pool.order_name != "fcfs":
             parts.append(f"order {pool.order_name}")
         serving.append(f"{pool_name} ({', '.join(filter(None, parts))})")
-    return Line(name, f"{_few(arriving, 3)} jobs/s on {_few(serving, 3)}")
+    return Line(name, f"{_arriving(network)} on {_few(serving, 3)}")
+
+
+def _arriving(network: Network, times: float = 1.0) -> str:
+    """Say how many jobs of each kind arrive, at so many times the load."""
+    return f"{_few([f'{times * one.rate:,.4g} {one.name}' for one in network.workflows], 3)} jobs/s"
 
 
 def first_lines(
@@ -89,9 +93,13 @@ def first_lines_of_network(
     line = _proved(certificate, 1 / certificate.max_load, uncached, reach, limit, certified)
     if certificate.theorem in (VIRTUAL, SPIRAL):
         virtual = certificate.virtual_station
-        above = f" above {virtual.max_load:.3g} times this load" if virtual else ""
+        above = ""
+        if virtual:
+            rates = _arriving(network, virtual.max_load)
+            above = f" above {rates} ({virtual.max_load:.3g} times this load)"
+        orders = " with ".join(dict.fromkeys(pool.order_name for pool in network.pools.values()))
         text = (
-            f"The order between stages fails{above}, though no pool is overloaded: the fullest, "
+            f"Order {orders} fails{above}, though no pool is overloaded: the fullest, "
             f"{fullest.name}, is at {share_of(1 / certificate.max_load)}. Proved: "
             f"{certificate.theorem}."
         )
@@ -116,10 +124,9 @@ def _proved(
         low, high = map(share_of, reach.load)
         used += f" ({low} to {high} as far as batch times are known)"
         middle = MIDDLE
-    text = f"{used} of the most that any scheduler can carry"
+    text = f"{used} of the most that any scheduler can carry (limit {limit})"
     if uncached is not None and uncached > load:
         text += f" if prefix caches keep everything, {share_of(uncached)} if nothing"
-    text += f" (limit {limit})"
     if certificate.verdict == "unknown":
         return Line("Load", f"{text}. {_unproved(certificate.hypotheses)}")
     if reach is not None and reach.load[0] <= 1 < reach.load[1]:
@@ -139,7 +146,7 @@ def _unproved(hypotheses: Sequence[Hypothesis]) -> str:
     names = [hypothesis.name for hypothesis in hypotheses if not hypothesis.held]
     limits = [name.removesuffix(_NEVER) for name in names if name.endswith(_NEVER)]
     failing = (
-        [f"not given: {_few(others, MOST_NAMED)}"]
+        [f"unmet: {_few(others, MOST_NAMED)}"]
         if (others := [name for name in names if not name.endswith(_NEVER)])
         else []
     )

@@ -28,10 +28,10 @@ from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
 from penstock.simulation.run import Run
 from penstock.theory.certificate import Certificate
-from penstock.words import seconds, sentence
+from penstock.words import duration, sentence
 
 _COSTS = 0.01  # share of tokens done again by preemptions that is worth a word
-OR_MORE = " or more"  # where a run has no upper end
+_AT_LEAST = "at least "  # where a run has no upper end
 BEHIND_WHY = "hypotheses and limits"
 BEHIND_ALL = "every statistic with its interval"
 
@@ -47,7 +47,7 @@ def head_of_server(answer: Answer, scenario: Scenario | None) -> list[Line]:
         step = answer.next_step(file)
         last = [Line("Next", sentence(step))] if step else []
         return [*lines, *mind, *last, *_rests_on(answer, scenario)][:MOST_LINES]
-    enough = None
+    enough: int | None = None
     if answer.latency is not None:
         of = answer.latency
         if not of.too_short:  # else another length would do
@@ -55,10 +55,10 @@ def head_of_server(answer: Answer, scenario: Scenario | None) -> list[Line]:
         if enough is not None and enough > most_requests(answer.workload):
             enough = None
         texts = {label: _latency(of.estimates[metric]) for metric, label in LATENCIES.items()}
-        texts = _with_remedy(texts, "--requests", enough)
     else:
         texts = latency_of_run(answer.run)
-    return _fitted(lines, texts, mind, _rests_on(answer, scenario))
+    longer = f"--requests {enough}" if enough else ""
+    return _fitted(lines, texts, mind, _rests_on(answer, scenario), longer)
 
 
 def head_of_network(answer: NetworkAnswer, scenario: NetworkScenario | None) -> list[Line]:
@@ -83,14 +83,14 @@ def head_of_network(answer: NetworkAnswer, scenario: NetworkScenario | None) -> 
         **({"Per token": _latency(of.tbt_s)} if of.tbt_s else {}),
         "Whole call": _worst(whole),
     }
-    texts = _with_remedy(texts, "--jobs", enough)
-    return _fitted(lines, texts, mind, _rests_on(answer, None))
+    longer = f"--jobs {enough}" if enough else ""
+    return _fitted(lines, texts, mind, _rests_on(answer, None), longer)
 
 
 def _step_of_network(answer: NetworkAnswer) -> str | None:
     """Say what to do about a network that is unstable."""
     if answer.order_fails:
-        return "try order fcfs, or this order turned around (--orders shows them side by side)"
+        return "write `order: fcfs` at the pools, or turn this order around (--orders compares)"
     tightest = answer.certificate.bottleneck
     if tightest.max_load >= 1:
         return None
@@ -115,25 +115,18 @@ def latency_of_run(run: Run) -> dict[str, str]:
     """Return the latencies of one run, by label."""
     rows = {row["metric"]: row for row in run.latency().iter_rows(named=True)}
     return {
-        label: f"{_time(rows[metric]['mean'])} mean, {_time(rows[metric]['p99'])} p99"
+        label: f"mean {duration(rows[metric]['mean'])}, p99 {duration(rows[metric]['p99'])}"
         for metric, label in LATENCIES.items()
     }
 
 
-def _with_remedy(texts: Mapping[str, str], option: str, enough: int | None) -> dict[str, str]:
-    """Say once what to do where percentiles have no upper end."""
-    said = dict(texts)
-    for label, text in texts.items():
-        if enough and OR_MORE in text:
-            said[label] = f"{text} (a longer run would bound it: {option} {enough})"
-            break
-    return said
-
-
 def _fitted(
-    lines: Sequence[Line], texts: Mapping[str, str], mind: Sequence[Line], last: Sequence[Line]
-) -> list[Line]:
-    """Put latencies between the lines: one each, or as many together as there is no room for."""
+    lines: Sequence[Line], texts: Mapping[str, str], mind: Sequence[Line], last: Sequence[Line],
+    longer: str,
+) -> list[Line]:  # fmt: skip
+    """Put latencies between the lines: one each, or as many together as there is no room for; the
+    last without an upper end is followed by the run that would have one.
+    """
     if len(lines) + len(mind) + len(last) >= MOST_LINES:
         last = []  # as it is behind --why, too
     room = MOST_LINES - len(lines) - len(mind) - len(last)
@@ -144,6 +137,11 @@ def _fitted(
         first, *others = together
         parts = [texts[first], *(f"{label.lower()} {texts[label]}" for label in others)]
         latencies = [Line(first, "; ".join(parts)), *latencies[len(together) :]]
+    open_ended = [at for at, line in enumerate(latencies) if _AT_LEAST in line.text]
+    if longer and open_ended:
+        last_one = latencies[open_ended[-1]]
+        text = f"{last_one.text}; for an upper end: {longer}"
+        latencies[open_ended[-1]] = Line(last_one.label, text)
     return [*lines, *latencies, *mind, *last]
 
 
@@ -223,12 +221,8 @@ def _of_targets(answer: Answer) -> list[Line]:
 def said_of_targets(targets: Sequence[TargetAnswer]) -> tuple[str, list[str]]:
     """Return the worst that is said of any target, and the targets by what is said of them."""
     said: dict[str, list[str]] = {"missed": [], "undecided": [], "met": []}
-    for target, estimate, judgement in targets:
-        value = _time(estimate.value) if estimate else "no steady state"
-        if judgement == "undecided" and estimate and estimate.low is not None:
-            high = "?" if estimate.high is None else _time(estimate.high)
-            value += f", {_time(estimate.low)} to {high}"
-        said[judgement].append(f"{target} ({value})")
+    for answer in targets:
+        said[answer.judgement].append(f"{answer.target} ({answer.value})")
     word, *others = [(name, texts) for name, texts in said.items() if texts]
     return word[0], [", ".join(word[1]), *(f"{name}: {', '.join(of)}" for name, of in others)]
 
@@ -255,19 +249,21 @@ def _to_mind(answer: AnyAnswer) -> list[Line]:
 
 
 def _rests_on(answer: AnyAnswer, scenario: Scenario | None) -> list[Line]:
-    """Say whether theorem and simulation agree, and where batch times come from."""
+    """Say whether theorem and simulation agree, and where batch times come from: read on from the
+    label.
+    """
     certificate, test, doubt = answer.certificate, answer.stability, answer.calibration
     said = []
     if not answer.disagreement and certificate.verdict in ("stable", "unstable"):
         agrees = test is not None and test.verdict == certificate.verdict
-        said.append("theorem and simulation agree" if agrees else "the theorem alone")
+        said.append("a theorem and a simulation that agree" if agrees else "the theorem alone")
     measured = None
     if isinstance(answer, Answer):
         measured = answer.certificate.measured
     elif isinstance(answer, NetworkAnswer) and answer.bottleneck.found_share is not None:
         measured = answer.bottleneck.rho
     if measured is not None:
-        said.append(f"the load is {share_of(measured)} with what prefix caches found in this run")
+        said.append(f"what prefix caches found in this run (a load of {share_of(measured)})")
     if doubt is not None:
         origin = (
             "batch times calibrated on a few rows"
@@ -282,7 +278,7 @@ def _rests_on(answer: AnyAnswer, scenario: Scenario | None) -> list[Line]:
     elif scenario and scenario.measured and scenario.measured.year:
         of = scenario.measured
         said.append(f"batch times measured in {of.year}, {of.description}")
-    return [Line("Rests on", sentence("; ".join(said)))] if said else []
+    return [Line("Rests on", f"{'; '.join(said)}.")] if said else []
 
 
 def _shown(of: Mapping[str, Statistics]) -> dict[str, Statistics]:
@@ -297,14 +293,7 @@ def _latency(of: Statistics) -> str:
     """Return mean and p99, the latter as a least where the run has no upper end for it."""
     mean, p99 = of["mean"], of["p99"]
     open_end = p99.low is not None and p99.high is None
-    return f"{_time(mean.value)} mean, {_time(p99.value)} p99{OR_MORE * open_end}"
-
-
-def _time(value: float | None) -> str:
-    """Return seconds, or milliseconds where they are less than one."""
-    if value is None:
-        return "-"
-    return f"{1e3 * value:.3g} ms" if value < 1 else f"{seconds(value)} s"
+    return f"mean {duration(mean.value)}, p99 {_AT_LEAST * open_end}{duration(p99.value)}"
 
 
 def _worst(of: Mapping[str, Statistics]) -> str:

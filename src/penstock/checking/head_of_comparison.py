@@ -1,6 +1,7 @@
 """The heads of ``compare``: a line for each policy or network, those that matter most."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 from penstock.checking.answer import Answer
@@ -9,15 +10,15 @@ from penstock.checking.comparison import ComparedWorkflow, NetworkComparison
 from penstock.checking.head import LATENCIES, asked_of_server
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
-from penstock.words import seconds
+from penstock.words import duration
 
 _MOST_WORKFLOWS = 2  # in a line
 
 
 def head_of_policies(
-    scenario: Scenario, answers: Mapping[str, Answer], left_out: Sequence[str] = ()
+    scenario: Scenario, answers: Mapping[str, Answer], left_out: Mapping[str, str] | None = None
 ) -> list[Line]:
-    """Say of each policy whether it is stable, and its mean latencies."""
+    """Say of each policy whether it is stable, and its mean latencies; why others are left out."""
     server, hardware = next(iter(answers.values())).server, scenario.hardware
     asked = asked_of_server(scenario.name, scenario.workload, server, hardware, len(answers))
     text = f"{asked.text}. Mean latencies of the same requests:"
@@ -25,8 +26,9 @@ def head_of_policies(
     lines = {name: _policy(answer, name == fastest) for name, answer in answers.items()}
     speed = {name: _whole_call(answer)[1] for name, answer in answers.items()}
     found = _head(Line(scenario.name, text), answers, lines, speed)
-    cannot = f"{', '.join(left_out)}: cannot serve this workload as it is (--why)."
-    return [*found, *([Line("Left out", cannot)] if left_out else [])][:MOST_LINES]
+    reasons = [f"{name}: {re.split('[:;] ', why)[0]}" for name, why in (left_out or {}).items()]
+    cannot = [Line("Left out", f"{'; '.join(reasons)} (--why).")] if reasons else []
+    return [*found, *cannot][:MOST_LINES]
 
 
 def _policy(answer: Answer, fastest: bool) -> str:
@@ -35,7 +37,7 @@ def _policy(answer: Answer, fastest: bool) -> str:
         grows = f": it does {does:.3g} times the work that arrives" if does < 1 else ""
         return f"{answer.verdict}{grows}"
     means = [
-        f"{words.lower()} {seconds(answer.latency.estimates[metric]['mean'].value)} s"
+        f"{words.lower()} {duration(answer.latency.estimates[metric]['mean'].value)}"
         for metric, words in LATENCIES.items()
     ]
     return f"{answer.verdict}; {', '.join(means)}{', the fastest' if fastest else ''}"
@@ -78,12 +80,12 @@ def _workflows(rows: Sequence[ComparedWorkflow], first: str | None) -> list[str]
     """Say how long the jobs of the first few workflows take, and how that differs."""
     said = []
     for row in rows[:_MOST_WORKFLOWS]:
-        text = f"{row.workflow} {seconds(row.latency['e2e_s']['mean'].value)} s"
+        text = f"{row.workflow} {duration(row.latency['e2e_s']['mean'].value)}"
         change = row.difference and row.difference["e2e_s"]["mean"]
         if change and change.value is not None and change.low is not None:
             less = "less" if change.value < 0 else "more"
             sure = "" if change.low * (change.high or 0.0) > 0 else ", perhaps by chance"
-            text += f" ({seconds(abs(change.value))} s {less} than {first}{sure})"
+            text += f" ({duration(abs(change.value))} {less} than {first}{sure})"
         said.append(text)
     return said
 

@@ -124,7 +124,7 @@ def compare_page(
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, scenario.server, f"{len(answers)} policies"),
-        head=head_of_policies(scenario, answers, list(left_out)),
+        head=head_of_policies(scenario, answers, left_out),
         why="what theory and test say",
         rest="percentiles and intervals",
         notes=[
