@@ -6,15 +6,16 @@ from typing import Any
 
 import polars as pl
 
+from penstock.checking.head import LATENCIES
 from penstock.show.page import Fact, Figure, Line, Page, Section, Table
 from penstock.sweeping.points import SHOWN, STATES, USUAL_ORDER, averages, best_first, varied
 from penstock.sweeping.stable_rates import RATE, is_rate
-from penstock.words import METRICS, NO_LIMIT, counted, digits
+from penstock.words import METRICS, NO_LIMIT, counted, digits, duration
 
 MOST_ROWS = 20
 """Points that are shown first; the table in the file has all."""
 
-_MOST_NAMED = 3  # points in the head
+_NAMES = ("Best", "2nd", "3rd")  # of the points in the head
 _IN_SHORT = ("ttft_p99_s", "tbt_p99_s", "e2e_p50_s")
 _MOST_POINTS = 300
 _MOST_BAD = 5
@@ -73,7 +74,7 @@ def sweep_page(
         ],
         head=[
             Line(title, f"{runs}, over {', '.join(fields)}."),
-            Line("swept", f"{outcome}. The best by {_LATENCIES.get(by, by)}:", judges=True),
+            Line("swept", f"{outcome}. The best by {_in_words(by)}:", judges=True),
             *_best(rows, fields, by),
             *(Line("Bad", f"{note}.") for note in notes[:1]),
         ],
@@ -84,22 +85,28 @@ def sweep_page(
 
 def _best(rows: pl.DataFrame, fields: Sequence[str], order: str) -> list[Line]:
     """Say which points are best, and how fast they are."""
-    runs = best_first(rows.filter(pl.col("error").is_null()), order).head(_MOST_NAMED)
+    runs = best_first(rows.filter(pl.col("error").is_null()), order).head(len(_NAMES))
     several = rows["seed"].n_unique() > 1
     lines: list[Line] = []
-    for row in runs.iter_rows(named=True):
+    for name, row in zip(_NAMES, runs.iter_rows(named=True), strict=False):
         where = ", ".join(
-            f"{name} {cell(row[field])}" for name, field in zip(heads(fields), fields, strict=True)
+            f"{of} {cell(row[field])}" for of, field in zip(heads(fields), fields, strict=True)
         )
         where += f", seed {row['seed']}" if several else ""
         latencies = [
-            f"{_LATENCIES[column]} {digits(row[column])} s"
+            f"{_in_words(column)} {duration(row[column])}"
             for column in _IN_SHORT
             if row.get(column) is not None
         ]
-        label = "Next" if lines else "Best"
-        lines.append(Line(label, f"{where}: {', '.join([row['verdict'], *latencies])}."))
+        lines.append(Line(name, f"{where}: {', '.join([row['verdict'], *latencies])}."))
     return lines
+
+
+def _in_words(column: str) -> str:
+    """Return what heads call a column: ``first token p99``."""
+    metric, _, rest = column.partition("_")
+    label = LATENCIES.get(f"{metric}_s", "")
+    return f"{label.lower()} {rest.removesuffix('_s')}" if label else column
 
 
 def _varied(rows: pl.DataFrame, fields: Sequence[str]) -> list[Fact]:
