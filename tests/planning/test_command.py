@@ -68,7 +68,7 @@ def test_words_begin_with_the_answer(penstock: Callable[..., Said], scenario: Pa
     best = answer["best"]["deployment"]
     assert status == 0
     replicas = f"{best['replicas']} replicas of the server behind random"
-    assert f"\nMET          {replicas}" in out
+    assert f"\nCheapest     {replicas}" in out
     assert "\nMET          ttft_p99<0.3s: " in out
     assert f"{best['cost']:.2f} per hour" in out
     assert f"{answer['simulations']} of {answer['space']} deployments (" in penstock("plan", scenario, "--why")[1]

@@ -46,7 +46,7 @@ def test_stability_is_that_of_requests_drawn_at_random_where_they_have_nothing_i
     few, enough = (evaluate(workload, each, Aim.of(["ttft_p90<500ms"], requests=1_000)) for each in (two, three))
     assert (few.verdict, few.known_by) == ("unstable", "Theorem 1(a)")
     assert (enough.verdict, enough.answer) == ("stable", "met")
-    assert enough.known_by == "the test from floods, of its requests drawn at random"
+    assert enough.known_by == "simulation of its requests drawn at random"
 
 
 def test_a_fleet_that_keeps_up_by_what_prompts_share_is_judged_by_the_recording_alone() -> None:

@@ -193,9 +193,7 @@ def _alone(workload: Workload, deployment: Deployment, aim: Aim, report: Progres
 
     def tested() -> _Stability:
         test = verdict(alone, server, seed=alone.seed)
-        return _Stability(
-            test.verdict, "the sequential test", 1 / (1 - min(test.drift, _MOST_DRIFT))
-        )
+        return _Stability(test.verdict, "simulation", 1 / (1 - min(test.drift, _MOST_DRIFT)))
 
     stability = _stability(certificate, alone.rate / rate if rate else math.inf, tested)
     # a recording has no more to give, so that all of it is looked at once
@@ -308,7 +306,7 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
             return _Stability(*_of_recording(workload, deployment), certificate.rho)
         # so near the limit that it takes larger floods to tell, latency meets no target
         test = flood_test(network, _RESOLUTION, workload.seed, None, silent, tries=1)
-        return _Stability(test.verdict, "the test from floods", certificate.rho)
+        return _Stability(test.verdict, "simulation", certificate.rho)
 
     # as many at each replica as where one is simulated alone
     sizes_of_one = aim.looks if workload.rows is None else (aim.most_requests,)
@@ -355,7 +353,7 @@ def _of_recording(workload: Workload, deployment: Deployment) -> tuple[Outcome, 
     test = flood_test(drawn_anew, _RESOLUTION, workload.seed, None, silent, tries=1)
     if reuses and test.verdict != "stable":
         return "stable", _RECORDING_ALONE
-    return test.verdict, "the test from floods, of its requests drawn at random"
+    return test.verdict, "simulation of its requests drawn at random"
 
 
 def _with_transfers(run: NetworkRun) -> NetworkRun:

@@ -16,19 +16,22 @@ def in_words(target: Target | str, estimate: Estimate) -> str:
     low, high = (
         None if end is None else f"{end * scale:{digits}}" for end in (estimate.low, estimate.high)
     )
+    value = f"{estimate.value * scale:{digits}}"
+    if low == high == value:
+        return f"{value}{unit}"
     if low is None and high is None:
         interval = "no interval: the run is too short"
     elif high is None:
         interval = f"at least {low}"
     else:
         interval = f"{low} to {high}" if low else f"at most {high}"
-    return f"{estimate.value * scale:{digits}}{unit} ({interval})"
+    return f"{value}{unit} ({interval})"
 
 
 def shortfalls(evaluation: Evaluation, aim: Aim) -> list[str]:
     """Say what a deployment does not do, or may not: a part of a sentence for each target."""
     if evaluation.verdict == "unstable":
-        return [f"it is unstable ({evaluation.known_by})"]
+        return [f"it is unstable (by {evaluation.known_by})"]
     parts = (
         [f"its stability is undecided ({evaluation.known_by})"]
         if evaluation.verdict == "undecided"

@@ -16,7 +16,7 @@ from penstock.planning.view_day import (
     launch_section,
 )
 from penstock.show.page import MOST_LINES, Fact, Figure, Line, Page, Section, Table
-from penstock.words import amount, counted, digits, seconds, sentence, span
+from penstock.words import amount, counted, duration, seconds, sentence, span
 
 if TYPE_CHECKING:
     from penstock.capacity.stable_rates import RateMap
@@ -121,7 +121,7 @@ def _verdicts(plan: "Plan") -> list[Line]:
     answer = (
         f"{deployment.fleet}, {server.policy.name}, {deployment.limits}; {_cost(plan, deployment)}."
     )
-    lines = [Line("met", answer, judges=True), *_ends(plan)]
+    lines = [Line("Cheapest", answer), *_ends(plan)]
     if plan.objective == "goodput":
         # Single targets are not judged: their values are among the facts.
         goodput = f"goodput of {plan.aim.goodput:.4g}: {in_words('goodput', best.goodput)}."
@@ -143,10 +143,12 @@ def _ends(plan: "Plan") -> list[Line]:
         for end in (plan.ends.slow, plan.ends.fast)
     )
     text = (
-        f"{BECAUSE}: that is with the middle batch times; with the fast end of them {fast}, with "
-        f"the slow end {slow} ({plan.ends.origin})."
+        f"that is with the middle batch times; with the fast end of them {fast}, with the slow end "
+        f"{slow} ({plan.ends.origin})."
     )
-    return [Line("undecided" if plan.hinges_on_calibration else "met", text, judges=True)]
+    if plan.hinges_on_calibration:
+        return [Line("undecided", f"{BECAUSE}: {text}", judges=True)]
+    return [Line("Batch times", text)]
 
 
 def _no_answer(plan: "Plan") -> Line:
@@ -163,7 +165,7 @@ def _no_answer(plan: "Plan") -> Line:
     assert unreachable is not None
     text = f"{unreachable.target}: {unreachable.why}."
     if unreachable.deployment is not None and unreachable.nearest is not None:
-        nearest = f"{digits(unreachable.nearest)} s"
+        nearest = duration(unreachable.nearest)
         if plan.objective == "goodput":
             nearest = f"{unreachable.nearest:.2%}"
         by = f"{unreachable.deployment.name}: {_cost(plan, unreachable.deployment)}"
@@ -212,13 +214,10 @@ def _next_best(plan: "Plan", best: "Deployment", other: "Deployment") -> str:
     server = other.server
     more = other.cost / best.cost - 1
     dearer = "at the same cost" if abs(more) < 1e-9 else f"{more:+.0%}"
-    limits = f"budget {server.token_budget:,}{_slots(other)}"
+    slots = server.max_batch_size
+    limits = f"token budget {server.token_budget:,}"
+    limits += "" if slots is None else f", max batch size {slots:,}"
     return f"{other.fleet}, {server.policy.name}, {limits}: {_cost(plan, other)}, {dearer}"
-
-
-def _slots(deployment: "Deployment") -> str:
-    slots = deployment.server.max_batch_size
-    return "" if slots is None else f"/{slots:,}"
 
 
 def _undecided(plan: "Plan") -> list[str]:
