@@ -88,13 +88,14 @@ def test_where_nothing_meets_a_target_the_nearest_is_recommended_and_said_so() -
     found = ps.recommend(workload, server, policies=(), targets=["tbt_p99<1ms"], **ROUGH)  # type: ignore[arg-type]
     assert found.recommended.missed
     assert found.recommended.overshoot == min(c.overshoot for c in found.candidates)
-    assert "nothing that was tried is known to meet tbt_p99<0.001s" in found.reason
-    assert re.search(r"comes nearest, at a tbt_p99 of 0\.[0-9]+ s \(limit 0\.001 s\)", found.reason)
+    assert found.reason.startswith("tbt_p99<0.001s: nothing that was tried meets it on one server; nearest is ")
+    assert re.search(r"token budget \d+: [0-9.]+ ms \([0-9.]+ ms now\); ", found.reason)
     (target,) = found.recommended.targets
     for estimate, said in (
-        (Estimate(0.0008), "lies within the limit, but the run is too short to be sure; "),
-        (None, "no candidate has a steady state, so no target can be met"),
-        (Estimate(None), "its latency cannot be estimated"),
+        (Estimate(0.0008, 0.0007), ": nothing that was tried is known to meet it on one server; nearest is "),
+        (Estimate(0.0008, 0.0007), ", as now: 0.8 ms, 0.7 ms to ?; "),
+        (None, " on one server, as nothing has a steady state; "),
+        (Estimate(None), ", as now: -; "),
     ):
         undecided = target._replace(estimate=estimate, judgement="undecided")
         only = dataclasses.replace(found.recommended, targets=(undecided,))
@@ -130,7 +131,7 @@ def test_a_load_that_nothing_carries_is_said_first_with_the_replicas_that_it_tak
     assert found.overload is not None
     best = max(candidate.stable_rate for candidate in found.candidates)
     replicas = math.ceil(30 / best)
-    assert "is known to carry 30 requests/s: the best, " in found.overload
+    assert "nothing that was tried is known to carry 30 requests/s on one server; nearest is vllm, " in found.overload
     assert f"at least {replicas} replicas; see `penstock plan`" in found.overload
     assert found.as_dict()["warnings"][0] == found.overload
     assert of_vllm().overload is None
@@ -143,7 +144,7 @@ def test_a_trade_is_named_with_its_price_where_the_current_server_is_kept() -> N
     better = dataclasses.replace(other, found=dataclasses.replace(other.found, rate=1.2 * kept.stable_rate))
     said = trade(kept, [better], "e2e_s")
     assert said is not None
-    assert said.startswith(f"{other.name} carries 20% more ({1.2 * kept.stable_rate:,.4g} requests/s) at no higher")
+    assert said.startswith(f"{other.name} carries 20% more ({1.2 * kept.stable_rate:,.4g} requests/s), its mean")
     assert trade(kept, [dataclasses.replace(better, found=kept.found, shown=0.0)], "e2e_s") is None
 
 
@@ -157,7 +158,7 @@ def test_after_a_missed_target_the_plan_section_to_add_is_said() -> None:
     assert next_step([met], answer, "x.yaml") is None
     said = next_step([met, missed], answer, "x.yaml")
     assert said is not None
-    assert "`plan: {targets: [tbt_p99<0.001s, tbt_p99<0.001s], search: {replicas: {max: 32}}}`" in said
+    assert "`plan: {targets: [tbt_p99<0.001s, tbt_p99<0.001s]}`" in said
     assert "`penstock plan x.yaml`" in said
     assert "--requests 32000" in (next_step([undecided], answer, "x.yaml") or "")
     assert "no longer run is kept" in (next_step([undecided], whole, "x.yaml") or "")
@@ -280,10 +281,11 @@ def test_a_server_is_kept_where_a_change_costs_more_than_it_gains_and_the_trade_
     kept = ps.recommend(workload, server, policies=(), **ROUGH)  # type: ignore[arg-type]
     assert not kept.change
     assert kept.trade is not None
-    assert re.match(r"sarathi at 256 has .*a mean E2E \d+% lower than sarathi at 512, at the price of", kept.trade)
-    assert "a mean TTFT" in kept.trade.split("at the price of")[1]
+    gain, price = kept.trade.split(", at the price of ")
+    assert re.match(r"sarathi at 256 has .*a mean whole call \d+% shorter than sarathi at 512", gain)
+    assert "a mean time to first token" in price
     asked = ps.recommend(workload, server, policies=(), objective="e2e", **ROUGH)  # type: ignore[arg-type]
     assert asked.recommended.server.token_budget == 256
     worse = {name for name, gain in asked.gains.items() if gain is not None and gain < -0.02}
-    assert all(word in asked.reason.split("; the price is ")[1] for word in ("stable rate", "TTFT"))
+    assert all(word in asked.reason.split("; the price is ")[1] for word in ("stable rate", "time to first token"))
     assert worse == {"stable_rate", "ttft_s"}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.checking.answer import Answer, longer_run, too_near
-from penstock.words import METRICS, counted, digits
+from penstock.words import METRICS, NOUNS, counted, duration
 
 if TYPE_CHECKING:
     from penstock.capacity.recommendation import Candidate
@@ -17,15 +17,15 @@ _WORTH_A_WORD = 0.05  # share of a rate or latency from which a trade is worth a
 
 def overload(candidates: Sequence["Candidate"], rate: float) -> str | None:
     """Say that no candidate carries the load, and how many replicas would at least; else None."""
-    best = max(candidates, key=lambda c: c.stable_rate)
+    best, now = max(candidates, key=lambda c: c.stable_rate), candidates[0]
     if rate < best.stable_rate or any(c.answer.verdict == "stable" for c in candidates):
         return None
     replicas = max(math.ceil(rate / best.stable_rate), 2)
+    than_now = ", as now" if best is now else f" ({now.stable_rate:,.4g} now)"
     return (
-        f"no setting that was tried is known to carry {rate:,.4g} requests/s: the best, "
-        f"{best.name}, carries "
-        f"{best.stable_rate:,.4g}, so it takes at least {counted(replicas, 'replica')}; see "
-        "`penstock plan`"
+        f"nothing that was tried is known to carry {rate:,.4g} requests/s on one server; nearest "
+        f"is {best.what}: {best.stable_rate:,.4g}{than_now}, so it takes at least "
+        f"{counted(replicas, 'replica')}; see `penstock plan`"
     )
 
 
@@ -40,8 +40,8 @@ def trade(chosen: "Candidate", others: Sequence["Candidate"], metric: str) -> st
     best = next(c for c in more if c.stable_rate >= (1 - _WORTH_A_WORD) * most)
     gain = best.stable_rate / chosen.stable_rate - 1
     said = (
-        f"{best.name} carries {gain:.0%} more ({best.stable_rate:,.4g} requests/s) at no higher "
-        f"mean {metric[:-2].upper()}"
+        f"{best.name} carries {gain:.0%} more ({best.stable_rate:,.4g} requests/s), its mean "
+        f"{NOUNS[metric]} is no longer"
     )
     prices = _prices(chosen, best)
     return f"{said}; its price is {' and '.join(prices)}" if prices else said
@@ -56,8 +56,8 @@ def _prices(chosen: "Candidate", other: "Candidate") -> list[str]:
         now = chosen.answer.latency.estimates[metric][statistic].value
         then = other.answer.latency.estimates[metric][statistic].value
         if now and then and then > (1 + _WORTH_A_WORD) * now:
-            name = f"{statistic} {metric[:-2].upper()}"
-            prices.append(f"a {name} of {digits(then)} s instead of {digits(now)} s")
+            name = f"{statistic} {NOUNS[metric]}"
+            prices.append(f"a {name} of {duration(then)} instead of {duration(now)}")
     return prices
 
 
@@ -71,13 +71,8 @@ def next_step(targets: Sequence["TargetAnswer"], answer: Answer, file: str) -> s
         if longer is None:
             return too_near(answer)
         return f"longer runs may decide it: `penstock recommend {file} --requests {longer} {asked}`"
+    named = ", ".join(str(target) for target, _, _ in targets)
     return (
-        "no limit that was tried meets it with one server; "
-        f"{plan_step([str(t) for t, _, _ in targets], file)}"
+        f"`plan: {{targets: [{named}]}}` in the scenario lets `penstock plan {file}` find how many "
+        "replicas do, if any"
     )
-
-
-def plan_step(targets: Sequence[str], file: str) -> str:
-    """Say how to ask for replicas: the section that the scenario needs, and the command."""
-    section = f"plan: {{targets: [{', '.join(targets)}], search: {{replicas: {{max: 32}}}}}}"
-    return f"add `{section}` to the scenario, and `penstock plan {file}` finds how many replicas do"

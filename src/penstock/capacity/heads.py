@@ -128,24 +128,24 @@ def _within(found: Mapping[str, MaxRate] | Mapping[str, MaxLoad], unit: str) -> 
 
 
 def head_of_recommendation(found: Recommendation, scenario: Scenario) -> list[Line]:
-    """Say keep, or the one change and its price; then what is carried, and what is next; the lines
-    that a head has no room for come last.
+    """Say keep, or the one change, or that nothing does and what comes nearest; then its price,
+    what is carried, and what is next; the lines that a head has no room for come last.
     """
     new = found.recommended
     lines = [_asked(scenario, found.current.server)]
+    judged, texts = said_of_targets(new.targets) if new.targets else ("", [])
     if found.overload:
         lines.append(Line("overloaded", sentence(found.overload), judges=True))
-    word = "change" if found.change else "keep"
-    what = f"policy {new.server.policy.name}, token budget {new.server.token_budget:,}"
-    to = "to " if found.change else ""
-    lines.append(Line(word, f"{to}{what}: {found.why}.", judges=True))
-    if new.targets:
-        judged, texts = said_of_targets(new.targets)
-        lines.append(Line(judged, f"{'; '.join(texts)}.", judges=True))
+    elif new.missed:
+        lines.append(Line(judged, f"{found.why}.", judges=True))
+    else:
+        word, to = ("change", "to ") if found.change else ("keep", "")
+        lines.append(Line(word, f"{to}policy {new.what}: {found.why}.", judges=True))
+        lines += [Line(judged, f"{'; '.join(texts)}.", judges=True)] if texts else []
     optional = {
         "Price": found.price,
-        "Next": found.next_step(scenario.file),
         "Carries": f"{found.carries}; {found.held_by}",
+        "Next": found.next_step(scenario.file),
         "Trade": found.trade,
         "With plugin": found.with_plugin,
     }

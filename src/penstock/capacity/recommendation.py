@@ -12,18 +12,16 @@ from penstock.capacity.max_rate import MaxRate
 from penstock.checking.answer import Answer, TargetAnswer
 from penstock.checking.doubt import Doubt, beyond_rows
 from penstock.system.server import Server
-from penstock.words import METRICS, digits
+from penstock.words import METRICS, NOUNS, duration
 
 Objective = Literal["stable-rate", "ttft", "tbt", "e2e"]
 
 WORTH = 0.02
 """Share of a mean latency below which a difference is no reason to change anything."""
 
-_WORDS = {"stable_rate": "a stable rate"} | {
-    metric: f"a mean {metric[:-2].upper()}" for metric in METRICS
-}
-_WORSE = {"stable_rate": "lower"} | dict.fromkeys(METRICS, "higher")
-_BETTER = {"stable_rate": "higher"} | dict.fromkeys(METRICS, "lower")
+_WORDS = {"stable_rate": "a stable rate"} | {name: f"a mean {noun}" for name, noun in NOUNS.items()}
+_WORSE = {"stable_rate": "lower"} | dict.fromkeys(METRICS, "longer")
+_BETTER = {"stable_rate": "higher"} | dict.fromkeys(METRICS, "shorter")
 
 
 class Step(NamedTuple):
@@ -50,6 +48,11 @@ class Candidate:
     def name(self) -> str:
         """Policy and token budget."""
         return f"{self.server.policy.name} at {self.server.token_budget:,}"
+
+    @property
+    def what(self) -> str:
+        """The same in more words."""
+        return f"{self.server.policy.name}, token budget {self.server.token_budget:,}"
 
     @property
     def stable_rate(self) -> float:
@@ -222,9 +225,10 @@ class Recommendation:
         if targets and self.change:
             return f"{new.name} meets {targets}"
         if not self.change:
-            done = f"has a lower mean {self.objective.upper()} that is worth its price"
-            if self.objective == "stable-rate":
-                done = "carries more beyond the noise"
+            done = "carries more beyond the noise"
+            if self.objective != "stable-rate":
+                noun = NOUNS[f"{self.objective}_s"]
+                done = f"has a shorter mean {noun} that is worth its price"
             return f"nothing that was tried {done}"
         if old.answer.verdict != "stable" or self.rate > SAFE * old.stable_rate:
             share = self.rate / old.stable_rate
@@ -232,14 +236,15 @@ class Recommendation:
         if self.objective == "stable-rate":
             return f"{old.name} carries {old.stable_rate:,.4g} requests/s"
         before, after = (one.mean(f"{self.objective}_s") or 0.0 for one in (old, new))
-        change = f"{digits(after)} s instead of {digits(before)} s"
-        return f"the mean {self.objective.upper()} is {change}"
+        change = f"{duration(after)} instead of {duration(before)}"
+        return f"the mean {NOUNS[f'{self.objective}_s']} is {change}"
 
     @property
     def carries(self) -> str:
         """What the recommended server carries."""
         rate = self.recommended.stable_rate
-        return f"{rate:,.4g} requests/s, {rate / self.bound:.0%} of the most that any policy could"
+        share = f"{rate / self.recommended.found.bound:.0%} of the most"
+        return f"{rate:,.4g} requests/s, {share} that any scheduler can carry at that token budget"
 
     @property
     def price(self) -> str:
@@ -250,11 +255,8 @@ class Recommendation:
     def held_by(self) -> str:
         """What holds the recommended server back."""
         if self.binding == ("batch time",):
-            return (
-                "what holds it back is the speed of its batches: no limit that you set, only "
-                "faster hardware"
-            )
-        return f"what holds it back is the {' and the '.join(self.binding)}"
+            return "held by the speed of its batches: no limit that you set, only faster hardware"
+        return f"held by the {' and the '.join(self.binding)}"
 
     def next_step(self, file: str) -> str | None:
         """Return what to do about targets that are not met, for a scenario file, or None."""
@@ -262,26 +264,19 @@ class Recommendation:
 
     def _nearest(self, targets: str) -> str:
         """Say how near the recommended server comes to targets that nothing is known to meet."""
-        new = self.recommended
-        if all(
-            target.estimate is None for candidate in self.candidates for target in candidate.targets
-        ):
-            return (
-                f"no candidate has a steady state, so no target can be met; {new.name} is the "
-                "best of them"
-            )
-        if 1 < new.overshoot < np.inf:
-            limit, found, _ = max(new.targets, key=lambda answer: _overshoot(answer))
-            assert found is not None
-            nearest = (
-                f"comes nearest, at a {limit.name} of {digits(found.value or 0.0)} s (limit "
-                f"{limit.limit_s:g} s)"
-            )
-        elif new.overshoot <= 1:
-            nearest = "lies within the limit, but the run is too short to be sure"
-        else:
-            nearest = "is the best of them, but its latency cannot be estimated"
-        return f"nothing that was tried is known to meet {targets}; {new.name} {nearest}"
+        new, one = self.recommended, len(self.recommended.targets) == 1
+        sure = all(any(t.judgement == "missed" for t in c.targets) for c in self.candidates)
+        meets = f"{'meets' if sure else 'is known to meet'} {'it' if one else 'all'}"
+        said = f"{targets}: nothing that was tried {meets} on one server"
+        if all(t.estimate is None for c in self.candidates for t in c.targets):
+            return f"{said}, as nothing has a steady state"
+        values = [
+            ("" if one else f"{then.target.name} ")
+            + (f"{then.value} ({now.value} now)" if self.change else then.value)
+            for then, now in zip(new.targets, self.current.targets, strict=True)
+        ]
+        as_now = "" if self.change else ", as now"
+        return f"{said}; nearest is {new.what}{as_now}: {', '.join(values)}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``recommend``."""
