@@ -66,6 +66,7 @@ class Page(HTMLParser):
             self.images.append(given)
 
 
+@functools.cache
 def pages(site: Path) -> dict[str, Page]:
     """Return the pages by their address below the root."""
     return {"/" + path.relative_to(site).as_posix(): Page(path.read_text()) for path in site.rglob("*.html")}

@@ -35,12 +35,14 @@ def test_the_kernel_equals_the_plain_python_event_for_event(policy: str, systems
     assert preemptions
 
 
-@pytest.mark.parametrize("systems", [80, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("systems", [40, pytest.param(1_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", ["vllm", "sglang", *OF_THE_PAPER])
 def test_tokens_found_in_the_prefix_cache_count_as_processed_before(policy: str, systems: int) -> None:
     rng = np.random.default_rng([7, FAMILY.index(policy)])
     preemptions = reused = 0
-    for i in range(systems):
+    for i in range(4 * systems):
+        if i >= systems and min(preemptions, reused):
+            break
         system = draw(rng, policy)
         if system.blocks is None:
             continue

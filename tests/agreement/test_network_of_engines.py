@@ -75,11 +75,11 @@ def test_to_a_router_requests_wait_until_a_batch_has_served_them():
     assert_agree(draw_system(Random("tensorrt-llm 59 together"), engines=("tensorrt-llm",), dying=True))
 
 
-@pytest.mark.parametrize("systems", [12, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("systems", [6, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("engine", FAMILY)
 def test_a_replica_serves_what_comes_to_it_as_one_server_of_the_kernel(engine, systems):
     """Pools of one engine, paper pools before and behind them, priorities, delays, forks and joins."""
-    preemptions, most = 0, 4 * systems
+    preemptions, most = 0, 8 * systems
     for seed in range(most):
         if seed >= systems and preemptions:
             break
@@ -104,7 +104,7 @@ def drafts(spec):
     return isinstance(spec, EngineSpec) and dict(spec.system.settings).get("drafts", 0) > 0
 
 
-@pytest.mark.parametrize("systems", [30, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("systems", [15, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_random_networks_of_engines_serve_all_tokens_and_those_lost_again(systems):
     """Everybody finishes, and tokens go twice through batches only where a preemption let them be computed again."""
     preempted = 0

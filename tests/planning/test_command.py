@@ -20,7 +20,7 @@ server: {batch_time: {affine: {c_ms: 10, a_ms_per_token: 0.1}}, token_budget: 25
 simulate: {requests: 400, seed: 1}
 plan:
   targets: [ttft_p99<300ms]
-  search: {token_budget: [128, 256], policy: [sarathi, orca], replicas: {max: 16}}
+  search: {token_budget: [128, 256], policy: [sarathi], replicas: {max: 16}}
   price: 2.5
 """
 
@@ -50,7 +50,7 @@ def answer() -> dict[str, Any]:
     """What the library says of the scenario."""
     workload = ps.Workload.poisson(20.0, ps.Geometric(400, max=2_000), ps.Geometric(50, max=300), seed=1)
     server = ps.Server(ps.Affine(c=0.01, a=1e-4), 256)
-    space = ps.search_space(server, token_budget=[128, 256], policy=["sarathi", "orca"], replicas=16, price=2.5)
+    space = ps.search_space(server, token_budget=[128, 256], policy=["sarathi"], replicas=16, price=2.5)
     found = ps.plan(workload, space, ["ttft_p99<300ms"], requests=400)
     return json.loads(json.dumps(found.as_dict()))  # type: ignore[no-any-return]
 
