@@ -15,7 +15,7 @@ from hypothesis import settings
 # Workers that share the cores gain nothing from threads of BLAS, which wait for each other in loops.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported, here and in the workers
 
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=30)
 settings.load_profile("repeatable")
 
 SIMULATOR = """
@@ -25,7 +25,7 @@ server.compiled_advance(False), server.compiled_advance(True), events.compiled_a
 """
 """Compiles what takes longest; what is kept, or what another process compiles just then, is not compiled again."""
 
-WITHOUT_SIMULATOR = ("inputs", "reference_tests", "scenario", "show", "system", "theory", "traces", "workload")
+WITHOUT_SIMULATOR = ("inputs", "reference_tests", "scenario", "show", "theory", "traces", "workload")
 """Rooms of tests of which few simulate."""
 
 COMPILER = pytest.StashKey[subprocess.Popen[bytes]]()
@@ -53,16 +53,17 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
         )
 
 
-def simulates(item: pytest.Item) -> bool:
-    """Whether a test stands in a room of tests that simulate."""
-    return not any(item.path.is_relative_to(Path(__file__).parent / room) for room in WITHOUT_SIMULATOR)
+@functools.cache
+def simulates(file: Path) -> bool:
+    """Whether a file stands in a room of tests that simulate."""
+    return not any(file.is_relative_to(Path(__file__).parent / room) for room in WITHOUT_SIMULATOR)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let the part of each worker begin with files whose tests do not simulate."""
     parts: list[list[pytest.Item]] = [[] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))]
-    for _, file in itertools.groupby(sorted(items, key=simulates), key=lambda item: item.path):
+    for _, file in itertools.groupby(sorted(items, key=lambda item: simulates(item.path)), key=lambda item: item.path):
         min(parts, key=len).extend(file)
     items[:] = itertools.chain(*parts)
 
@@ -76,7 +77,7 @@ def simulator() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Load the simulator before the first test that may need it."""
-    if hasattr(item.config, "workerinput") and simulates(item):
+    if hasattr(item.config, "workerinput") and simulates(item.path):
         simulator()
 
 
