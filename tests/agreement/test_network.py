@@ -249,10 +249,15 @@ def test_the_examples_agree_to_the_nanosecond_under_overload(example):
     assert_agree_in_ns(network, 40)
 
 
-@pytest.mark.parametrize("router", ["jsq", "work", Router.measure(prefill=2, decode=0.5), "power-of-two"])
-@pytest.mark.parametrize(("affinity", "order"), [(True, "back-pressure"), (False, "hlpps")])
-def test_agents_that_go_on_with_their_context_agree_to_the_nanosecond(router, affinity, order):
+MEASURED = Router.measure(prefill=2, decode=0.5)
+EACH_ONCE = [("jsq", True), ("work", False), (MEASURED, True), ("power-of-two", False)]
+TURNED = [pytest.param(router, not affinity, marks=pytest.mark.slow) for router, affinity in EACH_ONCE]
+
+
+@pytest.mark.parametrize(("router", "affinity"), [*EACH_ONCE, *TURNED])
+def test_agents_that_go_on_with_their_context_agree_to_the_nanosecond(router, affinity):
     """Two workflows over two pools: a loop with a cap and a fork-join, contexts reused for 2 s, tool calls between."""
+    order = "back-pressure" if affinity else "hlpps"
     loop = Workflow(
         "loop",
         Workload.poisson(rate=4.0, prompt=Geometric(200), output=Geometric(30), seed=3),

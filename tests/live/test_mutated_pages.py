@@ -121,7 +121,7 @@ def check(mutation: object, place: int, seed: int) -> None:
             assert notes or excused or not wrong(field, value), (field, value, damaged)
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(mutation=st.sampled_from(MUTATIONS), place=places, seed=seeds)
 def test_a_damaged_page_gives_no_wrong_number_without_a_note(mutation: object, place: int, seed: int) -> None:
     check(mutation, place, seed)
