@@ -16,6 +16,7 @@ from penstock.measuring.calibration.refine import Fit, misfits
 BATCH_TIME = ps.Composition(ps.Affine(0.008, 3e-5), decode_attention=6e-8, per_request=4e-5)
 HEAVY, EVEN, LONG = (1500, 30), (200, 100), (900, 250)
 LOOPS = (1, 16, 64, 160)
+COSTS = ("step", "per_token", "decode_attention", "per_request", "overhead")
 
 
 def benchmarked(
@@ -46,9 +47,10 @@ def benchmarked(
 def calibrated(shapes: tuple[tuple[int, int], ...], fit_rows: str = "spread:3", **limits: Any) -> Calibration:
     """Calibrate on benchmarks of a server, whose max batch size is said to be 256."""
     places, rounds, loops = limits.pop("places", 256), limits.pop("rounds", 2), limits.pop("loops", LOOPS)
+    told = {"fit_rows": fit_rows, "parameters": limits.pop("parameters", None)}
     server = ps.Server(BATCH_TIME, limits.pop("budget", 2048), places, policy="vllm", **limits)
     table = benchmarked(server, shapes, rounds, loops)
-    return calibrate(table, fit_rows=fit_rows, token_budget=server.token_budget, max_batch_size=256)
+    return calibrate(table, **told, token_budget=server.token_budget, max_batch_size=256)
 
 
 @pytest.mark.parametrize("budget", [512, 2048])
@@ -61,7 +63,7 @@ def test_a_closed_loop_whose_prompts_wait_for_the_token_budget_says_nothing_of_m
 
 
 def test_a_memory_that_holds_two_shapes_back_is_found() -> None:
-    found = calibrated((EVEN, LONG), kv_tokens=8_000, loops=(1, 8, 32, 80))
+    found = calibrated((EVEN, LONG), kv_tokens=8_000, loops=(1, 8, 32, 80), parameters=(*COSTS, "kv_tokens"))
     assert found.values["kv_tokens"] == pytest.approx(8_000, rel=0.1)
     assert found.missed == []
 
