@@ -25,7 +25,7 @@ two.
 """
 
 import dataclasses
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from penstock import checks
 from penstock.errors import InputError, nearest
@@ -49,9 +49,8 @@ class ModelMemory(Protocol):
     def weights_gb(self) -> float:
         """10^9 bytes of all its weights."""
 
-    @property
-    def has_windows(self) -> bool:
-        """Whether some layers forget what lies behind a sliding window."""
+    def windows(self, tensor_parallel: int) -> str:
+        """Return what to know of its layers with a sliding window; empty: it has none."""
 
     def weights_bytes(self, tensor_parallel: int) -> float:
         """Return the bytes of weights on one of so many GPUs."""
@@ -69,7 +68,6 @@ class Model:
     layers: int
     kv_heads: int
     head_dim: int
-    has_windows: ClassVar[bool] = False
 
     def weights_bytes(self, tensor_parallel: int) -> float:
         """Return the bytes of weights on one of so many GPUs."""
@@ -203,14 +201,14 @@ class Gpu:
         )
 
     @property
-    def _memory(self) -> ModelMemory:
+    def _memory(self) -> Model | ModelMemory:
         """The memory that the model takes."""
         return MODELS[self.model] if self.known is None else self.known
 
     @property
-    def has_windows(self) -> bool:
-        """Whether the model has layers that forget what lies behind a sliding window."""
-        return self._memory.has_windows
+    def windows(self) -> str:
+        """What to know of its layers with a sliding window; empty: it has none."""
+        return "" if self.known is None else self.known.windows(self.tensor_parallel)
 
     @property
     def words(self) -> str:

@@ -307,18 +307,15 @@ class Server:
         estimate = self.kv_estimate
         if estimate is not None and self.gpu is not None and self.gpu.engine is not None:
             share = self.gpu.share_words(self.gpu.engine)
-            windows = ""
-            if self.gpu.has_windows:
-                windows = (
-                    ". Layers with a sliding window are left out of it, and that an engine keeps "
-                    "a list of blocks for each kind of layer is not modelled"
-                )
+            logged = self.gpu.windows or (
+                'Your engine logs the true number at its start ("GPU KV cache size"). Give it as '
+                "kv_tokens"
+            )
             return (
                 f"KV memory holds about {estimate.tokens:,} tokens ({estimate.low:,} to "
                 f"{estimate.high:,}): an "
                 f"estimate of what the weights of {self.gpu.model} leave on "
-                f"{self.gpu.words}{share}{windows}. Your engine logs "
-                'the true number at its start ("GPU KV cache size"). Give it as kv_tokens'
+                f"{self.gpu.words}{share}. {logged}"
             )
         if self.policy.has_kv_memory and self.memory is None:
             note = (

@@ -55,10 +55,10 @@ def test_decodes_cost_at_least_what_their_context_takes_to_read(times: LayerTime
 def test_the_composition_is_the_sum_of_the_layers_at_a_usual_batch(model: str) -> None:
     """Costs per token of context are taken at 32 decodes of 1,000 to 8,000 tokens."""
     times = times_of(model)
-    shape, composition = times.shape, times.composition(8192)
-    full = shape.layers - shape.windowed_layers
+    composition, full = times.composition(8192), times.looking[0]
     added = composition.of_batch(decode=[4096] * 32) - composition.of_batch(decode=[1024] * 32)
-    assert added == pytest.approx(full * float(times._decode(4096.0) - times._decode(1024.0)), rel=0.1)
+    more = float(times._decode(4096.0, full) - times._decode(1024.0, full))
+    assert added == pytest.approx(full.layers * more, rel=0.1)
 
 
 def test_prefill_attention_grows_with_the_square_of_the_prompt_at_four_flops_a_pair_and_dimension() -> None:

@@ -6,7 +6,7 @@ from penstock.measuring.hardware.view import batch_times
 from penstock.show.page import Fact, Page, Section
 from penstock.system.batch_time_file import section_of
 from penstock.system.engines import ENGINES
-from penstock.system.models.served import ServedModel
+from penstock.system.models.served import ServedModel, ShapeMemory
 
 _CONTEXT = 8_192
 _SHOWN_TOKENS = 16_384  # up to which batch times are written out
@@ -33,7 +33,7 @@ def facts_of(served: ServedModel) -> dict[str, Any]:
         "max_batch_size": slots,
         "kv_tokens": {"estimate": kv.tokens, "low": kv.low, "high": kv.high},
         "batch_time": section_of(served.times.composition(_SHOWN_TOKENS)),
-        "within_a_factor_of": dict(served.fit.within),
+        "within_a_factor_of": served.within,
         "kernels_measured": served.gpu.measured,
         "source": served.fit.source,
     }
@@ -45,9 +45,16 @@ def shaped_page(served: ServedModel) -> Page:
     numbers, kv = served.numbers, facts["kv_tokens"]
     active = f"{facts['active_parameters'] / 1e9:,.2f} of them for each token"
     experts = "" if served.shape.experts is None else f", experts in {numbers.experts}"
-    window = ""
-    if served.shape.windowed_layers:
-        window = f", and {facts['window_bytes_per_request_per_gpu'] / 1e6:,.1f} MB for each request"
+    if numbers.attention != numbers.dense:
+        experts += f", attention in {numbers.attention}"
+    each = ShapeMemory(served.shape, numbers).kv_bytes(served.tensor_parallel) / 1e3
+    window, seen = "", served.shape.window
+    if seen and not facts["kv_bytes_per_token_per_gpu"]:
+        window = f", of the last {seen:,} tokens of each request; none beyond"
+    elif seen:
+        most = facts["window_bytes_per_request_per_gpu"] / 1e6
+        layers = f"{served.shape.windowed_layers} of {served.shape.layers} layers"
+        window = f", and {most:,.1f} MB for each request: a window of {seen:,} in {layers}"
     flops = served.shape.flops_per_token(_CONTEXT) / 1e9
     slots = facts["max_batch_size"]
     shape = [
@@ -56,12 +63,12 @@ def shaped_page(served: ServedModel) -> Page:
              f"after {_CONTEXT:,} others"),
         Fact("Weights", f"{facts['weights_bytes_per_gpu'] / 1e9:,.1f}",
              f"GB on each GPU, in {numbers.dense}{experts}"),
-        Fact("KV cache", f"{facts['kv_bytes_per_token_per_gpu'] / 1e3:,.1f}",
+        Fact("KV cache", f"{each:,.1f}",
              f"kB a token on each GPU, in {numbers.kv}{window}"),
     ]  # fmt: skip
     memory = [
         Fact("KV memory", f"{kv['estimate']:,}", f"tokens ({kv['low']:,} to {kv['high']:,}), an "
-             "estimate; the engine logs the true number"),
+             f"estimate; the engine logs {'another' if seen else 'the true'} number"),
         Fact("Token budget", f"{facts['token_budget']:,}", f"as {served.engine} chooses"),
         Fact("Max batch size", f"{slots:,}" if slots else "none", f"as {served.engine} chooses"),
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from penstock.system.measured_times import Measured
 from penstock.system.models import kernels
 from penstock.system.models.gpus import KnownGpu
 from penstock.system.models.hosts import Host
-from penstock.system.models.shape import BYTES, Experts, Latent, ModelShape, Numbers
+from penstock.system.models.shape import BYTES, Attention, Experts, ModelShape, Numbers
 
 _MOST_TOKENS = 2**20
 _SMALL_KERNEL_SHARE = 0.7  # of the memory's bandwidth, where kernels only read and write
@@ -28,6 +28,9 @@ _LATENT_FLOOR_US = 10.0
 """Least time of latent attention from a CUDA graph. Kernels were measured without, where starting
 them takes 60 to 100 us; this is fitted to DeepSeek-R1 on H200 under SGLang."""
 _NO_HOST = Host()
+MOST_WINDOW = 2_048
+"""Tokens of a sliding window which most requests are longer than, so that each looks at all of it;
+a layer with a longer one is timed as if it looked at all tokens."""
 _WEIGHT_ONLY = {"mxfp4": 0.5}
 """Share of the FLOPs of experts in 16 bits that experts reach whose weights alone have 4 bits:
 these are widened on the way. Fitted to gpt-oss-120b on H100 under vLLM."""
@@ -43,6 +46,17 @@ class LayerTimes:
     tensor_parallel: int = 1  # GPUs that share each layer
     expert_parallel: int = 1  # how many of them have whole experts
     host: Host = _NO_HOST
+
+    @property
+    def attention(self) -> list[Attention]:
+        """The layers by their attention, as they are timed."""
+        kinds = self.shape.attention
+        return [kind._replace(window=kind.window * (kind.window <= MOST_WINDOW)) for kind in kinds]
+
+    @property
+    def looking(self) -> list[Attention]:
+        """The layers that are timed as looking at all tokens."""
+        return [kind for kind in self.attention if not kind.window]
 
     def composition(self, token_budget: int) -> Composition:
         """Return the time of batches of up to so many tokens."""
@@ -61,7 +75,9 @@ class LayerTimes:
     def by_tokens(self, tokens: Floats) -> Floats:
         """Return the seconds of batches of so many tokens that look at nothing before them."""
         shape = self.shape
-        seconds = shape.layers * (self._attention_layer(tokens) + self._between(tokens))
+        seconds = shape.layers * self._between(tokens)
+        for kind in self.attention:
+            seconds = seconds + kind.layers * self._attention_layer(tokens, kind)
         if shape.dense_layers:
             seconds = seconds + shape.dense_layers * self._mlp(tokens, float(shape.width))
         if shape.experts is not None:
@@ -89,20 +105,23 @@ class LayerTimes:
             more = self._latent_prefill(np.array([_LONG]), np.array([_LONG**2]))
             return float((more - each)[0] * shape.layers / _LONG**2)
         p = self.gpu.shares("prefill_attention")
-        heads = (shape.heads / tp, max(shape.kv_heads / tp, 1.0), float(shape.head_dim))
-
-        def attention(pairs: Floats) -> Floats:
-            return kernels.prefill_attention(self.gpu.sheet, p, few, pairs, *_arrays(heads))
-
-        per_pair = (attention(few * many) - attention(few * few)) / (few * (many - few))
-        return float(per_pair[0]) * (shape.layers - shape.windowed_layers)
+        seconds = 0.0
+        for kind in self.looking:
+            heads = _arrays((kind.heads / tp, max(kind.kv_heads / tp, 1.0), kind.head_dim))
+            each, more = (
+                kernels.prefill_attention(self.gpu.sheet, p, few, pairs, *heads)
+                for pairs in (few * few, few * many)
+            )
+            seconds += float(((more - each) / (few * (many - few)))[0]) * kind.layers
+        return seconds
 
     def seconds_per_context(self) -> float:
         """Return the seconds of each token before a decode, in layers that look at all of them."""
-        shape = self.shape
-        full = shape.layers - shape.windowed_layers
-        near, far = self._decode(_LONG / 8), self._decode(_LONG)
-        return full * float(far - near) / (_MANY * _LONG * 7 / 8)
+        seconds = 0.0
+        for kind in self.looking:
+            near, far = self._decode(_LONG / 8, kind), self._decode(_LONG, kind)
+            seconds += kind.layers * float(far - near) / (_MANY * _LONG * 7 / 8)
+        return seconds
 
     def per_request(self) -> float:
         """Return the seconds of each request: host, units that start, and sliding windows."""
@@ -110,11 +129,12 @@ class LayerTimes:
         seconds = self.host.request_s
         if shape.latent is None:
             p = self.gpu.shares("decode_attention", self.numbers.kv)
-            heads = shape.heads / self.tensor_parallel
-            seconds += shape.layers * heads * p.get("head_ns", 0.0) * 1e-9
-        if shape.windowed_layers:
-            looked = self._decode(float(shape.window)) - self._decode(1.0)
-            seconds += shape.windowed_layers * float(looked) / _MANY
+            heads = sum(kind.layers * kind.heads for kind in self.attention)
+            seconds += heads / self.tensor_parallel * p.get("head_ns", 0.0) * 1e-9
+        for kind in self.attention:
+            if kind.window:
+                looked = self._decode(float(kind.window), kind) - self._decode(1.0, kind)
+                seconds += kind.layers * float(looked) / _MANY
         return seconds
 
     # ------------------------------------------------------------------ parts of a layer
@@ -170,47 +190,36 @@ class LayerTimes:
         norms = tokens * self.shape.hidden * 8 * BYTES["bf16"]
         return np.asarray(self.host.layer_s + self._small(norms))
 
-    def _attention_layer(self, tokens: Floats) -> Floats:
+    def _attention_layer(self, tokens: Floats, kind: Attention) -> Floats:
         """Return the seconds of the attention of a layer without anything before its tokens."""
         shape, tp = self.shape, self.tensor_parallel
         if shape.latent is not None:
             few = self._latent_decode(tokens, 1.0)
             many = self._latent_prefill(tokens, tokens)
             return np.asarray(np.minimum(few, many) + self._all_reduce(tokens))
-        heads = shape.heads / tp
-        kv_heads = max(shape.kv_heads / tp, 1.0)
-        into = (heads + 2 * kv_heads) * shape.head_dim
+        heads, kv_heads, dim = kind.heads / tp, max(kind.kv_heads / tp, 1.0), kind.head_dim
         precision, hidden = self.numbers.attention, float(shape.hidden)
-        projected = self._gemm(precision, tokens, into, hidden)
-        out = self._gemm(precision, tokens, hidden, heads * shape.head_dim)
+        projected = self._gemm(precision, tokens, kind.projected(tp), hidden)
+        out = self._gemm(precision, tokens, hidden, heads * dim)
         floor = self.gpu.shares("decode_attention", self.numbers.kv)["floor_us"] * 1e-6
         p = self.gpu.shares("prefill_attention")
-        widths = _arrays((heads, kv_heads, float(shape.head_dim)))
-        near = kernels.prefill_attention(self.gpu.sheet, p, tokens, tokens, *widths)
+        pairs = tokens * max(kind.window, 1)
+        widths = _arrays((heads, kv_heads, float(dim)))
+        near = kernels.prefill_attention(self.gpu.sheet, p, tokens, pairs, *widths)
         near = near - p["floor_us"] * 1e-6
-        if shape.windowed_layers:
-            pairs = tokens * shape.window
-            looked = kernels.prefill_attention(self.gpu.sheet, p, tokens, pairs, *widths)
-            share = shape.windowed_layers / shape.layers
-            near = near * (1.0 - share) + (looked - p["floor_us"] * 1e-6) * share
         return np.asarray(projected + out + floor + near + self._all_reduce(tokens))
 
-    def _decode(self, context: float) -> Floats:
+    def _decode(self, context: float, kind: Attention) -> Floats:
         """Return the seconds of the attention of one layer, for `_MANY` decodes."""
         shape, tp = self.shape, self.tensor_parallel
         if shape.latent is not None:
             return self._latent_decode(np.array(_MANY), context)
         p = self.gpu.shares("decode_attention", self.numbers.kv)
-        numbers = (_MANY, context, shape.heads / tp, max(shape.kv_heads / tp, 1.0), shape.head_dim)
+        numbers = (_MANY, context, kind.heads / tp, max(kind.kv_heads / tp, 1.0), kind.head_dim)
         each = BYTES[self.numbers.kv]
         return kernels.decode_attention(self.gpu.sheet, p, each, *_arrays(numbers))
 
     # ------------------------------------------------------------------ latent attention
-
-    def _latent_weights(self, latent: Latent) -> float:
-        """Return the weights of latent attention on one GPU: what compresses is copied."""
-        copied = self.shape.hidden * (latent.query_rank + latent.kv_rank + latent.rope_dim)
-        return copied + (self.shape.attention_parameters - copied) / self.tensor_parallel
 
     def _latent_decode(self, tokens: Floats, context: float) -> Floats:
         shape, latent = self.shape, self.shape.latent
@@ -238,7 +247,9 @@ class LayerTimes:
     ) -> Floats:
         assert self.shape.latent is not None
         precision = self.numbers.attention
-        weights = np.array(self._latent_weights(self.shape.latent))
+        weights = np.array(
+            self.shape.attention_parameters(self.tensor_parallel) / self.shape.layers
+        )
         cached = (pairs if read is None else read) * kept * BYTES[self.numbers.kv]
         p = dict(self.gpu.shares(operation, precision))
         p["floor_us"] = min(p["floor_us"], _LATENT_FLOOR_US)

@@ -1,41 +1,49 @@
 """Read the shape of a model from its `config.json`, as Hugging Face has it.
 
 What a config has and the model of times does not know is refused by name: an answer that leaves out
-half of a model's layers would be worse than none.
+half of a model's layers would be worse than none. So is a key that decides the shape by its name
+(`config_keys.yaml`) and is not read.
 """
 
+import functools
+import itertools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import yaml
 
 from penstock import checks
+from penstock.checks import shown
 from penstock.errors import InputError
 from penstock.inputs.source import Source
-from penstock.system.models.shape import Experts, Latent, ModelShape, Numbers
+from penstock.system.models.precision import stored_numbers
+from penstock.system.models.shape import Experts, Global, Latent, ModelShape
 
 _MOST_GIB = 1 / 64  # of a config, which has a few kB
-_TWO_MATRICES = ("gpt_neox", "starcoder2", "phi", "nemotron", "gpt_bigcode")
-
-_UNKNOWN = {
-    "linear": "linear attention",
-    "mamba": "state-space layers (Mamba)",
-    "ssm": "state-space layers",
-    "state_size": "state-space layers",
-    "hybrid_override_pattern": "hybrid layers",
-    "attn_layer_period": "hybrid layers",
-    "attn_type_list": "hybrid layers",
-    "lru_width": "recurrent layers",
-    "index_topk": "sparse attention with an indexer",
-    "attention_chunk_size": "chunked attention",
-    "interleave_moe_layer_step": "experts in every few layers",
-    "num_kv_shared_layers": "layers that share their KV cache",
-    "cross_attention_layers": "cross-attention layers",
-    "is_encoder_decoder": "an encoder",
+_MOST_LAYERS = 4096
+_TEXT_PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
+_KEYS = Path(__file__).parent / "config_keys.yaml"
+_WHY = "it decides the model's shape"
+_WORDS = {
+    **dict.fromkeys(("sliding_attention", "sparse", "L", "True", "1"), True),
+    **dict.fromkeys(("full_attention", "dense", "G", "False", "0"), False),
 }
-"""Beginnings of keys that say that a layer is none whose time is known, and what it is."""
+"""Whether a layer has a window, or experts, in the words of lists."""
+_PATTERNS = (
+    *("sliding_window_pattern", "_sliding_window_pattern"),
+    *("global_attn_every_n_layers", "layer_switch"),
+)
 
-_KNOWN_LAYERS = ("full_attention", "sliding_attention")
+
+@functools.cache
+def _keys() -> Mapping[str, Any]:
+    keys: dict[str, Any] = yaml.safe_load(_KEYS.read_text(encoding="utf-8"))
+    for name in ("decide", "idle", "encoders"):
+        keys[name] = re.compile(keys[name].replace(" ", ""))
+    return keys
 
 
 def read_shape(path: str | Path) -> ModelShape:
@@ -51,78 +59,163 @@ def read_shape(path: str | Path) -> ModelShape:
 
 def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
     """Return the shape that a config says; of a multimodal one, that of its text part."""
-    text = dict(config.get("text_config") or config)
-    text.setdefault("quantization_config", config.get("quantization_config"))
-    text.setdefault("tie_word_embeddings", config.get("tie_word_embeddings", False))
-    _refuse_unknown(text, name)
-    get = _Reader(text, name)
-    layers, hidden = get.count("num_hidden_layers"), get.count("hidden_size")
-    heads = get.count("num_attention_heads")
-    experts = _experts(get, layers)
-    window, windowed = _windows(text, layers)
-    return ModelShape(
+    text: dict[str, Any] = dict(config)
+    for part in _TEXT_PARTS:
+        if isinstance(inner := text.get(part), Mapping) and inner:
+            text = {k: v for k, v in text.items() if k in _WHOLE} | _given(inner)
+    kind = str(text.get("model_type"))
+    defaults = (known for start, known in _keys()["defaults"].items() if kind.startswith(start))
+    text = functools.reduce(lambda all_, more: all_ | more, defaults, {}) | _given(text)
+    for said in (kind, text.get("architectures")):
+        if _keys()["encoders"].search(str(said).lower().replace("_", "")):
+            _refuse(name, f"an encoder or a classifier ({shown(said)}), which writes no text")
+    get = _Config(text, name)
+    window, slides = _windows(get)
+    for key, value in text.items():
+        for beginning, what in _keys()["unknown"].items():
+            if key.startswith(beginning) and value:
+                _refuse(name, f"{what} (`{key}`)")
+    hidden, heads = get.count("hidden_size"), get.count("num_attention_heads")
+    kv_heads = get.count("num_key_value_heads", default=heads)
+    latent = _latent(get)
+    head_dim = get.count("head_dim", "attention_head_dim", "kv_channels", default=hidden // heads)
+    if (
+        latent is None
+        and get.value("head_dim", "attention_head_dim", "kv_channels") is None
+        and hidden % heads
+    ):
+        get.refuse(
+            f"hidden_size {hidden} and {heads} heads, which do not divide it, and no head_dim"
+        )
+    if (kinds := get.value("attn_type_list")) and not all(get.words("attn_type_list", kinds)):
+        _refuse(name, "attention of another kind in some layers (`attn_type_list`)")
+    experts, mixed = _experts(get)
+    own = get.value("num_attention_heads_per_layer") or [heads] * get.layers
+    far, heads = _by_window(get, own, slides)
+    full = Global(
+        far,
+        get.count("num_global_key_value_heads", default=kv_heads),
+        get.count("global_head_dim", default=head_dim),
+        not get.flag("attention_k_eq_v"),
+    )
+    for many, count in ((heads, kv_heads), (full.heads, full.kv_heads)):
+        if many % count:
+            get.refuse(f"{count} KV heads, which do not divide its {many} heads")
+    shape = ModelShape(
         name=name,
-        layers=layers,
+        layers=get.layers,
         hidden=hidden,
         vocabulary=get.count("vocab_size"),
         heads=heads,
-        kv_heads=get.count("num_key_value_heads", default=heads),
-        head_dim=get.count("head_dim", default=hidden // heads),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         width=get.count("intermediate_size"),
-        tied=bool(text["tie_word_embeddings"]),
-        matrices=2 if text.get("model_type") in _TWO_MATRICES else 3,
-        window=window,
-        windowed_layers=windowed,
-        latent=_latent(get),
+        tied=get.flag("tie_word_embeddings"),
+        matrices=2 if kind in _keys()["two"] else 3,
+        window=window if any(slides) else 0,
+        windowed_layers=sum(slides),
+        full=None if full == Global(heads, kv_heads, head_dim) else full,
+        latent=latent,
         experts=experts,
-        stored=_stored(text.get("quantization_config"), experts is not None, name),
+        stored=stored_numbers(text, _matrices(mixed, experts, latent), name),
     )
+    get.refuse_unread()
+    return shape
 
 
-class _Reader:
-    """Whole numbers of a config, under one of the names that makers give them."""
+_WHOLE = (
+    "quantization_config",
+    "compression_config",
+    "tie_word_embeddings",
+    "torch_dtype",
+    "dtype",
+)
+"""Keys that a multimodal config has for all of its parts."""
+
+
+def _given(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(key): value for key, value in config.items() if value is not None}
+
+
+class _Config:
+    """Values of a config, under one of the names that makers give them; it knows what was read."""
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
         self.config = config
         self.name = name
+        self.read: set[str] = set()
+        self.layers = 1
+        self.layers = self.count("num_hidden_layers", high=_MOST_LAYERS)
 
-    def count(self, *keys: str, default: int | None = None, low: int = 1) -> int:
-        """Return the first of these keys that is there, else the default."""
-        for key in keys:
-            value = self.config.get(key)
-            if value is not None:
-                what = f"{key} of {self.name}"
-                return checks.whole(what, value, low, 2**24, "", "it decides the model's shape")
-        if default is None:
+    def value(self, *keys: str) -> Any:
+        """Return what the config has under these keys, which must agree."""
+        self.read.update(keys)
+        given = [key for key in keys if self.config.get(key) is not None]
+        for key in given[1:]:
+            if self.config[key] != self.config[given[0]]:
+                self.refuse(" and ".join(f"{k} {shown(self.config[k])}" for k in (given[0], key)))
+        return self.config[given[0]] if given else None
+
+    def count(self, *keys: str, default: int | None = None, low: int = 1, high: int = 2**24) -> int:
+        """Return the whole number under one of these keys, else the default."""
+        value = self.value(*keys)
+        if value is None and default is None:
             raise InputError(
                 f"the config of {self.name} has no {keys[0]}, so its shape is not known; give the "
                 "config.json of a transformer"
             )
-        return default
+        key = next((key for key in keys if self.config.get(key) is not None), keys[0])
+        if isinstance(value, list):  # one for each layer
+            if len(value) != self.layers or any(each != value[0] for each in value):
+                self.refuse(f"{key} {shown(value)}: {len(value)} numbers, not one for all layers")
+            value = value[0]
+        what = f"{key} of {self.name}"
+        value = default if value is None else value
+        return checks.whole(what, value, low, high, "", _WHY)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """Return whether a key is true."""
+        value = self.value(key)
+        return default if value is None else checks.truth(f"{key} of {self.name}", value)
+
+    def words(self, key: str, value: object) -> list[bool]:
+        """Return what a list says of each layer, in words or as true and false."""
+        if not isinstance(value, list) or len(value) != self.layers:
+            size = f"a list of {len(value)}" if isinstance(value, list) else shown(value)
+            self.refuse(f"{key} as {size}, not one for each of its {self.layers} layers")
+        said = [str(each) for each in value]
+        for kind in dict.fromkeys(said):
+            if kind not in _WORDS:
+                many = f"{said.count(kind)} of its {len(said)} layers"
+                _refuse(self.name, f"{kind[:40].replace('_', ' ')} in {many} (`{key}`)")
+        return [_WORDS[kind] for kind in said]
+
+    def refuse(self, what: str) -> NoReturn:
+        """Refuse what contradicts itself, or is not known."""
+        raise InputError(
+            f"the config of {self.name} has {what}, so an answer would be of another model; mend "
+            "the config, or measure the model (penstock fit or calibrate)"
+        )
+
+    def refuse_unread(self) -> None:
+        """Refuse what decides the shape by its name, and was not read."""
+        for key, value in self.config.items():
+            plain = key.lower()
+            if key in self.read or not value or _keys()["idle"].fullmatch(plain):
+                continue
+            if _keys()["decide"].search(plain) and not key.endswith("_token_id"):
+                self.refuse(f"`{key}` {shown(value)}, a key that decides the shape and is not read")
 
 
-def _refuse_unknown(text: Mapping[str, Any], name: str) -> None:
-    """Refuse layers whose times are not known."""
-    kinds = text.get("layer_types") or []
-    for kind in dict.fromkeys(kinds):
-        if kind not in _KNOWN_LAYERS:
-            layers = f"{kinds.count(kind)} of its {len(kinds)} layers"
-            _refuse(name, f"{kind.replace('_', ' ')} in {layers}")
-    for key, value in text.items():
-        for beginning, what in _UNKNOWN.items():
-            if key.startswith(beginning) and value:
-                _refuse(name, f"{what} (`{key}`)")
-
-
-def _refuse(name: str, what: str) -> None:
+def _refuse(name: str, what: str) -> NoReturn:
     raise InputError(
         f"{name} has {what}, whose times are not known, so an answer would leave them out; "
         "measure it (penstock fit or calibrate), or take a model without"
     )
 
 
-def _latent(get: _Reader) -> Latent | None:
-    if get.config.get("kv_lora_rank") is None:
+def _latent(get: _Config) -> Latent | None:
+    if get.value("kv_lora_rank") is None:
         return None
     return Latent(
         query_rank=get.count("q_lora_rank", default=0, low=0),
@@ -133,66 +226,112 @@ def _latent(get: _Reader) -> Latent | None:
     )
 
 
-def _experts(get: _Reader, layers: int) -> Experts | None:
-    count = get.count("num_experts", "num_local_experts", "n_routed_experts", default=0, low=0)
+def _experts(get: _Config) -> tuple[Experts | None, list[bool]]:
+    """Return the experts, and for each layer whether it has some."""
+    counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    count = get.count(*counts, default=0, low=0)
     if count < 2:
-        return None
-    width = get.count("moe_intermediate_size", "intermediate_size")
-    shared = get.count(
-        "shared_expert_intermediate_size", "shared_intermediate_size", default=0, low=0
+        return None, [False] * get.layers
+    dense = get.count("intermediate_size")
+    width = get.count("moe_intermediate_size", "expert_ffn_hidden_size", default=dense)
+    many = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
+    shared = width * get.count(*many, default=0, low=0)
+    said = ("shared_expert_intermediate_size", "shared_intermediate_size")
+    shared = get.count(*said, default=0, low=0) or shared
+    if get.flag("enable_moe_block"):  # Gemma: beside a dense MLP
+        shared += dense
+    per_token = get.count(
+        "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k", "moe_topk",
+        "moe_top_k", "top_k_experts",
+    )  # fmt: skip
+    if per_token > count:
+        get.refuse(f"{per_token} experts for each token, but only {count} in a layer")
+    mixed = _mixed(get)
+    return Experts(count, per_token, width, shared, sum(mixed)), mixed
+
+
+def _mixed(get: _Config) -> list[bool]:
+    """Return for each layer whether it has experts."""
+    starts = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
+    first = get.count(*starts, default=0, low=0)
+    last = get.count("moe_layer_end_index", default=-1, low=-1)
+    step = get.count("decoder_sparse_step", "moe_layer_interval", default=1)
+    dense = get.value("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(at in range(get.layers) for at in dense):
+        get.refuse(f"mlp_only_layers {shown(dense)}, which is no list of its layers")
+    mixed = [(at + 1) % step == 0 and at not in dense for at in range(get.layers)]
+    for key in ("moe_layer_freq", "mlp_layer_types", "is_moe_layer"):
+        if isinstance(get.value(key), list):
+            mixed = [a and b for a, b in zip(mixed, get.words(key, get.value(key)), strict=True)]
+    if not isinstance(get.value("moe_layer_freq"), list):
+        every = get.count("moe_layer_freq", default=1)
+        mixed = [each and at % every == 0 for at, each in enumerate(mixed)]
+    end = get.layers - 1 if last < 0 else last
+    return [each and first <= at <= end for at, each in enumerate(mixed)]
+
+
+def _windows(get: _Config) -> tuple[int, list[bool]]:
+    """Return the tokens of the sliding window, and for each layer whether it has one."""
+    window = get.value("sliding_window", "interleaved_sliding_window")
+    on, first = (
+        get.flag("use_sliding_window", True),
+        get.count("max_window_layers", default=0, low=0),
     )
-    shared += width * get.count("n_shared_experts", default=0, low=0)
-    first = get.count("first_k_dense_replace", default=0, low=0)
-    step = get.count("decoder_sparse_step", "moe_layer_freq", default=1)
-    dense = set(get.config.get("mlp_only_layers") or ())
-    return Experts(
-        count=count,
-        per_token=get.count("num_experts_per_tok", "experts_per_token", "num_experts_per_token"),
-        width=width,
-        shared_width=shared,
-        layers=len([at for at in range(first, layers) if (at + 1) % step == 0 and at not in dense]),
-    )
+    pattern: Any = get.value(*_PATTERNS)
+    if isinstance(window, list):  # windows of the first layers, again and again
+        sizes = {str(each): each for each in window if each}
+        if len(sizes) != 1:
+            get.refuse(f"sliding_window {shown(window)}, which is not one length")
+        pattern, window, on = [bool(each) for each in window], *sizes.values(), True
+    elif pattern is not None and not isinstance(pattern, str | list):  # every so many look at all
+        why = "it is a number of layers"
+        every = checks.whole(f"the window pattern of {get.name}", pattern, 1, 2**24, "", why)
+        pattern = [True] * min(every - 1, get.layers) + [False]
+    size = checks.whole(f"sliding_window of {get.name}", window or 0, 0, 2**24, "tokens", _WHY)
+    kinds = get.value("layer_types")
+    if kinds is None:
+        kinds = pattern or [at >= first for at in range(get.layers)]
+        slides = get.words("pattern", list(itertools.islice(itertools.cycle(kinds), get.layers)))
+    else:
+        slides = get.words("layer_types", kinds)
+        if any(slides) and not size:
+            get.refuse("layers with a sliding window, but no length of it (`sliding_window`)")
+    bounded = 0 < size < get.count("max_position_embeddings", default=2**24)
+    return (size, slides) if on and bounded else (0, [False] * get.layers)
 
 
-def _windows(text: Mapping[str, Any], layers: int) -> tuple[int, int]:
-    """Return the tokens of the sliding window, and how many layers have one."""
-    window = text.get("sliding_window")
-    if not window or text.get("use_sliding_window") is False:
-        return 0, 0
-    if kinds := text.get("layer_types"):
-        return int(window), kinds.count("sliding_attention")
-    if pattern := text.get("sliding_window_pattern"):
-        return int(window), layers - layers // int(pattern)
-    if "use_sliding_window" in text:  # Qwen: the first layers look at all
-        return int(window), max(layers - int(text.get("max_window_layers") or 0), 0)
-    return int(window), layers // 2 if text.get("model_type") == "gemma2" else layers
+def _by_window(get: _Config, heads: object, slides: Sequence[bool]) -> tuple[int, int]:
+    """Return the heads of the layers that look at all tokens, and of those with a window."""
+    if not isinstance(heads, list) or len(heads) != get.layers:
+        get.refuse(f"heads {shown(heads)}, not one for each of its {get.layers} layers")
+    kinds = []
+    for kind in (False, True):
+        many = {str(each): each for each, has in zip(heads, slides, strict=True) if has == kind}
+        if len(many) > 1:
+            get.refuse(f"layers of one kind with {' and '.join(many)} heads")
+        kinds += [
+            checks.whole(f"heads of {get.name}", each, 1, 2**24, "", _WHY) for each in many.values()
+        ]
+    return kinds[0], kinds[-1]
 
 
-def _stored(quantisation: Mapping[str, Any] | None, has_experts: bool, name: str) -> Numbers:
-    """Return how the numbers are published."""
-    if not quantisation:
-        return Numbers("bf16", "bf16", "bf16")
-    method = str(quantisation.get("quant_method") or "modelopt").lower()
-    algorithm = str(quantisation.get("quant_algo") or "").lower()
-    kv = "fp8" if "fp8" in str(quantisation.get("kv_cache_quant_algo") or "").lower() else "bf16"
-    groups = quantisation.get("config_groups") or {}
-    bits = {(group.get("weights") or {}).get("num_bits") for group in groups.values()}
-    if method == "fp8" or algorithm == "fp8" or (method == "compressed-tensors" and bits == {8}):
-        blocks = "fp8-block" if quantisation.get("weight_block_size") else "fp8"
-        return Numbers(blocks, blocks, blocks, kv)
-    if method == "mxfp4":
-        return Numbers("bf16", "mxfp4", "bf16", kv)
-    if "nvfp4" in algorithm:
-        return Numbers("fp4", "fp4", "fp4", kv)
-    if bits == {4} and has_experts:
-        return Numbers("bf16", "int4", "bf16", kv)
-    if bits == {4} or method in ("awq", "gptq"):
-        return Numbers("int4", "int4", "int4", kv)
-    said = algorithm or method
-    raise InputError(
-        f"{name} is published in a precision that is not known here, {checks.shown(said)}; take "
-        "its config in bf16, fp8 or fp4"
-    )
+def _matrices(
+    mixed: Sequence[bool], experts: Experts | None, latent: Latent | None
+) -> dict[str, list[str]]:
+    """Return names of the matrices of each part, as quantisation names them."""
+    parts: dict[str, list[str]] = {"dense": [], "experts": [], "attention": []}
+    ends = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    if latent is not None:
+        queries = ["q_a_proj", "q_b_proj"] if latent.query_rank else ["q_proj"]
+        ends = [*queries, "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+    for at, has in enumerate(mixed):
+        layer = f"model.layers.{at}"
+        kinds = ["experts"] * has + ["dense"] * (not has or bool(experts and experts.shared_width))
+        for part in kinds:
+            inner = {"experts": "experts.0."}.get(part, "shared_experts." if has else "")
+            parts[part] += [f"{layer}.mlp.{inner}{end}_proj" for end in ("gate", "up", "down")]
+        parts["attention"] += [f"{layer}.self_attn.{end}" for end in ends]
+    return parts
 
 
 def _json(path: Path) -> dict[str, Any]:

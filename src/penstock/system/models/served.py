@@ -1,6 +1,7 @@
 """A model on GPUs, known by its shape: batch times and KV memory where nobody measured."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 from penstock import checks
@@ -9,15 +10,15 @@ from penstock.system.batch_time import MOST_TOKENS
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.engines import ENGINES, choosing, engine_defaults
 from penstock.system.gpu_memory import GIB, Gpu
-from penstock.system.models.batch_times import LayerTimes
+from penstock.system.models.batch_times import MOST_WINDOW, LayerTimes
 from penstock.system.models.catalogue import model_shape
-from penstock.system.models.gpus import KnownGpu, known_gpu
+from penstock.system.models.gpus import SHEET_ALONE, KnownGpu, known_gpu
 from penstock.system.models.hosts import EngineFit, engine_fit, engine_fits
 from penstock.system.models.shape import ModelShape, Numbers
 from penstock.system.uncertain import Within
 from penstock.words import counted
 
-_WEIGHTS_ALONE = ("mxfp4", "int4")  # widened before they are computed with, on any GPU
+_WEIGHTS_ALONE = ("mxfp4", "int4", "w8a16")  # widened before they are computed with, on any GPU
 _USUAL_BUDGET = 8_192  # tokens, where an engine chooses none
 _KEPT_GIB = 1.0  # of a GPU, that no engine fills with weights
 
@@ -34,18 +35,33 @@ class ShapeMemory:
         """10^9 bytes of all weights."""
         return self.shape.weights_bytes(self.numbers) / 1e9
 
-    @property
-    def has_windows(self) -> bool:
-        """Whether some layers forget what lies behind a sliding window."""
-        return self.shape.windowed_layers > 0
+    def windows(self, tensor_parallel: int) -> str:
+        """Return what to know of its layers with a sliding window; empty: it has none."""
+        shape = self.shape
+        if not shape.windowed_layers:
+            return ""
+        if not shape.looking:
+            return (
+                f"All layers have a sliding window of {shape.window:,} tokens, so a request holds "
+                "no more than these in the engine, but all of its tokens here"
+            )
+        kept = shape.window_bytes(self.numbers, tensor_parallel) / 1e6
+        return (
+            f"{shape.windowed_layers} of {shape.layers} layers have a sliding window of "
+            f"{shape.window:,} tokens, for which each request takes up to {kept:,.1f} MB more on "
+            "each GPU, which are left out; the engine logs another number, which counts tokens "
+            "once for each kind of layer"
+        )
 
     def weights_bytes(self, tensor_parallel: int) -> float:
         """Return the bytes of weights on one of so many GPUs."""
         return self.shape.weights_bytes(self.numbers, tensor_parallel)
 
     def kv_bytes(self, tensor_parallel: int) -> float:
-        """Return the bytes that a token takes on one of so many GPUs."""
-        return self.shape.kv_bytes_per_token(self.numbers, tensor_parallel)
+        """Return the bytes that a token takes on one of so many GPUs, while it is in a window."""
+        if self.shape.looking:
+            return self.shape.kv_bytes_per_token(self.numbers, tensor_parallel)
+        return self.shape.window_bytes(self.numbers, tensor_parallel) / self.shape.window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +109,15 @@ class ServedModel:
         return f"{self.shape.name} on {many}{self.gpu.name}"
 
     @property
+    def within(self) -> dict[str, float]:
+        """Factors that nine of ten predictions are within, by measure; wider without kernels."""
+        more = 0.0 if self.gpu.measured else math.log(SHEET_ALONE)
+        return {
+            name: float(f"{math.exp(math.hypot(math.log(factor), more)):.3g}")
+            for name, factor in self.fit.within.items()
+        }
+
+    @property
     def known(self) -> Within:
         """How well its batch times are known: what throughputs under its engine showed."""
         fit = self.fit
@@ -101,20 +126,37 @@ class ServedModel:
             f"were predicted from shapes, half were within a factor of {fit.within['half']:g} and "
             "nine of ten"
         )
-        return Within(fit.within["throughput"], judged, fit.seen)
+        if not self.gpu.measured:
+            judged += (
+                f" within {fit.within['throughput']:g}; by the sheet of {self.gpu.name} alone they "
+                "are taken to be"
+            )
+        return Within(self.within["throughput"], judged, fit.seen)
 
     @property
     def caution(self) -> str:
         """How far off its batch times may be."""
-        within = self.fit.within
+        within, numbers = self.fit.within, self.numbers
+        taken = dict.fromkeys((numbers.dense, numbers.experts, numbers.attention))
         said = (
-            f"follow from the shape of {self.shape.name} and the kernels of {self.gpu.name}; "
-            f"nobody measured them. Of {self.fit.points} points of {self.fit.title} that were "
-            f"predicted so, nine of ten were within a factor of {within['tpot']:g} in time per "
-            f"output token and {within['ttft']:g} in TTFT"
+            f"follow from the shape of {self.shape.name}, in {' and '.join(taken)} with a KV cache "
+            f"in {numbers.kv}, and the kernels of {self.gpu.name}; nobody measured them. Of "
+            f"{self.fit.points} points of {self.fit.title} that were predicted so, nine of ten "
+            f"were within a factor of {within['tpot']:g} in time per output token and "
+            f"{within['ttft']:g} in TTFT"
         )
+        if self.gpu.measured and self.gpu.error("gemm", numbers.dense) is None:
+            said += f"; kernels in {numbers.dense} were not measured, others stand for them"
+        if self.shape.window > MOST_WINDOW:
+            said += "; layers with a sliding window are timed as if they looked at all tokens"
+        if self.gpu.measured and self.gpu.error("gemm", numbers.dense) is None:
+            said += f"; kernels in {numbers.dense} were not measured, others stand for them"
         if not self.gpu.measured:
-            said += "; but of this GPU only the sheet is known, not its kernels"
+            said += (
+                "; but of this GPU only the sheet is known, not its kernels. So taken, nine of ten "
+                f"batch times of measured GPUs are within a factor of {SHEET_ALONE:g} of theirs: "
+                f"{self.within['tpot']:g} and {self.within['ttft']:g} together"
+            )
         if self.engine not in engine_fits():
             said += f"; the host of {self.engine} is taken for {self.fit.title}'s"
         return said
@@ -149,7 +191,7 @@ def served_model(
 
 def _check_precision(gpu: KnownGpu, numbers: Numbers, shape: ModelShape) -> None:
     """Refuse numbers that a GPU does not compute with."""
-    for number in (numbers.dense, numbers.experts):
+    for number in (numbers.dense, numbers.experts, numbers.attention):
         plain = number.partition("-")[0]
         if plain not in _WEIGHTS_ALONE and plain not in gpu.sheet.flops:
             raise InputError(

@@ -6,17 +6,22 @@ which are less than a thousandth, are left out.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 from penstock import checks
 from penstock.errors import InputError
 
 BYTES: dict[str, float] = {
+    "fp32": 4.0,
     "bf16": 2.0,
+    "w8a16": 1.0,  # widened before it is computed with, where int8 and fp8 are not
+    "int8": 1.0,
     "fp8": 1.0,
     "fp8-block": 1.0 + 4 / 128**2,  # and 32 bits for each 128 x 128
     "fp4": 0.5 + 1 / 16,  # a scale of 8 bits for each 16 numbers
     "mxfp4": 0.5 + 1 / 32,  # and for each 32
     "int4": 0.5 + 2 / 32,  # a scale of 16 bits for each 32
+    "int4-128": 0.5 + 2.5 / 128,  # and a zero point of 4, for each 128
 }
 """Bytes of a number in weights, its share of the scales included."""
 
@@ -33,6 +38,37 @@ class Latent:
     rope_dim: int  # and with positions
     plain_dim: int  # dimensions of a head, without positions,
     value_dim: int  # and of its values
+
+
+@dataclasses.dataclass(frozen=True)
+class Global:
+    """Heads of the layers that look at all tokens, where those with a window have others."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    values: bool = True  # have a projection of their own; else they are the keys
+
+
+class Attention(NamedTuple):
+    """Layers whose attention is alike."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    values: bool  # have a projection of their own
+    window: int  # tokens that they look back; 0: all
+
+    def projected(self, tensor_parallel: int) -> float:
+        """Return the numbers of queries, keys and values of a token, on one of so many GPUs."""
+        kv_heads = max(self.kv_heads / tensor_parallel, 1.0)
+        return (self.heads / tensor_parallel + (1 + self.values) * kv_heads) * self.head_dim
+
+    def kv_numbers(self, tensor_parallel: int = 1) -> int:
+        """Return the numbers that a token leaves in one layer, on one of so many GPUs."""
+        # KV heads are shared, and copied where fewer than GPUs.
+        return 2 * -(-self.kv_heads // tensor_parallel) * self.head_dim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +113,7 @@ class ModelShape:
     matrices: int = 3  # of one MLP: 3 where a gate stands beside (SwiGLU), else 2
     window: int = 0  # tokens that a sliding window looks back
     windowed_layers: int = 0  # the layers that have one
+    full: Global | None = None  # the heads of the others, where they differ
     latent: Latent | None = None
     experts: Experts | None = None
     stored: Numbers = Numbers("bf16", "bf16", "bf16")  # how its maker publishes the numbers
@@ -92,11 +129,25 @@ class ModelShape:
         return self.layers - self.expert_layers
 
     @property
-    def attention_parameters(self) -> int:
-        """Weights of the attention of one layer."""
-        if self.latent is None:
-            return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+    def attention(self) -> tuple[Attention, ...]:
+        """Its layers by their attention: those that look at all tokens, and those with a window."""
+        near = Attention(
+            self.windowed_layers, self.heads, self.kv_heads, self.head_dim, True, self.window
+        )
+        own = {} if self.full is None else vars(self.full)
+        far = near._replace(layers=self.layers - self.windowed_layers, window=0, **own)
+        return tuple(kind for kind in (far, near) if kind.layers)
+
+    @property
+    def looking(self) -> tuple[Attention, ...]:
+        """The layers that look at all tokens."""
+        return tuple(kind for kind in self.attention if not kind.window)
+
+    @property
+    def latent_parameters(self) -> int:
+        """Weights of one layer of latent attention."""
         latent = self.latent
+        assert latent is not None
         query = self.heads * (latent.plain_dim + latent.rope_dim)
         if latent.query_rank:
             queries = latent.query_rank * (self.hidden + query)
@@ -105,6 +156,20 @@ class ModelShape:
         compressed = self.hidden * (latent.kv_rank + latent.rope_dim)
         expanded = latent.kv_rank * self.heads * (latent.plain_dim + latent.value_dim)
         return queries + compressed + expanded + self.heads * latent.value_dim * self.hidden
+
+    def attention_parameters(self, tensor_parallel: int = 1) -> float:
+        """Return the weights of the attention of all layers, on one of so many GPUs."""
+        # Latent compression is copied to each GPU, and KV heads where there are fewer than GPUs.
+        tp = tensor_parallel
+        if self.latent is not None:
+            ranks = self.latent.query_rank + self.latent.kv_rank + self.latent.rope_dim
+            copied = self.hidden * ranks
+            return self.layers * (copied + (self.latent_parameters - copied) / tp)
+        each = (
+            kind.layers * self.hidden * (kind.projected(tp) + kind.heads / tp * kind.head_dim)
+            for kind in self.attention
+        )
+        return sum(each)
 
     @property
     def dense_parameters(self) -> int:
@@ -142,21 +207,22 @@ class ModelShape:
     def _parameters(self, experts: int) -> int:
         mixture = self.expert_layers * (experts * self.expert_parameters + self.shared_parameters)
         dense = self.dense_layers * self.dense_parameters
-        return self.embedding_parameters + self.layers * self.attention_parameters + dense + mixture
+        attention = round(self.attention_parameters())
+        return self.embedding_parameters + attention + dense + mixture
 
     def numbers(self, precision: str | None = None, kv: str | None = None) -> Numbers:
         """Return how a server that is told such a precision stores numbers."""
-        # A model published with part of its weights in 4 bits keeps the others as they are.
+        # A model published in several numbers has them as they are, or none of them.
         checks.word("precision", precision, (None, *ASKED))
         checks.word("kv_precision", kv, (None, "bf16", "fp8"))
         stored = self.stored
-        mixed = stored.experts != stored.dense
-        kept = precision is None or stored.dense.startswith(precision)
-        if kept or (mixed and precision == "fp4"):
+        parts = {stored.dense, stored.experts, stored.attention}
+        same = {part for part in parts if part.removeprefix("mx").partition("-")[0] == precision}
+        if precision is None or same == parts or (same and precision != "bf16"):
             numbers = stored
-        elif mixed and precision == "fp8":
+        elif len(parts) > 1 and precision != "bf16":
             raise InputError(
-                f"precision is fp8, but {self.name} is published with experts in "
+                f"precision is {precision}, but {self.name} is published with experts in "
                 f"{stored.experts} and the rest in {stored.dense}, and no engine converts that; "
                 "leave precision out"
             )
@@ -167,18 +233,9 @@ class ModelShape:
     def weights_bytes(self, numbers: Numbers, tensor_parallel: int = 1) -> float:
         """Return the bytes of weights on one of the GPUs that share them."""
         # Every layer is split; whole experts (expert parallelism) are as many bytes as slices of
-        # each. Embeddings, logits and routers stay in 16 bits. Latent compression is copied to each
-        # GPU.
+        # each. Embeddings, logits and routers stay in 16 bits.
         share = 1.0 / tensor_parallel
-        copied = 0.0
-        if self.latent is not None:
-            latent = self.latent
-            copied = self.hidden * (latent.query_rank + latent.kv_rank + latent.rope_dim)
-        split = self.attention_parameters - copied
-        if self.latent is None and self.kv_heads < tensor_parallel:
-            own = 2 * self.hidden * self.head_dim  # one KV head each, copied
-            split += own * (tensor_parallel - self.kv_heads)
-        attention = self.layers * (split * share + copied) * BYTES[numbers.attention]
+        attention = self.attention_parameters(tensor_parallel) * BYTES[numbers.attention]
         dense = self.dense_layers * self.dense_parameters * share * BYTES[numbers.dense]
         embeddings = self.embedding_parameters * share * BYTES["bf16"]
         if self.experts is None:
@@ -189,42 +246,43 @@ class ModelShape:
         mixture = self.expert_layers * ((routed + shared) * share + router)
         return attention + dense + embeddings + mixture
 
-    def kv_numbers(self, tensor_parallel: int = 1) -> int:
-        """Return the numbers that a token leaves in one layer, on one of so many GPUs."""
-        # KV heads are shared, and copied where fewer than GPUs; what latent attention keeps is
-        # copied.
-        if self.latent is not None:
-            return self.latent.kv_rank + self.latent.rope_dim
-        return 2 * -(-self.kv_heads // tensor_parallel) * self.head_dim
-
     def kv_bytes_per_token(self, numbers: Numbers, tensor_parallel: int = 1) -> float:
         """Return the bytes that a token takes on one GPU for as long as its request runs."""
         # Layers with a sliding window do not count: they keep `window_bytes` of each request.
-        full = self.layers - self.windowed_layers
-        return full * self.kv_numbers(tensor_parallel) * BYTES[numbers.kv]
+        if self.latent is not None:  # what it keeps is copied to each GPU
+            return self.layers * (self.latent.kv_rank + self.latent.rope_dim) * BYTES[numbers.kv]
+        kept = sum(kind.layers * kind.kv_numbers(tensor_parallel) for kind in self.looking)
+        return kept * BYTES[numbers.kv]
 
     def window_bytes(self, numbers: Numbers, tensor_parallel: int = 1) -> float:
         """Return the bytes that the sliding windows of one long request take on one GPU."""
-        kept = self.windowed_layers * self.window
-        return kept * self.kv_numbers(tensor_parallel) * BYTES[numbers.kv]
+        kept = sum(
+            kind.layers * kind.window * kind.kv_numbers(tensor_parallel) for kind in self.attention
+        )
+        return kept * BYTES[numbers.kv]
 
     def flops_per_token(self, context: float = 0.0) -> float:
         """Return the FLOPs of one token with so many before it, logits included."""
         embedded = self.vocabulary * self.hidden  # a look-up costs none
         weights = self.active_parameters - (0 if self.tied else embedded)
-        dims = 2 * self.head_dim
         if self.latent is not None:
-            dims = 2 * self.latent.kv_rank + self.latent.rope_dim
-        seen = (self.layers - self.windowed_layers) * context
-        seen += self.windowed_layers * min(context, self.window)
-        return 2.0 * weights + 2.0 * self.heads * dims * seen
+            dims = self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
+            seen = dims * self.layers * context
+        else:
+            seen = sum(
+                2 * kind.heads * kind.head_dim * kind.layers * min(context, kind.window or context)
+                for kind in self.attention
+            )
+        return 2.0 * weights + 2.0 * seen
 
     def check_split(self, tensor_parallel: int, expert_parallel: int = 1) -> None:
         """Refuse numbers of GPUs over which the model cannot be split."""
         why = "it is a number of GPUs"
         checks.whole("tensor_parallel", tensor_parallel, 1, 1024, "", why)
         checks.whole("expert_parallel", expert_parallel, 1, 1024, "", why)
-        for what, count in (("attention heads", self.heads), ("KV heads", self.kv_heads)):
+        heads = [("attention heads", kind.heads) for kind in self.attention]
+        kv_heads = [("KV heads", kind.kv_heads) for kind in self.attention]
+        for what, count in (*heads, *kv_heads):
             shared = count % tensor_parallel == 0
             copied = what == "KV heads" and tensor_parallel % count == 0
             if not shared and not copied and not (self.latent and what == "KV heads"):
