@@ -82,7 +82,8 @@ def test_keep_stands_first_with_the_trade_that_it_leaves() -> None:
     assert found.trade is not None
     assert said["Trade"] == f"{found.trade}."
     assert "Price" not in said
-    assert head_of_recommendation(dataclasses.replace(found, overload="no"), scenario())[1].label == "overloaded"
+    overloaded = head_of_recommendation(dataclasses.replace(found, overload="no"), scenario())
+    assert [line.label for line in overloaded] == ["mine.yaml", "overloaded", "Trade"]
     assert f"{found.recommended.stable_rate:,.4g} requests/s" in said["Carries"]
 
 

@@ -144,7 +144,7 @@ def head_of_recommendation(found: Recommendation, scenario: Scenario) -> list[Li
         lines += [Line(judged, f"{'; '.join(texts)}.", judges=True)] if texts else []
     optional = {
         "Price": found.price,
-        "Carries": f"{found.carries}; {found.held_by}",
+        "Carries": "" if found.overload else f"{found.carries}; {found.held_by}",
         "Next": found.next_step(scenario.file),
         "Trade": found.trade,
         "With plugin": found.with_plugin,

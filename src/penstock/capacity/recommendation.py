@@ -270,11 +270,11 @@ class Recommendation:
         said = f"{targets}: nothing that was tried {meets} on one server"
         if all(t.estimate is None for c in self.candidates for t in c.targets):
             return f"{said}, as nothing has a steady state"
-        values = [
-            ("" if one else f"{then.target.name} ")
-            + (f"{then.value} ({now.value} now)" if self.change else then.value)
-            for then, now in zip(new.targets, self.current.targets, strict=True)
-        ]
+        values = []
+        for then, now in zip(new.targets, self.current.targets, strict=True):
+            before = duration(now.estimate.value) if now.estimate else now.value
+            than_now = f" ({before} now)" if self.change else ""
+            values.append(f"{'' if one else then.target.name + ' '}{then.value}{than_now}")
         as_now = "" if self.change else ", as now"
         return f"{said}; nearest is {new.what}{as_now}: {', '.join(values)}"
 
