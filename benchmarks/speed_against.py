@@ -40,7 +40,8 @@ def loops() -> dict[str, Callable[[], object]]:
     pool = ps.Server(times, 512, 128, policy="sarathi")
     network = ps.Network.single(conversations(8 * 0.9 * limit), pool, 8, "jsq")
 
-    engine = ps.Server(times, 512, 128, policy="vllm", memory=ps.Memory(20_000, prefix_caching=True))
+    caches = ps.Memory(20_000, prefix_caching=True)
+    engine = ps.Server(times, 512, 128, policy="vllm", memory=caches)
     turns = [("engines", ps.Geometric(200), ps.Geometric(50))] * 4
     chat = ps.Workflow.chain("chat", ps.Workload.poisson(15, 1, 1), turns, context="reuse")
     cached = ps.Network({"engines": ps.Pool(engine, 64, router="prefix")}, [chat])

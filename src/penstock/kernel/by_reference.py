@@ -7,9 +7,9 @@ loads are as cheap as of local variables.
 A field that is an array of one dimension is a *column*: a pointer to what is known of it, of which
 an item takes the address alone. Its places count from 0: no index is negative.
 
->>> world_at = reference_at(WORLD)  # doctest: +SKIP
->>> call = entry(lambda address: advance(world_at(address)), types.int64(types.int64))
->>> call(Address().of(world))
+So `events.advance` is compiled for an address, and called with that of a world:
+
+>>> entry(advance, types.int64(types.int64))(Address().of(world))  # doctest: +SKIP
 """
 
 import operator
