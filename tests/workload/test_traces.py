@@ -517,3 +517,82 @@ def test_a_column_of_priorities_is_read_with_its_rows_where_it_is_named(write):
     bad = write("arrival_s,prompt,output,class\n2,1,10,high\n")
     with pytest.raises(InputError, match="column 'class': 'high' cannot be used, but a priority is a whole number"):
         load(bad, columns={"priority": "class"})
+
+
+# Rows that are no requests as they stand
+
+CODES = "arrival_s,prompt_tokens,output_tokens,http_code\n0.5,9,4,200\n1,9,,500\n2,9,1,429\n3,9,5,200.0\n"
+
+
+def test_where_chooses_rows_by_a_value_before_anything_else_of_them_is_read(write):
+    trace = load(write(CODES), where={"http_code": 200})
+    assert trace.output_tokens.tolist() == [4, 5]
+    assert trace.arrival_s.tolist() == [0, 2.5]
+    assert trace.notices == ("2 rows left out by `where`",)
+    assert trace.doubts == ()
+
+
+def test_a_bad_row_points_to_where_and_a_column_that_differs_is_doubted(write):
+    assert "`where: {http_code: VALUE}`" in refusal(write(CODES))
+    (said,) = load(write(CODES.replace(",,", ",7,").replace("200.0", "200"))).doubts
+    assert "2 rows of 4 have another http_code than '200'" in said
+    assert "`where: {http_code: 200}`" in said
+
+
+@pytest.mark.parametrize(
+    ("where", "part"),
+    [
+        ({"http_code": 201}, "has no row whose 'http_code' is 201"),
+        ({"http": 200}, "did you mean 'http_code'?"),
+        ({"http_code": [200]}, "must map names of columns to the values"),
+        (200, "must map names of columns to the values"),
+    ],
+)
+def test_where_that_chooses_nothing_is_refused(write, where, part):
+    assert part in refusal(write(CODES), where=where)
+
+
+@pytest.mark.parametrize("value", ["true", "True", True, " TRUE"])
+def test_where_takes_words_in_any_case(write, value):
+    rows = "prompt_tokens,output_tokens,success\n5,6,True\n7,8,false\n"
+    assert load(write(rows), where={"success": value}).prompt_tokens.tolist() == [5]
+
+
+TURN = '{"session_id": "a", "delay": 500, "input_length": 9, "output_length": 3}\n'
+
+
+@pytest.mark.parametrize("first", ['{"timestamp": 0, "input_length": 9, "output_length": 3}\n', ""])
+def test_turns_of_sessions_without_times_are_refused_as_such(write, first):
+    assert "turn of a session" in refusal(write(first + TURN, "turns.jsonl"))
+
+
+def test_turns_with_times_are_read_and_the_delay_is_not_passed_over(write):
+    row = TURN.replace("{", '{"timestamp": 0, ')
+    (said,) = load(write(row, "turns.jsonl")).doubts
+    assert "Rows have a delay" in said
+
+
+@pytest.mark.parametrize("zone", [" UTC", "+00", " +0000", " GMT", "Z"])
+def test_offsets_are_read_as_databases_write_them(write, zone):
+    rows = f"2023-11-16 18:17:03.5{zone},5,5\n2023-11-16 19:17:05+01,5,5\n"
+    assert load(write(AZURE + rows)).arrival_s.tolist() == [0, 1.5]
+
+
+def test_a_clock_that_is_set_back_is_told_from_rows_in_no_order(write):
+    hour = [f"2023-10-29 02:{minute:02d}:00,5,5\n" for minute in range(60)]
+    (said,) = load(write(AZURE + "".join(hour * 2))).doubts
+    assert "fall back by 3,540 s at request 61" in said
+    assert load(write(AZURE + "".join(hour[::-1]))).doubts == ()
+
+
+def test_ids_of_more_blocks_than_a_request_can_fill_are_doubted(write):
+    row = '{"timestamp": 0, "input_length": %d, "output_length": 8, "hash_ids": [0, 1]}\n'
+    assert load(write(row % 513, "ids.jsonl")).doubts == ()
+    (said,) = load(write(row % 513 + row % 20, "ids.jsonl")).doubts
+    assert "request 2 in order of arrival names 2 blocks of 512 tokens, and has 28 in all" in said
+
+
+def test_fractions_of_a_unit_that_a_format_has_whole_are_told(write):
+    row = '{"timestamp": %s, "input_length": 5, "output_length": 8, "hash_ids": [0]}\n'
+    assert load(write(row % 0 + row % "7.0", "whole.jsonl")).fractions is False
+    assert load(write(row % 0 + row % "0.2", "parts.jsonl")).fractions is True

@@ -41,7 +41,8 @@ def head_of_rates(
 
 
 def _asked(scenario: Scenario, server: Server, policies: int = 1) -> Line:
-    return asked_of_server(scenario.name, scenario.workload, server, scenario.hardware, policies)
+    asked = asked_of_server(scenario.name, scenario.workload, server, scenario.hardware, policies)
+    return Line(asked.label, ". ".join([asked.text, *scenario.workload.front]))
 
 
 def head_of_loads(loads: Mapping[str, MaxLoad], scenario: NetworkScenario) -> list[Line]:

@@ -14,6 +14,7 @@ from penstock.checking.enough_requests import estimate
 from penstock.checking.json_documents import latency_as_dict, load_as_dict, run_as_dict
 from penstock.checking.latency import SteadyState
 from penstock.checking.notes import kv_notes, load_warnings, memory_warnings
+from penstock.checking.recordings import recording_notes
 from penstock.checking.stability import Stability
 from penstock.checking.targets import Estimate, Judgement, Target, parsed_targets
 from penstock.checking.verdict import checked_of_server, verdict
@@ -87,6 +88,8 @@ class Answer(AnyAnswer):
     full
         What the server carries once KV memory is full, by an estimate; None where something else
         is, or none is known.
+    unsteady
+        Why what was recorded has no steady state; None: nothing says so.
     kv_doubt
         Why the verdict hinges on KV memory that is estimated, as a clause; empty where it does not.
     """
@@ -102,6 +105,7 @@ class Answer(AnyAnswer):
     front: tuple[str, ...] = ()
     full: MemoryEstimate | None = None
     calibration: Doubt | None = None
+    unsteady: str | None = None
     kv_doubt: str = ""
 
     audited = "; audit a run to find out"
@@ -384,7 +388,8 @@ def _of_server(
     """Answer for a server: see `check`."""
     workload = asked.workload
     rho = None
-    if not no_steady_state(certificate, stability):
+    recorded, unsteady = recording_notes(workload, certificate)
+    if unsteady is None and not no_steady_state(certificate, stability):
         # Under a backlog the server carries 1 / rho times what arrives.
         rho = 1 / (1 - min(stability.drift, 0.0))
     run, latency = asked.simulated(server, rho, progress)
@@ -404,12 +409,15 @@ def _of_server(
             *latency_warnings(certificate, stability, latency),
         ),
         front=(
+            *workload.front,
+            *recorded,
             *beyond_rows(workload, server),
             *cache_notes(workload, server),
             *kv,
         ),
         full=full,
         calibration=doubt_of_server(workload, server),
+        unsteady=unsteady,
         kv_doubt=kv_doubt,
     )
 

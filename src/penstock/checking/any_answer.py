@@ -37,6 +37,7 @@ class AnyAnswer(Shown):
     warnings: tuple[str, ...]
     calibration: "Doubt | None"
     audited = ""  # how one finds out whether what is taken on trust holds
+    unsteady: str | None = None  # why what was recorded has no steady state
     stability_skipped: str | None = None  # why there is no test
 
     @property
@@ -71,7 +72,7 @@ class AnyAnswer(Shown):
     @property
     def latency_refused(self) -> str | None:
         """Why there is no latency of a steady state, or None."""
-        return no_steady_state(self.certificate, self.stability)
+        return no_steady_state(self.certificate, self.stability) or self.unsteady
 
     @property
     def disagreement(self) -> str | None:

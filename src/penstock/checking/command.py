@@ -246,6 +246,7 @@ def simulate(
     from penstock.checking import answer, json_documents
     from penstock.checking.doubt import known_within
     from penstock.checking.notes import load_warnings
+    from penstock.checking.recordings import recording_notes
     from penstock.checking.view import run_page
     from penstock.simulation.simulate import simulate as run_once
     from penstock.system.prefix_cache import front_notes, unsaid
@@ -267,7 +268,8 @@ def simulate(
             progress=show,
         )
     certificate = certificate.with_found(run.found_share, run.server)
-    front = front_notes(chosen.workload, run.server)
+    recorded, _ = recording_notes(chosen.workload, certificate)
+    front = [*recorded, *front_notes(chosen.workload, run.server)]
     warnings = [
         *unsaid(chosen.workload.notices, front),
         *load_warnings(certificate.load, chosen.server),

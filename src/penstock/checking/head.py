@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.checking.doubt import Reach, reach_of_server
 from penstock.checking.doubt_network import reach_of_network
+from penstock.checking.recordings import recording_notes
 from penstock.show.page import Line
 from penstock.system.network import Network
 from penstock.system.server import Server
@@ -66,16 +67,23 @@ def _arriving(network: Network, times: float = 1.0) -> str:
 def first_lines(
     name: str, workload: Workload, server: Server, certificate: Certificate, hardware: str = ""
 ) -> list[Line]:
-    """Say what arrives at a server, and what a theorem says of it."""
+    """Say what arrives at a server, what to doubt of that, and what a theorem says of it."""
     limit = f"{certificate.max_rate:,.4g} requests/s"
     load = workload.rate / certificate.max_rate
     certified = (certificate.certified_rate or 0.0) / certificate.max_rate
     uncached = certificate.rho_without_cache
     reach = reach_of_server(workload, server)
+    doubts = [*workload.front, *recording_notes(workload, certificate)[0]]
     return [
         asked_of_server(name, workload, server, hardware),
+        *doubted(doubts),
         _proved(certificate, load, uncached, reach, limit, certified),
     ]
+
+
+def doubted(doubts: Sequence[str]) -> list[Line]:
+    """Say what to doubt of a recording, if anything."""
+    return [Line("Mind", " ".join(doubts))] if doubts else []
 
 
 def first_lines_of_network(
@@ -104,7 +112,8 @@ def first_lines_of_network(
             f"{certificate.theorem}."
         )
         line = Line("unstable", text, judges=True)
-    return [asked_of_network(name, network, hardware), line]
+    doubts = [doubt for workflow in network.workflows for doubt in workflow.front]
+    return [asked_of_network(name, network, hardware), *doubted(doubts), line]
 
 
 def _proved(

@@ -72,7 +72,7 @@ def head_of_network(answer: NetworkAnswer, scenario: NetworkScenario | None) -> 
     if of is None:
         step = _step_of_network(answer)
         last = [Line("Next", sentence(step))] if step else []
-        return [*lines, *mind, *last, *_rests_on(answer, None)]
+        return [*lines, *mind, *last, *_rests_on(answer, None)][:MOST_LINES]
     whole = {one.name: one.e2e for one in answer.workflows if one.e2e}
     first = {s.name: s.latency["ttft_s"] for s in answer.stages if s.latency}
     enough = None
@@ -129,6 +129,8 @@ def _fitted(
     """
     if len(lines) + len(mind) + len(last) >= MOST_LINES:
         last = []  # as it is behind --why, too
+    if len(lines) + len(mind) >= MOST_LINES:
+        mind = []
     room = MOST_LINES - len(lines) - len(mind) - len(last)
     labels = list(texts)
     together = labels[: len(labels) - room + 1]

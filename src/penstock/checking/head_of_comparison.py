@@ -21,7 +21,8 @@ def head_of_policies(
     """Say of each policy whether it is stable, and its mean latencies; why others are left out."""
     server, hardware = next(iter(answers.values())).server, scenario.hardware
     asked = asked_of_server(scenario.name, scenario.workload, server, hardware, len(answers))
-    text = f"{asked.text}. Mean latencies of the same requests:"
+    doubts = " ".join(["", *scenario.workload.front])
+    text = f"{asked.text}.{doubts} Mean latencies of the same requests:"
     fastest = _fastest(answers)
     lines = {name: _policy(answer, name == fastest) for name, answer in answers.items()}
     speed = {name: _whole_call(answer)[1] for name, answer in answers.items()}

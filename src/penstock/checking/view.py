@@ -18,6 +18,7 @@ from penstock.checking.head_of_answer import (
 )
 from penstock.checking.head_of_comparison import head_of_policies
 from penstock.checking.latency import SteadyState
+from penstock.checking.recordings import recording_notes
 from penstock.checking.targets import Estimate
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
@@ -92,6 +93,7 @@ def run_page(
         title=scenario.name,
         heading=heading(scenario.workload, run.server, name),
         notes=[
+            *recording_notes(scenario.workload, certificate)[0],
             *known_within(scenario.workload, run.server),
             *front_notes(scenario.workload, run.server),
         ],

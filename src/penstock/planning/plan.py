@@ -263,7 +263,9 @@ def _plan_of(search: Search) -> Plan:
         notes = [note for server in servers for note in (server.kv_note, server.scope_warning)]
         unused = [note for server in servers for note in cache_notes(search.workload, server)]
         beyond = [note for server in servers for note in beyond_rows(search.workload, server)]
-        notices = list(dict.fromkeys([*beyond, *unused, *filter(None, notes)]))
+        notices = list(
+            dict.fromkeys([*search.workload.front, *beyond, *unused, *filter(None, notes)])
+        )
     if search.workload.rows is not None:
         notices.append(
             "requests are recorded: latency is that of the recording, and its intervals are for it "

@@ -119,11 +119,13 @@ def _trace(
     hash_block: int | None,
     seed: int,
     max_gib: float | None,
+    where: tuple[tuple[str, Any], ...] | None,
 ) -> Workload:
     named = None if columns is None else dict(columns)
     return read_trace(
-        path, format=format, columns=named, hash_block=hash_block, seed=seed, max_gib=max_gib
-    )
+        path, format=format, columns=named, hash_block=hash_block, seed=seed, max_gib=max_gib,
+        where=None if where is None else dict(where),
+    )  # fmt: skip
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -139,8 +141,9 @@ class WorkloadSection(Section):
     """What arrives: one of a ``trace``, a ``recording``, a look-alike ``preset``, a process.
 
     A trace, recording or preset keeps its pattern where ``arrivals`` is ``scaled``; the others draw
-    its requests at random. ``max_gib`` is unpacked; ``hash_block``: tokens of a prompt per id of a
-    plain table (``hash_ids``, ``hash_ids_with_output``). ``declared`` is the most output tokens
+    its requests at random. ``max_gib`` is unpacked; ``where`` chooses rows by the value of a column
+    (``{http_code: 200}``); ``hash_block``: tokens of a prompt per id of a plain table
+    (``hash_ids``, ``hash_ids_with_output``). ``declared`` is the most output tokens
     that a request says it may make, at least what it makes.
     """
 
@@ -149,6 +152,7 @@ class WorkloadSection(Section):
     columns: dict[str, str] | None = None
     hash_block: int | None = None
     max_gib: float | None = None
+    where: dict[str, str | bool | int | float | None] | None = None
     recording: str | None = None
     engine: str | None = None
     preset: str | None = None
@@ -179,11 +183,11 @@ class WorkloadSection(Section):
                 f"workload: give one of {', '.join(kinds)}, not {' and '.join(chosen) or 'none'}"
             )
         kind = chosen[0]
-        of_trace = (self.format, self.columns, self.hash_block, self.max_gib)
+        of_trace = (self.format, self.columns, self.hash_block, self.max_gib, self.where)
         if kind != "trace" and any(of_trace):
             raise InputError(
-                "workload: `format`, `columns`, `hash_block` and `max_gib` describe a trace, not "
-                f"{kind!r}; leave them out"
+                "workload: `format`, `columns`, `hash_block`, `max_gib` and `where` describe a "
+                f"trace, not {kind!r}; leave them out"
             )
         if kind != "recording" and self.engine is not None:
             raise InputError(
@@ -224,7 +228,9 @@ class WorkloadSection(Section):
                     f"{self.trace}` first"
                 )
         columns = None if self.columns is None else tuple(self.columns.items())
-        return _trace(path, _stamp(path), self.format, columns, self.hash_block, seed, self.max_gib)
+        where = None if self.where is None else tuple(self.where.items())
+        options = (self.format, columns, self.hash_block, seed, self.max_gib, where)
+        return _trace(path, _stamp(path), *options)
 
     def _changed(self, workload: Workload) -> Workload:
         if self.declared is not None:

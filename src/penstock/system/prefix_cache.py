@@ -54,8 +54,8 @@ def cache_notes(workload: Workload, server: Server) -> list[str]:
 
 
 def front_notes(workload: Workload, server: Server) -> list[str]:
-    """Return what to know before an answer is read: of the prefix cache, and of KV memory."""
-    return [*cache_notes(workload, server), *server.kv_notes]
+    """Return what to know before an answer is read: of a recording, the prefix cache, KV memory."""
+    return [*workload.front, *cache_notes(workload, server), *server.kv_notes]
 
 
 def unsaid(warnings: Iterable[str], front: Sequence[str]) -> list[str]:
@@ -64,8 +64,8 @@ def unsaid(warnings: Iterable[str], front: Sequence[str]) -> list[str]:
 
 
 def network_notes(network: "Network") -> list[str]:
-    """Say at which pools of a network that is so."""
-    notes = []
+    """Say what to know of recorded jobs, and at which pools of a network that is so."""
+    notes = [note for workflow in network.workflows for note in workflow.front]
     for name, pool in network.pools.items():
         known = _in_common(network, name, pool)
         for server, _ in pool.servers:

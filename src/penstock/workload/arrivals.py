@@ -7,6 +7,7 @@ Theorem 1(b) asks for.
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import ClassVar, Self
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.workload.recorded_times import time_doubts
 
 BLOCK = 65_536
 """Arrivals generated at a time; fixed, so that the first n requests do not depend on how many are
@@ -293,6 +295,8 @@ class Replay(Arrivals):
     """Recorded arrival times, once."""
 
     times_s: Seconds  # shape (requests,), not falling
+    unit: str | None = None  # as their file counts them; None: that is not in doubt
+    fractions: bool = False  # of a unit that the file's format has whole
 
     iid = False
     words = "recorded arrivals, replayed once"
@@ -322,6 +326,11 @@ class Replay(Arrivals):
         gaps = self.times_s.size - 1
         return gaps / span if span > 0 and gaps / span <= _HIGHEST_RATE else float("nan")
 
+    @functools.cached_property
+    def doubts(self) -> list[str]:
+        """What these times look like that are no arrival times."""
+        return time_doubts(self.times_s, self.rate, self.unit, fractions=self.fractions)
+
     def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
         """Yield the recorded times."""
         yield from (self.times_s[i : i + BLOCK] for i in range(0, self.times_s.size, BLOCK))
@@ -337,5 +346,8 @@ class Replay(Arrivals):
             )
         first = self.times_s[0]
         return dataclasses.replace(
-            self, times_s=first + (self.times_s - first) * (self.rate / rate)
+            self,
+            times_s=first + (self.times_s - first) * (self.rate / rate),
+            unit=None,
+            fractions=False,
         )

@@ -11,13 +11,13 @@ import polars as pl
 from penstock.workload.lengths import LONGEST
 
 Unit = Literal["tokens", "date", "s", "ms", "us", "ns", "time", "ids", "rank"]
-# From the unit down to nanoseconds.
-_DECIMALS: dict[Unit, int] = {
+DECIMALS: dict[Unit, int] = {
     "s": 9,
     "ms": 6,
     "us": 3,
     "ns": 0,
 }
+"""From the unit down to nanoseconds."""
 
 
 def cast_text(text: pl.Series, unit: Unit) -> pl.Series:
@@ -68,7 +68,7 @@ def _ids(text: pl.Series) -> pl.Series:
 
 def _numbers(text: pl.Series, unit: Unit) -> pl.Series:
     """Nanoseconds from decimals, digit by digit: no double holds 19440110.123456789 s."""
-    decimals = _DECIMALS[unit]
+    decimals = DECIMALS[unit]
     scale = 10**decimals
     latest = (2**63 - 1) // scale - 1
     table = pl.DataFrame({"text": text.str.strip_chars()}).with_columns(
@@ -94,12 +94,12 @@ def _numbers(text: pl.Series, unit: Unit) -> pl.Series:
     return table.select(pl.coalesce(exact, rough)).to_series()
 
 
-_TAIL = r"^(?:\.([0-9]{0,9}))?(?:Z|([+-])([01][0-9]|2[0-3]):?([0-5][0-9]))?$"
+_TAIL = r"^(?:\.([0-9]{0,9}))?\s*(?:Z|([+-])([01][0-9]|2[0-3]):?([0-5][0-9])?)?$"
 
 
 def _dates(text: pl.Series) -> pl.Series:
     """Nanoseconds since 1970 from dates of 0 to 9 decimals, with an offset from UTC or without."""
-    text = text.str.strip_chars()
+    text = text.str.strip_chars().str.replace(r"\s*(?:UTC|GMT)$", "Z")
     stamp, tail = text.str.slice(0, 19), text.str.slice(19)
     second = stamp.str.to_datetime("%Y-%m-%d %H:%M:%S", strict=False, time_unit="us", cache=False)
     if second.null_count():
@@ -118,7 +118,9 @@ def _dates(text: pl.Series) -> pl.Series:
     else:
         in_range &= tail.str.contains(_TAIL)
         fraction = tail.str.extract(_TAIL, 1).fill_null("")
-        hours, minutes = (tail.str.extract(_TAIL, group).cast(pl.Int64) for group in (3, 4))
+        hours, minutes = (
+            tail.str.extract(_TAIL, group).cast(pl.Int64).fill_null(0) for group in (3, 4)
+        )
         sign = (tail.str.extract(_TAIL, 2) == "-").cast(pl.Int64) * -2 + 1
         offset = (sign * (hours * 3600 + minutes * 60)).fill_null(0)
     nanosecond = fraction.str.pad_end(9, "0").cast(pl.Int64, strict=False)

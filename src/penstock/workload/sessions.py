@@ -80,6 +80,11 @@ class Sessions:
         return {"call": Stage(self.pool, "job", "job")}
 
     @property
+    def front(self) -> list[str]:
+        """What to know of recorded sessions before an answer is read."""
+        return self.arrivals.doubts if isinstance(self.arrivals, Replay) else []
+
+    @property
     def rate(self) -> float:
         """Long-run sessions per second; NaN where all begin at one instant."""
         return self.arrivals.rate

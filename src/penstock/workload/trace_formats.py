@@ -21,6 +21,7 @@ class Format:
     output: str  # column of output tokens
     arrival: str | None = None  # column of arrival times; None: lengths only
     unit: Unit = "s"  # of arrival times
+    whole: bool = False  # arrival times have no fractions of it
     marks: tuple[str, ...] = ()  # further columns, by which it is told from one with the same names
     zero_output_failed: bool = False  # 0 output tokens mark a failed request, to be dropped
     hash_block: int = 0  # tokens in a block that ids name; 0: it has no such column
@@ -64,7 +65,7 @@ FORMATS = (
     # Mooncake (JSON Lines, milliseconds)
     Format(
         "mooncake",
-        "input_length", "output_length", "timestamp", "ms", hash_block=512,
+        "input_length", "output_length", "timestamp", "ms", whole=True, hash_block=512,
     ),
 )  # fmt: skip
 """The known formats, the more specific first."""

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -15,13 +16,13 @@ from numpy.typing import NDArray
 
 from penstock import checks
 from penstock.checks import shown
-from penstock.errors import InputError
+from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Ints
 from penstock.inputs.source import Source
 from penstock.inputs.tables import Table, open_table
 from penstock.words import counted
 from penstock.workload.answers import with_answers
-from penstock.workload.casts import Unit, cast_text
+from penstock.workload.casts import DECIMALS, Unit, cast_text
 from penstock.workload.lengths import LONGEST
 from penstock.workload.prefixes import LARGEST_BLOCK, Prefixes, go_on
 from penstock.workload.trace_formats import PLAIN, Format, check_choice, chosen_format
@@ -34,6 +35,14 @@ _SINCE_1970: dict[Unit, tuple[float, float]] = {
 }
 """From 2001 to 2286, as clocks of computers count: no number is a time of these years in two units.
 """
+_TOLD = (
+    "http_code", "http_status", "status_code", "status", "success", "succeeded", "error",
+    "error_code",
+)  # fmt: skip
+"""Columns that tell requests which failed."""
+_MOST_VALUES = 20  # of such a column
+_HOUR_NS = 3_600_000_000_000
+_HEAD = 1 << 20  # bytes in which a key is looked for
 NO_ROWS = "has no rows, so nothing arrives. Check that the file was written completely"
 
 
@@ -50,6 +59,9 @@ class Trace:
     prefixes: Prefixes | None = None
     priority: NDArray[np.int64] | None = None
     declared: NDArray[np.int64] | None = None  # most output tokens that they say they may make
+    unit: str | None = None  # of arrival times
+    fractions: bool = False  # of a unit that the format has whole
+    doubts: tuple[str, ...] = ()  # what rows look like that are no requests as they stand
 
 
 def load(
@@ -59,6 +71,7 @@ def load(
     columns: Mapping[str, str] | None = None,
     hash_block: int | None = None,
     max_gib: float | None = None,
+    where: Mapping[str, Any] | None = None,
 ) -> Trace:
     """Read a trace file (CSV, TSV, JSON Lines or Parquet); a gzip-compressed one too.
 
@@ -71,7 +84,8 @@ def load(
     ``arrival_ns`` (numbers, or dates such as 2023-11-16 18:17:03.97996), ``priority``,
     ``declared_tokens`` (or ``max_tokens``), the most output tokens that a request says it may make,
     and ``hash_ids`` and ``hash_ids_with_output``, lists such as ``[3, 1]`` or ``3 1`` that name
-    blocks of ``hash_block`` tokens. Unpacked it may hold ``max_gib`` GiB; None:
+    blocks of ``hash_block`` tokens. Rows are read that have the value of ``where`` in each of its
+    columns: ``{"http_code": 200}``. Unpacked it may hold ``max_gib`` GiB; None:
     `penstock.inputs.source.MOST_GIB`.
     """
     check_choice(format, columns)
@@ -82,9 +96,12 @@ def load(
         block = checks.whole(
             "hash_block", hash_block, 1, LARGEST_BLOCK, "tokens", "it is the tokens of one block"
         )
+    if "delay" in table.header and "timestamp" not in table.header and columns is None:
+        _refuse_turns(source, "a row")
     chosen = chosen_format(source, table.header, format, columns, block)
     _check_block(source, table, chosen, block)
-    rows, notices = _cast_rows(source, table, chosen)
+    _check_where(source, table, where)
+    rows, notices, doubts, unit = _cast_rows(source, table, chosen, where or {})
 
     # Arrivals count from the first one, in order; what prompts share is told by the ids of their
     # blocks.
@@ -99,6 +116,7 @@ def load(
         counts = rows["ids"].list.len().cast(pl.Int64).to_numpy()
         whole = chosen.ids_with_output in table.header
         prefixes = _prefixes(ids, counts, prompt, output, chosen.hash_block, whole, notices)
+        doubts += _odd_ids(counts, prompt + output, chosen.hash_block)
     elif chosen.name == PLAIN:
         unused = [name for name in (chosen.ids, chosen.ids_with_output) if name in table.header]
         if unused:
@@ -107,9 +125,11 @@ def load(
                 "names"
             )
     priority = rows["priority"].to_numpy(writable=True) if chosen.priority else None
+    fractions = chosen.whole and bool((rows["arrival"] % 10 ** DECIMALS[chosen.unit] != 0).any())
     return Trace(
         arrival_s, prompt, output, chosen.name, source.name, tuple(notices), prefixes, priority,
         rows["declared"].to_numpy(writable=True) if chosen.declared else None,
+        unit, fractions, tuple(doubts),
     )  # fmt: skip
 
 
@@ -125,6 +145,26 @@ def _check_block(source: Source, table: Table, chosen: Format, block: int) -> No
             f"has no column {chosen.ids!r} or {chosen.ids_with_output!r}, but hash_block is "
             f"{block:,}. Name them with `columns`, or leave hash_block out"
         )
+
+
+def _check_where(source: Source, table: Table, where: object) -> None:
+    """Refuse what does not name columns of the file with a value each."""
+    if where is None:
+        return
+    kinds = (str, int, float, type(None))
+    if not isinstance(where, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, kinds) for name, value in where.items()
+    ):
+        raise InputError(
+            f"where is {shown(where)}, but must map names of columns to the values of the rows to "
+            "read, such as {http_code: 200}"
+        )
+    for name in where:
+        if name not in table.header:
+            raise source.fault(
+                f"has no column {shown(name)}, by which `where` chooses "
+                f"rows{nearest(name, table.header)}"
+            )
 
 
 def _prefixes(
@@ -153,8 +193,26 @@ def _prefixes(
     return Prefixes.of(longer, counts, prompt, block, output)
 
 
-def _cast_rows(source: Source, table: Table, chosen: Format) -> tuple[pl.DataFrame, list[str]]:
-    """Return the rows as numbers, a column for each role, and what there is to say of them."""
+def _odd_ids(counts: Ints, tokens: Ints, block: int) -> list[str]:
+    """Say that requests name more blocks than their tokens, prompt and output, can fill."""
+    odd = np.flatnonzero(counts > -(-tokens // block))
+    if not odd.size:
+        return []
+    first = odd[0]
+    return [
+        f"Hash ids contradict lengths in {counted(odd.size, 'request')}: request {first + 1:,} in "
+        f"order of arrival names {counts[first]:,} blocks of {block:,} tokens, and has "
+        f"{tokens[first]:,} in all. What a prefix cache finds is wrong if the ids are, the load if "
+        "the lengths are; correct them, or name the columns and give another hash_block."
+    ]
+
+
+def _cast_rows(
+    source: Source, table: Table, chosen: Format, where: Mapping[str, Any]
+) -> tuple[pl.DataFrame, list[str], list[str], Unit | None]:
+    """Return the rows as numbers, a column for each role, what there is to say of them and to
+    doubt, and the unit of arrivals.
+    """
     ids = [name for name in (chosen.ids_with_output, chosen.ids) if name in table.header]
     ids = ids[: chosen.hash_block > 0]
     names = [
@@ -163,9 +221,12 @@ def _cast_rows(source: Source, table: Table, chosen: Format) -> tuple[pl.DataFra
         *([chosen.priority] if chosen.priority else []),
         *([chosen.declared] if chosen.declared else []),
     ]
-    text = table.read(tuple(dict.fromkeys(names)))
+    told = [name for name in table.header if name.lower() in _TOLD and name not in where]
+    text = table.read(tuple(dict.fromkeys([*names, *where, *told])))
     if text.is_empty():
         raise source.fault(NO_ROWS)
+    taken = _where(source, text, where)
+    doubts = _failures(text.filter(taken).select(told))
 
     # Every column is cast from text; null stands for what cannot be used.
     reads: dict[str, tuple[str, Unit]] = {}
@@ -181,10 +242,12 @@ def _cast_rows(source: Source, table: Table, chosen: Format) -> tuple[pl.DataFra
     rows = pl.DataFrame(
         {role: cast_text(text[column], unit) for role, (column, unit) in reads.items()}
     )
-    rows = rows.with_row_index("row")
+    rows = rows.with_row_index("row").filter(taken)
 
     # A request that failed is none; any other length of 0 is a fault.
     notices: list[str] = []
+    if len(rows) < len(text):
+        notices.append(f"{counted(len(text) - len(rows), 'row')} left out by `where`")
     if chosen.zero_output_failed:
         rows = _succeeded(source, rows, notices)
     rows = rows.with_columns(pl.col("prompt", "output").replace(0, None))
@@ -193,7 +256,45 @@ def _cast_rows(source: Source, table: Table, chosen: Format) -> tuple[pl.DataFra
         raise _bad_row(source, table, text, reads, unusable)
     if chosen.arrival and reads["arrival"][1] == "date":
         _refuse_mixed_zones(source, table, text[chosen.arrival])
-    return rows, notices
+        doubts += _set_back(rows["arrival"].to_numpy())
+    if "delay" in table.header:
+        doubts.append(
+            "Rows have a delay, as turns of a session that are sent so long after the answer "
+            "before: here they are sent at their recorded times, however long answers take."
+        )
+    return rows, notices, doubts, reads["arrival"][1] if chosen.arrival else None
+
+
+def _where(source: Source, text: pl.DataFrame, where: Mapping[str, Any]) -> pl.Series:
+    """Return which rows have the values that are asked for."""
+    taken = pl.repeat(True, len(text), dtype=pl.Boolean, eager=True)
+    for name, value in where.items():
+        cells = text[name].fill_null("").str.strip_chars().str.to_lowercase()
+        alike = cells == str("" if value is None else value).strip().lower()
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            alike |= (cells.cast(pl.Float64, strict=False) == value).fill_null(False)
+        if not (taken & alike).any():
+            raise source.fault(
+                f"has no row whose {shown(name)} is {shown(value)}, as `where` asks; the first "
+                f"has {shown(text[name][0])}. Correct the value"
+            )
+        taken &= alike
+    return taken
+
+
+def _failures(told: pl.DataFrame) -> list[str]:
+    """Say that rows differ in a column that tells requests which failed."""
+    doubts = []
+    for column in told.iter_columns():
+        values = column.fill_null("").value_counts(sort=True)
+        if 1 < len(values) <= _MOST_VALUES:
+            usual, others = values[column.name][0], len(column) - values["count"][0]
+            doubts.append(
+                f"{counted(others, 'row')} of {len(column):,} have another {column.name} than "
+                f"{shown(usual)}, and count as requests here. If they failed, leave them out: "
+                f"`where: {{{column.name}: {usual or shown('')}}}`."
+            )
+    return doubts
 
 
 def _succeeded(source: Source, rows: pl.DataFrame, notices: list[str]) -> pl.DataFrame:
@@ -208,6 +309,19 @@ def _succeeded(source: Source, rows: pl.DataFrame, notices: list[str]) -> pl.Dat
     if failed:
         notices.append(f"{counted(failed, 'row')} with 0 output tokens: failed requests, dropped")
     return kept
+
+
+def _set_back(nanoseconds: Ints) -> list[str]:
+    """Say that dates fall back by an hour once, as clocks that are set back do."""
+    falls = np.diff(nanoseconds, prepend=nanoseconds[0])
+    places = np.flatnonzero(falls < -_HOUR_NS // 2)
+    if places.size != 1 or falls[places[0]] < -_HOUR_NS:
+        return []
+    return [
+        f"Dates fall back by {-falls[places[0]] / 1e9:,.0f} s at request {places[0] + 1:,}, once, "
+        "as a clock that is set back to winter time: sorted by arrival the two hours are one, "
+        "with twice its load. Write dates in UTC."
+    ]
 
 
 def _in_order(rows: pl.DataFrame, notices: list[str]) -> pl.DataFrame:
@@ -225,7 +339,7 @@ def _refuse_mixed_zones(source: Source, table: Table, text: pl.Series) -> None:
     """Refuse dates of which only some say how far from UTC they are: their order is unknown."""
     if text.str.ends_with("+00:00").all():  # fast, and true of most public files
         return
-    zoned = text.str.contains(r"(?:Z|[+-][0-9]{2}:?[0-9]{2})\s*$")
+    zoned = text.str.contains(r"(?:Z|UTC|GMT|[+-][0-9]{2}:?(?:[0-9]{2})?)\s*$")
     odd = (zoned != zoned[0]).arg_max()
     if odd is None or zoned[odd] == zoned[0]:
         return
@@ -287,12 +401,29 @@ def _bad_row(
     column, unit = next(read for role, read in reads.items() if first[role] is None)
     value = text[column][first["row"]]
     what = "the value" if value is None or not value.strip() else shown(value)
+    remedy = "Correct or delete the row"
+    told = [name for name in table.header if name.lower() in _TOLD]
+    if told:
+        remedy += f", or choose rows: `where: {{{told[0]}: VALUE}}`"
+    if column == reads.get("arrival", ("",))[0] and (value is None or not value.strip()):
+        _refuse_turns(source, where)
     others = len(unusable) - 1
     more = f" ({counted(others, 'row')} more cannot be used)" if others else ""
     return source.fault(
         f"{where}, column {shown(column)}: {what} {_problem(value, unit)}, but "
-        f"{_WANTED[unit]}{more}. "
-        "Correct or delete the row"
+        f"{_WANTED[unit]}{more}. {remedy}"
+    )
+
+
+def _refuse_turns(source: Source, where: str) -> None:
+    """Refuse rows of sessions, where a row without a time may be one."""
+    with source.open() as file:
+        if b"delay" not in file.read(_HEAD):
+            return
+    raise source.fault(
+        f"{where} has a delay and no time: it is a turn of a session, sent so long after the "
+        "answer before, and when that came is not recorded. Give rows their times, or write them "
+        "as a table for `sessions` of a network (trace_id, agent, idx, t_s, think_time_s, ...)"
     )
 
 

@@ -225,6 +225,11 @@ class Workflow:
         return (*self.arrivals.notices, *forgotten_joins(self._plan.routes))
 
     @property
+    def front(self) -> list[str]:
+        """What to know of recorded jobs before an answer is read."""
+        return self.arrivals.front
+
+    @property
     def ends(self) -> bool:
         """Whether jobs are recorded, so that they come to an end."""
         return self.arrivals.rows is not None

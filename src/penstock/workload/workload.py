@@ -6,7 +6,7 @@ import functools
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +83,8 @@ class Workload:
         The most output tokens that requests say they may make (``max_tokens``), for engines whose
         admission goes by that: shape (requests,) of recorded ones, or a distribution, of which each
         has at least its output. None: each declares the output that it makes.
+    doubts
+        What rows look like that are no requests, or have other lengths.
     """
 
     arrivals: Arrivals | None
@@ -93,6 +95,7 @@ class Workload:
     priority: Tokens | None = None
     prefixes: Prefixes | None = None
     declared: Tokens | Length | None = None
+    doubts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (
@@ -305,6 +308,12 @@ class Workload:
         return dataclasses.replace(self, seed=seed)
 
     @property
+    def front(self) -> list[str]:
+        """What to know of recorded requests before an answer is read."""
+        times = self.arrivals.doubts if isinstance(self.arrivals, Replay) else []
+        return [*self.doubts, *times]
+
+    @property
     def rate(self) -> float:
         """Long-run requests per second."""
         return self._arrivals().rate
@@ -421,6 +430,7 @@ def read_trace(
     hash_block: int | None = None,
     seed: int = 0,
     max_gib: float | None = None,
+    where: Mapping[str, Any] | None = None,
 ) -> Workload:
     """Read a request trace.
 
@@ -444,6 +454,8 @@ def read_trace(
         For resampling, see `Workload.with_rate`.
     max_gib
         What the file may hold, unpacked, in GiB; None: 2. All of it must fit into memory.
+    where
+        Values by column, of the rows to read: ``{"http_code": 200}``. None: all rows.
 
     Raises
     ------
@@ -451,10 +463,16 @@ def read_trace(
         If the file cannot be read; one line that names file, row, column, value and remedy.
     """
     trace = traces.load(
-        path, format=format, columns=columns, hash_block=hash_block, max_gib=max_gib
+        path, format=format, columns=columns, hash_block=hash_block, max_gib=max_gib, where=where
     )
     workload = Workload.from_arrays(
         trace.arrival_s, trace.prompt_tokens, trace.output_tokens, trace.priority,
         declared=trace.declared, seed=seed, name=Path(path).name.split(".")[0],
     )  # fmt: skip
-    return dataclasses.replace(workload, notices=trace.notices, prefixes=trace.prefixes)
+    arrivals = workload.arrivals
+    if isinstance(arrivals, Replay):
+        arrivals = dataclasses.replace(arrivals, unit=trace.unit, fractions=trace.fractions)
+    return dataclasses.replace(
+        workload, arrivals=arrivals, notices=trace.notices, prefixes=trace.prefixes,
+        doubts=trace.doubts,
+    )  # fmt: skip
