@@ -215,8 +215,24 @@ def test_measurements_are_read_in_any_unit_and_order_beside_other_columns(write,
 
 
 def test_repeated_measurements_are_averaged(write):
-    rows = "".join(f"{load},{time}\n" for load, time in itertools.product((8, 4), (1.0, 2.0, 6.0)))
-    assert Measured.read(write("tokens,ms\n" + rows)) == Measured((4, 8), (0.003, 0.003))
+    rows = "".join(f"{load},{time}\n" for load, time in itertools.product((8, 4), (2.0, 3.0, 4.0)))
+    found = Measured.read(write("tokens,ms\n" + rows))
+    assert found == Measured((4, 8), (0.003, 0.003))
+    (said,) = found.doubts
+    assert "has 2 token loads more than once, the first of 4 tokens" in said
+
+
+@pytest.mark.parametrize(("rows", "part"), [
+    ("1,50\n64,40\n256,20\n", "a batch of 64 tokens takes 40 ms, and one of 1 takes 50 ms"),
+    ("1,10\n64,11\n64,99\n", "has 64 tokens with 11 and with 99 ms"),
+])  # fmt: skip
+def test_times_that_fall_and_one_load_with_two_times_are_refused(write, rows, part):
+    with pytest.raises(InputError, match=part):
+        Measured.read(write("tokens,ms\n" + rows))
+
+
+def test_times_may_fall_as_measurements_do(write):
+    assert Measured.read(write("tokens,ms\n1,10\n64,9.2\n256,20\n")).doubts == ()
 
 
 def test_compressed_files_and_json_lines_are_read_too(write):

@@ -21,8 +21,8 @@ FAMILY = [
     Uniform(5, 400),
     Geometric(1),
     Geometric(112),
-    Geometric(112, max=50),
-    Geometric(2, max=1),
+    Geometric(112, max=150),
+    Geometric(2, max=2),
     Geometric(1e7),
     LogNormal(1.2, 2),
     LogNormal(200, 0.8),
@@ -74,7 +74,7 @@ def test_an_unbounded_distribution_says_so_and_is_cut_only_at_the_longest_length
     assert Geometric(1e7).mean == pytest.approx(1e7 * (1 - math.exp(-LONGEST / 1e7)), rel=1e-6)
     assert Geometric(1e7).sample(np.random.default_rng(0), 1_000).max() == LONGEST
     assert Mixture([Constant(3), Geometric(9)], [1, 1]).max is None
-    assert Mixture([Constant(3), Geometric(9, max=7)], [1, 1]).max == 7
+    assert Mixture([Constant(3), Geometric(7, max=9)], [1, 1]).max == 9
 
 
 def test_weights_of_any_size_are_scaled_to_shares():
@@ -102,6 +102,7 @@ def gamma(mean, cv):
 @quick
 @given(st.floats(1, 1e4), st.floats(0.05, 5), st.integers(1, 5_000))
 def test_means_of_rounded_and_cut_distributions_are_exact(mean, cv, limit):
+    limit += math.ceil(mean)
     assert LogNormal(mean, cv, max=limit).mean == pytest.approx(by_summation(lognormal(mean, cv), limit), rel=1e-9)
     assert Gamma(mean, cv, max=limit).mean == pytest.approx(by_summation(gamma(mean, cv), limit), rel=1e-9)
 
@@ -119,6 +120,7 @@ def test_means_stay_exact_where_the_far_tail_is_integrated(cv):
 @quick
 @given(st.floats(1, 1e4), st.integers(1, 2_000))
 def test_the_mean_of_a_cut_geometric_is_the_sum_of_its_tail(mean, limit):
+    limit += math.ceil(mean)
     tail = (1 - 1 / mean) ** np.arange(limit)
     assert Geometric(mean, max=limit).mean == pytest.approx(tail.sum(), rel=1e-9)
 
@@ -126,7 +128,7 @@ def test_the_mean_of_a_cut_geometric_is_the_sum_of_its_tail(mean, limit):
 @quick
 @given(st.floats(1, 1e5), st.floats(0.01, 3), st.integers(1, 10**5), st.integers(1, 10**5))
 def test_a_lower_limit_never_raises_the_mean(mean, cv, one, other):
-    low, high = sorted((one, other))
+    low, high = sorted(limit + math.ceil(mean) for limit in (one, other))
     for length in (LogNormal(mean, cv, low), Gamma(mean, cv, low), Geometric(mean, low)):
         higher = type(length)(*([mean, cv, high] if not isinstance(length, Geometric) else [mean, high]))
         assert 1 - 1e-12 <= length.mean <= min(higher.mean, low) * (1 + 1e-12)
@@ -251,7 +253,7 @@ def test_what_is_no_mean_is_refused(make, value):
 @pytest.mark.parametrize("value", NOT_CVS, ids=repr)
 @pytest.mark.parametrize("make", [LogNormal, Gamma])
 def test_what_is_no_cv_is_refused(make, value):
-    assert "but must be a number from 0.001 to 1,000" in refuse(make, 100, value)
+    assert "but must be a number from 0.001 to 10" in refuse(make, 100, value)
 
 
 @pytest.mark.parametrize(
@@ -311,3 +313,16 @@ def test_a_mean_does_not_depend_on_the_threads_of_blas() -> None:
         for threads in ("1", "2")
     }
     assert len(means) == 1
+
+
+@pytest.mark.parametrize("cut", [
+    lambda: LogNormal(10_000, 1.5, 1_000), lambda: Gamma(1_001, 1, 1_000), lambda: Geometric(1_000.5, 1_000),
+])  # fmt: skip
+def test_a_max_below_the_mean_is_refused(cut):
+    message = refuse(cut)
+    assert "the max of a length is 1,000 tokens, below its mean of" in message
+
+
+@pytest.mark.parametrize("percent", [11, 150])
+def test_a_percentage_is_no_cv(percent):
+    assert "no percentage" in refuse(LogNormal, 100, percent)

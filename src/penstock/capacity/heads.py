@@ -11,6 +11,7 @@ from penstock.checking.view import contradictions
 from penstock.scenario.network import NetworkScenario
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
+from penstock.system.prefix_cache import doubts_of
 from penstock.system.server import Server
 from penstock.theory.operating_point import OperatingPoint
 from penstock.words import sentence
@@ -42,7 +43,7 @@ def head_of_rates(
 
 def _asked(scenario: Scenario, server: Server, policies: int = 1) -> Line:
     asked = asked_of_server(scenario.name, scenario.workload, server, scenario.hardware, policies)
-    return Line(asked.label, ". ".join([asked.text, *scenario.workload.front]))
+    return Line(asked.label, ". ".join([asked.text, *doubts_of(scenario.workload, server)]))
 
 
 def head_of_loads(loads: Mapping[str, MaxLoad], scenario: NetworkScenario) -> list[Line]:

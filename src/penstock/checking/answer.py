@@ -26,7 +26,7 @@ from penstock.simulation.run import TICK_S, Record, Run, stop_tick
 from penstock.simulation.simulate import RunOptions, length_of_run, run_server, simulate
 from penstock.system.kinds import as_network, refuse
 from penstock.system.outages import Outage, listed
-from penstock.system.prefix_cache import as_serving, cache_notes, unsaid
+from penstock.system.prefix_cache import as_serving, cache_notes, doubts_of, unsaid
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.words import duration
@@ -409,7 +409,7 @@ def _of_server(
             *latency_warnings(certificate, stability, latency),
         ),
         front=(
-            *workload.front,
+            *doubts_of(workload, server),
             *recorded,
             *beyond_rows(workload, server),
             *cache_notes(workload, server),

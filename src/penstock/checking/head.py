@@ -11,6 +11,7 @@ from penstock.checking.doubt_network import reach_of_network
 from penstock.checking.recordings import recording_notes
 from penstock.show.page import Line
 from penstock.system.network import Network
+from penstock.system.prefix_cache import doubts_of, network_doubts
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate
 from penstock.theory.hypotheses import Hypothesis
@@ -73,7 +74,7 @@ def first_lines(
     certified = (certificate.certified_rate or 0.0) / certificate.max_rate
     uncached = certificate.rho_without_cache
     reach = reach_of_server(workload, server)
-    doubts = [*workload.front, *recording_notes(workload, certificate)[0]]
+    doubts = [*doubts_of(workload, server), *recording_notes(workload, certificate)[0]]
     return [
         asked_of_server(name, workload, server, hardware),
         *doubted(doubts),
@@ -112,8 +113,8 @@ def first_lines_of_network(
             f"{certificate.theorem}."
         )
         line = Line("unstable", text, judges=True)
-    doubts = [doubt for workflow in network.workflows for doubt in workflow.front]
-    return [asked_of_network(name, network, hardware), *doubted(doubts), line]
+    asked = asked_of_network(name, network, hardware)
+    return [asked, *doubted(network_doubts(network)), line]
 
 
 def _proved(

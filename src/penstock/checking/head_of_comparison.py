@@ -10,6 +10,7 @@ from penstock.checking.comparison import ComparedWorkflow, NetworkComparison
 from penstock.checking.head import LATENCIES, asked_of_server
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
+from penstock.system.prefix_cache import doubts_of
 from penstock.words import duration
 
 _MOST_WORKFLOWS = 2  # in a line
@@ -21,7 +22,7 @@ def head_of_policies(
     """Say of each policy whether it is stable, and its mean latencies; why others are left out."""
     server, hardware = next(iter(answers.values())).server, scenario.hardware
     asked = asked_of_server(scenario.name, scenario.workload, server, hardware, len(answers))
-    doubts = " ".join(["", *scenario.workload.front])
+    doubts = " ".join(["", *doubts_of(scenario.workload, server)])
     text = f"{asked.text}.{doubts} Mean latencies of the same requests:"
     fastest = _fastest(answers)
     lines = {name: _policy(answer, name == fastest) for name, answer in answers.items()}

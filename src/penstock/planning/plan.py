@@ -18,7 +18,7 @@ from penstock.planning.shortfalls import in_words, shortfalls
 from penstock.planning.space import Discarded, Family, Reason, Space
 from penstock.planning.unreachable import Unreachable, why_unreachable
 from penstock.show.page import Page, Shown
-from penstock.system.prefix_cache import cache_notes, unsaid
+from penstock.system.prefix_cache import cache_notes, doubts_of, unsaid
 from penstock.system.server import Server
 from penstock.theory.ends import Ends, known_of, server_ends
 from penstock.words import amount, counted
@@ -262,10 +262,9 @@ def _plan_of(search: Search) -> Plan:
         servers = [kind.server for kind, _ in best.deployment.kinds]
         notes = [note for server in servers for note in (server.kv_note, server.scope_warning)]
         unused = [note for server in servers for note in cache_notes(search.workload, server)]
+        doubts = [note for server in servers for note in doubts_of(search.workload, server)]
         beyond = [note for server in servers for note in beyond_rows(search.workload, server)]
-        notices = list(
-            dict.fromkeys([*search.workload.front, *beyond, *unused, *filter(None, notes)])
-        )
+        notices = list(dict.fromkeys([*doubts, *beyond, *unused, *filter(None, notes)]))
     if search.workload.rows is not None:
         notices.append(
             "requests are recorded: latency is that of the recording, and its intervals are for it "

@@ -160,6 +160,13 @@ class ServerSection(Section):
             batch_time = measured.batch_time
         token_budget, max_batch_size = self._limits(measured)
         policy = resolve(self.scheduler, folder=folder)
+        capped = policy.program is not None and policy.program.capped
+        if capped and max_batch_size is not None and max_batch_size > token_budget:
+            raise InputError(
+                f"server: max_batch_size is {max_batch_size:,} (max_num_seqs), but token_budget is "
+                f"{token_budget:,} (max_num_batched_tokens), and {policy.name} does not start with "
+                "fewer tokens than requests in a batch; lower the one or raise the other"
+            )
         if self.gpu is not None and policy.gpu_rule is None:
             engines = ", ".join(
                 name for name, engine in ENGINES.items() if engine.gpu_rule is not None
@@ -249,7 +256,8 @@ class ServerSection(Section):
             gib = self._memory_gib(measured, asked.memory_gib)
             chosen = engine_defaults(engine, gib, a100=a100, offline=asked.offline)
             budget = chosen.token_budget if budget is None else budget
-            slots = chosen.max_batch_size if slots is None else slots
+            if slots is None and chosen.max_batch_size is not None:
+                slots = min(chosen.max_batch_size, budget)
         if budget is None:
             engines = " and ".join(choosing())
             raise InputError(

@@ -84,9 +84,10 @@ class BatchTimeSection(Section):
         if self.table is not None:
             return Measured.read(folder / checks.path("server.batch_time.table", self.table))
         if self.measured:
-            return Measured(
-                self.measured.tokens, [_seconds("measured.ms", ms) for ms in self.measured.ms]
-            )
+            times = [_seconds("measured.ms", ms) for ms in self.measured.ms]
+            measured = Measured(self.measured.tokens, times)
+            measured.refuse_falling("server: measured")
+            return measured
         if self.composition:
             return self.composition.build(folder)
         if self.file is not None:

@@ -13,6 +13,10 @@ from penstock.inputs.arrays import Floats
 from penstock.inputs.source import Source
 from penstock.inputs.tables import open_table
 from penstock.system.batch_time import LONGEST_S, MOST_TOKENS, SHORTEST_S, BatchTime
+from penstock.words import counted
+
+_NOISE = 0.1  # share by which a larger batch may seem faster
+_TWO_THINGS = 3.0  # times by which measurements of one load differ at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +32,13 @@ class Measured(BatchTime):
         Token loads, rising.
     seconds
         Batch times at those loads.
+    doubts
+        What the table that they are from brought up.
     """
 
     tokens: Sequence[float]
     seconds: Sequence[float]
+    doubts: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         tokens, seconds = (
@@ -112,8 +119,40 @@ class Measured(BatchTime):
                     )
                     wrong += f"{high:,.0f}. Correct or delete it"
                     raise source.fault(f"{where} {problem or wrong}")
-        mean = measured.group_by("tokens").agg(pl.col(unit).mean()).sort("tokens")
-        return cls(mean["tokens"].to_list(), (mean[unit] / per_second[unit]).to_list())
+        each = measured.group_by("tokens").agg(
+            pl.col(unit).mean(), count=pl.len(), most=pl.col(unit).max(), least=pl.col(unit).min()
+        )
+        each = each.sort("tokens")
+        apart = each.filter(pl.col("most") > _TWO_THINGS * pl.col("least"))
+        if len(apart):
+            tokens, _, _, most, least = apart.row(0)
+            raise source.fault(
+                f"has {tokens:,.0f} tokens with {least:g} and with {most:g} {unit}: an average of "
+                "two so different times is neither. Drop one"
+            )
+        again = each.filter(pl.col("count") > 1)["tokens"]
+        doubts: tuple[str, ...] = ()
+        if len(again):
+            doubts = (
+                f"{source.name} has {counted(len(again), 'token load')} more than once, the first "
+                f"of {again[0]:,.0f} tokens: their times are averaged.",
+            )
+        times = cls(each["tokens"].to_list(), (each[unit] / per_second[unit]).to_list(), doubts)
+        times.refuse_falling(source.name)
+        return times
+
+    def refuse_falling(self, name: str) -> None:
+        """Refuse times that fall from one load to a larger one by more than measurements do."""
+        seconds = np.array(self.seconds)
+        falls = np.flatnonzero(seconds[1:] < (1 - _NOISE) * seconds[:-1])
+        if falls.size:
+            row = falls[0]
+            raise InputError(
+                f"{name}: a batch of {self.tokens[row + 1]:,.0f} tokens takes "
+                f"{1e3 * seconds[row + 1]:.4g} ms, and one of {self.tokens[row]:,.0f} takes "
+                f"{1e3 * seconds[row]:.4g} ms, but more tokens take no less time: columns are "
+                "mixed up, or a row is wrong. Correct or drop it"
+            )
 
     def _seconds(self, tokens: Floats) -> Floats:
         if tokens.max(initial=0) > self.tokens[-1]:

@@ -55,7 +55,13 @@ def cache_notes(workload: Workload, server: Server) -> list[str]:
 
 def front_notes(workload: Workload, server: Server) -> list[str]:
     """Return what to know before an answer is read: of a recording, the prefix cache, KV memory."""
-    return [*workload.front, *cache_notes(workload, server), *server.kv_notes]
+    doubts = doubts_of(workload, server)
+    return [*doubts, *cache_notes(workload, server), *server.kv_notes]
+
+
+def doubts_of(workload: Workload, server: Server) -> list[str]:
+    """Return what to doubt of what was recorded and of what was measured."""
+    return [*workload.front, *server.time_doubts]
 
 
 def unsaid(warnings: Iterable[str], front: Sequence[str]) -> list[str]:
@@ -65,13 +71,20 @@ def unsaid(warnings: Iterable[str], front: Sequence[str]) -> list[str]:
 
 def network_notes(network: "Network") -> list[str]:
     """Say what to know of recorded jobs, and at which pools of a network that is so."""
-    notes = [note for workflow in network.workflows for note in workflow.front]
+    notes = network_doubts(network)
     for name, pool in network.pools.items():
         known = _in_common(network, name, pool)
         for server, _ in pool.servers:
             if known and server.why_no_cache is not None:
                 notes.append(f"Pool {name}: {_ignored(known, server)}")
     return list(dict.fromkeys(notes))
+
+
+def network_doubts(network: "Network") -> list[str]:
+    """Return what to doubt of recorded jobs, and of the batch times of pools."""
+    jobs = [doubt for workflow in network.workflows for doubt in workflow.front]
+    servers = [server for pool in network.pools.values() for server, _ in pool.servers]
+    return list(dict.fromkeys([*jobs, *(doubt for s in servers for doubt in s.time_doubts)]))
 
 
 def _in_common(network: "Network", name: str, pool: "Pool") -> str:

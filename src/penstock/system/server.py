@@ -14,6 +14,8 @@ from penstock.system.memory import MOST_CACHED_BLOCKS, Memory
 from penstock.system.policies import PolicyFunction, resolve
 from penstock.system.scheduler import Holds, Scheduler
 
+_TOO_FAST_S, _TOO_SLOW_S = 5e-4, 5.0  # a full batch, and one of a token
+
 Scope = Literal["batch", "running"]
 Convention = Literal["paper", "engine"]
 Order = Literal["fcfs", "priority"]
@@ -175,6 +177,23 @@ class Server:
     def capacity(self) -> float:
         """The most tokens/s that batches of any size carry."""
         return self.batch_time.capacity(self.most_tokens)
+
+    @property
+    def time_doubts(self) -> list[str]:
+        """What to doubt of the batch times: what their table brought up, and their unit."""
+        doubts = list(getattr(self.batch_time.by_tokens, "doubts", ()))
+        one, full = (float(self.batch_time(tokens)) for tokens in (1, self.token_budget))
+        if full < _TOO_FAST_S:
+            doubts.append(
+                f"A batch of {self.token_budget:,} tokens takes {1e3 * full:.3g} ms here, as on no "
+                "engine: where batch times stand in ms, give ms, not seconds."
+            )
+        if one > _TOO_SLOW_S:
+            doubts.append(
+                f"A batch of one token takes {one:,.3g} s here, as on no engine: where batch times "
+                "stand in seconds, give seconds, not ms."
+            )
+        return doubts
 
     @property
     def shortest_s(self) -> float:

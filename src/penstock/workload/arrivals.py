@@ -43,7 +43,8 @@ def _check_seconds(what: str, seconds: float) -> None:
 
 
 def _check_cv(what: str, cv: float) -> None:
-    checks.number(what, cv, 1e-3, 1e3, "", "for even gaps use deterministic arrivals")
+    reason = "it is no percentage; for even gaps use deterministic arrivals"
+    checks.number(what, cv, 1e-3, 50, "", reason)
 
 
 class Arrivals(abc.ABC):

@@ -42,9 +42,9 @@ def _check_cv(what: str, value: float) -> None:
         what,
         value,
         1e-3,
-        1e3,
+        10,
         "",
-        "it is the standard deviation over the mean; for one length use Constant",
+        "it is the standard deviation over the mean, no percentage; for one length use Constant",
     )
 
 
@@ -245,8 +245,15 @@ class Gamma(_Rounded):
 
 
 def _check_max(length: Geometric | _Rounded) -> None:
-    if length.max is not None:
-        settle(length, max=_check_tokens("the max of a length", length.max))
+    if length.max is None:
+        return
+    most = _check_tokens("the max of a length", length.max)
+    if most < length.mean_tokens:
+        raise InputError(
+            f"the max of a length is {most:,} tokens, below its mean of {length.mean_tokens:,.6g}, "
+            "so most draws would be cut to it; raise the max, or give the mean of what is sent"
+        )
+    settle(length, max=most)
 
 
 @dataclasses.dataclass(frozen=True)
