@@ -19,6 +19,7 @@ import polars as pl
 
 from penstock.checks import shown
 from penstock.errors import InputError
+from penstock.inputs.other_tools import refuse_other_tools
 from penstock.inputs.parquet_footer import unpacked_bytes
 from penstock.inputs.source import Source, first_line
 
@@ -217,6 +218,7 @@ class _JsonLines:
             raise source.fault("is empty. Fetch the file again")
         keys = _json_object(first)
         if isinstance(keys, str):
+            refuse_other_tools(source)
             raise source.fault(f"line {number:,} {keys}")
         _refuse_more_columns(source, len(keys))
         paths = {name: f"$[{json.dumps(name, ensure_ascii=False)}]" for name in keys}

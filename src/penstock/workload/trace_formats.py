@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from penstock.checks import shown
 from penstock.errors import InputError, nearest
+from penstock.inputs.other_tools import refuse_other_tools
 from penstock.inputs.source import Source
 from penstock.workload.casts import Unit
 
@@ -165,6 +166,7 @@ def _plain(
     named = _named_by_user(source, header, columns, keys)
     _add_own_names(source, header, roles, named)
     if "prompt_tokens" not in named or "output_tokens" not in named:
+        refuse_other_tools(source)
         formats = ", ".join(format.name for format in FORMATS)
         raise source.fault(
             f"the columns {_listed(header)} are those of no known format ({formats}). Name them "

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from penstock import checks
+from penstock.inputs.other_tools import refuse_other_tools
 from penstock.inputs.source import Source
 from penstock.inputs.tables import Table, open_table
 from penstock.measuring.calibration import guidellm
@@ -19,16 +20,21 @@ _METRICS = {
     "tbt": "itl",
     "tpot": "tpot",
     "e2e": "e2e",
+    "e2el": "e2e",
+    "e2e_latency": "e2e",
     "latency": "e2e",
 }
 _STATISTICS = {
     None: "mean", "mean": "mean", "avg": "mean",
     "p50": "p50", "median": "p50", "p90": "p90", "p99": "p99",
 }  # fmt: skip
+_STATISTIC = "|".join(filter(None, _STATISTICS))
 _METRIC = re.compile(
-    rf"({'|'.join(_METRICS)})(?:_({'|'.join(filter(None, _STATISTICS))}))?"
-    rf"(?:_({'|'.join(_UNITS)}))?"
+    rf"(?:({_STATISTIC})_)?({'|'.join(sorted(_METRICS, key=len, reverse=True))})"
+    rf"(?:_({_STATISTIC}))?(?:_({'|'.join(_UNITS)}))?"
 )
+_IN_BRACKETS = re.compile(r"[\s_]*[(\[]\s*([^)\]]*?)\s*[)\]]\s*$")
+_SAID_BY_NAME = ("rps", "req/s", "requests/s", "tokens", "tok")  # units that change nothing
 
 # What a column may be called.
 _CALLED = {
@@ -37,20 +43,41 @@ _CALLED = {
     "load": ("load", "strategy"),
     "data": ("data",),
     "pattern": ("pattern", "arrivals"),
-    "rate": ("rate", "request_rate"),
+    "rate": ("rate", "request_rate", "qps"),
     "burstiness": ("burstiness",),
     "burst": ("burst",),
-    "in_flight": ("in_flight", "max_concurrency"),
+    "in_flight": ("in_flight", "max_concurrency", "num_concurrent_requests"),
     "duration_s": ("duration_s", "duration"),
-    "completed": ("completed", "requests", "n_ok"),
+    "completed": ("completed", "requests", "n_ok", "n_req", "num_requests"),
     "incomplete": ("incomplete", "n_incomplete"),
-    "requests_per_s": ("requests_per_s", "throughput", "rps"),
+    "requests_per_s": (
+        "requests_per_s",
+        "throughput",
+        "rps",
+        "req_tput",
+        "request_throughput",
+    ),
     "concurrency": ("concurrency",),
     "declared_tokens": ("declared_tokens", "declared", "max_tokens"),
     "prefix_hits": ("prefix_hits",),
     "use": ("use", "consistent"),
-    "prompt_tokens": ("prompt_tokens", "prompt", "input_tokens", "in_mean"),
-    "output_tokens": ("output_tokens", "output", "out_mean"),
+    "prompt_tokens": (
+        "prompt_tokens",
+        "prompt",
+        "input_tokens",
+        "in_mean",
+        "isl",
+        "input_len",
+        "input_length",
+    ),
+    "output_tokens": (
+        "output_tokens",
+        "output",
+        "out_mean",
+        "osl",
+        "output_len",
+        "output_length",
+    ),
     **{
         f"{length}_{part}": (f"{length}_{part}",)
         for length in ("prompt", "output")
@@ -86,6 +113,7 @@ def rows(source: Source) -> list[Row]:
                 "is the log of an engine's iterations, which has batches and no requests. Give it "
                 "to `penstock fit`, or give the results of a benchmark"
             )
+        refuse_other_tools(source)
         raise source.fault(
             f"has the columns {checks.shown(', '.join(table.header))}, but a benchmark needs "
             "prompt and output (tokens), a load (rate, in_flight or strategy), and times with a "
@@ -106,17 +134,18 @@ def _columns(source: Source, header: tuple[str, ...]) -> _Columns:
     keys: dict[str, str] = {}
     without_unit: dict[str, str] = {}
     for name in header:
-        key = name.strip().lower()
+        key = _key(name)
         keys.setdefault(key, name)
         metric = _METRIC.fullmatch(key)
         if not metric:
             continue
-        if metric[3] is None:
-            without_unit.setdefault(_METRICS[metric[1]], name)
+        before, called, behind, unit = metric.groups()
+        if unit is None:
+            without_unit.setdefault(_METRICS[called], name)
             continue
-        column = f"{_METRICS[metric[1]]}_{_STATISTICS[metric[2]]}_s"
-        other = columns.setdefault(column, _Column(name, key, metric[1], _UNITS[metric[3]]))
-        if other.name != name and other.metric == metric[1]:
+        column = f"{_METRICS[called]}_{_STATISTICS[before or behind]}_s"
+        other = columns.setdefault(column, _Column(name, key, called, _UNITS[unit]))
+        if other.name != name and other.metric == called:
             raise source.fault(
                 f"has the columns {other.name} and {name}, so which one is meant is unclear. Drop "
                 "one"
@@ -131,7 +160,18 @@ def _columns(source: Source, header: tuple[str, ...]) -> _Columns:
         key = next((key for key in names if key in keys), "")
         if key:
             columns.setdefault(column, _Column(keys[key], key))
+    if not {"rate", "in_flight", "load"} & columns.keys() and "concurrency" in columns:
+        columns["in_flight"] = columns.pop("concurrency")  # the only load that is stated
     return columns
+
+
+def _key(name: str) -> str:
+    """Return a column's name in small letters, with a unit in brackets behind it."""
+    key, unit = name.strip().lower(), ""
+    if found := _IN_BRACKETS.search(key):
+        key, unit = key[: found.start()], found[1]
+    key = re.sub(r"[\s-]+", "_", key)
+    return f"{key}_{unit}" if unit and unit not in _SAID_BY_NAME else key
 
 
 def _row(

@@ -10,10 +10,12 @@ import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.inputs.other_tools import refuse_other_tools
 from penstock.inputs.source import Source, first_line, refuse_twice
 from penstock.measuring.calibration import (
     aiperf,
     benchmark_csv,
+    console,
     guidellm,
     inference_perf,
     send_times,
@@ -32,6 +34,7 @@ COLUMNS: dict[str, Any] = {
     "row": pl.Int64,
     "run": pl.String,
     "shape": pl.String,
+    "engine": pl.String,
     "load": pl.String,
     "pattern": pl.String,
     "rate": pl.Float64,
@@ -73,7 +76,8 @@ of each request in the order in which they were sent, where the file has them al
 which they were. ``declared_tokens`` is how many output tokens each request said it may make,
 ``prefix_hits`` the share of prompt tokens that a cache held. ``arrival_s``: when each was sent, in
 seconds after the first, as recorded, or as its tool sends where that is known.
-``note``: what was left out, or cannot be simulated.
+``engine``: ``sglang`` where its client says so. ``note``: what was left out, or cannot be
+simulated.
 """
 
 _PATTERNS = ("constant", "poisson", "closed")
@@ -189,12 +193,15 @@ def _rows_of(source: Source, format: str | None) -> tuple[list[Row], str]:
             "is a table of GuideLLM, which is not read. Give the JSON that GuideLLM writes beside "
             "it"
         )
+    if format in (None, "vllm-bench") and (results := console.results(source)):
+        return vllm_bench.rows(results, source), "vllm-bench"
     if format == "csv" or (format is None and head[:1] not in (b"{", b"[")):
         return benchmark_csv.rows(source), "csv"
     document = _parsed(source)
     for name, reader in _READERS.items():
         if format in (None, name) and reader.belongs(document):
             return reader.rows(document, source), name
+    refuse_other_tools(source)
     reason = (
         f"is JSON of no known benchmark{f' of the format {format}' if format else ''}. Known are "
         f"{', '.join(FORMATS)}; give one of them as the format, or write a CSV"
@@ -216,6 +223,7 @@ def _parsed(source: Source) -> Any:
         ValueError,
         RecursionError,
     ) as error:  # an integer of more digits than Python reads, too
+        refuse_other_tools(source)
         raise source.fault(
             f"cannot be read as JSON ({first_line(error)}). Fetch or write the file again"
         ) from None

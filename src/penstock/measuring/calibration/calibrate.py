@@ -39,7 +39,7 @@ def calibrate(
     parameters: Sequence[str] | None = None,
     token_budget: int | None = None,
     max_batch_size: int | None = None,
-    policy: str = "vllm",
+    policy: str | None = None,
     policy_params: Mapping[str, Any] | None = None,
     kv_tokens: int | None = None,
     prefix_hits: float | None = None,
@@ -107,6 +107,9 @@ def calibrate(
     caches = prefix_hits is not None or bool((benchmarks["prefix_hits"] > 0).any())
     if prefix_hits is None and kv_tokens is None:
         benchmarks, caches = _without_hits(benchmarks), False
+    if policy is None:
+        engines = set(benchmarks["engine"]) if "engine" in benchmarks.columns else set()
+        policy = "sglang" if engines == {"sglang"} else "vllm"
     build = Build(
         token_budget, max_batch_size, policy, kv_tokens, dict(policy_params or {}), caches
     )

@@ -60,7 +60,14 @@ MaxBatchSize = Annotated[
         show_default=False,
     ),
 ]
-Policy = Annotated[str, typer.Option("--policy", help="A policy or an engine's scheduler.")]
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        help="A policy or an engine's scheduler; default: sglang where its client wrote all "
+        "results, else vllm.",
+    ),
+]
 PolicyParam = Annotated[
     list[str] | None,
     typer.Option(
@@ -138,7 +145,7 @@ def calibrate(
     format: Format = None,
     token_budget: TokenBudget = None,
     max_batch_size: MaxBatchSize = None,
-    policy: Policy = "vllm",
+    policy: Policy = None,
     policy_param: PolicyParam = None,
     kv_tokens: KvTokens = None,
     model: Model = None,

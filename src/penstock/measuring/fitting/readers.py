@@ -8,6 +8,7 @@ import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.inputs.other_tools import refuse_other_tools
 from penstock.inputs.source import Source
 from penstock.inputs.tables import ROW, Table, as_numbers, open_table
 from penstock.measuring.fitting.batches import (
@@ -116,6 +117,7 @@ def _plain(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatch
     names = [name for name in COLUMNS if name != "seconds" and name in table.header]
     both = {"prefill_tokens", "decode_tokens"}
     if unit is None or ("tokens" not in names and not both.issubset(names)):
+        refuse_other_tools(source)
         raise source.fault(
             f"has the columns {checks.shown(', '.join(table.header))}, but batches need tokens (or "
             "prefill_tokens and decode_tokens) and seconds, ms or us. Rename them"
