@@ -1,5 +1,8 @@
 """Kernel times are smooth rooflines: never faster than the sheet by more than a cache explains, and rising."""
 
+import dataclasses
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +10,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import InputError
 from penstock.system.models import kernels
-from penstock.system.models.gpus import SHEETS, TYPICAL, KnownGpu, known_gpu
+from penstock.system.models.gpus import SHEET_ALONE, SHEETS, TYPICAL, KnownGpu, known_gpu
+from penstock.system.models.served import served_model
 from penstock.system.models.shape import BYTES
 
 GPUS = [known_gpu(name) for name in SHEETS]
@@ -105,3 +109,44 @@ def test_gpus_go_by_the_names_that_people_use(name: str, known: str) -> None:
 def test_a_gpu_that_is_not_known_is_refused_with_the_nearest_that_is() -> None:
     with pytest.raises(InputError, match=r"gpu is 'h300-sxm'.*did you mean 'h200-sxm'.*batch_time"):
         known_gpu("h300-sxm")
+
+
+ASKED_FOR = [
+    "h20", "l40", "l20", "l4", "a10", "t4", "v100", "rtx4090", "rtx5090", "gb200", "b300", "h100-nvl", "a100-pcie",
+    "NVIDIA-L4", "RTX_4090", "Tesla-T4",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ASKED_FOR)
+def test_gpus_by_their_sheets_are_known_and_marked(name: str) -> None:
+    gpu = known_gpu(name)
+    assert not gpu.measured
+    served = served_model("gpt-oss-20b" if gpu.sheet.memory_gib > 20 else "Llama-3.1-8B", name, 2)
+    assert "only the sheet is known, not its kernels" in served.caution
+    measured = dataclasses.replace(served, gpu=known_gpu("h100"))
+    assert (served.known.factor, measured.known.factor) == (1.78, 1.4)
+
+
+@pytest.mark.parametrize(
+    ("name", "maker"),
+    [
+        ("mi300x", "AMD"), ("MI-325X", "AMD"), ("gaudi3", "Intel"), ("tpu-v5e", "Google"), ("trn2", "AWS"),
+        ("ascend-910b", "Huawei"), ("m4-max", "Apple"),
+    ],
+)  # fmt: skip
+def test_other_makers_are_refused_with_the_reason(name: str, maker: str) -> None:
+    with pytest.raises(InputError, match=f"kernels of {maker} are other ones"):
+        known_gpu(name)
+
+
+def test_a_sheet_alone_is_within_its_factor_of_nine_in_ten_batch_times_by_kernels() -> None:
+    """The measured GPUs, with their kernels taken away."""
+    off = []
+    models = ("Llama-3.1-8B", "Llama-3.1-70B", "gpt-oss-120b")
+    for model, gpu in itertools.product(models, ("a100", "h100", "h200", "b200")):
+        served = served_model(model, gpu, 4)
+        bare = dataclasses.replace(served, gpu=dataclasses.replace(served.gpu, fits={}))
+        loads = np.array([1.0, 64.0, 256.0, 2048.0])
+        both = [each.times.composition(2048).linear(loads) for each in (served, bare)]
+        off += np.abs(np.log(both[0] / both[1])).tolist()
+    assert np.exp(np.quantile(off, 0.9)) < SHEET_ALONE

@@ -47,14 +47,9 @@ def shaped_page(served: ServedModel) -> Page:
     experts = "" if served.shape.experts is None else f", experts in {numbers.experts}"
     if numbers.attention != numbers.dense:
         experts += f", attention in {numbers.attention}"
-    each = ShapeMemory(served.shape, numbers).kv_bytes(served.tensor_parallel) / 1e3
-    window, seen = "", served.shape.window
-    if seen and not facts["kv_bytes_per_token_per_gpu"]:
-        window = f", of the last {seen:,} tokens of each request; none beyond"
-    elif seen:
-        most = facts["window_bytes_per_request_per_gpu"] / 1e6
-        layers = f"{served.shape.windowed_layers} of {served.shape.layers} layers"
-        window = f", and {most:,.1f} MB for each request: a window of {seen:,} in {layers}"
+    kept = ShapeMemory(served.shape, numbers)
+    each, windows = kept.kv_bytes(served.tensor_parallel), kept.windows(served.tensor_parallel)
+    logged = "another" if windows and served.shape.looking else "the true"
     flops = served.shape.flops_per_token(_CONTEXT) / 1e9
     slots = facts["max_batch_size"]
     shape = [
@@ -63,12 +58,11 @@ def shaped_page(served: ServedModel) -> Page:
              f"after {_CONTEXT:,} others"),
         Fact("Weights", f"{facts['weights_bytes_per_gpu'] / 1e9:,.1f}",
              f"GB on each GPU, in {numbers.dense}{experts}"),
-        Fact("KV cache", f"{each:,.1f}",
-             f"kB a token on each GPU, in {numbers.kv}{window}"),
+        Fact("KV cache", f"{each / 1e3:,.1f}", f"kB a token on each GPU, in {numbers.kv}"),
     ]  # fmt: skip
     memory = [
         Fact("KV memory", f"{kv['estimate']:,}", f"tokens ({kv['low']:,} to {kv['high']:,}), an "
-             f"estimate; the engine logs {'another' if seen else 'the true'} number"),
+             f"estimate; the engine logs {logged} number"),
         Fact("Token budget", f"{facts['token_budget']:,}", f"as {served.engine} chooses"),
         Fact("Max batch size", f"{slots:,}" if slots else "none", f"as {served.engine} chooses"),
     ]  # fmt: skip
@@ -79,7 +73,7 @@ def shaped_page(served: ServedModel) -> Page:
         heading=f"worked out for {served.fit.title}",
         sections=[
             Section("Shape", facts=shape),
-            Section("Memory", facts=memory),
+            Section("Memory", [f"{windows}."] if windows else [], facts=memory),
             Section("Batch times", [caution], tables=[batch_times(composition)]),
         ],
     )

@@ -23,19 +23,8 @@ from penstock.system.models.precision import stored_numbers
 from penstock.system.models.shape import Experts, Global, Latent, ModelShape
 
 _MOST_GIB = 1 / 64  # of a config, which has a few kB
-_MOST_LAYERS = 4096
-_TEXT_PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
 _KEYS = Path(__file__).parent / "config_keys.yaml"
 _WHY = "it decides the model's shape"
-_WORDS = {
-    **dict.fromkeys(("sliding_attention", "sparse", "L", "True", "1"), True),
-    **dict.fromkeys(("full_attention", "dense", "G", "False", "0"), False),
-}
-"""Whether a layer has a window, or experts, in the words of lists."""
-_PATTERNS = (
-    *("sliding_window_pattern", "_sliding_window_pattern"),
-    *("global_attn_every_n_layers", "layer_switch"),
-)
 
 
 @functools.cache
@@ -43,6 +32,7 @@ def _keys() -> Mapping[str, Any]:
     keys: dict[str, Any] = yaml.safe_load(_KEYS.read_text(encoding="utf-8"))
     for name in ("decide", "idle", "encoders"):
         keys[name] = re.compile(keys[name].replace(" ", ""))
+    keys["precisions"]["outside"] = re.compile(keys["precisions"]["outside"])
     return keys
 
 
@@ -60,15 +50,15 @@ def read_shape(path: str | Path) -> ModelShape:
 def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
     """Return the shape that a config says; of a multimodal one, that of its text part."""
     text: dict[str, Any] = dict(config)
-    for part in _TEXT_PARTS:
+    for part in _keys()["parts"]:
         if isinstance(inner := text.get(part), Mapping) and inner:
-            text = {k: v for k, v in text.items() if k in _WHOLE} | _given(inner)
+            text = {k: v for k, v in text.items() if k in _keys()["whole"]} | _given(inner)
     kind = str(text.get("model_type"))
     defaults = (known for start, known in _keys()["defaults"].items() if kind.startswith(start))
     text = functools.reduce(lambda all_, more: all_ | more, defaults, {}) | _given(text)
     for said in (kind, text.get("architectures")):
         if _keys()["encoders"].search(str(said).lower().replace("_", "")):
-            _refuse(name, f"an encoder or a classifier ({shown(said)}), which writes no text")
+            _refuse(name, f"the architecture of an encoder or a classifier ({shown(said)})")
     get = _Config(text, name)
     window, slides = _windows(get)
     for key, value in text.items():
@@ -78,20 +68,15 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
     hidden, heads = get.count("hidden_size"), get.count("num_attention_heads")
     kv_heads = get.count("num_key_value_heads", default=heads)
     latent = _latent(get)
-    head_dim = get.count("head_dim", "attention_head_dim", "kv_channels", default=hidden // heads)
-    if (
-        latent is None
-        and get.value("head_dim", "attention_head_dim", "kv_channels") is None
-        and hidden % heads
-    ):
+    head_dim = get.count("head_dim", default=hidden // heads)
+    if latent is None and get.value("head_dim") is None and hidden % heads:
         get.refuse(
             f"hidden_size {hidden} and {heads} heads, which do not divide it, and no head_dim"
         )
     if (kinds := get.value("attn_type_list")) and not all(get.words("attn_type_list", kinds)):
         _refuse(name, "attention of another kind in some layers (`attn_type_list`)")
     experts, mixed = _experts(get)
-    own = get.value("num_attention_heads_per_layer") or [heads] * get.layers
-    far, heads = _by_window(get, own, slides)
+    far, heads = _heads(get, heads, slides)
     full = Global(
         far,
         get.count("num_global_key_value_heads", default=kv_heads),
@@ -117,20 +102,10 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
         full=None if full == Global(heads, kv_heads, head_dim) else full,
         latent=latent,
         experts=experts,
-        stored=stored_numbers(text, _matrices(mixed, experts, latent), name),
+        stored=stored_numbers(text, _matrices(mixed, experts, latent), _keys()["precisions"], name),
     )
     get.refuse_unread()
     return shape
-
-
-_WHOLE = (
-    "quantization_config",
-    "compression_config",
-    "tie_word_embeddings",
-    "torch_dtype",
-    "dtype",
-)
-"""Keys that a multimodal config has for all of its parts."""
 
 
 def _given(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,33 +120,36 @@ class _Config:
         self.name = name
         self.read: set[str] = set()
         self.layers = 1
-        self.layers = self.count("num_hidden_layers", high=_MOST_LAYERS)
+        self.layers = self.count("num_hidden_layers", high=4096)
 
-    def value(self, *keys: str) -> Any:
-        """Return what the config has under these keys, which must agree."""
-        self.read.update(keys)
-        given = [key for key in keys if self.config.get(key) is not None]
-        for key in given[1:]:
-            if self.config[key] != self.config[given[0]]:
-                self.refuse(" and ".join(f"{k} {shown(self.config[k])}" for k in (given[0], key)))
-        return self.config[given[0]] if given else None
+    def value(self, key: str) -> Any:
+        """Return what the config has under a key or others of its meaning, which must agree."""
+        given = {}
+        for each in _keys()["same"].get(key, [key]):
+            self.read.add(each)
+            if self.config.get(each) is not None:
+                given[each] = self.config[each]
+        if any(value != next(iter(given.values())) for value in given.values()):
+            self.refuse(" and ".join(f"{name} {shown(value)}" for name, value in given.items()))
+        return next(iter(given.values()), None)
 
-    def count(self, *keys: str, default: int | None = None, low: int = 1, high: int = 2**24) -> int:
-        """Return the whole number under one of these keys, else the default."""
-        value = self.value(*keys)
+    def one(self, key: str, values: Any, many: int) -> Any:
+        """Return what a list says that has one value for so many layers."""
+        if not isinstance(values, list) or len(values) != many or values != values[:1] * many:
+            self.refuse(f"{key} {shown(values)}, not one value for each of {many} layers alike")
+        return values[0]
+
+    def count(self, key: str, default: int | None = None, low: int = 1, high: int = 2**24) -> int:
+        """Return the whole number under a key, else the default."""
+        value = self.value(key)
         if value is None and default is None:
             raise InputError(
-                f"the config of {self.name} has no {keys[0]}, so its shape is not known; give the "
+                f"the config of {self.name} has no {key}, so its shape is not known; give the "
                 "config.json of a transformer"
             )
-        key = next((key for key in keys if self.config.get(key) is not None), keys[0])
-        if isinstance(value, list):  # one for each layer
-            if len(value) != self.layers or any(each != value[0] for each in value):
-                self.refuse(f"{key} {shown(value)}: {len(value)} numbers, not one for all layers")
-            value = value[0]
-        what = f"{key} of {self.name}"
+        value = self.one(key, value, self.layers) if isinstance(value, list) else value
         value = default if value is None else value
-        return checks.whole(what, value, low, high, "", _WHY)
+        return checks.whole(f"{key} of {self.name}", value, low, high, "", _WHY)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Return whether a key is true."""
@@ -185,10 +163,10 @@ class _Config:
             self.refuse(f"{key} as {size}, not one for each of its {self.layers} layers")
         said = [str(each) for each in value]
         for kind in dict.fromkeys(said):
-            if kind not in _WORDS:
+            if kind not in _keys()["layers"]:
                 many = f"{said.count(kind)} of its {len(said)} layers"
                 _refuse(self.name, f"{kind[:40].replace('_', ' ')} in {many} (`{key}`)")
-        return [_WORDS[kind] for kind in said]
+        return [_keys()["layers"][kind] for kind in said]
 
     def refuse(self, what: str) -> NoReturn:
         """Refuse what contradicts itself, or is not known."""
@@ -228,22 +206,16 @@ def _latent(get: _Config) -> Latent | None:
 
 def _experts(get: _Config) -> tuple[Experts | None, list[bool]]:
     """Return the experts, and for each layer whether it has some."""
-    counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    count = get.count(*counts, default=0, low=0)
+    count = get.count("num_experts", default=0, low=0)
     if count < 2:
         return None, [False] * get.layers
     dense = get.count("intermediate_size")
-    width = get.count("moe_intermediate_size", "expert_ffn_hidden_size", default=dense)
-    many = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
-    shared = width * get.count(*many, default=0, low=0)
-    said = ("shared_expert_intermediate_size", "shared_intermediate_size")
-    shared = get.count(*said, default=0, low=0) or shared
+    width = get.count("moe_intermediate_size", default=dense)
+    shared = width * get.count("n_shared_experts", default=0, low=0)
+    shared = get.count("shared_expert_intermediate_size", default=0, low=0) or shared
     if get.flag("enable_moe_block"):  # Gemma: beside a dense MLP
         shared += dense
-    per_token = get.count(
-        "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k", "moe_topk",
-        "moe_top_k", "top_k_experts",
-    )  # fmt: skip
+    per_token = get.count("num_experts_per_tok")
     if per_token > count:
         get.refuse(f"{per_token} experts for each token, but only {count} in a layer")
     mixed = _mixed(get)
@@ -252,10 +224,9 @@ def _experts(get: _Config) -> tuple[Experts | None, list[bool]]:
 
 def _mixed(get: _Config) -> list[bool]:
     """Return for each layer whether it has experts."""
-    starts = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
-    first = get.count(*starts, default=0, low=0)
+    first = get.count("first_k_dense_replace", default=0, low=0)
     last = get.count("moe_layer_end_index", default=-1, low=-1)
-    step = get.count("decoder_sparse_step", "moe_layer_interval", default=1)
+    step = get.count("decoder_sparse_step", default=1)
     dense = get.value("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(at in range(get.layers) for at in dense):
         get.refuse(f"mlp_only_layers {shown(dense)}, which is no list of its layers")
@@ -272,12 +243,10 @@ def _mixed(get: _Config) -> list[bool]:
 
 def _windows(get: _Config) -> tuple[int, list[bool]]:
     """Return the tokens of the sliding window, and for each layer whether it has one."""
-    window = get.value("sliding_window", "interleaved_sliding_window")
-    on, first = (
-        get.flag("use_sliding_window", True),
-        get.count("max_window_layers", default=0, low=0),
-    )
-    pattern: Any = get.value(*_PATTERNS)
+    window = get.value("sliding_window")
+    on = get.flag("use_sliding_window", True)
+    first = get.count("max_window_layers", default=0, low=0)
+    pattern: Any = get.value("sliding_window_pattern")
     if isinstance(window, list):  # windows of the first layers, again and again
         sizes = {str(each): each for each in window if each}
         if len(sizes) != 1:
@@ -300,18 +269,16 @@ def _windows(get: _Config) -> tuple[int, list[bool]]:
     return (size, slides) if on and bounded else (0, [False] * get.layers)
 
 
-def _by_window(get: _Config, heads: object, slides: Sequence[bool]) -> tuple[int, int]:
+def _heads(get: _Config, heads: int, slides: Sequence[bool]) -> tuple[int, int]:
     """Return the heads of the layers that look at all tokens, and of those with a window."""
-    if not isinstance(heads, list) or len(heads) != get.layers:
-        get.refuse(f"heads {shown(heads)}, not one for each of its {get.layers} layers")
-    kinds = []
-    for kind in (False, True):
-        many = {str(each): each for each, has in zip(heads, slides, strict=True) if has == kind}
-        if len(many) > 1:
-            get.refuse(f"layers of one kind with {' and '.join(many)} heads")
-        kinds += [
-            checks.whole(f"heads of {get.name}", each, 1, 2**24, "", _WHY) for each in many.values()
-        ]
+    key = "num_attention_heads_per_layer"
+    own = get.value(key) or [heads] * get.layers
+    if not isinstance(own, list) or len(own) != get.layers:
+        get.one(key, own, get.layers)
+    parts = ([own[at] for at, has in enumerate(slides) if has == kind] for kind in (False, True))
+    kinds = [get.one(key, part, len(part)) for part in parts if part]
+    for each in kinds:
+        checks.whole(f"{key} of {get.name}", each, 1, 2**24, "", _WHY)
     return kinds[0], kinds[-1]
 
 

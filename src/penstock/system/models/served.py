@@ -48,9 +48,9 @@ class ShapeMemory:
         kept = shape.window_bytes(self.numbers, tensor_parallel) / 1e6
         return (
             f"{shape.windowed_layers} of {shape.layers} layers have a sliding window of "
-            f"{shape.window:,} tokens, for which each request takes up to {kept:,.1f} MB more on "
-            "each GPU, which are left out; the engine logs another number, which counts tokens "
-            "once for each kind of layer"
+            f"{shape.window:,} tokens. That takes up to {kept:,.1f} MB more of each GPU for each "
+            "request, left out here. The engine logs another number, which counts a token once "
+            "for each kind of layer"
         )
 
     def weights_bytes(self, tensor_parallel: int) -> float:
@@ -109,6 +109,13 @@ class ServedModel:
         return f"{self.shape.name} on {many}{self.gpu.name}"
 
     @property
+    def taken(self) -> str:
+        """The precisions in which it is served."""
+        numbers = self.numbers
+        weights = dict.fromkeys((numbers.dense, numbers.experts, numbers.attention))
+        return f"in {' and '.join(weights)} with a KV cache in {numbers.kv}"
+
+    @property
     def within(self) -> dict[str, float]:
         """Factors that nine of ten predictions are within, by measure; wider without kernels."""
         more = 0.0 if self.gpu.measured else math.log(SHEET_ALONE)
@@ -122,7 +129,8 @@ class ServedModel:
         """How well its batch times are known: what throughputs under its engine showed."""
         fit = self.fit
         judged = (
-            f"of {fit.throughputs} throughputs of {fit.title} on {' and '.join(fit.gpus)} that "
+            f"the model {self.taken}; of "
+            f"{fit.throughputs} throughputs of {fit.title} on {' and '.join(fit.gpus)} that "
             f"were predicted from shapes, half were within a factor of {fit.within['half']:g} and "
             "nine of ten"
         )
@@ -137,10 +145,9 @@ class ServedModel:
     def caution(self) -> str:
         """How far off its batch times may be."""
         within, numbers = self.fit.within, self.numbers
-        taken = dict.fromkeys((numbers.dense, numbers.experts, numbers.attention))
         said = (
-            f"follow from the shape of {self.shape.name}, in {' and '.join(taken)} with a KV cache "
-            f"in {numbers.kv}, and the kernels of {self.gpu.name}; nobody measured them. Of "
+            f"follow from the shape of {self.shape.name}, {self.taken}, and the kernels of "
+            f"{self.gpu.name}; nobody measured them. Of "
             f"{self.fit.points} points of {self.fit.title} that were predicted so, nine of ten "
             f"were within a factor of {within['tpot']:g} in time per output token and "
             f"{within['ttft']:g} in TTFT"
