@@ -349,6 +349,14 @@ def test_numbers_that_a_gpu_does_not_compute_with_are_refused_and_others_are_not
         serve("h100", dtype="int3")
 
 
+def test_a_file_of_quantisation_beside_goes_before_what_the_text_part_was_before(tmp_path: Path) -> None:
+    """As in NVFP4 checkpoints of Kimi K2.5, whose text part still says int4."""
+    left = QUANTISED | {"quantization_config": groups({"num_bits": 4, "type": "int", "group_size": 32})}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "kimi_k25", "text_config": left}))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+    assert read_shape(tmp_path / "config.json").stored.dense == "fp4"
+
+
 def test_four_bits_that_are_no_fp4_are_not_taken_for_it() -> None:
     mixed = ModelShape("mine", 4, 256, 1000, 8, 2, 32, 512, stored=Numbers("bf16", "int4", "bf16"))
     with pytest.raises(InputError, match="experts in int4"):

@@ -42,7 +42,10 @@ def read_shape(path: str | Path) -> ModelShape:
     config = _json(path)
     quantisation = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))
     if quantisation != path and quantisation.is_file():
-        config.setdefault("quantization_config", _json(quantisation).get("quantization"))
+        parts = {part: config[part] for part in _keys()["parts"] if part in config}
+        for part in (config, *(inner for inner in parts.values() if isinstance(inner, dict))):
+            if part is not config or part.get("quantization_config") is None:
+                part["quantization_config"] = _json(quantisation).get("quantization")
     name = path.name.removesuffix("config.json").rstrip("_-.")
     return shape_of(config, name.replace("--", "/") or path.resolve().parent.name)
 
