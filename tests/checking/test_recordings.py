@@ -6,6 +6,7 @@ import pytest
 from penstock import Affine, Server, Workload, certify, check
 from penstock.checking.head_of_answer import head_of_server
 from penstock.checking.recordings import recording_notes
+from penstock.cli import command_line
 
 SERVER = Server(Affine(0.02, 5e-5), 2048, 16)
 
@@ -58,3 +59,17 @@ def test_loads_that_recordings_seldom_have_are_questioned(load, said):
 def test_a_process_has_no_recording_to_doubt():
     workload = Workload.poisson(1e-4, 600, 40)
     assert recording_notes(workload, certify(workload, SERVER)) == ([], None)
+
+
+@pytest.mark.parametrize("command", ["check", "simulate"])
+def test_a_doubt_finds_room_in_the_head(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "2000")
+    rows = "\n".join(f"{10 * (number // 4)},100,20" for number in range(80))
+    (tmp_path / "grid.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}\n")
+    scenario = tmp_path / "grid.yaml"
+    scenario.write_text(
+        "workload: {trace: grid.csv}\nserver: {batch_time: {c_ms: 20, a_ms: 1, b0: 64}, token_budget: 512}"
+    )
+    command_line()([command, str(scenario)], prog_name="penstock", standalone_mode=False)
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].startswith("Mind         Arrival times are stamped every 10 s: 80 requests come at 20 instants.")

@@ -104,11 +104,10 @@ def _step_of_network(answer: NetworkAnswer) -> str | None:
 def head_of_run(scenario: Scenario, certificate: Certificate, run: Run) -> list[Line]:
     """Return the head of one finite run."""
     alone = "from empty and finite: of the long run, and whether it is stable, check says more"
-    return [
-        *first_lines(scenario.name, scenario.workload, run.server, certificate, scenario.hardware),
-        Line("One run", sentence(alone)),
-        *(Line(label, text) for label, text in latency_of_run(run).items()),
-    ]
+    first = first_lines(
+        scenario.name, scenario.workload, run.server, certificate, scenario.hardware
+    )
+    return _fitted([*first, Line("One run", sentence(alone))], latency_of_run(run), [], [], "")
 
 
 def latency_of_run(run: Run) -> dict[str, str]:
