@@ -134,7 +134,7 @@ def test_with_prefix_caches_the_limit_stands_beside_the_case_that_it_belongs_to(
     said = (
         r"can carry \(limit [\d.]+ times this load\) if prefix caches keep everything, 28% if nothing\. No theorem .*"
     )
-    assert re.search(f"{said}; unmet: batch times go by the token load, ", proved("agent_with_caches"))
+    assert re.search(f"{said}; not true here: batch times go by the token load, ", proved("agent_with_caches"))
 
 
 def head(rate: float, *targets: str, requests: int = 2000) -> list[Line]:

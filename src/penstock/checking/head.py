@@ -156,7 +156,7 @@ def _unproved(hypotheses: Sequence[Hypothesis]) -> str:
     names = [hypothesis.name for hypothesis in hypotheses if not hypothesis.held]
     limits = [name.removesuffix(_NEVER) for name in names if name.endswith(_NEVER)]
     failing = (
-        [f"unmet: {_few(others, MOST_NAMED)}"]
+        [f"not true here: {_few(others, MOST_NAMED)}"]
         if (others := [name for name in names if not name.endswith(_NEVER)])
         else []
     )

@@ -103,7 +103,7 @@ def _step_of_network(answer: NetworkAnswer) -> str | None:
 
 def head_of_run(scenario: Scenario, certificate: Certificate, run: Run) -> list[Line]:
     """Return the head of one finite run."""
-    alone = "from empty and finite: of the long run, and whether it is stable, check says more"
+    alone = "it began empty and came to an end; for the long run, with intervals, ask check"
     first = first_lines(
         scenario.name, scenario.workload, run.server, certificate, scenario.hardware
     )
