@@ -17,7 +17,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -52,8 +51,7 @@ def unpack(folder: Path) -> list[str]:
 
     Data of other people is linked from ``shared/data``; where it is absent, so are its questions.
     """
-    with tarfile.open(SCENARIOS) as archive:
-        archive.extractall(folder, filter="data")
+    shutil.unpack_archive(SCENARIOS, folder)
     questions = (folder / "questions.txt").read_text(encoding="utf-8").splitlines()
     if not DATA.exists():
         return [each for each in questions if "data/" not in each and "user_cases/" not in each]

@@ -23,6 +23,7 @@ from penstock.measuring.calibration.shape import (
 )
 from penstock.measuring.calibration.steps import Common, common_fit, values_of_runs
 from penstock.simulation.progress import Progress
+from penstock.system.engines import ENGINES
 
 __all__ = ["Calibration", "calibrate"]
 
@@ -109,7 +110,8 @@ def calibrate(
         benchmarks, caches = _without_hits(benchmarks), False
     if policy is None:
         engines = set(benchmarks["engine"]) if "engine" in benchmarks.columns else set()
-        policy = "sglang" if engines == {"sglang"} else "vllm"
+        named = engines.pop() if len(engines) == 1 else None
+        policy = named if named in ENGINES else next(iter(ENGINES))
     build = Build(
         token_budget, max_batch_size, policy, kv_tokens, dict(policy_params or {}), caches
     )
