@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import penstock as ps
@@ -20,8 +21,8 @@ WORKLOAD = ps.Workload.poisson(1.2, 1_964, 28)
 ROUGH = {"requests": 2_000, "precision": 0.05}
 
 
-def scenario(server: ps.Server = SERVER) -> Scenario:
-    return Scenario("mine.yaml", WORKLOAD, server, 500, None, Path())
+def scenario(server: ps.Server = SERVER, workload: ps.Workload = WORKLOAD) -> Scenario:
+    return Scenario("mine.yaml", workload, server, 500, None, Path())
 
 
 def texts(lines: list[Line]) -> dict[str, str]:
@@ -109,3 +110,13 @@ def test_a_region_says_which_side_and_how_far(rate: float, word: str) -> None:
     assert lines[1] == Line(word, lines[1].text, judges=True)
     assert f"{rate / point.max_rate:.0%} of {point.max_rate:,.4g} requests/s, above" in lines[1].text
     assert ("Next" in texts(lines)) == point.inside
+
+
+def test_what_is_doubted_of_a_recording_stands_behind_what_was_asked() -> None:
+    times = np.repeat(10.0 * np.arange(40), 12)
+    ones = np.full(times.size, 100)
+    stamped = ps.Workload.from_arrays(times, ones, ones)
+    point = operating_point(stamped, SERVER)
+    _, mind, *_ = head_of_region(point, scenario(workload=stamped))
+    assert mind.label == "Mind"
+    assert mind.text.startswith("Arrival times are stamped every 10 s")

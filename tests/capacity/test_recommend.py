@@ -95,7 +95,7 @@ def test_where_nothing_meets_a_target_the_nearest_is_recommended_and_said_so() -
         (Estimate(0.0008, 0.0007), ": nothing that was tried is known to meet it on one server; nearest is "),
         (Estimate(0.0008, 0.0007), ", as now: 0.8 ms, 0.7 ms to ?; "),
         (None, " on one server, as nothing has a steady state; "),
-        (Estimate(None), ", as now: -; "),
+        (Estimate(None), ", as now: not known; "),
     ):
         undecided = target._replace(estimate=estimate, judgement="undecided")
         only = dataclasses.replace(found.recommended, targets=(undecided,))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from penstock.capacity.max_rate import SIMULATION, MaxLoad, MaxRate
 from penstock.capacity.recommendation import Recommendation
 from penstock.checking.doubt import reach_of_server
-from penstock.checking.head import asked_of_network, asked_of_server, share_of
+from penstock.checking.head import asked_of_network, asked_of_server, doubted, share_of
 from penstock.checking.head_of_answer import said_of_targets
 from penstock.checking.view import contradictions
 from penstock.scenario.network import NetworkScenario
@@ -32,7 +32,7 @@ def head_of_rates(
     estimated = any(server.memory and server.memory.estimated for server in servers.values())
     mind = [Line("Mind", "the KV memory is an estimate: give kv_tokens, which the engine logs.")]
     return [
-        _asked(scenario, servers[name], len(rates)),
+        *_asked(scenario, servers[name], len(rates)),
         *_contradicting(rates),
         _carried("Max rate", {name: (one.rate, one) for name, one in rates.items()}, _RATE, share),
         _held_by_limit(list(rates.values()), f"{first.bound:,.4g} {_RATE}", f"the {limit.name}"),
@@ -41,9 +41,9 @@ def head_of_rates(
     ][:MOST_LINES]
 
 
-def _asked(scenario: Scenario, server: Server, policies: int = 1) -> Line:
+def _asked(scenario: Scenario, server: Server, policies: int = 1) -> list[Line]:
     asked = asked_of_server(scenario.name, scenario.workload, server, scenario.hardware, policies)
-    return Line(asked.label, ". ".join([asked.text, *doubts_of(scenario.workload, server)]))
+    return [asked, *doubted(doubts_of(scenario.workload, server))]
 
 
 def head_of_loads(loads: Mapping[str, MaxLoad], scenario: NetworkScenario) -> list[Line]:
@@ -134,7 +134,7 @@ def head_of_recommendation(found: Recommendation, scenario: Scenario) -> list[Li
     what is carried, and what is next; the lines that a head has no room for come last.
     """
     new = found.recommended
-    lines = [_asked(scenario, found.current.server)]
+    lines = _asked(scenario, found.current.server)
     judged, texts = said_of_targets(new.targets) if new.targets else ("", [])
     if found.overload:
         lines.append(Line("overloaded", sentence(found.overload), judges=True))
@@ -170,7 +170,7 @@ def head_of_region(point: OperatingPoint, scenario: Scenario) -> list[Line]:
         text += ": measure them"
         word = "undecided"
     text += "."
-    lines = [_asked(scenario, scenario.server), Line(word, text, judges=True)]
+    lines = [*_asked(scenario, scenario.server), Line(word, text, judges=True)]
     if point.own_max_rate is not None:
         own = f"{policy} carries {point.own_max_rate:,.4g} {_RATE} at this budget"
         lines.append(Line("Its own", f"{own}, by a fluid argument."))

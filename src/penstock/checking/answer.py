@@ -61,6 +61,8 @@ class TargetAnswer(NamedTuple):
         if self.estimate is None:
             return "no steady state"
         value, low, high = self.estimate.value, self.estimate.low, self.estimate.high
+        if value is None:
+            return "not known"
         if self.judgement != "undecided" or low is None:
             return duration(value)
         return f"{duration(value)}, {duration(low)} to {'?' if high is None else duration(high)}"

@@ -226,6 +226,15 @@ LAYERS = {"num_hidden_layers": 4}
         ({"num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [7]}, "mlp_only_layers"),
         ({"attn_type_list": [0, 1, 1, 1]}, "attention of another kind"),
         ({"num_hidden_layers": 4.5}, "num_hidden_layers of mine is 4.5"),
+        ({"layer_types": ["linear_attention", "full_attention"] * 2}, "linear attention in 2 of its 4 layers"),
+        ({"layer_types": ["chunked_attention"] * 4}, "chunked attention in 4 of its 4 layers"),
+        ({"mamba_d_state": 128}, "state-space layers"),
+        ({"hybrid_override_pattern": "M-M*"}, "hybrid layers"),
+        ({"index_topk": 2048}, "sparse attention with an indexer"),
+        ({"is_encoder_decoder": True}, "an encoder"),
+        ({"quantization_config": {"quant_method": "eetq"}}, "a precision that is not known here, 'eetq'"),
+        ({"num_hidden_layers": None}, "no num_hidden_layers"),
+        ({"hidden_size": -5}, "hidden_size of mine is -5"),
     ],
 )
 def test_what_decides_the_shape_and_is_not_read_is_refused_by_name(change: dict[str, Any], named: str) -> None:

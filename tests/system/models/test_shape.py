@@ -118,27 +118,6 @@ def test_gpus_together_hold_all_weights_and_no_fewer(name: str, gpus: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"layer_types": ["linear_attention", "full_attention"] * 2}, "linear attention in 2 of its 4 layers"),
-        ({"layer_types": ["chunked_attention"] * 4}, "chunked attention in 4 of its 4 layers"),
-        ({"mamba_d_state": 128}, "state-space layers"),
-        ({"hybrid_override_pattern": "M-M*"}, "hybrid layers"),
-        ({"index_topk": 2048}, "sparse attention with an indexer"),
-        ({"is_encoder_decoder": True}, "an encoder"),
-        ({"quantization_config": {"quant_method": "eetq"}}, "a precision that is not known here, 'eetq'"),
-        ({"num_hidden_layers": None}, "no num_hidden_layers"),
-        ({"hidden_size": -5}, "hidden_size of mine is -5"),
-    ],
-)
-def test_what_a_config_has_and_the_model_does_not_know_is_refused_by_name(change: dict[str, Any], named: str) -> None:
-    with pytest.raises(InputError) as refused:
-        shape_of(SMALL | change, "mine")
-    assert named in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
     ("change", "window", "layers"),
     [
         ({"sliding_window": 128, "use_sliding_window": False}, 0, 0),

@@ -156,8 +156,6 @@ class ServedModel:
             said += f"; kernels in {numbers.dense} were not measured, others stand for them"
         if self.shape.window > MOST_WINDOW:
             said += "; layers with a sliding window are timed as if they looked at all tokens"
-        if self.gpu.measured and self.gpu.error("gemm", numbers.dense) is None:
-            said += f"; kernels in {numbers.dense} were not measured, others stand for them"
         if not self.gpu.measured:
             said += (
                 "; but of this GPU only the sheet is known, not its kernels. So taken, nine of ten "
