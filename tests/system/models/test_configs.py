@@ -68,7 +68,8 @@ PUBLISHED: list[tuple[str, dict[str, Any], float, float | None, int | None]] = [
         "enable_moe_block": True,
         "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}}, 25.2, 3.8, 20_480),
     ("Command-R7B", dense("cohere2", 4096, 14336, 32, 32, 8, 256000, sliding_window=4096, layer_switch=4,
-        order_of_interleaved_layers="local_attn_first", max_position_embeddings=132096), 8.03, None, 32_768),
+        use_parallel_block=True, order_of_interleaved_layers="local_attn_first", max_position_embeddings=132096), 8.03,
+        None, 32_768),
     ("Command-R+", dense("cohere", 12288, 33792, 64, 96, 8, 256000), 103.8, None, 262_144),
     ("SmolLM3-3B", dense("smollm3", 2048, 11008, 36, 16, 4, 128256, tie_word_embeddings=True,
         use_sliding_window=False,
@@ -89,6 +90,8 @@ PUBLISHED: list[tuple[str, dict[str, Any], float, float | None, int | None]] = [
         q_lora_rank=1536,
         n_shared_experts=2, num_experts_per_tok=6, moe_intermediate_size=1536, first_k_dense_replace=1), 236.0,
         21.0, 69_120),
+    ("MiniCPM3-4B", dense("minicpm3", 2560, 6400, 62, 40, 40, 73448, q_lora_rank=768, kv_lora_rank=256,
+        qk_nope_head_dim=64, qk_rope_head_dim=32), 4.07, None, 35_712),
     ("GLM-4.5-Air", dense("glm4_moe", 4096, 10944, 46, 96, 8, 151552, head_dim=128, n_routed_experts=128,
         n_shared_experts=1,
         num_experts_per_tok=8, moe_intermediate_size=1408, first_k_dense_replace=1), 106.0, 12.0, 188_416),
@@ -154,8 +157,15 @@ def test_layers_of_one_kind_may_have_more_heads_than_the_others() -> None:
     assert [(kind.layers, kind.heads) for kind in shape.attention] == [(10, 48), (30, 64)]
     assert shape.parameters / 1e9 == pytest.approx(33.4, rel=0.01)
     assert shape.active_parameters / 1e9 == pytest.approx(3.0, rel=0.02)
-    with pytest.raises(InputError, match="not one value for each of 30 layers alike"):
+    with pytest.raises(InputError, match="not one value for each of its layers alike"):
         shape_of(laguna | {"num_attention_heads_per_layer": [64, 48, 64, 64] * 10}, "mine")
+
+
+def test_experts_beside_a_dense_mlp_are_quantised_where_only_that_mlp_is_not() -> None:
+    config = next(config for name, config, *_ in PUBLISHED if name == "Gemma-4-26B-A4B")
+    kept = [f"model.language_model.layers.{at}.{part}*" for at in range(30) for part in ("mlp", "self_attn")]
+    said = {"quantization_config": {"quant_algo": "NVFP4", "exclude_modules": kept}}
+    assert shape_of(config | said, "mine").stored == Numbers("bf16", "fp4", "bf16")
 
 
 def test_a_mixture_under_other_keys_is_a_mixture() -> None:
@@ -252,6 +262,9 @@ def test_what_decides_the_shape_and_is_not_read_is_refused_by_name(change: dict[
         {"model_type": "jamba", "attn_layer_period": 8, "mamba_d_state": 16},
         {"model_type": "step3_text", "moe_num_experts": 48, "moe_top_k": 3, "moe_layers_enum": "2,3"},
         {"model_type": "gemma3n_text", "num_kv_shared_layers": 15},
+        {"model_type": "hunyuan", "use_cla": True, "cla_share_factor": 2},
+        {"model_type": "bailing_moe_linear", "layer_group_size": 8},
+        {"model_type": "step3p5", "attention_other_setting": {"num_attention_heads": 96}},
         {"model_type": "recurrent_gemma", "block_types": ["recurrent", "attention"], "lru_width": 512},
         {"model_type": "arctic", "num_local_experts": 8, "num_experts_per_tok": 2, "moe_layer_frequency": 2},
         {
@@ -305,6 +318,7 @@ ATTENTION = [f"model.layers.{at}.self_attn*" for at in range(4)]
         (groups(FLOAT, FLOAT, ignore=["re:.*self_attn.*", "re:vision_tower.*"]), ["fp8", "fp8", "bf16"]),
         ({"quant_algo": "NVFP4", "exclude_modules": ["lm_head", *ATTENTION]}, ["fp4", "fp4", "bf16"]),
         ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, ["fp8"] * 4),
+        ({"quant_algo": "FP8", "kv_cache_scheme": "FP8"}, ["fp8"] * 4),
     ],
 )
 def test_every_way_of_stating_a_precision_is_read(said: dict[str, Any], stored: list[str]) -> None:

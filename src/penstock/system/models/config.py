@@ -22,7 +22,7 @@ from penstock.inputs.source import Source
 from penstock.system.models.precision import stored_numbers
 from penstock.system.models.shape import Experts, Global, Latent, ModelShape
 
-_MOST_GIB = 1 / 64  # of a config, which has a few kB
+_MOST_GIB = 1 / 16  # of a config: lists of modules that are not quantised may have 3 MB
 _KEYS = Path(__file__).parent / "config_keys.yaml"
 _WHY = "it decides the model's shape"
 
@@ -42,10 +42,11 @@ def read_shape(path: str | Path) -> ModelShape:
     config = _json(path)
     quantisation = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))
     if quantisation != path and quantisation.is_file():
-        parts = {part: config[part] for part in _keys()["parts"] if part in config}
-        for part in (config, *(inner for inner in parts.values() if isinstance(inner, dict))):
-            if part is not config or part.get("quantization_config") is None:
-                part["quantization_config"] = _json(quantisation).get("quantization")
+        said = _json(quantisation).get("quantization")
+        config["quantization_config"] = config.get("quantization_config") or said
+        for part in _keys()["parts"]:
+            if isinstance(config.get(part), dict):
+                config[part]["quantization_config"] = said
     name = path.name.removesuffix("config.json").rstrip("_-.")
     return shape_of(config, name.replace("--", "/") or path.resolve().parent.name)
 
@@ -79,7 +80,8 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
     if (kinds := get.value("attn_type_list")) and not all(get.words("attn_type_list", kinds)):
         _refuse(name, "attention of another kind in some layers (`attn_type_list`)")
     experts, mixed = _experts(get)
-    far, heads = _heads(get, heads, slides)
+    sides = [[slide == near for slide in slides] for near in (False, True)]
+    far, heads = (get.count("num_attention_heads_per_layer", heads, of=side) for side in sides)
     full = Global(
         far,
         get.count("num_global_key_value_heads", default=kv_heads),
@@ -89,6 +91,7 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
     for many, count in ((heads, kv_heads), (full.heads, full.kv_heads)):
         if many % count:
             get.refuse(f"{count} KV heads, which do not divide its {many} heads")
+    matrices = _matrices(mixed, experts, latent, get.flag("enable_moe_block"))
     shape = ModelShape(
         name=name,
         layers=get.layers,
@@ -105,7 +108,7 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
         full=None if full == Global(heads, kv_heads, head_dim) else full,
         latent=latent,
         experts=experts,
-        stored=stored_numbers(text, _matrices(mixed, experts, latent), _keys()["precisions"], name),
+        stored=stored_numbers(text, matrices, _keys()["precisions"], name),
     )
     get.refuse_unread()
     return shape
@@ -136,21 +139,22 @@ class _Config:
             self.refuse(" and ".join(f"{name} {shown(value)}" for name, value in given.items()))
         return next(iter(given.values()), None)
 
-    def one(self, key: str, values: Any, many: int) -> Any:
-        """Return what a list says that has one value for so many layers."""
-        if not isinstance(values, list) or len(values) != many or values != values[:1] * many:
-            self.refuse(f"{key} {shown(values)}, not one value for each of {many} layers alike")
-        return values[0]
-
-    def count(self, key: str, default: int | None = None, low: int = 1, high: int = 2**24) -> int:
-        """Return the whole number under a key, else the default."""
+    def count(
+        self, key: str, default: int | None = None, low: int = 1, high: int = 2**24,
+        of: Sequence[bool] | None = None,
+    ) -> int:  # fmt: skip
+        """Return the whole number under a key, else the default; ``of``: the layers that count."""
         value = self.value(key)
         if value is None and default is None:
             raise InputError(
                 f"the config of {self.name} has no {key}, so its shape is not known; give the "
                 "config.json of a transformer"
             )
-        value = self.one(key, value, self.layers) if isinstance(value, list) else value
+        if isinstance(value, list):
+            some = [*itertools.compress(value, of or [True] * self.layers)]
+            if len(value) != self.layers or some != some[:1] * len(some):
+                self.refuse(f"{key} {shown(some)}, not one value for each of its layers alike")
+            value = next(iter(some), default)
         value = default if value is None else value
         return checks.whole(f"{key} of {self.name}", value, low, high, "", _WHY)
 
@@ -272,34 +276,24 @@ def _windows(get: _Config) -> tuple[int, list[bool]]:
     return (size, slides) if on and bounded else (0, [False] * get.layers)
 
 
-def _heads(get: _Config, heads: int, slides: Sequence[bool]) -> tuple[int, int]:
-    """Return the heads of the layers that look at all tokens, and of those with a window."""
-    key = "num_attention_heads_per_layer"
-    own = get.value(key) or [heads] * get.layers
-    if not isinstance(own, list) or len(own) != get.layers:
-        get.one(key, own, get.layers)
-    parts = ([own[at] for at, has in enumerate(slides) if has == kind] for kind in (False, True))
-    kinds = [get.one(key, part, len(part)) for part in parts if part]
-    for each in kinds:
-        checks.whole(f"{key} of {get.name}", each, 1, 2**24, "", _WHY)
-    return kinds[0], kinds[-1]
-
-
 def _matrices(
-    mixed: Sequence[bool], experts: Experts | None, latent: Latent | None
+    mixed: Sequence[bool], experts: Experts | None, latent: Latent | None, beside: bool
 ) -> dict[str, list[str]]:
-    """Return names of the matrices of each part, as quantisation names them."""
+    """Return names of the matrices of each part, as quantisation names them; ``beside``: experts
+    stand beside the dense MLP of their layer, not in it.
+    """
     parts: dict[str, list[str]] = {"dense": [], "experts": [], "attention": []}
     ends = ["q_proj", "k_proj", "v_proj", "o_proj"]
     if latent is not None:
         queries = ["q_a_proj", "q_b_proj"] if latent.query_rank else ["q_proj"]
         ends = [*queries, "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
     for at, has in enumerate(mixed):
-        layer = f"model.layers.{at}"
-        kinds = ["experts"] * has + ["dense"] * (not has or bool(experts and experts.shared_width))
-        for part in kinds:
-            inner = {"experts": "experts.0."}.get(part, "shared_experts." if has else "")
-            parts[part] += [f"{layer}.mlp.{inner}{end}_proj" for end in ("gate", "up", "down")]
+        layer, inner = f"model.layers.{at}", "" if beside or not has else "shared_experts."
+        folders = {"experts": "experts.0." if beside else "mlp.experts.0."} if has else {}
+        if not has or (experts and experts.shared_width):
+            folders["dense"] = f"mlp.{inner}"
+        for part, folder in folders.items():
+            parts[part] += [f"{layer}.{folder}{end}_proj" for end in ("gate", "up", "down")]
         parts["attention"] += [f"{layer}.self_attn.{end}" for end in ends]
     return parts
 

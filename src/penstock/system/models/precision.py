@@ -38,7 +38,8 @@ def stored_numbers(
         if said.get(key) and "'dense'" not in str(said[key]):
             _refuse(name, f"`{key}` {shown(said[key])}")
     number, scheme = _number(said, words, name), said.get("kv_cache_scheme")
-    cached = _words(scheme) if scheme else str(said.get("kv_cache_quant_algo")).lower()
+    scheme = scheme or str(said.get("kv_cache_quant_algo"))
+    cached = scheme.lower() if isinstance(scheme, str) else _words(scheme)
     kv = words["kv"].get(cached)
     if kv is None:
         _refuse(name, f"a KV cache in {cached[:40] or shown(scheme)}")
