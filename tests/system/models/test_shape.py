@@ -15,6 +15,7 @@ from penstock.system.models.config import read_shape, shape_of
 from penstock.system.models.shape import BYTES, Experts, ModelShape, Numbers
 
 CONFIGS = Path(__file__).parents[4] / "shared" / "data" / "models"
+CASES = CONFIGS.parent / "user_cases"
 SMALL = {
     "model_type": "llama",
     "num_hidden_layers": 4,
@@ -42,6 +43,24 @@ SMALL = {
         ("gpt-oss-20b", 20.9, 3.6),
         ("gpt-oss-120b", 117.0, 5.1),
         ("MiniMax-M2.5", 229.0, 10.0),
+        ("Llama-3.2-1B", 1.24, 1.24),
+        ("Llama-3.2-3B", 3.21, 3.21),
+        ("Qwen2.5-0.5B", 0.494, 0.494),
+        ("Qwen2.5-1.5B", 1.54, 1.54),
+        ("Qwen2.5-3B", 3.09, 3.09),
+        ("Qwen2.5-7B", 7.62, 7.62),
+        ("Qwen2.5-14B", 14.8, 14.8),
+        ("Qwen2.5-32B", 32.8, 32.8),
+        ("Qwen2.5-72B", 72.7, 72.7),
+        ("Mistral-7B-v0.1", 7.24, 7.24),
+        ("Mistral-7B-v0.3", 7.25, 7.25),
+        ("Mistral-Nemo", 12.2, 12.2),
+        ("Mistral-Small-24B", 23.6, 23.6),
+        ("Gemma-2-9B", 9.24, 9.24),
+        ("Gemma-2-27B", 27.2, 27.2),
+        ("Gemma-3-4B", 3.88, 3.88),
+        ("Gemma-3-12B", 11.77, 11.77),
+        ("Gemma-3-27B", 27.0, 27.0),
     ],
 )
 def test_parameters_are_those_that_makers_name(name: str, billions: float, active: float) -> None:
@@ -71,7 +90,7 @@ def test_every_config_is_in_the_catalogue_as_it_is_read_or_refused_by_what_is_in
             read_shape(path)
         return
     shape = read_shape(path)
-    known = model_shape(shape.name.replace("-v0.1", ""))
+    known = model_shape(shape.name)
     assert vars(known) | {"name": ""} == vars(shape) | {"name": ""}
 
 
@@ -178,4 +197,29 @@ def test_a_name_near_a_known_one_is_suggested_and_a_folder_holds_a_config(tmp_pa
         model_shape("Llama-3.1-7B")
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     assert model_shape(str(tmp_path)).layers == 4
-    assert model_shape("meta-llama/Llama-3.1-8B-Instruct") is model_shape("Llama-3.1-8B")
+
+
+@pytest.mark.parametrize(
+    ("named", "known"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "Llama-3.1-8B"),
+        ("meta-llama/Meta-Llama-3-70B-Instruct", "Llama-3.1-70B"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "Llama-3.1-70B"),
+        ("Qwen/Qwen2.5-Coder-32B-Instruct", "Qwen2.5-32B"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "Mistral-7B-v0.3"),
+        ("mistralai/Mistral-Nemo-Instruct-2407", "Mistral-Nemo"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "Mixtral-8x7B"),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507", "Qwen3-235B-A22B"),
+        ("google/gemma-3-27b-it", "Gemma-3-27B"),
+    ],
+)
+def test_names_of_one_shape_are_known_alike(named: str, known: str) -> None:
+    assert vars(model_shape(named)) | {"name": ""} == vars(model_shape(known)) | {"name": ""}
+
+
+def test_the_versions_of_mistral_7b_are_told_apart_and_one_must_be_named() -> None:
+    windowed = read_shape(CASES / "g_mistral7b_v01.json")
+    assert vars(model_shape("Mistral-7B-Instruct-v0.1")) | {"name": ""} == vars(windowed) | {"name": ""}
+    assert model_shape("Mistral-7B-Instruct-v0.2").windowed_layers == 0
+    with pytest.raises(InputError, match=r"did you mean 'mistral-7b-v0\.\d'"):
+        model_shape("mistralai/Mistral-7B-Instruct")

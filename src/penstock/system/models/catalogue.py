@@ -1,6 +1,7 @@
 """Shapes of known models, by name: facts from the `config.json` of their makers."""
 
 import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from penstock.system.models.config import read_shape
 from penstock.system.models.shape import Experts, Latent, ModelShape, Numbers
 
 _FILE = Path(__file__).parent / "shapes.yaml"
-_VARIANTS = ("-hf", "-chat", "-instruct", "-it")  # of a model, whose shape is the same
+# Of a model, whose shape is the same: what it was trained for, and a version or a month.
+_VARIANTS = ("-hf", "-chat", "-instruct", "-it", "-base", "-pt", "-thinking", "-preview")
+_VERSION = r"-(v0\.\d|\d{4})$"
 _PARTS = {"latent": Latent, "experts": Experts, "stored": Numbers}
 
 
@@ -30,8 +33,8 @@ def catalogue() -> Mapping[str, ModelShape]:
 
 def model_shape(model: str, folder: Path = Path()) -> ModelShape:
     """Return the shape of a model: a name in the catalogue, or the path of a `config.json`."""
-    # A name may lack its organisation; ``-Instruct`` and the like are the same shape. A path ends
-    # with ``.json``, or is a folder that holds a `config.json`.
+    # A name may lack its organisation. A path ends with ``.json``, or is a folder that holds a
+    # `config.json`.
     path = folder / checks.path("model", model)
     if path.suffix == ".json":
         return read_shape(path)
@@ -41,9 +44,11 @@ def model_shape(model: str, folder: Path = Path()) -> ModelShape:
     plain = model.lower().rpartition("/")[2].removeprefix("meta-")
     for variant in _VARIANTS:
         plain = plain.removesuffix(variant).replace(f"{variant}-", "-")
-    if plain in names:
-        return catalogue()[names[plain]]
+    found = names.get(plain) or names.get(re.sub(_VERSION, "", plain))
+    if found:
+        return catalogue()[found]
+    near = [name for name in names if name.startswith(plain)] or names
     raise InputError(
-        f"the shape of {checks.shown(model)} is not known{nearest(plain, names)}; give the path of "
+        f"the shape of {checks.shown(model)} is not known{nearest(plain, near)}; give the path of "
         "its config.json"
     )
