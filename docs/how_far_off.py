@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 
 from penstock.errors import InputError
-from penstock.simulation.simulate import simulate_closed
+from penstock.simulation.simulate import simulate
 from penstock.system.engines import ENGINES
 from penstock.system.gpu_memory import GIB
 from penstock.system.models.batch_times import LayerTimes
@@ -30,6 +30,7 @@ from penstock.system.models.gpus import known_gpu
 from penstock.system.models.hosts import Host, engine_fit
 from penstock.system.scheduler import GpuBytes
 from penstock.system.server import Server
+from penstock.workload.workload import Workload
 
 CONFIGS = {
     "meta-llama/Llama-3.1-70B": "meta-llama--Meta-Llama-3.1-70B",
@@ -105,7 +106,7 @@ def predicted(row: dict[str, Any], data: Path, host: Host | None = None) -> dict
     count = max(10 * flying, 20)
     prompt = rng.integers(int(0.8 * row["isl"]), row["isl"] + 1, count)
     output = rng.integers(int(0.8 * row["osl"]), row["osl"] + 1, count)
-    run = simulate_closed(prompt, output, server, clients=flying)
+    run = simulate(Workload.from_arrays(None, prompt, output).with_clients(flying), server)
     rows = run.rows
     assert rows is not None
     ttft = (rows.first_token - rows.arrival) * run.tick_s

@@ -5,6 +5,7 @@ from .capacity.max_rate import MaxRate, max_rate
 from .capacity.recommend import recommend
 from .capacity.recommendation import Recommendation
 from .checking.answer import Answer, check
+from .checking.closed_loop import ClosedAnswer
 from .checking.comparison import NetworkComparison, compare_networks, compare_orders
 from .checking.enough_requests import estimate, estimate_latency
 from .checking.latency import SteadyState, steady_state
@@ -52,7 +53,7 @@ from .workload.pairs import Empirical
 from .workload.sessions import Sessions, read_sessions
 from .workload.stage import Stage
 from .workload.workflow import Workflow
-from .workload.workload import Workload, read_trace
+from .workload.workload import ClosedLoop, Workload, read_trace
 
 __all__ = [
     "BY_LINE",
@@ -72,6 +73,8 @@ __all__ = [
     "BatchTimeFile",
     "Calibration",
     "Certificate",
+    "ClosedAnswer",
+    "ClosedLoop",
     "Composition",
     "Constant",
     "Deployment",

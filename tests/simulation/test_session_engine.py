@@ -5,7 +5,6 @@ import pytest
 
 import penstock as ps
 from penstock.simulation.session_world import WorldSession
-from penstock.simulation.simulate import simulate_closed
 from penstock.workload import arrivals
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
@@ -173,7 +172,7 @@ def test_a_closed_loop_at_an_engine_with_ample_memory_is_that_of_its_policy(paus
     rng = np.random.default_rng(3)
     prompt, output = rng.integers(1, 600, 90), rng.integers(1, 60, 90)
     runs = [
-        simulate_closed(prompt, output, server, clients=7, pause_s=pause_s)
+        ps.simulate(ps.Workload.from_arrays(None, prompt, output).with_clients(7, pause_s), server)
         for server in (
             ps.Server(TP1, 512, 128, policy="sarathi"),
             ps.Server(TP1, 512, 128, policy="vllm", policy_params={"async_scheduling": False}),

@@ -24,15 +24,16 @@ from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.quick import MemoryEstimate, memory_is_full
 from penstock.simulation.run import TICK_S, Record, Run, stop_tick
 from penstock.simulation.simulate import RunOptions, length_of_run, run_server, simulate
-from penstock.system.kinds import as_network, refuse
+from penstock.system.kinds import as_network, refuse, refuse_of_clients
 from penstock.system.outages import Outage, listed
 from penstock.system.prefix_cache import as_serving, cache_notes, doubts_of, unsaid
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.words import duration
-from penstock.workload.workload import Workload
+from penstock.workload.workload import ClosedLoop, Workload
 
 if TYPE_CHECKING:
+    from penstock.checking.closed_loop import ClosedAnswer
     from penstock.checking.network_answer import NetworkAnswer
     from penstock.checking.stability import NetworkStability
     from penstock.scenario.scenario import Scenario
@@ -66,6 +67,15 @@ class TargetAnswer(NamedTuple):
         if self.judgement != "undecided" or low is None:
             return duration(value)
         return f"{duration(value)}, {duration(low)} to {'?' if high is None else duration(high)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        of = self.estimate or Estimate(None)
+        interval = [of.low, of.high] if self.estimate else None
+        return {
+            "target": str(self.target), "answer": self.judgement, "value": of.value,
+            "interval": interval,
+        }  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -142,15 +152,7 @@ class Answer(AnyAnswer):
             else steady["latency"] or latency_as_dict(self.run),
             "latency_interval": steady["intervals"],
             "latency_refused": self.latency_refused,
-            "targets": [
-                {
-                    "target": str(target),
-                    "answer": judgement,
-                    "value": estimate.value if estimate else None,
-                    "interval": [estimate.low, estimate.high] if estimate else None,
-                }
-                for target, estimate, judgement in self.targets
-            ],
+            "targets": [target.as_dict() for target in self.targets],
             "calibration": self.calibration.as_dict() if self.calibration else None,
             "disagreement": self.disagreement,
             "warnings": [*self.front, *self.warnings],
@@ -222,6 +224,16 @@ def too_near(answer: Answer) -> str:
 
 
 @overload
+def check(  # type: ignore[overload-overlap]
+    workload: ClosedLoop,
+    server: Server,
+    *,
+    requests: int | None = None,
+    targets: Sequence[Target | str] = (),
+    progress: Progress | None = None,
+    certified: Callable[[None], object] | None = None,
+) -> "ClosedAnswer": ...
+@overload
 def check(
     workload: Workload,
     server: Server,
@@ -268,9 +280,12 @@ def check(
     outages: Sequence[Outage] = (),
     stability: "Stability | NetworkStability | None" = None,
     certified: Callable[[Any], object] | None = None,
-) -> "Answer | NetworkAnswer":
+) -> "Answer | ClosedAnswer | NetworkAnswer":
     """Certify a system, test it, simulate it, and refuse the latency of a steady state that it has
     not.
+
+    Clients who wait for their answers (`Workload.closed`) are stable by construction: of them it
+    says at what throughput and latency they are served.
 
     Parameters
     ----------
@@ -299,7 +314,7 @@ def check(
         What `penstock.verdict` says with this alpha, this resolution and the seed of the workload,
         where that is known: the test is not run again.
     certified
-        Called with the certificate, before anything is simulated.
+        Called with the certificate, before anything is simulated; None of a closed loop.
 
     Raises
     ------
@@ -310,6 +325,13 @@ def check(
     estimate_memory = checks.truth("estimate_memory", estimate_memory)
     if isinstance(workload, Workload) and isinstance(server, Server):
         refuse(jobs=jobs, seed=seed, outages=listed(outages) or None)
+        if isinstance(workload, ClosedLoop):
+            refuse_of_clients(until=until, precision=precision, alpha=alpha, resolution=resolution)
+            from penstock.checking.closed_loop import closed_answer
+
+            if certified is not None:
+                certified(None)
+            return closed_answer(workload, server, requests, limits, progress)
         # The length is refused before the test, not after it.
         asked = RunAsked(workload, requests, until, limits, precision)
         checked_of_server(alpha, resolution)

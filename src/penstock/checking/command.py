@@ -138,7 +138,7 @@ class _Begun:
         self.as_json = as_json
         self.lines = 0  # that are printed
 
-    def say(self, certificate: "Certificate") -> None:
+    def say(self, certificate: "Certificate | None") -> None:
         """Say what theory says."""
         from penstock.checking.head import first_lines
 
@@ -253,8 +253,9 @@ def simulate(
     from penstock.theory.certificate import certify
 
     answer.RunAsked(chosen.workload, chosen.requests, chosen.until)  # or refused
-    # The load is said beside the run, though no verdict is drawn from it.
-    certificate = certify(chosen.workload, chosen.server)
+    # The load is said beside the run, where there is one, though no verdict is drawn from it.
+    rated = chosen.workload.has_rate
+    certificate = certify(chosen.workload, chosen.server) if rated else None
     begun = _Begun(chosen, as_json)
     begun.say(certificate)
     progress.announce_compilation()
@@ -267,20 +268,25 @@ def simulate(
             record=answer.record_for(chosen.requests, chosen.until),
             progress=show,
         )
-    certificate = certificate.with_found(run.found_share, run.server)
-    recorded, _ = recording_notes(chosen.workload, certificate)
+    recorded: list[str] = []
+    within: list[str] = []
+    loads: list[str] = []
+    load = None
+    if certificate is not None:
+        certificate = certificate.with_found(run.found_share, run.server)
+        recorded, _ = recording_notes(chosen.workload, certificate)
+        loads = load_warnings(certificate.load, chosen.server)
+        load = json_documents.load_as_dict(certificate)
+        within = known_within(chosen.workload, run.server)
     front = [*recorded, *front_notes(chosen.workload, run.server)]
-    warnings = [
-        *unsaid(chosen.workload.notices, front),
-        *load_warnings(certificate.load, chosen.server),
-    ]
+    warnings = [*unsaid(chosen.workload.notices, front), *loads]
     _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
     document_of_run = {
-        "load": json_documents.load_as_dict(certificate),
+        "load": load,
         "simulation": json_documents.run_as_dict(run),
         "latency": json_documents.latency_as_dict(run),
         "latency_refused": None,
-        "warnings": [*known_within(chosen.workload, run.server), *front, *warnings],
+        "warnings": [*within, *front, *warnings],
     }
     drawn = answer.Drawn(chosen.workload, chosen.server)
     page = run_page(chosen, certificate, run, drawn, warnings)

@@ -18,7 +18,7 @@ from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.theory.ends import Ends, known_of, server_ends
 from penstock.words import METRICS
-from penstock.workload.workload import Workload
+from penstock.workload.workload import ClosedLoop, Workload
 
 _REQUESTS = 1_000  # of a run that says how far latencies move
 
@@ -113,7 +113,7 @@ def doubt_of_server(workload: Workload, server: Server) -> Doubt | None:
     return Doubt(
         max_rate=reach.max_rate,
         load=reach.load,
-        latency=_latency(workload, server, ends) if slow.verdict == "stable" else {},
+        latency=_factors(workload, server, ends) if slow.verdict == "stable" else {},
         slow=slow,
         fast=fast,
         origin=ends.origin,
@@ -194,7 +194,13 @@ def end_of_server(workload: Workload, server: Server, *, test: bool = True) -> E
     return End(verdict(workload, server, seed=workload.seed).verdict, None)
 
 
-def _latency(workload: Workload, server: Server, ends: Ends[Server]) -> dict[str, Interval]:
+def latency_factors(workload: ClosedLoop, server: Server) -> dict[str, Interval]:
+    """Return by which factors mean latencies may be off; empty: batch times are taken as exact."""
+    ends = server_ends(workload.at_rate(1.0), server)
+    return {} if ends is None else _factors(workload, server, ends)
+
+
+def _factors(workload: Workload, server: Server, ends: Ends[Server]) -> dict[str, Interval]:
     """Return by which factors mean latencies move, with the same requests throughout."""
     usual = _means(workload, server)
     moved = [_means(workload, one) for one in ends.others]

@@ -17,7 +17,7 @@ from penstock.theory.certificate import Certificate
 from penstock.theory.hypotheses import Hypothesis
 from penstock.theory.network.certificate import SPIRAL, VIRTUAL, NetworkCertificate
 from penstock.words import counted, sentence
-from penstock.workload.workload import Workload
+from penstock.workload.workload import ClosedLoop, Workload
 
 LATENCIES = {"ttft_s": "First token", "tbt_s": "Per token", "e2e_s": "Whole call"}
 BECAUSE = "because of the batch times"
@@ -39,8 +39,8 @@ def asked_of_server(
     if server.memory is not None:
         estimated = " (estimated)" if server.memory.estimated else ""
         parts.append(f"KV memory of {server.memory.tokens:,} tokens{estimated}")
-    what = f"{workload.rate:,.4g} requests/s" + (f" to {hardware}" if hardware else "")
-    return Line(name, f"{what}; {', '.join(parts)}")
+    on = f" {'to' if workload.has_rate else 'on'} {hardware}" if hardware else ""
+    return Line(name, f"{workload.pace}{on}; {', '.join(parts)}")
 
 
 def asked_of_network(
@@ -66,9 +66,20 @@ def _arriving(network: Network, times: float = 1.0) -> str:
 
 
 def first_lines(
-    name: str, workload: Workload, server: Server, certificate: Certificate, hardware: str = ""
+    name: str,
+    workload: Workload,
+    server: Server,
+    certificate: Certificate | None,
+    hardware: str = "",
 ) -> list[Line]:
     """Say what arrives at a server, what to doubt of that, and what a theorem says of it."""
+    # None: nothing that theory speaks of, for it has no rate.
+    asked = asked_of_server(name, workload, server, hardware)
+    if certificate is None:
+        lines = [asked, *doubted(doubts_of(workload, server))]
+        if isinstance(workload, ClosedLoop):
+            lines.append(Line("stable", sentence(stable_because(workload.clients)), judges=True))
+        return lines
     limit = f"{certificate.max_rate:,.4g} requests/s"
     load = workload.rate / certificate.max_rate
     certified = (certificate.certified_rate or 0.0) / certificate.max_rate
@@ -76,10 +87,18 @@ def first_lines(
     reach = reach_of_server(workload, server)
     doubts = [*doubts_of(workload, server), *recording_notes(workload, certificate)[0]]
     return [
-        asked_of_server(name, workload, server, hardware),
+        asked,
         *doubted(doubts),
         _proved(certificate, load, uncached, reach, limit, certified),
     ]
+
+
+def stable_because(clients: int) -> str:
+    """Say why a closed loop is stable."""
+    return (
+        "by construction: a client waits for its answer, so no more than "
+        f"{counted(clients, 'request')} are under way"
+    )
 
 
 def doubted(doubts: Sequence[str]) -> list[Line]:

@@ -13,6 +13,8 @@ from penstock.checking.answer import (
 )
 from penstock.checking.any_answer import AnyAnswer
 from penstock.checking.batch_means import Statistics, enough_for_bursts
+from penstock.checking.closed_loop import ClosedAnswer
+from penstock.checking.doubt import Interval
 from penstock.checking.head import (
     BECAUSE,
     LATENCIES,
@@ -28,7 +30,9 @@ from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
 from penstock.simulation.run import Run
 from penstock.theory.certificate import Certificate
-from penstock.words import duration, sentence
+from penstock.theory.ends import known_of
+from penstock.words import counted, duration, sentence
+from penstock.workload.workload import ClosedLoop
 
 _COSTS = 0.01  # share of tokens done again by preemptions that is worth a word
 _AT_LEAST = "at least "  # where a run has no upper end
@@ -59,6 +63,39 @@ def head_of_server(answer: Answer, scenario: Scenario | None) -> list[Line]:
         texts = latency_of_run(answer.run)
     longer = f"--requests {enough}" if enough else ""
     return _fitted(lines, texts, mind, _rests_on(answer, scenario), longer)
+
+
+def head_of_clients(answer: ClosedAnswer, scenario: Scenario | None) -> list[Line]:
+    """Return all lines of the answer for a closed loop."""
+    name, file = (scenario.name, scenario.file) if scenario else ("check", "SCENARIO")
+    hardware = scenario.hardware if scenario else ""
+    lines = first_lines(name, answer.workload, answer.server, None, hardware)
+    if answer.targets:
+        word, said = said_of_targets(answer.targets)
+        step = answer.next_step(file)
+        lines.append(Line(word, f"{'; '.join([*said, step] if step else said)}.", judges=True))
+    of = answer.latency
+    texts = {label: _latency(of.estimates[metric]) for metric, label in LATENCIES.items()}
+    mind = [Line("Mind", sentence(of.notices[-1]))] if of.too_short and of.notices else []
+    known = known_of(answer.server)
+    on = _measured(scenario) if known is None else [_estimated(known.calibrated, answer.factors)]
+    rests = [Line("Rests on", f"{on[0]}.")] if on else []
+    return _fitted([*lines, Line("Carries", _carried(answer))], texts, mind, rests, "")
+
+
+def _carried(answer: ClosedAnswer) -> str:
+    """Say what throughput clients have, and how near it is to what can be carried."""
+    of = answer.requests_per_s
+    if of.value is None:
+        return "not known: too few requests ended"
+    between = "" if of.low is None or of.high is None else f" ({of.low:,.4g} to {of.high:,.4g})"
+    near = ""
+    if answer.max_rate:
+        near = (
+            f", {share_of(of.value / answer.max_rate)} of the most that any scheduler can carry "
+            f"({answer.max_rate:,.4g} requests/s)"
+        )
+    return f"{of.value:,.4g} requests/s{between}{near}"
 
 
 def head_of_network(answer: NetworkAnswer, scenario: NetworkScenario | None) -> list[Line]:
@@ -101,13 +138,19 @@ def _step_of_network(answer: NetworkAnswer) -> str | None:
     )
 
 
-def head_of_run(scenario: Scenario, certificate: Certificate, run: Run) -> list[Line]:
+def head_of_run(scenario: Scenario, certificate: Certificate | None, run: Run) -> list[Line]:
     """Return the head of one finite run."""
-    alone = "it began empty and came to an end; for the long run, with intervals, ask check"
     first = first_lines(
         scenario.name, scenario.workload, run.server, certificate, scenario.hardware
     )
-    return _fitted([*first, Line("One run", sentence(alone))], latency_of_run(run), [], [], "")
+    if certificate is None:
+        rate = f"{run.finished / run.seconds:,.4g} requests/s" if run.end else "no time"
+        said = f"{counted(run.finished, 'answer')} within {duration(run.seconds)}, {rate}"
+    else:
+        said = "it began empty and came to an end"
+    if certificate is not None or isinstance(scenario.workload, ClosedLoop):  # no burst
+        said += "; for the long run, with intervals, ask check"
+    return _fitted([*first, Line("One run", sentence(said))], latency_of_run(run), [], [], "")
 
 
 def latency_of_run(run: Run) -> dict[str, str]:
@@ -266,20 +309,31 @@ def _rests_on(answer: AnyAnswer, scenario: Scenario | None) -> list[Line]:
     if measured is not None:
         said.append(f"what prefix caches found in this run (a load of {share_of(measured)})")
     if doubt is not None:
-        origin = (
-            "batch times calibrated on a few rows"
-            if doubt.calibrated
-            else "batch times from the shape of the model, which nobody measured"
-        )
-        if doubt.latency:
-            low = min(ends.low for ends in doubt.latency.values())
-            high = max(ends.high for ends in doubt.latency.values())
-            origin += f": true means may be {low:.2g} to {high:.2g} times those above"
-        said.append(origin)
-    elif scenario and scenario.measured and scenario.measured.year:
-        of = scenario.measured
-        said.append(f"batch times measured in {of.year}, {of.description}")
+        said.append(_estimated(doubt.calibrated, doubt.latency))
+    else:
+        said += _measured(scenario)
     return [Line("Rests on", f"{'; '.join(said)}.")] if said else []
+
+
+def _estimated(calibrated: bool, factors: Mapping[str, Interval]) -> str:
+    """Say where batch times that are not exact come from, and how far off that leaves means."""
+    origin = (
+        "batch times calibrated on a few rows"
+        if calibrated
+        else "batch times from the shape of the model, which nobody measured"
+    )
+    if factors:
+        low = min(ends.low for ends in factors.values())
+        high = max(ends.high for ends in factors.values())
+        origin += f": true means may be {low:.2g} to {high:.2g} times those above"
+    return origin
+
+
+def _measured(scenario: Scenario | None) -> list[str]:
+    """Say where batch times were measured, if they were."""
+    if scenario is None or scenario.measured is None or not scenario.measured.year:
+        return []
+    return [f"batch times measured in {scenario.measured.year}, {scenario.measured.description}"]
 
 
 def _shown(of: Mapping[str, Statistics]) -> dict[str, Statistics]:

@@ -7,12 +7,14 @@ import numpy as np
 
 from penstock.checking.answer import Answer, Drawn, TargetAnswer
 from penstock.checking.any_answer import AnyAnswer
+from penstock.checking.closed_loop import ClosedAnswer
 from penstock.checking.doubt import known_within
 from penstock.checking.figures import gantt_figure, latency_figure, region_figure, token_figure
 from penstock.checking.head import BECAUSE, MIDDLE, SAME
 from penstock.checking.head_of_answer import (
     BEHIND_ALL,
     BEHIND_WHY,
+    head_of_clients,
     head_of_run,
     head_of_server,
 )
@@ -72,6 +74,26 @@ def answer_page(answer: Answer, scenario: Scenario | None = None) -> Page:
     )
 
 
+def closed_page(answer: ClosedAnswer, scenario: Scenario | None = None) -> Page:
+    """Show the answer for a closed loop."""
+    name = answer.server.policy.name
+    return Page(
+        title=scenario.name if scenario else "check",
+        heading=heading(answer.workload, answer.server, name),
+        notes=answer.front,
+        head=head_of_clients(answer, scenario),
+        why="what was assumed",
+        rest=BEHIND_ALL,
+        verdicts=[Verdict("stable", f"{answer.reason}."), *target_verdicts(answer.targets)],
+        sections=[
+            *_measured(scenario),
+            Section("Simulated", [run_in_words(answer.run)], notes=answer.warnings),
+            _latency_section(answer),
+            *_figure_sections({name: answer.run}),
+        ],
+    )
+
+
 def _measured(scenario: Scenario | None) -> list[Section]:
     """Say when and from what batch times were measured."""
     if scenario is None or scenario.measured is None or not scenario.measured.year:
@@ -82,31 +104,28 @@ def _measured(scenario: Scenario | None) -> list[Section]:
 
 def run_page(
     scenario: Scenario,
-    certificate: Certificate,
+    certificate: Certificate | None,  # None: there is no rate, and no load
     run: Run,
     drawn: Drawn,
     warnings: Sequence[str],
 ) -> Page:
     """Show what happened in one finite run, and in its first batches, without a verdict."""
     name = run.server.policy.name
+    load, notes = [], front_notes(scenario.workload, run.server)
+    if certificate is not None:
+        facts = _load_facts(certificate, run.server)
+        load = [Section("Load", facts=facts, tables=_limits(certificate), why=True)]
+        recorded = recording_notes(scenario.workload, certificate)[0]
+        notes = [*recorded, *known_within(scenario.workload, run.server), *notes]
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, run.server, name),
-        notes=[
-            *recording_notes(scenario.workload, certificate)[0],
-            *known_within(scenario.workload, run.server),
-            *front_notes(scenario.workload, run.server),
-        ],
+        notes=notes,
         head=head_of_run(scenario, certificate, run),
         why="load, what was assumed",
         rest="every statistic of the run",
         sections=[
-            Section(
-                "Load",
-                facts=_load_facts(certificate, run.server),
-                tables=_limits(certificate),
-                why=True,
-            ),
+            *load,
             Section("Simulated", [run_in_words(run)], notes=warnings),
             Section("Latency in this run", ["In seconds."], tables=[_latency_of_run(run)]),
             *_figure_sections({name: run}),
@@ -163,7 +182,7 @@ def heading(workload: Workload, server: Server, policies: str) -> str:
 def traffic(workload: Workload) -> str:
     """Say what arrives."""
     return (
-        f"{workload.describe()}, {workload.rate:,.4g} requests/s, "
+        f"{workload.describe()}, {workload.pace}, "
         f"{workload.mean_prompt:,.0f} prompt + {workload.mean_output:,.0f} output tokens"
     )
 
@@ -365,7 +384,7 @@ def _tokens_per_batch(run: Run) -> float:
     return run.started_tokens / run.n_batches if run.n_batches else 0.0
 
 
-def _latency_section(answer: Answer) -> Section:
+def _latency_section(answer: Answer | ClosedAnswer) -> Section:
     if answer.latency_refused:
         return NO_LATENCY
     if answer.latency is None:

@@ -95,12 +95,27 @@ def length(value: Any) -> Length:
 Lengthy = Annotated[Length, BeforeValidator(length)]
 
 
-class _Generated(Section):
-    rate: float
+class _Drawn(Section):
     prompt: Lengthy
     output: Lengthy
     declared: Lengthy | None = None
+
+
+class _Generated(_Drawn):
+    rate: float
     cv: float | None = None
+
+
+class _Burst(_Drawn):
+    requests: Whole
+
+
+class _Closed(Section):
+    clients: Whole
+    pause: float = 0.0
+    prompt: Lengthy | None = None
+    output: Lengthy | None = None
+    declared: Lengthy | None = None
 
 
 # What scenarios share whose rates and limits alone differ, is read once: it takes longest by far,
@@ -138,8 +153,12 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 class WorkloadSection(Section):
-    """What arrives: one of a ``trace``, a ``recording``, a look-alike ``preset``, a process.
+    """What arrives: one of a ``trace``, a ``recording``, a look-alike ``preset``, a process, a
+    ``burst`` of ``requests`` at once, or ``closed``: ``clients`` that each wait for their answer,
+    and ``pause`` seconds, before they ask again.
 
+    Clients ask for what is drawn from ``prompt`` and ``output``, or beside a trace, a recording or
+    a preset for its requests, in order.
     A trace, recording or preset keeps its pattern where ``arrivals`` is ``scaled``; the others draw
     its requests at random. ``max_gib`` is unpacked; ``where`` chooses rows by the value of a column
     (``{http_code: 200}``); ``hash_block``: tokens of a prompt per id of a plain table
@@ -159,6 +178,8 @@ class WorkloadSection(Section):
     poisson: _Generated | None = None
     deterministic: _Generated | None = None
     gamma: _Generated | None = None
+    burst: _Burst | None = None
+    closed: _Closed | None = None
     rate: float | None = None
     arrivals: Literal["scaled", "poisson", "deterministic", "gamma"] | None = None
     cv: float | None = None
@@ -176,8 +197,11 @@ class WorkloadSection(Section):
 
     def build(self, folder: Path, seed: int) -> Workload:
         """Return the workload; relative paths are looked for in ``folder``."""
-        kinds = ("trace", "recording", "preset", "poisson", "deterministic", "gamma")
+        files = ("trace", "recording", "preset")
+        kinds = (*files, "poisson", "deterministic", "gamma", "burst", "closed")
         chosen = [kind for kind in kinds if getattr(self, kind) is not None]
+        if chosen[-1:] == ["closed"] and chosen[0] in files:
+            chosen.remove("closed")  # its clients send those requests
         if len(chosen) != 1:
             raise InputError(
                 f"workload: give one of {', '.join(kinds)}, not {' and '.join(chosen) or 'none'}"
@@ -235,12 +259,35 @@ class WorkloadSection(Section):
     def _changed(self, workload: Workload) -> Workload:
         if self.declared is not None:
             workload = workload.with_declared(self.declared)
+        if self.closed is not None:
+            if self.rate is not None or self.arrivals is not None or self.closed.prompt is not None:
+                raise InputError(
+                    "workload: clients of `closed` send the requests of the trace when they are "
+                    "answered; leave out `rate`, `arrivals`, and `prompt` and `output` of `closed`"
+                )
+            return workload.with_clients(self.closed.clients, self.closed.pause)
         if self.rate is None and self.arrivals in (None, "scaled") and self.cv is None:
             return workload
         rate = workload.rate if self.rate is None else self.rate
         return workload.with_rate(rate, self.arrivals or "scaled", cv=self.cv)
 
     def _generated(self, kind: str, seed: int) -> Workload:
+        drawn: _Drawn | _Closed = getattr(self, kind)
+        workload = self._drawn(kind, seed)
+        return workload if drawn.declared is None else workload.with_declared(drawn.declared)
+
+    def _drawn(self, kind: str, seed: int) -> Workload:
+        if self.burst is not None:
+            of = self.burst
+            return Workload.burst(of.requests, of.prompt, of.output, seed=seed)
+        if self.closed is not None:
+            clients, prompt, output = self.closed.clients, self.closed.prompt, self.closed.output
+            if prompt is None or output is None:
+                raise InputError(
+                    "workload.closed: say how long requests are (`prompt`, `output`), or which "
+                    "`trace`, `recording` or `preset` beside it has them"
+                )
+            return Workload.closed(clients, prompt, output, pause_s=self.closed.pause, seed=seed)
         process: _Generated = getattr(self, kind)
         if (process.cv is not None) != (kind == "gamma"):
             raise InputError(
@@ -249,10 +296,8 @@ class WorkloadSection(Section):
                 "others take it"
             )
         if process.cv is not None:
-            workload = Workload.gamma(
+            return Workload.gamma(
                 process.rate, process.cv, process.prompt, process.output, seed=seed
             )
-        else:
-            make = Workload.poisson if kind == "poisson" else Workload.deterministic
-            workload = make(process.rate, process.prompt, process.output, seed=seed)
-        return workload if process.declared is None else workload.with_declared(process.declared)
+        make = Workload.poisson if kind == "poisson" else Workload.deterministic
+        return make(process.rate, process.prompt, process.output, seed=seed)

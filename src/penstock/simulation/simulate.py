@@ -12,7 +12,6 @@ import numpy as np
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.inputs.arrays import Ints
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.progress import Progress, part_of, silent
 from penstock.simulation.run import TICK_S, Record, Run, checked_tick, stop_tick
@@ -25,8 +24,7 @@ from penstock.system.outages import Outage, listed
 from penstock.system.server import Server
 from penstock.workload.arrivals import MOST_ARRIVALS
 from penstock.workload.pairs import Independent
-from penstock.workload.prefixes import Prefixes
-from penstock.workload.workload import Requests, Workload
+from penstock.workload.workload import ClosedLoop, Requests, Workload
 
 if TYPE_CHECKING:
     from penstock.simulation.network_run import NetworkRecord, NetworkRun
@@ -160,6 +158,8 @@ def run_server(
 ) -> Run:
     """Run so many requests through a server, or those that arrive until the run stops."""
     level = checked_record(record, RECORDS)
+    if isinstance(workload, ClosedLoop):
+        return _closed(workload, server, requests, options, level)
     drain = options.drain
     if drain is None:
         drain = workload.rows is not None or not _overloads(workload, server)
@@ -197,29 +197,27 @@ def _reporter(
     return report
 
 
-def simulate_closed(
-    prompt_tokens: Ints,  # shape (requests,), in the order in which they are sent
-    output_tokens: Ints,
-    server: Server,
-    *,
-    clients: int,  # requests under way at a time; so many come at the start
-    pause_s: float = 0.0,  # from an answer to the next request
-    until: float | None = None,  # simulated seconds at which to stop; None: when all have finished
-    declared: Ints | None = None,  # output tokens that each says it may make; None: as made
-    prefixes: Prefixes | None = None,  # what prompts have in common, for servers that cache it
+def _closed(
+    workload: ClosedLoop, server: Server, requests: int | None, options: RunOptions, level: Record
 ) -> Run:
     """Run a closed loop: a client sends the first request left when its own has ended."""
-    # A pause is at least a tick: the batch which starts at the answer has gone. Requests never sent
-    # are left out.
-    stop = NEVER if until is None else round(until / TICK_S)
-    session = open_session(server, "requests", TICK_S, True, stop, prefixes)
-    session.close_loop(clients, max(round(pause_s / TICK_S), 1))
-    arrival = np.where(np.arange(prompt_tokens.size) < clients, 0, NEVER)
-    lengths = prompt_tokens.astype(np.int32), output_tokens.astype(np.int32)
-    window = Window.of(arrival, *lengths, declared=declared)
-    run = session.finish(_whole(session, iter([session.keep(window)]), True, lambda: None))
+    if requests is None and workload.rows is None:
+        raise InputError(
+            f"{workload.name} is a closed loop, whose requests come when others end; say how many "
+            "to simulate with `requests`, not `until`"
+        )
+    tick_s, count = options.tick_s, requests or workload.rows
+    session = open_session(server, level, tick_s, options.compress, options.stop, workload.prefixes)
+    session.close_loop(workload.clients, round(workload.pause_s / tick_s))
+    window = Window.joined(list(windows(workload, count, NEVER, tick_s)))
+    window.arrival[:] = NEVER
+    window = session.keep(window)
+    window.arrival[: workload.clients] = 0
+    report = _reporter(session, requests, True, options.progress)
+    run = session.finish(_whole(session, iter([window]), True, report))
     assert run.rows is not None
-    return dataclasses.replace(run, rows=run.rows.where(run.rows.arrival < NEVER))
+    sent = run.rows.where(run.rows.arrival < NEVER)
+    return dataclasses.replace(run, rows=sent, last_arrival=int(sent.arrival.max(initial=0)))
 
 
 def _overloads(workload: Workload, server: Server) -> bool:

@@ -52,3 +52,13 @@ def refuse(**options: object) -> None:
     for name, value in options.items():
         if value is not None:
             raise InputError(f"{name} is {checks.shown(value)}, but {_REFUSED[name]}")
+
+
+def refuse_of_clients(**options: object) -> None:
+    """Refuse what only arrivals at a rate have; None is not given."""
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(
+                f"{name} is {checks.shown(value)}, but a closed loop is stable by construction, "
+                "and its run is as long as `requests` says; leave it out"
+            )

@@ -2,13 +2,12 @@
 
 import dataclasses
 
-from penstock.errors import InputError
 from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.server import Server
 from penstock.theory.bounds import Bound
 from penstock.theory.drift import Drift
 from penstock.theory.kv_blocks import SAMPLE, Longest, Served, at_once, largest, reuses
-from penstock.theory.load import Load
+from penstock.theory.load import Load, refuse_no_rate
 from penstock.theory.unforeseen import with_wasted
 from penstock.workload.pairs import Independent, Lengths
 from penstock.workload.workload import Workload
@@ -255,10 +254,6 @@ def _of_penstock(thing: object) -> bool:
 
 
 def refuse_without_rate(asker: str, workload: Workload, server: Server) -> None:
-    """Refuse what is no workload or server, and lengths without arrivals: no steady state."""
+    """Refuse what is no workload or server, and what has no rate."""
     refuse_all_but_a_server(asker, workload, server)
-    if not workload.rate > 0:
-        raise InputError(
-            f"{workload.name} has no arrival rate, so it has no steady state; give a rate with "
-            "arrivals 'poisson'"
-        )
+    refuse_no_rate(workload)

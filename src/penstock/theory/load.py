@@ -93,14 +93,19 @@ class Load:
         return self.capacity_tokens_per_s / self.tokens_per_request
 
 
-def load(workload: Workload, server: Server) -> Load:
-    """Return what a workload asks of a server."""
+def refuse_no_rate(workload: Workload) -> None:
+    """Refuse lengths without arrivals, clients who wait, and requests that come all at once."""
     if not workload.rate > 0:
         raise InputError(
             f"{workload.name} has no arrival rate (its requests span no time, or next to none), "
-            "so it has no load; "
-            "give a rate with arrivals 'poisson'"
+            "so it has no load and no steady state; `penstock simulate` says what happens to a "
+            "burst, and a rate with arrivals 'poisson' gives it one"
         )
+
+
+def load(workload: Workload, server: Server) -> Load:
+    """Return what a workload asks of a server."""
+    refuse_no_rate(workload)
     server = as_serving(workload, server)
     linear = server.batch_time.by_tokens
     best, capacity = linear.best_load(server.most_tokens)

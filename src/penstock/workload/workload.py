@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.caching import cached
+from penstock.words import counted
 from penstock.workload import arrivals as processes
 from penstock.workload import traces
 from penstock.workload.arrivals import Arrivals, Replay
@@ -182,6 +184,45 @@ class Workload:
         return cls(processes.GammaRenewal(rate, cv), pair_of(prompt, output), seed)
 
     @classmethod
+    def burst(
+        cls,
+        requests: int,
+        prompt: int | Length | Lengths,
+        output: int | Length | None = None,
+        *,
+        seed: int = 0,
+    ) -> Self:
+        """Return so many requests, all at once; lengths as in `poisson`."""
+        count = checks.whole("the requests of a burst", requests, 1, 10**7, "", "all are kept")
+        drawn = pair_of(prompt, output).sample(np.random.default_rng(_seeds(seed)[1]), count)
+        return cls.from_arrays(np.zeros(count), *drawn, seed=seed, name="burst")
+
+    @classmethod
+    def closed(
+        cls,
+        clients: int,
+        prompt: int | Length | Lengths,
+        output: int | Length | None = None,
+        *,
+        pause_s: float = 0.0,
+        seed: int = 0,
+    ) -> "ClosedLoop":
+        """Return the requests of clients that each wait for an answer before they ask again.
+
+        Parameters
+        ----------
+        clients
+            How many there are: no more requests are under way at a time.
+        prompt, output
+            As in `poisson`.
+        pause_s
+            Seconds from an answer to the client's next request.
+        seed
+            For lengths.
+        """
+        return cls(None, pair_of(prompt, output), seed).with_clients(clients, pause_s)
+
+    @classmethod
     def preset(cls, name: str, *, seed: int = 0) -> Self:
         """Return a look-alike of a public trace: ``azure-code`` or ``azure-conv``."""
         process, lengths = lookalike(name)
@@ -303,6 +344,11 @@ class Workload:
             self, arrivals=process, lengths=lengths, prefixes=None, notices=notices
         )
 
+    def with_clients(self, clients: int, pause_s: float = 0.0) -> "ClosedLoop":
+        """Return the same requests, in order, sent by clients as in `closed`."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Workload)}
+        return ClosedLoop(**fields | {"arrivals": None}, clients=clients, pause_s=pause_s)
+
     def with_seed(self, seed: int) -> Self:
         """Return the same workload drawn from another seed."""
         return dataclasses.replace(self, seed=seed)
@@ -317,6 +363,18 @@ class Workload:
     def rate(self) -> float:
         """Long-run requests per second."""
         return self._arrivals().rate
+
+    @property
+    def has_rate(self) -> bool:
+        """Whether requests arrive at a rate: not all at once, and not when others are answered."""
+        return self.rate > 0
+
+    @property
+    def pace(self) -> str:
+        """How requests come, in a few words: their rate, or what sends them."""
+        if not self.has_rate:
+            return f"{counted(self.rows or 0, 'request')} at once"
+        return f"{self.rate:,.4g} requests/s"
 
     @property
     def rows(self) -> int | None:
@@ -359,7 +417,7 @@ class Workload:
         rng: np.random.Generator | None = None
         origin: float | None = None
         done = 0
-        for times in self._arrivals().blocks(np.random.default_rng(arrival_seed)):
+        for times in self._times(np.random.default_rng(arrival_seed)):
             origin = float(times[0]) if origin is None else origin
             priority = None
             if isinstance(self.lengths, Recorded):
@@ -397,6 +455,9 @@ class Workload:
                 break
         return Requests.joined(parts)
 
+    def _times(self, rng: np.random.Generator) -> Iterator[npt.NDArray[np.float64]]:
+        return self._arrivals().blocks(rng)
+
     def _arrivals(self) -> Arrivals:
         if self.arrivals is None:
             raise InputError(
@@ -404,6 +465,74 @@ class Workload:
                 "process (poisson)"
             )
         return self.arrivals
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClosedLoop(Workload):
+    """Requests of clients that each wait for an answer, and pause, before they ask again.
+
+    `penstock.simulate` and `penstock.check` take it. It has no arrival rate, for that is what the
+    server makes of it, and no load: it is stable on any server, since no more requests than
+    ``clients`` are under way. Made by `Workload.closed` and `Workload.with_clients`.
+
+    Parameters
+    ----------
+    clients
+        How many there are.
+    pause_s
+        Seconds from an answer to the client's next request.
+    """
+
+    clients: int = 1
+    pause_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.arrivals is not None:
+            raise InputError(
+                f"{self.name} has arrivals beside {self.pace}, but clients ask when they are "
+                "answered; give one of the two"
+            )
+        tells = "each has one request under way"
+        checks.whole("the clients of a closed loop", self.clients, 1, 10**6, "", tells)
+        checks.number("the pause of a closed loop", self.pause_s, 0, 1e6, "s", "0 is none")
+
+    @property
+    def has_rate(self) -> bool:
+        """Whether requests arrive at a rate: they do not."""
+        return False
+
+    @property
+    def pace(self) -> str:
+        """How many clients there are."""
+        pause = f" with pauses of {self.pause_s:g} s" if self.pause_s else ""
+        return f"{counted(self.clients, 'client')}{pause}"
+
+    def describe(self) -> str:
+        """Say in a few words what arrives."""
+        return f"{self.name}: a closed loop"
+
+    def at_rate(self, rate: float) -> Workload:
+        """Return the same requests, which come at a rate and wait for no answer."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Workload)}
+        times = None if self.rows is None else np.arange(self.rows) / rate
+        arrivals = processes.Poisson(rate) if times is None else Replay(times)
+        return Workload(**fields | {"arrivals": arrivals})
+
+    def _times(self, rng: np.random.Generator) -> Iterator[npt.NDArray[np.float64]]:
+        """Yield zeros: a request may be sent as soon as there is a client for it."""
+        left = math.inf if self.rows is None else self.rows
+        while left > 0:
+            yield np.zeros(int(min(processes.BLOCK, left)))
+            left -= processes.BLOCK
+
+    def _arrivals(self) -> Arrivals:
+        raise InputError(
+            f"{self.name} is a closed loop of {self.pace}, who ask as fast as they are answered: "
+            "it has no arrival rate, and is stable on any server. `penstock check` and `simulate` "
+            "say at what throughput and latency; for what needs a rate give arrivals that have "
+            "one (poisson)"
+        )
 
 
 def _seeds(seed: int) -> list[np.random.SeedSequence]:

@@ -12,7 +12,7 @@ from scipy import stats
 from penstock.inputs.arrays import Floats, Ints
 from penstock.measuring.calibration.equations import MEASURES, spread_of
 from penstock.simulation.run import Run
-from penstock.simulation.simulate import simulate, simulate_closed
+from penstock.simulation.simulate import simulate
 from penstock.system.server import Server
 from penstock.workload.prefixes import Prefixes
 from penstock.workload.workload import Workload
@@ -112,16 +112,8 @@ def simulated(sent: Requests, server: Server, overhead: Overhead = NOTHING) -> R
 
 
 def _closed(sent: Requests, clients: int, server: Server, overhead: Overhead) -> Run:
-    return simulate_closed(
-        sent.prompt_tokens,
-        sent.output_tokens,
-        server,
-        clients=clients,
-        pause_s=overhead.fixed + (overhead.idle if clients == 1 else 0.0),
-        until=sent.until_s,
-        declared=sent.declared_tokens,
-        prefixes=sent.prefixes,
-    )
+    pause_s = overhead.fixed + (overhead.idle if clients == 1 else 0.0)
+    return simulate(_sent(sent).with_clients(clients, pause_s), server, until=sent.until_s)
 
 
 def _limited(sent: Requests, limit: int, server: Server, overhead: Overhead) -> Run:
@@ -142,13 +134,14 @@ def _limited(sent: Requests, limit: int, server: Server, overhead: Overhead) -> 
 
 
 def _replayed(sent: Requests, arrival_s: Floats, server: Server) -> Run:
-    workload = dataclasses.replace(
-        Workload.from_arrays(
-            arrival_s, sent.prompt_tokens, sent.output_tokens, declared=sent.declared_tokens
-        ),
-        prefixes=sent.prefixes,
+    return simulate(_sent(sent, arrival_s), server, until=sent.until_s)
+
+
+def _sent(sent: Requests, arrival_s: Floats | None = None) -> Workload:
+    workload = Workload.from_arrays(
+        arrival_s, sent.prompt_tokens, sent.output_tokens, declared=sent.declared_tokens
     )
-    return simulate(workload, server, until=sent.until_s)
+    return dataclasses.replace(workload, prefixes=sent.prefixes)
 
 
 def held_back_by_client(wanted_s: Floats, finish_s: Floats, limit: int) -> Floats:

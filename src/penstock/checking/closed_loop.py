@@ -1,0 +1,177 @@
+"""The answer for clients who wait: at what throughput and latency a server serves them.
+
+No more requests than clients are under way, so any server is stable, and nothing is to be tested.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.checking.answer import TargetAnswer, judged
+from penstock.checking.batch_means import BATCHES, LEAST_REQUESTS
+from penstock.checking.doubt import Interval, beyond_rows, latency_factors
+from penstock.checking.head import stable_because
+from penstock.checking.json_documents import run_as_dict
+from penstock.checking.latency import SteadyState, steady_state
+from penstock.checking.targets import Estimate, Target
+from penstock.errors import InputError
+from penstock.show.page import Page, Shown
+from penstock.simulation import intervals
+from penstock.simulation.progress import Progress
+from penstock.simulation.run import Rows, Run, recorded
+from penstock.simulation.simulate import simulate
+from penstock.system.prefix_cache import as_serving, front_notes, unsaid
+from penstock.system.server import Server
+from penstock.theory.certificate import certify
+from penstock.workload.workload import ClosedLoop
+
+if TYPE_CHECKING:
+    from penstock.scenario.scenario import Scenario
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClosedAnswer(Shown):
+    """What is known about a closed loop of clients on a server.
+
+    Attributes
+    ----------
+    workload, server
+        What was asked about.
+    run
+        What was simulated: the requests asked for, and one more of each client behind them, so that
+        the last of them are not alone.
+    requests_per_s
+        Throughput in the long run, with its interval.
+    max_rate
+        Requests/s of these lengths that no policy exceeds, by `penstock.certify`: what more clients
+        come near. None: not known.
+    latency
+        Of the requests asked for, after the warm-up.
+    factors
+        By metric, between which multiples of its mean batch times that may be the true ones would
+        have it; empty where they are taken as exact.
+    targets
+        Each with its judgement.
+    front, warnings
+        What to know before the answer, and besides.
+    """
+
+    workload: ClosedLoop
+    server: Server
+    run: Run
+    requests_per_s: Estimate
+    max_rate: float | None
+    latency: SteadyState
+    factors: Mapping[str, Interval]
+    targets: tuple[TargetAnswer, ...]
+    front: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    verdict = "stable"
+    latency_refused = None
+
+    @property
+    def reason(self) -> str:
+        """Why it is stable."""
+        return stable_because(self.workload.clients)
+
+    @property
+    def missed(self) -> bool:
+        """Whether a target is not known to be met."""
+        return any(target.judgement != "met" for target in self.targets)
+
+    def next_step(self, file: str) -> str | None:
+        """Return what to do about targets that are not met, or None."""
+        if not self.missed:
+            return None
+        if any(target.judgement == "missed" for target in self.targets):
+            return "fewer clients, other limits or another server meet it"
+        return f"a longer run may decide it: `penstock check {file} --requests {4 * self.asked}`"
+
+    @property
+    def asked(self) -> int:
+        """Requests that are counted."""
+        return self.latency.requests + self.latency.warmup_requests
+
+    def page(self, scenario: "Scenario | None" = None) -> Page:
+        """Return the answer as a page; a scenario says how the question is called."""
+        from penstock.checking.view import closed_page
+
+        return closed_page(self, scenario)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form of ``check``: what only arrivals at a rate have is null."""
+        steady = self.latency.as_dict()
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "clients": self.workload.clients,
+            "pause_s": self.workload.pause_s,
+            "requests_per_s": self.requests_per_s.as_dict(),
+            "max_rate": self.max_rate,
+            **dict.fromkeys(("load", "certificate", "stability")),
+            "simulation": run_as_dict(self.run) | {"verdict": self.verdict},
+            "latency": steady["latency"],
+            "latency_interval": steady["intervals"],
+            "latency_factor": {metric: list(ends) for metric, ends in self.factors.items()},
+            "latency_refused": None,
+            "targets": [target.as_dict() for target in self.targets],
+            "warnings": [*self.front, *self.warnings],
+        }
+
+
+def closed_answer(
+    workload: ClosedLoop,
+    server: Server,
+    requests: int | None,
+    targets: Sequence[Target],
+    progress: Progress | None,
+) -> ClosedAnswer:
+    """Simulate a closed loop, and say what it comes to in the long run."""
+    if requests is None and workload.rows is None:
+        raise InputError(
+            "a closed loop has no end; say how many of its requests to simulate (`requests`)"
+        )
+    server = as_serving(workload, server)
+    rows = workload.rows
+    sent = (requests or rows or 0) + workload.clients
+    sent = sent if rows is None else min(sent, rows)
+    run = simulate(workload, server, requests=sent, progress=progress)
+    told = recorded(run.rows, "requests").where(slice(max(sent - workload.clients, 1)))
+    latency = steady_state(dataclasses.replace(run, rows=told), targets=targets)
+    front = [*front_notes(workload, server), *beyond_rows(workload, server)]
+    return ClosedAnswer(
+        workload,
+        server,
+        run,
+        _throughput(told, latency, run.tick_s),
+        _most(workload, server),
+        latency,
+        latency_factors(workload, server),
+        targets=tuple(judged(target, latency) for target in targets),
+        front=tuple(front),
+        warnings=(*unsaid(workload.notices, front), *latency.notices),
+    )
+
+
+def _throughput(rows: Rows, latency: SteadyState, tick_s: float) -> Estimate:
+    """Return requests that end per second after the warm-up, with the interval of batch means."""
+    ended = np.sort(rows.finish[rows.finish >= 0])[latency.warmup_requests :] * tick_s
+    if ended.size < 2 or ended[-1] <= ended[0]:
+        return Estimate(None)
+    rate = float((ended.size - 1) / (ended[-1] - ended[0]))
+    if ended.size <= LEAST_REQUESTS:
+        return Estimate(rate)
+    places = np.linspace(0, ended.size - 1, BATCHES + 1).astype(int)
+    spans, counts = np.diff(ended[places]), np.diff(places).astype(float)
+    low, high = intervals.ratio_interval(spans, counts, latency.confidence)
+    return Estimate(rate, 1 / high, 1 / low if low > 0 else None)
+
+
+def _most(workload: ClosedLoop, server: Server) -> float | None:
+    """Return the rate of such requests that no policy exceeds; None: there are too few to tell."""
+    if workload.rows is not None and workload.rows < 2:
+        return None
+    return certify(workload.at_rate(1.0), server).max_rate
