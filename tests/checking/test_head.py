@@ -21,6 +21,7 @@ from tests.asked_once import asked_once
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NETWORKS = ("agent_with_caches", "disaggregated", "research_fork_join", "rybko_stolyar", "self_reflection", "vllm_pool")
+CASES = Path(__file__).parents[3] / "shared" / "data" / "user_cases"
 AZURE = EXAMPLES / "azure_code.yaml"
 
 WATCHED = """
@@ -135,6 +136,21 @@ def test_with_prefix_caches_the_limit_stands_beside_the_case_that_it_belongs_to(
         r"can carry \(limit [\d.]+ times this load\) if prefix caches keep everything, 28% if nothing\. No theorem .*"
     )
     assert re.search(f"{said}; not true here: batch times go by the token load, ", proved("agent_with_caches"))
+
+
+@pytest.mark.parametrize("name", ["agent", "agent_cached"])
+def test_an_agent_has_one_load_with_the_caches_of_engines_and_its_other_end_is_that_of_the_pool_it_overloads(
+    name: str,
+) -> None:
+    """With all that caches may find pool big is the fuller one, without it pool small is."""
+    network = read_network(CASES / f"{name}.yaml").network
+    found = certify(network)
+    pools = {pool.name: pool.rho_without_cache or 0.0 for pool in found.pools}
+    assert pools["big"] < pools["small"]
+    (_, line) = first_lines_of_network(name, network, found)
+    assert re.match(
+        rf"56% .* at pool big\) if prefix caches keep everything, {pools['small']:.0%} if nothing\. ", line.text
+    )
 
 
 def head(rate: float, *targets: str, requests: int = 2000) -> list[Line]:

@@ -117,7 +117,8 @@ def first_lines_of_network(
     at = f" at pool {fullest.name}" if len(network.pools) > 1 else ""
     limit = f"{certificate.max_load:,.3g} times this load{at}"
     certified = (certificate.certified_load or 0.0) / certificate.max_load
-    reach, uncached = reach_of_network(network), fullest.rho_without_cache
+    reach = reach_of_network(network)
+    uncached = max((pool.rho_without_cache or 0.0 for pool in certificate.pools))
     line = _proved(certificate, 1 / certificate.max_load, uncached, reach, limit, certified)
     if certificate.theorem in (VIRTUAL, SPIRAL):
         virtual = certificate.virtual_station
