@@ -157,7 +157,8 @@ def test_commands_say_who_asks_and_what_is_carried(tmp_path: Path) -> None:
     answer = json.loads(said("simulate", "--json"))
     assert answer["load"] is None
     assert answer["simulation"]["seconds"] == pytest.approx(16 * 0.442)
-    assert "32 requests at once" in said("simulate")
+    assert "32 requests at once" in said("simulate", "--report", str(tmp_path / "page.html"))
+    assert "The first batches" in (tmp_path / "page.html").read_text()
     assert "simulate" in said("check", code=1)
     closed = {"clients": 4, "pause": 0.5, "prompt": 300, "output": {"geometric": 20}}
     file.write_text(json.dumps({"workload": {"closed": closed}, "server": SERVER_YAML, "simulate": {"requests": 400}}))
@@ -165,4 +166,5 @@ def test_commands_say_who_asks_and_what_is_carried(tmp_path: Path) -> None:
         words = said(command, "--all")
         assert "4 clients with pauses of 0.5 s" in words
         assert "By construction" in words
-    assert "no arrival rate" in said("max-rate", code=1)
+    for command in ("max-rate", "compare", "region", "serve"):
+        assert "no arrival rate" in said(command, code=1)

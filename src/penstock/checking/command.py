@@ -203,6 +203,9 @@ def compare(
     from penstock.checking import answer
     from penstock.checking.view import compare_page
     from penstock.system.policies import beside
+    from penstock.theory.load import refuse_no_rate
+
+    refuse_no_rate(chosen.workload)
 
     # The scenario's own policy comes first, so that the others are compared with it.
     own = chosen.server.policy

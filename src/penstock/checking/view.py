@@ -518,8 +518,9 @@ def _batch_sections(runs: Mapping[str, Run], drawn: Mapping[str, Drawn]) -> list
         own = {name: region for name in runs if (region := drawn[name].point.own) is not None}
         return [region_figure(point.region, runs, point=point.point, own=own)]
 
+    rated = all(of.workload.has_rate for of in drawn.values())
     return [
-        Section("Batches in the region", figures=region),
+        *([Section("Batches in the region", figures=region)] if rated else []),
         Section(
             "The first batches",
             figures=lambda: [gantt_figure(drawn[name].first, name) for name in runs],

@@ -23,6 +23,7 @@ from penstock.system.network import Network
 from penstock.system.outages import Outage
 from penstock.system.policies import POLICIES
 from penstock.system.server import Server
+from penstock.theory.load import refuse_no_rate
 from penstock.workload.workload import Workload
 
 MOST_REPLICAS = 64
@@ -136,6 +137,7 @@ class Controls:
     def _own_values(self) -> Values:
         values = Values(0.0, 0, None, "", 1)
         case = self.case(values)
+        refuse_no_rate(case.workload)
         return Values(
             float(case.workload.rate),
             case.server.token_budget,
