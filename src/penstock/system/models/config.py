@@ -172,7 +172,7 @@ class _Config:
         for kind in dict.fromkeys(said):
             if kind not in _keys()["layers"]:
                 many = f"{said.count(kind)} of its {len(said)} layers"
-                _refuse(self.name, f"{kind[:40].replace('_', ' ')} in {many} (`{key}`)")
+                _refuse(self.name, f"{shown(kind)[1:-1].replace('_', ' ')} in {many} (`{key}`)")
         return [_keys()["layers"][kind] for kind in said]
 
     def refuse(self, what: str) -> NoReturn:

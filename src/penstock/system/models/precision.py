@@ -38,11 +38,10 @@ def stored_numbers(
         if said.get(key) and "'dense'" not in str(said[key]):
             _refuse(name, f"`{key}` {shown(said[key])}")
     number, scheme = _number(said, words, name), said.get("kv_cache_scheme")
-    scheme = scheme or str(said.get("kv_cache_quant_algo"))
-    cached = scheme.lower() if isinstance(scheme, str) else _words(scheme)
-    kv = words["kv"].get(cached)
+    scheme = scheme or said.get("kv_cache_quant_algo")
+    kv = words["kv"].get(_words(scheme) or str(scheme).lower())
     if kv is None:
-        _refuse(name, f"a KV cache in {cached[:40] or shown(scheme)}")
+        _refuse(name, f"a KV cache in {_words(scheme) or shown(scheme)}")
     if number == "mxfp4":  # of which only experts are converted
         return Numbers("bf16", number, "bf16", kv)
     stays = _kept(said, [each for part in matrices.values() for each in part], words, name)
@@ -66,7 +65,9 @@ def _refuse(name: str, what: str) -> NoReturn:
 
 def _words(part: Any) -> str:
     """Return type and bits of numbers as compressed-tensors states them."""
-    return f"{part.get('type', 'int')} {part.get('num_bits')}" if isinstance(part, Mapping) else ""
+    if not isinstance(part, Mapping):
+        return ""
+    return shown(f"{part.get('type', 'int')} {part.get('num_bits')}")[1:-1]
 
 
 def _number(said: Mapping[str, Any], words: Mapping[str, Any], name: str) -> str:
