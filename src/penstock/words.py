@@ -7,6 +7,8 @@ from typing import TypeVar
 Said = TypeVar("Said", bound=Hashable)
 
 METRICS = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e_s": "End to end"}
+LIMITED = METRICS | {"tpot_s": "Time per output token"}
+"""Latencies that targets may limit, the last over the tokens of each request."""
 NOUNS = {"ttft_s": "time to first token", "tbt_s": "time per token", "e2e_s": "whole call"}
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 STATISTICS = ("mean", *QUANTILES)

@@ -148,9 +148,8 @@ def test_an_agent_has_one_load_with_the_caches_of_engines_and_its_other_end_is_t
     pools = {pool.name: pool.rho_without_cache or 0.0 for pool in found.pools}
     assert pools["big"] < pools["small"]
     (_, line) = first_lines_of_network(name, network, found)
-    assert re.match(
-        rf"56% .* at pool big\) if prefix caches keep everything, {pools['small']:.0%} if nothing\. ", line.text
-    )
+    ends = rf"56% .* at pool big\) if prefix caches keep everything, {pools['small']:.0%} if nothing\. "
+    assert re.match(ends, line.text)
 
 
 def head(rate: float, *targets: str, requests: int = 2000) -> list[Line]:

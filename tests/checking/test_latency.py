@@ -13,10 +13,12 @@ import penstock as ps
 from penstock.checking.batch_means import DOUBT, LEAST_REQUESTS, RELAXATIONS, Batches, Waits, relaxation_requests
 from penstock.checking.enough_requests import _simulated, estimate
 from penstock.checking.latency import steady_state
-from penstock.checking.targets import METRICS, Estimate, Target, share
+from penstock.checking.latency_network import network_steady_state
+from penstock.checking.targets import Estimate, Target, share
 from penstock.errors import InputError
 from penstock.simulation import intervals
 from penstock.simulation.distribution import Distribution
+from penstock.words import LIMITED, METRICS
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 CODE = ps.Workload.preset("azure-code").with_rate(1.2, arrivals="poisson")  # load 0.745
@@ -363,6 +365,23 @@ def test_targets_are_met_missed_or_undecided() -> None:
         found.judge(Target.parse("ttft_p12<1s"))
 
 
+def test_the_time_per_output_token_is_that_of_each_request_as_benchmarks_define_it() -> None:
+    """(last token - first token) / (output tokens - 1), whatever the length; one token has none."""
+    server, targets = ps.Server(ps.Affine(0.01, 1e-4), 256, 32), [Target.parse("tpot_p99<50ms")]
+    workload = ps.Workload.poisson(4.0, 100, ps.Uniform(1, 40))
+    run = ps.simulate(workload, server, requests=4_000, drain=True)
+    rows = run.rows.where(run.rows.output_tokens > 1)  # type: ignore[union-attr]
+    each = (rows.finish - rows.first_token) * run.tick_s / (rows.output_tokens - 1)
+    found = steady_state(run, targets=targets)
+    used = np.flatnonzero(run.rows.output_tokens[found.warmup_requests :] > 1)  # type: ignore[union-attr]
+    assert found.estimates["tpot_s"]["mean"].value == pytest.approx(each[-used.size :].mean(), rel=1e-6)
+    assert found.estimates["tpot_s"]["p99"].value == pytest.approx(np.quantile(each[-used.size :], 0.99), rel=0.01)
+    assert "tpot_s" not in steady_state(run).estimates
+    network = ps.simulate(ps.Network.single(workload, server), jobs=4_000)
+    alone = network_steady_state(network, targets=targets).tpot_s  # type: ignore[arg-type]
+    assert alone["mean"].value == pytest.approx(found.estimates["tpot_s"]["mean"].value, rel=0.02)
+
+
 def test_a_recording_is_never_run_beyond_its_end() -> None:
     drawn = CODE.requests(3_000)
     recording = ps.Workload.from_arrays(*drawn)
@@ -426,6 +445,7 @@ def test_what_cannot_be_estimated_is_refused_in_one_line() -> None:
         (" TBT_s_mean <= 200 ms ", Target("tbt_s", "mean", 0.2)),
         ("e2e_p99.9 < 1.5e3us", Target("e2e_s", "p99.9", 0.0015)),
         ("e2e_p050<1s", Target("e2e_s", "p50", 1.0)),
+        ("tpot_p99<50ms", Target("tpot_s", "p99", 0.05)),
     ],
 )
 def test_a_target_is_read_as_it_is_written(text: str, target: Target) -> None:
@@ -433,7 +453,7 @@ def test_a_target_is_read_as_it_is_written(text: str, target: Target) -> None:
 
 
 @given(
-    st.sampled_from(list(METRICS)),
+    st.sampled_from(list(LIMITED)),
     st.one_of(st.just("mean"), st.integers(1, 999).map(lambda tenths: f"p{tenths / 10:g}")),
     st.floats(1e-9, 1e9),
 )

@@ -109,7 +109,7 @@ def recommend(
     if policies is None:
         policies = _usual_policies(server)
     most_stable = objective == "stable-rate"
-    gaps = objective == "tbt" or any(limit.metric == "tbt_s" for limit in limits)
+    gaps = objective == "tbt" or any(limit.metric in ("tbt_s", "tpot_s") for limit in limits)
     tried = candidates(workload, server, policies, most_stable=most_stable, short_gaps=gaps)
 
     # 1. What theory cannot rule out is simulated.

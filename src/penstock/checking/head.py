@@ -118,7 +118,7 @@ def first_lines_of_network(
     limit = f"{certificate.max_load:,.3g} times this load{at}"
     certified = (certificate.certified_load or 0.0) / certificate.max_load
     reach = reach_of_network(network)
-    uncached = max((pool.rho_without_cache or 0.0 for pool in certificate.pools))
+    uncached = max(pool.rho_without_cache or 0.0 for pool in certificate.pools)
     line = _proved(certificate, 1 / certificate.max_load, uncached, reach, limit, certified)
     if certificate.theorem in (VIRTUAL, SPIRAL):
         virtual = certificate.virtual_station

@@ -39,7 +39,8 @@ class SteadyState:
     Attributes
     ----------
     estimates
-        By metric (``ttft_s``, ``tbt_s``, ``e2e_s``) and statistic (``mean``, ``p50``, ...).
+        By metric (``ttft_s``, ``tbt_s``, ``e2e_s``, and ``tpot_s`` where a target limits it) and
+        statistic (``mean``, ``p50``, ...).
     requests, warmup_requests
         Requests used, and removed before them.
     confidence
@@ -148,6 +149,8 @@ def steady_state(
     )
     used = (count - removed) // BATCHES * BATCHES
     batched = _in_batches(run, rows, used, gap_sections)
+    if any(target.metric == "tpot_s" for target in targets):
+        batched["tpot_s"] = _tpot_batches(rows, used)
     # Near saturation a queue forgets slowly: the run must see many of its relaxation times.
     relaxation = 0.0
     if rho is not None and used >= LEAST_REQUESTS:
@@ -204,6 +207,16 @@ def _gap_batches(
     decoding = (rows.finish - rows.first_token)[removed:].reshape(BATCHES, -1)
     counts = (rows.output_tokens[removed:].astype(np.int64) - 1).reshape(BATCHES, -1)
     return Batches(decoding.sum(axis=1).astype(float), counts.sum(axis=1).astype(float), (), gaps)
+
+
+def _tpot_batches(rows: Rows, used: int) -> Batches:
+    """Put times per output token of the last requests used into batches, or in one if too few."""
+    if used < LEAST_REQUESTS:
+        return Batches.none(Distribution.of(rows.tpot))
+    size = rows.arrival.size
+    cuts = range(size - used, size, used // BATCHES)
+    parts = (rows.where(slice(cut, cut + used // BATCHES)) for cut in cuts)
+    return Batches.of([Distribution.of(part.tpot) for part in parts])
 
 
 def _shortness(

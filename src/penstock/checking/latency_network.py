@@ -63,6 +63,8 @@ class NetworkSteadyState:
     # `join_wait_s`, what a branch that is done waits for the others.
     stages: Mapping[str, Mapping[str, Statistics]]
     tbt_s: Statistics  # pooled over all requests; empty where they were not counted in parts
+    # Of jobs, from the first token of their first request; empty where no target limits it.
+    tpot_s: Statistics
     # Jobs used, and removed before them.
     jobs: int
     warmup_jobs: int
@@ -129,13 +131,17 @@ def network_steady_state(
         removed = (count - used.jobs) / max(run.arrived, 1)
         gaps = _of_gaps(run.gap_sections, removed, used.few)
         tbt_s = estimated("tbt_s", gaps, queues.of_all())
+    tpot_s: Statistics = {}
+    if any(target.metric == "tpot_s" for target in targets):
+        tpot_s = estimated("tpot_s", batched(used.batch, *_tpot(run, rows)), queues.of_all())
     few = []
     if not short:
         few = few_bursts(
             _by_name(of_workflows, of_stages) | {"tbt": tbt_s}, confidence, used.jobs, "jobs"
         )
     return NetworkSteadyState(
-        of_workflows, of_stages, tbt_s, used.jobs, count - used.jobs, confidence, bool(short),
+        of_workflows, of_stages, tbt_s, tpot_s, used.jobs, count - used.jobs, confidence,
+        bool(short),
         (*notices, *few, *short), tuple(few), used.relaxation,
         priorities={
             where: {
@@ -280,6 +286,15 @@ def _of_stages(run: NetworkRun, rows: RequestRows, batch: Ints) -> list[dict[str
         }
         for index in range(len(run.network.stages))
     ]
+
+
+def _tpot(run: NetworkRun, rows: RequestRows) -> tuple[Ints, Ints]:
+    """Return the jobs that ended with several tokens, and their ticks per token after the first."""
+    output = np.bincount(rows.jobs.job, rows.jobs.output, run.arrived)
+    several = np.flatnonzero((run.finish >= 0) & (output > 1))
+    first_token = rows.first_token[rows.jobs.first_request[:-1][several]]
+    ticks = (run.finish[several] - first_token) / (output[several] - 1)
+    return several, np.rint(ticks).astype(np.int64)
 
 
 def _of_gaps(sections: Sequence[Distribution], removed: float, few: bool) -> Batches:

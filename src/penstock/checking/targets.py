@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.words import METRICS, STATISTICS
+from penstock.words import LIMITED, STATISTICS
 
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}  # so many to the second
 
@@ -41,7 +41,8 @@ class Target:
     Attributes
     ----------
     metric
-        ``ttft_s``, ``tbt_s`` or ``e2e_s``.
+        ``ttft_s``, ``tbt_s`` (of each gap), ``e2e_s``, or ``tpot_s``: of each request (last token -
+        first token) / (output tokens - 1), as vLLM's benchmark has it.
     statistic
         ``mean``, or a percentile such as ``p99`` or ``p99.9``.
     limit_s
@@ -53,10 +54,10 @@ class Target:
     limit_s: float
 
     def __post_init__(self) -> None:
-        if not checks.named(self.metric, METRICS):
+        if not checks.named(self.metric, LIMITED):
             raise InputError(
                 "a target has the metric "
-                f"{checks.shown(self.metric)}{nearest(str(self.metric), METRICS)}"
+                f"{checks.shown(self.metric)}{nearest(str(self.metric), LIMITED)}"
             )
         if not isinstance(self.statistic, str) or not (
             self.statistic == "mean"
@@ -100,9 +101,9 @@ class Target:
                 f"{shown} has the metric 'itl' (inter-token latency), which is called tbt here; "
                 f"write it like {text.strip().lower().replace('itl', 'tbt', 1)}"
             )
-        if f"{name}_s" not in METRICS:
+        if f"{name}_s" not in LIMITED:
             raise InputError(
-                f"{shown} has an unknown metric {name!r}{nearest(name, [m[:-2] for m in METRICS])}"
+                f"{shown} has an unknown metric {name!r}{nearest(name, [m[:-2] for m in LIMITED])}"
             )
         if statistic in ("", "s"):
             raise InputError(

@@ -28,7 +28,16 @@ from penstock.simulation.run import Run
 from penstock.system.prefix_cache import front_notes
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate
-from penstock.words import METRICS, STATISTICS, counted, gathered, seconds, sentence, sharing
+from penstock.words import (
+    LIMITED,
+    METRICS,
+    STATISTICS,
+    counted,
+    gathered,
+    seconds,
+    sentence,
+    sharing,
+)
 from penstock.workload.workload import Workload
 
 
@@ -407,7 +416,7 @@ def _latency_of(latency: SteadyState) -> Table:
     for metric, of in latency.estimates.items():
         statistics = [of[name] for name in STATISTICS]
         strong.append(len(rows))
-        rows.append((METRICS[metric], *(seconds(estimate.value) for estimate in statistics)))
+        rows.append((LIMITED[metric], *(seconds(estimate.value) for estimate in statistics)))
         if any((estimate.low, estimate.high) != (None, None) for estimate in statistics):
             rows.append(("  from", *(seconds(estimate.low) for estimate in statistics)))
             rows.append(("  to", *(seconds(estimate.high) for estimate in statistics)))

@@ -119,6 +119,8 @@ def _latency(run: Run, chosen: Any, targets: Sequence[Target]) -> dict[str, dict
     rows = run.rows.where(chosen)
     ends = {"ttft_s": rows.first_token, "e2e_s": rows.finish}
     latency: dict[str, dict[str, float]] = {"ttft_s": {}, "tbt_s": {}, "e2e_s": {}}
+    if any(target.metric == "tpot_s" for target in targets):
+        latency["tpot_s"] = _statistics(Distribution.of(rows.tpot), "tpot_s", targets, run.tick_s)
     for metric, end in ends.items() if rows.arrival.size else ():
         latency[metric] = _statistics(
             Distribution.of(end - rows.arrival), metric, targets, run.tick_s

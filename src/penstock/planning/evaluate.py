@@ -330,6 +330,8 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
             "tbt_s": steady.tbt_s,
             "e2e_s": steady.workflows[network.workflows[0].name],
         }
+        if steady.tpot_s:
+            latency["tpot_s"] = steady.tpot_s
         good = within(aim.targets, *_of_network_run(run, steady.warmup_jobs))
         share = goodput_share(good, level, steady.too_short)
         return _Look(latency, share, size, steady.notices, steady.too_short)

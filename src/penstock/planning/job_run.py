@@ -275,10 +275,13 @@ def _statistic(samples: Sequence[_Sample], target: Target) -> float:
         rows = run.rows.where(chosen)
         decoding += int((rows.finish - rows.first_token).sum())
         gaps += int(rows.output_tokens.sum(dtype=np.int64)) - rows.arrival.size
-        until = rows.first_token if target.metric == "ttft_s" else rows.finish
-        parts.append(
-            run.gaps if target.metric == "tbt_s" else Distribution.of(until - rows.arrival)
-        )
+        if target.metric == "tbt_s":
+            parts.append(run.gaps)
+        elif target.metric == "tpot_s":
+            parts.append(Distribution.of(rows.tpot))
+        else:
+            until = rows.first_token if target.metric == "ttft_s" else rows.finish
+            parts.append(Distribution.of(until - rows.arrival))
     tick_s = samples[0][0].tick_s
     if target.metric == "tbt_s" and target.statistic == "mean":
         return decoding / gaps * tick_s if gaps else math.nan

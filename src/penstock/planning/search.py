@@ -29,6 +29,8 @@ from penstock.planning.mixed_fleets import MixedLoad, best_of, no_worse
 from penstock.planning.prospects import Hopeless, Prospect, order_of, rank
 from penstock.planning.share import share_of
 from penstock.planning.space import Family, Space
+from penstock.simulation.distribution import Distribution
+from penstock.simulation.run import recorded
 from penstock.simulation.simulate import simulate
 from penstock.system.server import Server
 from penstock.theory.bounds import bounds
@@ -258,7 +260,7 @@ class Search:
             bounds_of = self._without_load(best_of([kind.server for kind, _ in deployment.kinds]))
         slow = []
         for target in self.aim.targets:
-            bound = bounds_of[target.metric].get(target.statistic, 0.0)
+            bound = bounds_of.get(target.metric, {}).get(target.statistic, 0.0)
             if bound > _BEYOND_DOUBT * target.limit_s:
                 scale, unit = target.unit(bound)
                 reason = (
@@ -321,7 +323,8 @@ class Search:
             run = simulate(workload, server, requests=requests)
         except InputError:
             return None
-        samples = {"ttft_s": run.ttft, "tbt_s": run.gaps, "e2e_s": run.e2e}
+        tpot = Distribution.of(recorded(run.rows, "requests").tpot)
+        samples = {"ttft_s": run.ttft, "tbt_s": run.gaps, "tpot_s": tpot, "e2e_s": run.e2e}
         return not any(
             samples[target.metric].size
             and statistic_s(samples[target.metric], target.statistic, run.tick_s) >= target.limit_s

@@ -57,6 +57,15 @@ class Rows:
     # Shape (requests,): those that could never fit; None where all could.
     dropped: Bools | None = None
 
+    @property
+    def tpot(self) -> Ints:
+        """Times per output token, as benchmarks have them: from the first token to the last, over
+        the tokens after the first; ticks, of the requests that finished with several.
+        """
+        several = (self.finish >= 0) & (self.output_tokens > 1)
+        decoding = (self.finish - self.first_token)[several]
+        return np.rint(decoding / (self.output_tokens[several] - 1)).astype(np.int64)
+
     def where(self, chosen: Bools | slice) -> "Rows":
         """Return some of the requests."""
         columns = (getattr(self, field.name) for field in dataclasses.fields(self))
