@@ -165,9 +165,8 @@ class Source:
         """Return the error for more than is read of one file."""
         return self.fault(
             f"{holds} more than {self.most_gib:g} GiB, the most that is read of one file, since "
-            "all of it must fit "
-            "into memory. Give a part of it, or raise the limit: --max-gib, `max_gib` in a "
-            "scenario or in Python"
+            "all of it must fit into memory. Give a part of it, or raise the limit: --max-gib, "
+            "`max_gib` in a scenario or in Python"
         )
 
     def long_line(self, most: int) -> InputError:
@@ -204,9 +203,8 @@ class Source:
             raise self.fault("is a directory. Name a file in it")
         if not stat.S_ISREG(status.st_mode):
             raise self.fault(
-                "is a pipe, a device or a socket and no regular file, so reading it may never "
-                "end. Name a regular "
-                "file; where a command takes -, that is standard input"
+                "is a pipe, a device or a socket and no regular file, so reading it may never end. "
+                "Name a regular file; where a command takes -, that is standard input"
             )
         if status.st_size > self.most_bytes:
             raise self.too_large()

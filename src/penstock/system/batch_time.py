@@ -80,16 +80,14 @@ class BatchTime(abc.ABC):
         seconds = checks.array(what, self._seconds(tokens))
         if seconds.shape != tokens.shape:
             raise InputError(
-                f"{what} has the shape {seconds.shape} for token loads of shape {tokens.shape}, "
-                "so which batch takes "
-                "how long is unclear; return one number of seconds for each load"
+                f"{what} has the shape {seconds.shape} for token loads of shape {tokens.shape}, so "
+                "which batch takes how long is unclear; return one number of seconds for each load"
             )
         bad = ~(np.isfinite(seconds) & (seconds > 0))
         if bad.any():
             raise InputError(
-                f"{what} for {tokens[bad][0]:g} tokens is {seconds[bad][0]:g} s, but a batch "
-                "takes a positive, finite "
-                "time; mend the model"
+                f"{what} for {tokens[bad][0]:g} tokens is {seconds[bad][0]:g} s, but a batch takes "
+                "a positive, finite time; mend the model"
             )
         return seconds
 
@@ -307,8 +305,7 @@ class Composition(BatchTime):
         if not isinstance(self.linear, BatchTime) or not self.linear.by_load:
             raise InputError(
                 f"linear is {checks.shown(self.linear)}, but the linear layers take a time by "
-                "token load; give a model "
-                "such as Affine(c, a)"
+                "token load; give a model such as Affine(c, a)"
             )
         for name, (_, _, unit) in COSTS.items():
             if getattr(self, name) is not None or name not in (

@@ -268,15 +268,13 @@ class BatchTimeFile:
         if most is not None and most < token_budget:
             notes.append(
                 f"batch times were measured for up to {most:,.0f} tokens; those of batches of up "
-                f"to {token_budget:,} "
-                "are extrapolated"
+                f"to {token_budget:,} are extrapolated"
             )
         kv_tokens, overhead = self.fit.get("kv_tokens"), self.fit.get("overhead_ms")
         if isinstance(kv_tokens, int | float) and kv_tokens > 0 and not memory:
             notes.append(
                 f"the batch-time file says that KV memory holds {kv_tokens:,.0f} tokens, but here "
-                "it has no limit; add "
-                f"`kv_tokens: {kv_tokens:.0f}` to the server"
+                f"it has no limit; add `kv_tokens: {kv_tokens:.0f}` to the server"
             )
         if isinstance(overhead, int | float) and overhead > 0:
             notes.append(

@@ -106,8 +106,7 @@ class Engine(Scheduler, abc.ABC):
         if scope != "running" or convention != "engine":
             raise InputError(
                 f"scope {scope!r} and convention {convention!r}: {self.name} counts running "
-                "requests, and its prefill "
-                "yields the first token; leave both out"
+                "requests, and its prefill yields the first token; leave both out"
             )
         if server.order not in self.orders:
             raise InputError(
@@ -127,9 +126,8 @@ class Engine(Scheduler, abc.ABC):
         if self.whole_blocks and memory.block_size > token_budget:
             raise InputError(
                 f"block_size is {memory.block_size:,}, but a chunk of {self.name} is whole blocks "
-                "within the token "
-                f"budget of {token_budget:,}, so no prompt is ever served; lower the one or raise "
-                "the other"
+                f"within the token budget of {token_budget:,}, so no prompt is ever served; lower "
+                "the one or raise the other"
             )
         if memory.admission is not None:
             raise InputError(
@@ -146,8 +144,7 @@ def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[s
     if not isinstance(options, Mapping):
         raise InputError(
             f"the policy_params of {name!r} are {checks.shown(options)}, but it has settings with "
-            "names "
-            f"({', '.join(known) or 'none'}); give a mapping"
+            f"names ({', '.join(known) or 'none'}); give a mapping"
         )
     aliases = {option.alias: key for key, option in known.items() if option.alias}
     settings: dict[str, Any] = {}

@@ -281,9 +281,7 @@ class TensorRtLlm(Engine):
     rule = records.TENSORRT
     known = {  # noqa: RUF012
         "capacity": Option(
-            "guaranteed_no_evict",
-            tuple(_ADMISSIONS),
-            alias="capacity_scheduler_policy",
+            "guaranteed_no_evict", tuple(_ADMISSIONS), alias="capacity_scheduler_policy"
         ),
         "chunked_context": Option(False, alias="enable_chunked_context"),
     }

@@ -190,9 +190,8 @@ class Gpu:
         if tokens < 1:
             raise InputError(
                 f"the weights of {self.model} ({model.weights_gb:,.1f} GB) and what {engine.name} "
-                "needs besides leave "
-                f"no KV memory on {self.words}, so it would not start; take more GPUs, or say "
-                "`memory: unlimited` to go on without a limit"
+                f"needs besides leave no KV memory on {self.words}, so it would not start; take "
+                "more GPUs, or say `memory: unlimited` to go on without a limit"
             )
         return KVTokens(
             tokens,

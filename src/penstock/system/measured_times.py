@@ -66,9 +66,8 @@ class Measured(BatchTime):
         if falls.any():
             row = int(np.argmax(falls))
             raise InputError(
-                f"measured token loads must rise, but {tokens[row + 1]:g} follows "
-                f"{tokens[row]:g}, so t_b is unclear; "
-                "sort them and average repeats"
+                f"measured token loads must rise, but {tokens[row + 1]:g} follows {tokens[row]:g}, "
+                "so t_b is unclear; sort them and average repeats"
             )
         object.__setattr__(self, "tokens", tuple(tokens.tolist()))
         object.__setattr__(self, "seconds", tuple(seconds.tolist()))

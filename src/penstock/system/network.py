@@ -56,8 +56,7 @@ class Network:
 
     def __post_init__(self) -> None:
         vars(self).update(
-            pools=checked_pools(self.pools),
-            workflows=checked_workflows(self.workflows),
+            pools=checked_pools(self.pools), workflows=checked_workflows(self.workflows)
         )
         refuse_unserved_stages(self)
         if self.retention_s is not None:
@@ -71,8 +70,7 @@ class Network:
             if not any(workflow.reuses for workflow in self.workflows):
                 raise InputError(
                     f"retention_s is {self.retention_s:g}, but no workflow reuses its context, so "
-                    "nothing is kept; "
-                    "leave it out, or give a workflow context 'reuse'"
+                    "nothing is kept; leave it out, or give a workflow context 'reuse'"
                 )
         self._let_engines_cache()
         _ = self.order_params, self.prefixes
@@ -299,8 +297,7 @@ class Network:
             if not workflow.rate > 0:
                 raise InputError(
                     f"workflow {workflow.name} has no arrival rate, since all its recorded jobs "
-                    "begin at one instant; "
-                    "give it a `rate`"
+                    "begin at one instant; give it a `rate`"
                 )
 
     @property

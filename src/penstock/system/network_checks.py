@@ -201,8 +201,7 @@ def _check_decodes(network: "Network", workflow: Workflow) -> None:
         feeds = [each for each in before if each.prompt != 0 and each.pool != stage.pool]
         if name in workflow.begins or stage.join or len(feeds) < len(before):
             raise InputError(
-                f"stage '{workflow.name}.{name}' only decodes (its prompt is 0) "
-                f"at pool {stage.pool!r}, but goes on with KV memory that no prefill of another "
-                "pool sends it; give it a prompt, or let stages with a prompt at another pool go "
-                "before it"
+                f"stage '{workflow.name}.{name}' only decodes (its prompt is 0) at pool "
+                f"{stage.pool!r}, but goes on with KV memory that no prefill of another pool sends "
+                "it; give it a prompt, or let stages with a prompt at another pool go before it"
             )

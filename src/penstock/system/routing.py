@@ -149,11 +149,7 @@ def router(function: RouterFunction, /) -> Router: ...
 @overload
 def router(*, name: str | None = None, **settings: float) -> Callable[[RouterFunction], Router]: ...
 def router(
-    function: RouterFunction | None = None,
-    /,
-    *,
-    name: str | None = None,
-    **settings: float,
+    function: RouterFunction | None = None, /, *, name: str | None = None, **settings: float
 ) -> Router | Callable[[RouterFunction], Router]:
     """Make a router of a function ``(replicas, request, params) -> place``.
 
@@ -207,11 +203,7 @@ ROUTERS: dict[str, Router] = {
         Router("memory", function=router_functions.memory),
         Router("fastest", function=router_functions.fastest),
         Router("session", function=router_functions.session, settings=_SPILL),
-        Router(
-            "prefix",
-            function=router_functions.prefix,
-            settings=(("match", 0.3), *_SPILL),
-        ),
+        Router("prefix", function=router_functions.prefix, settings=(("match", 0.3), *_SPILL)),
         Router(
             "scored",
             function=router_functions.scored,

@@ -106,10 +106,7 @@ def _flags_of_sglang(options: Options) -> list[str]:
 
 def _notes_of_sglang(options: Options) -> list[str]:
     return words_where(
-        (
-            options["ignore_eos"],
-            "ignore_eos is not the server's: each request has to ask for it",
-        ),
+        (options["ignore_eos"], "ignore_eos is not the server's: each request has to ask for it"),
         (
             not options["priority_preemption"] or options["retraction_policy"] != "length",
             "priority_preemption and retraction_policy have to be told the server by hand",

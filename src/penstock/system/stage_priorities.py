@@ -17,8 +17,7 @@ def ranking(pool: str, order: Sequence[str], pool_of_stage: Mapping[str, str]) -
     if not order:
         raise InputError(
             f"the order of pool {pool!r} is priority without stages, so which goes first is "
-            "unclear; give "
-            f"`order: {{priority: [{', '.join(names)}]}}`, most urgent first"
+            f"unclear; give `order: {{priority: [{', '.join(names)}]}}`, most urgent first"
         )
     where = f"the priority order of pool {pool!r}"
     ranked = tuple(here[place(stage, names, where, pool_of_stage)] for stage in order)

@@ -21,10 +21,7 @@ class Beginnings:
 
     @classmethod
     def of(
-        cls,
-        workflow: str,
-        first: str | Mapping[str, int | None] | None,
-        stages: tuple[str, ...],
+        cls, workflow: str, first: str | Mapping[str, int | None] | None, stages: tuple[str, ...]
     ) -> "Beginnings":
         """Return what ``first`` of `Workflow` says."""
         if not isinstance(first, Mapping):

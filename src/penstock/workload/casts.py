@@ -11,12 +11,7 @@ import polars as pl
 from penstock.workload.lengths import LONGEST
 
 Unit = Literal["tokens", "date", "s", "ms", "us", "ns", "time", "ids", "rank"]
-DECIMALS: dict[Unit, int] = {
-    "s": 9,
-    "ms": 6,
-    "us": 3,
-    "ns": 0,
-}
+DECIMALS: dict[Unit, int] = {"s": 9, "ms": 6, "us": 3, "ns": 0}
 """From the unit down to nanoseconds."""
 
 

@@ -24,10 +24,8 @@ def forgotten_joins(routes: Routes) -> list[str]:
             sentences.setdefault(
                 stage,
                 f"stage {routes.names[stage]!r} of {routes.workflow} is reached by {count} "
-                "branches of "
-                f"{routes.names[fork]!r} and is no join, so it runs once for each that comes; "
-                "give it join: true if "
-                "it is to wait for them",
+                f"branches of {routes.names[fork]!r} and is no join, so it runs once for each that "
+                "comes; give it join: true if it is to wait for them",
             )
     return [sentences[stage] for stage in sorted(sentences)]
 

@@ -197,6 +197,5 @@ def first_jobs(blocks: Iterator[Jobs], count: int, name: str) -> Jobs:
             return Jobs.joined(parts)
     raise InputError(
         f"{count:,} jobs asked for, but {name} has {count - missing:,}, as recorded arrivals are "
-        "replayed once; ask "
-        "for fewer, or resample them with arrivals 'poisson'"
+        "replayed once; ask for fewer, or resample them with arrivals 'poisson'"
     )

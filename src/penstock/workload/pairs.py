@@ -68,8 +68,7 @@ class Independent(Lengths):
         ):
             raise InputError(
                 f"the correlation is {self.correlation}, but only tabulated prompts and outputs "
-                "can be joined; "
-                "use Empirical rows instead"
+                "can be joined; use Empirical rows instead"
             )
 
     def sample(self, rng: np.random.Generator, size: int) -> tuple[Tokens, Tokens]:
@@ -136,7 +135,6 @@ def checked_lengths(name: str, tokens: npt.ArrayLike) -> Tokens:
         row = int(np.argmax(bad))
         raise InputError(
             f"{name}[{row}] is {lengths[row]}, but a length is a whole number from 1 to "
-            f"{LONGEST:,} tokens; "
-            "drop or mend that row"
+            f"{LONGEST:,} tokens; drop or mend that row"
         )
     return lengths.astype(np.int64)

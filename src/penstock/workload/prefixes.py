@@ -237,7 +237,6 @@ def _whole_numbers(name: str, request: int, ids: Sequence[int]) -> Ints:
     if row.ndim != 1 or row.dtype.kind != "i":
         raise InputError(
             f"{name}[{request}] is {checks.shown(ids)}, but the blocks of a prompt are named by "
-            "whole numbers "
-            "below 2^63; give a list of them"
+            "whole numbers below 2^63; give a list of them"
         )
     return row.astype(np.int64)

@@ -37,8 +37,7 @@ def checked_priority(priority: npt.ArrayLike | None, rows: int) -> Tokens | None
     if not whole or values.max(initial=0) >= 2**31 or values.min(initial=0) <= -(2**31):
         raise InputError(
             f"priority is {checks.shown(priority)}, but each of the {rows:,} requests has one, a "
-            "whole "
-            "number below 2^31"
+            "whole number below 2^31"
         )
     return values.astype(np.int32)
 

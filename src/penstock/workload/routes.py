@@ -136,9 +136,8 @@ class Routes:
                 raise self._fault(
                     fork,
                     f"forks to {self.names[again]!r} {twice}, and no path leads to "
-                    f"{self.names[left_out]!r}; put "
-                    f"{self.names[left_out]!r} in place of one, name it in another `then`, or "
-                    "leave it out",
+                    f"{self.names[left_out]!r}; put {self.names[left_out]!r} in place of one, name "
+                    "it in another `then`, or leave it out",
                 )
 
     def _check_forks_before_joins(self) -> None:
@@ -148,8 +147,7 @@ class Routes:
                 raise self._fault(
                     stage,
                     f"forks straight to the join {self.names[joins[0]]!r}, so that branch has no "
-                    "request to wait for; "
-                    "leave it out, as the join waits for the other branches",
+                    "request to wait for; leave it out, as the join waits for the other branches",
                 )
         for stage, most in enumerate(self.most_visits):
             if self.joins[stage] and most is not None:
@@ -170,8 +168,7 @@ class Routes:
                 )
         for first in (each for each in self.firsts if self.joins[each]):
             raise self._fault(
-                first,
-                "is a join, and jobs begin there, where no fork is open; begin elsewhere",
+                first, "is a join, and jobs begin there, where no fork is open; begin elsewhere"
             )
 
     def _check_ends(self) -> None:
@@ -183,8 +180,7 @@ class Routes:
         if loop:
             raise InputError(
                 f"{self.workflow} never ends: no path leads out of the loop {self._path(loop)}; "
-                "let one of its stages "
-                "end with some probability, or limit one with most_visits"
+                "let one of its stages end with some probability, or limit one with most_visits"
             )
 
     def _check_finite(self) -> None:
@@ -279,8 +275,7 @@ class Routes:
                     raise self._fault(
                         stage,
                         f"{comes} the join {self.names[target]!r} outside of a fork, so there is "
-                        "nothing to wait for; "
-                        f"{remedy}",
+                        f"nothing to wait for; {remedy}",
                     )
 
     def _leaving(self, exit_: int) -> str:

@@ -290,8 +290,7 @@ def _check_calls(source: Source, table: Table, rows: pl.DataFrame) -> None:
     if len(nameless):
         raise source.fault(
             f"{table.explain(nameless[0])[0]} has an empty trace_id, so which session the call "
-            "belongs to is unclear. "
-            "Correct or delete the row"
+            "belongs to is unclear. Correct or delete the row"
         )
     again = (~rows.select(*_SESSION, "idx").to_struct().is_first_distinct()).arg_true()
     if len(again):

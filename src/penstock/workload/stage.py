@@ -71,8 +71,7 @@ def check_name(what: str, name: object) -> None:
     if not isinstance(name, str) or not name or "." in name:
         raise InputError(
             f"the name of {what} is {checks.shown(name)}, but must be a text without full stops, "
-            "as tables and orders "
-            "say workflow.stage; give another"
+            "as tables and orders say workflow.stage; give another"
         )
 
 
@@ -107,8 +106,7 @@ def check_stage(workflow: str, name: str, stage: Stage, stages: Mapping[str, Sta
     if per_token and stage.join:
         raise InputError(
             f"{what} is a join with transfer_ms_per_token {per_token:g}, but which branch comes "
-            "last, and so what is "
-            "transferred, is not known before it is served; give it a delay_ms"
+            "last, and so what is transferred, is not known before it is served; give it a delay_ms"
         )
     if stage.most_visits is not None:
         checks.whole(
@@ -137,9 +135,8 @@ def _check_then(what: str, stage: Stage, stages: Mapping[str, Stage]) -> None:
         return
     if not isinstance(then, str | Mapping | Sequence) or not then:
         raise InputError(
-            f"`then` of {what} is {checks.shown(then)}; give a stage, 'end', a list of stages "
-            "(all of them), or "
-            "probabilities by stage (one of them)"
+            f"`then` of {what} is {checks.shown(then)}; give a stage, 'end', a list of stages (all "
+            "of them), or probabilities by stage (one of them)"
         )
     names = [then] if isinstance(then, str) else list(then)
     for target in names:

@@ -244,9 +244,8 @@ def _add_own_names(
         if role in named:
             raise source.fault(
                 f"has the columns {named[role][0]!r} and {own!r}, so which one is meant is "
-                "unclear. "
-                f"Choose with `columns: {{{own if role == 'arrival' else role}: {own}}}`, or the "
-                "other"
+                f"unclear. Choose with `columns: {{{own if role == 'arrival' else role}: {own}}}`, "
+                "or the other"
             )
         named[role] = own, own
 

@@ -168,13 +168,7 @@ def _check_where(source: Source, table: Table, where: object) -> None:
 
 
 def _prefixes(
-    ids: Ints,
-    counts: Ints,
-    prompt: Ints,
-    output: Ints,
-    block: int,
-    whole: bool,
-    notices: list[str],
+    ids: Ints, counts: Ints, prompt: Ints, output: Ints, block: int, whole: bool, notices: list[str]
 ) -> Prefixes:
     """Return what requests have in common; ``whole``: the ids go on with the outputs."""
     # Else the ids of answers are told by later rows, as far as they are.
@@ -346,9 +340,8 @@ def _refuse_mixed_zones(source: Source, table: Table, text: pl.Series) -> None:
     where, _ = table.explain(odd)
     offset, before = ("an", "none") if zoned[odd] else ("no", "one")
     raise source.fault(
-        f"{where}, column {shown(text.name)}: {shown(text[odd])} has {offset} offset from UTC, "
-        "but the rows before "
-        f"have {before}, so their order is unclear. Write all of them alike"
+        f"{where}, column {shown(text.name)}: {shown(text[odd])} has {offset} offset from UTC, but "
+        f"the rows before have {before}, so their order is unclear. Write all of them alike"
     )
 
 
@@ -364,10 +357,8 @@ def _unit(source: Source, chosen: Format, text: pl.Series) -> Unit:
             return unit
     raise source.fault(
         f"the column {shown(text.name)} looks like arrival times, but in which unit is unclear. "
-        "Say so with "
-        f"`columns: {{arrival_s: {text.name}}}` (or arrival_ms, arrival_us, arrival_ns); to read "
-        "lengths only, name "
-        "those"
+        f"Say so with `columns: {{arrival_s: {text.name}}}` (or arrival_ms, arrival_us, "
+        "arrival_ns); to read lengths only, name those"
     )
 
 

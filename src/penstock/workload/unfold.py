@@ -122,8 +122,7 @@ class _Unfolding:
             if int(prompt.max()) > LONGEST:
                 raise InputError(
                     f"a prompt grows with its context to {prompt.max():,} tokens, but the longest "
-                    f"is {LONGEST:,}; "
-                    "shorten the requests, or limit loops with most_visits"
+                    f"is {LONGEST:,}; shorten the requests, or limit loops with most_visits"
                 )
             rows["reuse"] = np.where(
                 prefills, np.minimum(wave.context.held, wave.context.tokens), 0
@@ -135,9 +134,8 @@ class _Unfolding:
         self.requests += size
         if self.requests > MOST_REQUESTS:
             raise InputError(
-                f"{self.job_prompt.size:,} jobs have more than {MOST_REQUESTS:,} requests, with "
-                "no end in sight; "
-                "lower the probabilities of loops, or limit them with most_visits"
+                f"{self.job_prompt.size:,} jobs have more than {MOST_REQUESTS:,} requests, with no "
+                "end in sight; lower the probabilities of loops, or limit them with most_visits"
             )
         return prompt, output
 

@@ -21,14 +21,7 @@ from penstock.workload.lengths import Length
 from penstock.workload.means import MOST_SAMPLED, Means, Sample, sampled_jobs
 from penstock.workload.prefixes import Prefixes
 from penstock.workload.routes import END, Routes
-from penstock.workload.stage import (
-    Stage,
-    check_delay,
-    check_name,
-    check_stage,
-    is_fork,
-    released,
-)
+from penstock.workload.stage import Stage, check_delay, check_name, check_stage, is_fork, released
 from penstock.workload.unfold import unfold
 from penstock.workload.workload import Workload
 
@@ -90,8 +83,7 @@ class Workflow:
         if not isinstance(self.stages, Mapping) or not self.stages:
             raise InputError(
                 f"the stages of {self.name} are {checks.shown(self.stages)}, so its jobs do "
-                "nothing; give at least "
-                "one by name"
+                "nothing; give at least one by name"
             )
         object.__setattr__(self, "stages", dict(self.stages))
         if not checks.named(self.context, CONTEXTS):

@@ -18,13 +18,7 @@ from scipy.optimize import linprog
 
 from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.build import batch_time
-from penstock.measuring.calibration.equations import (
-    LINEAR,
-    UNITS,
-    Row,
-    equations_of,
-    streams_of,
-)
+from penstock.measuring.calibration.equations import LINEAR, UNITS, Row, equations_of, streams_of
 from penstock.measuring.calibration.priors import Prior
 from penstock.system.batch_time import Composition
 from penstock.system.uncertain import Allowed, Seen

@@ -50,13 +50,7 @@ _CALLED = {
     "duration_s": ("duration_s", "duration"),
     "completed": ("completed", "requests", "n_ok", "n_req", "num_requests"),
     "incomplete": ("incomplete", "n_incomplete"),
-    "requests_per_s": (
-        "requests_per_s",
-        "throughput",
-        "rps",
-        "req_tput",
-        "request_throughput",
-    ),
+    "requests_per_s": ("requests_per_s", "throughput", "rps", "req_tput", "request_throughput"),
     "concurrency": ("concurrency",),
     "declared_tokens": ("declared_tokens", "declared", "max_tokens"),
     "prefix_hits": ("prefix_hits",),
@@ -70,14 +64,7 @@ _CALLED = {
         "input_len",
         "input_length",
     ),
-    "output_tokens": (
-        "output_tokens",
-        "output",
-        "out_mean",
-        "osl",
-        "output_len",
-        "output_length",
-    ),
+    "output_tokens": ("output_tokens", "output", "out_mean", "osl", "output_len", "output_length"),
     **{
         f"{length}_{part}": (f"{length}_{part}",)
         for length in ("prompt", "output")

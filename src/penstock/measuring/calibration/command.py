@@ -40,8 +40,7 @@ Results = Annotated[
 Format = Annotated[
     str | None,
     typer.Option(
-        "--format",
-        help="guidellm, vllm-bench, inference-perf, aiperf or csv; default: detected.",
+        "--format", help="guidellm, vllm-bench, inference-perf, aiperf or csv; default: detected."
     ),
 ]
 TokenBudget = Annotated[
@@ -80,8 +79,7 @@ PolicyParam = Annotated[
 KvTokens = Annotated[
     int | None,
     typer.Option(
-        "--kv-tokens",
-        help="Tokens that KV memory holds; default: found where rows identify it.",
+        "--kv-tokens", help="Tokens that KV memory holds; default: found where rows identify it."
     ),
 ]
 Model = Annotated[
@@ -124,8 +122,7 @@ FitRows = Annotated[
     ),
 ]
 Parameters = Annotated[
-    str | None,
-    typer.Option("--parameters", help="What to fit, separated by commas; default: all."),
+    str | None, typer.Option("--parameters", help="What to fit, separated by commas; default: all.")
 ]
 PerRun = Annotated[
     str,
@@ -135,8 +132,7 @@ PerRun = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Of arrivals and lengths.")]
 Strict = Annotated[
-    bool,
-    typer.Option("--strict", help="Exit with status 1 if a row is missed by more than 25%."),
+    bool, typer.Option("--strict", help="Exit with status 1 if a row is missed by more than 25%.")
 ]
 
 

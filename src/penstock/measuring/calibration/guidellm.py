@@ -74,12 +74,7 @@ _BENCHMARK = fields(
             "args.strategy",
             "strategy",
         ),
-        "totals": (
-            _TOTALS,
-            "metrics.request_totals",
-            "request_totals",
-            "run_stats.requests_made",
-        ),
+        "totals": (_TOTALS, "metrics.request_totals", "request_totals", "run_stats.requests_made"),
         "done": (list[_Request], "requests.successful"),
         "cut_off": (list[_Request], "requests.incomplete"),
         "duration": "duration",

@@ -100,11 +100,7 @@ def _fits(
 
 
 def _evidence(
-    free: Fit,
-    fits: Mapping[str, Fit],
-    fitted: Sequence[Sent],
-    others: Sequence[Sent],
-    build: Build,
+    free: Fit, fits: Mapping[str, Fit], fitted: Sequence[Sent], others: Sequence[Sent], build: Build
 ) -> tuple[dict[str, float], dict[str, bool], float]:
     """Return each limit's sum of misfits, whether it beats none, and by how much it must."""
     # They are held against each other, and against the rows that were not fitted.

@@ -34,17 +34,10 @@ Files = Annotated[
 Model = Annotated[
     str,
     typer.Option(
-        "--model",
-        help="auto, affine, hinge, steps, table, composition, or composition-affine ...",
+        "--model", help="auto, affine, hinge, steps, table, composition, or composition-affine ..."
     ),
 ]
-Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        help="table, vllm, sglang, tensorrt-llm.",
-    ),
-]
+Format = Annotated[str | None, typer.Option("--format", help="table, vllm, sglang, tensorrt-llm.")]
 Where = Annotated[
     list[str] | None,
     typer.Option(

@@ -144,10 +144,7 @@ def _unit_of_time(source: Source, table: Table) -> str | None:
 
 
 def _numbers(
-    source: Source,
-    table: Table,
-    names: tuple[str, ...],
-    where: dict[str, str],
+    source: Source, table: Table, names: tuple[str, ...], where: dict[str, str]
 ) -> dict[str, Array]:
     """Return columns as numbers of at least 0, of the rows asked for."""
     missing = [name for name in (*names, *where) if name not in table.header]

@@ -129,10 +129,9 @@ class ServedModel:
         """How well its batch times are known: what throughputs under its engine showed."""
         fit = self.fit
         judged = (
-            f"the model {self.taken}; of "
-            f"{fit.throughputs} throughputs of {fit.title} on {' and '.join(fit.gpus)} that "
-            f"were predicted from shapes, half were within a factor of {fit.within['half']:g} and "
-            "nine of ten"
+            f"the model {self.taken}; of {fit.throughputs} throughputs of {fit.title} on "
+            f"{' and '.join(fit.gpus)} that were predicted from shapes, half were within a factor "
+            f"of {fit.within['half']:g} and nine of ten"
         )
         if not self.gpu.measured:
             judged += (
@@ -147,10 +146,9 @@ class ServedModel:
         within, numbers = self.fit.within, self.numbers
         said = (
             f"follow from the shape of {self.shape.name}, {self.taken}, and the kernels of "
-            f"{self.gpu.name}; nobody measured them. Of "
-            f"{self.fit.points} points of {self.fit.title} that were predicted so, nine of ten "
-            f"were within a factor of {within['tpot']:g} in time per output token and "
-            f"{within['ttft']:g} in TTFT"
+            f"{self.gpu.name}; nobody measured them. Of {self.fit.points} points of "
+            f"{self.fit.title} that were predicted so, nine of ten were within a factor of "
+            f"{within['tpot']:g} in time per output token and {within['ttft']:g} in TTFT"
         )
         if self.gpu.measured and self.gpu.error("gemm", numbers.dense) is None:
             said += f"; kernels in {numbers.dense} were not measured, others stand for them"
