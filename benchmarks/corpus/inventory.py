@@ -61,6 +61,8 @@ def _keys(model: Any, where: str, above: tuple[Any, ...]) -> Iterator[str]:
     for name, field in model.model_fields.items():
         alias = field.validation_alias
         names = [name] if alias is None else getattr(alias, "choices", [alias])
+        if len(names) > 1:  # engines' names for it, which are read as on their command lines, too
+            names = dict.fromkeys([*names, *(each.replace("_", "-") for each in names)])
         for each in names:
             path = f"{where}.{each}" if where else str(each)
             yield path

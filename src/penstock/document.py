@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from penstock import checks
 from penstock.errors import InputError, nearest
@@ -45,8 +45,9 @@ class Section(BaseModel):
     @classmethod
     def known_keys(cls) -> list[str]:
         """Return the keys that it may have, as a file calls them."""
-        aliases = {name: field.validation_alias for name, field in cls.model_fields.items()}
-        return [alias if isinstance(alias, str) else name for name, alias in aliases.items()]
+        aliases = [field.validation_alias or name for name, field in cls.model_fields.items()]
+        names = [a.choices if isinstance(a, AliasChoices) else [a] for a in aliases]
+        return [str(name) for several in names for name in several]
 
 
 Sections = TypeVar("Sections", bound=Section)
@@ -287,10 +288,15 @@ def _places(problem: Any) -> list[int | str]:
     if not problem["loc"]:
         return []
     *places, last = problem["loc"]
-    choices = {section.__name__ for section in Section.__subclasses__()}
+    choices = _names(Section)
     kept = [place for place in places if place not in choices]
     is_choice = last in choices and problem["type"] != "extra_forbidden"
     return kept if is_choice else [*kept, last]
+
+
+def _names(section: type[Section]) -> set[str]:
+    """Return the names of the classes that come of one."""
+    return {n for sub in section.__subclasses__() for n in (sub.__name__, *_names(sub))}
 
 
 def _path(places: Sequence[object]) -> str:

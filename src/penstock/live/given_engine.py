@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from penstock import checks
 from penstock.document import one_line, read_document
 from penstock.errors import InputError
-from penstock.scenario.server import ENGINE_NAMES, ServerSection
+from penstock.scenario.server import ServerSection
+from penstock.system.engine_flags import ENGINE_NAMES
 from penstock.system.server import Server
 
 _OPTIONS = {

@@ -15,7 +15,7 @@ from penstock.planning.scenario_day import Day, peak_of, read_day
 from penstock.planning.scenario_job import JobSection, read_job
 from penstock.planning.space import Space, search_space
 from penstock.scenario.scenario import Scenario, build, describes_network
-from penstock.scenario.server import ENGINE_NAMES
+from penstock.system.engine_flags import ENGINE_NAMES
 from penstock.workload.workload import Workload
 
 DEFAULT_MOST_REPLICAS = 32

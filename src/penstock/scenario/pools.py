@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from penstock import checks
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.scenario.server import ENGINE_NAMES, ServerSection, alias
+from penstock.scenario.server import ServerSection, called
 from penstock.system.gpu_memory import Gpu
 from penstock.system.network import Pool
 from penstock.system.orders import Order, resolve_order
@@ -79,9 +79,7 @@ class PoolSection(KindSection):
 
     servers: list[KindSection] | None = None
     router: Annotated[Any, BeforeValidator(_router)] = "jsq"
-    order: Annotated[Any, BeforeValidator(_order)] = Field(
-        "fcfs", validation_alias=alias(*ENGINE_NAMES["order"])
-    )
+    order: Annotated[Any, BeforeValidator(_order)] = Field("fcfs", validation_alias=called("order"))
     affinity: bool = False
     report_ms: float = 0.0
 

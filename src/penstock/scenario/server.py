@@ -1,16 +1,24 @@
 """What serves, in a scenario: batch times, limits under the names of several engines, KV memory."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 
 from penstock import checks
 from penstock.document import Section, Whole, short
 from penstock.errors import InputError
 from penstock.system.batch_time_file import BatchTimeFile, BatchTimeSection
-from penstock.system.engine_flags import EXPLAINED
+from penstock.system.engine import explained
+from penstock.system.engine_flags import (
+    ENGINE_NAMES,
+    EXPERT_PARALLEL,
+    GPU_SHARE,
+    TENSOR_PARALLEL,
+    plain,
+)
 from penstock.system.engines import ENGINES, choosing, engine_defaults
 from penstock.system.gpu_memory import Gpu
 from penstock.system.memory import Memory
@@ -27,30 +35,36 @@ _ROUNDED = (
 )
 
 
-_TENSOR_PARALLEL = ("tensor_parallel", "tensor_parallel_size", "tp_size")
-
-ENGINE_NAMES = {
-    "token_budget": (
-        "token_budget",
-        "max_num_batched_tokens",
-        "chunked_prefill_size",
-        "max_num_tokens",
-    ),
-    "max_batch_size": ("max_batch_size", "max_num_seqs", "max_running_requests"),
-    "order": ("order", "scheduling_policy"),
-    "kv_blocks": ("kv_blocks", "num_gpu_blocks", "num_gpu_blocks_override"),
-    "kv_tokens": ("kv_tokens", "max_total_tokens"),
-    "block_size": ("block_size", "page_size"),
-}
-"""What vLLM, SGLang and TensorRT-LLM call the limits."""
+def called(limit: str) -> AliasChoices:
+    """Return the names under which a limit is taken."""
+    return AliasChoices(*ENGINE_NAMES[limit])
 
 
-def alias(*names: str) -> AliasChoices:
-    """Accept an engine's own name for a limit, with dashes or underscores."""
-    return AliasChoices(*names, *(name.replace("_", "-") for name in names))
+class _ServerPart(Section):
+    """A mapping in which flags of engines may stand, spelled as on a command line."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plainly(cls, given: Any) -> Any:
+        """Read ``--max-num-seqs`` as max_num_seqs, unless that is there, too."""
+        if not isinstance(given, Mapping):
+            return given
+        names = [plain(key) if isinstance(key, str) else key for key in given]
+        alone = zip(names, given.items(), strict=True)
+        return {key if names.count(name) > 1 else name: value for name, (key, value) in alone}
+
+    @classmethod
+    def unknown(cls, section: str, key: str) -> str:
+        """Say what a flag of an engine is here."""
+        where, said = f"{section}.{short(key)}", explained(key)
+        if plain(key) in cls.known_keys():
+            return f"{where} says again what another key of {section} says; give one of them"
+        if said is None:
+            return super().unknown(section, key)
+        return f"{where} is not a key of a scenario; {said}"
 
 
-class MemorySection(Section):
+class MemorySection(_ServerPart):
     """KV memory: ``blocks`` of ``block_size`` tokens, or ``tokens``; see `Memory`."""
 
     blocks: Whole | None = None
@@ -62,7 +76,7 @@ class MemorySection(Section):
     prefix_caching: bool | None = None
 
 
-class GpuSection(Section):
+class GpuSection(_ServerPart):
     """The GPU whose memory gives engines their limits and, with the model, the KV memory.
 
     A hardware preset says all but ``gpu_memory_utilization`` and ``offline`` itself.
@@ -72,30 +86,20 @@ class GpuSection(Section):
     a100: bool | None = None
     offline: bool = False
     model: str | None = None
-    tensor_parallel: Whole | None = Field(None, validation_alias=alias(*_TENSOR_PARALLEL))
-    gpu_memory_utilization: float | None = Field(
-        None,
-        validation_alias=alias(
-            "gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction"
-        ),
-    )
+    tensor_parallel: Whole | None = Field(None, validation_alias=AliasChoices(*TENSOR_PARALLEL))
+    gpu_memory_utilization: float | None = Field(None, validation_alias=AliasChoices(*GPU_SHARE))
 
 
-class HardwareSection(Section):
+class HardwareSection(_ServerPart):
     """A model (path of a `config.json`, or a known name) on GPUs; see `served_model`."""
 
     model: str
     gpu: str
-    tensor_parallel: Whole = Field(1, validation_alias=alias(*_TENSOR_PARALLEL))
-    expert_parallel: Whole = 1
+    tensor_parallel: Whole = Field(1, validation_alias=AliasChoices(*TENSOR_PARALLEL))
+    expert_parallel: Whole = Field(1, validation_alias=AliasChoices(*EXPERT_PARALLEL))
     precision: str | None = None
     kv_precision: str | None = None
     engine: str = "vllm"
-
-    @classmethod
-    def known_keys(cls) -> list[str]:
-        """Return its keys, engine names among them."""
-        return [*super().known_keys(), *_TENSOR_PARALLEL[1:]]
 
     def build(self, folder: Path) -> "ShapedHardware":
         """Return its batch times and its memory."""
@@ -107,44 +111,23 @@ class HardwareSection(Section):
         return shaped_hardware(served)
 
 
-class ServerSection(Section):
+class ServerSection(_ServerPart):
     """What serves; engine names are accepted for the limits."""
 
     hardware: HardwareSection | str | None = None
     batch_time: BatchTimeSection | None = None
-    token_budget: Whole | None = Field(None, validation_alias=alias(*ENGINE_NAMES["token_budget"]))
-    max_batch_size: Whole | None = Field(
-        None, validation_alias=alias(*ENGINE_NAMES["max_batch_size"])
-    )
+    token_budget: Whole | None = Field(None, validation_alias=called("token_budget"))
+    max_batch_size: Whole | None = Field(None, validation_alias=called("max_batch_size"))
     gpu: GpuSection | None = None
     policy: str = "sarathi"
     policy_params: Any = ()
     scope: Literal["batch", "running"] = "running"
     convention: Literal["paper", "engine"] = "engine"
-    order: Literal["fcfs", "priority"] = Field(
-        "fcfs", validation_alias=alias(*ENGINE_NAMES["order"])
-    )
-    kv_blocks: Whole | None = Field(None, validation_alias=alias(*ENGINE_NAMES["kv_blocks"]))
-    kv_tokens: Whole | None = Field(None, validation_alias=alias(*ENGINE_NAMES["kv_tokens"]))
-    block_size: Whole | None = Field(None, validation_alias=alias(*ENGINE_NAMES["block_size"]))
+    order: Literal["fcfs", "priority"] = Field("fcfs", validation_alias=called("order"))
+    kv_blocks: Whole | None = Field(None, validation_alias=called("kv_blocks"))
+    kv_tokens: Whole | None = Field(None, validation_alias=called("kv_tokens"))
+    block_size: Whole | None = Field(None, validation_alias=called("block_size"))
     memory: MemorySection | Literal["unlimited"] | None = None
-
-    @classmethod
-    def known_keys(cls) -> list[str]:
-        """Return its keys, engine names among them."""
-        engines = (name for names in ENGINE_NAMES.values() for name in names)
-        return list(dict.fromkeys([*super().known_keys(), *engines]))
-
-    @classmethod
-    def unknown(cls, section: str, key: str) -> str:
-        """Say where a key belongs that a server does not have."""
-        where, name = f"{section}.{short(key)}", key.replace("-", "_")
-        if any(name in names for names in ENGINE_NAMES.values()):
-            return f"{where} says again what another key of {section} says; give one of them"
-        hint = _belongs(name)
-        return (
-            f"{where} is not a key of a server; {hint}" if hint else super().unknown(section, key)
-        )
 
     def build(self, folder: Path) -> Server:
         """Return the server; files are looked for in ``folder``."""
@@ -378,15 +361,3 @@ class ServerSection(Section):
             too_long=given.too_long,
             prefix_caching=given.prefix_caching,
         )
-
-
-def _belongs(key: str) -> str | None:
-    """Say where a setting of an engine, or of its memory, is given."""
-    settings = {
-        n for e in ENGINES.values() for word, o in e.known.items() for n in (word, o.alias) if n
-    }
-    if key in settings:
-        return f"settings of an engine are given in `policy_params: {{{key}: ...}}`"
-    if key in MemorySection.model_fields:
-        return f"it is given in `memory: {{{key}: ...}}`"
-    return EXPLAINED.get(key)

@@ -17,7 +17,7 @@ from penstock.document import files_named, read_document
 from penstock.errors import InputError
 from penstock.scenario.network import build_network
 from penstock.scenario.scenario import build, describes_network
-from penstock.scenario.server import ENGINE_NAMES
+from penstock.system.engine_flags import ENGINE_NAMES
 from penstock.system.engines import ENGINES
 from penstock.system.network import Network
 from penstock.system.outages import Outage

@@ -10,8 +10,10 @@ from penstock import checks
 from penstock.document import Section
 from penstock.errors import InputError, nearest
 from penstock.scenario.scenario import SimulateSection
-from penstock.scenario.server import ENGINE_NAMES, ServerSection
+from penstock.scenario.server import ServerSection
 from penstock.scenario.workload import WorkloadSection
+from penstock.system.engine import explained
+from penstock.system.engine_flags import ENGINE_NAMES, plain
 
 SECTIONS: dict[str, type[Section]] = {
     "workload": WorkloadSection,
@@ -88,9 +90,9 @@ def at(
                 here[key] = {}
             here = here[key]
         if len(keys) == 2 and keys[0] == "server":
-            for other in ENGINE_NAMES.get(keys[1], (keys[1],)):
-                here.pop(other, None)
-                here.pop(other.replace("_", "-"), None)
+            names = ENGINE_NAMES.get(keys[1], (keys[1],))
+            for other in [key for key in here if plain(str(key)) in names]:
+                del here[other]
         here[keys[-1]] = value
     return changed
 
@@ -133,12 +135,12 @@ def _own_name(section: type[Section], key: str) -> str | None:
         return key
     if section is not ServerSection:
         return None
-    return next(
-        (own for own, names in ENGINE_NAMES.items() if key.replace("-", "_") in names), None
-    )
+    return next((own for own, names in ENGINE_NAMES.items() if plain(key) in names), None)
 
 
 def _nearest_in(section: type[Section], where: str, key: str) -> str:
+    if said := explained(key):
+        return f"; {said}"
     hint = nearest(key, section.known_keys())
     for name in section.known_keys():
         if hint == f"; did you mean {name!r}?":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.kernel.signatures import SEES_DECODES, Queue
-from penstock.system.engine_flags import EXPLAINED
+from penstock.system.engine_flags import hint, plain
 from penstock.system.memory import Memory
 from penstock.system.scheduler import Holds, Options, Scheduler
 
@@ -139,6 +139,19 @@ class Engine(Scheduler, abc.ABC):
             )
 
 
+def explained(flag: str) -> str | None:
+    """Say what a flag of an engine is here, or why it is nothing; None: it is no such flag."""
+    name = plain(flag).removeprefix("no_")
+    having = [
+        (engine.name, key)
+        for engine in Engine.__subclasses__()
+        for key, option in engine.known.items()
+        if name and name in (key, option.alias)
+    ]
+    said = [f"`policy: {engine}, policy_params: {{{key}: ...}}`" for engine, key in having]
+    return hint(name, f"it is given as {' or '.join(said)}" if said else None)
+
+
 def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[str, Any]:
     """Return the settings given, by their own names, once their values are sound."""
     if not isinstance(options, Mapping):
@@ -149,10 +162,10 @@ def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[s
     aliases = {option.alias: key for key, option in known.items() if option.alias}
     settings: dict[str, Any] = {}
     for word, value in options.items():
-        text = str(word).replace("-", "_")
+        text = plain(str(word))
         key = aliases.get(text, text)
-        if key not in known and key in EXPLAINED:
-            raise InputError(f"{checks.shown(word)} is no setting of {name} here: {EXPLAINED[key]}")
+        if key not in known and (said := explained(text)):
+            raise InputError(f"{checks.shown(word)} is no setting of {name} here; {said}")
         if key not in known:
             raise InputError(
                 f"{name} has no setting {checks.shown(word)}{nearest(text, [*known, *aliases])}"

@@ -42,6 +42,7 @@ from penstock.kernel.signatures import (
 from penstock.system import adaptive
 from penstock.system.adaptive import Parameters
 from penstock.system.by_name import resolved
+from penstock.system.engine import explained
 from penstock.system.engines import ENGINES
 from penstock.system.own_functions import OwnFunction
 from penstock.system.scheduler import Phases, Scheduler
@@ -143,9 +144,10 @@ class Policy(OwnFunction, Scheduler):
         misread.
         """
         if isinstance(params, str | Mapping) or not isinstance(params, Iterable):
+            flags = params if isinstance(params, Mapping) else ()
+            said = next(filter(None, (explained(str(flag)) for flag in flags)), "give a list")
             raise InputError(
-                f"policy_params is {checks.shown(params)}, but {self.name} takes numbers; give a "
-                "list"
+                f"policy_params is {checks.shown(params)}, but {self.name} takes numbers; {said}"
             )
         numbers = [
             checks.number("a policy parameter", p, -1e300, 1e300, "", "policies compute with it")

@@ -97,7 +97,7 @@ def test_a_config_beside_the_scenario_is_a_model(tmp_path: Path) -> None:
     ("hardware", "named"),
     [
         ("{model: Llama-3.1-8B}", "server.hardware.gpu is missing"),
-        ("{model: Llama-3.1-8B, gpu: h100, tp: 2}", "server.hardware.tp is not a key"),
+        ("{model: Llama-3.1-8B, gpu: h100, gpus: 2}", "server.hardware.gpus is not a key"),
         ("5", "server.hardware must be a mapping of keys"),
     ],
 )
