@@ -21,7 +21,7 @@ _SIGMAS = 4.0
 _OVER = 1.1  # load of a stretch
 _SPAN = 0.02  # of a recording: what its fluid queue takes to work off
 
-_UNITS: dict[str, str] = {
+UNITS: dict[str, str] = {
     "s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds",
 }  # fmt: skip
 
@@ -76,9 +76,9 @@ def _grid(times: Floats, gaps: Floats) -> list[str]:
 
 def _unit(rate: float, unit: str | None, fractions: bool) -> list[str]:
     """Question the unit of times by the rate that follows."""
-    if unit not in _UNITS:
+    if unit not in UNITS:
         return []
-    units = [*_UNITS]
+    units = [*UNITS]
     place = units.index(unit)
     if (rate > _FREQUENT or fractions) and place > 0:
         other, changed = units[place - 1], rate / 1000
@@ -86,10 +86,10 @@ def _unit(rate: float, unit: str | None, fractions: bool) -> list[str]:
         other, changed = units[place + 1], rate * 1000
     else:
         return []
-    seen = f", and times have fractions of {_UNITS[unit]}" if fractions else ""
+    seen = f", and times have fractions of {UNITS[unit]}" if fractions else ""
     return [
-        f"{rate:,.4g} requests/s follow where times are {_UNITS[unit]}{seen}. If they are "
-        f"{_UNITS[other]} it is {changed:,.4g}: name the columns, `columns: {{arrival_{other}: "
+        f"{rate:,.4g} requests/s follow where times are {UNITS[unit]}{seen}. If they are "
+        f"{UNITS[other]} it is {changed:,.4g}: name the columns, `columns: {{arrival_{other}: "
         "NAME, prompt_tokens: NAME, output_tokens: NAME}`."
     ]
 

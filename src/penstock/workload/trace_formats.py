@@ -10,7 +10,7 @@ from penstock.checks import shown
 from penstock.errors import InputError, nearest
 from penstock.inputs.other_tools import refuse_other_tools
 from penstock.inputs.source import Source
-from penstock.workload.casts import Unit
+from penstock.workload.casts import DECIMALS, Unit
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,14 @@ class Format:
     def columns(self) -> tuple[str, ...]:
         """The columns that are read."""
         return (*((self.arrival,) if self.arrival else ()), self.prompt, self.output)
+
+    def reads(self, header: Collection[str]) -> dict[str, str]:
+        """Return the column of each role, of a file with these columns."""
+        ids = [name for name in (self.ids_with_output, self.ids) if name in header]
+        roles = {"arrival": self.arrival, "prompt": self.prompt, "output": self.output}
+        roles |= {"ids": ids[0] if ids and self.hash_block else None}
+        roles |= {"priority": self.priority, "declared": self.declared}
+        return {role: name for role, name in roles.items() if name}
 
     def fits(self, header: Collection[str]) -> bool:
         """Whether a file with these columns has this format."""
@@ -75,19 +83,10 @@ PLAIN = "plain"
 _OWN_NAMES = {
     "prompt_tokens": ("prompt_tokens", "prompt", "input_tokens", "num_prompt_tokens"),
     "output_tokens": (
-        "output_tokens",
-        "output",
-        "completion_tokens",
-        "generated_tokens",
-        "num_output_tokens",
+        "output_tokens", "output", "completion_tokens", "generated_tokens", "num_output_tokens",
     ),
-}
-_ARRIVAL_UNITS: dict[str, Unit] = {
-    "arrival_s": "s",
-    "arrival_ms": "ms",
-    "arrival_us": "us",
-    "arrival_ns": "ns",
-}
+}  # fmt: skip
+_ARRIVAL_UNITS: dict[str, Unit] = {f"arrival_{unit}": unit for unit in DECIMALS}
 _LIKE_TIMES = (
     "arrival", "arrivals", "arrived_at", "arrival_time", "created", "created_at",
     "time", "times", "timestamp", "date", "datetime",
@@ -98,21 +97,23 @@ _REMEDY = (
 )
 
 
-def check_choice(format: object, columns: object) -> None:
-    """Refuse a format that is no name, and columns that are no mapping of names."""
+def check_choice(format: object, columns: object, where: object) -> None:
+    """Refuse a format that is no name, and what chooses columns and rows and is no mapping."""
     if format is not None and not isinstance(format, str):
         raise InputError(
             f"format is {shown(format)}, but must be the name of a trace format; leave it out to "
             "detect it"
         )
-    if columns is None:
-        return
-    if not isinstance(columns, Mapping) or not all(
-        isinstance(name, str) for pair in columns.items() for name in pair
+    values = "names of columns to the values of the rows to read, such as {http_code: 200}"
+    for what, given, kinds, of in (
+        ("columns", columns, str, f"names to names of columns, as {_REMEDY}"),
+        ("where", where, str | int | float | None, values),
     ):
-        raise InputError(
-            f"columns is {shown(columns)}, but must map names to names of columns, as {_REMEDY}"
-        )
+        if given is not None and not (
+            isinstance(given, Mapping)
+            and all(isinstance(k, str) and isinstance(v, kinds) for k, v in given.items())
+        ):
+            raise InputError(f"{what} is {shown(given)}, but must map {of}")
 
 
 def chosen_format(

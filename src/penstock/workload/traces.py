@@ -25,22 +25,18 @@ from penstock.workload.answers import with_answers
 from penstock.workload.casts import DECIMALS, Unit, cast_text
 from penstock.workload.lengths import LONGEST
 from penstock.workload.prefixes import LARGEST_BLOCK, Prefixes, go_on
+from penstock.workload.recorded_times import UNITS
 from penstock.workload.trace_formats import PLAIN, Format, check_choice, chosen_format
 
-_SINCE_1970: dict[Unit, tuple[float, float]] = {
-    "s": (1e9, 1e10),
-    "ms": (1e12, 1e13),
-    "us": (1e15, 1e16),
-    "ns": (1e18, 1e19),
-}
-"""From 2001 to 2286, as clocks of computers count: no number is a time of these years in two units.
-"""
 _TOLD = (
     "http_code", "http_status", "status_code", "status", "success", "succeeded", "error",
     "error_code",
 )  # fmt: skip
 """Columns that tell requests which failed."""
 _MOST_VALUES = 20  # of such a column
+_COUNTED: dict[str, Unit] = {
+    "prompt": "tokens", "output": "tokens", "declared": "tokens", "ids": "ids", "priority": "rank",
+}  # fmt: skip
 _HOUR_NS = 3_600_000_000_000
 _HEAD = 1 << 20  # bytes in which a key is looked for
 NO_ROWS = "has no rows, so nothing arrives. Check that the file was written completely"
@@ -88,7 +84,7 @@ def load(
     columns: ``{"http_code": 200}``. Unpacked it may hold ``max_gib`` GiB; None:
     `penstock.inputs.source.MOST_GIB`.
     """
-    check_choice(format, columns)
+    check_choice(format, columns, where)
     source = Source.at(path, max_gib)
     table = open_table(source)
     block = 0
@@ -100,7 +96,6 @@ def load(
         _refuse_turns(source, "a row")
     chosen = chosen_format(source, table.header, format, columns, block)
     _check_block(source, table, chosen, block)
-    _check_where(source, table, where)
     rows, notices, doubts, unit = _cast_rows(source, table, chosen, where or {})
 
     # Arrivals count from the first one, in order; what prompts share is told by the ids of their
@@ -147,26 +142,6 @@ def _check_block(source: Source, table: Table, chosen: Format, block: int) -> No
         )
 
 
-def _check_where(source: Source, table: Table, where: object) -> None:
-    """Refuse what does not name columns of the file with a value each."""
-    if where is None:
-        return
-    kinds = (str, int, float, type(None))
-    if not isinstance(where, Mapping) or not all(
-        isinstance(name, str) and isinstance(value, kinds) for name, value in where.items()
-    ):
-        raise InputError(
-            f"where is {shown(where)}, but must map names of columns to the values of the rows to "
-            "read, such as {http_code: 200}"
-        )
-    for name in where:
-        if name not in table.header:
-            raise source.fault(
-                f"has no column {shown(name)}, by which `where` chooses "
-                f"rows{nearest(name, table.header)}"
-            )
-
-
 def _prefixes(
     ids: Ints, counts: Ints, prompt: Ints, output: Ints, block: int, whole: bool, notices: list[str]
 ) -> Prefixes:
@@ -207,35 +182,24 @@ def _cast_rows(
     """Return the rows as numbers, a column for each role, what there is to say of them and to
     doubt, and the unit of arrivals.
     """
-    ids = [name for name in (chosen.ids_with_output, chosen.ids) if name in table.header]
-    ids = ids[: chosen.hash_block > 0]
-    names = [
-        *chosen.columns,
-        *ids,
-        *([chosen.priority] if chosen.priority else []),
-        *([chosen.declared] if chosen.declared else []),
-    ]
+    for name in where:
+        if name not in table.header:
+            near = nearest(name, table.header)
+            raise source.fault(f"has no column {shown(name)}, by which `where` chooses rows{near}")
+    names = chosen.reads(table.header)
     told = [name for name in table.header if name.lower() in _TOLD and name not in where]
-    text = table.read(tuple(dict.fromkeys([*names, *where, *told])))
+    text = table.read(tuple(dict.fromkeys([*names.values(), *where, *told])))
     if text.is_empty():
         raise source.fault(NO_ROWS)
     taken = _where(source, text, where)
     doubts = _failures(text.filter(taken).select(told))
 
     # Every column is cast from text; null stands for what cannot be used.
-    reads: dict[str, tuple[str, Unit]] = {}
+    units = dict(_COUNTED)
     if chosen.arrival:
-        reads["arrival"] = chosen.arrival, _unit(source, chosen, text[chosen.arrival])
-    reads |= {"prompt": (chosen.prompt, "tokens"), "output": (chosen.output, "tokens")}
-    if ids:
-        reads["ids"] = ids[0], "ids"
-    if chosen.priority:
-        reads["priority"] = chosen.priority, "rank"
-    if chosen.declared:
-        reads["declared"] = chosen.declared, "tokens"
-    rows = pl.DataFrame(
-        {role: cast_text(text[column], unit) for role, (column, unit) in reads.items()}
-    )
+        units["arrival"] = _unit(source, chosen, text[chosen.arrival])
+    reads = {role: (name, units[role]) for role, name in names.items()}
+    rows = pl.DataFrame({role: cast_text(text[name], unit) for role, (name, unit) in reads.items()})
     rows = rows.with_row_index("row").filter(taken)
 
     # A request that failed is none; any other length of 0 is a fault.
@@ -248,7 +212,7 @@ def _cast_rows(
     unusable = rows.filter(pl.any_horizontal(pl.all().is_null()))
     if len(unusable):
         raise _bad_row(source, table, text, reads, unusable)
-    if chosen.arrival and reads["arrival"][1] == "date":
+    if chosen.arrival and units["arrival"] == "date":
         _refuse_mixed_zones(source, table, text[chosen.arrival])
         doubts += _set_back(rows["arrival"].to_numpy())
     if "delay" in table.header:
@@ -256,7 +220,7 @@ def _cast_rows(
             "Rows have a delay, as turns of a session that are sent so long after the answer "
             "before: here they are sent at their recorded times, however long answers take."
         )
-    return rows, notices, doubts, reads["arrival"][1] if chosen.arrival else None
+    return rows, notices, doubts, units.get("arrival")
 
 
 def _where(source: Source, text: pl.DataFrame, where: Mapping[str, Any]) -> pl.Series:
@@ -351,9 +315,11 @@ def _unit(source: Source, chosen: Format, text: pl.Series) -> Unit:
         return "date"
     if chosen.unit != "time":
         return chosen.unit
+    # From 2001 to 2286, as clocks of computers count, no number is a time in two units.
     numbers = text.cast(pl.Float64, strict=False)
-    for unit, (low, high) in _SINCE_1970.items():
-        if numbers.is_between(low, high).all() and numbers.null_count() < numbers.len():
+    for unit, decimals in DECIMALS.items():
+        low = 10 ** (18 - decimals)
+        if numbers.is_between(low, 10 * low).all() and numbers.null_count() < numbers.len():
             return unit
     raise source.fault(
         f"the column {shown(text.name)} looks like arrival times, but in which unit is unclear. "
@@ -368,10 +334,10 @@ _WANTED: dict[Unit, str] = {
     "tokens": f"a length is a whole number of tokens from 1 to {LONGEST:,}",
     "date": "an arrival is a date from 1970 to 2261 such as 2023-11-16 18:17:03.97996 or "
     "...03+00:00",
-    "s": "an arrival is a number of seconds from 0 to 9.2e9",
-    "ms": "an arrival is a number of milliseconds from 0 to 9.2e12",
-    "us": "an arrival is a number of microseconds from 0 to 9.2e15",
-    "ns": "an arrival is a number of nanoseconds from 0 to 9.2e18",
+    **{
+        unit: f"an arrival is a number of {UNITS[unit]} from 0 to 9.2e{18 - decimals}"
+        for unit, decimals in DECIMALS.items()
+    },
     "ids": "hash ids are a list of whole numbers below 2^63, such as [3, 1] or 3 1",
     "rank": "a priority is a whole number between -2^31 and 2^31, smaller ones first",
 }
