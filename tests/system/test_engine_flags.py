@@ -45,12 +45,12 @@ def built(change: dict[str, Any], place: str = "server", policy: str = "vllm", f
     part = server if place in ("server", "pool") else server.setdefault(place, {})
     for key, value in change.items():
         part[key] = part[key] | value if isinstance(part.get(key), dict) else value
-    simulate = server.pop("simulate", {})
+    workload, simulate = server.pop("workload", WORKLOAD), server.pop("simulate", {})
     if place == "pool":
-        network = {"pools": {"p": server}, "workflows": {"w": {"workload": WORKLOAD, "pool": "p"}}}
+        network = {"pools": {"p": server}, "workflows": {"w": {"workload": workload, "pool": "p"}}}
         build_network({"network": network, "simulate": simulate}, folder)
     else:
-        build({"workload": WORKLOAD, "server": server, "simulate": simulate}, folder)
+        build({"workload": workload, "server": server, "simulate": simulate}, folder)
 
 
 def refusal(change: dict[str, Any], place: str = "server", policy: str = "vllm") -> str:

@@ -26,8 +26,8 @@ _GIVEN = {
     "of a server it is `FLAG: ...`": " ".join(n for names in ENGINE_NAMES.values() for n in names),
     "of a server it is `token_budget: ...`": "max_num_scheduled_tokens",
     "of a server it is `max_batch_size: ...`": "max_num_active_seqs",
-    "requests come as the workload says, and `max_batch_size: ...` limits those that run":
-        "max_concurrency",
+    "clients who wait are `workload: {closed: {clients: ..., prompt: ..., output: ...}}`":
+        "max_concurrency concurrency",
     "of a server it is `order: priority`": "enable_priority_scheduling",
     "counted in tokens it is `kv_tokens: ...`": "kv_cache_memory_bytes num_gpu_tokens",
     f"it is given as `{_SHAPE[:-2]}}}`": "model model_path",
