@@ -204,6 +204,36 @@ def test_qwen_is_told_from_mooncake_by_its_chat_id(write):
     assert load(write(lines, "a.jsonl")).arrival_s.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("format", "name", "content"),
+    [
+        (
+            "llmservingsim",
+            "a.jsonl",
+            '{"input_toks": 374, "output_toks": 44, "arrival_time_ns": 0}\n'
+            '{"input_toks": 396, "output_toks": 109, "arrival_time_ns": 4314579000}\n',
+        ),
+        (
+            "splitwisesim",
+            "a.csv",
+            "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n"
+            "0,2,0,0.0,1,374,44\n1,2,0,4.314579,1,396,109\n",
+        ),
+        (
+            "apex",
+            "a.jsonl",
+            '{"ContextTokens": 374, "GeneratedTokens": 44, "StartTimeOffset": 0, "RequestID": 0}\n'
+            '{"ContextTokens": 396, "GeneratedTokens": 109, "StartTimeOffset": 4314579000, "RequestID": 1}\n',
+        ),
+    ],
+)
+def test_traces_of_other_simulators_are_read_by_themselves(write, format, name, content):
+    trace = load(write(content, name))
+    assert (trace.format, trace.notices, trace.doubts) == (format, (), ())
+    assert trace.arrival_s.tolist() == [0, 4.314579]
+    assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == ([374, 396], [44, 109])
+
+
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 def test_every_format_is_recognised_by_its_own_columns(format):
     columns = [*format.columns, *format.marks]

@@ -76,6 +76,12 @@ FORMATS = (
         "mooncake",
         "input_length", "output_length", "timestamp", "ms", whole=True, hash_block=512,
     ),
+    # LLMServingSim (JSON Lines, whole nanoseconds)
+    Format("llmservingsim", "input_toks", "output_toks", "arrival_time_ns", "ns"),
+    # SplitwiseSim (CSV, seconds)
+    Format("splitwisesim", "prompt_size", "token_size", "arrival_timestamp"),
+    # APEX+ (JSON Lines, nanoseconds)
+    Format("apex", "ContextTokens", "GeneratedTokens", "StartTimeOffset", "ns"),
 )  # fmt: skip
 """The known formats, the more specific first."""
 
