@@ -566,10 +566,9 @@ def read_trace(
     Parameters
     ----------
     path
-        CSV, JSONL or Parquet, also ``.gz``; ``penstock traces`` lists the formats. ``-``: standard
-        input.
+        CSV, JSONL or Parquet, also ``.gz``. ``-``: standard input.
     format
-        Its name; None: detected from the header.
+        Its name, such as ``mooncake``; None: detected from the header.
     columns
         For plain files: which columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens``,
         ``priority``, ``declared_tokens`` (or ``max_tokens``: see `Workload.declared`), ``hash_ids``
