@@ -50,18 +50,11 @@ class Measured(BatchTime):
                 "load"
             )
         for load, time in zip(tokens.tolist(), seconds.tolist(), strict=True):
-            checks.number(
-                "a measured token load",
-                load,
-                1,
-                MOST_TOKENS,
-                "tokens",
-                "an empty batch is none; drop it",
-            )
+            remedy = "an empty batch is none; drop it"
+            checks.number("a measured token load", load, 1, MOST_TOKENS, "tokens", remedy)
+            remedy = "give seconds, or drop the measurement"
             what = f"the measured batch time at {load:g} tokens"
-            checks.number(
-                what, time, SHORTEST_S, LONGEST_S, "s", "give seconds, or drop the measurement"
-            )
+            checks.number(what, time, SHORTEST_S, LONGEST_S, "s", remedy)
         falls = np.diff(tokens) <= 0
         if falls.any():
             row = int(np.argmax(falls))
@@ -112,14 +105,12 @@ class Measured(BatchTime):
             for name, (low, high) in limits.items():
                 if values[name] is None or not low <= values[name] <= high:
                     where, problem = table.explain(row)
-                    wrong = (
-                        f"has the {name} {checks.shown(text[name][row])}, which is no number from "
-                        f"{low:g} to "
-                    )
-                    wrong += f"{high:,.0f}. Correct or delete it"
-                    raise source.fault(f"{where} {problem or wrong}")
+                    cell, remedy = checks.shown(text[name][row]), "Correct or delete it"
+                    wrong = f"has the {name} {cell}, which is no number from {low:g} to {high:,.0f}"
+                    raise source.fault(f"{where} {problem or f'{wrong}. {remedy}'}")
+        time = pl.col(unit)
         each = measured.group_by("tokens").agg(
-            pl.col(unit).mean(), count=pl.len(), most=pl.col(unit).max(), least=pl.col(unit).min()
+            time.mean(), count=pl.len(), most=time.max(), least=time.min()
         )
         each = each.sort("tokens")
         apart = each.filter(pl.col("most") > _TWO_THINGS * pl.col("least"))
@@ -130,12 +121,11 @@ class Measured(BatchTime):
                 "two so different times is neither. Drop one"
             )
         again = each.filter(pl.col("count") > 1)["tokens"]
-        doubts: tuple[str, ...] = ()
-        if len(again):
-            doubts = (
-                f"{source.name} has {counted(len(again), 'token load')} more than once, the first "
-                f"of {again[0]:,.0f} tokens: their times are averaged.",
-            )
+        doubts = tuple(
+            f"{source.name} has {counted(len(again), 'token load')} more than once, the first of "
+            f"{load:,.0f} tokens: their times are averaged."
+            for load in again[:1]
+        )
         times = cls(each["tokens"].to_list(), (each[unit] / per_second[unit]).to_list(), doubts)
         times.refuse_falling(source.name)
         return times

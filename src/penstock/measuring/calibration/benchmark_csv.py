@@ -15,15 +15,9 @@ from penstock.measuring.fitting.vllm_log import has_iterations
 
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _METRICS = {
-    "ttft": "ttft",
-    "itl": "itl",
-    "tbt": "itl",
-    "tpot": "tpot",
-    "e2e": "e2e",
-    "e2el": "e2e",
-    "e2e_latency": "e2e",
-    "latency": "e2e",
-}
+    "ttft": "ttft", "itl": "itl", "tbt": "itl", "tpot": "tpot",
+    "e2e": "e2e", "e2el": "e2e", "e2e_latency": "e2e", "latency": "e2e",
+}  # fmt: skip
 _STATISTICS = {
     None: "mean", "mean": "mean", "avg": "mean",
     "p50": "p50", "median": "p50", "p90": "p90", "p99": "p99",
@@ -36,41 +30,19 @@ _METRIC = re.compile(
 _IN_BRACKETS = re.compile(r"[\s_]*[(\[]\s*([^)\]]*?)\s*[)\]]\s*$")
 _SAID_BY_NAME = ("rps", "req/s", "requests/s", "tokens", "tok")  # units that change nothing
 
-# What a column may be called.
+# What a column may be called beside its own name.
 _CALLED = {
-    "run": ("run", "file"),
-    "shape": ("shape",),
-    "load": ("load", "strategy"),
-    "data": ("data",),
-    "pattern": ("pattern", "arrivals"),
-    "rate": ("rate", "request_rate", "qps"),
-    "burstiness": ("burstiness",),
-    "burst": ("burst",),
-    "in_flight": ("in_flight", "max_concurrency", "num_concurrent_requests"),
-    "duration_s": ("duration_s", "duration"),
-    "completed": ("completed", "requests", "n_ok", "n_req", "num_requests"),
-    "incomplete": ("incomplete", "n_incomplete"),
-    "requests_per_s": ("requests_per_s", "throughput", "rps", "req_tput", "request_throughput"),
-    "concurrency": ("concurrency",),
-    "declared_tokens": ("declared_tokens", "declared", "max_tokens"),
-    "prefix_hits": ("prefix_hits",),
-    "use": ("use", "consistent"),
-    "prompt_tokens": (
-        "prompt_tokens",
-        "prompt",
-        "input_tokens",
-        "in_mean",
-        "isl",
-        "input_len",
-        "input_length",
-    ),
-    "output_tokens": ("output_tokens", "output", "out_mean", "osl", "output_len", "output_length"),
-    **{
-        f"{length}_{part}": (f"{length}_{part}",)
-        for length in ("prompt", "output")
-        for part in ("low", "high", "std")
-    },
-}
+    "run": "file", "shape": "", "load": "strategy", "data": "", "pattern": "arrivals",
+    "rate": "request_rate qps", "burstiness": "", "burst": "",
+    "in_flight": "max_concurrency num_concurrent_requests", "duration_s": "duration",
+    "completed": "requests n_ok n_req num_requests", "incomplete": "n_incomplete",
+    "requests_per_s": "throughput rps req_tput request_throughput", "concurrency": "",
+    "declared_tokens": "declared max_tokens", "prefix_hits": "", "use": "consistent",
+    "prompt_tokens": "prompt input_tokens in_mean isl input_len input_length",
+    "output_tokens": "output out_mean osl output_len output_length",
+    "prompt_low": "", "prompt_high": "", "prompt_std": "",
+    "output_low": "", "output_high": "", "output_std": "",
+}  # fmt: skip
 
 _WORDS = ("run", "shape", "load", "data", "pattern")
 _FALSE = ("false", "0", "no")
@@ -144,7 +116,7 @@ def _columns(source: Source, header: tuple[str, ...]) -> _Columns:
                 f"{name}_s or {name}_us, or drop it"
             )
     for column, names in _CALLED.items():
-        key = next((key for key in names if key in keys), "")
+        key = next((key for key in (column, *names.split()) if key in keys), "")
         if key:
             columns.setdefault(column, _Column(keys[key], key))
     if not {"rate", "in_flight", "load"} & columns.keys() and "concurrency" in columns:
@@ -178,11 +150,10 @@ def _row(
                 row[column] = float(text) * unit
             except ValueError:
                 place, problem = table.explain(number)
-                wrong = (
-                    f"has the {name} {checks.shown(text)}, which is no number. Correct it, or "
-                    "leave it empty"
-                )
-                raise source.fault(f"{place} {problem or wrong}") from None
+                wrong = f"has the {name} {checks.shown(text)}, which is no number"
+                raise source.fault(
+                    f"{place} {problem or f'{wrong}. Correct it, or leave it empty'}"
+                ) from None
     row = guidellm.spreads(row.pop("data", None)) | row
     if "pattern" not in row:
         load = guidellm.strategy(row.get("load", ""), row.get("incomplete"), row.get("in_flight"))
@@ -194,9 +165,7 @@ def _row(
             )
         closed = "in_flight" in row and "rate" not in row
         row = Row(pattern="closed" if closed else "poisson") | load | row
-    if "duration_s" not in row and row.get(
-        "rate"
-    ):  # say how long from how many, or the other way round
+    if "duration_s" not in row and row.get("rate"):  # from how many, or the other way round
         row["duration_s"] = row.get("completed", _FEWEST) / row["rate"]
     if "in_flight" in row:
         row["client_limit"] = row["in_flight"]
