@@ -129,7 +129,7 @@ _BOUNDED.maxlevel = 3
 
 def path(what: str, value: Any) -> Path:
     """Return the value as a path, if it is one and names something."""
-    if not isinstance(value, str | os.PathLike) or not str(value):
+    if not isinstance(value, str | os.PathLike) or not str(value) or "\0" in str(value):
         raise InputError(
             f"{what} is {shown(value)}, so there is nothing to read; give the path of a file, as "
             "text"
