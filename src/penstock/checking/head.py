@@ -186,8 +186,8 @@ def _unproved(hypotheses: Sequence[Hypothesis]) -> str:
 
 
 def share_of(value: float) -> str:
-    """Return a share in percent, with two more digits near the limit."""
-    return f"{value:.{2 if abs(1 - value) < _CLOSE else 0}%}"
+    """Return a share in percent, with two more digits near the limit and near nothing."""
+    return f"{value:.{2 if abs(1 - value) < _CLOSE or 0 < value < _CLOSE else 0}%}"
 
 
 def _few(names: Sequence[str], most: int) -> str:
