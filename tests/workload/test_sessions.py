@@ -192,7 +192,7 @@ def test_a_call_whose_place_in_a_session_is_unclear_is_refused(written, lines, m
 def test_a_file_without_sessions_says_which_column_it_lacks(written):
     with pytest.raises(InputError, match=r"agents\.csv: has no column 'trace_id', so these are no recorded sessions"):
         read_sessions(written("1,2", header="a,b"), "gpus")
-    with pytest.raises(InputError, match=r"agents\.csv: has no rows, so nothing arrives"):
+    with pytest.raises(InputError, match=r"agents\.csv: has no rows, so it says nothing"):
         read_sessions(written(), "gpus")
 
 

@@ -8,17 +8,17 @@ line is at fault.
 import csv
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import dropwhile, islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import polars as pl
 
 from penstock.checks import shown
-from penstock.errors import InputError
+from penstock.errors import InputError, nearest
 from penstock.inputs.other_tools import refuse_other_tools
 from penstock.inputs.parquet_footer import unpacked_bytes
 from penstock.inputs.source import Source, first_line
@@ -325,8 +325,54 @@ class _Parquet:
         return f"row {row + 1:,}", None
 
 
+NO_ROWS = "has no rows, so it says nothing. Check that the file was written completely"
 ROW = "row "
 """The column with the number of a row in its file."""
+
+PER_SECOND = {"seconds": 1.0, "ms": 1e3, "us": 1e6}
+"""Columns that hold times of batches, and what a second has of their unit."""
+
+
+def time_column(source: Source, header: Collection[str]) -> str | None:
+    """Return the column that has the times of batches; None: there is none."""
+    units = [name for name in PER_SECOND if name in header]
+    if len(units) > 1:
+        raise source.fault(
+            f"has the columns {' and '.join(units)}, so which one is meant is unclear. Drop one"
+        )
+    if {"layer", "time_us"}.issubset(header):
+        raise source.fault("has times of layers, not of batches. Measure whole batches")
+    return units[0] if units else None
+
+
+def chosen_rows(
+    source: Source, table: Table, names: Iterable[str], where: Mapping[str, Any]
+) -> tuple[pl.DataFrame, int]:
+    """Return columns of the rows that have a value in each column of ``where``, with `ROW`, and how
+    many rows are left out.
+    """
+    for name in where:
+        if name not in table.header:
+            near = nearest(name, table.header)
+            raise source.fault(f"has no column {shown(name)}, by which `where` chooses rows{near}")
+    text = table.read(tuple(dict.fromkeys([*names, *where])))
+    if text.is_empty():
+        raise source.fault(NO_ROWS)
+    rows, text = len(text), text.with_row_index(ROW)
+    for name, value in where.items():
+        cells = pl.col(name).fill_null("").str.strip_chars().str.to_lowercase()
+        alike = cells == str("" if value is None else value).strip().lower()
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            alike |= (cells.cast(pl.Float64, strict=False) == value).fill_null(False)
+        kept = text.filter(alike)
+        if kept.is_empty():
+            others = ", ".join(text[name].drop_nulls().unique().sort().to_list())
+            raise source.fault(
+                f"has no row whose {shown(name)} is {shown(value)}, as `where` asks, but "
+                f"{shown(others)}. Correct the value"
+            )
+        text = kept
+    return text, rows - len(text)
 
 
 def as_numbers(

@@ -11,7 +11,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.inputs.source import Source
-from penstock.inputs.tables import open_table
+from penstock.inputs.tables import PER_SECOND, as_numbers, chosen_rows, open_table, time_column
 from penstock.system.batch_time import LONGEST_S, MOST_TOKENS, SHORTEST_S, BatchTime
 from penstock.words import counted
 
@@ -78,36 +78,18 @@ class Measured(BatchTime):
         """
         source = Source.at(path)
         table = open_table(source)
-        per_second = {"seconds": 1, "ms": 1_000, "us": 1_000_000}
-        units = [name for name in per_second if name in table.header]
-        if len(units) > 1:
-            raise source.fault(
-                f"has the columns {' and '.join(units)}, so which one is meant is unclear. Drop one"
-            )
-        unit = units[0] if units else None
+        unit = time_column(source, table.header)
         if unit is None or "tokens" not in table.header:
             columns = checks.shown(", ".join(table.header))
             raise source.fault(
                 f"has the columns {columns}, but batch times need tokens and seconds, ms or us. "
                 "Rename them"
             )
-        text = table.read(("tokens", unit))
-        if text.is_empty():
-            raise source.fault(
-                "has no rows, so no batch time is known. Check that the file was written completely"
-            )
-        measured = text.select(pl.all().str.strip_chars().cast(pl.Float64, strict=False))
-        limits = {
-            "tokens": (1, MOST_TOKENS),
-            unit: (SHORTEST_S * per_second[unit], LONGEST_S * per_second[unit]),
-        }
-        for row, values in enumerate(measured.iter_rows(named=True)):
-            for name, (low, high) in limits.items():
-                if values[name] is None or not low <= values[name] <= high:
-                    where, problem = table.explain(row)
-                    cell, remedy = checks.shown(text[name][row]), "Correct or delete it"
-                    wrong = f"has the {name} {cell}, which is no number from {low:g} to {high:,.0f}"
-                    raise source.fault(f"{where} {problem or f'{wrong}. {remedy}'}")
+        text, _ = chosen_rows(source, table, ("tokens", unit), {})
+        per_second = PER_SECOND[unit]
+        times = SHORTEST_S * per_second, LONGEST_S * per_second
+        limits = {"tokens": (1, MOST_TOKENS), unit: times}
+        measured = as_numbers(source, table, text, limits, "from {:g} to {:,.0f}")
         time = pl.col(unit)
         each = measured.group_by("tokens").agg(
             time.mean(), count=pl.len(), most=time.max(), least=time.min()
@@ -126,9 +108,9 @@ class Measured(BatchTime):
             f"{load:,.0f} tokens: their times are averaged."
             for load in again[:1]
         )
-        times = cls(each["tokens"].to_list(), (each[unit] / per_second[unit]).to_list(), doubts)
-        times.refuse_falling(source.name)
-        return times
+        read = cls(each["tokens"].to_list(), (each[unit] / per_second).to_list(), doubts)
+        read.refuse_falling(source.name)
+        return read
 
     def refuse_falling(self, name: str) -> None:
         """Refuse times that fall from one load to a larger one by more than measurements do."""

@@ -17,13 +17,12 @@ from penstock.checks import shown
 from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Ints
 from penstock.inputs.source import Source
-from penstock.inputs.tables import Table, open_table
+from penstock.inputs.tables import NO_ROWS, Table, open_table
 from penstock.workload.arrivals import Arrivals, Deterministic, Poisson, Replay
 from penstock.workload.jobs import MOST_JOBS, Jobs, checked_seed, first_jobs
 from penstock.workload.lengths import LONGEST
 from penstock.workload.means import Means
 from penstock.workload.stage import Stage
-from penstock.workload.traces import NO_ROWS
 
 _AT_A_TIME = 1024
 """Sessions drawn at a time; fixed, so that the first n do not depend on how many are asked for."""

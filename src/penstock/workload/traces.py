@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from penstock import checks
 from penstock.checks import shown
-from penstock.errors import InputError, nearest
+from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
 from penstock.inputs.source import Source
-from penstock.inputs.tables import Table, open_table
+from penstock.inputs.tables import ROW, Table, chosen_rows, open_table
 from penstock.words import counted
 from penstock.workload.answers import with_answers
 from penstock.workload.casts import DECIMALS, Unit, cast_text
@@ -39,7 +39,6 @@ _COUNTED: dict[str, Unit] = {
 }  # fmt: skip
 _HOUR_NS = 3_600_000_000_000
 _HEAD = 1 << 20  # bytes in which a key is looked for
-NO_ROWS = "has no rows, so nothing arrives. Check that the file was written completely"
 
 
 @dataclass(frozen=True)
@@ -182,17 +181,10 @@ def _cast_rows(
     """Return the rows as numbers, a column for each role, what there is to say of them and to
     doubt, and the unit of arrivals.
     """
-    for name in where:
-        if name not in table.header:
-            near = nearest(name, table.header)
-            raise source.fault(f"has no column {shown(name)}, by which `where` chooses rows{near}")
     names = chosen.reads(table.header)
     told = [name for name in table.header if name.lower() in _TOLD and name not in where]
-    text = table.read(tuple(dict.fromkeys([*names.values(), *where, *told])))
-    if text.is_empty():
-        raise source.fault(NO_ROWS)
-    taken = _where(source, text, where)
-    doubts = _failures(text.filter(taken).select(told))
+    text, left_out = chosen_rows(source, table, [*names.values(), *told], where)
+    doubts = _failures(text.select(told))
 
     # Every column is cast from text; null stands for what cannot be used.
     units = dict(_COUNTED)
@@ -200,12 +192,12 @@ def _cast_rows(
         units["arrival"] = _unit(source, chosen, text[chosen.arrival])
     reads = {role: (name, units[role]) for role, name in names.items()}
     rows = pl.DataFrame({role: cast_text(text[name], unit) for role, (name, unit) in reads.items()})
-    rows = rows.with_row_index("row").filter(taken)
+    rows = rows.with_columns(text[ROW])
 
     # A request that failed is none; any other length of 0 is a fault.
     notices: list[str] = []
-    if len(rows) < len(text):
-        notices.append(f"{counted(len(text) - len(rows), 'row')} left out by `where`")
+    if left_out:
+        notices.append(f"{counted(left_out, 'row')} left out by `where`")
     if chosen.zero_output_failed:
         rows = _succeeded(source, rows, notices)
     rows = rows.with_columns(pl.col("prompt", "output").replace(0, None))
@@ -213,7 +205,7 @@ def _cast_rows(
     if len(unusable):
         raise _bad_row(source, table, text, reads, unusable)
     if chosen.arrival and units["arrival"] == "date":
-        _refuse_mixed_zones(source, table, text[chosen.arrival])
+        _refuse_mixed_zones(source, table, text[chosen.arrival], text[ROW])
         doubts += _set_back(rows["arrival"].to_numpy())
     if "delay" in table.header:
         doubts.append(
@@ -221,23 +213,6 @@ def _cast_rows(
             "before: here they are sent at their recorded times, however long answers take."
         )
     return rows, notices, doubts, units.get("arrival")
-
-
-def _where(source: Source, text: pl.DataFrame, where: Mapping[str, Any]) -> pl.Series:
-    """Return which rows have the values that are asked for."""
-    taken = pl.repeat(True, len(text), dtype=pl.Boolean, eager=True)
-    for name, value in where.items():
-        cells = text[name].fill_null("").str.strip_chars().str.to_lowercase()
-        alike = cells == str("" if value is None else value).strip().lower()
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            alike |= (cells.cast(pl.Float64, strict=False) == value).fill_null(False)
-        if not (taken & alike).any():
-            raise source.fault(
-                f"has no row whose {shown(name)} is {shown(value)}, as `where` asks; the first "
-                f"has {shown(text[name][0])}. Correct the value"
-            )
-        taken &= alike
-    return taken
 
 
 def _failures(told: pl.DataFrame) -> list[str]:
@@ -293,7 +268,7 @@ def _in_order(rows: pl.DataFrame, notices: list[str]) -> pl.DataFrame:
     return rows.sort("arrival", maintain_order=True)
 
 
-def _refuse_mixed_zones(source: Source, table: Table, text: pl.Series) -> None:
+def _refuse_mixed_zones(source: Source, table: Table, text: pl.Series, rows: pl.Series) -> None:
     """Refuse dates of which only some say how far from UTC they are: their order is unknown."""
     if text.str.ends_with("+00:00").all():  # fast, and true of most public files
         return
@@ -301,7 +276,7 @@ def _refuse_mixed_zones(source: Source, table: Table, text: pl.Series) -> None:
     odd = (zoned != zoned[0]).arg_max()
     if odd is None or zoned[odd] == zoned[0]:
         return
-    where, _ = table.explain(odd)
+    where, _ = table.explain(rows[odd])
     offset, before = ("an", "none") if zoned[odd] else ("no", "one")
     raise source.fault(
         f"{where}, column {shown(text.name)}: {shown(text[odd])} has {offset} offset from UTC, but "
@@ -352,11 +327,11 @@ def _bad_row(
 ) -> InputError:
     """Return the error for the first row with a value that cannot be used."""
     first = unusable.row(0, named=True)
-    where, problem = table.explain(first["row"])
+    where, problem = table.explain(first[ROW])
     if problem:
         return source.fault(f"{where} {problem}")
     column, unit = next(read for role, read in reads.items() if first[role] is None)
-    value = text[column][first["row"]]
+    value = text.filter(pl.col(ROW) == first[ROW])[column][0]
     what = "the value" if value is None or not value.strip() else shown(value)
     remedy = "Correct or delete the row"
     told = [name for name in table.header if name.lower() in _TOLD]

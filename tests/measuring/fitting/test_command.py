@@ -112,7 +112,7 @@ def test_of_a_long_table_some_loads_are_shown_and_how_many_is_said_and_the_page_
         (["--model", "afine"], "did you mean 'affine'"),
         (["--format", "vlm"], "did you mean 'vllm'"),
         (["--where", "machine"], "names no column and value"),
-        (["--where", "machine=c"], "no row where machine is 'c'"),
+        (["--where", "machine=c"], "no row whose 'machine' is 'c'"),
         (["--max-tokens", "0"], "the largest token load is 0"),
         (["--b0", "64"], "which model has it is open"),
         (["--model", "steps", "--confidence", "3"], "confidence is 3"),

@@ -334,7 +334,7 @@ def test_a_file_that_is_not_there_or_is_no_text_gives_one_line(format: str | Non
 def test_rows_that_no_value_has_are_refused_and_the_values_named(tmp_path: Path) -> None:
     path = written(tmp_path, "tokens,ms,host\n1,2,a\n2,3,b\n")
     assert len(read_batches(path, where={"host": " b "})) == 1
-    with pytest.raises(InputError, match=r"no row where host is 'c', but 'a, b'"):
+    with pytest.raises(InputError, match=r"no row whose 'host' is 'c', as `where` asks, but 'a, b'"):
         read_batches(path, where={"host": "c"})
     with pytest.raises(InputError, match=r"no column 'hots'; did you mean 'host'"):
         read_batches(path, where={"hots": "a"})

@@ -4,13 +4,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.other_tools import refuse_other_tools
 from penstock.inputs.source import Source
-from penstock.inputs.tables import ROW, Table, as_numbers, open_table
+from penstock.inputs.tables import (
+    PER_SECOND,
+    Table,
+    as_numbers,
+    chosen_rows,
+    open_table,
+    time_column,
+)
 from penstock.measuring.fitting.batches import (
     COLUMNS,
     SHORTEST_S,
@@ -24,7 +29,6 @@ from penstock.measuring.fitting.vllm_log import find_iterations, has_iterations
 FORMATS = ("table", "vllm", "sglang", "tensorrt-llm")
 """What `read_batches` reads."""
 
-_PER_SECOND = {"seconds": 1.0, "ms": 1e3, "us": 1e6}
 _MOST = 1e15
 
 
@@ -113,7 +117,7 @@ _LINES: dict[str, Callable[[Source], MeasuredBatches]] = {
 
 def _plain(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatches:
     """Read a table with the columns of `MeasuredBatches`."""
-    unit = _unit_of_time(source, table)
+    unit = time_column(source, table.header)
     names = [name for name in COLUMNS if name != "seconds" and name in table.header]
     both = {"prefill_tokens", "decode_tokens"}
     if unit is None or ("tokens" not in names and not both.issubset(names)):
@@ -123,7 +127,7 @@ def _plain(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatch
             "prefill_tokens and decode_tokens) and seconds, ms or us. Rename them"
         )
     columns: dict[str, Any] = _numbers(source, table, (*names, unit), where)
-    seconds = columns.pop(unit) / _PER_SECOND[unit]
+    seconds = columns.pop(unit) / PER_SECOND[unit]
     if "tokens" in columns:
         tokens = columns.pop("tokens")
     else:
@@ -131,39 +135,11 @@ def _plain(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatch
     return MeasuredBatches(seconds, tokens, **columns, source=source.name)
 
 
-def _unit_of_time(source: Source, table: Table) -> str | None:
-    """Return the column that has the times of batches; None: there is none."""
-    units = [name for name in _PER_SECOND if name in table.header]
-    if len(units) > 1:
-        raise source.fault(
-            f"has the columns {' and '.join(units)}, so which one is meant is unclear. Drop one"
-        )
-    if {"layer", "time_us"}.issubset(table.header):
-        raise source.fault("has times of layers, not of batches. Measure whole batches")
-    return units[0] if units else None
-
-
 def _numbers(
     source: Source, table: Table, names: tuple[str, ...], where: dict[str, str]
 ) -> dict[str, Array]:
     """Return columns as numbers of at least 0, of the rows asked for."""
-    missing = [name for name in (*names, *where) if name not in table.header]
-    if missing:
-        raise source.fault(
-            f"has no column {checks.shown(missing[0])}{nearest(missing[0], table.header)}. Rename "
-            "one, or force another format"
-        )
-    text = table.read(tuple(dict.fromkeys((*names, *where)))).with_row_index(ROW)
-    if text.is_empty():
-        raise source.fault("has no rows. Check that the file was written completely")
-    for name, value in where.items():
-        kept = text.filter(_matches(name, value))
-        if kept.is_empty():
-            values = ", ".join(text[name].drop_nulls().unique().sort().to_list())
-            raise source.fault(
-                f"has no row where {name} is {checks.shown(value)}, but {checks.shown(values)}"
-            )
-        text = kept
+    text, _ = chosen_rows(source, table, names, where)
     limits = {name: _limits(name) for name in names}
     wrong = "from {:g} to {:g}, so no model can be fitted"
     numbers = as_numbers(source, table, text, limits, wrong)
@@ -172,11 +148,7 @@ def _numbers(
 
 def _limits(name: str) -> tuple[float, float]:
     """Return the least and the most that a column of a table can be."""
-    if name in _PER_SECOND:
-        per_second = _PER_SECOND[name]
+    if name in PER_SECOND:
+        per_second = PER_SECOND[name]
         return SHORTEST_S * per_second, limits_of("seconds")[1] * per_second
     return limits_of(name) if name in COLUMNS else (0.0, _MOST)
-
-
-def _matches(name: str, value: str) -> pl.Expr:
-    return pl.col(name).str.strip_chars() == value.strip()
