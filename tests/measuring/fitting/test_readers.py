@@ -336,7 +336,7 @@ def test_rows_that_no_value_has_are_refused_and_the_values_named(tmp_path: Path)
     assert len(read_batches(path, where={"host": " b "})) == 1
     with pytest.raises(InputError, match=r"no row whose 'host' is 'c', as `where` asks, but 'a, b'"):
         read_batches(path, where={"host": "c"})
-    with pytest.raises(InputError, match=r"no column 'hots'; did you mean 'host'"):
+    with pytest.raises(InputError, match=r"no column 'hots', by which `where` chooses rows; did you mean 'host'"):
         read_batches(path, where={"hots": "a"})
 
 
