@@ -110,12 +110,23 @@ class _Burst(_Drawn):
     requests: Whole
 
 
+_SENDERS = ("concurrency", "max_concurrency", "in_flight", "users", "num_clients", "num_users")
+"""What other tools call the clients of a closed loop."""
+
+
 class _Closed(Section):
     clients: Whole
     pause: float = 0.0
     prompt: Lengthy | None = None
     output: Lengthy | None = None
     declared: Lengthy | None = None
+
+    @classmethod
+    def unknown(cls, section: str, key: str) -> str:
+        """Say how clients are counted here."""
+        if key in _SENDERS:
+            return f"{section}.{key} is given as {section}: {{clients: ...}}"
+        return super().unknown(section, key)
 
 
 # What scenarios share whose rates and limits alone differ, is read once: it takes longest by far,
@@ -187,7 +198,12 @@ class WorkloadSection(Section):
 
     @classmethod
     def unknown(cls, section: str, key: str) -> str:
-        """Say where lengths belong."""
+        """Say where lengths belong, and what sends requests in place of a rate."""
+        if key in _SENDERS:
+            return (
+                f"{section}.{key} is the clients of {section}: {{closed: {{clients: 25, prompt: "
+                "512, output: 128}}"
+            )
         if key not in _Generated.model_fields:
             return super().unknown(section, key)
         return (
