@@ -79,13 +79,11 @@ def _unit(rate: float, unit: str | None, fractions: bool) -> list[str]:
     if unit not in UNITS:
         return []
     units = [*UNITS]
-    place = units.index(unit)
-    if (rate > _FREQUENT or fractions) and place > 0:
-        other, changed = units[place - 1], rate / 1000
-    elif rate < _RARE and place < len(units) - 1:
-        other, changed = units[place + 1], rate * 1000
-    else:
+    finer = -1 if rate > _FREQUENT or fractions else int(rate < _RARE)
+    place = units.index(unit) + finer
+    if not finer or not 0 <= place < len(units):
         return []
+    other, changed = units[place], rate * 1000.0**finer
     seen = f", and times have fractions of {UNITS[unit]}" if fractions else ""
     return [
         f"{rate:,.4g} requests/s follow where times are {UNITS[unit]}{seen}. If they are "

@@ -366,11 +366,9 @@ def _problem(text: str | None, unit: Unit) -> str:
         return "is not such a date"
     if unit in ("ids", "rank"):
         return "cannot be used"
-    try:
-        number = float(text)
+    try:  # Python reads other digits and _ as numbers, other tools do not
+        number = float(text if text.isascii() and "_" not in text else "x")
     except ValueError:
-        return "is not a number"
-    if not text.isascii() or "_" in text:  # Python reads these as numbers, other tools do not
         return "is not a number"
     if not math.isfinite(number):
         return "is not finite"

@@ -107,7 +107,7 @@ class LayerTimes:
         p = self.gpu.shares("prefill_attention")
         seconds = 0.0
         for kind in self.looking:
-            heads = _arrays((kind.heads / tp, max(kind.kv_heads / tp, 1.0), kind.head_dim))
+            heads = _arrays(kind.on_gpu(tp))
             each, more = (
                 kernels.prefill_attention(self.gpu.sheet, p, few, pairs, *heads)
                 for pairs in (few * few, few * many)
@@ -197,14 +197,13 @@ class LayerTimes:
             few = self._latent_decode(tokens, 1.0)
             many = self._latent_prefill(tokens, tokens)
             return np.asarray(np.minimum(few, many) + self._all_reduce(tokens))
-        heads, kv_heads, dim = kind.heads / tp, max(kind.kv_heads / tp, 1.0), kind.head_dim
         precision, hidden = self.numbers.attention, float(shape.hidden)
         projected = self._gemm(precision, tokens, kind.projected(tp), hidden)
-        out = self._gemm(precision, tokens, hidden, heads * dim)
+        out = self._gemm(precision, tokens, hidden, kind.heads / tp * kind.head_dim)
         floor = self.gpu.shares("decode_attention", self.numbers.kv)["floor_us"] * 1e-6
         p = self.gpu.shares("prefill_attention")
         pairs = tokens * max(kind.window, 1)
-        widths = _arrays((heads, kv_heads, float(dim)))
+        widths = _arrays(kind.on_gpu(tp))
         near = kernels.prefill_attention(self.gpu.sheet, p, tokens, pairs, *widths)
         near = near - p["floor_us"] * 1e-6
         return np.asarray(projected + out + floor + near + self._all_reduce(tokens))
@@ -215,7 +214,7 @@ class LayerTimes:
         if shape.latent is not None:
             return self._latent_decode(np.array(_MANY), context)
         p = self.gpu.shares("decode_attention", self.numbers.kv)
-        numbers = (_MANY, context, kind.heads / tp, max(kind.kv_heads / tp, 1.0), kind.head_dim)
+        numbers = (_MANY, context, *kind.on_gpu(tp))
         each = BYTES[self.numbers.kv]
         return kernels.decode_attention(self.gpu.sheet, p, each, *_arrays(numbers))
 
@@ -247,22 +246,15 @@ class LayerTimes:
     ) -> Floats:
         assert self.shape.latent is not None
         precision = self.numbers.attention
-        weights = np.array(
-            self.shape.attention_parameters(self.tensor_parallel) / self.shape.layers
-        )
+        parameters = self.shape.attention_parameters(self.tensor_parallel)
+        weights = np.array(parameters / self.shape.layers)
         cached = (pairs if read is None else read) * kept * BYTES[self.numbers.kv]
         p = dict(self.gpu.shares(operation, precision))
         p["floor_us"] = min(p["floor_us"], _LATENT_FLOOR_US)
-        return kernels.latent_attention(
-            self.gpu.sheet,
-            p,
-            self._flops(precision),
-            weights,
-            weights * BYTES[precision] + cached,
-            tokens,
-            pairs,
-            np.array(per_pair),
-        )
+        read_bytes = weights * BYTES[precision] + cached
+        units = tokens, pairs, np.array(per_pair)
+        flops = self._flops(precision)
+        return kernels.latent_attention(self.gpu.sheet, p, flops, weights, read_bytes, *units)
 
 
 def _arrays(numbers: tuple[float, ...]) -> list[Floats]:

@@ -241,9 +241,9 @@ def _mixed(get: _Config) -> list[bool]:
     for key in ("moe_layer_freq", "mlp_layer_types", "is_moe_layer"):
         if isinstance(get.value(key), list):
             mixed = [a and b for a, b in zip(mixed, get.words(key, get.value(key)), strict=True)]
-    if not isinstance(get.value("moe_layer_freq"), list):
-        every = get.count("moe_layer_freq", default=1)
-        mixed = [each and at % every == 0 for at, each in enumerate(mixed)]
+        elif key == "moe_layer_freq":
+            every = get.count(key, default=1)
+            mixed = [each and at % every == 0 for at, each in enumerate(mixed)]
     end = get.layers - 1 if last < 0 else last
     return [each and first <= at <= end for at, each in enumerate(mixed)]
 

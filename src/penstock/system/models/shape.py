@@ -60,10 +60,15 @@ class Attention(NamedTuple):
     values: bool  # have a projection of their own
     window: int  # tokens that they look back; 0: all
 
+    def on_gpu(self, tensor_parallel: int) -> tuple[float, float, float]:
+        """Return heads, KV heads and the dimensions of a head, on one of so many GPUs."""
+        tp = tensor_parallel
+        return self.heads / tp, max(self.kv_heads / tp, 1.0), float(self.head_dim)
+
     def projected(self, tensor_parallel: int) -> float:
         """Return the numbers of queries, keys and values of a token, on one of so many GPUs."""
-        kv_heads = max(self.kv_heads / tensor_parallel, 1.0)
-        return (self.heads / tensor_parallel + (1 + self.values) * kv_heads) * self.head_dim
+        heads, kv_heads, dim = self.on_gpu(tensor_parallel)
+        return (heads + (1 + self.values) * kv_heads) * dim
 
     def kv_numbers(self, tensor_parallel: int = 1) -> int:
         """Return the numbers that a token leaves in one layer, on one of so many GPUs."""
@@ -280,12 +285,11 @@ class ModelShape:
         why = "it is a number of GPUs"
         checks.whole("tensor_parallel", tensor_parallel, 1, 1024, "", why)
         checks.whole("expert_parallel", expert_parallel, 1, 1024, "", why)
-        heads = [("attention heads", kind.heads) for kind in self.attention]
-        kv_heads = [("KV heads", kind.kv_heads) for kind in self.attention]
-        for what, count in (*heads, *kv_heads):
-            shared = count % tensor_parallel == 0
-            copied = what == "KV heads" and tensor_parallel % count == 0
-            if not shared and not copied and not (self.latent and what == "KV heads"):
+        heads = [("attention heads", kind.heads, False) for kind in self.attention]
+        kv_heads = [("KV heads", kind.kv_heads, True) for kind in self.attention]
+        for what, count, copied in heads + kv_heads:
+            copied = copied and (self.latent is not None or tensor_parallel % count == 0)
+            if count % tensor_parallel and not copied:
                 raise InputError(
                     f"tensor_parallel is {tensor_parallel}, but {self.name} has {count} {what}, "
                     f"which so many GPUs cannot share; take a number that divides {self.heads}"
