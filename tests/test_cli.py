@@ -100,7 +100,7 @@ def test_recommend_answers_in_json_as_agreed() -> None:
     found = answer("recommend", EXAMPLE, "--requests", 500, "--precision", 0.2, "--policies", "orca")
     assert list(found) == [
         "current", "recommended", "change", "reason", "objective", "rate", "candidates", "pruned", "bound", "binding",
-        "gains", "larger_max_batch_size", "with_plugin", "calibration", "warnings",
+        "gains", "with_plugin", "calibration", "warnings",
     ]  # fmt: skip
     assert found["current"] == found["candidates"][0]  # type: ignore[index]
     assert list(found["recommended"]) == ["policy", "token_budget", "policy_params"]  # type: ignore[call-overload]

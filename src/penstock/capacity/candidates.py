@@ -98,9 +98,13 @@ def candidates(
         bound, impossible = budgets[budget].bound, ""
         try:
             params = server.policy_params if policy is server.policy else ()
+            slots, program = server.max_batch_size, policy.program
+            if slots and program and program.capped:  # or the engine does not start
+                slots = min(slots, budget)
             tried = dataclasses.replace(
-                server, policy=policy, policy_params=params, token_budget=budget
-            )
+                server, policy=policy, policy_params=params, token_budget=budget,
+                max_batch_size=slots,
+            )  # fmt: skip
             if policy is server.policy:  # whose drafts may let it carry more
                 bound = certify(workload, tried).max_rate
         except InputError as error:  # an engine may not go with such limits

@@ -5,14 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.capacity.candidates import SAFE
-from penstock.capacity.recommendation import WORTH, Candidate, Objective
+from penstock.capacity.recommendation import CLEARLY, WORTH, Candidate, Objective, prices
 from penstock.checking.batch_means import BATCHES
 from penstock.inputs.arrays import Floats
 from penstock.simulation import intervals
-from penstock.words import METRICS
-
-ROOM = 0.05
-"""Share of the stable rate: candidates that are as fast and carry less are no ties."""
 
 _CONFIDENCE = 0.99  # that one latency is lower than another; many are compared
 
@@ -21,8 +17,7 @@ def choose(
     found: Sequence[Candidate], rate: float, objective: Objective | None
 ) -> tuple[Objective, Candidate]:
     """Return what decides, and the best candidate: the first of those that are as good."""
-    # A server that carries its load safely and meets its targets is not changed for a price that is
-    # higher than the gain, unless an objective is asked for.
+    # A server is changed at no price, where any candidate has none and no objective is asked for.
     stable = [c for c in found if c.answer.verdict == "stable"] or list(found)
     safe = [c for c in stable if rate <= SAFE * c.stable_rate and c.answer.latency]
     if found[0].targets:
@@ -40,36 +35,20 @@ def choose(
     if not known:
         return decided, likely[0]
     current = found[0]
-    if objective is None and current in safe:
-        known = [c for c in known if worth_its_price(current, c, metric)]
+    if objective is None:
+        known = [c for c in known if not prices(current, c)] or known
     best = min(known, key=lambda c: c.mean(metric) or 0.0)
     alike = [c for c in known if not slower(c, best, metric)]
-    if current in alike:
-        return decided, current
-    if current in known:
+    if current in known and current not in alike:
         alike = [c for c in alike if slower(current, c, metric)] or [best]
     most = max(c.stable_rate for c in alike)
-    return decided, next(c for c in alike if c.stable_rate >= (1 - ROOM) * most)
+    return decided, next(c for c in alike if c.stable_rate >= (1 - CLEARLY) * most)
 
 
 def _meeting(safe: Sequence[Candidate], stable: Sequence[Candidate]) -> list[Candidate]:
-    """Return those that meet the targets, safe ones if there are any, else the nearest one."""
-    met = [c for c in safe if not c.missed] or [c for c in stable if not c.missed]
+    """Return those that may meet the targets, safe ones if there are any, else the nearest one."""
+    met = [c for c in safe if c.hopeful] or [c for c in stable if c.hopeful]
     return met or [min(stable, key=lambda c: c.overshoot)]
-
-
-def worth_its_price(current: Candidate, other: Candidate, metric: str) -> bool:
-    """Return whether nothing is worse by a larger factor than a mean latency is better."""
-    gain = (current.mean(metric) or 0.0) / (other.mean(metric) or np.inf)
-    prices = [
-        (other.mean(each) or 0.0) / (current.mean(each) or np.inf)
-        for each in METRICS
-        if slower(other, current, each)
-    ]
-    carries_less = other.stable_rate < (1 - WORTH) * current.stable_rate
-    if carries_less:
-        prices.append(current.stable_rate / other.stable_rate)
-    return max(prices, default=0.0) <= gain
 
 
 def slower(one: Candidate, other: Candidate, metric: str) -> bool:

@@ -246,8 +246,8 @@ def recommend(
     why: Why = False,
     everything: All = False,
 ) -> None:
-    """Say which token budget to use, which policy unless the scenario names an engine, why, and
-    what that gains.
+    """Say which token budget and max batch size to use, which policy unless the scenario names an
+    engine, why, and what that gains.
     """
     chosen = chosen_scenario(scenario, None, requests, seed)
     progress.announce_compilation()

@@ -136,7 +136,10 @@ def head_of_recommendation(found: Recommendation, scenario: Scenario) -> list[Li
     new = found.recommended
     lines = _asked(scenario, found.current.server)
     judged, texts = said_of_targets(new.targets) if new.targets else ("", [])
-    if found.overload:
+    if found.overload and found.calibration and not found.calibration.holds("unstable"):
+        overload = sentence(f"with the middle batch times {found.overload}")
+        lines.append(Line("undecided", overload, judges=True))
+    elif found.overload:
         lines.append(Line("overloaded", sentence(found.overload), judges=True))
     elif new.missed:
         lines.append(Line(judged, f"{found.why}.", judges=True))

@@ -7,29 +7,28 @@ from typing import NamedTuple, get_args
 from penstock import checks
 from penstock.capacity import advice
 from penstock.capacity.candidates import FROM_SIMPLE_TO_SUBTLE, SAFE, Pruned, candidates
-from penstock.capacity.choosing import ROOM, choose, slower
+from penstock.capacity.choosing import choose, slower
 from penstock.capacity.max_rate import max_rate
 from penstock.capacity.recommendation import (
+    CLEARLY,
     WORTH,
     Candidate,
     Objective,
     Recommendation,
-    Step,
     bargain,
 )
-from penstock.checking.answer import ROWS_UP_TO, check, judged
+from penstock.checking.answer import ROWS_UP_TO, check, judged, longer_run
 from penstock.checking.doubt import doubt_of_server
+from penstock.checking.enough_requests import estimate
 from penstock.checking.targets import Target, parsed_targets
 from penstock.checking.verdict import Outcome, verdict
 from penstock.errors import InputError, nearest
 from penstock.simulation.progress import Progress, in_parts, part_of
-from penstock.simulation.quick import memory_estimate
 from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.policies import POLICIES
 from penstock.system.prefix_cache import as_serving, unsaid
 from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
-from penstock.theory.certificate import certify
 from penstock.theory.ends import taken_as_exact
 from penstock.theory.kv_blocks import served
 from penstock.theory.operating_point import operating_point
@@ -40,8 +39,7 @@ REQUESTS = 20_000
 
 _SAME_SHARE = 0.001  # of the requests that are served
 _AMPLE = 16  # times the memory
-_SLOTS_FEWER = (0.75, 0.5, 0.35, 0.25, 0.18, 0.125)  # of those that may run
-_SLOTS_STEP = 4  # one more slot for so many
+_FEWER, _MORE = (2, 4, 8), (2, 4)  # times as many at once as now
 
 
 def recommend(
@@ -56,18 +54,20 @@ def recommend(
     alpha: float = 0.01,
     progress: Progress | None = None,
 ) -> Recommendation:
-    """Say which policy and which token budget to use on a server, all else as it is.
+    """Say which policy, token budget and max batch size to use on a server, all else as it is.
 
     What theory cannot rule out is simulated: its highest stable rate, and at the workload's own
     rate its verdict and latency, on the same requests. A candidate carries the load safely at up to
     `SAFE` of its stable rate. Of those that do, and meet the targets or come nearest, the one with
     the lowest mean E2E is best; where none does, the one with the highest stable rate, then the
-    lowest mean E2E. Unless an ``objective`` is given, the current server is kept if it does and a
-    change costs more than it gains (another mean latency or the stable rate would get worse by a
-    larger factor); that trade is named. Differences within the noise (of latencies: of the
-    differences between the same requests, batch means, 99%) or below `WORTH` are ties, which the
-    current server wins, then what carries clearly more, then the current policy, then the simpler
-    one.
+    lowest mean E2E. Where the current server does, a change has no price: no stable rate, mean or
+    p99 that neither a target nor ``objective`` asks about gets worse by more than `CLEARLY`; what
+    is better at a price is named. Differences within the noise (of latencies: of the differences
+    between the same requests, batch means, 99%) or below `WORTH` are ties, which what carries
+    clearly more wins, then the current server, then the current policy, then the simpler one. At
+    the token budget that is best other max batch sizes are tried, too: smaller ones where KV memory
+    binds or a target limits the time between tokens, larger ones where the size binds. Where a
+    target of the best is undecided, a longer run judges it.
 
     For the scheduler of an engine only what an engine can do is recommended: its own scheduler at
     other token budgets. Policies that vLLM runs through `penstock.vllm_plugin` are named beside it.
@@ -115,48 +115,67 @@ def recommend(
     # 1. What theory cannot rule out is simulated.
     # What is wrong with batch times is wrong for all of them, so they are compared as if exact.
     study = _Study(workload, requests, precision, alpha, most_stable, limits)
-    measured, pruned = study.measure_all(tried.servers, server, progress)
+    measured, pruned = study.measure_all(tried.servers, server, part_of(progress, 0.0, 0.7))
 
     # 2. The best of those that the server can be set to; an engine has no policy of a few numbers
-    # by itself.
-    own = measured
-    if not server.policy.by_phase:
-        own = [candidate for candidate in measured if not candidate.server.policy.by_phase]
-    decided, chosen = choose(own, workload.rate, objective)
+    # by itself. First at its own max batch size, then at others.
+    def usable() -> list[Candidate]:
+        by_phase = server.policy.by_phase
+        return [c for c in measured if by_phase or not c.server.policy.by_phase]
+
+    _, chosen = choose(usable(), workload.rate, objective)
+    sizes = _sizes(chosen.server, study.binding(chosen), gaps)
+    more, unfit = study.measure_all(sizes, server, part_of(progress, 0.7, 1.0), measured)
+    measured += more
+    decided, chosen = choose(usable(), workload.rate, objective)
+    while chosen.missed and chosen.hopeful and (longer := study.longer(chosen)):
+        measured[measured.index(chosen)] = longer
+        decided, chosen = choose(usable(), workload.rate, objective)
 
     # 3. What holds it back, and what is worth knowing besides.
-    binding = study.binding(chosen)
-    warnings = _warnings(workload, measured, chosen)
-    if "KV memory" in binding:
-        warnings = (*_fewer_at_once(workload, chosen), *warnings)
     return Recommendation(
         rate=workload.rate,
         objective=decided,
         candidates=tuple(measured),
         recommended=chosen,
-        pruned=(*tried.pruned, *pruned),
+        pruned=(*tried.pruned, *pruned, *unfit),
         bound=max(tried.bound, *(candidate.found.bound for candidate in measured)),
-        binding=binding,
-        step=_step(workload, chosen.server) if "max batch size" in binding else None,
-        warnings=warnings,
+        binding=study.binding(chosen),
+        warnings=_warnings(workload, measured, chosen),
         with_plugin=_with_plugin(measured, chosen, decided, workload.rate),
-        overload=advice.overload(own, workload.rate),
-        trade=_trade(own, chosen, decided),
+        overload=advice.overload(chosen, measured[0], workload.rate),
+        trade=_trade(usable(), chosen, decided),
         calibration=doubt_of_server(workload, chosen.server),
     )
 
 
+def _sizes(server: Server, binding: Sequence[str], gaps: bool) -> list[Server]:
+    """Return a server with other max batch sizes that may carry more, or have shorter gaps."""
+    program = server.policy.program
+    slots = server.max_batch_size or server.token_budget
+    most = server.token_budget if program and program.capped else _AMPLE * slots
+    sizes = [slots // n for n in _FEWER] if gaps or "KV memory" in binding else []
+    sizes += [min(slots * n, most) for n in _MORE] if "max batch size" in binding else []
+    return [
+        dataclasses.replace(server, max_batch_size=size)
+        for size in dict.fromkeys(sizes)
+        if size not in (0, slots)
+    ]
+
+
 def _trade(own: Sequence[Candidate], chosen: Candidate, decided: Objective) -> str | None:
-    """Say what is faster at too high a price, and what carries clearly more, though no faster."""
+    """Say what is faster, and what carries clearly more, at a price."""
     if chosen is not own[0] or decided == "stable-rate":
         return None
     metric = f"{decided}_s"
     stable = [c for c in own[1:] if c.answer.verdict == "stable" and c.mean(metric) is not None]
+    stable = [c for c in stable if chosen.missed or not c.missed]
     safe = [c for c in stable if c.answer.workload.rate <= SAFE * c.stable_rate]
-    faster = [c for c in safe if slower(chosen, c, metric) and (chosen.missed or not c.missed)]
-    said = [bargain(chosen, min(faster, key=lambda c: c.mean(metric) or 0.0))] if faster else []
-    more = advice.trade(chosen, [c for c in stable if not slower(c, chosen, metric)], metric)
-    return "; ".join([*said, *([more] if more else [])]) or None
+    faster = [c for c in safe if slower(chosen, c, metric)]
+    more = [c for c in stable if c.stable_rate > (1 + CLEARLY) * chosen.stable_rate]
+    best = [min(faster, key=lambda c: c.mean(metric) or 0.0)] if faster else []
+    best += [max(more, key=lambda c: c.stable_rate)] if more else []
+    return "; ".join(bargain(chosen, c) for c in dict.fromkeys(best)) or None
 
 
 def _usual_policies(server: Server) -> Sequence[str]:
@@ -197,24 +216,34 @@ class _Study(NamedTuple):
     targets: tuple[Target, ...]
 
     def measure_all(
-        self, servers: Sequence[Server], current: Server, progress: Progress | None
+        self,
+        servers: Sequence[Server],
+        current: Server,
+        progress: Progress | None,
+        before: Sequence[Candidate] = (),
     ) -> tuple[list[Candidate], list[Pruned]]:
         """Return what was found of each server, from simple to subtle, and what was ruled out."""
-        # Those with the current token budget come first: what they carry is what others must beat.
+        # Those with the current token budget come first: what they carry is what others must beat,
+        # and what those ``before`` carry.
         measured: list[Candidate] = []
         pruned = []
         current_first = sorted(servers, key=lambda s: s.token_budget != current.token_budget)
         for server, part in in_parts(progress, current_first):
             try:
-                candidate = self.measure(server, measured, part)
+                candidate = self.measure(server, [*before, *measured], part)
             except InputError as error:
-                if not measured:
+                if not before and not measured:
                     raise
                 candidate = str(error)
             if isinstance(candidate, Candidate):
+                if server.max_batch_size != current.max_batch_size:
+                    candidate = dataclasses.replace(candidate, slots=server.max_batch_size)
                 measured.append(candidate)
             else:
-                pruned.append(Pruned(server.policy.name, server.token_budget, candidate))
+                slots = server.max_batch_size
+                same = slots == current.max_batch_size
+                why = candidate if same else f"max batch size {slots:,}: {candidate}"
+                pruned.append(Pruned(server.policy.name, server.token_budget, why))
         measured.sort(key=lambda candidate: servers.index(candidate.server))
         return measured, pruned
 
@@ -233,6 +262,13 @@ class _Study(NamedTuple):
             self.workload, exact, requests=self.requests, alpha=self.alpha, estimate_memory=False,
             progress=part_of(progress, 0.0, 0.5),
         )  # fmt: skip
+        if self.targets and answer.latency:  # by runs of one length, or they cannot be compared
+            rho = 1 / (1 - min(answer.stability.drift, 0.0))
+            _, latency = estimate(
+                self.workload, exact, requests=self.requests, targets=self.targets, rho=rho,
+                most_requests=self.requests,
+            )  # fmt: skip
+            answer = dataclasses.replace(answer, latency=latency)
         rates = max_rate(
             self.workload, exact, precision=self.precision, alpha=self.alpha,
             seed=self.workload.seed,
@@ -241,6 +277,19 @@ class _Study(NamedTuple):
         shown = self.workload.rate if answer.stability.verdict == "stable" else 0.0
         targets = tuple(judged(target, answer.latency) for target in self.targets)
         return Candidate(server, rates, answer, shown, targets)
+
+    def longer(self, candidate: Candidate) -> Candidate | None:
+        """Return a candidate with targets judged by a run as long as it takes, up to 16 times; None
+        where no longer one is kept.
+        """
+        if longer_run(candidate.answer) is None:
+            return None
+        answer = check(
+            self.workload, candidate.answer.run.server, requests=self.requests,
+            targets=self.targets, alpha=self.alpha, estimate_memory=False,
+            stability=candidate.answer.stability,
+        )  # fmt: skip
+        return dataclasses.replace(candidate, targets=answer.targets, longer=answer)
 
     def _wanted(self, server: Server, found: Sequence[Candidate]) -> float:
         """Return the rate that a candidate must carry to have a chance; 0 for the first of them."""
@@ -269,41 +318,6 @@ class _Study(NamedTuple):
         return operating_point(self.workload, server).without_estimate
 
 
-def _step(workload: Workload, server: Server) -> Step | None:
-    """Return what a quarter more slots would bring, by theory."""
-    slots = server.max_batch_size
-    if slots is None or slots >= server.token_budget:
-        return None
-    more = slots + max(slots // _SLOTS_STEP, 1)
-    now, then = (
-        certify(workload, dataclasses.replace(server, max_batch_size=k)).max_rate
-        for k in (slots, more)
-    )
-    return Step(more, then, then / now - 1)
-
-
-def _fewer_at_once(workload: Workload, chosen: Candidate) -> list[str]:
-    """Say what a smaller max batch size would carry, by estimate, where preemption is waste."""
-    server = chosen.server
-    slots = min(server.max_batch_size or server.token_budget, 4096)
-    rates = []
-    for share in _SLOTS_FEWER:
-        fewer = max(int(slots * share), 1)
-        try:
-            limited = dataclasses.replace(server, max_batch_size=fewer)
-            rates.append((memory_estimate(workload, limited).rate, fewer))
-        except InputError:
-            return []
-    rate, fewer = max(rates)
-    if rate < (1 + ROOM) * chosen.stable_rate:
-        return []
-    return [
-        f"with a max batch size of {fewer:,} in place of {slots:,} it would carry about "
-        f"{rate:,.4g} requests/s (an "
-        "estimate): fewer requests at once preempt each other less; try it with max-rate"
-    ]
-
-
 def _warnings(workload: Workload, found: Sequence[Candidate], chosen: Candidate) -> tuple[str, ...]:
     current, rate = found[0], workload.rate
     warnings = unsaid(workload.notices, current.answer.front)
@@ -330,10 +344,9 @@ def _warnings(workload: Workload, found: Sequence[Candidate], chosen: Candidate)
             "that the engine starts"
         )
     for candidate in dict.fromkeys((current, chosen)):
-        if candidate.answer.latency and not candidate.answer.latency_refused:
-            warnings += [
-                f"{candidate.name}: {notice}" for notice in candidate.answer.latency.notices
-            ]
+        answer = candidate.longer or candidate.answer
+        if answer.latency and not answer.latency_refused:
+            warnings += [f"{candidate.name}: {notice}" for notice in answer.latency.notices]
     warnings += [
         f"{candidate.name}: CONTRADICTION: {said}"
         for candidate in found

@@ -1,8 +1,7 @@
 """What was found of each candidate, and which of them is recommended."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,40 +18,34 @@ Objective = Literal["stable-rate", "ttft", "tbt", "e2e"]
 WORTH = 0.02
 """Share of a mean latency below which a difference is no reason to change anything."""
 
-_WORDS = {"stable_rate": "a stable rate"} | {name: f"a mean {noun}" for name, noun in NOUNS.items()}
-_WORSE = {"stable_rate": "lower"} | dict.fromkeys(METRICS, "longer")
-_BETTER = {"stable_rate": "higher"} | dict.fromkeys(METRICS, "shorter")
-
-
-class Step(NamedTuple):
-    """A larger max batch size, the rate above which no policy is stable, and the share gained."""
-
-    max_batch_size: int
-    bound: float
-    gain: float
+CLEARLY = 0.05
+"""Share from which a stable rate, a mean latency or a p99 is clearly another."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Candidate:
-    """A policy at a token budget, and what was found of it."""
+    """A policy at a token budget and a max batch size, and what was found of it."""
 
-    server: Server  # the current server but for these two
+    server: Server  # the current server but for these three
     found: MaxRate
     answer: Answer  # at the workload's own rate; the requests are the same for every candidate
     # The workload's rate if the test said stable there, else 0. A policy that keeps long queues on
     # purpose may leave the test undecided at a lower one.
     shown: float = 0.0
     targets: tuple[TargetAnswer, ...] = ()
+    slots: int | None = None  # the max batch size, where it is not the current one
+    longer: Answer | None = None  # of the longer run that judged the targets, if there is one
 
     @property
     def name(self) -> str:
-        """Policy and token budget."""
-        return f"{self.server.policy.name} at {self.server.token_budget:,}"
+        """Policy, token budget, and the max batch size if it is another."""
+        slots = f", max batch size {self.slots:,}" if self.slots else ""
+        return f"{self.server.policy.name} at {self.server.token_budget:,}{slots}"
 
     @property
     def what(self) -> str:
         """The same in more words."""
-        return f"{self.server.policy.name}, token budget {self.server.token_budget:,}"
+        return self.name.replace(" at ", ", token budget ")
 
     @property
     def stable_rate(self) -> float:
@@ -70,6 +63,15 @@ class Candidate:
         return any(target.judgement != "met" for target in self.targets)
 
     @property
+    def hopeful(self) -> bool:
+        """Whether every target is met, or may be as far as one run tells."""
+        return not self.missed or (
+            self.longer is None
+            and self.overshoot < 1
+            and all(target.judgement != "missed" for target in self.targets)
+        )
+
+    @property
     def overshoot(self) -> float:
         """Largest of the target's latencies over their limits; infinite where one is not known."""
         return max(map(_overshoot, self.targets), default=0.0)
@@ -79,11 +81,12 @@ class Candidate:
         return self.answer.latency.estimates[metric]["mean"].value if self.answer.latency else None
 
     def choice(self) -> dict[str, Any]:
-        """Return what to set: policy, token budget, and the parameters given to the policy."""
+        """Return what to set: policy, its parameters, token budget and max batch size."""
         server = self.server
         return {
             "policy": server.policy.name,
             "token_budget": server.token_budget,
+            "max_batch_size": server.max_batch_size,
             "policy_params": server.policy.settings(server.policy_params),
         }
 
@@ -130,8 +133,6 @@ class Recommendation:
     binding
         The limits that hold the recommended server back: ``token budget``, ``max batch size``,
         ``batch time`` (only faster batches help), ``KV memory``.
-    step
-        What a larger max batch size would bring, where it binds.
     warnings
         What the user should know besides.
     with_plugin
@@ -154,7 +155,6 @@ class Recommendation:
     pruned: tuple[Pruned, ...]
     bound: float
     binding: tuple[str, ...]
-    step: Step | None
     warnings: tuple[str, ...]
     with_plugin: str | None = None
     overload: str | None = None
@@ -222,19 +222,19 @@ class Recommendation:
         targets = " and ".join(str(target) for target, _, _ in new.targets)
         if new.missed:
             return self._nearest(targets)
-        if targets and self.change:
+        if targets and self.change and not old.hopeful:
             return f"{new.name} meets {targets}"
         if not self.change:
             done = "carries more beyond the noise"
             if self.objective != "stable-rate":
                 noun = NOUNS[f"{self.objective}_s"]
-                done = f"has a shorter mean {noun} that is worth its price"
+                done = f"has a shorter mean {noun}, or carries more, at no price"
             return f"nothing that was tried {done}"
         if old.answer.verdict != "stable" or self.rate > SAFE * old.stable_rate:
             share = self.rate / old.stable_rate
             return f"{self.rate:,.4g} requests/s arrive, {share:.0%} of what {old.name} carries"
-        if self.objective == "stable-rate":
-            return f"{old.name} carries {old.stable_rate:,.4g} requests/s"
+        if (self.gains.get(f"{self.objective}_s") or 0.0) < WORTH:
+            return f"it carries {self.gains['stable_rate']:.0%} more than {old.name}"
         before, after = (one.mean(f"{self.objective}_s") or 0.0 for one in (old, new))
         change = f"{duration(after)} instead of {duration(before)}"
         return f"the mean {NOUNS[f'{self.objective}_s']} is {change}"
@@ -249,7 +249,7 @@ class Recommendation:
     @property
     def price(self) -> str:
         """What gets worse with the recommended server."""
-        return _worse(self.gains)
+        return " and ".join(prices(self.current, self.recommended))
 
     @property
     def held_by(self) -> str:
@@ -260,7 +260,8 @@ class Recommendation:
 
     def next_step(self, file: str) -> str | None:
         """Return what to do about targets that are not met, for a scenario file, or None."""
-        return advice.next_step(self.recommended.targets, self.recommended.answer, file)
+        new = self.recommended
+        return advice.next_step(new.targets, new.longer or new.answer, file)
 
     def _nearest(self, targets: str) -> str:
         """Say how near the recommended server comes to targets that nothing is known to meet."""
@@ -292,7 +293,6 @@ class Recommendation:
             "bound": self.bound,
             "binding": list(self.binding),
             "gains": self.gains,
-            "larger_max_batch_size": self.step._asdict() if self.step else None,
             "with_plugin": self.with_plugin,
             "calibration": self.calibration and self.calibration.as_dict(),
             "warnings": [
@@ -315,21 +315,32 @@ def gains_of(old: Candidate, new: Candidate) -> dict[str, float | None]:
 
 def bargain(old: Candidate, new: Candidate) -> str:
     """Say what is better with another candidate, and at which price."""
-    gains = gains_of(old, new)
     better = [
-        f"{_WORDS[name]} {gain:.0%} {_BETTER[name]}"
-        for name, gain in gains.items()
+        f"a {name} {gain:.0%} {'higher' if metric == 'stable_rate' else 'shorter'}"
+        for metric, gain in gains_of(old, new).items()
         if gain is not None and gain > WORTH
+        for name in (f"mean {NOUNS[metric]}" if metric in NOUNS else "stable rate",)
     ]
-    price = _worse(gains)
+    price = " and ".join(prices(old, new))
     said = f"{new.name} has {' and '.join(better) or 'no gain'} than {old.name}"
     return f"{said}, at the price of {price}" if price else said
 
 
-def _worse(gains: Mapping[str, float | None]) -> str:
-    """Say what gets worse by more than a difference that is none."""
-    return " and ".join(
-        f"{_WORDS[name]} {-gain:.0%} {_WORSE[name]}"
-        for name, gain in gains.items()
-        if gain is not None and gain < -WORTH
-    )
+def prices(old: Candidate, new: Candidate) -> list[str]:
+    """Say what gets clearly worse that no target limits: a change that has none is worth it."""
+    lower = 1 - new.stable_rate / old.stable_rate
+    worse = [f"a stable rate {lower:.0%} lower"] if lower > CLEARLY else []
+    asked = {target.target.metric for target in old.targets}
+    before, after = old.answer.latency, new.answer.latency
+    if before is None or after is None:
+        return worse
+    for metric in (each for each in METRICS if each not in asked):
+        longer = {
+            statistic: (after.estimates[metric][statistic].value or 0.0) / now - 1
+            for statistic in ("mean", "p99")
+            if (now := before.estimates[metric][statistic].value)
+        }
+        most = max(longer, key=longer.__getitem__, default="")
+        if most and longer[most] > CLEARLY:
+            worse.append(f"a {most} {NOUNS[metric]} {longer[most]:.0%} longer")
+    return worse

@@ -219,17 +219,6 @@ def recommend_page(recommendation: Recommendation, scenario: Scenario) -> Page:
     sections.append(_candidates(recommendation))
     if recommendation.pruned:
         sections.append(Section("What was ruled out", tables=[_pruned(recommendation)]))
-    if recommendation.step:
-        step = recommendation.step
-        brings = (
-            f"no policy would exceed {step.bound:,.4g} requests/s then ({step.gain:+.1%}), by "
-            "theory"
-        )
-        sections.append(
-            Section(
-                "Max batch size", [f"It binds; with {step.max_batch_size:,}, {brings}."], why=True
-            )
-        )
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, server, server.policy.name),
@@ -277,7 +266,8 @@ def _in_words(gain: float) -> str:
 
 def _candidates(recommendation: Recommendation) -> Section:
     columns = (
-        "  Policy", "Budget", "Stable", "TTFT", "TTFT p99", "TBT", "TBT p99", "E2E", "E2E p99",
+        "  Policy", "Budget", "Max batch", "Stable", "TTFT", "TTFT p99", "TBT", "TBT p99", "E2E",
+        "E2E p99",
     )  # fmt: skip
     candidates = recommendation.candidates
     best = candidates.index(recommendation.recommended)
@@ -311,6 +301,7 @@ def _candidate(candidate: Candidate, mark: str) -> tuple[str, ...]:
     return (
         f"{mark}{server.policy.name}",
         f"{server.token_budget:,}",
+        "-" if server.max_batch_size is None else f"{server.max_batch_size:,}",
         f"{candidate.stable_rate:,.4g}",
         *values,
     )
