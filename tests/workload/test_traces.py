@@ -106,7 +106,7 @@ def test_vidur_workloads_are_read(name):
 def test_a_real_file_with_zero_outputs_is_refused_with_its_row():
     columns = {"prompt_tokens": "in_tokens", "output_tokens": "out_tokens"}
     message = refusal(real("traces/weka_claude_code_requests.parquet"), columns=columns)
-    assert "row 3,846, column 'out_tokens': '0' is below 1" in message
+    assert "row 3,846, column 'out_tokens': '0' cannot be used" in message
 
 
 # Times
@@ -306,22 +306,10 @@ def test_a_quoted_field_may_hold_a_separator_and_a_line_break(write):
 
 
 @pytest.mark.parametrize(
-    ("value", "why"),
-    [
-        ("", "is missing"),
-        ("  ", "is missing"),
-        ("abc", "'abc' is not a number"),
-        ("1_000", "'1_000' is not a number"),
-        ("nan", "is not finite"),
-        ("-inf", "is not finite"),
-        ("-3", "is negative"),
-        ("12.5", "is not a whole number"),
-        ("0", "is below 1"),
-        (f"{LONGEST + 1}", "is above 16,777,215"),
-        ("99999999999999999999", "is above 16,777,215"),
-    ],
+    "value", ["", "  ", "abc", "1_000", "nan", "-inf", "-3", "12.5", "0", f"{LONGEST + 1}", "99999999999999999999"]
 )
-def test_a_length_that_cannot_be_used_is_named_with_line_column_value_and_reason(write, value, why):
+def test_a_length_that_cannot_be_used_is_named_with_line_column_value_and_reason(write, value):
+    why = f"{value!r} cannot be used" if value.strip() else "the value is missing"
     for rows, column in ((f"2,{value},5", "num_prefill_tokens"), (f"2,5,{value}", "num_decode_tokens")):
         message = refusal(write(VIDUR + f"1,2,3\n{rows}\n3,4,5\n"))
         assert f"trace.csv: line 3, column '{column}'" in message
@@ -333,14 +321,11 @@ def test_the_longest_length_is_accepted(write):
     assert load(write(VIDUR + f"1,{LONGEST},1\n")).prompt_tokens.tolist() == [LONGEST]
 
 
-@pytest.mark.parametrize(
-    ("value", "why"),
-    [("", "missing"), ("x", "not a number"), ("NaN", "not finite"), ("-1", "negative"), ("1e300", "too late")],
-)
-def test_a_time_that_cannot_be_used_is_named(write, value, why):
+@pytest.mark.parametrize("value", ["", "x", "NaN", "-1", "1e300"])
+def test_a_time_that_cannot_be_used_is_named(write, value):
     message = refusal(write(VIDUR + f"0,1,1\n{value},1,1\n"))
     assert "line 3, column 'arrived_at'" in message
-    assert f"is {why}" in message
+    assert (f"{value!r} cannot be used: an arrival" if value else "the value is missing: an arrival") in message
 
 
 @pytest.mark.parametrize(
@@ -356,7 +341,7 @@ def test_a_date_that_cannot_be_used_is_named(write, value):
     if value.endswith("03."):  # a point without decimals says nothing wrong
         assert load(path).arrival_s.tolist() == [0, 0]
     else:
-        assert f"line 3, column 'TIMESTAMP': '{value[:40]}' is not such a date" in refusal(path)
+        assert f"line 3, column 'TIMESTAMP': '{value[:40]}' cannot be used" in refusal(path)
 
 
 def test_the_first_bad_row_is_named_and_the_others_counted(write):
@@ -367,13 +352,13 @@ def test_the_first_bad_row_is_named_and_the_others_counted(write):
 
 def test_bad_rows_of_parquet_and_json_are_named(tmp_path, write):
     pl.DataFrame({"prompt": [1.0, 2.5], "output": [1, 2]}).write_parquet(tmp_path / "t.parquet")
-    assert "row 2, column 'prompt': '2.5' is not a whole number" in refusal(tmp_path / "t.parquet")
+    assert "row 2, column 'prompt': '2.5' cannot be used" in refusal(tmp_path / "t.parquet")
     pl.DataFrame({"prompt": [[1]], "output": [1]}).write_parquet(tmp_path / "t.parquet")
     refusal(tmp_path / "t.parquet")
     good = '{"prompt": 1, "output": 2}\n'
     for bad, why in [
         ('{"prompt": 1}', "column 'output': the value is missing"),
-        ('{"prompt": 1, "output": true}', "'true' is not a number"),
+        ('{"prompt": 1, "output": true}', "'true' cannot be used"),
         ('{"prompt": NaN, "output": 1}', "line 2 is not JSON (NaN is no value of JSON)"),
         ('{"prompt": 1, "output": 1, "other": [-Infinity]}', "line 2 is not JSON (-Infinity is no value of JSON)"),
         ('{"prompt": 1, "output"', "line 2 is not JSON"),
@@ -382,7 +367,7 @@ def test_bad_rows_of_parquet_and_json_are_named(tmp_path, write):
         ("5", "line 2 is '5', not a JSON object"),
         ("", "line 2 is blank"),
         ("[" * 100_000, "line 2 is not JSON"),
-        ('{"prompt": 1,\r "output": 0}', "column 'output': '0' is below 1"),
+        ('{"prompt": 1,\r "output": 0}', "column 'output': '0' cannot be used"),
     ]:
         message = refusal(write(good + bad + "\n" + good, "t.jsonl"))
         assert message.startswith("t.jsonl: line 2")
@@ -545,7 +530,7 @@ def test_a_column_of_priorities_is_read_with_its_rows_where_it_is_named(write):
     assert load(path).priority is None
     assert load(path, columns={"priority": "priority"}).priority.tolist() == [3, -1]
     bad = write("arrival_s,prompt,output,class\n2,1,10,high\n")
-    with pytest.raises(InputError, match="column 'class': 'high' cannot be used, but a priority is a whole number"):
+    with pytest.raises(InputError, match="column 'class': 'high' cannot be used: a priority is a whole number"):
         load(bad, columns={"priority": "class"})
 
 

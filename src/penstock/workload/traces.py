@@ -4,7 +4,6 @@ Every value is read as text and cast strictly; the first one that cannot be used
 with one line that says where it stands, so nothing is dropped or repaired in silence.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,11 +85,9 @@ def load(
     check_choice(format, columns, where)
     source = Source.at(path, max_gib)
     table = open_table(source)
-    block = 0
+    block, why = 0, "it is the tokens of one block"
     if hash_block is not None:
-        block = checks.whole(
-            "hash_block", hash_block, 1, LARGEST_BLOCK, "tokens", "it is the tokens of one block"
-        )
+        block = checks.whole("hash_block", hash_block, 1, LARGEST_BLOCK, "tokens", why)
     if "delay" in table.header and "timestamp" not in table.header and columns is None:
         _refuse_turns(source, "a row")
     chosen = chosen_format(source, table.header, format, columns, block)
@@ -131,8 +128,8 @@ def _check_block(source: Source, table: Table, chosen: Format, block: int) -> No
     """Refuse a size of blocks where no ids name any, or where the format has its own."""
     if block and chosen.name != PLAIN:
         raise InputError(
-            f"hash_block is {block:,}, but the format {chosen.name!r} has its own "
-            f"({chosen.hash_block:,}); leave it out"
+            f"hash_block is {block:,}, but the format {chosen.name!r} says itself how large its "
+            "blocks are, or has none; leave it out"
         )
     if block and not {chosen.ids, chosen.ids_with_output} & set(table.header):
         raise source.fault(
@@ -332,19 +329,17 @@ def _bad_row(
         return source.fault(f"{where} {problem}")
     column, unit = next(read for role, read in reads.items() if first[role] is None)
     value = text.filter(pl.col(ROW) == first[ROW])[column][0]
-    what = "the value" if value is None or not value.strip() else shown(value)
+    missing = value is None or not value.strip()
+    what = "the value is missing" if missing else f"{shown(value)} cannot be used"
     remedy = "Correct or delete the row"
     told = [name for name in table.header if name.lower() in _TOLD]
     if told:
         remedy += f", or choose rows: `where: {{{told[0]}: VALUE}}`"
-    if column == reads.get("arrival", ("",))[0] and (value is None or not value.strip()):
+    if missing and column == reads.get("arrival", ("",))[0]:
         _refuse_turns(source, where)
     others = len(unusable) - 1
     more = f" ({counted(others, 'row')} more cannot be used)" if others else ""
-    return source.fault(
-        f"{where}, column {shown(column)}: {what} {_problem(value, unit)}, but "
-        f"{_WANTED[unit]}{more}. {remedy}"
-    )
+    return source.fault(f"{where}, column {shown(column)}: {what}: {_WANTED[unit]}{more}. {remedy}")
 
 
 def _refuse_turns(source: Source, where: str) -> None:
@@ -357,25 +352,3 @@ def _refuse_turns(source: Source, where: str) -> None:
         "answer before, and when that came is not recorded. Give rows their times, or write them "
         "as a table for `sessions` of a network (trace_id, agent, idx, t_s, think_time_s, ...)"
     )
-
-
-def _problem(text: str | None, unit: Unit) -> str:
-    if text is None or not text.strip():
-        return "is missing"
-    if unit == "date":
-        return "is not such a date"
-    if unit in ("ids", "rank"):
-        return "cannot be used"
-    try:  # Python reads other digits and _ as numbers, other tools do not
-        number = float(text if text.isascii() and "_" not in text else "x")
-    except ValueError:
-        return "is not a number"
-    if not math.isfinite(number):
-        return "is not finite"
-    if number < 0:
-        return "is negative"
-    if unit != "tokens":
-        return "is too late"
-    if number != math.floor(number):
-        return "is not a whole number"
-    return "is below 1" if number < 1 else f"is above {LONGEST:,}"
