@@ -103,7 +103,7 @@ def test_recommend_answers_in_json_as_agreed() -> None:
         "gains", "with_plugin", "calibration", "warnings",
     ]  # fmt: skip
     assert found["current"] == found["candidates"][0]  # type: ignore[index]
-    assert list(found["recommended"]) == ["policy", "token_budget", "policy_params"]  # type: ignore[call-overload]
+    assert list(found["recommended"]) == ["policy", "token_budget", "max_batch_size", "policy_params"]  # type: ignore[call-overload]
     assert list(found["gains"]) == ["stable_rate", "ttft_s", "tbt_s", "e2e_s"]  # type: ignore[call-overload]
 
 
