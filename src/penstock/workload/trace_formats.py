@@ -53,28 +53,20 @@ FORMATS = (
     # Azure, 2023 and 2024 (CSV)
     Format("azure", "ContextTokens", "GeneratedTokens", "TIMESTAMP", "date"),
     # BurstGPT, 6 or 8 columns (CSV, seconds); 0 response tokens is a failure
-    Format(
-        "burstgpt",
-        "Request tokens", "Response tokens", "Timestamp", zero_output_failed=True,
-    ),
+    Format("burstgpt", "Request tokens", "Response tokens", "Timestamp", zero_output_failed=True),
     # Vidur, processed traces (CSV, s)
     Format("vidur", "num_prefill_tokens", "num_decode_tokens", "arrived_at"),
     # Lengths without times (CSV; Vidur, Etalon)
     Format("lengths", "num_prefill_tokens", "num_decode_tokens"),
     # RAGPulse (JSON Lines, seconds as text)
     Format(
-        "ragpulse",
-        "input_length", "output_length", "timestamp", marks=("hash_ids.sys_prompt",),
+        "ragpulse", "input_length", "output_length", "timestamp", marks=("hash_ids.sys_prompt",)
     ),
     # Qwen-Bailian (JSON Lines, seconds)
-    Format(
-        "qwen",
-        "input_length", "output_length", "timestamp", marks=("chat_id",), hash_block=16,
-    ),
+    Format("qwen", "input_length", "output_length", "timestamp", marks=("chat_id",), hash_block=16),
     # Mooncake (JSON Lines, milliseconds)
     Format(
-        "mooncake",
-        "input_length", "output_length", "timestamp", "ms", whole=True, hash_block=512,
+        "mooncake", "input_length", "output_length", "timestamp", "ms", whole=True, hash_block=512
     ),
     # LLMServingSim (JSON Lines, whole nanoseconds)
     Format("llmservingsim", "input_toks", "output_toks", "arrival_time_ns", "ns"),
@@ -82,7 +74,7 @@ FORMATS = (
     Format("splitwisesim", "prompt_size", "token_size", "arrival_timestamp"),
     # APEX+ (JSON Lines, nanoseconds)
     Format("apex", "ContextTokens", "GeneratedTokens", "StartTimeOffset", "ns"),
-)  # fmt: skip
+)
 """The known formats, the more specific first."""
 
 PLAIN = "plain"
@@ -103,13 +95,8 @@ _REMEDY = (
 )
 
 
-def check_choice(format: object, columns: object, where: object) -> None:
-    """Refuse a format that is no name, and what chooses columns and rows and is no mapping."""
-    if format is not None and not isinstance(format, str):
-        raise InputError(
-            f"format is {shown(format)}, but must be the name of a trace format; leave it out to "
-            "detect it"
-        )
+def check_choice(columns: object, where: object) -> None:
+    """Refuse what chooses columns and rows and is no mapping."""
     values = "names of columns to the values of the rows to read, such as {http_code: 200}"
     for what, given, kinds, of in (
         ("columns", columns, str, f"names to names of columns, as {_REMEDY}"),
@@ -133,7 +120,8 @@ def chosen_format(
     # A plain one's hash ids name blocks of so many tokens.
     names = [format.name for format in FORMATS]
     if name is not None and name not in (*names, PLAIN):
-        raise InputError(f"trace format {shown(name)} is not known{nearest(name, (*names, PLAIN))}")
+        near = nearest(str(name), (*names, PLAIN))
+        raise InputError(f"trace format {shown(name)} is not known{near}")
     if columns is not None and name not in (None, PLAIN):
         raise InputError(
             f"`columns` are for plain tables, but the format {name!r} has its own; leave one of "

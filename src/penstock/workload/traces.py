@@ -82,7 +82,7 @@ def load(
     columns: ``{"http_code": 200}``. Unpacked it may hold ``max_gib`` GiB; None:
     `penstock.inputs.source.MOST_GIB`.
     """
-    check_choice(format, columns, where)
+    check_choice(columns, where)
     source = Source.at(path, max_gib)
     table = open_table(source)
     block, why = 0, "it is the tokens of one block"
