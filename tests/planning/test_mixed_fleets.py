@@ -19,6 +19,7 @@ from penstock.planning.plan import Plan, plan
 from penstock.planning.rates import RateProfile
 from penstock.planning.search import Search
 from penstock.planning.space import Space, search_space
+from penstock.planning.targets_at_rate import TargetsAtRate
 
 PAIRS = [
     ("codellama-34b-a100-tp1", "codellama-34b-a100-tp2"), ("codellama-34b-a100-tp1", "codellama-34b-a100-tp4"),
@@ -125,12 +126,12 @@ def test_fewer_than_theory_allows_are_certified_unstable(router: str, ordered: b
     pair = PAIRS[0] if ordered else PAIRS[4]
     server = ps.Server(ps.hardware(pair[0]).batch_time, 512)
     space = search_space(server, hardware=pair, router=[router], replicas=12, mix=True)
-    search = Search(workload, space, Aim.of(["ttft_mean<60s"]))
+    search = Search(TargetsAtRate(workload, Aim.of(["ttft_mean<60s"])), space.families)
     mixed = [prospect for prospect in search.prospects if prospect.family.smallest.others]
     ruled_out = [prospect for prospect in mixed if prospect.least]
     assert ruled_out
     for prospect in ruled_out:
-        assert prospect.why_not_fewer.startswith("parallel-server proposition for servers that differ: ")
+        assert prospect.theory.why_not_fewer.startswith("parallel-server proposition for servers that differ: ")
         few = network_of(workload, prospect.family.at(prospect.family.counts[prospect.least - 1]))
         assert ps.certify(few).verdict == "unstable"
     for prospect in mixed if ordered and router != "round-robin" else ():

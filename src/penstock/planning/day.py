@@ -20,11 +20,13 @@ from penstock.checking.batch_means import relaxation_requests
 from penstock.checking.targets import Target
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
-from penstock.planning.bisection import fewest
 from penstock.planning.day_run import DayCheck, resampled, simulate_day
 from penstock.planning.deployment import SPLITTING, Deployment
-from penstock.planning.evaluate import Evaluation, evaluate, network_of
+from penstock.planning.evaluate import Evaluation, network_of
 from penstock.planning.rates import HOUR_S, RateProfile
+from penstock.planning.search import Search, Theory
+from penstock.planning.space import Family
+from penstock.planning.targets_at_rate import TargetsAtRate
 from penstock.show.page import Page, Shown
 from penstock.system.pool import MOST_REPLICAS
 from penstock.theory.certificate import certify
@@ -171,12 +173,11 @@ def plan_day(
         "startup_minutes", startup_minutes, 0, profile.span_s / 60, "minutes", "of the day"
     )
     workload = resampled(workload, profile.peak)
-    search = _Search(
-        workload,
-        deployment,
-        targets if isinstance(targets, Aim) else Aim.of(targets, **aim),
-        counts,
-    )
+    aim_of_all = targets if isinstance(targets, Aim) else Aim.of(targets, **aim)
+    step = sum(deployment.ratio or (1,))
+    per_replica = _most_rate(workload, deployment.with_replicas(step)) / step
+    family = Family(deployment.with_replicas(counts[0]), tuple(counts))
+    simulated: list[Evaluation] = []
     rounded = [
         profile.peak if rate == profile.peak else float(f"{rate:.9g}") for rate in profile.rates
     ]
@@ -186,16 +187,21 @@ def plan_day(
     fleets: dict[float, tuple[int, bool]] = {}
     for index, rate in enumerate(rates):
         report(f"{rate:.4g} requests/s", index / len(rates))
-        fleets[rate] = search.least(rate)
-    periods = _periods(profile, workload, search, fleets)
+        question = _AtTheRate(workload, rate, aim_of_all, per_replica, simulated)
+        search = Search(question, [family])
+        search.run()
+        fleets[rate] = counts[-1], False
+        if search.best is not None:
+            fleets[rate] = counts[search.best[1].answer or 0], True
+    periods = _periods(profile, workload, family, per_replica, fleets)
     # the days as they follow each other, on the fleet of the peak
     report("whole days", 1.0)
     peak = deployment.with_replicas(max(period.replicas for period in periods))
     days, notices = (
-        _whole_days(profile, workload, peak, periods, search.aim.targets) if check else (None, [])
+        _whole_days(profile, workload, peak, periods, aim_of_all.targets) if check else (None, [])
     )
     return DayPlan(
-        profile, peak, search.aim.targets, periods, startup_s, tuple(search.evaluations), days,
+        profile, peak, aim_of_all.targets, periods, startup_s, tuple(simulated), days,
         (*_cautions(profile, periods), *notices),
     )  # fmt: skip
 
@@ -238,47 +244,49 @@ def _whole_days(
     return days, _above(profile, days)
 
 
-class _Search:
-    """Least replicas for a rate, remembering what was simulated."""
+class _AtTheRate(TargetsAtRate):
+    """Meet targets at one of many rates; what was simulated at others tells of this one."""
+
+    asks_the_most = False  # of a fleet with any number
 
     def __init__(
-        self, workload: Workload, deployment: Deployment, aim: Aim, counts: Sequence[int]
-    ) -> None:
-        self.workload, self.deployment, self.aim, self.counts = workload, deployment, aim, counts
-        self.evaluations: list[Evaluation] = []
-        self.step = sum(deployment.ratio or (1,))
-        self.per_replica = _most_rate(workload, deployment.with_replicas(self.step)) / self.step
-        self._answers: list[tuple[int, float, bool]] = []
+        self, workload: Workload, rate: float, aim: Aim, per_replica: float,
+        simulated: list[Evaluation],
+    ) -> None:  # fmt: skip
+        super().__init__(workload.with_rate(rate), aim)
+        self.rate, self.per_replica, self.simulated = rate, per_replica, simulated
 
-    def certified(self, rate: float) -> int:
-        """Return the fewest replicas with which theory allows a stable fleet."""
-        return (math.floor(rate / self.per_replica / self.step * (1 - 1e-12)) + 1) * self.step
+    def theory(self, family: Family) -> Theory:
+        """Say how many replicas may be stable, and what the share of those that do asks for."""
+        counts = family.counts
+        step = sum(family.smallest.ratio or (1,))
+        least = bisect.bisect_left(counts, certified(self.rate, self.per_replica, step))
+        shares = [
+            one.deployment.replicas / one.rate for one in self.simulated if one.answer == "met"
+        ]
+        likely = self.rate * min(shares, default=0.0) * (1 - 1e-12)
+        guess = min(max(bisect.bisect_left(counts, likely), least), len(counts) - 1)
+        return Theory(least, guess, "")
 
-    def least(self, rate: float) -> tuple[int, bool]:
-        """Return the fewest replicas that meet the targets at a rate, or the most and False."""
-        counts = self.counts
-        low = bisect.bisect_left(counts, self.certified(rate))
-        likely = min(
-            (count * rate / other for count, other, met in self._answers if met), default=0.0
-        )
-        start = min(max(bisect.bisect_left(counts, likely * (1 - 1e-12)), low), len(counts) - 1)
-        index = fewest(lambda index: self._met(counts[index], rate), low, len(counts), start)
-        return (counts[-1], False) if index is None else (counts[index], True)
-
-    def _met(self, replicas: int, rate: float) -> bool:
-        alone = self.deployment.router == "random" and not self.deployment.prefill_replicas
-        for count, other, met in self._answers:
+    def judge(self, family: Family, count: int, report: Callable[[float], None]) -> Evaluation:
+        """Return what implies whether so many do, or simulate them."""
+        fleet = family.smallest
+        alone = fleet.router == "random" and not fleet.prefill_replicas
+        for one in self.simulated:
             # at the same rate for each, more replicas serve no worse; at random, the same
-            if met and rate / replicas <= other / count and (alone or replicas >= count):
-                return True
-            if not met and rate / replicas >= other / count and (alone or replicas <= count):
-                return False
-        evaluation = evaluate(
-            self.workload.with_rate(rate), self.deployment.with_replicas(replicas), self.aim
-        )
-        self.evaluations.append(evaluation)
-        self._answers.append((replicas, rate, evaluation.answer == "met"))
-        return evaluation.answer == "met"
+            less = self.rate / count <= one.rate / one.deployment.replicas
+            more = self.rate / count >= one.rate / one.deployment.replicas
+            if one.answer == "met" and less and (alone or count >= one.deployment.replicas):
+                return one
+            if one.answer != "met" and more and (alone or count <= one.deployment.replicas):
+                return one
+        self.simulated.append(super().judge(family, count, report))
+        return self.simulated[-1]
+
+
+def certified(rate: float, per_replica: float, step: int) -> int:
+    """Return the fewest replicas, by steps, with which theory allows a stable fleet."""
+    return (math.floor(rate / per_replica / step * (1 - 1e-12)) + 1) * step
 
 
 def _most_rate(workload: Workload, deployment: Deployment) -> float:
@@ -291,7 +299,8 @@ def _most_rate(workload: Workload, deployment: Deployment) -> float:
 def _periods(
     profile: RateProfile,
     workload: Workload,
-    search: _Search,
+    family: Family,
+    per_replica: float,
     fleets: Mapping[float, tuple[int, bool]],
 ) -> tuple[Period, ...]:
     """Return the intervals with their fleets, how long queues take to settle, and what is left."""
@@ -300,17 +309,18 @@ def _periods(
     variability = float(1 + tokens.var() / tokens.mean() ** 2)
     periods: list[Period] = []
     left = 0.0
+    fleet, step = family.smallest, sum(family.smallest.ratio or (1,))
     for index, rate in enumerate(profile.rates.tolist()):
-        replicas, met = fleets[rate] if rate else (search.counts[0], True)
-        most = search.per_replica * replicas
-        units = replicas if search.deployment.splits or search.deployment.router in SPLITTING else 1
+        replicas, met = fleets[rate] if rate else (family.counts[0], True)
+        most = per_replica * replicas
+        units = replicas if fleet.splits or fleet.router in SPLITTING else 1
         settles = relaxation_requests(rate / most, variability) / (rate / units) if rate else 0.0
         left = max(left + (rate - most) * profile.interval_s, 0.0)
         periods.append(
             Period(
                 index * profile.interval_s,
                 rate,
-                search.certified(rate) if rate else 0,
+                certified(rate, per_replica, step) if rate else 0,
                 replicas,
                 met,
                 rate / most,

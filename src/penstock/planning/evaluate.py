@@ -77,6 +77,12 @@ class Evaluation:
     notices: tuple[str, ...] = ()
 
     @property
+    def first_value(self) -> float:
+        """Latency that the first target limits, seconds; infinite where it is not known."""
+        value = self.estimates[0].value
+        return math.inf if value is None else value
+
+    @property
     def throughput(self) -> float:
         """Requests/s that are carried; 0 where it is not known to be stable."""
         return self.rate if self.verdict == "stable" else 0.0

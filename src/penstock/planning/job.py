@@ -22,13 +22,24 @@ from typing import Any
 from penstock import checks
 from penstock.checking.targets import Target
 from penstock.errors import InputError
-from penstock.planning.bisection import fewest
-from penstock.planning.job_candidates import Candidate, Fleets, candidates_of
-from penstock.planning.job_run import PACED_SHARE, Job, JobResult, longest_s, simulate_job
+from penstock.planning.deployment import Deployment
+from penstock.planning.job_run import PACED_SHARE, Job, JobResult, Mode, longest_s, simulate_job
+from penstock.planning.search import Question, Search, Theory
+from penstock.planning.space import Discarded, Family
 from penstock.show.page import Page, Shown
 from penstock.system.pool import MOST_REPLICAS
+from penstock.system.server import Server
 from penstock.words import amount, counted
 from penstock.workload.workload import Workload
+
+TOKEN_BUDGETS = (128, 256, 512, 1024, 2048, 4096, 8192)
+"""Those that are tried where none are given, beside the server's own."""
+
+MOST = 1_024
+"""Replicas of a fleet, where nothing else is said."""
+
+Fleets = Deployment | Family
+"""Any number of replicas, or those that a search allows."""
 
 _MOST_REQUESTS = 5_000_000
 _LONGEST = "the longest request alone"
@@ -51,7 +62,7 @@ class JobPlan(Shown):
     nearest: JobResult | None  # `best`, or else the one that misses the least
     unreachable: str  # why there is no best, and what to change; empty where there is one
     results: tuple[JobResult, ...]  # all that was simulated
-    discarded: tuple[tuple[str, str], ...]  # (family, why) of what was not
+    discarded: tuple[Discarded, ...]  # all others, and why
     notices: tuple[str, ...]
 
     @property
@@ -71,7 +82,7 @@ class JobPlan(Shown):
             "nearest": self.nearest and self.nearest.as_dict(),
             "margin": self.margin,
             "results": [result.as_dict() for result in self.results],
-            "discarded": [{"family": family, "why": reason} for family, reason in self.discarded],
+            "discarded": [discarded.as_dict() for discarded in self.discarded],
             "notices": list(self.notices),
         }
 
@@ -100,7 +111,7 @@ def plan_job(
 
     A recording is taken as it is if it has as many requests, else rows are drawn. Fleets are
     families with their numbers of replicas, or deployments with any up to ``most_replicas`` (by
-    default `job_candidates.MOST`); each server's own budget and `job_candidates.TOKEN_BUDGETS` are
+    default `MOST`); each server's own budget and `TOKEN_BUDGETS` are
     tried, or those given. Online traffic comes at the rate of the whole fleet, and must meet the
     targets; ``tbt`` percentiles are of online requests and job together. Each of ``runs`` draws
     requests anew (a recording as it is: one run), for an interval that holds the next with this
@@ -109,23 +120,14 @@ def plan_job(
     job, notices = checked_job(
         workload, requests, deadline_s, online, targets, most_replicas, runs, confidence
     )
-    candidates, discarded = candidates_of(fleets, token_budgets, most_replicas, job)
-    best: JobResult | None = None
-    results: list[JobResult] = []
+    families, refused = families_of(fleets, token_budgets, most_replicas, job)
+    question = ByDeadline(job)
     report = progress or (lambda what, share: None)
-    for index, candidate in enumerate(candidates):
-        report(candidate.name, index / len(candidates))
-        if reason := _hopeless(job, candidate, best):
-            discarded.append((candidate.name, reason))
-            continue
-        simulated = _least_fleet(job, candidate, best)
-        results += simulated
-        best = min(
-            filter(None, [*(one for one in simulated if one.answer == "met"), best]),
-            key=_rank,
-            default=None,
-        )
-    nearest = best or min(results, key=lambda result: _excess(result, job), default=None)
+    search = Search(question, families, lambda share, what: report(what, share))
+    search.run()
+    best = None if search.best is None else search.best[0]
+    nearest = best or min(search.results, key=lambda result: _excess(result, job), default=None)
+    discarded = (*refused, *search.discarded())
     if not token_budgets:
         notices.insert(
             0,
@@ -135,8 +137,8 @@ def plan_job(
     return JobPlan(
         job.requests, job.deadline_s, job.targets, None if job.online is None else job.online.rate,
         best, nearest,
-        "" if best is not None else _unreachable(job, nearest, discarded), tuple(results),
-        tuple(discarded),
+        "" if best is not None else _unreachable(job, nearest, discarded), search.results,
+        discarded,
         (*_notices(job, best, nearest), *notices),
     )  # fmt: skip
 
@@ -190,74 +192,125 @@ def checked_job(
     return Job(workload, requests, deadline_s, online, limits, runs, confidence), notices
 
 
-def _hopeless(job: Job, candidate: Candidate, best: JobResult | None) -> str:
-    """Say why no fleet of a candidate needs to be simulated; empty where one does."""
-    deployment, counts = candidate.deployment, candidate.counts
-    alone = max(longest_s(*job.lengths(seed), deployment.server) for seed in job.seeds)
-    if alone > job.deadline_s:
-        return f"{_LONGEST} takes {alone:,.4g} s, beyond the deadline of {job.deadline_s:,.4g} s"
-    least = candidate.least(job)
-    if least > counts[-1]:
-        return f"theory: the work takes at least {counted(least, 'replica')}, above {counts[-1]:,}"
-    if best is None:
-        return ""
-    fewest_allowed = counts[bisect.bisect_left(counts, least)]
-    cost = deployment.with_replicas(fewest_allowed).cost
-    if cost > best.deployment.cost:
-        return (
-            f"cost: it takes at least {counted(fewest_allowed, 'replica')}, dearer than the best "
-            "found"
+@dataclasses.dataclass(frozen=True)
+class JobFamily(Family):
+    """Fleets for a job that differ in the number of replicas alone."""
+
+    mode: Mode  # how the job is let in
+    work_s: float  # seconds of one replica for the whole job, at least
+
+    @property
+    def name(self) -> str:
+        """What they have in common, and beside online traffic how the job is let in."""
+        return super().name if self.mode == "alone" else f"{super().name}, {self.mode}"
+
+
+class ByDeadline(Question[JobResult]):
+    """Finish a job by its deadline, and beside it meet the targets of online traffic."""
+
+    asks_the_most = False  # of a fleet with any number
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def theory(self, family: Family) -> Theory:
+        """Say how many replicas the work takes at least, and where the longest request is late."""
+        assert isinstance(family, JobFamily)
+        job, counts, server = self.job, family.counts, family.smallest.server
+        alone = self._longest_s(server)
+        if alone > job.deadline_s:
+            late = (
+                f"{_LONGEST} takes {alone:,.4g} s, beyond the deadline of {job.deadline_s:,.4g} s"
+            )
+            return Theory(len(counts), 0, late)
+        fewest = math.ceil(family.work_s / job.deadline_s * (1 - 1e-12))
+        least = bisect.bisect_left(counts, fewest)
+        likely = bisect.bisect_left(counts, job.likely(server, family.work_s))
+        guess = min(max(likely, least), len(counts) - 1)
+        over = f", above {counts[-1]:,}" if least == len(counts) else ""
+        return Theory(least, guess, f"the work takes at least {counted(fewest, 'replica')}{over}")
+
+    def judge(self, family: Family, count: int, report: Callable[[float], None]) -> JobResult:
+        """Simulate so many replicas until the job is done."""
+        assert isinstance(family, JobFamily)
+        return simulate_job(self.job, family.at(count), family.mode)
+
+    def worth(self, result: JobResult) -> float:
+        """Return when it is done, s."""
+        return result.makespan.value or math.inf
+
+    def worth_at_least(self, family: Family, count: int) -> float:
+        """Return before when no policy of so many replicas is done, s."""
+        assert isinstance(family, JobFamily)
+        return max(family.work_s / count, self._longest_s(family.smallest.server))
+
+    def lacks(self, result: JobResult) -> str:
+        """Say when so many replicas are done."""
+        replicas = counted(result.deployment.replicas, "replica")
+        return f"with {replicas} it is done after {result.makespan.value or math.inf:,.4g} s"
+
+    def in_vain(self, results: Sequence[JobResult]) -> bool:
+        """Return whether twice as many replicas, or more, hardly helped: long requests decide."""
+        last = results[-1]
+        return any(
+            _excess(last, self.job) > (1 - _GAIN) * _excess(fewer, self.job)
+            for fewer in results
+            if 2 * fewer.deployment.replicas <= last.deployment.replicas
         )
-    quickest = max(candidate.work_s / fewest_allowed, alone)
-    if cost == best.deployment.cost and quickest >= (best.makespan.value or math.inf):
-        return "theory: no fleet of the same cost is faster than the best found"
-    return ""
+
+    def _longest_s(self, server: Server) -> float:
+        return max(longest_s(*self.job.lengths(seed), server) for seed in self.job.seeds)
 
 
-def _least_fleet(job: Job, candidate: Candidate, best: JobResult | None) -> list[JobResult]:
-    """Simulate fleets until the least that meets all is known, or they cost more than the best."""
-    deployment = candidate.deployment
-    counts = candidate.counts[bisect.bisect_left(candidate.counts, candidate.least(job)) :]
-    end = bisect.bisect_left(counts, job.requests) + 1  # more would have nothing to do
-    if best is not None:  # fleets that cost more are of no use
-        end = min(
-            end, bisect.bisect_right(counts, best.deployment.cost / deployment.cost * (1 + 1e-12))
+def families_of(
+    fleets: Fleets | Sequence[Fleets], budgets: Sequence[int], most: int | None, job: Job
+) -> tuple[list[JobFamily], list[Discarded]]:
+    """Return what to try, and what cannot serve the job."""
+    families: dict[str, JobFamily] = {}
+    refused: list[Discarded] = []
+    for fleet in (fleets,) if isinstance(fleets, Deployment | Family) else fleets:
+        deployment = fleet.smallest if isinstance(fleet, Family) else fleet
+        counts: Sequence[int] = range(1, (most or MOST) + 1)
+        if isinstance(fleet, Family) and most is None:
+            counts = fleet.counts
+        counts = counts[: bisect.bisect_left(counts, job.requests) + 1]  # more have nothing to do
+
+        def refuse(name: str, why: str, counts: Sequence[int] = counts) -> None:
+            one = Discarded(name, (counts[0], counts[-1]), len(counts), "impossible", why)
+            refused.append(one)
+
+        if deployment.prefill_replicas:
+            refuse(deployment.family, "replicas for prompts alone are not simulated for jobs")
+            continue
+        if deployment.others:
+            refuse(deployment.family, "two kinds in one pool are not simulated for jobs")
+            continue
+        for budget in dict.fromkeys(budgets or (deployment.server.token_budget, *TOKEN_BUDGETS)):
+            try:
+                server = dataclasses.replace(deployment.server, token_budget=budget)
+                single = dataclasses.replace(
+                    deployment, server=server, replicas=counts[0], router="round-robin",
+                    router_settings=(),
+                )  # fmt: skip
+                work = job.work_s(server)
+                for mode in _modes(server, job):
+                    family = JobFamily(single, tuple(counts), mode, work)
+                    families.setdefault(family.name, family)
+            except InputError as error:
+                refuse(f"{deployment.family} with budget {checks.shown(budget)}", str(error))
+    if not families:
+        raise InputError(
+            f"no server can serve the job: {refused[0].why if refused else 'none was given'}"
         )
-    end = min(end, len(counts))
-    results: dict[int, JobResult] = {}
-
-    def does(index: int) -> bool:
-        replicas = counts[index]
-        results[replicas] = simulate_job(job, deployment.with_replicas(replicas), candidate.mode)
-        return results[replicas].answer == "met"
-
-    def after_miss(index: int) -> int | None:
-        replicas = counts[index]
-        if _hardly_helps(results, replicas, job):
-            return None
-        late = (results[replicas].makespan.high or 0.0) / job.deadline_s
-        # The same work over more replicas.
-        return bisect.bisect_left(counts, math.ceil(replicas * late))
-
-    likely = job.likely(deployment.server, candidate.work_s)
-    fewest(does, 0, end, min(bisect.bisect_left(counts, likely), end - 1), after_miss)
-    return list(results.values())
+    return list(families.values()), refused
 
 
-def _hardly_helps(results: dict[int, JobResult], replicas: int, job: Job) -> bool:
-    """Return whether twice as many replicas, or more, hardly helped: long requests decide."""
-    excess = {count: _excess(result, job) for count, result in results.items()}
-    return any(
-        excess[replicas] > (1 - _GAIN) * excess[fewer] for fewer in excess if 2 * fewer <= replicas
-    )
-
-
-def _rank(result: JobResult) -> tuple[float, float, int]:
-    return (
-        result.deployment.cost,
-        result.makespan.value or math.inf,
-        result.deployment.server.token_budget,
-    )
+def _modes(server: Server, job: Job) -> tuple[Mode, ...]:
+    if job.online is None:
+        return ("alone",)
+    if "priority" in server.policy.orders:
+        return ("priority", "paced")
+    return ("paced",)
 
 
 def _excess(result: JobResult, job: Job) -> float:
@@ -270,7 +323,7 @@ def _excess(result: JobResult, job: Job) -> float:
     return max(over)
 
 
-def _unreachable(job: Job, nearest: JobResult | None, discarded: Sequence[tuple[str, str]]) -> str:
+def _unreachable(job: Job, nearest: JobResult | None, discarded: Sequence[Discarded]) -> str:
     """Say why no fleet does, and what to change."""
     later = "give a later deadline (plan.job.deadline_h), or faster hardware"
     more = (
@@ -278,8 +331,8 @@ def _unreachable(job: Job, nearest: JobResult | None, discarded: Sequence[tuple[
         "later deadline"
     )
     if nearest is None:
-        alone = next((reason for _, reason in discarded if reason.startswith(_LONGEST)), "")
-        return f"{alone}; {later}" if alone else f"{discarded[-1][1]}; {more}"
+        alone = next((one.why for one in discarded if one.why.startswith(_LONGEST)), "")
+        return f"{alone}; {later}" if alone else f"{discarded[-1].why}; {more}"
     # the longest requests, and not the work, take the time
     work = job.work_s(nearest.deployment.server) / nearest.deployment.replicas
     if work < 0.5 * (nearest.makespan.value or 0.0) and not job.targets:

@@ -12,16 +12,15 @@ from penstock.checking.targets import Judgement, Target
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
 from penstock.planning.evaluate import Evaluation
-from penstock.planning.prospects import Prospect, rank
-from penstock.planning.search import Search
-from penstock.planning.shortfalls import in_words, shortfalls
-from penstock.planning.space import Discarded, Family, Reason, Space
+from penstock.planning.search import Prospect, Search
+from penstock.planning.shortfalls import in_words
+from penstock.planning.space import Discarded, Family, Space
+from penstock.planning.targets_at_rate import TargetsAtRate
 from penstock.planning.unreachable import Unreachable, why_unreachable
 from penstock.show.page import Page, Shown
 from penstock.system.prefix_cache import cache_notes, doubts_of, unsaid
 from penstock.system.server import Server
 from penstock.theory.ends import Ends, known_of, server_ends
-from penstock.words import amount, counted
 from penstock.workload.workload import Workload
 
 _BEYOND = (1.25, 2.0)
@@ -240,51 +239,53 @@ def plan(
             most_requests=most_requests,
             confidence=confidence,
         )  # fmt: skip
-    search = Search(workload if seed is None else workload.with_seed(seed), space, aim, progress)
+    question = TargetsAtRate(workload if seed is None else workload.with_seed(seed), aim)
+    search = Search(question, space.families, progress)
     if not search.prospects and all(family.by == "impossible" for family in search.hopeless):
         raise InputError(f"no deployment can be judged: {search.hopeless[0].why}")
     search.run()
-    return _plan_of(search)
+    return _plan_of(question, search, space)
 
 
-def _plan_of(search: Search) -> Plan:
+def _plan_of(question: TargetsAtRate, search: Search[Evaluation], space: Space) -> Plan:
     """Return what a search found, after the simulations that only explain it."""
+    workload, targets = question.workload, question.aim.targets
     best, prospect = search.best or (None, None)
     next_best = unreachable = ends = None
     notices: list[str] = []
     if best is None or prospect is None:
-        unreachable = why_unreachable(search)
-        notices = _of_the_middle(search)
+        unreachable = why_unreachable(question, search)
+        notices = _of_the_middle(space)
     else:
         _frontier_beyond(search, prospect)
         next_best = _next_best(search, best)
-        ends = _at_both_ends(search, prospect)
+        ends = _at_both_ends(question, prospect.family)
         servers = [kind.server for kind, _ in best.deployment.kinds]
         notes = [note for server in servers for note in (server.kv_note, server.scope_warning)]
-        unused = [note for server in servers for note in cache_notes(search.workload, server)]
-        doubts = [note for server in servers for note in doubts_of(search.workload, server)]
-        beyond = [note for server in servers for note in beyond_rows(search.workload, server)]
+        unused = [note for server in servers for note in cache_notes(workload, server)]
+        doubts = [note for server in servers for note in doubts_of(workload, server)]
+        beyond = [note for server in servers for note in beyond_rows(workload, server)]
         notices = list(dict.fromkeys([*doubts, *beyond, *unused, *filter(None, notes)]))
-    if search.workload.rows is not None:
+    if workload.rows is not None:
         notices.append(
             "requests are recorded: latency is that of the recording, and its intervals are for it "
             "gone on with"
         )
     return Plan(
-        search.workload, search.aim, best, _frontier(search.evaluated, best), search.evaluated,
-        (*search.space.refused, *_discarded(search)),
-        () if best is None else _margins(best, search.aim.targets),
-        "" if prospect is None else _binding(search, prospect), next_best, unreachable,
-        len(search.space),
-        search.space.priced,
-        (*notices, *unsaid(search.workload.notices, notices), *_not_judged(search)),
+        workload, question.aim, best, _frontier(search, best), search.results,
+        (*space.refused, *search.discarded()),
+        () if best is None else _margins(best, targets),
+        "" if prospect is None else _binding(search, prospect, targets), next_best, unreachable,
+        len(space),
+        space.priced,
+        (*notices, *unsaid(workload.notices, notices), *_not_judged(search)),
         ends,
     )  # fmt: skip
 
 
-def _of_the_middle(search: Search) -> list[str]:
+def _of_the_middle(space: Space) -> list[str]:
     """Say that what nothing does was asked of the middle batch times, where they are not exact."""
-    kinds = [kind for family in search.space.families for kind, _ in family.smallest.kinds]
+    kinds = [kind for family in space.families for kind, _ in family.smallest.kinds]
     known = [known for kind in kinds if (known := known_of(kind.server)) is not None]
     return [
         f"batch times are not exact ({origin}): that nothing does is said of the middle ones"
@@ -292,11 +293,10 @@ def _of_the_middle(search: Search) -> list[str]:
     ]
 
 
-def _at_both_ends(search: Search, prospect: Prospect) -> Ends[Evaluation | None] | None:
+def _at_both_ends(question: TargetsAtRate, family: Family) -> Ends[Evaluation | None] | None:
     """Search the family that won again, with the slow and with the fast end of its batch times."""
-    family = prospect.family
     smallest = family.smallest
-    of_kinds = [server_ends(search.workload, kind.server) for kind, _ in smallest.kinds]
+    of_kinds = [server_ends(question.workload, kind.server) for kind, _ in smallest.kinds]
     known = [ends for ends in of_kinds if ends is not None]
     if not known:
         return None
@@ -310,8 +310,10 @@ def _at_both_ends(search: Search, prospect: Prospect) -> Ends[Evaluation | None]
         ]
         other = smallest.other and dataclasses.replace(smallest.other, server=servers[-1])
         changed = dataclasses.replace(smallest, server=servers[0], other=other)
-        space = Space((dataclasses.replace(family, smallest=changed),), (), search.space.priced)
-        again = Search(search.workload, space, search.aim)
+        again = Search(
+            TargetsAtRate(question.workload, question.aim),
+            [dataclasses.replace(family, smallest=changed)],
+        )
         again.run()
         return None if again.best is None else again.best[0]
 
@@ -321,7 +323,7 @@ def _at_both_ends(search: Search, prospect: Prospect) -> Ends[Evaluation | None]
     return Ends(slow, fast, origins, calibrated)
 
 
-def _not_judged(search: Search) -> list[str]:
+def _not_judged(search: Search[Evaluation]) -> list[str]:
     """Say how many deployments fell away because the targets say nothing of them."""
     left = [hopeless for hopeless in search.hopeless if hopeless.by == "impossible"]
     if not left:
@@ -337,7 +339,7 @@ def _margins(best: Evaluation, targets: Sequence[Target]) -> tuple[float, ...]:
     )
 
 
-def _frontier_beyond(search: Search, prospect: Prospect) -> None:
+def _frontier_beyond(search: Search[Evaluation], prospect: Prospect) -> None:
     """Simulate somewhat larger fleets of the winning family: what more money buys."""
     assert prospect.answer is not None
     counts = prospect.family.counts
@@ -347,74 +349,56 @@ def _frontier_beyond(search: Search, prospect: Prospect) -> None:
             search.at(prospect, index)
 
 
-def _next_best(search: Search, best: Evaluation) -> Evaluation | None:
+def _next_best(search: Search[Evaluation], best: Evaluation) -> Evaluation | None:
     """Return the cheapest other that does; one more family is searched if none is known."""
 
+    def met() -> list[Evaluation]:
+        return [one for one in search.results if one.answer == "met" and one is not best]
+
     def others() -> list[Evaluation]:
-        met = [evaluation for evaluation in search.evaluated if evaluation.answer == "met"]
-        return [
-            evaluation
-            for evaluation in met
-            if evaluation.deployment.family != best.deployment.family
-        ]
+        return [one for one in met() if one.deployment.family != best.deployment.family]
 
     if not others():
-        assert search.best is not None
         untried = [
             prospect for prospect in search.prospects
-            if prospect is not search.best[1] and prospect.answer is None
-            and prospect.most < len(prospect.family.counts) - 1
+            if prospect.answer is None and prospect.most < len(prospect.family.counts) - 1
         ]  # fmt: skip
         # those that failed at the cost of the answer come after those never asked
-        untried.sort(key=lambda p: (p.most >= p.least, p.cost(p.guess), p.family.name))
+        untried.sort(key=lambda one: (one.most >= one.least, one.order))
         for prospect in untried[:1]:
-            start = prospect.guess
+            start = prospect.theory.guess
             if prospect.most >= prospect.least:
                 start = max(start, prospect.most + 1)
             prospect.most = len(prospect.family.counts) - 1
             search.search(prospect, start)
-    larger = [
-        evaluation
-        for evaluation in search.evaluated
-        if evaluation.answer == "met" and evaluation is not best
-    ]
-    return min(others() or larger, key=rank, default=None)
+    return min(others() or met(), key=search.rank, default=None)
 
 
-def _frontier(evaluated: Sequence[Evaluation], best: Evaluation | None) -> tuple[Evaluation, ...]:
+def _frontier(search: Search[Evaluation], best: Evaluation | None) -> tuple[Evaluation, ...]:
     """Return those that miss no target but the first, and have no cheaper equal in its latency."""
     kept: list[Evaluation] = []
-    for evaluation in sorted(evaluated, key=rank):
+    for evaluation in sorted(search.results, key=search.rank):
         if evaluation.verdict != "stable" or evaluation.estimates[0].value is None:
             continue
         fit = "missed" not in evaluation.judgements[1:] and (
-            not kept or rank(evaluation)[1] < rank(kept[-1])[1]
+            not kept or evaluation.first_value < kept[-1].first_value
         )
         if fit or evaluation is best:
             kept.append(evaluation)
     return tuple(kept)
 
 
-def _with_replicas(evaluation: Evaluation, aim: Aim) -> str:
-    """Say what so many replicas do not do."""
-    deployment = evaluation.deployment
-    replicas = counted(deployment.replicas, "replica")
-    if deployment.other is not None and deployment.others:
-        replicas += f" of {deployment.title} and {deployment.others:,} of {deployment.other.title}"
-    return f"with {replicas} {'; '.join(shortfalls(evaluation, aim))}"
-
-
-def _binding(search: Search, prospect: Prospect) -> str:
+def _binding(search: Search[Evaluation], prospect: Prospect, targets: Sequence[Target]) -> str:
     """Say what keeps fewer replicas of the answer from doing."""
-    index, targets = prospect.answer, search.aim.targets
+    index, family = prospect.answer, prospect.family
     assert index is not None
-    if fewer := search.peek(prospect, index - 1):
-        return _with_replicas(fewer, search.aim)
+    if index and (fewer := search.peek(family, family.counts[index - 1])):
+        return search.question.lacks(fewer)
     best = search.at(prospect, index)
     if not index and best.deployment.others and (reason := _with_fewer_others(search, best)):
         return reason
     if index and index == prospect.least:
-        return f"stability: {prospect.why_not_fewer}"
+        return f"stability: {prospect.theory.why_not_fewer}"
     margins = zip(_margins(best, targets), map(str, targets), strict=True)
     nearest = min((margin for margin in margins if not math.isnan(margin[0])), default=None)
     return (
@@ -423,65 +407,14 @@ def _binding(search: Search, prospect: Prospect) -> str:
     )
 
 
-def _with_fewer_others(search: Search, best: Evaluation) -> str:
+def _with_fewer_others(search: Search[Evaluation], best: Evaluation) -> str:
     """Say what keeps one less of the second kind from doing; nothing if that is not known."""
     fewer = best.deployment.with_fewer_others()
-    for evaluation in search.evaluated:
+    for evaluation in search.results:
         if evaluation.deployment == fewer and evaluation.answer != "met":
-            return _with_replicas(evaluation, search.aim)
+            return search.question.lacks(evaluation)
     for prospect in search.prospects:
         below = prospect.family.counts[: prospect.least]
         if prospect.family.name == fewer.family and fewer.replicas in below:
-            return f"stability: {prospect.why_not_fewer}"
+            return f"stability: {prospect.theory.why_not_fewer}"
     return next((one.why for one in search.hopeless if one.family.name == fewer.family), "")
-
-
-def _discarded(search: Search) -> list[Discarded]:
-    """Account for every deployment that was not simulated."""
-    discarded = []
-    for hopeless in search.hopeless:
-        family = hopeless.family
-        counts = [count for count in family.counts if not search.simulated(family, count)]
-        discarded += _parts(family, [(counts, hopeless.by, hopeless.why)])
-    for prospect in search.prospects:
-        discarded += _left_out(search, prospect)
-    return discarded
-
-
-def _left_out(search: Search, prospect: Prospect) -> list[Discarded]:
-    """Account for the deployments of a family that were not simulated."""
-    counts = prospect.family.counts
-    evaluations = [search.peek(prospect, index) for index in range(len(counts))]
-    untried = [index for index in range(prospect.least, len(counts)) if evaluations[index] is None]
-    below = prospect.most if prospect.answer is None else prospect.answer
-    fewer = [index for index in untried if index <= below]
-    dearer = [counts[index] for index in untried if index > below]
-    parts: list[tuple[Sequence[int], Reason, str]] = [
-        (counts[: prospect.least], "theory", prospect.why_not_fewer)
-    ]
-    if fewer:
-        larger = evaluations[fewer[-1] + 1 :]
-        failed = next(
-            evaluation
-            for evaluation in larger
-            if evaluation is not None and evaluation.answer != "met"
-        )
-        parts.append(
-            ([counts[index] for index in fewer], "simulation", _with_replicas(failed, search.aim))
-        )
-    if dearer:
-        bound = search.best[0].deployment.cost if search.best else 0.0
-        least = prospect.family.at(dearer[0]).cost
-        parts.append(
-            (dearer, "cost", f"they cost {amount(least)} or more, the answer {amount(bound)}")
-        )
-    return _parts(prospect.family, parts)
-
-
-def _parts(family: Family, parts: Sequence[tuple[Sequence[int], Reason, str]]) -> list[Discarded]:
-    """Return the parts of a family that are not empty."""
-    return [
-        Discarded(family.name, (counts[0], counts[-1]), len(counts), by, why)
-        for counts, by, why in parts
-        if counts
-    ]

@@ -1,7 +1,8 @@
-"""Branch and bound over deployments: theory discards, simulation decides, costs bound.
+"""One search for the cheapest fleet, and the questions put to it: targets at a rate, a rate of a
+day, a job by its deadline.
 
-More replicas never harm: so of each family (all else equal) the fewest that do what they have to
-are found by steps and bisection. Families are searched in order of what they may cost; once one is
+More replicas never harm: so of each family (all else equal) the fewest that do what is asked are
+found by steps and bisection. Families are searched in order of what they may cost; once one is
 found to do, another is asked first with as many replicas as cost no more, and discarded if it does
 not do even then.
 
@@ -10,104 +11,208 @@ other: more machines that are slow may get requests that fast ones would have se
 neither kind is better in all respects, every number is tried.
 """
 
+import abc
 import bisect
-import functools
-from collections.abc import Callable, Mapping
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
+from penstock.checking.targets import Judgement
 from penstock.errors import InputError
-from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
-from penstock.planning.evaluate import (
-    Evaluation,
-    evaluate,
-    network_of,
-    not_simulated,
-    refuse_idle_router,
-)
-from penstock.planning.job_run import statistic_s
-from penstock.planning.mixed_fleets import MixedLoad, best_of, no_worse
-from penstock.planning.prospects import Hopeless, Prospect, order_of, rank
-from penstock.planning.share import share_of
-from penstock.planning.space import Family, Space
-from penstock.simulation.distribution import Distribution
-from penstock.simulation.run import recorded
-from penstock.simulation.simulate import simulate
-from penstock.system.server import Server
-from penstock.theory.bounds import bounds
-from penstock.theory.kv_blocks import drawn
-from penstock.theory.latency_bounds import lower_bounds
-from penstock.theory.load import load
-from penstock.words import counted, digits
-from penstock.workload.workload import Workload
+from penstock.planning.space import Discarded, Family, Reason
+from penstock.words import amount
 
-USUAL_RHO = 0.8
-"""Load at which the search of the first family begins, where no short run says better."""
-
-_GUESSED_BY = 2_000  # requests
-_NO_LOAD = 1e-6  # of the rate
-_BEYOND_DOUBT = 1.01  # times the limit: some bounds are what simulations show, but for their noise
 _PATIENCE = 6  # undecided deployments
 
+Report = Callable[[float, str], None]
+"""Called with the share that is done, and what is being simulated."""
 
-class Search:
+
+class Result(Protocol):
+    """One deployment, simulated."""
+
+    @property
+    def deployment(self) -> Deployment:
+        """What was simulated."""
+
+    @property
+    def answer(self) -> Judgement:
+        """Whether it does what is asked."""
+
+
+R = TypeVar("R", bound=Result)
+
+
+@dataclasses.dataclass(frozen=True)
+class Theory:
+    """What theory says of a family, before anything is simulated."""
+
+    # Indices, in `Family.counts`: of the fewest that it does not rule out, beyond the last where it
+    # rules out all; and where to begin.
+    least: int
+    guess: int
+    why_not_fewer: str
+    # How many times the limit a latency is that no policy undercuts; infinite where it is ruled out
+    # otherwise.
+    excess: float = math.inf
+
+
+class Question(abc.ABC, Generic[R]):
+    """What is asked of a fleet."""
+
+    @abc.abstractmethod
+    def theory(self, family: Family) -> Theory:
+        """Say what theory knows of a family; refuse one that cannot be judged."""
+
+    @abc.abstractmethod
+    def judge(self, family: Family, count: int, report: Callable[[float], None]) -> R:
+        """Simulate so many replicas."""
+
+    @abc.abstractmethod
+    def worth(self, result: R) -> float:
+        """Return what the better of two has less of, where both do and cost the same."""
+
+    @abc.abstractmethod
+    def lacks(self, result: R) -> str:
+        """Say what a deployment does not do, or is not known to."""
+
+    def more_helps(self, deployment: Deployment) -> bool:
+        """Return whether more replicas of the first kind do no harm, as far as is known."""
+        return True
+
+    def worth_at_least(self, family: Family, count: int) -> float:
+        """Return what no policy undercuts in `worth`."""
+        return -math.inf
+
+    asks_the_most = True
+    """Whether a family whose first guess misses is asked with the most replicas at once."""
+
+    def in_vain(self, results: Sequence[R]) -> bool:
+        """Return whether ever more replicas of a family hardly helped, so that no more will do."""
+        return False
+
+
+@dataclasses.dataclass
+class Prospect:
+    """What is known of a family on its way through a search."""
+
+    family: Family
+    theory: Theory
+    most: int = -1  # index of the most that were searched; below `least` where none were
+    why_not_more: tuple[Reason, str] | None = None  # None: they cost more than the answer
+    answer: int | None = None  # index of the fewest that do what is asked
+
+    @property
+    def least(self) -> int:
+        """Index of the fewest replicas that theory does not rule out."""
+        return self.theory.least
+
+    @property
+    def order(self) -> tuple[float, float, str]:
+        """By what families are put in order: the cost that is guessed."""
+        guess, least = self.cost(self.theory.guess), self.cost(self.theory.least)
+        return guess, least, self.family.name
+
+    def cost(self, index: int) -> float:
+        """Return what the deployment at an index costs."""
+        return self.family.at(self.family.counts[index]).cost
+
+    def last_within(self, cost: float) -> int:
+        """Return the index of the most replicas that cost no more; -1 if none do."""
+        family = self.family
+        return bisect.bisect_right(family.counts, cost, key=lambda n: family.at(n).cost) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Hopeless:
+    """A family that is ruled out at any number of replicas."""
+
+    family: Family
+    by: Reason  # what rules it out
+    why: str
+    excess: float = math.inf  # as in `Theory`
+
+
+class Search(Generic[R]):
     """A search on its way.
 
-    ``prospects``: one for each family that theory leaves; ``hopeless``: families ruled out at any
-    number of replicas; ``best`` so far, with its prospect.
+    ``prospects``: one for each family that theory leaves, in the order in which they are asked;
+    ``hopeless``: families ruled out at any number of replicas; ``best`` so far, with its prospect.
     """
 
     def __init__(
-        self,
-        workload: Workload,
-        space: Space,
-        aim: Aim,
-        report: Callable[[float, str], None] | None = None,
+        self, question: Question[R], families: Sequence[Family], report: Report | None = None
     ) -> None:
-        self.workload, self.space, self.aim = workload, space, aim
+        self.question = question
         self.prospects: list[Prospect] = []
         self.hopeless: list[Hopeless] = []
-        self.best: tuple[Evaluation, Prospect] | None = None
-        self._evaluated: dict[tuple[str, int], Evaluation] = {}
-        self._ordered: dict[tuple[Server, Server], bool] = {}
-        self._unloaded: dict[Server, Mapping[str, Mapping[str, float]]] = {}
+        self.best: tuple[R, Prospect] | None = None
+        self._results: dict[tuple[str, int], R] = {}
         self._report = report or (lambda share, what: None)
         self._done = 0
-        for family in space.families:
+        for family in families:
             try:
-                self._judge_by_theory(family)
+                theory = question.theory(family)
             except InputError as error:  # such as a request that no replica has the memory for
                 self.hopeless.append(Hopeless(family, "impossible", str(error)))
-        self.prospects.sort(key=order_of)
+                continue
+            if theory.least < len(family.counts):
+                self.prospects.append(Prospect(family, theory))
+            else:
+                why = theory.why_not_fewer
+                self.hopeless.append(Hopeless(family, "theory", why, theory.excess))
+        self.prospects.sort(key=lambda prospect: prospect.order)
 
     @property
-    def evaluated(self) -> tuple[Evaluation, ...]:
+    def results(self) -> tuple[R, ...]:
         """What was simulated, in that order."""
-        return tuple(self._evaluated.values())
+        return tuple(self._results.values())
+
+    def rank(self, result: R) -> tuple[float, float, str]:
+        """Return what the best has least of: cost, what the question says, then name."""
+        deployment = result.deployment
+        return deployment.cost, self.question.worth(result), deployment.name
 
     def run(self) -> None:
         """Search every family."""
         for done, prospect in enumerate(self.prospects):
             self._done = done
-            start = prospect.guess
+            start = prospect.theory.guess
             prospect.most = len(prospect.family.counts) - 1
             if self.best is not None:
                 start = prospect.most = prospect.last_within(self.best[0].deployment.cost)
-            if prospect.most < prospect.least:
+            if prospect.most < prospect.least or self._is_worse(prospect):
                 continue
             self.search(prospect, start)
             if prospect.answer is None:
                 continue
-            answer = self.at(prospect, prospect.answer)
-            if self.best is None or rank(answer) < rank(self.best[0]):
-                self.best = answer, prospect
+            result = self.at(prospect, prospect.answer)
+            if self.best is None or self.rank(result) < self.rank(self.best[0]):
+                self.best = result, prospect
         self._done = len(self.prospects)
+
+    def _is_worse(self, prospect: Prospect) -> bool:
+        """Return whether theory says that none of a family within the cost of the best beats it."""
+        if self.best is None or prospect.most > prospect.least:
+            return False
+        best, family = self.best[0], prospect.family
+        count = family.counts[prospect.least]
+        if family.at(count).cost < best.deployment.cost:
+            return False
+        if self.question.worth_at_least(family, count) < self.question.worth(best):
+            return False
+        prospect.most = prospect.least - 1
+        prospect.why_not_more = "theory", "no fleet of the same cost is better than the answer"
+        return True
 
     def search(self, prospect: Prospect, start: int) -> None:
         """Find the fewest replicas that do, from an index to begin with."""
-        # A missed target is missed with fewer replicas, too. An undecided one says nothing of
+        # What is missed is missed with fewer replicas, too. What is undecided says nothing of
         # others, so the fewest that do not miss are found first, and from there each is tried.
         # Where more replicas may harm, all are tried, fewest first.
-        if not self._more_helps(prospect.family.smallest):
+        if not self.question.more_helps(prospect.family.smallest):
             every = range(prospect.least, prospect.most + 1)
             prospect.answer = next((i for i in every if self.at(prospect, i).answer == "met"), None)
             return
@@ -122,7 +227,7 @@ class Search:
         if upward:
             failed = start
             top = prospect.most
-            if start == top or missed(top):
+            if start == top or (self.question.asks_the_most and missed(top)):
                 return
         step = 1
         while top - failed > 1:
@@ -136,10 +241,23 @@ class Search:
             probe = min(max(probe, failed + 1), top - 1)
             if missed(probe):
                 failed = probe
+                if self._in_vain(prospect, probe):
+                    return
             else:
                 top = probe
             step = 2 * step if missed(probe) == upward else 0
         prospect.answer = self._first_that_does(prospect, top)
+
+    def _in_vain(self, prospect: Prospect, last: int) -> bool:
+        """Give a family up where its replicas, up to an index, hardly helped."""
+        family = prospect.family
+        tried = [self.peek(family, count) for count in family.counts[: last + 1]]
+        if not self.question.in_vain([one for one in tried if one is not None]):
+            return False
+        prospect.most = last
+        why = f"more replicas hardly help: {self.question.lacks(self.at(prospect, last))}"
+        prospect.why_not_more = "simulation", why
+        return True
 
     def _first_that_does(self, prospect: Prospect, first: int) -> int | None:
         """Return the first index known to do; after many undecided, in steps that double."""
@@ -156,177 +274,69 @@ class Search:
             index = max(min(index + step, prospect.most), index + 1)
         return None
 
-    def at(self, prospect: Prospect, index: int) -> Evaluation:
+    def at(self, prospect: Prospect, index: int) -> R:
         """Return the deployment at an index, simulated."""
         return self.simulate(prospect.family, prospect.family.counts[index])
 
-    def simulate(self, family: Family, count: int) -> Evaluation:
+    def simulate(self, family: Family, count: int) -> R:
         """Return the deployment with so many replicas, simulated once."""
         key = family.name, count
-        if key not in self._evaluated:
-            deployment = family.at(count)
+        if key not in self._results:
+            name = f"{count} x {family.name}"
 
             def report(share: float) -> None:
-                self._report(
-                    (self._done + share / 2) / max(len(self.prospects), 1), deployment.name
-                )
+                done = (self._done + share / 2) / max(len(self.prospects), 1)
+                self._report(done, name)
 
             report(0.0)
-            try:
-                self._evaluated[key] = evaluate(
-                    self.workload, deployment, self.aim, progress=report
-                )
-            except (
-                InputError
-            ) as error:  # such as a recording that leaves one of so many replicas nothing
-                self._evaluated[key] = not_simulated(
-                    self.workload, deployment, self.aim, str(error)
-                )
-        return self._evaluated[key]
+            self._results[key] = self.question.judge(family, count, report)
+        return self._results[key]
 
-    def simulated(self, family: Family, count: int) -> bool:
-        """Return whether that deployment was simulated."""
-        return (family.name, count) in self._evaluated
+    def peek(self, family: Family, count: int) -> R | None:
+        """Return what was found out about so many replicas, if they were simulated."""
+        return self._results.get((family.name, count))
 
-    def peek(self, prospect: Prospect, index: int) -> Evaluation | None:
-        """Return what was found out about the deployment at an index, if it was simulated."""
-        return (
-            self._evaluated.get((prospect.family.name, prospect.family.counts[index]))
-            if index >= 0
-            else None
-        )
+    def discarded(self) -> list[Discarded]:
+        """Account for every deployment that was not simulated."""
+        discarded = []
+        for hopeless in self.hopeless:
+            family = hopeless.family
+            counts = [count for count in family.counts if self.peek(family, count) is None]
+            discarded += _parts(family, [(counts, hopeless.by, hopeless.why)])
+        for prospect in self.prospects:
+            discarded += self._left_out(prospect)
+        return discarded
 
-    def _judge_by_theory(self, family: Family) -> None:
-        """Put a family among the prospects, or among the hopeless."""
-        deployment, counts = family.smallest, family.counts
-        # The smallest may have one replica, before which no router is asked.
-        refuse_idle_router(self.workload, family.at(counts[-1]))
-        least, usual, reason = self._least_stable(family)
-        if least == len(counts):
-            self.hopeless.append(Hopeless(family, "theory", reason))
-            return
-        if self.aim.objective == "cost" and not deployment.prefill_replicas:
-            fewest = bisect.bisect_left(
-                range(least, len(counts)), True, key=lambda index: not self._too_slow(family, index)
-            )
-            if least + fewest == len(counts):
-                excess, reason = max(self._too_slow(family, len(counts) - 1))
-                self.hopeless.append(Hopeless(family, "theory", reason, excess))
-                return
-            if fewest:
-                least += fewest
-                reason = max(self._too_slow(family, least - 1))[1]
-        guess = self._guess(family, least, min(max(usual, least), len(counts) - 1))
-        self.prospects.append(Prospect(family, least, guess, reason))
+    def _left_out(self, prospect: Prospect) -> list[Discarded]:
+        """Account for the deployments of a family that were not simulated."""
+        family, counts = prospect.family, prospect.family.counts
+        results = [self.peek(family, count) for count in counts]
+        untried = [index for index in range(prospect.least, len(counts)) if results[index] is None]
+        below = prospect.most if prospect.answer is None else prospect.answer
+        fewer = [index for index in untried if index <= below]
+        dearer = [counts[index] for index in untried if index > below]
+        parts: list[tuple[Sequence[int], Reason, str]] = [
+            (counts[: prospect.least], "theory", prospect.theory.why_not_fewer)
+        ]
+        if fewer:
+            larger = results[fewer[-1] + 1 :]
+            failed = next(one for one in larger if one is not None and one.answer != "met")
+            why = self.question.lacks(failed)
+            parts.append(([counts[index] for index in fewer], "simulation", why))
+        if dearer and prospect.why_not_more:
+            parts.append((dearer, *prospect.why_not_more))
+        elif dearer:
+            bound = self.best[0].deployment.cost if self.best else 0.0
+            least = family.at(dearer[0]).cost
+            why = f"they cost {amount(least)} or more, the answer {amount(bound)}"
+            parts.append((dearer, "cost", why))
+        return _parts(family, parts)
 
-    def _least_stable(self, family: Family) -> tuple[int, int, str]:
-        """Return the index of the fewest that may be stable, that of a usual load, and a reason."""
-        # It says why there are no fewer of the first.
-        deployment, counts = family.smallest, family.counts
-        network = None if deployment.splits else network_of(self.workload, deployment)
-        if network is not None and deployment.others:
-            mixed = MixedLoad(network, family, self._more_helps(deployment))
-            least = mixed.first_below(1.0)
-            return least, mixed.first_below(USUAL_RHO), mixed.why_not(least - 1)
-        if network is not None and deployment.prefill_replicas:
-            load_of_one = float(network.model().rho.max()) * deployment.replicas
-            limit = "Theorem 1(a)", "token budget"
-        else:
-            limits = bounds(
-                self.workload, deployment.server, load(self.workload, deployment.server)
-            )
-            tightest = min(limits, key=lambda bound: bound.max_rate)
-            load_of_one = self.workload.rate / tightest.max_rate
-            limit = tightest.theorem, tightest.name
-        reason = (
-            f"{limit[0]}: {digits(load_of_one)} replicas' worth of work arrives, so no policy "
-            "keeps fewer stable "
-            f"({limit[1]})"
-        )
-        usual = bisect.bisect_left(counts, load_of_one / USUAL_RHO)
-        return bisect.bisect_right(counts, load_of_one), usual, reason
 
-    def _too_slow(self, family: Family, index: int) -> list[tuple[float, str]]:
-        """Return targets that no policy can meet: least latency over the limit, and why."""
-        # These bounds rise with the rate of one server. What one gets of a router that looks at
-        # queues is not known, so there they are asked without load.
-        count, deployment = family.counts[index], family.smallest
-        condition = "without load"
-        if deployment.splits:
-            bounds_of = lower_bounds(self._share(deployment.router, count), deployment.server)
-            condition = f"with {counted(count, 'replica')}"
-        else:
-            # all requests may go to the kind of replica that is faster for them
-            bounds_of = self._without_load(best_of([kind.server for kind, _ in deployment.kinds]))
-        slow = []
-        for target in self.aim.targets:
-            bound = bounds_of.get(target.metric, {}).get(target.statistic, 0.0)
-            if bound > _BEYOND_DOUBT * target.limit_s:
-                scale, unit = target.unit(bound)
-                reason = (
-                    f"{target.name} is at least {digits(bound * scale)} {unit} {condition}, "
-                    "whatever the policy"
-                )
-                slow.append((bound / target.limit_s, reason))
-        return slow
-
-    def _more_helps(self, deployment: Deployment) -> bool:
-        """Return whether more replicas of the first kind do no harm, as far as is known."""
-        # They may beside another kind that is better in one respect and worse in another.
-        if not deployment.others or deployment.other is None:
-            return True
-        two = deployment.server, deployment.other.server
-        if two not in self._ordered:
-            self._ordered[two] = no_worse(*two, self._longest)
-        return self._ordered[two]
-
-    @functools.cached_property
-    def _longest(self) -> int:
-        """The tokens of the longest request, as far as a sample tells."""
-        prompt, output = drawn(self.workload.lengths)
-        return int((prompt + output).max())
-
-    def _without_load(self, server: Server) -> Mapping[str, Mapping[str, float]]:
-        """Return the latencies that no policy of a server undercuts, whatever the rate."""
-        if server not in self._unloaded:
-            rare = self.workload.with_rate(_NO_LOAD * self.workload.rate)
-            self._unloaded[server] = lower_bounds(rare, server)
-        return self._unloaded[server]
-
-    def _guess(self, family: Family, least: int, usual: int) -> int:
-        """Return the index of the fewest replicas that would do if short runs were right."""
-        # ``usual`` where one gets no share of its own, or cannot be simulated.
-        counts, deployment = family.counts, family.smallest
-        if not deployment.splits:
-            return usual
-        low, high = least, len(counts)  # the first that is promising, or none
-        while low < high:
-            middle = (low + high) // 2
-            promising = self._promising(
-                self._share(deployment.router, counts[middle]), deployment.server
-            )
-            if promising is None:
-                return usual
-            low, high = (low, middle) if promising else (middle + 1, high)
-        return min(low, len(counts) - 1)
-
-    def _share(self, router: str, count: int) -> Workload:
-        """Return what one of so many replicas gets in theory: of a recording all, at its rate."""
-        if self.workload.rows is not None:
-            return self.workload.with_rate(self.workload.rate / count)
-        return share_of(self.workload, router, count)
-
-    def _promising(self, workload: Workload, server: Server) -> bool | None:
-        """Return whether a short run meets the targets; None: it cannot be simulated."""
-        requests = min(_GUESSED_BY, workload.rows or _GUESSED_BY)
-        try:
-            run = simulate(workload, server, requests=requests)
-        except InputError:
-            return None
-        tpot = Distribution.of(recorded(run.rows, "requests").tpot)
-        samples = {"ttft_s": run.ttft, "tbt_s": run.gaps, "tpot_s": tpot, "e2e_s": run.e2e}
-        return not any(
-            samples[target.metric].size
-            and statistic_s(samples[target.metric], target.statistic, run.tick_s) >= target.limit_s
-            for target in self.aim.targets
-        )
+def _parts(family: Family, parts: Sequence[tuple[Sequence[int], Reason, str]]) -> list[Discarded]:
+    """Return the parts of a family that are not empty."""
+    return [
+        Discarded(family.name, (counts[0], counts[-1]), len(counts), by, why)
+        for counts, by, why in parts
+        if counts
+    ]

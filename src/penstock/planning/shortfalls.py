@@ -3,6 +3,7 @@
 from penstock.checking.targets import Estimate, Target
 from penstock.planning.aim import Aim
 from penstock.planning.evaluate import Evaluation
+from penstock.words import counted
 
 
 def in_words(target: Target | str, estimate: Estimate) -> str:
@@ -54,3 +55,12 @@ def shortfalls(evaluation: Evaluation, aim: Aim) -> list[str]:
             )
             parts.append(f"{target.name} is {in_words(target, estimate)}{undecided}")
     return parts
+
+
+def with_replicas(evaluation: Evaluation, aim: Aim) -> str:
+    """Say what so many replicas do not do."""
+    deployment = evaluation.deployment
+    replicas = counted(deployment.replicas, "replica")
+    if deployment.other is not None and deployment.others:
+        replicas += f" of {deployment.title} and {deployment.others:,} of {deployment.other.title}"
+    return f"with {replicas} {'; '.join(shortfalls(evaluation, aim))}"

@@ -8,6 +8,7 @@ from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import Evaluation
 from penstock.planning.search import Search
 from penstock.planning.shortfalls import shortfalls
+from penstock.planning.targets_at_rate import TargetsAtRate
 from penstock.words import counted
 
 
@@ -32,10 +33,13 @@ class Unreachable:
         }
 
 
-def why_unreachable(search: Search) -> Unreachable:
+def why_unreachable(question: TargetsAtRate, search: Search[Evaluation]) -> Unreachable:
     """Say which target keeps all deployments from the answer, and how near they come."""
-    aim, targets = search.aim, search.aim.targets
-    simulated = [search.peek(prospect, prospect.most) for prospect in search.prospects]
+    aim, targets = question.aim, question.aim.targets
+    simulated = [
+        search.peek(prospect.family, prospect.family.counts[prospect.most])
+        for prospect in search.prospects
+    ]
     largest = [evaluation for evaluation in simulated if evaluation is not None]
     too_slow = [hopeless for hopeless in search.hopeless if hopeless.excess < math.inf]
     if too_slow:  # what the least hopeless of them reaches
@@ -55,7 +59,7 @@ def why_unreachable(search: Search) -> Unreachable:
         )
         name = f"goodput of {aim.goodput:.4g}"
         return Unreachable(
-            name, _why_not(search, nearest), nearest.goodput.value, nearest.deployment
+            name, _why_not(question, search, nearest), nearest.goodput.value, nearest.deployment
         )
 
     def excess(evaluation: Evaluation, *indices: int) -> tuple[float, float]:
@@ -75,30 +79,30 @@ def why_unreachable(search: Search) -> Unreachable:
     if never:
         index = max(never, key=lambda index: excess(by_target[index], index)[0])
         nearest = by_target[index]
-        reason = _why_not(search, nearest)
+        reason = _why_not(question, search, nearest)
     else:
         nearest = min(stable, key=lambda evaluation: excess(evaluation, *indices))
         index = max(indices, key=lambda index: excess(nearest, index)[0])
         reason = (
             "each target is met by some deployment, but none meets all; "
-            f"{_why_not(search, nearest)}"
+            f"{_why_not(question, search, nearest)}"
         )
     return Unreachable(
         str(targets[index]), reason, nearest.estimates[index].value, nearest.deployment
     )
 
 
-def _why_not(search: Search, nearest: Evaluation) -> str:
+def _why_not(question: TargetsAtRate, search: Search[Evaluation], nearest: Evaluation) -> str:
     """Say what the nearest deployment does not do."""
     for hopeless in search.hopeless:
         if hopeless.family.name == nearest.deployment.family:
             return f"{hopeless.why}; the simulation of {nearest.deployment.name} agrees"
-    reason = "; ".join(shortfalls(nearest, search.aim))
+    reason = "; ".join(shortfalls(nearest, question.aim))
     if nearest.answer == "undecided":
         reason += "; simulate more requests to decide it"
         reason += (
             ""
-            if search.workload.rows is None
+            if question.workload.rows is None
             else ", of a recording drawn at random (arrivals: poisson)"
         )
     most = counted(nearest.deployment.replicas, "replica")

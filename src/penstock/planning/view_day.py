@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from penstock.planning.job import JobPlan
     from penstock.planning.job_run import JobResult
     from penstock.planning.launch import Launch
+    from penstock.planning.space import Discarded
 
 _MOST_INTERVALS = 30
 _MOST_CHANGES = 12
@@ -233,11 +234,11 @@ def _fleet_row(result: "JobResult") -> tuple[str, ...]:
     )
 
 
-def _left_out(discarded: Sequence[tuple[str, str]]) -> Table:
-    families: dict[str, list[str]] = {}
-    for family, reason in discarded:
-        families.setdefault(reason, []).append(family)
-    rows = [(reason, f"{len(names):,}", names[0]) for reason, names in families.items()]
+def _left_out(discarded: "Sequence[Discarded]") -> Table:
+    reasons: dict[str, list[str]] = {}
+    for one in discarded:
+        reasons.setdefault(one.why, []).append(one.family)
+    rows = [(why, f"{len(names):,}", names[0]) for why, names in reasons.items()]
     return Table(("Why", "Fleets", "Such as"), rows[:_MOST_FLEETS], title="Why not the others")
 
 

@@ -1,0 +1,199 @@
+"""A question to a fleet: does it meet latency targets at a rate? Theory discards, simulation
+decides.
+"""
+
+import bisect
+import functools
+from collections.abc import Callable, Mapping
+
+from penstock.errors import InputError
+from penstock.planning.aim import Aim
+from penstock.planning.deployment import Deployment
+from penstock.planning.evaluate import (
+    Evaluation,
+    evaluate,
+    network_of,
+    not_simulated,
+    refuse_idle_router,
+)
+from penstock.planning.job_run import statistic_s
+from penstock.planning.mixed_fleets import MixedLoad, best_of, no_worse
+from penstock.planning.search import Question, Theory
+from penstock.planning.share import share_of
+from penstock.planning.shortfalls import with_replicas
+from penstock.planning.space import Family
+from penstock.simulation.distribution import Distribution
+from penstock.simulation.run import recorded
+from penstock.simulation.simulate import simulate
+from penstock.system.server import Server
+from penstock.theory.bounds import bounds
+from penstock.theory.kv_blocks import drawn
+from penstock.theory.latency_bounds import lower_bounds
+from penstock.theory.load import load
+from penstock.words import counted, digits
+from penstock.workload.workload import Workload
+
+USUAL_RHO = 0.8
+"""Load at which the search of the first family begins, where no short run says better."""
+
+_GUESSED_BY = 2_000  # requests
+_NO_LOAD = 1e-6  # of the rate
+_BEYOND_DOUBT = 1.01  # times the limit: some bounds are what simulations show, but for their noise
+
+
+class TargetsAtRate(Question[Evaluation]):
+    """Meet targets at the rate of a workload."""
+
+    def __init__(self, workload: Workload, aim: Aim) -> None:
+        self.workload, self.aim = workload, aim
+        self._ordered: dict[tuple[Server, Server], bool] = {}
+        self._unloaded: dict[Server, Mapping[str, Mapping[str, float]]] = {}
+
+    def judge(self, family: Family, count: int, report: Callable[[float], None]) -> Evaluation:
+        """Simulate so many replicas with their share of the requests."""
+        deployment = family.at(count)
+        try:
+            return evaluate(self.workload, deployment, self.aim, progress=report)
+        except InputError as error:  # such as a recording that leaves one of them nothing
+            return not_simulated(self.workload, deployment, self.aim, str(error))
+
+    def worth(self, result: Evaluation) -> float:
+        """Return the latency that the first target limits."""
+        return result.first_value
+
+    def lacks(self, result: Evaluation) -> str:
+        """Say what so many replicas do not do."""
+        return with_replicas(result, self.aim)
+
+    def theory(self, family: Family) -> Theory:
+        """Say how many replicas may be stable and quick enough under some policy."""
+        deployment, counts = family.smallest, family.counts
+        # The smallest may have one replica, before which no router is asked.
+        refuse_idle_router(self.workload, family.at(counts[-1]))
+        least, usual, reason = self._least_stable(family)
+        if least == len(counts):
+            return Theory(least, least, reason)
+        if self.aim.objective == "cost" and not deployment.prefill_replicas:
+            fewest = bisect.bisect_left(
+                range(least, len(counts)), True, key=lambda index: not self._too_slow(family, index)
+            )
+            if least + fewest == len(counts):
+                excess, reason = max(self._too_slow(family, len(counts) - 1))
+                return Theory(len(counts), len(counts), reason, excess)
+            if fewest:
+                least += fewest
+                reason = max(self._too_slow(family, least - 1))[1]
+        guess = self._guess(family, least, min(max(usual, least), len(counts) - 1))
+        return Theory(least, guess, reason)
+
+    def _least_stable(self, family: Family) -> tuple[int, int, str]:
+        """Return the index of the fewest that may be stable, that of a usual load, and a reason."""
+        # It says why there are no fewer of the first.
+        deployment, counts = family.smallest, family.counts
+        network = None if deployment.splits else network_of(self.workload, deployment)
+        if network is not None and deployment.others:
+            mixed = MixedLoad(network, family, self.more_helps(deployment))
+            least = mixed.first_below(1.0)
+            return least, mixed.first_below(USUAL_RHO), mixed.why_not(least - 1)
+        if network is not None and deployment.prefill_replicas:
+            load_of_one = float(network.model().rho.max()) * deployment.replicas
+            limit = "Theorem 1(a)", "token budget"
+        else:
+            limits = bounds(
+                self.workload, deployment.server, load(self.workload, deployment.server)
+            )
+            tightest = min(limits, key=lambda bound: bound.max_rate)
+            load_of_one = self.workload.rate / tightest.max_rate
+            limit = tightest.theorem, tightest.name
+        reason = (
+            f"{limit[0]}: {digits(load_of_one)} replicas' worth of work arrives, so no policy "
+            "keeps fewer stable "
+            f"({limit[1]})"
+        )
+        usual = bisect.bisect_left(counts, load_of_one / USUAL_RHO)
+        return bisect.bisect_right(counts, load_of_one), usual, reason
+
+    def _too_slow(self, family: Family, index: int) -> list[tuple[float, str]]:
+        """Return targets that no policy can meet: least latency over the limit, and why."""
+        # These bounds rise with the rate of one server. What one gets of a router that looks at
+        # queues is not known, so there they are asked without load.
+        count, deployment = family.counts[index], family.smallest
+        condition = "without load"
+        if deployment.splits:
+            bounds_of = lower_bounds(self._share(deployment.router, count), deployment.server)
+            condition = f"with {counted(count, 'replica')}"
+        else:
+            # all requests may go to the kind of replica that is faster for them
+            bounds_of = self._without_load(best_of([kind.server for kind, _ in deployment.kinds]))
+        slow = []
+        for target in self.aim.targets:
+            bound = bounds_of.get(target.metric, {}).get(target.statistic, 0.0)
+            if bound > _BEYOND_DOUBT * target.limit_s:
+                scale, unit = target.unit(bound)
+                reason = (
+                    f"{target.name} is at least {digits(bound * scale)} {unit} {condition}, "
+                    "whatever the policy"
+                )
+                slow.append((bound / target.limit_s, reason))
+        return slow
+
+    def more_helps(self, deployment: Deployment) -> bool:
+        """Return whether more replicas of the first kind do no harm, as far as is known."""
+        # They may beside another kind that is better in one respect and worse in another.
+        if not deployment.others or deployment.other is None:
+            return True
+        two = deployment.server, deployment.other.server
+        if two not in self._ordered:
+            self._ordered[two] = no_worse(*two, self._longest)
+        return self._ordered[two]
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        """The tokens of the longest request, as far as a sample tells."""
+        prompt, output = drawn(self.workload.lengths)
+        return int((prompt + output).max())
+
+    def _without_load(self, server: Server) -> Mapping[str, Mapping[str, float]]:
+        """Return the latencies that no policy of a server undercuts, whatever the rate."""
+        if server not in self._unloaded:
+            rare = self.workload.with_rate(_NO_LOAD * self.workload.rate)
+            self._unloaded[server] = lower_bounds(rare, server)
+        return self._unloaded[server]
+
+    def _guess(self, family: Family, least: int, usual: int) -> int:
+        """Return the index of the fewest replicas that would do if short runs were right."""
+        # ``usual`` where one gets no share of its own, or cannot be simulated.
+        counts, deployment = family.counts, family.smallest
+        if not deployment.splits:
+            return usual
+        low, high = least, len(counts)  # the first that is promising, or none
+        while low < high:
+            middle = (low + high) // 2
+            promising = self._promising(
+                self._share(deployment.router, counts[middle]), deployment.server
+            )
+            if promising is None:
+                return usual
+            low, high = (low, middle) if promising else (middle + 1, high)
+        return min(low, len(counts) - 1)
+
+    def _share(self, router: str, count: int) -> Workload:
+        """Return what one of so many replicas gets in theory: of a recording all, at its rate."""
+        if self.workload.rows is not None:
+            return self.workload.with_rate(self.workload.rate / count)
+        return share_of(self.workload, router, count)
+
+    def _promising(self, workload: Workload, server: Server) -> bool | None:
+        """Return whether a short run meets the targets; None: it cannot be simulated."""
+        requests = min(_GUESSED_BY, workload.rows or _GUESSED_BY)
+        try:
+            run = simulate(workload, server, requests=requests)
+        except InputError:
+            return None
+        tpot = Distribution.of(recorded(run.rows, "requests").tpot)
+        samples = {"ttft_s": run.ttft, "tbt_s": run.gaps, "tpot_s": tpot, "e2e_s": run.e2e}
+        return not any(
+            samples[target.metric].size
+            and statistic_s(samples[target.metric], target.statistic, run.tick_s) >= target.limit_s
+            for target in self.aim.targets
+        )
