@@ -24,6 +24,7 @@ Penstock = Callable[..., tuple[int, str, str]]
     [
         ("broken/bt_decreasing", "a batch of 64 tokens takes 40 ms, and one of 1 takes 50 ms"),
         ("broken/bt_dup", "has 64 tokens with 11 and with 99 ms"),
+        ("broken/coarse", "arrivals 'poisson'. Arrival times are stamped every 10 s: 399 requests come at 5 instants"),
         ("broken/mean_gt_max", "the max of a length is 1,000 tokens, below its mean of 10,000"),
         ("broken/recording_pib", "which is more than is drawn; check its counters"),
         ("broken/vseq", "vllm does not start with fewer tokens than requests in a batch"),

@@ -334,7 +334,7 @@ def test_long_and_short_outputs_together_are_served_exactly_as_long_as_they_are(
 
 
 def test_a_run_that_would_take_days_is_refused() -> None:
-    with pytest.raises(ps.InputError, match="more take days; give fewer"):
+    with pytest.raises(ps.InputError, match="more arrivals take days; give fewer"):
         ps.simulate(WORKLOAD, SERVER, requests=10**12)
 
 

@@ -259,16 +259,13 @@ def length_of_run(workload: Workload, requests: int | None, until: float | None)
                 "`until`"
             )
         return workload.rows
-    tells = (
-        "it is the number of arrivals, of which more take days; give fewer, a million tells a "
-        "mean well"
-    )
+    tells = "more arrivals take days; give fewer, a million tells a mean well"
     requests = checks.whole("requests", requests, 1, MOST_ARRIVALS, "", tells)
     if workload.rows is not None and requests > workload.rows:
+        seen = "".join(f". {doubt.removesuffix('.')}" for doubt in workload.front)
         raise InputError(
             f"requests is {requests:,}, but {workload.name} has {workload.rows:,} and is replayed "
-            "once; "
-            "ask for fewer, or resample it with arrivals 'poisson'"
+            f"once; ask for fewer, or resample it with arrivals 'poisson'{seen}"
         )
     return requests
 
