@@ -67,7 +67,7 @@ def test_words_begin_with_the_answer(penstock: Callable[..., Said], scenario: Pa
     status, out, _ = penstock("plan", scenario)
     best = answer["best"]["deployment"]
     assert status == 0
-    replicas = f"{best['replicas']} replicas of the server behind random"
+    replicas = f"{best['replicas']} replicas of the server behind jsq"
     assert f"\nCheapest     {replicas}" in out
     assert "\nMET          ttft_p99<0.3s: " in out
     assert f"{best['cost']:.2f} per hour" in out
@@ -97,6 +97,16 @@ def test_the_manifest_is_written_where_an_engine_can_run_the_answer(
     assert penstock("plan", scenario, "--manifest", written)[0] == 0
     deployment = next(each for each in yaml.safe_load_all(written.read_text()) if each["kind"] == "Deployment")
     assert deployment["spec"]["replicas"] == answer["best"]["deployment"]["replicas"]
+
+
+def test_an_answer_is_said_before_a_manifest_that_no_engine_can_have_is_refused(
+    penstock: Callable[..., Said], scenario: Path, tmp_path: Path
+) -> None:
+    path = changed(scenario, search={"disaggregation": "1:1", "replicas": {"max": 16}})
+    status, out, err = penstock("plan", path, "--manifest", tmp_path / "m.yaml")
+    assert status == 2
+    assert "\nCheapest " in out
+    assert "there is no deployment that an engine can run" in err
 
 
 def test_a_server_needs_no_more_than_the_search_leaves_open(tmp_path: Path) -> None:

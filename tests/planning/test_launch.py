@@ -1,5 +1,6 @@
 """A deployment can be started as it was planned: by a command line, and on Kubernetes."""
 
+import dataclasses
 import shlex
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.planning.deployment import Deployment
-from penstock.planning.launch import MODEL, launch
+from penstock.planning.launch import MODEL, launch, launches
 
 A100 = "codellama-34b-a100-tp2"
 
@@ -133,6 +134,18 @@ def test_a_placeholder_is_said_to_be_one():
     given = launch(deployment(), model="codellama/CodeLlama-34b-hf")
     assert given.command[2] == "codellama/CodeLlama-34b-hf"
     assert not any("placeholder" in note or "preset" in note for note in given.notes)
+
+
+def test_a_manifest_names_the_model_and_the_gpu_of_its_nodes_where_a_scenario_does():
+    shaped = dataclasses.replace(deployment(), hardware=None)
+    (found,) = launches(shaped, "meta-llama/Llama-3.3-70B-Instruct on h100-sxm")
+    pod = yaml.safe_load(found.manifest.split("---\n")[0])["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    assert "meta-llama/Llama-3.3-70B-Instruct" in pod["containers"][0]["command"]
+    assert not any(note.startswith("replace ") for note in found.notes)
+    (named,) = launches(shaped, "Llama-3.3-70B on rtx4090")
+    assert named.notes[0].startswith("replace Llama-3.3-70B below by the repository")
+    assert "nodeSelector" not in named.manifest
 
 
 def test_the_router_that_kubernetes_does_not_have_is_said_in_the_manifest():

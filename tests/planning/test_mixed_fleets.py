@@ -145,14 +145,14 @@ def test_a_mixed_space_holds_every_fleet_once_with_what_it_costs() -> None:
     assert len(fleets) == len({each.name for each in space}) == len(space) == 4 + 4 + 6
     both = fleets[(NEW, 1), (OLD, 3)]
     assert (both.total_replicas, both.total_accelerators, both.cost) == (4, 5, 2 * 3.0 + 3 * 1.0)
-    assert both.fleet == f"1 replica of {NEW} and 3 of {OLD} behind random"
+    assert both.fleet == f"1 replica of {NEW} and 3 of {OLD} behind jsq"
     assert both.as_dict()["other"] | {"price": 1.0} == {
         "hardware": OLD, "kv_tokens": None, "replicas": 3, "accelerators": 3, "price": 1.0,
     }  # fmt: skip
     apart = search_space(SERVER, hardware=[OLD, NEW], disaggregation=["1:2"], replicas=3, mix=True)
     assert {each.fleet for each in apart if each.other} == {
-        f"1 replica of {NEW} for prompts and 2 of {OLD} that decode behind random",
-        f"1 replica of {OLD} for prompts and 2 of {NEW} that decode behind random",
+        f"1 replica of {NEW} for prompts and 2 of {OLD} that decode behind jsq",
+        f"1 replica of {OLD} for prompts and 2 of {NEW} that decode behind jsq",
     }
 
 

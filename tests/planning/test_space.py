@@ -24,7 +24,7 @@ def test_every_combination_is_there_once() -> None:
 def test_what_is_not_searched_is_as_the_server_has_it() -> None:
     (deployment,) = search_space(SERVER, replicas=[3])
     assert deployment.server == SERVER
-    assert (deployment.replicas, deployment.router, deployment.hardware) == (3, "random", None)
+    assert (deployment.replicas, deployment.router, deployment.hardware) == (3, "jsq", None)
 
 
 def test_presets_bring_batch_times_and_accelerators() -> None:
@@ -109,7 +109,7 @@ def test_the_settings_of_a_router_reach_the_network_that_is_simulated() -> None:
 
 def test_a_policy_that_is_out_of_place_is_called_unsuited_and_that_of_the_scenario_is_kept() -> None:
     space = search_space(SERVER, policy=["sarathi", "maxweight"], max_batch_size=[64])
-    assert [family.name for family in space.families] == ["server, sarathi, budget 256, at most 64"]
+    assert [family.name for family in space.families] == ["server, sarathi, budget 256, at most 64, jsq"]
     assert [each.by for each in space.refused] == ["unsuited"]
     assert "starves decodes" in space.refused[0].why
     with pytest.raises(InputError, match="no deployment of the search space is worth judging: maxweight starves"):

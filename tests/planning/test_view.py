@@ -21,7 +21,12 @@ from penstock.show.terminal import print_page
 WORKLOAD = ps.Workload.poisson(rate=20.0, prompt=400, output=60)
 SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512, 32)
 SPACE = search_space(
-    SERVER, hardware=["codellama-34b-a100-tp1"], token_budget=[128, 512], replicas=16, price={"a100": 2.0}
+    SERVER,
+    hardware=["codellama-34b-a100-tp1"],
+    token_budget=[128, 512],
+    router=["random"],
+    replicas=16,
+    price={"a100": 2.0},
 )
 
 

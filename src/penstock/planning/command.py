@@ -102,8 +102,6 @@ def plan(
     )  # fmt: skip
     progress.announce_compilation()
     answers = _answers(chosen)
-    if manifest is not None:
-        _write_manifest(manifest, answers.launches, as_json)
     rates = None
     if figures is not None or report is not None:
         rates = _rates(chosen, answers.plan)
@@ -117,6 +115,8 @@ def plan(
         launches=answers.launches,
     )  # fmt: skip
     show_page(page, answers.as_dict(), report, as_json, depth_of(why, everything))
+    if manifest is not None:
+        _write_manifest(manifest, answers.launches, as_json)
     no_plan = answers.plan is not None and answers.plan.answer != "met"
     no_job = answers.job is not None and answers.job.best is None
     if strict and (no_plan or no_job):
@@ -154,7 +154,9 @@ def _answers(chosen: "PlanScenario") -> _Answers:
             plan = search(chosen.workload, chosen.space, aim=chosen.aim, progress=show)
     day = _day(chosen, plan)
     job = _job(chosen)
-    launches = [] if plan is None or plan.best is None else _launches(plan.best.deployment)
+    served = chosen.scenario.hardware
+    best = None if plan is None or plan.best is None else plan.best.deployment
+    launches = [] if best is None else _launches(best, served)
     if job is not None and job.best is not None:
         note = "this is the fleet for the offline work"
         if job.online_rate is not None:
@@ -163,7 +165,7 @@ def _answers(chosen: "PlanScenario") -> _Answers:
                 "offline work"
             )
             note += "; start it instead of the first" if launches else ""
-        launches += _launches(job.best.deployment, note)
+        launches += _launches(job.best.deployment, served, note)
     return _Answers(plan, day, "" if day is not None else _why_no_day(chosen, plan), job, launches)
 
 
@@ -222,12 +224,12 @@ def _job(chosen: "PlanScenario") -> "JobPlan | None":
         )  # fmt: skip
 
 
-def _launches(deployment: "Deployment", *notes: str) -> "list[Launch]":
+def _launches(deployment: "Deployment", served: str, *notes: str) -> "list[Launch]":
     """Return how to start each kind of replica, with more notes; nothing if no engine runs it."""
     from penstock.planning.launch import launches
 
     try:
-        starts = launches(deployment)
+        starts = launches(deployment, served)
     except InputError:
         return []
     return [dataclasses.replace(start, notes=(*notes, *start.notes)) for start in starts]

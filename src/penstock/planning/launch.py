@@ -25,6 +25,13 @@ from penstock.system.scheduler import Program
 from penstock.system.server import Server
 from penstock.words import counted
 
+_PRODUCT = "nvidia.com/gpu.product"  # the label of a node, and its values by GPU
+_PRODUCTS = {
+    "a100-sxm": "NVIDIA-A100-SXM4-80GB", "h100-sxm": "NVIDIA-H100-80GB-HBM3",
+    "h200-sxm": "NVIDIA-H200", "b200-sxm": "NVIDIA-B200", "l40s": "NVIDIA-L40S", "l4": "NVIDIA-L4",
+    "a10": "NVIDIA-A10", "t4": "Tesla-T4",
+}  # fmt: skip
+
 MODEL = "MODEL"
 """What stands for the weights where neither a preset nor the user says which."""
 
@@ -51,6 +58,7 @@ class Launch:
     exact: bool  # the engine then schedules as the plan was simulated
     notes: tuple[str, ...]  # what to know before it is started, a sentence each
     kind: str = ""  # the hardware, where a fleet has two kinds and this starts one of them
+    nodes: str = ""  # what NVIDIA's GPU operator calls the GPU of the nodes; empty: not known
 
     @property
     def _program(self) -> Program:
@@ -125,6 +133,7 @@ class Launch:
         if not self.environment:
             del container["env"]
         return {
+            **({"nodeSelector": {_PRODUCT: self.nodes}} if self.nodes else {}),
             "containers": [container],
             "volumes": [
                 {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
@@ -144,10 +153,15 @@ class Launch:
         }
 
 
-def launches(deployment: Deployment) -> list[Launch]:
-    """Return how to start each kind of replica, as `launch` does."""
+def launches(deployment: Deployment, served: str = "") -> list[Launch]:
+    """Return how to start each kind of replica, as `launch` does.
+
+    ``served`` is the model on its GPU, as a scenario calls hardware that follows from a shape.
+    """
     if not deployment.others:
-        return [launch(deployment)]
+        model, _, gpu = ("" if deployment.hardware else served).partition(" on ")
+        start = launch(deployment, model=model if gpu else None)
+        return [dataclasses.replace(start, nodes=_PRODUCTS.get(gpu, ""))]
     starts = []
     for part in deployment.parts:
         start = launch(part)
@@ -200,7 +214,7 @@ def launch(
     preset = HARDWARE[deployment.hardware].model if deployment.hardware else None
     weights = model or preset or MODEL
     notes = []
-    if model is None:
+    if model is None or "/" not in model:
         notes = [f"replace {weights} below by the repository or the folder of your model's weights"]
     start = _start(programs[engine], weights, deployment.server, deployment.accelerators)
     notes += [*start.notes, *_memory_notes(deployment.server), *_router_notes(deployment)]

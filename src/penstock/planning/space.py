@@ -88,7 +88,7 @@ def search_space(
     token_budget: Sequence[int] = (),
     max_batch_size: Sequence[int | None] = (),
     policy: Sequence[str | Scheduler] = (),
-    router: Sequence[str | Router | Mapping[str, Any]] = ("random",),
+    router: Sequence[str | Router | Mapping[str, Any]] = ("jsq",),
     disaggregation: Sequence[str | None] = (None,),
     replicas: int | Sequence[int] = 32,
     kv_tokens: int | Mapping[str, int] | None = None,
