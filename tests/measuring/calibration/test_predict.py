@@ -186,6 +186,8 @@ def test_a_client_with_a_limit_sends_the_next_request_when_one_has_ended() -> No
     """At most four are under way, nobody waits while there is room, and all are sent in the end."""
     load = requests_of(row(rate=20.0, duration_s=15.0, completed=300, incomplete=0, client_limit=4), SERVER)
     assert load.most_under_way == 4
+    recorded = {"client_limit": 4, "arrival_s": [0.0, 0.5, 2.5], "e2e_each_s": [None] * 3}
+    assert requests_of(row(**recorded), SERVER).most_under_way is None, "they were held back before"
     run = simulated(load, SERVER)
     assert run.rows is not None
     arrival, finish = run.rows.arrival * run.tick_s, run.rows.finish * run.tick_s

@@ -57,6 +57,8 @@ def test_vllm_bench(name: str, pattern: str, load: float, lengths: tuple[int, in
     starts = stated.get("start_times")
     if starts is not None:
         assert row["arrival_s"] == sorted(one - min(starts) for one in starts)
+        assert statistics.mean(row["ttft_each_s"]) == pytest.approx(row["ttft_mean_s"])
+        assert statistics.mean(row["e2e_each_s"]) == pytest.approx(row["e2e_mean_s"])
     assert row["prompt_lengths"] == stated.get("input_lens")
     assert row["output_lengths"] == stated.get("output_lens")
 
@@ -118,6 +120,13 @@ def test_guidellm_is_read_as_its_requests_say() -> None:
         sent = [*benchmark["requests"]["successful"], *benchmark["requests"]["incomplete"]]
         starts = sorted(request["request_start_time"] for request in sent)
         assert arrivals.to_list() == pytest.approx([start - starts[0] for start in starts])
+    for row in table.iter_rows(named=True):
+        for metric in ("ttft", "e2e"):
+            each = row[f"{metric}_each_s"]
+            assert len(each) == len(row["arrival_s"])
+            done = [seconds for seconds in each if seconds is not None]
+            assert len(done) == row["completed"], "the others were cut off"
+            assert statistics.mean(done) == pytest.approx(row[f"{metric}_mean_s"], rel=1e-6)
 
 
 def test_the_log_of_iterations_is_read_in_full() -> None:

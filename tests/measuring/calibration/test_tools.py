@@ -99,6 +99,7 @@ def test_requests_that_a_trace_timed_are_sent_when_they_were_sent(tmp_path: Path
     timed = VLLM | lengths | {"request_rate": "inf", "start_times": [10.0, 15.0, 19.0, 22.0], "duration": 13.0}
     row = one(written(tmp_path / "a.json", timed | {"request_throughput": 4 / 13}))
     assert (row["pattern"], row["arrival_s"], row["load"]) == ("poisson", [0.0, 5.0, 9.0, 12.0], "trace@0.25")
+    assert row["ttft_each_s"] == row["e2e_each_s"] == [None] * 4, "the file does not say them"
 
 
 def sent_by_vllm_bench(seed: int, count: int, rate: float) -> list[float]:

@@ -56,6 +56,8 @@ COLUMNS: dict[str, Any] = {
     "declared_tokens": pl.Float64,
     "prefix_hits": pl.Float64,
     "arrival_s": pl.List(pl.Float64),
+    "ttft_each_s": pl.List(pl.Float64),
+    "e2e_each_s": pl.List(pl.Float64),
     **dict.fromkeys(_TIMES, pl.Float64),
     "requests_per_s": pl.Float64,
     "concurrency": pl.Float64,
@@ -75,7 +77,8 @@ of each request in the order in which they were sent, where the file has them al
 ``prompt_quantiles`` and ``output_quantiles`` are pairs of a share of requests and the length up to
 which they were. ``declared_tokens`` is how many output tokens each request said it may make,
 ``prefix_hits`` the share of prompt tokens that a cache held. ``arrival_s``: when each was sent, in
-seconds after the first, as recorded, or as its tool sends where that is known.
+seconds after the first, as recorded, or as its tool sends where that is known. ``ttft_each_s`` and
+``e2e_each_s``, of the same requests, are there where it is recorded; a null in them: cut off.
 ``engine``: ``sglang`` where its client says so. ``note``: what was left out, or cannot be
 simulated.
 """
@@ -317,8 +320,8 @@ def _checked(source: Source, number: int, row: Row, format: str) -> Row:
     make_consistent(place, row, format)
     limit = row.get("client_limit")
     sent = row["completed"] + (row.get("incomplete") or 0)
-    if row["pattern"] == "closed" or row.get("arrival_s") or not limit or limit >= sent:
-        row["client_limit"] = None  # it held nothing back, or not what is known of each request
+    if row["pattern"] == "closed" or not limit or limit >= sent:
+        row["client_limit"] = None  # it held nothing back
     for name in ("burst", "in_flight", "client_limit", "completed", "incomplete"):
         if row.get(name) is not None:
             row[name] = int(row[name])

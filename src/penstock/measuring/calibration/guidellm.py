@@ -47,6 +47,8 @@ class _Request(Entry):
     prompt_tokens: _Length | None = None
     output_tokens: _Length | None = None
     request_start_time: Number | None = None
+    request_latency: Number | None = None
+    time_to_first_token_ms: Number | None = None
 
 
 _STRATEGY = fields(
@@ -243,17 +245,31 @@ def _notes(benchmark: Any, totals: Any, completed: float | None, recorded: Row) 
 
 
 def _recorded(benchmark: Any, completed: float | None) -> Row:
-    """Return when requests were sent, and, if all were completed, their lengths in that order."""
+    """Return when requests were sent, how long those that were completed took, and, if all were,
+    their lengths, in that order.
+    """
     done = benchmark.done or []
     cut_off = benchmark.cut_off or []
     totals = benchmark.totals
     if len(done) != completed or totals is None or (totals.incomplete and not cut_off):
         return {}
     row: Row = {}
-    sent = [request.request_start_time for request in (*done, *cut_off)]
-    if all(sent) and sent:
-        row["arrival_s"] = sorted(time - min(sent) for time in sent)
-        done = sorted(done, key=lambda request: request.request_start_time)
+    sent = [*done, *cut_off]
+    if sent and all(request.request_start_time for request in sent):
+        sent.sort(key=lambda request: request.request_start_time)
+        first = sent[0].request_start_time
+        row["arrival_s"] = [request.request_start_time - first for request in sent]
+        ended = {id(request) for request in done}
+        row["ttft_each_s"] = [
+            request.time_to_first_token_ms * MS
+            if id(request) in ended and request.time_to_first_token_ms is not None
+            else None
+            for request in sent
+        ]
+        row["e2e_each_s"] = [
+            request.request_latency if id(request) in ended else None for request in sent
+        ]
+        done = [request for request in sent if id(request) in ended]
     whole = all(request.prompt_tokens and request.output_tokens for request in done)
     if whole and not cut_off:
         row["prompt_lengths"] = [request.prompt_tokens for request in done]

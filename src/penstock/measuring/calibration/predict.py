@@ -77,7 +77,8 @@ def requests_of(
 
     def sent(prompt: Ints, output: Ints) -> Requests:
         declared, prefixes = _declared(row, output), _prefixes(row, server, prompt)
-        limit = row["client_limit"] if closed is None else None
+        # requests whose sending is recorded were held back before
+        limit = None if closed or row.get("e2e_each_s") else row["client_limit"]
         return Requests(times, prompt, output, closed, until, limit, declared, prefixes)
 
     names = ("prompt", "output")

@@ -150,12 +150,7 @@ def _vllm_load(result: Any, source: Source, place: str, states_gaps: bool) -> Ro
 def _from_end_to_end(result: Any) -> Row:
     """Return how long requests took from end to end, where that is known of each."""
     # Those without output tokens failed. Answers of one token have no gaps, but an E2E.
-    seconds: list[float] = []
-    if result.ttfts and result.itls and len(result.ttfts) == len(result.itls):
-        each = zip(result.ttfts, result.itls, strict=True)
-        seconds = [first + sum(gaps) for first, gaps in each if first > 0]
-    elif result.latencies:
-        seconds = [latency for latency in result.latencies if latency > 0]
+    seconds = [latency for latency in _end_to_end(result) if latency > 0]
     if len(seconds) != result.completed or not np.isfinite(seconds).all():
         return {}
     return {
@@ -166,8 +161,16 @@ def _from_end_to_end(result: Any) -> Row:
     }
 
 
+def _end_to_end(result: Any) -> list[float]:
+    """Return how long each took, 0 where it failed; nothing where the file does not say it."""
+    if result.ttfts and result.itls and len(result.ttfts) == len(result.itls):
+        each = zip(result.ttfts, result.itls, strict=True)
+        return [first + sum(gaps) if first > 0 else 0.0 for first, gaps in each]
+    return result.latencies or []
+
+
 def _sent(result: Any) -> Row:
-    """Return when completed requests were sent, and their lengths in that order."""
+    """Return when completed requests were sent, their lengths and times in that order."""
     all_lengths = {"prompt": result.input_lens or [], "output": result.output_lens or []}
     prompts, outputs = all_lengths.values()
     starts = result.start_times or []
@@ -180,6 +183,9 @@ def _sent(result: Any) -> Row:
     if len(starts) == len(prompts) and np.isfinite(starts).all():
         done.sort(key=lambda index: starts[index])
         row["arrival_s"] = [starts[index] - starts[done[0]] for index in done]
+        for column, seconds in ("ttft_each_s", result.ttfts), ("e2e_each_s", _end_to_end(result)):
+            whole = seconds is not None and len(seconds) == len(starts)
+            row[column] = [seconds[index] if whole else None for index in done]
     for name, of_all in all_lengths.items():
         tokens = [of_all[index] for index in done]
         row |= {f"{name}_lengths": tokens, f"{name}_std": float(np.std(tokens)) or None}
