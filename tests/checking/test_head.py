@@ -165,6 +165,15 @@ def test_an_overloaded_server_is_told_its_limit_and_what_to_do_but_no_latency() 
     assert "penstock recommend" in labels["Next"]
 
 
+def test_a_load_near_its_limit_is_undecided_where_batch_times_are_not_known_so_well_with_its_share() -> None:
+    scenario = read_scenario(CASES / "seventy_b.yaml")
+    found = check(scenario.workload, scenario.server, requests=2000)
+    labels = {line.label: line.text for line in found.page(scenario).head}
+    assert re.match(r"101% \(\d\d% to 1\d\d% as far as batch times are known\)", labels["Load"])
+    assert labels["undecided"].startswith("because of the batch times: with the slowest that are likely it is unstable")
+    assert "unstable" not in labels
+
+
 def test_targets_are_one_line_with_the_one_that_is_missed_first() -> None:
     lines = head(1.2, "tbt_p99<200ms", "ttft_p99<2s")
     assert len(lines) == 6

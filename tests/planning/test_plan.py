@@ -12,6 +12,7 @@ from penstock.errors import InputError
 from penstock.planning.aim import Aim
 from penstock.planning.evaluate import Evaluation, evaluate
 from penstock.planning.plan import Plan, plan
+from penstock.planning.scenario import read_plan
 from penstock.planning.space import Space, search_space
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
@@ -339,3 +340,13 @@ def test_a_plan_for_an_engine_says_on_what_kv_memory_it_counts() -> None:
     workload = ps.Workload.poisson(0.2, 500, 100)
     found = ps.plan(workload, space, ["ttft_p99<60s"], requests=300)
     assert found.notices[0].startswith("KV memory holds about")
+
+
+@pytest.mark.slow
+def test_without_a_router_fleets_stand_behind_jsq_which_takes_fewer_replicas_than_chance() -> None:
+    """Ten of Llama-3.1-70B on four H100 each; behind random it would be thirteen."""
+    asked = read_plan(Path(__file__).parents[3] / "shared" / "data" / "user_cases" / "fleet.yaml")
+    assert asked.aim is not None
+    best = plan(asked.workload, asked.space, aim=asked.aim).best
+    assert best is not None
+    assert (best.deployment.replicas, best.deployment.router) == (10, "jsq")
