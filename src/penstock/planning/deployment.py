@@ -6,7 +6,9 @@ from typing import Any
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.pool import MOST_REPLICAS
+from penstock.system.presets import hardware as preset
 from penstock.system.routing import Router, resolve_router
 from penstock.system.server import Server
 from penstock.words import counted
@@ -25,8 +27,11 @@ class Kind:
     hardware: str | None = None  # name of the preset; None: batch times were given
     accelerators: int = 1  # of one replica
     price: float = 1.0  # of an accelerator for an hour, in whatever money; 1 counts accelerators
+    known: BatchTimeFile | None = dataclasses.field(default=None, compare=False)  # of that name
 
     def __post_init__(self) -> None:
+        if self.known is None and self.hardware is not None:
+            object.__setattr__(self, "known", preset(self.hardware))
         reason = "a replica runs on at least one"
         checks.whole("accelerators", self.accelerators, 1, 100_000, "", reason)
         reason = "it is money for an accelerator for an hour; 1 counts them"
@@ -54,6 +59,8 @@ class Deployment:
         Which replica gets a request; a name in `penstock.ROUTERS`.
     router_settings
         Numbers that the router is told, by name; what is left out is as `penstock.ROUTERS` has it.
+    known
+        What is known of the hardware; None: it is the preset of that name.
     prefill_replicas
         Of the replicas, those for prompts alone; the others decode. 0: each does both.
     accelerators
@@ -81,6 +88,7 @@ class Deployment:
     other: Kind | None = None
     others: int = 0
     router_settings: tuple[tuple[str, float], ...] = ()
+    known: BatchTimeFile | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         checks.whole(
@@ -125,7 +133,7 @@ class Deployment:
     @property
     def kind(self) -> Kind:
         """The first kind of replica."""
-        return Kind(self.server, self.hardware, self.accelerators, self.price)
+        return Kind(self.server, self.hardware, self.accelerators, self.price, self.known)
 
     @property
     def title(self) -> str:
@@ -151,7 +159,7 @@ class Deployment:
         alone = dataclasses.replace(self, other=None, others=0)
         beside = dataclasses.replace(
             alone, server=other.server, replicas=self.others, hardware=other.hardware,
-            accelerators=other.accelerators, price=other.price,
+            accelerators=other.accelerators, price=other.price, known=other.known,
         )  # fmt: skip
         return alone, beside
 

@@ -13,9 +13,9 @@ from penstock.inputs.arrays import Floats
 from penstock.planning.deployment import Kind
 from penstock.planning.per_hardware import matching_key, named_as
 from penstock.system.batch_time import BatchTime, Composition
+from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.measured_times import Measured
 from penstock.system.network import Network
-from penstock.system.presets import hardware as preset
 from penstock.system.server import Server
 from penstock.theory.kv_blocks import STANDARD_ERRORS
 from penstock.theory.network.certificate import DIFFER
@@ -38,7 +38,9 @@ class Stock:
     at_hand: Mapping[str, int]
 
     @classmethod
-    def of(cls, at_hand: Mapping[str, int] | None, hardware: Sequence[str | None]) -> Self:
+    def of(
+        cls, at_hand: Mapping[str, int] | None, hardware: Sequence[BatchTimeFile | None]
+    ) -> Self:
         """Check and return what is at hand for a search over some hardware."""
         if at_hand is None:
             return cls({})
@@ -52,7 +54,7 @@ class Stock:
             key: checks.whole(f"at_hand.{key}", count, 0, _MOST_AT_HAND, "", reason)
             for key, count in at_hand.items()
         }
-        used = {matching_key(counts, named_as(name)) for name in hardware if name is not None}
+        used = {matching_key(counts, named_as(kind)) for kind in hardware if kind is not None}
         if idle := [key for key in counts if key not in used]:
             raise InputError(
                 f"at_hand names {checks.shown(idle[0])}, which no hardware of the search takes "
@@ -78,20 +80,20 @@ class Stock:
         return ", ".join(f"{count:,} of {key}" for key, count in self.at_hand.items())
 
     def _key(self, kind: Kind) -> str | None:
-        if kind.hardware is None or not self.at_hand:
+        if kind.known is None or not self.at_hand:
             return None
-        return matching_key(self.at_hand, named_as(kind.hardware))
+        return matching_key(self.at_hand, named_as(kind.known))
 
 
-def refuse_mixing(hardware: Sequence[str | None]) -> None:
+def refuse_mixing(hardware: Sequence[BatchTimeFile | None]) -> None:
     """Refuse to mix where there are no two kinds of hardware that run one model."""
-    kinds = list(dict.fromkeys(hardware))
+    kinds = {kind and kind.name: kind for kind in hardware}
     if len(kinds) < 2:
         raise InputError(
             f"search.mix is true, but search.hardware has {len(kinds)} name, so no two kinds can "
             "stand together; name two, or leave mix out"
         )
-    models = {preset(name).model: name for name in kinds if name is not None}
+    models = {kind.model: name for name, kind in kinds.items() if kind is not None}
     if len(models) > 1:
         first, second, *_ = models.values()
         raise InputError(

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.system.presets import hardware as preset
+from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.server import Server, with_kv_tokens
 
 
@@ -63,20 +63,19 @@ def matching_key(values: Mapping[str, Any], kind: str) -> str | None:
     return sorted(parts, key=lambda part: len(str(part)))[-1] if parts else None
 
 
-def named_as(hardware: str) -> str:
+def named_as(hardware: BatchTimeFile) -> str:
     """Return the names of hardware that a part may be of: its accelerator's, and its own."""
-    return f"{preset(hardware).accelerator or ''} {hardware}"
+    return f"{hardware.accelerator or ''} {hardware.name}"
 
 
 def accelerators_and_price(
-    hardware: str | None, price: float | Mapping[str, float] | None, accelerators: int
+    hardware: BatchTimeFile | None, price: float | Mapping[str, float] | None, accelerators: int
 ) -> tuple[int, float]:
     """Return the accelerators of a replica, and what each costs."""
     kind = ""
     if hardware is not None:
-        chosen = preset(hardware)
         kind = named_as(hardware)
-        accelerators = chosen.tensor_parallel or accelerators
+        accelerators = hardware.tensor_parallel or accelerators
     if price is None:
         return accelerators, 1.0
     if not isinstance(price, Mapping):

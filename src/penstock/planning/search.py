@@ -112,8 +112,7 @@ class Prospect:
     @property
     def order(self) -> tuple[float, float, str]:
         """By what families are put in order: the cost that is guessed."""
-        guess, least = self.cost(self.theory.guess), self.cost(self.theory.least)
-        return guess, least, self.family.name
+        return self.cost(self.theory.guess), self.cost(self.theory.least), self.family.name
 
     def cost(self, index: int) -> float:
         """Return what the deployment at an index costs."""
@@ -140,12 +139,16 @@ class Search(Generic[R]):
 
     ``prospects``: one for each family that theory leaves, in the order in which they are asked;
     ``hopeless``: families ruled out at any number of replicas; ``best`` so far, with its prospect.
+    Of hardware that is not the best's the cheapest fleet that does is found, too, where it costs
+    less than ``beyond`` times as much: ``by_hardware``.
     """
 
     def __init__(
-        self, question: Question[R], families: Sequence[Family], report: Report | None = None
-    ) -> None:
-        self.question = question
+        self, question: Question[R], families: Sequence[Family], report: Report | None = None,
+        beyond: float = 1.0,
+    ) -> None:  # fmt: skip
+        self.question, self.beyond = question, beyond
+        self.by_hardware: dict[str | None, R] = {}
         self.prospects: list[Prospect] = []
         self.hopeless: list[Hopeless] = []
         self.best: tuple[R, Prospect] | None = None
@@ -179,19 +182,31 @@ class Search(Generic[R]):
         """Search every family."""
         for done, prospect in enumerate(self.prospects):
             self._done = done
-            start = prospect.theory.guess
-            prospect.most = len(prospect.family.counts) - 1
+            hardware = prospect.family.smallest.hardware
+            start = prospect.most = len(prospect.family.counts) - 1
             if self.best is not None:
-                start = prospect.most = prospect.last_within(self.best[0].deployment.cost)
+                start = prospect.most = prospect.last_within(self._most_cost(hardware))
+            if self.best is None or (self.beyond > 1 and hardware not in self.by_hardware):
+                start = min(prospect.theory.guess, start)
             if prospect.most < prospect.least or self._is_worse(prospect):
                 continue
             self.search(prospect, start)
             if prospect.answer is None:
                 continue
             result = self.at(prospect, prospect.answer)
+            rival = self.by_hardware.get(hardware)
+            if rival is None or self.rank(result) < self.rank(rival):
+                self.by_hardware[hardware] = result
             if self.best is None or self.rank(result) < self.rank(self.best[0]):
                 self.best = result, prospect
         self._done = len(self.prospects)
+
+    def _most_cost(self, hardware: str | None) -> float:
+        """Return what a fleet may cost to be worth a simulation."""
+        assert self.best is not None
+        most = self.best[0].deployment.cost * self.beyond
+        rival = self.by_hardware.get(hardware)
+        return most if rival is None else min(most, rival.deployment.cost)
 
     def _is_worse(self, prospect: Prospect) -> bool:
         """Return whether theory says that none of a family within the cost of the best beats it."""

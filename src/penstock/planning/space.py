@@ -12,7 +12,9 @@ from penstock.planning.axes import NamedRouter, allowed_counts, named_router, ra
 from penstock.planning.deployment import Deployment, Kind
 from penstock.planning.mixed_fleets import Stock, refuse_mixing
 from penstock.planning.per_hardware import accelerators_and_price, with_memory
+from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.kv_transfer import checked_link, link_ms_per_token
+from penstock.system.models.served import ShapedHardware
 from penstock.system.presets import hardware as preset
 from penstock.system.routing import Router
 from penstock.system.scheduler import Scheduler
@@ -84,7 +86,7 @@ class Space:
 def search_space(
     server: Server,
     *,
-    hardware: Sequence[str | None] = (None,),
+    hardware: Sequence[str | BatchTimeFile | None] = (None,),
     token_budget: Sequence[int] = (),
     max_batch_size: Sequence[int | None] = (),
     policy: Sequence[str | Scheduler] = (),
@@ -108,9 +110,11 @@ def search_space(
     ----------
     server
         One replica, for what does not vary.
-    hardware, token_budget, max_batch_size, policy
-        Names of presets (None: the batch times of ``server``), and values instead of the server's;
-        empty: its own.
+    hardware
+        Names of presets, or hardware that follows from a model's shape; None: as the server has it.
+    token_budget, max_batch_size, policy
+        Values instead of the server's, which stand where a list is empty. Beside hardware that
+        follows from a shape None is what its engine takes on such GPUs.
     router, disaggregation
         Names in `penstock.ROUTERS`, also with settings (``{"prefix": {"match": 0.5}}``); replicas
         for prompts to replicas that decode, such as ``"1:2"`` (None: each does both).
@@ -142,26 +146,29 @@ def search_space(
     InputError
         If a value cannot be used, or no deployment can exist.
     """
+    known = {one.name: one for one in map(_known, hardware) if one is not None}
+    names = [one if isinstance(one, str | None) else one.name for one in hardware]
+    kinds = [known.get(name or "") for name in names]
     choices = _Choices(
-        allowed_counts(replicas), price, accelerators, transfer_ms, transfer_ms_per_token,
-        transfer_gb_per_s, kv_bytes_per_token, max_cost, Stock.of(at_hand, hardware),
+        known, allowed_counts(replicas), price, accelerators, transfer_ms, transfer_ms_per_token,
+        transfer_gb_per_s, kv_bytes_per_token, max_cost, Stock.of(at_hand, kinds),
     )  # fmt: skip
     axes: dict[str, Sequence[Any]] = {
-        "hardware": hardware, "token_budget": token_budget or (server.token_budget,),
+        "hardware": names, "token_budget": token_budget or (server.token_budget,),
         "max_batch_size": max_batch_size or (server.max_batch_size,),
         "policy": policy or (server.policy,),
         "router": [named_router(choice) for choice in router],
         "disaggregation": [ratio_of(text) for text in disaggregation],
     }  # fmt: skip
     if mix:
-        refuse_mixing(hardware)
+        refuse_mixing(kinds)
     _refuse_sizes(axes, len(choices.counts) if mix else 0)
-    servers = with_memory(server, hardware, kv_tokens)
+    servers = with_memory(server, names, kv_tokens)
     tried: list[Family | Discarded] = []
     for values in itertools.product(*axes.values()):
         tried.append(choices.family(servers[values[0]], *values))
     if mix:
-        for two in itertools.combinations(dict.fromkeys(hardware), 2):
+        for two in itertools.combinations(dict.fromkeys(names), 2):
             both = [(servers[name], name) for name in two]
             for values in itertools.product(*list(axes.values())[1:]):
                 tried += choices.mixed(both, *values)
@@ -178,6 +185,7 @@ def search_space(
 class _Choices:
     """What all deployments of a search space share."""
 
+    known: Mapping[str, BatchTimeFile]  # hardware by name
     counts: tuple[int, ...]
     price: float | Mapping[str, float] | None
     accelerators: int
@@ -201,7 +209,7 @@ class _Choices:
         """Return how long the KV memory of a token takes a link between such replicas."""
         if self.transfer_gb_per_s is None:
             return self.transfer_ms_per_token
-        gpu = server.gpu if hardware is None else preset(hardware).gpu
+        gpu = server.gpu if hardware is None else self.known[hardware].gpu
         return link_ms_per_token(self.transfer_gb_per_s, self.kv_bytes_per_token, gpu)
 
     def kind(
@@ -209,9 +217,10 @@ class _Choices:
         policy: str | Scheduler,
     ) -> Kind:  # fmt: skip
         """Return a kind of replica."""
-        accelerators, price = accelerators_and_price(hardware, self.price, self.accelerators)
-        replica = _replica(server, hardware, budget, slots, policy)
-        return Kind(replica, hardware, accelerators, price)
+        known = self.known.get(hardware or "")
+        accelerators, price = accelerators_and_price(known, self.price, self.accelerators)
+        replica = _replica(server, known, budget, slots, policy)
+        return Kind(replica, hardware, accelerators, price, known)
 
     def affordable(self, *kinds: tuple[Kind, int]) -> bool:
         """Return whether so many replicas of each kind are at hand and within the cost."""
@@ -263,7 +272,7 @@ class _Choices:
             kind.server, allowed[0], kind.hardware, router[0], prefill,
             kind.accelerators, kind.price, self.transfer_ms,
             self._ms_per_token(kind.server, kind.hardware) if ratio else 0.0,
-            decode, router_settings=router[1],
+            decode, router_settings=router[1], known=kind.known,
         )  # fmt: skip
         return Family(smallest, allowed)
 
@@ -303,6 +312,7 @@ class _Choices:
                 smallest = Deployment(
                     better.server, allowed[0], better.hardware, router[0], 0, better.accelerators,
                     better.price, other=other, others=others, router_settings=router[1],
+                    known=better.known,
                 )  # fmt: skip
                 families.append(Family(smallest, allowed))
         return families
@@ -341,21 +351,35 @@ def _refuse_none(families: Mapping[str, Family], refused: Sequence[Discarded]) -
     )
 
 
+def _known(hardware: str | BatchTimeFile | None) -> BatchTimeFile | None:
+    """Return what is known of hardware that may be named."""
+    return preset(hardware) if isinstance(hardware, str) else hardware
+
+
 def _replica(
-    server: Server, hardware: str | None, budget: int, slots: int | None, policy: str | Scheduler
-) -> Server:
+    server: Server, hardware: BatchTimeFile | None, budget: int | None, slots: int | None,
+    policy: str | Scheduler,
+) -> Server:  # fmt: skip
     """Return one replica with what varies put into the server."""
-    same = policy is server.policy or policy == server.policy.name
-    changed: dict[str, Any] = {} if same else {"policy": policy, "policy_params": ()}
+    changed: dict[str, Any] = {}
     if hardware is not None:
-        kind = preset(hardware)
-        changed["batch_time"] = kind.batch_time
+        changed["batch_time"] = hardware.batch_time
         if server.gpu is not None:  # KV memory follows from the GPU, so it is another on each
-            gpu = kind.gpu
+            gpu = hardware.gpu
             changed["gpu"] = gpu and dataclasses.replace(
                 gpu, utilization=server.gpu.utilization, engine=server.gpu.engine
             )
             changed["memory"] = server.memory if gpu else None
+    if isinstance(hardware, ShapedHardware):
+        usual, most = hardware.served.limits
+        budget = usual if budget is None else budget
+        slots = most if slots is None else slots
+        slots = slots and min(slots, budget)
+        if policy is server.policy:
+            policy = hardware.served.engine
+    same = policy is server.policy or policy == server.policy.name
+    changed |= {} if same else {"policy": policy, "policy_params": ()}
+    budget = server.token_budget if budget is None else budget
     replica = dataclasses.replace(server, token_budget=budget, max_batch_size=slots, **changed)
     if replica.scope_warning and not same:
         raise _UnsuitedError(replica.scope_warning)

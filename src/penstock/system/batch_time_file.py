@@ -209,6 +209,8 @@ class BatchTimeFile:
         When the measurements were made, or published.
     fit
         How well it fits them: whatever the fit reports, by name.
+    name
+        As ``hardware`` in a scenario, if it has one.
     """
 
     description: str
@@ -220,6 +222,7 @@ class BatchTimeFile:
     tensor_parallel: int | None = None
     year: int | None = None
     fit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    name: str = ""
 
     @property
     def gpu(self) -> Gpu | None:

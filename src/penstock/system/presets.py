@@ -16,21 +16,14 @@ from penstock.system.batch_time_file import BatchTimeFile, read_batch_time
 _FOLDER = Path(__file__).parent / "hardware_files"
 
 
-@dataclasses.dataclass(frozen=True)
-class Hardware(BatchTimeFile):
-    """A model on a machine: a `BatchTimeFile` and its name, as ``hardware`` in a scenario."""
-
-    name: str = ""
-
-
-class _Catalogue(Mapping[str, Hardware]):
+class _Catalogue(Mapping[str, BatchTimeFile]):
     """Known hardware by name; each is read when it is asked for."""
 
     @functools.cached_property
     def _paths(self) -> dict[str, Path]:
         return {path.stem: path for path in sorted(_FOLDER.glob("*.yaml"))}
 
-    def __getitem__(self, name: str) -> Hardware:
+    def __getitem__(self, name: str) -> BatchTimeFile:
         return _read(self._paths[name])
 
     def __iter__(self) -> Iterator[str]:
@@ -41,15 +34,15 @@ class _Catalogue(Mapping[str, Hardware]):
 
 
 @functools.cache
-def _read(path: Path) -> Hardware:
-    return Hardware(**vars(read_batch_time(path)), name=path.stem)
+def _read(path: Path) -> BatchTimeFile:
+    return dataclasses.replace(read_batch_time(path), name=path.stem)
 
 
-HARDWARE: Mapping[str, Hardware] = _Catalogue()
+HARDWARE: Mapping[str, BatchTimeFile] = _Catalogue()
 """Known hardware by name."""
 
 
-def hardware(name: str) -> Hardware:
+def hardware(name: str) -> BatchTimeFile:
     """Return the preset called ``name``.
 
     Raises

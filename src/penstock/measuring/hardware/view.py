@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from penstock.show.page import Fact, Page, Section, Table
 from penstock.system.batch_time import BatchTime, Composition
-from penstock.system.batch_time_file import section_of
+from penstock.system.batch_time_file import BatchTimeFile, section_of
 from penstock.system.measured_times import Measured
-from penstock.system.presets import Hardware
 from penstock.words import counted
 
 _CONTEXT = 1_000
@@ -21,7 +20,7 @@ _CAPTION = (
 )
 
 
-def catalogue_page(entries: Sequence[Hardware]) -> Page:
+def catalogue_page(entries: Sequence[BatchTimeFile]) -> Page:
     """List entries, a row each."""
     rows = []
     for entry in entries:
@@ -33,7 +32,7 @@ def catalogue_page(entries: Sequence[Hardware]) -> Page:
     return Page("Hardware", "whose batch times are known", sections=[Section("", tables=[table])])
 
 
-def hardware_page(entry: Hardware) -> Page:
+def hardware_page(entry: BatchTimeFile) -> Page:
     """Show one entry with its parameters, some batch times, and where it comes from."""
     model = entry.batch_time
     origin = [f"Source: {entry.source}"]

@@ -241,5 +241,6 @@ def shaped_hardware(served: ServedModel) -> ShapedHardware:
         model=served.shape.name,
         accelerator=served.gpu.name,
         tensor_parallel=served.tensor_parallel,
+        name=served.name,
         served=served,
     )
