@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.planning.deployment import Deployment
 from penstock.planning.launch import MODEL, launch, launches
+from penstock.system.models.served import served_model, shaped_hardware
 
 A100 = "codellama-34b-a100-tp2"
 
@@ -137,14 +138,17 @@ def test_a_placeholder_is_said_to_be_one():
 
 
 def test_a_manifest_names_the_model_and_the_gpu_of_its_nodes_where_a_scenario_does():
-    shaped = dataclasses.replace(deployment(), hardware=None)
-    (found,) = launches(shaped, "meta-llama/Llama-3.3-70B-Instruct on h100-sxm")
+    def shaped(model: str, gpu: str) -> Deployment:
+        known = shaped_hardware(served_model(model, gpu, 4))
+        return dataclasses.replace(deployment(), hardware=known.name, known=known)
+
+    (found,) = launches(shaped("meta-llama/Llama-3.3-70B-Instruct", "h100-sxm"))
     pod = yaml.safe_load(found.manifest.split("---\n")[0])["spec"]["template"]["spec"]
     assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
     assert "meta-llama/Llama-3.3-70B-Instruct" in pod["containers"][0]["command"]
     assert not any(note.startswith("replace ") for note in found.notes)
-    (named,) = launches(shaped, "Llama-3.3-70B on rtx4090")
-    assert named.notes[0].startswith("replace Llama-3.3-70B below by the repository")
+    (named,) = launches(shaped("Llama-3.1-8B-Instruct", "rtx4090"))
+    assert named.notes[0].startswith("replace Llama-3.1-8B-Instruct below by the repository")
     assert "nodeSelector" not in named.manifest
 
 

@@ -154,9 +154,8 @@ def _answers(chosen: "PlanScenario") -> _Answers:
             plan = search(chosen.workload, chosen.space, aim=chosen.aim, progress=show)
     day = _day(chosen, plan)
     job = _job(chosen)
-    served = chosen.scenario.hardware
     best = None if plan is None or plan.best is None else plan.best.deployment
-    launches = [] if best is None else _launches(best, served)
+    launches = [] if best is None else _launches(best)
     if job is not None and job.best is not None:
         note = "this is the fleet for the offline work"
         if job.online_rate is not None:
@@ -165,7 +164,7 @@ def _answers(chosen: "PlanScenario") -> _Answers:
                 "offline work"
             )
             note += "; start it instead of the first" if launches else ""
-        launches += _launches(job.best.deployment, served, note)
+        launches += _launches(job.best.deployment, note)
     return _Answers(plan, day, "" if day is not None else _why_no_day(chosen, plan), job, launches)
 
 
@@ -224,12 +223,12 @@ def _job(chosen: "PlanScenario") -> "JobPlan | None":
         )  # fmt: skip
 
 
-def _launches(deployment: "Deployment", served: str, *notes: str) -> "list[Launch]":
+def _launches(deployment: "Deployment", *notes: str) -> "list[Launch]":
     """Return how to start each kind of replica, with more notes; nothing if no engine runs it."""
     from penstock.planning.launch import launches
 
     try:
-        starts = launches(deployment, served)
+        starts = launches(deployment)
     except InputError:
         return []
     return [dataclasses.replace(start, notes=(*notes, *start.notes)) for start in starts]

@@ -94,7 +94,7 @@ class Deployment:
         checks.whole(
             "replicas", self.replicas, 1, MOST_REPLICAS, "", "none serve nothing, more are no fleet"
         )
-        _ = self.kind  # which checks what it costs
+        object.__setattr__(self, "known", self.kind.known)  # which checks what it costs, too
         most = self.replicas - 1
         reason = "at least one replica must decode; 0 lets each do both"
         checks.whole("prefill_replicas", self.prefill_replicas, 0, most, "", reason)

@@ -20,7 +20,6 @@ from penstock.planning.deployment import Deployment
 from penstock.system.by_name import name_of
 from penstock.system.engines import ENGINES
 from penstock.system.policies import POLICIES
-from penstock.system.presets import HARDWARE
 from penstock.system.scheduler import Program
 from penstock.system.server import Server
 from penstock.words import counted
@@ -153,15 +152,10 @@ class Launch:
         }
 
 
-def launches(deployment: Deployment, served: str = "") -> list[Launch]:
-    """Return how to start each kind of replica, as `launch` does.
-
-    ``served`` is the model on its GPU, as a scenario calls hardware that follows from a shape.
-    """
+def launches(deployment: Deployment) -> list[Launch]:
+    """Return how to start each kind of replica, as `launch` does."""
     if not deployment.others:
-        model, _, gpu = ("" if deployment.hardware else served).partition(" on ")
-        start = launch(deployment, model=model if gpu else None)
-        return [dataclasses.replace(start, nodes=_PRODUCTS.get(gpu, ""))]
+        return [launch(deployment)]
     starts = []
     for part in deployment.parts:
         start = launch(part)
@@ -170,7 +164,6 @@ def launches(deployment: Deployment, served: str = "") -> list[Launch]:
             f"{deployment.router_title}, stands before all {deployment.total_replicas:,} of the "
             "plan",
             *start.notes,
-            f"a manifest does not say which nodes have {part.title}: give it a nodeSelector",
         )
         starts.append(dataclasses.replace(start, notes=notes, kind=part.title))
     return starts
@@ -211,17 +204,17 @@ def launch(
             "memory and a proxy of your own; start them by the engine's guide to disaggregated "
             "serving"
         )
-    preset = HARDWARE[deployment.hardware].model if deployment.hardware else None
-    weights = model or preset or MODEL
+    known = deployment.known
+    weights = model or (known and known.weights) or MODEL
     notes = []
-    if model is None or "/" not in model:
+    if "/" not in weights:
         notes = [f"replace {weights} below by the repository or the folder of your model's weights"]
     start = _start(programs[engine], weights, deployment.server, deployment.accelerators)
     notes += [*start.notes, *_memory_notes(deployment.server), *_router_notes(deployment)]
     return Launch(
         engine, tuple(start.flags), start.environment, deployment.replicas,
         deployment.accelerators, weights,
-        start.exact, tuple(notes),
+        start.exact, tuple(notes), nodes=_PRODUCTS.get((known and known.accelerator) or "", ""),
     )  # fmt: skip
 
 

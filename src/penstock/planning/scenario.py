@@ -212,17 +212,13 @@ def _space(sections: _Planned, scenario: Scenario) -> Space:
     varied: dict[str, Any] = {
         name: getattr(search, name) for name in axes if getattr(search, name) is not None
     }
-    own = sections.server.get("hardware") if isinstance(sections.server, Mapping) else None
-    accelerators = wanted.accelerators
-    if isinstance(own, str):
-        varied.setdefault("hardware", [own])
-    elif own is not None and "accelerators" not in wanted.model_fields_set:
-        accelerators = scenario.server.gpu.tensor_parallel if scenario.server.gpu else 1
+    if scenario.measured is not None and scenario.measured.name:
+        varied.setdefault("hardware", [scenario.measured])
     return search_space(
         scenario.server, **varied, kv_tokens=search.kv_tokens, mix=search.mix,
         at_hand=search.at_hand,
         replicas=DEFAULT_MOST_REPLICAS if search.replicas is None else search.replicas,
-        price=wanted.price, accelerators=accelerators, max_cost=wanted.max_cost,
+        price=wanted.price, accelerators=wanted.accelerators, max_cost=wanted.max_cost,
         transfer_ms=wanted.transfer_ms, transfer_ms_per_token=wanted.transfer_ms_per_token,
         transfer_gb_per_s=wanted.transfer_gb_per_s, kv_bytes_per_token=wanted.kv_bytes_per_token,
     )  # fmt: skip

@@ -225,6 +225,11 @@ class BatchTimeFile:
     name: str = ""
 
     @property
+    def weights(self) -> str | None:
+        """What engines are told to load."""
+        return self.model
+
+    @property
     def gpu(self) -> Gpu | None:
         """The model on its GPUs, where the memory of both is known."""
         if self.model not in MODELS or self.accelerator not in GPU_MEMORY_GIB:

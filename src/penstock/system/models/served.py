@@ -74,6 +74,7 @@ class ServedModel:
     tensor_parallel: int  # GPUs that share each layer
     expert_parallel: int  # how many of them hold whole experts
     engine: str  # whose host adds to the kernels
+    named: str = ""  # the model, as it was asked for; empty: by the path of its config
 
     @property
     def times(self) -> LayerTimes:
@@ -189,7 +190,8 @@ def served_model(
             f"{known.sheet.memory_gib:g} GiB, so it would not start; take more GPUs "
             "(tensor_parallel), or a precision of fewer bits"
         )
-    return ServedModel(shape, known, numbers, tensor_parallel, expert_parallel, engine)
+    named = "" if model.endswith(".json") else model
+    return ServedModel(shape, known, numbers, tensor_parallel, expert_parallel, engine, named)
 
 
 def _check_precision(gpu: KnownGpu, numbers: Numbers, shape: ModelShape) -> None:
@@ -213,6 +215,11 @@ class ShapedHardware(BatchTimeFile):
     def gpu(self) -> Gpu:
         """The model on its GPUs."""
         return self.served.on_gpus
+
+    @property
+    def weights(self) -> str | None:
+        """What engines are told to load: the name that was asked for, if it was one."""
+        return self.served.named or None
 
     @property
     def memory_gib(self) -> float:
