@@ -22,7 +22,7 @@ over all of them: what arrives per second, of all stages, against what all repli
   replicas that differ each request is counted where it asks for the least share.
 * **Transfers**: each takes the links of the replica that sends and of the one that gets it for some
   time, and a link carries one at a time. So per second no more link time is used than there are
-  replicas, on either side (`penstock.theory.network.transfer_loads` is the same in bytes).
+  replicas, on either side.
 
 Loads are what is asked over what is given: above 1 no policy is stable. E[g], attention and link
 time are means of a sample of jobs, with their standard errors; those of constant lengths are exact.
