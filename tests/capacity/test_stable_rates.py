@@ -12,6 +12,10 @@ WORKLOAD = ps.Workload.poisson(1.0, prompt=ps.Geometric(300), output=ps.Uniform(
 BOUNDED = ps.Workload.poisson(1.0, prompt=300, output=ps.Uniform(50, 150))
 
 
+def limited(budget: int, size: int | None) -> ps.Server:
+    return dataclasses.replace(SERVER, token_budget=budget, max_batch_size=size)
+
+
 def test_where_a_theorem_certifies_all_that_any_policy_carries_nothing_is_simulated() -> None:
     found = stable_rate(BOUNDED, SERVER)
     certificate = ps.certify(BOUNDED, SERVER)
@@ -21,15 +25,15 @@ def test_where_a_theorem_certifies_all_that_any_policy_carries_nothing_is_simula
 
 
 def test_where_theorems_leave_a_gap_the_rate_is_the_one_that_bisection_finds() -> None:
-    limited = dataclasses.replace(SERVER, max_batch_size=16)
-    found, searched = stable_rate(BOUNDED, limited), ps.max_rate(BOUNDED, limited, precision=0.02)
+    server = limited(512, 16)
+    found, searched = stable_rate(BOUNDED, server), ps.max_rate(BOUNDED, server, precision=0.02)
     assert found.known == SIMULATION
     assert found.rate == searched.rate
     assert found.above == searched.above
 
 
 def test_the_rate_does_not_depend_on_the_rate_that_arrives() -> None:
-    for server in (SERVER, dataclasses.replace(SERVER, max_batch_size=16)):
+    for server in (SERVER, limited(512, 16)):
         assert stable_rate(BOUNDED.with_rate(7.0), server) == stable_rate(BOUNDED, server)
 
 
@@ -39,28 +43,24 @@ def test_unbounded_lengths_are_simulated_since_no_theorem_covers_them() -> None:
 
 def test_a_map_has_every_pair_and_its_best_is_the_highest() -> None:
     shares: list[float] = []
-    found = rate_map(BOUNDED, SERVER, [512, 128, 128], [None, 16, 512], progress=shares.append)
+    limits = [(512, None), (128, 16), (128, 512)]
+    found = rate_map(BOUNDED, SERVER, [limited(*each) for each in limits], shares.append)
+    assert found is not None
     assert list(found.cells) == [(b, k) for b in (128, 512) for k in (16, 512, None)]
     assert found.best is not None
     assert found.cells[found.best].rate == max(cell.rate or 0.0 for cell in found.cells.values())
-    assert found.simulated == sum(cell.known == SIMULATION for cell in found.cells.values()) > 0
+    assert any(cell.known == SIMULATION for cell in found.cells.values())
     assert shares == sorted(shares)
     assert shares[-1] == 1
-    for limits, cell in found.cells.items():
-        server = dataclasses.replace(SERVER, token_budget=limits[0], max_batch_size=limits[1])
-        assert (cell.rate or 0.0) <= ps.certify(BOUNDED, server).max_rate * (1 + 1e-9)
+    for pair, cell in found.cells.items():
+        assert (cell.rate or 0.0) <= ps.certify(BOUNDED, limited(*pair)).max_rate * (1 + 1e-9)
+    assert rate_map(BOUNDED, SERVER, [SERVER, SERVER]) is None
 
 
 def test_a_cell_that_cannot_serve_says_why_and_the_others_have_their_rate() -> None:
     engine = SERVER.with_policy("tensorrt-llm")
-    found = rate_map(BOUNDED, engine, [512], [256, 1024])
+    found = rate_map(BOUNDED, engine, [limited(512, size) for size in (256, 1024)])
+    assert found is not None
     assert found.cells[512, 1024].rate is None
     assert "max_batch_size is 1,024" in found.cells[512, 1024].known
     assert found.best == (512, 256)
-
-
-@pytest.mark.parametrize(("budgets", "sizes"), [([], [None]), ([512], []), ([0], [None]), ([512], [2.5])])
-def test_limits_that_are_no_limits_are_refused_in_one_line(budgets: list[int], sizes: list[int]) -> None:
-    with pytest.raises(ps.InputError) as error:
-        rate_map(BOUNDED, SERVER, budgets, sizes)
-    assert "\n" not in str(error.value)

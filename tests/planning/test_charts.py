@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.capacity.stable_rates import rate_map
 from penstock.planning import charts as plotting_plan
 from penstock.planning.day import DayPlan, plan_day
 from penstock.planning.plan import Plan, plan
 from penstock.planning.rates import RateProfile
 from penstock.planning.space import Space, search_space
-from penstock.planning.stable_rates import stable_rates
 from penstock.show import charts
 
 WORKLOAD = ps.Workload.poisson(rate=20.0, prompt=400, output=60)
@@ -75,13 +75,12 @@ def test_what_became_of_a_deployment_differs_in_shape_and_not_in_colour_alone() 
 
 def test_the_map_of_stable_rates_covers_the_limits_of_the_space(found: Plan, space: Space) -> None:
     assert found.best is not None
-    rates = stable_rates(WORKLOAD, space, found.best.deployment)
+    server = found.best.deployment.server
+    rates = rate_map(WORKLOAD, server, [family.smallest.server for family in space.families])
     assert rates is not None
     assert list(rates.cells) == [(128, 32), (128, None), (512, 32), (512, None)]
     cells = [row for row in rows_of(plotting_plan.figures(found, rates)["stable_rates"]) if "note" in row]
     assert [row["rate"] for row in cells] == [cell.rate for cell in rates.cells.values()]
-    alone = search_space(SERVER, replicas=2)
-    assert stable_rates(WORKLOAD, alone, found.best.deployment) is None
 
 
 def test_the_day_draws_what_follows_it_the_static_fleet_and_what_theory_needs(day: DayPlan) -> None:

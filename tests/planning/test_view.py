@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
+from penstock.capacity.stable_rates import rate_map
 from penstock.planning.day import plan_day
 from penstock.planning.job import plan_job
 from penstock.planning.launch import launch
 from penstock.planning.plan import plan
 from penstock.planning.rates import RateProfile
 from penstock.planning.space import search_space
-from penstock.planning.stable_rates import stable_rates
 from penstock.planning.view import plan_page
 from penstock.show import html
 from penstock.show.page import Page, Section, Table, Verdict
@@ -43,7 +43,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     day = plan_day(RateProfile([5.0, 20.0]), WORKLOAD, best, ["ttft_p99<2s"], most_replicas=16, requests=1_000)
     job = plan_job(WORKLOAD, [family.smallest for family in SPACE.families], requests=2_000, deadline_s=600)
     path = tmp_path_factory.mktemp("plan") / "page.html"
-    rates = stable_rates(WORKLOAD, SPACE, best)
+    rates = rate_map(WORKLOAD, best.server, [family.smallest.server for family in SPACE.families])
     html.write(path, plan_page("cluster", found, rates=rates, day=day, job=job, launches=[launch(best)]))
     return path
 

@@ -2,10 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-from penstock import checks
 from penstock.capacity.max_rate import SIMULATION, max_rate
 from penstock.errors import InputError
 from penstock.simulation.progress import Progress, in_parts, silent
@@ -33,16 +31,11 @@ class StableRate:
         """Whether no simulation was needed."""
         return self.rate is not None and self.known != SIMULATION
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return dataclasses.asdict(self)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RateMap:
     """Stable rates over token budget and max batch size."""
 
-    workload: Workload = dataclasses.field(repr=False)
     server: Server  # its two limits vary
     # By token budget and max batch size (None: no limit).
     cells: Mapping[tuple[int, int | None], StableRate]
@@ -55,27 +48,9 @@ class RateMap:
         }
         return min(known, key=lambda limits: -known[limits]) if known else None
 
-    @property
-    def simulated(self) -> int:
-        """Cells that a theorem left open."""
-        return sum(found.known == SIMULATION for found in self.cells.values())
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "policy": self.server.policy.name,
-            "cells": [
-                {"token_budget": budget, "max_batch_size": slots} | found.as_dict()
-                for (budget, slots), found in self.cells.items()
-            ],
-        }
-
 
 def stable_rate(
-    workload: Workload,
-    server: Server,
-    *,
-    progress: Progress | None = None,
+    workload: Workload, server: Server, *, progress: Progress | None = None
 ) -> StableRate:
     """Return a server's highest stable rate: `max_rate` with another precision."""
     server = taken_as_exact(server)
@@ -84,23 +59,15 @@ def stable_rate(
 
 
 def rate_map(
-    workload: Workload,
-    server: Server,
-    token_budgets: Sequence[int],
-    max_batch_sizes: Sequence[int | None],  # None: no limit
-    *,
-    progress: Progress | None = None,
-) -> RateMap:
-    """Return the stable rate at each token budget and max batch size, all else as it is."""
-    budgets = sorted({_limit("a token budget", budget) for budget in token_budgets})
-    sizes = {None if size is None else _limit("a max batch size", size) for size in max_batch_sizes}
-    if not budgets or not sizes:
-        raise InputError(
-            "the map of stable rates has no token budget or no max batch size; give at least one "
-            "of each"
-        )
-    ascending = sorted(sizes, key=lambda size: (size is None, size or 0))
-    limits = list(itertools.product(budgets, ascending))
+    workload: Workload, server: Server, others: Iterable[Server], progress: Progress | None = None
+) -> RateMap | None:
+    """Return a server's stable rate at every pair of limits that others have; None: one pair."""
+    # Recorded arrivals keep their pattern, not thinned to a share.
+    budgets, sizes = zip(*((one.token_budget, one.max_batch_size) for one in others), strict=True)
+    ascending = sorted(set(sizes), key=lambda size: (size is None, size or 0))
+    limits = list(itertools.product(sorted(set(budgets)), ascending))
+    if len(limits) < 2:
+        return None
     cells = {}
     for (budget, size), part in in_parts(progress, limits):
         try:
@@ -109,10 +76,4 @@ def rate_map(
         except InputError as error:
             cells[budget, size] = StableRate(None, None, str(error))
     (progress or silent)(1.0)
-    return RateMap(workload, server, cells)
-
-
-def _limit(name: str, value: int) -> int:
-    return checks.whole(
-        name, value, 1, 2**31 - 1, "", "a batch has at least one token of one request"
-    )
+    return RateMap(server, cells)

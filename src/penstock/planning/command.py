@@ -247,10 +247,11 @@ def _write_manifest(path: Path, launches: "list[Launch]", as_json: bool) -> None
 
 def _rates(chosen: "PlanScenario", plan: "Plan | None") -> "RateMap | None":
     """Find what a replica of the best, or of the first simulated, carries at other limits."""
-    from penstock.planning.stable_rates import stable_rates
+    from penstock.capacity.stable_rates import rate_map
 
     shown = None if plan is None else plan.best or next(iter(plan.evaluated), None)
     if shown is None:
         return None
     with progress.bar("Finding the stable rates") as show:
-        return stable_rates(chosen.workload, chosen.space, shown.deployment, progress=show)
+        searched = [family.smallest.server for family in chosen.space.families]
+        return rate_map(chosen.workload, shown.deployment.server, searched, show)
