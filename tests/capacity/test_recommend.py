@@ -5,12 +5,10 @@ import functools
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import penstock as ps
-from penstock.capacity.advice import next_step
 from penstock.capacity.candidates import candidates
 from penstock.capacity.recommendation import prices
 from penstock.checking.answer import TargetAnswer
@@ -196,17 +194,22 @@ def test_no_engine_is_recommended_that_does_not_start() -> None:
 def test_after_a_missed_target_the_plan_section_to_add_is_said() -> None:
     target = Target.parse("tbt_p99<1ms")
     (met, missed, undecided) = (TargetAnswer(target, Estimate(0.002), word) for word in ("met", "missed", "undecided"))
-    answer, whole = (
-        SimpleNamespace(run=SimpleNamespace(arrived=2_000), workload=SimpleNamespace(rows=rows))
-        for rows in (None, 2_000)
-    )
-    assert next_step([met], answer, "x.yaml") is None
-    said = next_step([met, missed], answer, "x.yaml")
-    assert said is not None
-    assert "`plan: {targets: [tbt_p99<0.001s, tbt_p99<0.001s]}`" in said
-    assert "`penstock plan x.yaml`" in said
-    assert "--requests 32000" in (next_step([undecided], answer, "x.yaml") or "")
-    assert "no longer run is kept" in (next_step([undecided], whole, "x.yaml") or "")
+
+    found = of_prefill_first()
+    usual = found.current.answer.workload
+
+    def said(*targets: TargetAnswer, rows: int = 0) -> str | None:
+        workload = ps.Workload.from_arrays(range(rows), [9] * rows, [9] * rows) if rows else usual
+        answer = dataclasses.replace(found.current.answer, workload=workload)
+        best = dataclasses.replace(found.current, answer=answer, targets=targets)
+        return dataclasses.replace(found, recommended=best).next_step("x.yaml")
+
+    assert said(met) is None
+    plan = said(met, missed) or ""
+    assert "`plan: {targets: [tbt_p99<0.001s, tbt_p99<0.001s]}`" in plan
+    assert "`penstock plan x.yaml`" in plan
+    assert "--requests 32000" in (said(undecided) or "")
+    assert "no longer run is kept" in (said(undecided, rows=2_000) or "")
 
 
 everywhere = pytest.mark.parametrize("found", [at_the_middle_of_cb, of_prefill_first, with_little_memory])

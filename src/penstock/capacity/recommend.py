@@ -1,11 +1,11 @@
 """Which policy and token budget to use on a server, why, and what that gains over those now."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
 from penstock import checks
-from penstock.capacity import advice
 from penstock.capacity.candidates import FROM_SIMPLE_TO_SUBTLE, SAFE, Pruned, candidates
 from penstock.capacity.choosing import choose, slower
 from penstock.capacity.max_rate import max_rate
@@ -32,6 +32,7 @@ from penstock.system.server import Server
 from penstock.theory.ends import taken_as_exact
 from penstock.theory.kv_blocks import served
 from penstock.theory.operating_point import operating_point
+from penstock.words import counted
 from penstock.workload.workload import Workload
 
 REQUESTS = 20_000
@@ -143,7 +144,7 @@ def recommend(
         binding=study.binding(chosen),
         warnings=_warnings(workload, measured, chosen),
         with_plugin=_with_plugin(measured, chosen, decided, workload.rate),
-        overload=advice.overload(chosen, measured[0], workload.rate),
+        overload=_overload(chosen, measured[0], workload.rate),
         trade=_trade(usable(), chosen, decided),
         calibration=doubt_of_server(workload, chosen.server),
     )
@@ -161,6 +162,19 @@ def _sizes(server: Server, binding: Sequence[str], gaps: bool) -> list[Server]:
         for size in dict.fromkeys(sizes)
         if size not in (0, slots)
     ]
+
+
+def _overload(best: Candidate, now: Candidate, rate: float) -> str | None:
+    """Say that the best candidate does not carry the load, and how many replicas would at least."""
+    if rate < best.stable_rate or best.answer.verdict == "stable":
+        return None
+    replicas = max(math.ceil(rate / best.stable_rate), 2)
+    than_now = ", as now" if best is now else f" ({now.stable_rate:,.4g} now)"
+    return (
+        f"nothing that was tried is known to carry {rate:,.4g} requests/s on one server; nearest "
+        f"is {best.what}: {best.stable_rate:,.4g}{than_now}, so it takes at least "
+        f"{counted(replicas, 'replica')}; see `penstock plan`"
+    )
 
 
 def _trade(own: Sequence[Candidate], chosen: Candidate, decided: Objective) -> str | None:

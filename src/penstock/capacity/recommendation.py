@@ -5,10 +5,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.capacity import advice
 from penstock.capacity.candidates import SAFE, Pruned
 from penstock.capacity.max_rate import MaxRate
-from penstock.checking.answer import Answer, TargetAnswer
+from penstock.checking.answer import Answer, TargetAnswer, longer_run, too_near
 from penstock.checking.doubt import Doubt, beyond_rows
 from penstock.system.server import Server
 from penstock.words import METRICS, NOUNS, duration
@@ -74,7 +73,9 @@ class Candidate:
     @property
     def overshoot(self) -> float:
         """Largest of the target's latencies over their limits; infinite where one is not known."""
-        return max(map(_overshoot, self.targets), default=0.0)
+        of = [(target.target.limit_s, target.estimate) for target in self.targets]
+        known = [np.inf if e is None or e.value is None else e.value / most for most, e in of]
+        return max(known, default=0.0)
 
     def mean(self, metric: str) -> float | None:
         """Return a mean latency (``ttft_s``, ``tbt_s`` or ``e2e_s``), or None: there is none."""
@@ -103,13 +104,6 @@ class Candidate:
             "refused": self.answer.latency_refused,
             "targets": {str(target): judgement for target, _, judgement in self.targets},
         }
-
-
-def _overshoot(answer: TargetAnswer) -> float:
-    """Return a target's latency over its limit; infinite where it is not known."""
-    if answer.estimate is None or answer.estimate.value is None:
-        return np.inf
-    return answer.estimate.value / answer.target.limit_s
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -261,7 +255,18 @@ class Recommendation:
     def next_step(self, file: str) -> str | None:
         """Return what to do about targets that are not met, for a scenario file, or None."""
         new = self.recommended
-        return advice.next_step(new.targets, new.longer or new.answer, file)
+        if not new.missed:
+            return None
+        if all(target.judgement != "missed" for target in new.targets):
+            asked = " ".join(f"--target '{target}'" for target, _, _ in new.targets)
+            last = new.longer or new.answer
+            call = f"penstock recommend {file} --requests {longer_run(last)} {asked}"
+            return f"longer runs may decide it: `{call}`" if longer_run(last) else too_near(last)
+        named = ", ".join(str(target) for target, _, _ in new.targets)
+        return (
+            f"`plan: {{targets: [{named}]}}` in the scenario lets `penstock plan {file}` find how "
+            "many replicas do, if any"
+        )
 
     def _nearest(self, targets: str) -> str:
         """Say how near the recommended server comes to targets that nothing is known to meet."""
