@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.planning.aim import Aim
-from penstock.planning.day import _ahead, plan_day
+from penstock.planning.day import DayPlan, _ahead, plan_day
 from penstock.planning.day_run import simulate_day
 from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import evaluate
 from penstock.planning.rates import RateProfile, profile
 from penstock.planning.scenario import read_plan
-from penstock.planning.scenario_day import day_of
+from penstock.planning.scenario_day import day_of, read_day
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp2").batch_time, 512)
@@ -163,19 +163,24 @@ def test_a_day_has_the_numbers_of_replicas_that_are_allowed():
 def test_a_scenarios_day_is_within_the_plans_own_fleet_and_its_search(tmp_path):
     aim = Aim.of(["ttft_p99<2s"], requests=1_000)
     fleet = Deployment(SERVER, 4)
-    found = day_of({"rates": [1.0, 20.0], "check": False}, WORKLOAD, fleet, aim, counts=[2, 4, 8])
+
+    def day_with(**asked: object) -> DayPlan:
+        day = read_day({"rates": [1.0, 20.0], "check": False, **asked}, WORKLOAD, Path())
+        return day_of(day, WORKLOAD, fleet, aim, [2, 4, 8])
+
+    found = day_with()
     assert found.periods[0].replicas == 2
     assert found.deployment is fleet
     assert found.static_hours == 2 * 4
-    held = day_of({"rates": [1.0, 20.0], "check": False, "most_replicas": 2}, WORKLOAD, fleet, aim, counts=[2, 4, 8])
+    held = day_with(most_replicas=2)
     assert [period.replicas for period in held.periods] == [2, 2]
     assert held.static_hours == 2 * 4
     assert "(plan.day.most_replicas)" in held.notices[0]
-    more = day_of({"rates": [1.0, 20.0], "check": False, "least_replicas": 5}, WORKLOAD, fleet, aim, counts=[2, 4, 8])
+    more = day_with(least_replicas=5)
     assert [period.replicas for period in more.periods] == [8, 8]
     for wrong in ({"least_replicas": 9}, {"most_replicas": 1}, {"least_replicas": 4, "most_replicas": 2}):
         with pytest.raises(ps.InputError) as error:
-            day_of({"rates": [1.0, 20.0], **wrong}, WORKLOAD, fleet, aim, counts=[2, 4, 8])
+            day_with(**wrong)
         assert "\n" not in str(error.value)
 
 
@@ -243,7 +248,8 @@ def test_intervals_of_a_file_without_hours_are_as_long_as_asked(tmp_path):
     aim, one = Aim.of(["ttft_p99<2s"], requests=500), Deployment(SERVER, 1)
 
     def interval(**given):
-        return day_of({"check": False, **given}, WORKLOAD, one, aim, folder=tmp_path).profile.interval_s
+        day = read_day({"check": False, **given}, WORKLOAD, tmp_path)
+        return day_of(day, WORKLOAD, one, aim, range(1, 9)).profile.interval_s
 
     assert interval(rates="plain.csv", interval_minutes=15) == 900
     assert interval(rates="plain.csv") == 3600
@@ -282,13 +288,14 @@ def test_a_plan_with_a_day_is_for_its_highest_rate(tmp_path):
 def test_a_scenario_says_what_a_day_is(tmp_path):
     aim = Aim.of(["ttft_p99<2s"], requests=1_000)
     given = {"rates": [1.0, 2.0], "peak_rate": 8.0, "interval_minutes": 30, "startup_minutes": 5, "check": False}
-    found = day_of(given, WORKLOAD, Deployment(SERVER, 1), aim, folder=tmp_path)
+    fleet = Deployment(SERVER, 1)
+    found = day_of(read_day(given, WORKLOAD, tmp_path), WORKLOAD, fleet, aim, range(1, 9))
     assert found.profile.rates.tolist() == [4.0, 8.0]
     assert (found.profile.interval_s, found.startup_s) == (1800.0, 300.0)
     recorded = dataclasses.replace(WORKLOAD.with_rate(2.0), name="poisson")
     for wrong in ("trace", "nothing.csv", {"rates": [1], "trace": "a.csv"}, {}, 7j, {"hours": [1]}, [1, True]):
         with pytest.raises(ps.InputError) as error:
-            day_of(wrong, recorded, Deployment(SERVER, 1), aim, folder=tmp_path)
+            day_of(read_day(wrong, recorded, tmp_path), recorded, fleet, aim, range(1, 9))
         assert "\n" not in str(error.value)
 
 

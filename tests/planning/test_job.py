@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
-from penstock.planning.job import TOKEN_BUDGETS, plan_job
+from penstock.planning.job import TOKEN_BUDGETS, JobPlan, plan_job
 from penstock.planning.job_run import Job, arrivals_within, longest_s, simulate_job, work_s
 from penstock.planning.launch import launch
-from penstock.planning.scenario_job import job_of
+from penstock.planning.scenario_job import job_of, read_job
 from penstock.planning.space import Family
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
@@ -293,16 +293,21 @@ def test_a_paced_job_gets_more_replicas_until_online_requests_are_quick_enough()
 def test_a_scenario_says_what_a_job_is():
     aim = Aim.of(["ttft_p99<9s"])
     given = {"requests": 400, "deadline_h": 0.1, "token_budgets": [512], "online": True, "runs": 2}
-    found = job_of(given, LENGTHS, [Deployment(TP1, 1)], aim)
+
+    def planned(job: object, servers: list[ps.Server], aim: Aim | None) -> JobPlan:
+        families = [Family(Deployment(server, 1), tuple(range(1, 65))) for server in servers]
+        return job_of(read_job(job, LENGTHS, aim, LENGTHS), LENGTHS, families, aim, LENGTHS)
+
+    found = planned(given, [TP1], aim)
     assert (found.requests, found.deadline_s) == (400, pytest.approx(360))
     assert found.targets == aim.targets
     assert found.as_dict()["best"]["answer"] == "met"
-    several = [Deployment(ps.Server(TP1.batch_time, budget, 128), 1) for budget in (200, 400)]
-    found = job_of({"requests": 400, "deadline_h": 0.1, "runs": 2}, LENGTHS, several, None)
+    several = [ps.Server(TP1.batch_time, budget, 128) for budget in (200, 400)]
+    found = planned({"requests": 400, "deadline_h": 0.1, "runs": 2}, several, None)
     assert {result.deployment.server.token_budget for result in found.results} <= {200, 400}
     for wrong in ({"requests": 5}, {"requests": 0, "deadline_h": 1.0}, {**given, "by": 8}, 7, given):
         with pytest.raises(ps.InputError) as error:
-            job_of(wrong, LENGTHS, [Deployment(TP1, 1)], None)
+            planned(wrong, [TP1], None)
         assert "\n" not in str(error.value)
 
 

@@ -180,8 +180,8 @@ def _day(chosen: "PlanScenario", plan: "Plan | None") -> "DayPlan | None":
     counts = next(family.counts for family in chosen.space.families if family.name == best.family)
     with progress.bar("Planning the day") as show:
         return day_of(
-            chosen.day, chosen.scenario.workload, best, plan.aim, counts=counts,
-            progress=lambda what, share: show(share, what),
+            chosen.day, chosen.scenario.workload, best, plan.aim, counts,
+            lambda what, share: show(share, what),
         )  # fmt: skip
 
 
@@ -218,8 +218,7 @@ def _job(chosen: "PlanScenario") -> "JobPlan | None":
     with progress.bar("Planning the job") as show:
         return job_of(
             chosen.job, chosen.scenario.workload, families or chosen.space.families, chosen.aim,
-            online=chosen.workload,
-            progress=lambda what, share: show(share, what),
+            chosen.workload, lambda what, share: show(share, what),
         )  # fmt: skip
 
 

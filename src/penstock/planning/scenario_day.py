@@ -11,7 +11,7 @@ from penstock import checks
 from penstock.document import Section, Whole, parsed
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
-from penstock.planning.day import DayPlan, plan_day
+from penstock.planning.day import DayPlan, Progress, plan_day
 from penstock.planning.day_run import resampled
 from penstock.planning.deployment import Deployment
 from penstock.planning.rates import RateProfile, profile
@@ -64,10 +64,8 @@ class Day:
     profile: RateProfile
 
 
-def read_day(day: Any, workload: Workload, folder: Path = Path()) -> Day:
-    """Return the day that a scenario describes; parameters as for `day_of`."""
-    if isinstance(day, Day):
-        return day
+def read_day(day: Any, workload: Workload, folder: Path) -> Day:
+    """Return the day that a scenario describes."""
     document = day if isinstance(day, Mapping) else {"rates": day}
     section = parsed(document, DaySection, "plan.day", "`rates`")
     return Day(section, section.profile(workload, folder))
@@ -87,43 +85,28 @@ def peak_of(day: Day, workload: Workload) -> Workload:
 
 
 def day_of(
-    day: Any,
-    workload: Workload,
-    deployment: Deployment,
-    aim: Aim,
-    *,
-    counts: Sequence[int] = (),
-    folder: Path = Path(),
-    progress: Any = None,
-) -> DayPlan:
-    """Plan the day that a scenario describes, as it stands there or as `read_day` returns it."""
+    day: Day, workload: Workload, deployment: Deployment, aim: Aim, counts: Sequence[int],
+    progress: Progress | None = None,
+) -> DayPlan:  # fmt: skip
+    """Plan the day that a scenario describes, with numbers of replicas that its search allows."""
     # The deployment is what the plan found for the highest rate: no interval needs more replicas,
-    # and it is the static fleet. ``counts``: the numbers of replicas allowed, rising; empty: all.
-    day = read_day(day, workload, folder)
+    # and it is the static fleet.
     least = day.section.least_replicas
     most = max(deployment.replicas, least)
     most = next((count for count in counts if count >= most), most)
     if day.section.most_replicas is not None:
         most = min(day.section.most_replicas, most)
     checks.whole("plan.day.least_replicas", least, 1, most, "", "the day has at most so many")
-    plan = plan_day(
-        day.profile, workload, deployment, aim, replicas=_between(counts, least, most),
-        most_replicas=most,
-        least_replicas=least, startup_minutes=day.section.startup_minutes,
-        check=day.section.check_days,
-        progress=progress,
-    )  # fmt: skip
-    return dataclasses.replace(plan, deployment=deployment)
-
-
-def _between(counts: Sequence[int], least: int, most: int) -> tuple[int, ...]:
-    """Return the numbers that the search allows and the day as well."""
-    allowed = tuple(count for count in counts if least <= count <= most)
-    if counts and not allowed:
+    allowed = [count for count in counts if least <= count <= most]
+    if not allowed:
         raise InputError(
             f"plan.search allows {span(counts[0], counts[-1], 'replica')}, but none of {least:,} "
-            "to "
-            f"{most:,}, as the day asks for; change plan.search.replicas, or "
+            f"to {most:,}, as the day asks for; change plan.search.replicas, or "
             "plan.day.least_replicas and most_replicas"
         )
-    return allowed
+    plan = plan_day(
+        day.profile, workload, deployment, aim, replicas=allowed, most_replicas=most,
+        least_replicas=least, startup_minutes=day.section.startup_minutes,
+        check=day.section.check_days, progress=progress,
+    )  # fmt: skip
+    return dataclasses.replace(plan, deployment=deployment)
