@@ -20,22 +20,7 @@ from penstock.checking.command_choices import (
 )
 from penstock.checking.command_network import Orders, Routers, chosen_network
 from penstock.show import progress
-from penstock.show.options import (
-    EXIT_ANSWER_IS_NO,
-    All,
-    Figures,
-    Json,
-    Report,
-    ScenarioPath,
-    Seed,
-    Strict,
-    Why,
-    check_outputs,
-    depth_of,
-    files_of,
-    save_figures,
-    show_page,
-)
+from penstock.show.options import Form, ScenarioPath, Seed, answers, files_of
 from penstock.simulation.progress import in_parts
 from penstock.words import gathered
 
@@ -44,23 +29,20 @@ if TYPE_CHECKING:
 
     from penstock.scenario.network import NetworkScenario
     from penstock.scenario.scenario import Scenario
-    from penstock.show.page import Depth
     from penstock.system.network import Network
 
 
+@answers("figures", "report")
 def region(
     scenario: ScenarioPath,
     policy: PolicyName = None,
-    as_json: Json = False,
-    figures: Figures = None,
-    report: Report = None,
-    why: Why = False,
-    everything: All = False,
+    *,
+    form: Form,
 ) -> None:
     """Draw the token rates outside which no policy is stable, where the load lies, and what holds
     the server back.
     """
-    check_outputs(files_of(scenario), {"--report": report}, figures)
+    form.check(files_of(scenario))
     chosen = chosen_scenario(scenario, policy, None, None)
     progress.announce_compilation()
     from penstock.capacity.view import region_page
@@ -73,20 +55,21 @@ def region(
         full = memory_is_full(chosen.workload, chosen.server)
         carried = None if full is None else full.rate
         found = operating_point(chosen.workload, chosen.server, memory_rate=carried)
-    if figures is not None:
+    if form.figures is not None:
         from penstock.checking.charts import region_chart
 
         chart = region_chart(found.region, found.point, found.own, about=about(chosen))
-        save_figures({"region": chart}, figures, as_json)
+        form.draw({"region": chart})
     reach = reach_of_server(chosen.workload, chosen.server)
     notes = front_notes(chosen.workload, chosen.server)
     document = found.as_dict() | {
         "calibration": reach and {"load": list(reach.load), "max_rate": list(reach.max_rate)},
         "warnings": [*known_within(chosen.workload, chosen.server), *notes],
     }
-    show_page(region_page(found, chosen), document, report, as_json, depth_of(why, everything))
+    form.show(region_page(found, chosen), document)
 
 
+@answers()
 def max_rate(
     scenario: ScenarioPath,
     policies: Annotated[
@@ -103,9 +86,8 @@ def max_rate(
     ] = None,
     alpha: AlphaOfServer = None,
     seed: Seed = None,
-    as_json: Json = False,
-    why: Why = False,
-    everything: All = False,
+    *,
+    form: Form,
 ) -> None:
     """Find the highest rate at which each policy is stable, beside the rate above which none is.
 
@@ -115,13 +97,12 @@ def max_rate(
     of_network = {"--routers": routers, "--orders": orders}
     document, is_network = read_either(scenario, {"--alpha": alpha}, of_network)
     progress.announce_compilation()
-    depth = depth_of(why, everything)
     if is_network:
         axes = {"policies": policies, "routers": routers, "orders": orders}
-        _max_load(chosen_network(scenario, document, None), axes, precision, seed, as_json, depth)
+        _max_load(chosen_network(scenario, document, None), axes, precision, seed, form)
         return
     chosen = chosen_scenario(scenario, None, None, seed, document)
-    _max_rate(chosen, policies, precision, alpha, as_json, depth)
+    _max_rate(chosen, policies, precision, alpha, form)
 
 
 def _max_rate(
@@ -129,8 +110,7 @@ def _max_rate(
     policies: str | None,
     precision: float | None,
     alpha: float | None,
-    as_json: bool,
-    depth: "Depth",
+    form: Form,
 ) -> None:
     """Find what one server carries under each policy."""
     from penstock.capacity import max_rate as search
@@ -160,8 +140,7 @@ def _max_rate(
     notices = unsaid(chosen.workload.notices, notes)
     policies_found = {name: rate.as_dict() for name, rate in found.items()}
     document = {"policies": policies_found, "warnings": [*notes, *notices]}
-    page = max_rate_page(found, chosen, servers, notes, notices)
-    show_page(page, document, None, as_json, depth)
+    form.show(max_rate_page(found, chosen, servers, notes, notices), document)
 
 
 def _max_load(
@@ -169,8 +148,7 @@ def _max_load(
     axes: "Mapping[str, str | None]",
     precision: float | None,
     seed: int | None,
-    as_json: bool,
-    depth: "Depth",
+    form: Form,
 ) -> None:
     """Find what a network carries, as it is or in each variant that is asked for."""
     from penstock.capacity import max_rate as search
@@ -206,8 +184,7 @@ def _max_load(
         "networks": {name: load.as_dict() for name, load in found.items()},
         "warnings": [*notes, *notices],
     }
-    page = max_load_page(found, chosen, varied(axes), [*notes, *notices])
-    show_page(page, document, None, as_json, depth)
+    form.show(max_load_page(found, chosen, varied(axes), [*notes, *notices]), document)
 
 
 def _front_notes(network: "Network") -> list[str]:
@@ -218,6 +195,7 @@ def _front_notes(network: "Network") -> list[str]:
     return [*network_notes(network), *(note for server in servers for note in server.kv_notes)]
 
 
+@answers("strict")
 def recommend(
     scenario: ScenarioPath,
     objective: Annotated[
@@ -241,10 +219,8 @@ def recommend(
     ] = 0.02,
     alpha: Alpha = 0.01,
     seed: Seed = None,
-    as_json: Json = False,
-    strict: Strict = False,
-    why: Why = False,
-    everything: All = False,
+    *,
+    form: Form,
 ) -> None:
     """Say which token budget and max batch size to use, which policy unless the scenario names an
     engine, why, and what that gains.
@@ -264,7 +240,5 @@ def recommend(
             requests=None if whole_trace else chosen.requests, precision=precision, alpha=alpha,
             progress=show,
         )  # fmt: skip
-    page = recommend_page(found, chosen)
-    show_page(page, found.as_dict(), None, as_json, depth_of(why, everything))
-    if strict and (found.verdict != "stable" or found.recommended.missed):
-        raise typer.Exit(EXIT_ANSWER_IS_NO)
+    form.show(recommend_page(found, chosen), found.as_dict())
+    form.leave(found.verdict != "stable" or found.recommended.missed)

@@ -1,7 +1,7 @@
 """The commands ``penstock check``, ``compare`` and ``simulate``."""
 
 from collections.abc import Iterable
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,23 +28,7 @@ from penstock.checking.command_network import (
 )
 from penstock.errors import InputError
 from penstock.show import progress
-from penstock.show.options import (
-    EXIT_ANSWER_IS_NO,
-    All,
-    Figures,
-    Json,
-    Report,
-    ScenarioPath,
-    Seed,
-    Strict,
-    Why,
-    begin,
-    check_outputs,
-    depth_of,
-    files_of,
-    save_figures,
-    show_page,
-)
+from penstock.show.options import Form, ScenarioPath, Seed, answers, files_of
 from penstock.simulation.progress import in_parts
 
 if TYPE_CHECKING:
@@ -66,6 +50,7 @@ ResolutionOfEither = Annotated[
 ]
 
 
+@answers("figures", "report", "strict")
 def check(
     scenario: ScenarioPath,
     policy: PolicyName = None,
@@ -77,12 +62,8 @@ def check(
     orders: OrdersBeside = None,
     alpha: AlphaOfServer = None,
     resolution: ResolutionOfEither = None,
-    as_json: Json = False,
-    figures: Figures = None,
-    report: Report = None,
-    strict: Strict = False,
-    why: Why = False,
-    everything: All = False,
+    *,
+    form: Form,
 ) -> None:
     """Say whether a deployment is stable, what it can carry, and at what latency.
 
@@ -95,57 +76,43 @@ def check(
 
     or, for a network, `network` with pools and workflows in place of the first two.
     """  # noqa: D301 - the escape itself keeps the lines of the example apart
-    check_outputs(files_of(scenario), {"--report": report}, figures)
+    form.check(files_of(scenario))
     of_server = {
         "--policy": policy, "--requests": requests, "--target": targets, "--precision": precision,
         "--alpha": alpha,
     }  # fmt: skip
     document, is_network = read_either(scenario, of_server, {"--jobs": jobs, "--orders": orders})
     if is_network:
-        network = chosen_network(scenario, document, jobs)
-        depth = depth_of(why, everything)
-        answer_network(network, seed, resolution, orders, as_json, figures, report, strict, depth)
+        answer_network(chosen_network(scenario, document, jobs), seed, resolution, orders, form)
         return
     chosen = chosen_scenario(scenario, policy, requests, seed, document)
     from penstock.checking import answer
     from penstock.checking.targets import Target
 
     progress.announce_compilation()
-    begun = _Begun(chosen, as_json)
     limits = [Target.parse(text) for text in targets or ()]
     name = chosen.server.policy.name
     with progress.bar(f"Simulating {name}") as show:
         result = answer.check(
             chosen.workload, chosen.server, requests=chosen.requests, until=chosen.until,
             targets=limits, precision=precision, alpha=alpha, resolution=resolution, progress=show,
-            certified=begun.say,
+            certified=partial(_begin, form, chosen),
         )  # fmt: skip
     refused = [name] if result.latency_refused else []
-    _draw(figures, chosen, {name: result.run}, as_json, refused)
+    _draw(form, chosen, {name: result.run}, refused)
     document = result.as_dict()
     document |= {"measured": measured(chosen), "next": result.next_step(chosen.file)}
-    page = result.page(chosen)
-    show_page(page, document, report, as_json, depth_of(why, everything), begun=begun.lines)
-    if strict and (result.verdict != "stable" or result.missed):
-        raise typer.Exit(EXIT_ANSWER_IS_NO)
+    form.show(result.page(chosen), document)
+    form.leave(result.verdict != "stable" or result.missed)
 
 
-class _Begun:
-    """The first lines of a head, said before anything is compiled, unless JSON is asked for."""
+def _begin(form: Form, scenario: "Scenario", certificate: "Certificate | None") -> None:
+    """Say what theory says, before anything is compiled, unless JSON is asked for."""
+    from penstock.checking.head import first_lines
 
-    def __init__(self, scenario: "Scenario", as_json: bool) -> None:
-        self.scenario = scenario
-        self.as_json = as_json
-        self.lines = 0  # that are printed
-
-    def say(self, certificate: "Certificate | None") -> None:
-        """Say what theory says."""
-        from penstock.checking.head import first_lines
-
-        if not self.as_json:
-            of = self.scenario
-            lines = first_lines(of.name, of.workload, of.server, certificate, of.hardware)
-            self.lines = begin(lines)
+    if not form.as_json:
+        of = scenario
+        form.begin(first_lines(of.name, of.workload, of.server, certificate, of.hardware))
 
 
 Policies = Annotated[
@@ -166,6 +133,7 @@ GoodputLimits = Annotated[
 ]
 
 
+@answers("figures", "report", "strict")
 def compare(
     scenario: ScenarioPath,
     policies: Policies = None,
@@ -177,26 +145,20 @@ def compare(
     targets: GoodputLimits = None,
     alpha: AlphaOfServer = None,
     resolution: ResolutionOfEither = None,
-    as_json: Json = False,
-    figures: Figures = None,
-    report: Report = None,
-    strict: Strict = False,
-    why: Why = False,
-    everything: All = False,
+    *,
+    form: Form,
 ) -> None:
     """Put policies side by side on the same requests; of a network routers, policies and orders,
     with how sure each difference to the first one is.
     """
-    check_outputs(files_of(scenario), {"--report": report}, figures)
+    form.check(files_of(scenario))
     of_server = {"--requests": requests, "--alpha": alpha}
     of_network = {"--routers": routers, "--orders": orders, "--jobs": jobs, "--target": targets}
     document, is_network = read_either(scenario, of_server, of_network)
     if is_network:
         axes = {"policies": policies, "routers": routers, "orders": orders}
         asked = {"seed": seed, "resolution": resolution, "targets": targets or ()}
-        network = chosen_network(scenario, document, jobs)
-        depth = depth_of(why, everything)
-        compare_variants(network, axes, asked, as_json, figures, report, strict, depth)
+        compare_variants(chosen_network(scenario, document, jobs), axes, asked, form)
         return
     chosen = chosen_scenario(scenario, None, requests, seed, document)
     progress.announce_compilation()
@@ -223,28 +185,24 @@ def compare(
                     raise
                 left_out[name] = str(error)  # nobody asked for it
     refused = [name for name, a in results.items() if a.latency_refused]
-    _draw(figures, chosen, {name: a.run for name, a in results.items()}, as_json, refused)
+    _draw(form, chosen, {name: a.run for name, a in results.items()}, refused)
     answers = {name: a.as_dict() for name, a in results.items()}
     document = {"policies": answers, "measured": measured(chosen)}
-    page = compare_page(chosen, results, left_out)
-    show_page(page, document, report, as_json, depth_of(why, everything))
-    if strict and any(a.verdict != "stable" for a in results.values()):
-        raise typer.Exit(EXIT_ANSWER_IS_NO)
+    form.show(compare_page(chosen, results, left_out), document)
+    form.leave(any(a.verdict != "stable" for a in results.values()))
 
 
+@answers("figures", "report")
 def simulate(
     scenario: ScenarioPath,
     policy: PolicyName = None,
     requests: Requests = None,
     seed: Seed = None,
-    as_json: Json = False,
-    figures: Figures = None,
-    report: Report = None,
-    why: Why = False,
-    everything: All = False,
+    *,
+    form: Form,
 ) -> None:
     """Say what happened in one finite run, whatever the theory says."""
-    check_outputs(files_of(scenario), {"--report": report}, figures)
+    form.check(files_of(scenario))
     chosen = chosen_scenario(scenario, policy, requests, seed)
     from penstock.checking import answer, json_documents
     from penstock.checking.doubt import known_within
@@ -259,8 +217,7 @@ def simulate(
     # The load is said beside the run, where there is one, though no verdict is drawn from it.
     rated = chosen.workload.has_rate
     certificate = certify(chosen.workload, chosen.server) if rated else None
-    begun = _Begun(chosen, as_json)
-    begun.say(certificate)
+    _begin(form, chosen, certificate)
     progress.announce_compilation()
     with progress.bar(f"Simulating {chosen.server.policy.name}") as show:
         run = run_once(
@@ -283,7 +240,7 @@ def simulate(
         within = known_within(chosen.workload, run.server)
     front = [*recorded, *front_notes(chosen.workload, run.server)]
     warnings = [*unsaid(chosen.workload.notices, front), *loads]
-    _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
+    _draw(form, chosen, {chosen.server.policy.name: run})
     document_of_run = {
         "load": load,
         "simulation": json_documents.run_as_dict(run),
@@ -292,19 +249,14 @@ def simulate(
         "warnings": [*within, *front, *warnings],
     }
     drawn = answer.Drawn(chosen.workload, chosen.server)
-    page = run_page(chosen, certificate, run, drawn, warnings)
-    show_page(page, document_of_run, report, as_json, depth_of(why, everything), begun=begun.lines)
+    form.show(run_page(chosen, certificate, run, drawn, warnings), document_of_run)
 
 
 def _draw(
-    folder: Path | None,
-    scenario: "Scenario",
-    runs: dict[str, "Run"],
-    as_json: bool,
-    refused: Iterable[str] = (),
+    form: Form, scenario: "Scenario", runs: dict[str, "Run"], refused: Iterable[str] = ()
 ) -> None:
     """Write the figures, without the latency that was refused."""
-    if folder is None:
+    if form.figures is None:
         return
 
     from penstock.checking import charts
@@ -314,4 +266,4 @@ def _draw(
     steady = {name: run for name, run in runs.items() if name not in refused}
     if steady:
         drawings["latency_cdfs"] = charts.latency_cdfs(steady, line, policies=runs)
-    save_figures(drawings, folder, as_json)
+    form.draw(drawings)

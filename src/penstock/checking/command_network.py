@@ -9,14 +9,13 @@ import typer
 from penstock.checking.command_choices import chosen_variants, varied
 from penstock.errors import InputError
 from penstock.show import progress
-from penstock.show.options import EXIT_ANSWER_IS_NO, begin, save_figures, show_page
+from penstock.show.options import Form
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.checking.network_answer import NetworkAnswer
     from penstock.scenario.network import NetworkScenario
-    from penstock.show.page import Depth
     from penstock.system.network import Network
     from penstock.theory.network.certificate import NetworkCertificate
 
@@ -44,27 +43,20 @@ def answer_network(
     seed: int | None,
     resolution: float | None,
     orders: str | None,
-    as_json: bool,
-    figures: Path | None,
-    report: Path | None,
-    strict: bool,
-    depth: "Depth",
+    form: Form,
 ) -> None:
     """Answer for a network."""
     if orders is not None:
         asked = {"seed": seed, "resolution": resolution}
         networks = _beside_its_own(chosen, orders)
-        _compare(chosen, networks, "Order", asked, as_json, figures, report, strict, depth)
+        _compare(chosen, networks, "Order", asked, form)
         return
     from penstock.checking.answer import check
     from penstock.checking.head import first_lines_of_network
 
-    begun = 0
-
     def say(certificate: "NetworkCertificate") -> None:
-        nonlocal begun
-        lines = first_lines_of_network(chosen.name, chosen.network, certificate, chosen.hardware)
-        begun = begin(lines)
+        name, network = chosen.name, chosen.network
+        form.begin(first_lines_of_network(name, network, certificate, chosen.hardware))
 
     progress.announce_compilation()
     with progress.bar(f"Simulating {chosen.name}") as show:
@@ -76,24 +68,19 @@ def answer_network(
             resolution=resolution,
             progress=show,
             outages=chosen.outages,
-            certified=None if as_json else say,
+            certified=None if form.as_json else say,
         )
-    if figures is not None:
-        _draw(figures, answer, as_json)
-    show_page(answer.page(chosen), answer.as_dict(), report, as_json, depth, begun=begun)
-    if strict and answer.verdict != "stable":
-        raise typer.Exit(EXIT_ANSWER_IS_NO)
+    if form.figures is not None:
+        _draw(form, answer)
+    form.show(answer.page(chosen), answer.as_dict())
+    form.leave(answer.verdict != "stable")
 
 
 def compare_variants(
     chosen: "NetworkScenario",
     axes: "Mapping[str, str | None]",
     asked: dict[str, Any],
-    as_json: bool,
-    figures: Path | None,
-    report: Path | None,
-    strict: bool,
-    depth: "Depth",
+    form: Form,
 ) -> None:
     """Compare a network's policies, routers and orders; ``asked`` goes to `compare_networks`."""
     if all(given is None for given in axes.values()):
@@ -104,7 +91,7 @@ def compare_variants(
             f"orders side by side; name some, as {such}"
         )
     networks = chosen_variants(chosen, axes)
-    _compare(chosen, networks, varied(axes), asked, as_json, figures, report, strict, depth)
+    _compare(chosen, networks, varied(axes), asked, form)
 
 
 def _compare(
@@ -112,11 +99,7 @@ def _compare(
     networks: "Mapping[str, Network]",
     what: str,
     asked: dict[str, Any],
-    as_json: bool,
-    figures: Path | None,
-    report: Path | None,
-    strict: bool,
-    depth: "Depth",
+    form: Form,
 ) -> None:
     """Put networks side by side."""
     from penstock.checking.comparison import compare_networks
@@ -131,14 +114,12 @@ def _compare(
         comparison = compare_networks(
             networks, jobs=chosen.jobs, until=chosen.until, progress=show, **asked
         )
-    if figures is not None:
+    if form.figures is not None:
         from penstock.checking.charts_network import compared_latencies
 
-        save_figures({"latency_cdfs": compared_latencies(comparison, what)}, figures, as_json)
-    page = comparison.page(chosen, what)
-    show_page(page, comparison.as_dict(), report, as_json, depth)
-    if strict and any(answer.verdict != "stable" for answer in comparison.answers.values()):
-        raise typer.Exit(EXIT_ANSWER_IS_NO)
+        form.draw({"latency_cdfs": compared_latencies(comparison, what)})
+    form.show(comparison.page(chosen, what), comparison.as_dict())
+    form.leave(any(answer.verdict != "stable" for answer in comparison.answers.values()))
 
 
 def _beside_its_own(chosen: "NetworkScenario", orders: str) -> "dict[str, Network]":
@@ -158,7 +139,7 @@ def chosen_network(path: Path, document: Any, jobs: int | None) -> "NetworkScena
     return scenario if jobs is None else dataclasses.replace(scenario, jobs=jobs, until=None)
 
 
-def _draw(folder: Path, answer: "NetworkAnswer", as_json: bool) -> None:
+def _draw(form: Form, answer: "NetworkAnswer") -> None:
     """Write the figures: the graph, the floods, the queues."""
     from penstock.checking import charts_network as plotting_network
 
@@ -170,4 +151,4 @@ def _draw(folder: Path, answer: "NetworkAnswer", as_json: bool) -> None:
     }
     if answer.stability:
         charts["flood_paths"] = plotting_network.flood_paths(answer.stability)
-    save_figures(charts, folder, as_json)
+    form.draw(charts)

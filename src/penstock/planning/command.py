@@ -9,23 +9,7 @@ import typer
 from penstock.errors import InputError
 from penstock.show import progress
 from penstock.show.files import write_whole
-from penstock.show.options import (
-    EXIT_ANSWER_IS_NO,
-    All,
-    Figures,
-    Json,
-    Report,
-    ScenarioPath,
-    Seed,
-    Strict,
-    Why,
-    check_outputs,
-    depth_of,
-    files_of,
-    save_figures,
-    say_written,
-    show_page,
-)
+from penstock.show.options import Form, ScenarioPath, Seed, answers, files_of
 from penstock.words import amount
 
 if TYPE_CHECKING:
@@ -69,6 +53,7 @@ Manifest = Annotated[
 ]
 
 
+@answers("figures", "report", "strict")
 def plan(
     scenario: ScenarioPath,
     targets: Targets = None,
@@ -77,13 +62,9 @@ def plan(
     requests: Requests = None,
     confidence: Confidence = None,
     seed: Seed = None,
-    as_json: Json = False,
-    figures: Figures = None,
-    report: Report = None,
     manifest: Manifest = None,
-    strict: Strict = False,
-    why: Why = False,
-    everything: All = False,
+    *,
+    form: Form,
 ) -> None:
     """Find the cheapest deployment that meets the targets, and say what binds it and what comes
     next.
@@ -91,7 +72,7 @@ def plan(
     Beside `workload` and `server` the scenario has a `plan` that says where to look, such as
     `plan: {targets: [ttft_p99<2s], search: {token_budget: [256, 512, 1024], replicas: {max: 32}}}`.
     """
-    check_outputs(files_of(scenario), {"--report": report, "--manifest": manifest}, figures)
+    form.check(files_of(scenario), {"--manifest": manifest})
     from penstock.planning.scenario import read_plan
     from penstock.planning.view import plan_page
 
@@ -101,26 +82,25 @@ def plan(
         seed=seed,
     )  # fmt: skip
     progress.announce_compilation()
-    answers = _answers(chosen)
+    found = _answers(chosen)
     rates = None
-    if figures is not None or report is not None:
-        rates = _rates(chosen, answers.plan)
-    if figures is not None:
+    if form.figures is not None or form.report is not None:
+        rates = _rates(chosen, found.plan)
+    if form.figures is not None:
         from penstock.planning.charts import figures as drawings
 
-        save_figures(drawings(answers.plan, rates, answers.day), figures, as_json)
+        form.draw(drawings(found.plan, rates, found.day))
     page = plan_page(
-        chosen.scenario.name, answers.plan, rates=rates, day=answers.day, no_day=answers.no_day,
-        job=answers.job,
-        launches=answers.launches,
+        chosen.scenario.name, found.plan, rates=rates, day=found.day, no_day=found.no_day,
+        job=found.job,
+        launches=found.launches,
     )  # fmt: skip
-    show_page(page, answers.as_dict(), report, as_json, depth_of(why, everything))
+    form.show(page, found.as_dict())
     if manifest is not None:
-        _write_manifest(manifest, answers.launches, as_json)
-    no_plan = answers.plan is not None and answers.plan.answer != "met"
-    no_job = answers.job is not None and answers.job.best is None
-    if strict and (no_plan or no_job):
-        raise typer.Exit(EXIT_ANSWER_IS_NO)
+        _write_manifest(manifest, found.launches, form)
+    no_plan = found.plan is not None and found.plan.answer != "met"
+    no_job = found.job is not None and found.job.best is None
+    form.leave(no_plan or no_job)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +213,7 @@ def _launches(deployment: "Deployment", *notes: str) -> "list[Launch]":
     return [dataclasses.replace(start, notes=(*notes, *start.notes)) for start in starts]
 
 
-def _write_manifest(path: Path, launches: "list[Launch]", as_json: bool) -> None:
+def _write_manifest(path: Path, launches: "list[Launch]", form: Form) -> None:
     if not launches:
         raise InputError(
             f"--manifest {path}: there is no deployment that an engine can run; leave it out"
@@ -241,7 +221,7 @@ def _write_manifest(path: Path, launches: "list[Launch]", as_json: bool) -> None
     # of a fleet of two kinds both
     manifests = [each.manifest for each in launches[: 2 if launches[0].kind else 1]]
     write_whole(path, "---\n".join(manifests).encode())
-    say_written("Manifest", [path], as_json)
+    form.written("Manifest", [path])
 
 
 def _rates(chosen: "PlanScenario", plan: "Plan | None") -> "RateMap | None":

@@ -1,11 +1,14 @@
 """What the commands share: their options, exit statuses, and what they write."""
 
+import dataclasses
+import functools
+import inspect
 import json
 import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,29 +34,24 @@ ScenarioPath = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed, instead of the scenario's.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-Figures = Annotated[
-    Path | None, typer.Option("--figures", metavar="DIR", help="Write figures as SVG and PNG.")
-]
-Strict = Annotated[
-    bool,
-    typer.Option(
-        "--strict",
-        help="Exit with status 1 if it is not known to be stable, or a target to be met.",
-    ),
-]
-Report = Annotated[
-    Path | None,
-    typer.Option("--report", metavar="FILE", help="Write a page that stands alone (HTML)."),
-]
-
-Why = Annotated[
-    bool,
-    typer.Option("--why", help="Say besides what explains it: hypotheses, limits, assumptions."),
-]
 All = Annotated[
     bool,
     typer.Option("--all", help="Say everything: every table, every statistic with its interval."),
 ]
+_FIGURES = typer.Option("--figures", metavar="DIR", help="Write figures as SVG and PNG.")
+_REPORT = typer.Option("--report", metavar="FILE", help="Write a page that stands alone (HTML).")
+_STRICT = typer.Option(
+    "--strict", help="Exit with status 1 if it is not known to be stable, or a target to be met."
+)
+_WHY = typer.Option("--why", help="Say besides what explains it: hypotheses, limits, assumptions.")
+_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "as_json": (Json, False),
+    "figures": (Annotated[Path | None, _FIGURES], None),
+    "report": (Annotated[Path | None, _REPORT], None),
+    "strict": (Annotated[bool, _STRICT], False),
+    "why": (Annotated[bool, _WHY], False),
+    "everything": (All, False),
+}
 
 Output = Annotated[
     Path | None,
@@ -78,30 +76,104 @@ MaxGib = Annotated[
 ]
 
 
-def check_outputs(
-    inputs: Iterable[Path], outputs: Mapping[str, Path | None], figures: Path | None = None
-) -> None:
-    """Refuse before the work what could not be written or would be lost; outputs are by option."""
-    if figures is not None:
-        checks.writable("--figures", figures, folder=True)
-    if not any(outputs.values()):
-        return  # without looking into the inputs
-    read = [path for path in inputs if os.path.exists(path)]
-    others: dict[str, Path] = {}
-    for option, output in outputs.items():
-        if output is None:
-            continue
-        checks.writable(option, output, makes_folder=option == "--report")
-        if any(_overwrites(output, path) for path in read):
-            raise InputError(
-                f"{option} {output} is what is read, which would be lost; give another file"
-            )
-        for other, path in others.items():
-            if _overwrites(output, path):
+@dataclasses.dataclass
+class Form:
+    """The form in which an answer is asked for."""
+
+    as_json: bool = False
+    figures: Path | None = None  # the folder
+    report: Path | None = None
+    strict: bool = False
+    why: bool = False
+    everything: bool = False
+    begun: int = 0  # lines of the head that are printed
+
+    def check(
+        self, inputs: Iterable[Path], outputs: Mapping[str, Path | None] | None = None
+    ) -> None:
+        """Refuse before the work what could not be written or would be lost; outputs by option."""
+        if self.figures is not None:
+            checks.writable("--figures", self.figures, folder=True)
+        given = {"--report": self.report, **(outputs or {})}
+        written = {option: path for option, path in given.items() if path is not None}
+        if not written:
+            return  # without looking into the inputs
+        read = [path for path in inputs if os.path.exists(path)]
+        others: dict[str, Path] = {}
+        for option, output in written.items():
+            checks.writable(option, output, makes_folder=option == "--report")
+            if any(_overwrites(output, path) for path in read):
                 raise InputError(
-                    f"{other} and {option} are both {output}, so one would be lost; give two files"
+                    f"{option} {output} is what is read, which would be lost; give another file"
                 )
-        others[option] = output
+            for other, path in others.items():
+                if _overwrites(output, path):
+                    raise InputError(
+                        f"{other} and {option} are both {output}, so one would be lost; give two "
+                        "files"
+                    )
+            others[option] = output
+
+    def begin(self, lines: "Sequence[Line]") -> None:
+        """Print the first lines of a head at once, before what takes long is begun."""
+        from penstock.show.terminal import print_head
+
+        print_head(lines)
+        sys.stdout.flush()
+        self.begun = len(lines)
+
+    def draw(self, drawings: dict[str, Any]) -> None:
+        """Write figures, and say so."""
+        from penstock.show import charts
+
+        assert self.figures is not None
+        self.written("Figures", charts.save(drawings, self.figures))
+
+    def written(self, what: str, paths: list[Path]) -> None:
+        """Say on standard error which files were written, unless JSON is asked for."""
+        if not self.as_json:
+            print(f"{what}: {', '.join(map(str, paths))}", file=sys.stderr)
+
+    def show(self, page: "Page", document: dict[str, Any]) -> None:
+        """Print an answer as words or one JSON document, after writing the page where asked."""
+        if self.report is not None:
+            from penstock.show import html
+
+            html.write(self.report, page)
+            self.written("Report", [self.report])
+        if self.as_json:
+            print_json(document)
+            return
+        from penstock.show.terminal import print_page
+
+        depth: Depth = "all" if self.everything else "why" if self.why else "head"
+        print_page(page, depth=depth, begun=self.begun)
+
+    def leave(self, is_no: bool) -> None:
+        """Exit with a status that says so where the answer is no, if asked to."""
+        if self.strict and is_no:
+            raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+def answers(*more: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command options for the form of its answer: JSON, how much of it, and ``more``."""
+    names = [name for name in _OPTIONS if name in (*more, "as_json", "why", "everything")]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = [
+        inspect.Parameter(name, keyword, default=_OPTIONS[name][1], annotation=_OPTIONS[name][0])
+        for name in names
+    ]
+
+    def with_options(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def answer(**given: Any) -> None:
+            command(form=Form(**{name: given.pop(name) for name in names}), **given)
+
+        own = [one for one in inspect.signature(command).parameters.values() if one.name != "form"]
+        answer.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+        return answer
+
+    return with_options
 
 
 def files_of(scenario: Path, *values: str) -> Iterator[Path]:
@@ -129,19 +201,6 @@ def _overwrites(output: Path, path: Path) -> bool:
     return output.resolve() == path.resolve()
 
 
-def save_figures(drawings: dict[str, Any], folder: Path, as_json: bool) -> None:
-    """Write figures, and say so where words are printed."""
-    from penstock.show import charts
-
-    say_written("Figures", charts.save(drawings, folder), as_json)
-
-
-def say_written(what: str, paths: list[Path], as_json: bool) -> None:
-    """Say on standard error which files were written, unless JSON is asked for."""
-    if not as_json:
-        print(f"{what}: {', '.join(map(str, paths))}", file=sys.stderr)
-
-
 def duration(option: str, text: str) -> float:
     """Return seconds from a text such as ``5s``, ``500ms``, ``2min`` or ``5``."""
     match = _DURATION.fullmatch(text)
@@ -165,45 +224,3 @@ def finite(value: Any) -> Any:
 def print_json(document: dict[str, Any]) -> None:
     """Print a document on standard output."""
     print(json.dumps(document, indent=2, allow_nan=False))
-
-
-def depth_of(why: bool, everything: bool) -> "Depth":
-    """Return how much of a page is to be printed."""
-    if everything:
-        return "all"
-    return "why" if why else "head"
-
-
-def begin(lines: "Sequence[Line]") -> int:
-    """Print the first lines of a head at once, before what takes long is begun; return how many."""
-    from penstock.show.terminal import print_head
-
-    print_head(lines)
-    sys.stdout.flush()
-    return len(lines)
-
-
-def show_page(
-    page: "Page",
-    document: dict[str, Any],
-    report: Path | None,
-    as_json: bool,
-    depth: "Depth" = "head",
-    *,
-    begun: int = 0,
-) -> None:
-    """Print an answer as words or one JSON document, after writing the page where asked.
-
-    So many lines of its head are printed already (`begin`).
-    """
-    if report is not None:
-        from penstock.show import html
-
-        html.write(report, page)
-        say_written("Report", [report], as_json)
-    if as_json:
-        print_json(document)
-    else:
-        from penstock.show.terminal import print_page
-
-        print_page(page, depth=depth, begun=begun)

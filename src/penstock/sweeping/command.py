@@ -7,21 +7,7 @@ import typer
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.show.options import (
-    All,
-    Figures,
-    Json,
-    Report,
-    ScenarioPath,
-    Seed,
-    Why,
-    check_outputs,
-    depth_of,
-    files_of,
-    save_figures,
-    say_written,
-    show_page,
-)
+from penstock.show.options import Form, ScenarioPath, Seed, answers, files_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -77,6 +63,7 @@ Sort = Annotated[
 ]
 
 
+@answers("figures", "report")
 def sweep(
     scenario: ScenarioPath,
     vary: Vary = None,
@@ -90,11 +77,8 @@ def sweep(
     test: Test = True,
     fresh: Fresh = False,
     sort: Sort = None,
-    as_json: Json = False,
-    figures: Figures = None,
-    report: Report = None,
-    why: Why = False,
-    everything: All = False,
+    *,
+    form: Form,
 ) -> None:
     """Run a scenario with every combination of some of its fields, or a random sample, and tabulate
     what happens.
@@ -115,8 +99,7 @@ def sweep(
         out = checked_output(out)
         journal = journal_of(out)
     values = [value for text in (varied or {}).values() for value in text.split(",")]
-    outputs = {"--out": out, "the journal of --out": journal, "--report": report}
-    check_outputs(files_of(scenario, *values), outputs, figures)
+    form.check(files_of(scenario, *values), {"--out": out, "the journal of --out": journal})
     checked_order(sort)
     chosen = set_up(
         scenario, varied, sample=sample, seed=seed, seeds=seeds, independent=independent or None,
@@ -126,20 +109,19 @@ def sweep(
         table = run_sweep(chosen, out=out, jobs=jobs, backend=backend, fresh=fresh, progress=show)
     _refuse_if_all_bad(table, out, journal)
     if out is not None:
-        say_written("Table", [out], as_json)
+        form.written("Table", [out])
     document = {"points": table.to_dicts()}
     names = list(chosen.fields)
-    if figures is not None or report is not None:
+    if form.figures is not None or form.report is not None:
         from penstock.sweeping.stable_rates import with_stable_rates
 
         with progress.bar("Finding the stable rates") as show_rates:
             table = with_stable_rates(chosen, table, progress=show_rates)
-    if figures is not None:
+    if form.figures is not None:
         from penstock.sweeping.charts import figures as drawings
 
-        save_figures(drawings(table, names), figures, as_json)
-    page = sweep_page(table, names, scenario.stem, sort)
-    show_page(page, document, report, as_json, depth_of(why, everything))
+        form.draw(drawings(table, names))
+    form.show(sweep_page(table, names, scenario.stem, sort), document)
 
 
 def _refuse_if_all_bad(table: "pl.DataFrame", *files: Path | None) -> None:

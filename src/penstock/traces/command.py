@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from penstock.show import progress
-from penstock.show.options import All, Json, depth_of, show_page
+from penstock.show.options import All, Form, Json
 
 traces_app = typer.Typer(
     help="List the public request traces worth knowing, or fetch one.", rich_markup_mode=None
@@ -27,7 +27,7 @@ def traces(context: typer.Context, as_json: Json = False, everything: All = Fals
     for entry in CATALOGUE:
         path = path_of(entry.name)
         document.append(dataclasses.asdict(entry) | {"path": path and str(path)})
-    show_page(traces_page(), {"traces": document}, None, as_json, depth_of(False, everything))
+    Form(as_json, everything=everything).show(traces_page(), {"traces": document})
 
 
 @traces_app.command("get")

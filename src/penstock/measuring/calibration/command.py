@@ -11,19 +11,11 @@ from penstock.errors import InputError
 from penstock.show import progress
 from penstock.show.options import (
     EXIT_ANSWER_IS_NO,
-    All,
     Description,
-    Figures,
-    Json,
+    Form,
     MaxGib,
     Output,
-    Report,
-    Why,
-    check_outputs,
-    depth_of,
-    save_figures,
-    say_written,
-    show_page,
+    answers,
 )
 
 if TYPE_CHECKING:
@@ -136,6 +128,7 @@ Strict = Annotated[
 ]
 
 
+@answers("figures", "report")
 def calibrate(
     results: Results,
     format: Format = None,
@@ -158,17 +151,14 @@ def calibrate(
     output: Output = None,
     description: Description = "",
     max_gib: MaxGib = None,
-    as_json: Json = False,
-    figures: Figures = None,
-    report: Report = None,
     strict: Strict = False,
-    why: Why = False,
-    everything: All = False,
+    *,
+    form: Form,
 ) -> None:
     """Calibrate a server on a few rows of its benchmarks, predict all of them, and say how far off
     that is.
     """
-    check_outputs(results, {"--output": output, "--report": report}, figures)
+    form.check(results, {"--output": output})
     from penstock.measuring.calibration.benchmarks import read_benchmarks
     from penstock.measuring.calibration.calibrate import calibrate as calibrate_on
 
@@ -193,12 +183,12 @@ def calibrate(
         )
     names = _in_short(results)
     if output is not None:
-        _write(answer, output, description, names, as_json)
-    if figures is not None:
+        _write(answer, output, description, names, form)
+    if form.figures is not None:
         from penstock.measuring.calibration import charts
 
-        save_figures(charts.figures(answer), figures, as_json)
-    show_page(answer.page(names), answer.as_dict(), report, as_json, depth_of(why, everything))
+        form.draw(charts.figures(answer))
+    form.show(answer.page(names), answer.as_dict())
     if strict and answer.missed:
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
@@ -213,15 +203,13 @@ def _names(parameters: str | None) -> list[str] | None:
     return None if parameters is None else [name.strip() for name in parameters.split(",")]
 
 
-def _write(
-    answer: "Calibration", output: Path, description: str, names: str, as_json: bool
-) -> None:
+def _write(answer: "Calibration", output: Path, description: str, names: str, form: Form) -> None:
     """Write the batch-time file."""
     from penstock.system.batch_time_file import write_batch_time
 
     document = answer.batch_time_file(description or f"Calibrated on {names}", names)
     write_batch_time(output, document)
-    say_written("Batch-time file", [output], as_json)
+    form.written("Batch-time file", [output])
 
 
 def _hardware(

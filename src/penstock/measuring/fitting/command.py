@@ -8,21 +8,7 @@ import typer
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.source import refuse_twice
-from penstock.show.options import (
-    All,
-    Description,
-    Figures,
-    Json,
-    MaxGib,
-    Output,
-    Report,
-    Why,
-    check_outputs,
-    depth_of,
-    save_figures,
-    say_written,
-    show_page,
-)
+from penstock.show.options import Description, Form, MaxGib, Output, answers
 
 Files = Annotated[
     list[Path],
@@ -52,6 +38,7 @@ Confidence = Annotated[float, typer.Option("--confidence", help="Of the interval
 Seed = Annotated[int, typer.Option("--seed", help="Of the bootstrap.")]
 
 
+@answers("figures", "report")
 def fit(
     files: Files,
     model: Model = "auto",
@@ -64,11 +51,8 @@ def fit(
     output: Output = None,
     description: Description = "",
     max_gib: MaxGib = None,
-    as_json: Json = False,
-    figures: Figures = None,
-    report: Report = None,
-    why: Why = False,
-    everything: All = False,
+    *,
+    form: Form,
 ) -> None:
     """Fit a batch-time model to measured batches: parameters with intervals, errors, which model
     predicts best.
@@ -78,7 +62,7 @@ def fit(
     from penstock.measuring.fitting.readers import read_batches
     from penstock.show import progress
 
-    check_outputs(files, {"--output": output, "--report": report}, figures)
+    form.check(files, {"--output": output})
     refuse_twice(files)
     chosen = dict(_pair(text) for text in where or ())
     batches = joined(
@@ -92,16 +76,16 @@ def fit(
         from penstock.system.batch_time_file import write_batch_time
 
         write_batch_time(output, found.as_file(description))
-        say_written("Batch-time file", [output], as_json)
-    if figures is not None:
+        form.written("Batch-time file", [output])
+    if form.figures is not None:
         from penstock.measuring.fitting import charts as plotting_fit
 
         charts = {
             "batch_time_fit": plotting_fit.fitted_line(found),
             "batch_time_errors": plotting_fit.relative_errors(found),
         }
-        save_figures(charts, figures, as_json)
-    show_page(found.page(), found.as_dict(), report, as_json, depth_of(why, everything))
+        form.draw(charts)
+    form.show(found.page(), found.as_dict())
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import typer
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.show.options import Json, show_page
+from penstock.show.options import Form, Json
 
 
 def hardware(
@@ -54,7 +54,7 @@ def hardware(
     # Which says that there is none.
     shown = [presets.hardware(each) for each in names] or [presets.hardware(str(name))]
     page = catalogue_page(shown) if name is None or len(shown) > 1 else hardware_page(shown[0])
-    show_page(page, {"hardware": [_as_dict(entry) for entry in shown]}, None, as_json)
+    Form(as_json).show(page, {"hardware": [_as_dict(entry) for entry in shown]})
 
 
 def _as_dict(entry: Any) -> dict[str, Any]:
@@ -87,4 +87,4 @@ def _from_shape(
     sized = [name for name, known in ENGINES.items() if known.gpu_rule is not None]
     checks.word("--engine", engine, sized)
     served = served_model(model, gpu, tensor_parallel, precision=precision, engine=engine)
-    show_page(shaped_page(served), facts_of(served), None, as_json)
+    Form(as_json).show(shaped_page(served), facts_of(served))
