@@ -131,7 +131,19 @@ SERVER_YAML = {"batch_time": {"affine": {"c_ms": 442, "a_ms_per_token": 0}}, "to
         ({"closed": {"clients": 0, "prompt": 1, "output": 1}}, "clients of a closed loop is 0"),
         ({"closed": {"clients": 4, "pause": -1, "prompt": 1, "output": 1}}, "pause of a closed loop is -1"),
         ({"closed": {"clients": 4, "prompt": 1, "output": 1}, "rate": 2}, "put them inside|leave"),
-        ({"preset": "azure-code", "closed": {"clients": 4}, "rate": 2}, "leave out `rate`"),
+        *(
+            ({"preset": "azure-code", "closed": {"clients": 4} | idle, **beside}, "leave out `rate`")
+            for idle, beside in (
+                ({}, {"rate": 2}),
+                ({}, {"cv": 2}),
+                ({"output": 7}, {}),
+                ({"prompt": 7}, {}),
+                ({"declared": 7}, {}),
+            )
+        ),
+        ({"closed": {"clients": 4, "prompt": 1, "output": 1}, "hash_block": 0}, "describe a trace"),
+        ({"preset": "azure-code", "where": {}}, "describe a trace"),
+        ({"clients": 4}, "clients is the clients of"),
         ({"closed": {"in_flight": 4, "prompt": 1, "output": 1}}, "in_flight is given as .*clients"),
         ({"concurrency": 4, "prompt": 1, "output": 1}, "concurrency is the clients of"),
         ({"burst": {"requests": 0, "prompt": 1, "output": 1}}, "requests of a burst is 0"),

@@ -199,7 +199,7 @@ class WorkloadSection(Section):
     @classmethod
     def unknown(cls, section: str, key: str) -> str:
         """Say where lengths belong, and what sends requests in place of a rate."""
-        if key in _SENDERS:
+        if key in (*_SENDERS, "clients"):
             return (
                 f"{section}.{key} is the clients of {section}: {{closed: {{clients: 25, prompt: "
                 "512, output: 128}}"
@@ -224,7 +224,7 @@ class WorkloadSection(Section):
             )
         kind = chosen[0]
         of_trace = (self.format, self.columns, self.hash_block, self.max_gib, self.where)
-        if kind != "trace" and any(of_trace):
+        if kind != "trace" and any(given is not None for given in of_trace):
             raise InputError(
                 "workload: `format`, `columns`, `hash_block`, `max_gib` and `where` describe a "
                 f"trace, not {kind!r}; leave them out"
@@ -276,12 +276,15 @@ class WorkloadSection(Section):
         if self.declared is not None:
             workload = workload.with_declared(self.declared)
         if self.closed is not None:
-            if self.rate is not None or self.arrivals is not None or self.closed.prompt is not None:
+            of = self.closed
+            idle = (self.rate, self.arrivals, self.cv, of.prompt, of.output, of.declared)
+            if any(given is not None for given in idle):
                 raise InputError(
                     "workload: clients of `closed` send the requests of the trace when they are "
-                    "answered; leave out `rate`, `arrivals`, and `prompt` and `output` of `closed`"
+                    "answered; leave out `rate`, `arrivals`, `cv`, and all of `closed` but "
+                    "`clients` and `pause`"
                 )
-            return workload.with_clients(self.closed.clients, self.closed.pause)
+            return workload.with_clients(of.clients, of.pause)
         if self.rate is None and self.arrivals in (None, "scaled") and self.cv is None:
             return workload
         rate = workload.rate if self.rate is None else self.rate
