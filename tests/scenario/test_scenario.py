@@ -229,7 +229,13 @@ def test_the_kv_memory_of_an_engine_follows_from_the_preset() -> None:
     assert server_of(policy="sarathi").memory is None
 
 
-@pytest.mark.parametrize("more", [{"max_total_tokens": 20_000}, {"memory": {"tokens": 20_000}}, {"kv_blocks": 1_250}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"max_total_tokens": 20_000}, {"kv_blocks": 1_250}, {"memory": {"tokens": 20_000}},
+        {"memory": {"--kv-tokens": 20_000, "page_size": 16}}, {"memory": {"num_gpu_blocks_override": 1_250}},
+    ],
+)  # fmt: skip
 def test_a_number_of_tokens_goes_before_the_gpu(more: dict[str, object]) -> None:
     server = server_of(gpu={"memory_gib": 80}, **more)
     assert server.memory == ps.Memory(1_250)

@@ -35,9 +35,9 @@ _ROUNDED = (
 )
 
 
-def called(limit: str) -> AliasChoices:
-    """Return the names under which a limit is taken."""
-    return AliasChoices(*ENGINE_NAMES[limit])
+def called(limit: str, *here: str) -> AliasChoices:
+    """Return the names under which a limit is taken, those that it has here first."""
+    return AliasChoices(*here, *ENGINE_NAMES[limit])
 
 
 class _ServerPart(Section):
@@ -67,9 +67,9 @@ class _ServerPart(Section):
 class MemorySection(_ServerPart):
     """KV memory: ``blocks`` of ``block_size`` tokens, or ``tokens``; see `Memory`."""
 
-    blocks: Whole | None = None
-    tokens: Whole | None = None
-    block_size: Whole | None = None
+    blocks: Whole | None = Field(None, validation_alias=called("kv_blocks", "blocks"))
+    tokens: Whole | None = Field(None, validation_alias=called("kv_tokens", "tokens"))
+    block_size: Whole | None = Field(None, validation_alias=called("block_size"))
     watermark: float | None = None
     admission: Literal["input", "completion", "optimistic"] | None = None
     too_long: Literal["error", "drop"] = "error"
