@@ -217,6 +217,8 @@ def refuse(make):
         (lambda: Workload.poisson(1, 1, 1, seed=True), "the seed is True"),
         (lambda: Workload.poisson(1, 1, 1, seed=1.0), "the seed is 1.0"),
         (lambda: Workload.poisson(1, 1, 1).with_seed("x"), "the seed is 'x'"),
+        (lambda: Workload.burst(2, 1, 1, seed=-1), "the seed is -1"),
+        (lambda: Workload.burst(2, 1, 1, seed=1.5), "the seed is 1.5"),
         (lambda: Workload.from_arrays([0, 1], [1], [1]), "2 arrival times for 1 requests"),
         (lambda: Workload.from_arrays([0, 1], [1, 1], [1]), "2 prompts and 1 outputs"),
         (lambda: Workload.from_arrays([[0, 1]], [1, 1], [1, 1]), "arrival_s has the shape (1, 2)"),

@@ -100,15 +100,7 @@ class Workload:
     doubts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if (
-            not isinstance(self.seed, numbers.Integral)
-            or isinstance(self.seed, bool | np.timedelta64)
-            or self.seed < 0
-        ):
-            raise InputError(
-                f"the seed is {checks.shown(self.seed)}, but must be a whole number of at least "
-                "0; take any"
-            )
+        _seeds(self.seed)  # or refused
         rows = self.lengths.prompt_tokens.size if isinstance(self.lengths, Recorded) else 0
         if self.prefixes is not None and self.prefixes.rows != rows:
             raise InputError(
@@ -537,6 +529,14 @@ class ClosedLoop(Workload):
 
 def _seeds(seed: int) -> list[np.random.SeedSequence]:
     """Return the seeds of arrivals, of lengths, and of declared lengths."""
+    if (
+        not isinstance(seed, numbers.Integral)
+        or isinstance(seed, bool | np.timedelta64)
+        or seed < 0
+    ):
+        raise InputError(
+            f"the seed is {checks.shown(seed)}, but must be a whole number of at least 0; take any"
+        )
     return np.random.SeedSequence(seed).spawn(3)
 
 
