@@ -181,3 +181,11 @@ def test_commands_say_who_asks_and_what_is_carried(tmp_path: Path) -> None:
         assert "By construction" in words
     for command in ("max-rate", "compare", "region", "serve"):
         assert "no arrival rate" in said(command, code=1)
+
+
+@pytest.mark.parametrize("target", ["tpot_p99<40ms", "tbt_mean<1s"])
+@pytest.mark.parametrize("ask", [ps.check, ps.recommend])
+def test_a_limit_on_times_between_tokens_asks_for_two_tokens(ask: Callable[..., Any], target: str) -> None:
+    """No run decides it where each request makes one."""
+    with pytest.raises(ps.InputError, match=f"{target[:5]}.* every request makes one token"):
+        ask(ps.Workload.poisson(1.0, 100, 1), SERVER, requests=300, targets=[target])

@@ -20,7 +20,7 @@ from penstock.capacity.recommendation import (
 from penstock.checking.answer import ROWS_UP_TO, check, judged, longer_run
 from penstock.checking.doubt import doubt_of_server
 from penstock.checking.enough_requests import estimate
-from penstock.checking.targets import Target, parsed_targets
+from penstock.checking.targets import Target, parsed_targets, refuse_gaps_of_one_token
 from penstock.checking.verdict import Outcome, verdict
 from penstock.errors import InputError, nearest
 from penstock.simulation.progress import Progress, in_parts, part_of
@@ -107,6 +107,7 @@ def recommend(
         requests = min(REQUESTS, workload.rows or REQUESTS)
     requests = checks.whole("requests", requests, 1, ROWS_UP_TO, "", "each keeps a row in memory")
     limits = tuple(parsed_targets(targets))
+    refuse_gaps_of_one_token(limits, workload)
     if policies is None:
         policies = _usual_policies(server)
     most_stable = objective == "stable-rate"

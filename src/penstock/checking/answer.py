@@ -16,7 +16,13 @@ from penstock.checking.latency import SteadyState
 from penstock.checking.notes import kv_notes, load_warnings, memory_warnings
 from penstock.checking.recordings import recording_notes
 from penstock.checking.stability import Stability
-from penstock.checking.targets import Estimate, Judgement, Target, parsed_targets
+from penstock.checking.targets import (
+    Estimate,
+    Judgement,
+    Target,
+    parsed_targets,
+    refuse_gaps_of_one_token,
+)
 from penstock.checking.verdict import checked_of_server, verdict
 from penstock.errors import InputError
 from penstock.show.page import Page
@@ -325,6 +331,7 @@ def check(
     estimate_memory = checks.truth("estimate_memory", estimate_memory)
     if isinstance(workload, Workload) and isinstance(server, Server):
         refuse(jobs=jobs, seed=seed, outages=listed(outages) or None)
+        refuse_gaps_of_one_token(limits, workload)
         if isinstance(workload, ClosedLoop):
             refuse_of_clients(until=until, precision=precision, alpha=alpha, resolution=resolution)
             from penstock.checking.closed_loop import closed_answer

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.words import LIMITED, STATISTICS
+from penstock.workload.workload import Workload
 
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}  # so many to the second
 
@@ -200,6 +201,16 @@ def parsed_targets(targets: Sequence[Target | str]) -> list[Target]:
             f"targets are {checks.shown(targets)}, but must be a list such as ['ttft_p99<2s']"
         )
     return [Target.parse(target) if isinstance(target, str) else target for target in targets]
+
+
+def refuse_gaps_of_one_token(targets: Sequence[Target], workload: Workload) -> None:
+    """Refuse a limit on times between tokens where no request makes two."""
+    between = [target for target in targets if target.metric in ("tbt_s", "tpot_s")]
+    if between and workload.lengths.max_output == 1:
+        raise InputError(
+            f"{between[0]} limits times between tokens, but every request makes one token, so "
+            "there are none; leave it out"
+        )
 
 
 def statistics_of(metric: str, targets: Sequence[Target]) -> list[str]:

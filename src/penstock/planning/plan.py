@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock import checks
 from penstock.checking.doubt import beyond_rows
-from penstock.checking.targets import Judgement, Target
+from penstock.checking.targets import Judgement, Target, refuse_gaps_of_one_token
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
 from penstock.planning.evaluate import Evaluation
@@ -239,6 +239,7 @@ def plan(
             most_requests=most_requests,
             confidence=confidence,
         )  # fmt: skip
+    refuse_gaps_of_one_token(aim.targets, workload)
     question = TargetsAtRate(workload if seed is None else workload.with_seed(seed), aim)
     search = Search(question, space.families, progress)
     if not search.prospects and all(family.by == "impossible" for family in search.hopeless):
