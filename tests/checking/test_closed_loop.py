@@ -110,6 +110,23 @@ def test_what_needs_a_rate_refuses_what_has_none(ask: Callable[..., Any], worklo
         ask(workload, SERVER)
 
 
+@pytest.mark.parametrize(
+    ("workload", "requests", "said"),
+    [
+        (CLOSED, 0, "requests is 0"),
+        (CLOSED, -3, "requests is -3"),
+        (CLOSED, "9", "requests is '9'"),
+        (ps.Workload.closed(500, 50, 50, pause_s=500.0), 1499, "1,499 requests of 500 clients .*1,500 or more"),
+        (ps.Workload.burst(15, 50, 50).with_clients(4), None, "15 requests of 4 clients .*fewer clients"),
+    ],
+)
+def test_the_beginning_of_a_loop_is_not_told_as_the_long_run(workload: ps.Workload, requests: Any, said: str) -> None:
+    """First requests come all at once: at least three of each client are counted, and one of each is left out."""
+    with pytest.raises(ps.InputError, match=said):
+        ps.check(workload, SERVER, requests=requests)
+    assert ps.check(ps.Workload.burst(16, 50, 50).with_clients(4), SERVER).asked == 12
+
+
 def test_a_closed_loop_is_not_tested_and_is_as_long_as_its_requests() -> None:
     """What would be in vain is refused."""
     for options in ({"until": 3.0}, {"precision": 0.1}, {"alpha": 0.1}, {"resolution": 0.1}):
@@ -176,8 +193,10 @@ def test_commands_say_who_asks_and_what_is_carried(tmp_path: Path) -> None:
     closed = {"clients": 4, "pause": 0.5, "prompt": 300, "output": {"geometric": 20}}
     file.write_text(json.dumps({"workload": {"closed": closed}, "server": SERVER_YAML, "simulate": {"requests": 400}}))
     for command in ("check", "simulate"):
-        words = said(command, "--all")
+        words = said(command, "--all", "--figures", str(tmp_path / command))
         assert "4 clients with pauses of 0.5 s" in words
+        drawn = (tmp_path / command / "tokens_over_time.svg").read_text()
+        assert "4 clients with pauses of 0.5 s" in drawn
         assert "By construction" in words
     for command in ("max-rate", "compare", "region", "serve"):
         assert "no arrival rate" in said(command, code=1)

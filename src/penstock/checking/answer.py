@@ -336,9 +336,7 @@ def check(
             refuse_of_clients(until=until, precision=precision, alpha=alpha, resolution=resolution)
             from penstock.checking.closed_loop import closed_answer
 
-            if certified is not None:
-                certified(None)
-            return closed_answer(workload, server, requests, limits, progress)
+            return closed_answer(workload, server, requests, limits, progress, certified)
         # The length is refused before the test, not after it.
         asked = RunAsked(workload, requests, until, limits, precision)
         checked_of_server(alpha, resolution)

@@ -4,7 +4,7 @@ No more requests than clients are under way, so any server is stable, and nothin
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,14 +21,19 @@ from penstock.show.page import Page, Shown
 from penstock.simulation import intervals
 from penstock.simulation.progress import Progress
 from penstock.simulation.run import Rows, Run, recorded
-from penstock.simulation.simulate import simulate
+from penstock.simulation.simulate import length_of_run, simulate
 from penstock.system.prefix_cache import as_serving, front_notes, unsaid
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
+from penstock.words import counted
 from penstock.workload.workload import ClosedLoop
 
 if TYPE_CHECKING:
     from penstock.scenario.scenario import Scenario
+
+
+_LEAST_ROUNDS = 3
+"""Requests of each client that are counted at least: the first ones all come at once."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,7 +51,7 @@ class ClosedAnswer(Shown):
         Throughput in the long run, with its interval.
     max_rate
         Requests/s of these lengths that no policy exceeds, by `penstock.certify`: what more clients
-        come near. None: not known.
+        come near.
     latency
         Of the requests asked for, after the warm-up.
     factors
@@ -62,7 +67,7 @@ class ClosedAnswer(Shown):
     server: Server
     run: Run
     requests_per_s: Estimate
-    max_rate: float | None
+    max_rate: float
     latency: SteadyState
     factors: Mapping[str, Interval]
     targets: tuple[TargetAnswer, ...]
@@ -128,18 +133,30 @@ def closed_answer(
     requests: int | None,
     targets: Sequence[Target],
     progress: Progress | None,
+    certified: Callable[[None], object] | None,
 ) -> ClosedAnswer:
-    """Simulate a closed loop, and say what it comes to in the long run."""
+    """Simulate a closed loop that is not refused, and say what it comes to in the long run."""
     if requests is None and workload.rows is None:
         raise InputError(
             "a closed loop has no end; say how many of its requests to simulate (`requests`)"
         )
     server = as_serving(workload, server)
-    rows = workload.rows
-    sent = (requests or rows or 0) + workload.clients
-    sent = sent if rows is None else min(sent, rows)
+    rows, clients = workload.rows, workload.clients
+    asked = length_of_run(workload, requests, None) or 0
+    sent = asked + clients if rows is None else min(asked + clients, rows)
+    least = _LEAST_ROUNDS * clients
+    if sent - clients < least:
+        more = f"give `requests` of {least:,} or more" if rows is None else "take fewer clients"
+        raise InputError(
+            f"{counted(asked, 'request')} of {counted(clients, 'client')} say how the loop begins, "
+            f"all at once, and not how it goes on; {more}, or ask `penstock simulate` what happens "
+            "to so few"
+        )
+    most = _most(workload, server)
+    if certified is not None:
+        certified(None)
     run = simulate(workload, server, requests=sent, progress=progress)
-    told = recorded(run.rows, "requests").where(slice(max(sent - workload.clients, 1)))
+    told = recorded(run.rows, "requests").where(slice(sent - clients))
     latency = steady_state(dataclasses.replace(run, rows=told), targets=targets)
     front = [*front_notes(workload, server), *beyond_rows(workload, server)]
     return ClosedAnswer(
@@ -147,7 +164,7 @@ def closed_answer(
         server,
         run,
         _throughput(told, latency, run.tick_s),
-        _most(workload, server),
+        most,
         latency,
         latency_factors(workload, server),
         targets=tuple(judged(target, latency) for target in targets),
@@ -170,8 +187,6 @@ def _throughput(rows: Rows, latency: SteadyState, tick_s: float) -> Estimate:
     return Estimate(rate, 1 / high, 1 / low if low > 0 else None)
 
 
-def _most(workload: ClosedLoop, server: Server) -> float | None:
-    """Return the rate of such requests that no policy exceeds; None: there are too few to tell."""
-    if workload.rows is not None and workload.rows < 2:
-        return None
+def _most(workload: ClosedLoop, server: Server) -> float:
+    """Return the rate of such requests that no policy exceeds."""
     return certify(workload.at_rate(1.0), server).max_rate

@@ -212,7 +212,4 @@ def read_either(
 def about(scenario: "Scenario") -> str:
     """Return the line under a figure: what arrives, and the token budget."""
     workload, server = scenario.workload, scenario.server
-    return (
-        f"{workload.describe()}, {workload.rate:,.4g} requests/s; token budget "
-        f"{server.token_budget:,}"
-    )
+    return f"{workload.describe()}, {workload.pace}; token budget {server.token_budget:,}"

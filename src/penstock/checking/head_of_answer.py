@@ -89,12 +89,10 @@ def _carried(answer: ClosedAnswer) -> str:
     if of.value is None:
         return "not known: too few requests ended"
     between = "" if of.low is None or of.high is None else f" ({of.low:,.4g} to {of.high:,.4g})"
-    near = ""
-    if answer.max_rate:
-        near = (
-            f", {share_of(of.value / answer.max_rate)} of the most that any scheduler can carry "
-            f"({answer.max_rate:,.4g} requests/s)"
-        )
+    near = (
+        f", {share_of(of.value / answer.max_rate)} of the most that any scheduler can carry "
+        f"({answer.max_rate:,.4g} requests/s)"
+    )
     return f"{of.value:,.4g} requests/s{between}{near}"
 
 
