@@ -202,6 +202,32 @@ def test_commands_say_who_asks_and_what_is_carried(tmp_path: Path) -> None:
         assert "no arrival rate" in said(command, code=1)
 
 
+def test_what_never_fits_is_counted_and_if_all_is_nothing_is_told(tmp_path: Path) -> None:
+    """Heads say how many requests were dropped; where all are, or one blocks the server, that is the whole answer."""
+    file = tmp_path / "s.yaml"
+    kept = {"batch_time": {"affine": {"c_ms": 9, "a_ms_per_token": 0.1}}, "token_budget": 512, "policy": "vllm"}
+    lengths = {"prompt": {"uniform": [100, 6000]}, "output": 5}
+    workloads = [{"burst": {"requests": 50, **lengths}}, {"closed": {"clients": 5, **lengths}}]
+
+    def asked(command: str, workload: dict[str, Any], memory: dict[str, Any], *options: str) -> Any:
+        document = {"workload": workload, "server": kept | {"memory": memory}, "simulate": {"requests": 50}}
+        file.write_text(json.dumps(document))
+        return CliRunner().invoke(command_line([command]), [command, str(file), *options])
+
+    drop = {"tokens": 4096, "too_long": "drop"}
+    for command, workload in (("simulate", workloads[0]), ("simulate", workloads[1]), ("check", workloads[1])):
+        document = json.loads(asked(command, workload, drop, "--json").stdout)
+        dropped = document["simulation"]["dropped"]
+        assert 0 < dropped < 50
+        said = " ".join(asked(command, workload, drop).stdout.split())
+        assert (f"dropped: {dropped} requests" if command == "simulate" else "never fit and are dropped") in said
+        refused = asked(command, workload, {"tokens": 64, "too_long": "drop"}, "--figures", str(tmp_path))
+        assert "all are dropped" in str(refused.exception)
+        blocked = asked(command, workload, {"tokens": 4096})
+        assert "never fits and blocks" in str(blocked.exception)
+        assert not blocked.stdout
+
+
 @pytest.mark.parametrize("target", ["tpot_p99<40ms", "tbt_mean<1s"])
 @pytest.mark.parametrize("ask", [ps.check, ps.recommend])
 def test_a_limit_on_times_between_tokens_asks_for_two_tokens(ask: Callable[..., Any], target: str) -> None:

@@ -212,11 +212,14 @@ def simulate(
     from penstock.simulation.simulate import simulate as run_once
     from penstock.system.prefix_cache import front_notes, unsaid
     from penstock.theory.certificate import certify
+    from penstock.theory.kv_blocks import served
 
     answer.RunAsked(chosen.workload, chosen.requests, chosen.until)  # or refused
     # The load is said beside the run, where there is one, though no verdict is drawn from it.
     rated = chosen.workload.has_rate
     certificate = certify(chosen.workload, chosen.server) if rated else None
+    if not rated:
+        served(chosen.workload, chosen.server)  # or refused
     _begin(form, chosen, certificate)
     progress.announce_compilation()
     with progress.bar(f"Simulating {chosen.server.policy.name}") as show:

@@ -76,7 +76,9 @@ def head_of_clients(answer: ClosedAnswer, scenario: Scenario | None) -> list[Lin
         lines.append(Line(word, f"{'; '.join([*said, step] if step else said)}.", judges=True))
     of = answer.latency
     texts = {label: _latency(of.estimates[metric]) for metric, label in LATENCIES.items()}
-    mind = [Line("Mind", sentence(of.notices[-1]))] if of.too_short and of.notices else []
+    doubts = _lost(answer.run.dropped / answer.run.arrived)
+    doubts += of.notices[-1:] if of.too_short else ()
+    mind = [Line("Mind", sentence("; ".join(doubts)))] if doubts else []
     known = known_of(answer.server)
     on = _measured(scenario) if known is None else [_estimated(known.calibrated, answer.factors)]
     rests = [Line("Rests on", f"{on[0]}.")] if on else []
@@ -146,6 +148,8 @@ def head_of_run(scenario: Scenario, certificate: Certificate | None, run: Run) -
         said = f"{counted(run.finished, 'answer')} within {duration(run.seconds)}, {rate}"
     else:
         said = "it began empty and came to an end"
+    if run.dropped:
+        said += f"; dropped: {counted(run.dropped, 'request')} that never fit"
     if certificate is not None or isinstance(scenario.workload, ClosedLoop):  # no burst
         said += "; for the long run, with intervals, ask check"
     return _fitted([*first, Line("One run", sentence(said))], latency_of_run(run), [], [], "")
@@ -277,8 +281,7 @@ def _to_mind(answer: AnyAnswer) -> list[Line]:
         if answer.kv_doubt:
             said.append(answer.kv_doubt)
         lost = max(1 - answer.certificate.load.work.share, run.dropped / max(run.arrived, 1))
-        if lost > 0:
-            said.append(f"{lost:.2%} of the requests never fit into KV memory and are dropped")
+        said += _lost(lost)
         again = run.recomputed_tokens / max(run.started_tokens, 1)
         if again > _COSTS:
             said.append(
@@ -288,6 +291,11 @@ def _to_mind(answer: AnyAnswer) -> list[Line]:
     if of is not None and of.too_short and of.notices:
         said.append(f"the run is too short: {of.notices[-1]}")
     return [Line("Mind", sentence("; ".join(said)))] if said else []
+
+
+def _lost(share: float) -> list[str]:
+    """Say which share of the requests is dropped, if any."""
+    return [f"{share:.2%} of the requests never fit and are dropped"] if share > 0 else []
 
 
 def _rests_on(answer: AnyAnswer, scenario: Scenario | None) -> list[Line]:
