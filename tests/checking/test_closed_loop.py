@@ -127,6 +127,17 @@ def test_the_beginning_of_a_loop_is_not_told_as_the_long_run(workload: ps.Worklo
     assert ps.check(ps.Workload.burst(16, 50, 50).with_clients(4), SERVER).asked == 12
 
 
+def test_requests_of_one_length_keep_clients_in_step_and_that_is_said() -> None:
+    """With pauses and one length all ask together; where answers differ, first tokens come sooner."""
+    alike = ps.check(ps.Workload.closed(40, 400, 60, pause_s=3.0), SERVER, requests=4000)
+    apart = ps.check(ps.Workload.closed(40, 400, ps.Geometric(60), pause_s=3.0), SERVER, requests=4000)
+    assert any("asking together" in note for note in alike.front)
+    assert not any("asking together" in note for note in apart.front)
+    first = [answer.latency.estimates["ttft_s"]["mean"].value or 0.0 for answer in (alike, apart)]
+    assert first[0] > 1.5 * first[1]
+    assert not ps.Workload.closed(1, 400, 60).front
+
+
 def test_a_closed_loop_is_not_tested_and_is_as_long_as_its_requests() -> None:
     """What would be in vain is refused."""
     for options in ({"until": 3.0}, {"precision": 0.1}, {"alpha": 0.1}, {"resolution": 0.1}):

@@ -500,6 +500,19 @@ class ClosedLoop(Workload):
         pause = f" with pauses of {self.pause_s:g} s" if self.pause_s else ""
         return f"{counted(self.clients, 'client')}{pause}"
 
+    @property
+    def front(self) -> list[str]:
+        """What to know before an answer: requests of one length keep clients in step."""
+        of = self.lengths
+        if self.clients == 1 or (of.min_prompt, of.min_output) != (of.max_prompt, of.max_output):
+            return super().front
+        return [
+            *super().front,
+            "All requests are of one length, so the clients, who begin together, go on asking "
+            "together, and wait longer for first tokens than users whose answers differ in length "
+            "(`output: {geometric: 300}`).",
+        ]
+
     def describe(self) -> str:
         """Say in a few words what arrives."""
         return f"{self.name}: a closed loop"
