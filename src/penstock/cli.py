@@ -25,6 +25,7 @@ COMMANDS = {
     "sweep": "sweeping.command",
     "fit": "measuring.fitting.command",
     "calibrate": "measuring.calibration.command",
+    "diagnose": "measuring.diagnosis.command",
     "hardware": "measuring.hardware.command",
     "plan": "planning.command",
     "watch": "live.command",

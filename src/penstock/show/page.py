@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-GOOD = frozenset({"stable", "met", "held", "inside"})
+GOOD = frozenset({"stable", "met", "held", "inside", "steady"})
 BAD = frozenset(
     {"contradiction", "unstable", "critical", "missed", "unreachable", "fails", "outside"}
-    | {"overloaded"}
+    | {"overloaded", "refused", "filling", "held back", "too short"}
 )
-PLAIN = frozenset({"swept", "calibrated", "fitted", "keep", "change"})
+PLAIN = frozenset({"swept", "calibrated", "fitted", "keep", "change", "saturated", "closed"})
 """Words that say what was done and judge nothing."""
 OPEN = frozenset({"unknown", "undecided", "not tested", "on trust"})
 

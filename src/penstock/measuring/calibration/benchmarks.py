@@ -2,9 +2,10 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -121,6 +122,31 @@ def read_benchmarks(
     InputError
         If a file, or a value in it, cannot be used; one line that says where and why.
     """
+    return _read(paths, format, max_gib, None)
+
+
+class Refused(NamedTuple):
+    """A load, or all of a file, that `read_benchmarks` refuses."""
+
+    run: str
+    reason: str
+
+
+def read_with_refused(
+    paths: Sequence[str | Path] | str | Path, format: str | None, max_gib: float | None
+) -> tuple[pl.DataFrame, list[Refused]]:
+    """Read what can be used of results that a reader knows; return what cannot beside it."""
+    refused: list[Refused] = []
+    return _read(paths, format, max_gib, refused), refused
+
+
+def _read(
+    paths: Sequence[str | Path] | str | Path,
+    format: str | None,
+    max_gib: float | None,
+    refused: list[Refused] | None,
+) -> pl.DataFrame:
+    """Read into one table; what cannot be used is raised, or gathered where there is a list."""
     if isinstance(paths, str | Path):
         paths = [paths]
     if format is not None and format not in FORMATS:
@@ -129,20 +155,32 @@ def read_benchmarks(
     refuse_twice(files)
     same_name = len({path.name for path in files}) < len(files)
     rows: list[Row] = []
-    no_result: NoResult | None = None
+    wholly: list[Refused] = []
+    no_result: InputError | None = None
     for path in files:
         try:
             source = Source.at(path, max_gib)
             run = str(path) if same_name else path.name
-            rows += _usable(source, run, *_rows_of(source, format))
+            results, name = _results_of(source, format)
+            try:
+                rows += _usable(source, run, results(), name, refused)
+            except NoResult:
+                raise
+            except InputError as error:
+                if refused is None:
+                    raise
+                wholly.append(Refused(run, str(error)))
+                no_result = error
         except NoResult as error:
             no_result = error
             left_out.append(path.name)
-    if not rows:
+    if not rows and not refused:
         raise no_result or InputError(
             "no file was given, so there is nothing to calibrate on; give benchmark results"
         )
-    if left_out:
+    if refused is not None:
+        refused += wholly
+    if left_out and rows:
         add_note(rows[0], f"left out, as no benchmark results: {_listed(left_out)}")
     send_times.settle(rows)
     for number, row in enumerate(rows):
@@ -181,8 +219,8 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-def _rows_of(source: Source, format: str | None) -> tuple[list[Row], str]:
-    """Return the rows of a file as its tool states them, and the format."""
+def _results_of(source: Source, format: str | None) -> tuple[Callable[[], list[Row]], str]:
+    """Return what reads the rows of a file as its tool states them, and the format."""
     with source.open() as file:
         head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     if head.startswith((b"# HELP", b"# TYPE")):
@@ -197,13 +235,13 @@ def _rows_of(source: Source, format: str | None) -> tuple[list[Row], str]:
             "it"
         )
     if format in (None, "vllm-bench") and (results := console.results(source)):
-        return vllm_bench.rows(results, source), "vllm-bench"
+        return partial(vllm_bench.rows, results, source), "vllm-bench"
     if format == "csv" or (format is None and head[:1] not in (b"{", b"[")):
-        return benchmark_csv.rows(source), "csv"
+        return partial(list, benchmark_csv.rows(source)), "csv"
     document = _parsed(source)
     for name, reader in _READERS.items():
         if format in (None, name) and reader.belongs(document):
-            return reader.rows(document, source), name
+            return partial(reader.rows, document, source), name
     refuse_other_tools(source)
     reason = (
         f"is JSON of no known benchmark{f' of the format {format}' if format else ''}. Known are "
@@ -265,23 +303,30 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
 }
 
 
-def _usable(source: Source, run: str, rows: list[Row], format: str) -> list[Row]:
+def _usable(
+    source: Source, run: str, rows: list[Row], format: str, refused: list[Refused] | None
+) -> list[Row]:
     """Return the rows that say what was sent and how long it took; a note says what is left out."""
     lacking = [_lacking(row) for row in rows]
-    usable = [
-        _checked(source, number, {"run": run} | row, format)
-        for number, (row, reason) in enumerate(zip(rows, lacking, strict=True), 1)
-        if reason is None
-    ]
+    usable: list[Row] = []
+    for number, (row, reason) in enumerate(zip(rows, lacking, strict=True), 1):
+        place = f"{source.name}: row {number:,} ({row.get('load', 'no load')})"
+        try:
+            if reason is None:
+                usable.append(_checked(place, {"run": run} | row, format))
+        except InputError as error:
+            if refused is None:
+                raise
+            refused.append(Refused(run, str(error)))
     reasons = "; ".join(dict.fromkeys(filter(None, lacking)))
-    if not usable:
+    if not usable and not refused:
         raise source.fault(
             f"has no row that can be used ({reasons or 'it is empty'}), so there is nothing to "
             "compare with. Check that the benchmark streamed its answers, completed requests and "
             "wrote its results completely"
         )
-    if reasons:
-        count = counted(len(rows) - len(usable), "row")
+    if reasons and usable:
+        count = counted(len(lacking) - lacking.count(None), "row")
         add_note(usable[0], f"{count} of {source.name} left out: {reasons}")
     return usable
 
@@ -300,9 +345,8 @@ def _lacking(row: Row) -> str | None:
     return None
 
 
-def _checked(source: Source, number: int, row: Row, format: str) -> Row:
+def _checked(place: str, row: Row, format: str) -> Row:
     """Refuse what no benchmark can have measured; a time of 0 is one that was not measured."""
-    place = f"{source.name}: row {number:,} ({row.get('load', 'no load')})"
     for name in _TIMES:
         value = row.get(name)
         # Nan in a table: no request finished.

@@ -181,7 +181,7 @@ def calibrate(
             seed=seed,
             progress=show,
         )
-    names = _in_short(results)
+    names = in_short(results)
     if output is not None:
         _write(answer, output, description, names, form)
     if form.figures is not None:
@@ -193,7 +193,7 @@ def calibrate(
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
-def _in_short(results: list[Path]) -> str:
+def in_short(results: list[Path]) -> str:
     """Return the names of the first files."""
     names = ", ".join(path.name for path in results[:3])
     return names if len(results) <= 3 else f"{names} and {len(results) - 3} more"

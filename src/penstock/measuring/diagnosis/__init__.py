@@ -1,0 +1,1 @@
+"""What benchmark results are worth: what each load shows, and what it does not."""

@@ -1,0 +1,119 @@
+"""A diagnosis as a page: what the whole is worth, a table of the loads, all said of each."""
+
+from collections.abc import Sequence
+
+from penstock.measuring.diagnosis.diagnose import VERDICTS, Diagnosed
+from penstock.show.page import BAD, MOST_LINES, Line, Page, Section, Table
+from penstock.words import counted, digits, sentence
+
+_NAMED = 4  # loads of a verdict that the head names
+_SHAPES = 2  # whose rates it says
+_GROUPS = MOST_LINES - 3  # verdicts that it explains
+
+
+def diagnosis_page(rows: Sequence[Diagnosed], names: str) -> Page:
+    """Show a diagnosis."""
+    return Page(
+        title=names,
+        sections=[
+            Section("Loads", tables=[_table(rows)], why=True),
+            Section("Each load", [_all_of(row) for row in rows]),
+        ],
+        head=_head(rows, names),
+        why="a table of the loads",
+        rest="all that is said of each",
+    )
+
+
+def _head(rows: Sequence[Diagnosed], name: str) -> list[Line]:
+    """Say what the loads are worth, the worst first, what they show and what not."""
+    if len(rows) == 1:
+        return _head_of_one(rows[0], name)
+    groups = {word: [row for row in rows if row.verdict == word] for word in VERDICTS}
+    groups = {word: of for word, of in groups.items() if of}
+    worth = sum(row.worth for row in rows)
+    kinds = ", ".join(f"{len(of):,} {word}" for word, of in groups.items())
+    lines = [Line(name, f"{len(rows):,} loads, {worth:,} of them worth their numbers: {kinds}")]
+    lines += [Line(word, _group(of), judges=True) for word, of in list(groups.items())[:_GROUPS]]
+    rising = sorted((row for row in rows if row.shows), key=lambda row: row.carried_per_s or 0)
+    if most := {row.shape: row for row in rising}:
+        shown = [f"{_name(row)} {row.shows}{_within(row)}" for row in most.values()]
+        lines.append(Line("Shows", sentence(_few(shown, _SHAPES, "other shape", "; "))))
+    hidden = "; ".join(f"{word} loads: {of[0].hides}" for word, of in groups.items())
+    return [*lines, Line("Not shown", sentence(hidden))]
+
+
+def _head_of_one(row: Diagnosed, name: str) -> list[Line]:
+    few = "" if row.enough is None or row.worth else f"; {row.enough:,} requests would do"
+    lines = [
+        Line(name, row.load or "refused"),
+        Line(row.verdict, sentence(f"{row.said[0]}{few}"), judges=True),
+    ]
+    if row.said[1:]:
+        lines.append(Line("Mind", sentence("; ".join(row.said[1:]))))
+    if row.shows:
+        lines.append(Line("Shows", sentence(f"{row.shows}{_within(row)}")))
+    return [*lines, Line("Not shown", sentence(row.hides))]
+
+
+def _group(of: Sequence[Diagnosed]) -> str:
+    """Say which loads have a verdict, and why the first has."""
+    reason = of[0].said[0]
+    names = _few([_name(row) for row in of], _NAMED, "other")
+    return sentence(f"{names}: {reason}" if len(of) == 1 else f"{names}. The first: {reason}")
+
+
+def _few(texts: Sequence[str], most: int, noun: str, between: str = ", ") -> str:
+    """Return the first of several texts, and how many others there are."""
+    more = [f"and {counted(len(texts) - most, noun)}"] if len(texts) > most else []
+    return between.join([*texts[:most], *more])
+
+
+def _name(row: Diagnosed) -> str:
+    return " ".join(filter(None, (row.shape, row.load or row.run)))
+
+
+def _within(row: Diagnosed) -> str:
+    if row.interval is None:
+        return ""
+    low, high = map(digits, row.interval)
+    return f" ({low} to {high})"
+
+
+def _table(rows: Sequence[Diagnosed]) -> Table:
+    """Lay out what the verdicts rest on."""
+    cells = [
+        (
+            str(number), row.verdict, row.shape, row.load or row.run,
+            "-" if row.requests is None else f"{row.requests:,}",
+            *map(_cell, (row.sent_per_s, row.carried_per_s, row.under_way)),
+            "-" if row.wait_share is None else f"{row.wait_share:.0%}",
+            _cell(row.rounds),
+            "-" if row.enough is None else f"{row.enough:,}",
+        )
+        for number, row in enumerate(rows)
+    ]  # fmt: skip
+    heads = (
+        "Row", "Verdict", "Shape", "Load", "Requests", "Sent/s", "Carried/s", "Under\nway", "Wait",
+        "Calls", "Enough",
+    )  # fmt: skip
+    caption = (
+        "Under way: requests, by Little's law. Wait: share of a call before its first token. "
+        "Calls: how many of them, one after the other, the run lasted. Enough: requests that would "
+        "have been."
+    )
+    strong = [number for number, row in enumerate(rows) if row.verdict in BAD]
+    return Table(heads, cells, caption, strong=strong, spare=["Shape", heads[7], "Calls", "Sent/s"])
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else digits(value)
+
+
+def _all_of(row: Diagnosed) -> str:
+    """Say all of one load, in one paragraph."""
+    said = [sentence(text) for text in row.said]
+    if row.shows:
+        said.append(f"Shows: {row.shows}{_within(row)}.")
+    said.append(f"Not shown: {row.hides}.")
+    return f"{' '.join(filter(None, (row.run, _name(row))))}: {row.verdict}. {' '.join(said)}"
