@@ -143,7 +143,7 @@ def test_a_closed_loop_is_not_tested_and_is_as_long_as_its_requests() -> None:
     for options in ({"until": 3.0}, {"precision": 0.1}, {"alpha": 0.1}, {"resolution": 0.1}):
         with pytest.raises(ps.InputError, match="leave it out"):
             ps.check(CLOSED, SERVER, requests=9, **options)  # type: ignore[call-overload]
-    with pytest.raises(ps.InputError, match="how many"):
+    with pytest.raises(ps.InputError, match=r"how much to simulate with `requests`$"):
         ps.check(CLOSED, SERVER)
     with pytest.raises(ps.InputError, match="how many"):
         ps.simulate(CLOSED, SERVER, until=3.0)

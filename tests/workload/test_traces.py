@@ -549,6 +549,7 @@ def test_where_chooses_rows_by_a_value_before_anything_else_of_them_is_read(writ
 
 def test_a_bad_row_points_to_where_and_a_column_that_differs_is_doubted(write):
     assert "`where: {http_code: VALUE}`" in refusal(write(CODES))
+    assert "where" not in refusal(write(CODES), where={"http_code": 500})
     (said,) = load(write(CODES.replace(",,", ",7,").replace("200.0", "200"))).doubts
     assert "2 rows of 4 have another http_code than '200'" in said
     assert "`where: {http_code: 200}`" in said

@@ -92,7 +92,7 @@ class ClosedAnswer(Shown):
         if not self.missed:
             return None
         if any(target.judgement == "missed" for target in self.targets):
-            return "fewer clients, other limits or another server meet it"
+            return "fewer clients, other limits or another server may meet it"
         return f"a longer run may decide it: `penstock check {file} --requests {4 * self.asked}`"
 
     @property
@@ -136,10 +136,6 @@ def closed_answer(
     certified: Callable[[None], object] | None,
 ) -> ClosedAnswer:
     """Simulate a closed loop that is not refused, and say what it comes to in the long run."""
-    if requests is None and workload.rows is None:
-        raise InputError(
-            "a closed loop has no end; say how many of its requests to simulate (`requests`)"
-        )
     server = as_serving(workload, server)
     rows, clients = workload.rows, workload.clients
     asked = length_of_run(workload, requests, None) or 0

@@ -131,7 +131,7 @@ def run_page(
         heading=heading(scenario.workload, run.server, name),
         notes=notes,
         head=head_of_run(scenario, certificate, run),
-        why="load, what was assumed",
+        why="load, what was assumed" if load else "what was assumed",
         rest="every statistic of the run",
         sections=[
             *load,

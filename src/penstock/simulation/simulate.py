@@ -254,10 +254,8 @@ def length_of_run(workload: Workload, requests: int | None, until: float | None)
         return None
     if requests is None:
         if workload.rows is None:
-            raise InputError(
-                f"{workload.name} never ends; say how much of it to simulate with `requests` or "
-                "`until`"
-            )
+            ways = "`requests`" if isinstance(workload, ClosedLoop) else "`requests` or `until`"
+            raise InputError(f"{workload.name} never ends; say how much to simulate with {ways}")
         return workload.rows
     tells = "more arrivals take days; give fewer, a million tells a mean well"
     requests = checks.whole("requests", requests, 1, MOST_ARRIVALS, "", tells)

@@ -4,7 +4,7 @@ Every value is read as text and cast strictly; the first one that cannot be used
 with one line that says where it stands, so nothing is dropped or repaired in silence.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -200,7 +200,7 @@ def _cast_rows(
     rows = rows.with_columns(pl.col("prompt", "output").replace(0, None))
     unusable = rows.filter(pl.any_horizontal(pl.all().is_null()))
     if len(unusable):
-        raise _bad_row(source, table, text, reads, unusable)
+        raise _bad_row(source, table, text, reads, unusable, told)
     if chosen.arrival and units["arrival"] == "date":
         _refuse_mixed_zones(source, table, text[chosen.arrival], text[ROW])
         doubts += _set_back(rows["arrival"].to_numpy())
@@ -321,8 +321,10 @@ def _bad_row(
     text: pl.DataFrame,
     reads: Mapping[str, tuple[str, Unit]],
     unusable: pl.DataFrame,
+    told: Sequence[str],
 ) -> InputError:
     """Return the error for the first row with a value that cannot be used."""
+    # ``told``: columns that may tell which requests failed, and have chosen no rows.
     first = unusable.row(0, named=True)
     where, problem = table.explain(first[ROW])
     if problem:
@@ -332,7 +334,6 @@ def _bad_row(
     missing = value is None or not value.strip()
     what = "the value is missing" if missing else f"{shown(value)} cannot be used"
     remedy = "Correct or delete the row"
-    told = [name for name in table.header if name.lower() in _TOLD]
     if told:
         remedy += f", or choose rows: `where: {{{told[0]}: VALUE}}`"
     if missing and column == reads.get("arrival", ("",))[0]:
