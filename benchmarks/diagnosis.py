@@ -143,7 +143,8 @@ def benchmark(world: World, kind: str) -> dict[str, Any]:
         rate = carried * rng.uniform(1.1, 2)
         full = world.run(2_000, rate)
         running = carried * float((full["e2e"] - full["ttft"]).mean())
-        return world.run(int(max(300, 4 * running) * rng.uniform(1, 3)), rate)
+        count = int(max(300, 4 * running) * rng.uniform(1, 3))
+        return world.run(count, rate) | {"carried": carried}
     rate = carried * rng.uniform(0.3, 0.9)
     under_way = rate * float(world.run(2_000, rate)["e2e"].mean())
     if kind == "steady":
@@ -202,7 +203,8 @@ def made(seed: int, path: Path) -> dict[str, Any]:
         except Unfit:
             continue
         written(run, path, detailed)
-        return {"seed": seed, "kind": kind, "detailed": detailed}
+        truth = {"seed": seed, "kind": kind, "detailed": detailed}
+        return truth | {"carried": run.get("carried")}
     raise RuntimeError(f"seed {seed}: nothing of the kind {kind!r} was drawn")
 
 
@@ -214,7 +216,8 @@ def main(first: int = 100, last: int = 299, file: str | None = None) -> int:
             path = Path(folder, f"{seed}.json")
             truth = made(seed, path)
             (row,) = diagnose(path).rows
-            entries.append(truth | {"told": row.verdict, "said": list(row.said)})
+            told = {"told": row.verdict, "said": row.said, "told_carried": row.carried_per_s}
+            entries.append(truth | told | {"interval": row.interval})
             right = "" if row.verdict == truth["kind"] else f"  told {row.verdict}"
             print(f"{seed:4} {truth['kind']:10} {truth['detailed']!s:6}{right}", flush=True)
     if file is not None:
@@ -228,6 +231,20 @@ def main(first: int = 100, last: int = 299, file: str | None = None) -> int:
     for kind in (*KINDS, "all"):
         cells = (f"{sum(of)} of {len(of)}" for of in (counts[kind, True], counts[kind, False]))
         print(f"{kind:10}  {'  '.join(f'{cell:>14}' for cell in cells)}")
+    for detailed in (True, False):
+        known = [
+            entry
+            for entry in entries
+            if entry["carried"] and entry["told"] == "filling" and entry["detailed"] is detailed
+        ]
+        off = [entry["told_carried"] / entry["carried"] - 1 for entry in known]
+        spans = [(entry["interval"], entry["carried"]) for entry in known if entry["interval"]]
+        held = sum(span[0] <= carried <= span[1] for span, carried in spans)
+        print(
+            f"Carried while filling, {'each request' if detailed else 'summary'}: off by "
+            f"{np.median(off):+.1%} in the median, {min(off):+.0%} to {max(off):+.0%}; "
+            f"intervals that hold it: {held} of {len(spans)}"
+        )
     share = sum(entry["kind"] == entry["told"] for entry in entries) / len(entries)
     print(f"{share:.1%} told rightly")
     return int(share < 0.95)

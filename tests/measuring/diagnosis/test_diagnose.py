@@ -1,5 +1,6 @@
 """`penstock diagnose` says of each load what it is worth, from figures by hand and real files."""
 
+import collections
 import json
 import re
 from collections.abc import Callable
@@ -167,6 +168,21 @@ def test_real_files(path: str, verdicts: list[str]) -> None:
     if not (SHARED / path).exists():
         pytest.skip(f"no {path} in shared/data beside the repository")
     assert [row.verdict for row in diagnose(SHARED / path).rows] == verdicts
+
+
+def test_a_rate_that_rises_is_said(tmp_path: Path) -> None:
+    steady = detailed(np.arange(400) / 10, np.full(400, 0.1), np.full(400, 0.02), rate="inf")
+    ramp = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 5, "ramp_up_end_rps": 15}
+    assert any("of no one rate" in text for text in of(tmp_path, steady | ramp).said)
+
+
+def test_real_sweeps_are_steady_but_for_the_shortest_and_the_fullest() -> None:
+    """At 512 in flight long prompts wait; of 4,096 tokens the longest runs have not ten calls."""
+    path = SHARED / "real_runs" / "llm_inferno_guidellm_exp1" / "tidy.csv"
+    if not path.exists():
+        pytest.skip("no tidy.csv in shared/data beside the repository")
+    counts = collections.Counter(row.verdict for row in diagnose(path).rows)
+    assert counts == {"steady": 121, "closed": 16, "too short": 9, "saturated": 7}
 
 
 def test_the_answer_is_six_lines_and_a_status_for_ci(penstock: Callable[..., Said], tmp_path: Path) -> None:

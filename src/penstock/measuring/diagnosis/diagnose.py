@@ -217,6 +217,8 @@ def _besides(load: Load, verdict: str) -> Iterator[str]:
             "the clients send in step: calls take equally long, first tokens do not, for prompts "
             "come all at once"
         )
+    if load.row["load"].startswith("ramp@"):
+        yield "its rate rises all along, so its latency is of no one rate"
     if verdict not in ("filling", "too short"):
         if load.completed < LEAST_REQUESTS:
             few = f"{load.completed:,} requests are too few for intervals"
