@@ -245,3 +245,22 @@ def test_a_limit_on_times_between_tokens_asks_for_two_tokens(ask: Callable[..., 
     """No run decides it where each request makes one."""
     with pytest.raises(ps.InputError, match=f"{target[:5]}.* every request makes one token"):
         ask(ps.Workload.poisson(1.0, 100, 1), SERVER, requests=300, targets=[target])
+
+
+@pytest.mark.parametrize(
+    ("kind", "beside", "asked", "said"),
+    [
+        ({"closed": {"clients": 4}}, {"until": 5.0}, ["simulate"], "how many to simulate"),
+        ({"poisson": {"rate": 2.0}}, {}, ["check", "--precision", "0"], "precision is 0"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_before_a_word_of_the_answer(
+    kind: dict[str, dict[str, Any]], beside: dict[str, Any], asked: list[str], said: str, tmp_path: Path
+) -> None:
+    """Nobody reads half an answer that then has none."""
+    file = tmp_path / "s.yaml"
+    workload = {name: given | {"prompt": 300, "output": 20} for name, given in kind.items()}
+    file.write_text(json.dumps({"workload": workload, "server": SERVER_YAML, "simulate": beside}))
+    result = CliRunner().invoke(command_line([asked[0]]), [asked[0], str(file), *asked[1:]])
+    assert said in str(result.exception)
+    assert not result.stdout

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from penstock import checks
 from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_state
 from penstock.checking.doubt import Doubt, beyond_rows, doubt_of_server
-from penstock.checking.enough_requests import estimate
+from penstock.checking.enough_requests import checked_precision, estimate
 from penstock.checking.json_documents import latency_as_dict, load_as_dict, run_as_dict
 from penstock.checking.latency import SteadyState
 from penstock.checking.notes import kv_notes, load_warnings, memory_warnings
@@ -379,6 +379,7 @@ class RunAsked:
         """Refuse what cannot be simulated."""
         length_of_run(self.workload, self.requests, self.until)
         stop_tick(self.until, TICK_S)
+        checked_precision(self.precision)
         if (self.targets or self.precision is not None) and not self.has_rows:
             raise InputError(
                 f"targets and precision need a run with a row per request, up to {ROWS_UP_TO:,}; "

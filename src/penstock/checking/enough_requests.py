@@ -82,10 +82,7 @@ def estimate(
     confidence = checked_confidence(confidence)
     begin = length_of_run(workload, requests, None)
     begin = checks.whole("requests", begin, 1, 10**9, "", "each keeps a row in memory")
-    if precision is not None:
-        precision = checks.number(
-            "precision", precision, 1e-4, 1.0, "", "it is a share of the mean; 0.05 is 5%"
-        )
+    precision = checked_precision(precision)
     budget = _budget(workload, begin, most_requests)
     drain = workload.rows is not None or load(workload, server).rho <= 1
     if rho is None:
@@ -159,6 +156,14 @@ def _budget(workload: Workload, requests: int, most_requests: int | None) -> int
     if workload.rows is None:
         return budget
     return min(budget, max(workload.rows, requests))
+
+
+def checked_precision(precision: float | None) -> float | None:
+    """Return to what means are to be known, if it is a share."""
+    if precision is None:
+        return None
+    why = "it is a share of the mean; 0.05 is 5%"
+    return checks.number("precision", precision, 1e-4, 1.0, "", why)
 
 
 def _missing(steady: SteadyState, precision: float | None, targets: Sequence[Target]) -> list[str]:

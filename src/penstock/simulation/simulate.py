@@ -201,11 +201,6 @@ def _closed(
     workload: ClosedLoop, server: Server, requests: int | None, options: RunOptions, level: Record
 ) -> Run:
     """Run a closed loop: a client sends the first request left when its own has ended."""
-    if requests is None and workload.rows is None:
-        raise InputError(
-            f"{workload.name} is a closed loop, whose requests come when others end; say how many "
-            "to simulate with `requests`, not `until`"
-        )
     tick_s, count = options.tick_s, requests or workload.rows
     session = open_session(server, level, tick_s, options.compress, options.stop, workload.prefixes)
     session.close_loop(workload.clients, round(workload.pause_s / tick_s))
@@ -250,6 +245,11 @@ def refuse_both(unit: str, count: int | None, until: float | None) -> None:
 def length_of_run(workload: Workload, requests: int | None, until: float | None) -> int | None:
     """Check what was asked for; return the number of arrivals, None where `until` bounds it."""
     refuse_both("requests", requests, until)
+    if requests is None and workload.rows is None and isinstance(workload, ClosedLoop):
+        raise InputError(
+            f"{workload.name} is a closed loop, whose requests come when others end; say how many "
+            "to simulate with `requests`, not `until`"
+        )
     if until is not None:
         return None
     if requests is None:
