@@ -35,16 +35,16 @@ class Compiled(event.Listener):
         print("compiles", event.data["dispatcher"].py_func)
 
 event.register("numba:compile", Compiled())
-begin = options.begin
+begin = options.Form.begin
 
-def stop_after(lines):
-    begin(lines)
+def stop_after(form, lines):
+    begin(form, lines)
     print("begun")
     sys.stdout.flush()
     import os
     os._exit(0)
 
-options.begin = stop_after
+options.Form.begin = stop_after
 from penstock.cli import main
 main()
 """
