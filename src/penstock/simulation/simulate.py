@@ -245,12 +245,12 @@ def refuse_both(unit: str, count: int | None, until: float | None) -> None:
 def length_of_run(workload: Workload, requests: int | None, until: float | None) -> int | None:
     """Check what was asked for; return the number of arrivals, None where `until` bounds it."""
     refuse_both("requests", requests, until)
-    if requests is None and workload.rows is None and isinstance(workload, ClosedLoop):
-        raise InputError(
-            f"{workload.name} is a closed loop, whose requests come when others end; say how many "
-            "to simulate with `requests`, not `until`"
-        )
     if until is not None:
+        if workload.rows is None and isinstance(workload, ClosedLoop):
+            raise InputError(
+                f"{workload.name} is a closed loop, whose requests come when others end; say how "
+                "many to simulate with `requests`, not `until`"
+            )
         return None
     if requests is None:
         if workload.rows is None:
