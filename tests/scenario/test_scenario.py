@@ -359,3 +359,14 @@ def test_that_layers_with_a_sliding_window_are_left_out_of_kv_memory_is_said(mod
     server = build({"workload": WORKLOAD, "server": {"hardware": hardware}}, Path()).server
     assert server.kv_estimate is not None
     assert ("sliding window" in str(server.kv_note)) == windows
+
+
+def test_a_trace_that_was_read_stands_for_no_other_choice_of_its_rows(tmp_path: Path) -> None:
+    """True equals 1 in Python, and not in a table."""
+    (tmp_path / "t.csv").write_text("prompt_tokens,output_tokens,ok\n5,6,True\n7,8,1\n9,9,1\n")
+
+    def read(ok: object) -> int:
+        workload = {"trace": "t.csv", "where": {"ok": ok}, "rate": 1, "arrivals": "poisson"}
+        return round(build({"workload": workload, "server": SERVER}, tmp_path).workload.mean_prompt)
+
+    assert [read(1), read(True), read(1)] == [8, 5, 8]

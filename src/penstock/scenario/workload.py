@@ -3,6 +3,7 @@ are numbers or distributions.
 """
 
 import functools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -137,21 +138,8 @@ def _preset(name: str, seed: int) -> Workload:
 
 
 @functools.lru_cache(1)
-def _trace(
-    path: Path,
-    stamp: tuple[int, int] | None,
-    format: str | None,
-    columns: tuple[tuple[str, str], ...] | None,
-    hash_block: int | None,
-    seed: int,
-    max_gib: float | None,
-    where: tuple[tuple[str, Any], ...] | None,
-) -> Workload:
-    named = None if columns is None else dict(columns)
-    return read_trace(
-        path, format=format, columns=named, hash_block=hash_block, seed=seed, max_gib=max_gib,
-        where=None if where is None else dict(where),
-    )  # fmt: skip
+def _trace(path: Path, stamp: tuple[int, int] | None, seed: int, options: str) -> Workload:
+    return read_trace(path, seed=seed, **json.loads(options))
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -223,8 +211,7 @@ class WorkloadSection(Section):
                 f"workload: give one of {', '.join(kinds)}, not {' and '.join(chosen) or 'none'}"
             )
         kind = chosen[0]
-        of_trace = (self.format, self.columns, self.hash_block, self.max_gib, self.where)
-        if kind != "trace" and any(given is not None for given in of_trace):
+        if kind != "trace" and self._of_trace:
             raise InputError(
                 "workload: `format`, `columns`, `hash_block`, `max_gib` and `where` describe a "
                 f"trace, not {kind!r}; leave them out"
@@ -248,7 +235,8 @@ class WorkloadSection(Section):
                 "workload: `rate`, `arrivals` and `cv` change a trace, a recording or a preset; "
                 f"put them inside {kind!r}"
             )
-        return self._generated(kind, seed)
+        workload, declared = self._drawn(kind, seed), getattr(self, kind).declared
+        return workload if declared is None else workload.with_declared(declared)
 
     def _recorded(self, folder: Path, seed: int) -> Workload:
         assert self.trace is not None
@@ -267,10 +255,13 @@ class WorkloadSection(Section):
                     f"trace {self.trace!r} is not on this machine; run `penstock traces get "
                     f"{self.trace}` first"
                 )
-        columns = None if self.columns is None else tuple(self.columns.items())
-        where = None if self.where is None else tuple(self.where.items())
-        options = (self.format, columns, self.hash_block, seed, self.max_gib, where)
-        return _trace(path, _stamp(path), *options)
+        return _trace(path, _stamp(path), seed, json.dumps(self._of_trace))
+
+    @property
+    def _of_trace(self) -> dict[str, Any]:
+        """What is given to `read_trace`."""
+        names = ("format", "columns", "hash_block", "max_gib", "where")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def _changed(self, workload: Workload) -> Workload:
         if self.declared is not None:
@@ -289,11 +280,6 @@ class WorkloadSection(Section):
             return workload
         rate = workload.rate if self.rate is None else self.rate
         return workload.with_rate(rate, self.arrivals or "scaled", cv=self.cv)
-
-    def _generated(self, kind: str, seed: int) -> Workload:
-        drawn: _Drawn | _Closed = getattr(self, kind)
-        workload = self._drawn(kind, seed)
-        return workload if drawn.declared is None else workload.with_declared(drawn.declared)
 
     def _drawn(self, kind: str, seed: int) -> Workload:
         if self.burst is not None:
