@@ -82,14 +82,11 @@ def series_while_arriving(runs: Mapping[str, Run]) -> dict[str, pl.DataFrame]:
 
 
 def latency_cdfs(
-    runs: Mapping[str, Run],
-    about: str = "",
-    policies: Iterable[str] | None = None,
-    legend: str | None = "Policy",
+    runs: Mapping[str, Run], about: str = "", policies: Iterable[str] | None = None
 ) -> alt.HConcatChart:
     """Distributions of TTFT, TBT and E2E, a line per policy of the runs."""
     # ``policies`` are all of the comparison: colours and dashes stay where some have no latency.
-    return side_by_side(latency_panels(runs, policies, legend), about)
+    return side_by_side(latency_panels(runs, policies), about)
 
 
 def latency_panels(
@@ -111,7 +108,7 @@ def cdf_panel(
     title: str,
     samples: Mapping[str, tuple[Distribution, float]],
     names: list[str],
-    legend: str | None = "Policy",
+    legend: str | None,
 ) -> alt.Chart:
     """Draw cumulative distributions, a line each, of samples and the seconds of a tick."""
     # ``names`` are all that a line may have, so that it keeps its colour and its dash.

@@ -231,28 +231,24 @@ def simulate(
             record=answer.record_for(chosen.requests, chosen.until),
             progress=show,
         )
-    recorded: list[str] = []
-    within: list[str] = []
-    loads: list[str] = []
-    load = None
+    front, warnings, load = front_notes(chosen.workload, run.server), [], None
     if certificate is not None:
         certificate = certificate.with_found(run.found_share, run.server)
         recorded, _ = recording_notes(chosen.workload, certificate)
-        loads = load_warnings(certificate.load, chosen.server)
+        front = [*known_within(chosen.workload, run.server), *recorded, *front]
+        warnings = load_warnings(certificate.load, chosen.server)
         load = json_documents.load_as_dict(certificate)
-        within = known_within(chosen.workload, run.server)
-    front = [*recorded, *front_notes(chosen.workload, run.server)]
-    warnings = [*unsaid(chosen.workload.notices, front), *loads]
+    warnings = [*unsaid(chosen.workload.notices, front), *warnings]
     _draw(form, chosen, {chosen.server.policy.name: run})
     document_of_run = {
         "load": load,
         "simulation": json_documents.run_as_dict(run),
         "latency": json_documents.latency_as_dict(run),
         "latency_refused": None,
-        "warnings": [*within, *front, *warnings],
+        "warnings": [*front, *warnings],
     }
     drawn = answer.Drawn(chosen.workload, chosen.server)
-    form.show(run_page(chosen, certificate, run, drawn, warnings), document_of_run)
+    form.show(run_page(chosen, certificate, run, drawn, front, warnings), document_of_run)
 
 
 def _draw(

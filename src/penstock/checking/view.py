@@ -8,7 +8,6 @@ import numpy as np
 from penstock.checking.answer import Answer, Drawn, TargetAnswer
 from penstock.checking.any_answer import AnyAnswer
 from penstock.checking.closed_loop import ClosedAnswer
-from penstock.checking.doubt import known_within
 from penstock.checking.figures import gantt_figure, latency_figure, region_figure, token_figure
 from penstock.checking.head import BECAUSE, MIDDLE, SAME
 from penstock.checking.head_of_answer import (
@@ -20,12 +19,10 @@ from penstock.checking.head_of_answer import (
 )
 from penstock.checking.head_of_comparison import head_of_policies
 from penstock.checking.latency import SteadyState
-from penstock.checking.recordings import recording_notes
 from penstock.checking.targets import Estimate
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
 from penstock.simulation.run import Run
-from penstock.system.prefix_cache import front_notes
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate
 from penstock.words import (
@@ -116,20 +113,19 @@ def run_page(
     certificate: Certificate | None,  # None: there is no rate, and no load
     run: Run,
     drawn: Drawn,
+    front: Sequence[str],
     warnings: Sequence[str],
 ) -> Page:
     """Show what happened in one finite run, and in its first batches, without a verdict."""
     name = run.server.policy.name
-    load, notes = [], front_notes(scenario.workload, run.server)
+    load = []
     if certificate is not None:
         facts = _load_facts(certificate, run.server)
         load = [Section("Load", facts=facts, tables=_limits(certificate), why=True)]
-        recorded = recording_notes(scenario.workload, certificate)[0]
-        notes = [*recorded, *known_within(scenario.workload, run.server), *notes]
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, run.server, name),
-        notes=notes,
+        notes=front,
         head=head_of_run(scenario, certificate, run),
         why="load, what was assumed" if load else "what was assumed",
         rest="every statistic of the run",
