@@ -97,6 +97,12 @@ def test_recorded_requests_are_sent_in_order_and_no_more_of_them() -> None:
         ps.simulate(trace, SERVER, requests=71)
 
 
+def test_a_loop_of_centuries_is_refused_and_not_cut() -> None:
+    """Its times are counted in ticks, of which there are not so many."""
+    with pytest.raises(ps.InputError, match=r"90,000 requests of 4 clients .*more ticks"):
+        ps.simulate(ps.Workload.closed(4, 5, 5, pause_s=1e6), SERVER, requests=90_000)
+
+
 CLOSED, BURST = ps.Workload.closed(4, 100, 10), ps.Workload.burst(4, 100, 10)
 
 

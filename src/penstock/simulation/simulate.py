@@ -212,6 +212,11 @@ def _closed(
     run = session.finish(_whole(session, iter([window]), True, report))
     assert run.rows is not None
     sent = run.rows.where(run.rows.arrival < NEVER)
+    if options.stop >= NEVER and run.finished + run.dropped < (count or 0):
+        raise InputError(
+            f"{count:,} requests of {workload.pace} take more ticks of {tick_s:g} s than can be "
+            "counted; ask for fewer requests, a shorter pause, or a larger tick_s"
+        )
     return dataclasses.replace(run, rows=sent, last_arrival=int(sent.arrival.max(initial=0)))
 
 
