@@ -237,7 +237,8 @@ def test_what_never_fits_is_counted_and_if_all_is_nothing_is_told(tmp_path: Path
         dropped = document["simulation"]["dropped"]
         assert 0 < dropped < 50
         said = " ".join(asked(command, workload, drop).stdout.split())
-        assert (f"dropped: {dropped} requests" if command == "simulate" else "never fit and are dropped") in said
+        share = f"{dropped / (50 + 5):.2%} of the requests never fit and are dropped"
+        assert (f"dropped: {dropped} requests" if command == "simulate" else share) in said
         refused = asked(command, workload, {"tokens": 64, "too_long": "drop"}, "--figures", str(tmp_path))
         assert "all are dropped" in str(refused.exception)
         blocked = asked(command, workload, {"tokens": 4096})

@@ -152,7 +152,8 @@ def closed_answer(
     if certified is not None:
         certified(None)
     run = simulate(workload, server, requests=sent, progress=progress)
-    told = recorded(run.rows, "requests").where(slice(sent - clients))
+    kept = recorded(run.rows, "requests")
+    told = kept.where(slice(max(kept.finish.size - clients, 0)))
     latency = steady_state(dataclasses.replace(run, rows=told), targets=targets)
     front = [*front_notes(workload, server), *beyond_rows(workload, server)]
     return ClosedAnswer(
@@ -184,5 +185,6 @@ def _throughput(rows: Rows, latency: SteadyState, tick_s: float) -> Estimate:
 
 
 def _most(workload: ClosedLoop, server: Server) -> float:
-    """Return the rate of such requests that no policy exceeds."""
-    return certify(workload.at_rate(1.0), server).max_rate
+    """Return the rate of such requests, those that are dropped apart, that no policy exceeds."""
+    certificate = certify(workload.at_rate(1.0), server)
+    return certificate.max_rate * certificate.load.work.share

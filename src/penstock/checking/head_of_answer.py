@@ -76,7 +76,7 @@ def head_of_clients(answer: ClosedAnswer, scenario: Scenario | None) -> list[Lin
         lines.append(Line(word, f"{'; '.join([*said, step] if step else said)}.", judges=True))
     of = answer.latency
     texts = {label: _latency(of.estimates[metric]) for metric, label in LATENCIES.items()}
-    doubts = _lost(answer.run.dropped / answer.run.arrived)
+    doubts = _lost(answer.run)
     doubts += of.notices[-1:] if of.too_short else ()
     mind = [Line("Mind", sentence("; ".join(doubts)))] if doubts else []
     known = known_of(answer.server)
@@ -280,8 +280,7 @@ def _to_mind(answer: AnyAnswer) -> list[Line]:
         run = answer.run
         if answer.kv_doubt:
             said.append(answer.kv_doubt)
-        lost = max(1 - answer.certificate.load.work.share, run.dropped / max(run.arrived, 1))
-        said += _lost(lost)
+        said += _lost(run, 1 - answer.certificate.load.work.share)
         again = run.recomputed_tokens / max(run.started_tokens, 1)
         if again > _COSTS:
             said.append(
@@ -293,8 +292,9 @@ def _to_mind(answer: AnyAnswer) -> list[Line]:
     return [Line("Mind", sentence("; ".join(said)))] if said else []
 
 
-def _lost(share: float) -> list[str]:
-    """Say which share of the requests is dropped, if any."""
+def _lost(run: Run, expected: float = 0.0) -> list[str]:
+    """Say which share of the requests is dropped, by theory or else in a run, if any."""
+    share = expected or run.dropped / max(run.arrived + run.dropped, 1)
     return [f"{share:.2%} of the requests never fit and are dropped"] if share > 0 else []
 
 
