@@ -243,7 +243,7 @@ def plan(
     question = TargetsAtRate(workload if seed is None else workload.with_seed(seed), aim)
     search = Search(question, space.families, progress)
     if not search.prospects and all(family.by == "impossible" for family in search.hopeless):
-        raise InputError(f"no deployment can be judged: {search.hopeless[0].why}")
+        raise InputError(f"no deployment can be judged: {search.hopeless[0].theory.why_not_fewer}")
     search.run()
     return _plan_of(question, search, space)
 
@@ -330,7 +330,8 @@ def _not_judged(search: Search[Evaluation]) -> list[str]:
     if not left:
         return []
     count = sum(len(hopeless.family.counts) for hopeless in left)
-    return [f"{count:,} deployments are left out, such as {left[0].family.name}: {left[0].why}"]
+    name, why = left[0].family.name, left[0].theory.why_not_fewer
+    return [f"{count:,} deployments are left out, such as {name}: {why}"]
 
 
 def _margins(best: Evaluation, targets: Sequence[Target]) -> tuple[float, ...]:
@@ -418,4 +419,5 @@ def _with_fewer_others(search: Search[Evaluation], best: Evaluation) -> str:
         below = prospect.family.counts[: prospect.least]
         if prospect.family.name == fewer.family and fewer.replicas in below:
             return f"stability: {prospect.theory.why_not_fewer}"
-    return next((one.why for one in search.hopeless if one.family.name == fewer.family), "")
+    ruled_out = (one for one in search.hopeless if one.family.name == fewer.family)
+    return next((one.theory.why_not_fewer for one in ruled_out), "")

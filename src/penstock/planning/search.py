@@ -100,6 +100,7 @@ class Prospect:
 
     family: Family
     theory: Theory
+    by: Reason = "theory"  # what rules out fewer than `least`
     most: int = -1  # index of the most that were searched; below `least` where none were
     why_not_more: tuple[Reason, str] | None = None  # None: they cost more than the answer
     answer: int | None = None  # index of the fewest that do what is asked
@@ -124,16 +125,6 @@ class Prospect:
         return bisect.bisect_right(family.counts, cost, key=lambda n: family.at(n).cost) - 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Hopeless:
-    """A family that is ruled out at any number of replicas."""
-
-    family: Family
-    by: Reason  # what rules it out
-    why: str
-    excess: float = math.inf  # as in `Theory`
-
-
 class Search(Generic[R]):
     """A search on its way.
 
@@ -150,22 +141,19 @@ class Search(Generic[R]):
         self.question, self.beyond = question, beyond
         self.by_hardware: dict[str | None, R] = {}
         self.prospects: list[Prospect] = []
-        self.hopeless: list[Hopeless] = []
+        self.hopeless: list[Prospect] = []
         self.best: tuple[R, Prospect] | None = None
         self._results: dict[tuple[str, int], R] = {}
         self._report = report or (lambda share, what: None)
         self._done = 0
         for family in families:
+            by: Reason = "theory"
             try:
                 theory = question.theory(family)
             except InputError as error:  # such as a request that no replica has the memory for
-                self.hopeless.append(Hopeless(family, "impossible", str(error)))
-                continue
-            if theory.least < len(family.counts):
-                self.prospects.append(Prospect(family, theory))
-            else:
-                why = theory.why_not_fewer
-                self.hopeless.append(Hopeless(family, "theory", why, theory.excess))
+                theory, by = Theory(len(family.counts), 0, str(error)), "impossible"
+            hopeless = theory.least == len(family.counts)
+            (self.hopeless if hopeless else self.prospects).append(Prospect(family, theory, by))
         self.prospects.sort(key=lambda prospect: prospect.order)
 
     @property
@@ -313,25 +301,20 @@ class Search(Generic[R]):
 
     def discarded(self) -> list[Discarded]:
         """Account for every deployment that was not simulated."""
-        discarded = []
-        for hopeless in self.hopeless:
-            family = hopeless.family
-            counts = [count for count in family.counts if self.peek(family, count) is None]
-            discarded += _parts(family, [(counts, hopeless.by, hopeless.why)])
-        for prospect in self.prospects:
-            discarded += self._left_out(prospect)
-        return discarded
+        every = (*self.hopeless, *self.prospects)
+        return [one for prospect in every for one in self._left_out(prospect)]
 
     def _left_out(self, prospect: Prospect) -> list[Discarded]:
         """Account for the deployments of a family that were not simulated."""
         family, counts = prospect.family, prospect.family.counts
         results = [self.peek(family, count) for count in counts]
         untried = [index for index in range(prospect.least, len(counts)) if results[index] is None]
-        below = prospect.most if prospect.answer is None else prospect.answer
-        fewer = [index for index in untried if index <= below]
-        dearer = [counts[index] for index in untried if index > below]
+        last = prospect.most if prospect.answer is None else prospect.answer
+        fewer = [index for index in untried if index <= last]
+        dearer = [counts[index] for index in untried if index > last]
+        below = [count for count in counts[: prospect.least] if self.peek(family, count) is None]
         parts: list[tuple[Sequence[int], Reason, str]] = [
-            (counts[: prospect.least], "theory", prospect.theory.why_not_fewer)
+            (below, prospect.by, prospect.theory.why_not_fewer)
         ]
         if fewer:
             larger = results[fewer[-1] + 1 :]
@@ -345,13 +328,8 @@ class Search(Generic[R]):
             least = family.at(dearer[0]).cost
             why = f"they cost {amount(least)} or more, the answer {amount(bound)}"
             parts.append((dearer, "cost", why))
-        return _parts(family, parts)
-
-
-def _parts(family: Family, parts: Sequence[tuple[Sequence[int], Reason, str]]) -> list[Discarded]:
-    """Return the parts of a family that are not empty."""
-    return [
-        Discarded(family.name, (counts[0], counts[-1]), len(counts), by, why)
-        for counts, by, why in parts
-        if counts
-    ]
+        return [
+            Discarded(family.name, (part[0], part[-1]), len(part), by, why)
+            for part, by, why in parts
+            if part
+        ]

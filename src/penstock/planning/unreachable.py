@@ -41,13 +41,13 @@ def why_unreachable(question: TargetsAtRate, search: Search[Evaluation]) -> Unre
         for prospect in search.prospects
     ]
     largest = [evaluation for evaluation in simulated if evaluation is not None]
-    too_slow = [hopeless for hopeless in search.hopeless if hopeless.excess < math.inf]
+    too_slow = [hopeless for hopeless in search.hopeless if hopeless.theory.excess < math.inf]
     if too_slow:  # what the least hopeless of them reaches
-        family = min(too_slow, key=lambda hopeless: hopeless.excess).family
+        family = min(too_slow, key=lambda hopeless: hopeless.theory.excess).family
         largest.append(search.simulate(family, family.counts[-1]))
     stable = [evaluation for evaluation in largest if evaluation.verdict == "stable"]
     if not stable:
-        reasons = [hopeless.why for hopeless in search.hopeless if hopeless.by == "theory"]
+        reasons = [one.theory.why_not_fewer for one in search.hopeless if one.by == "theory"]
         reason = reasons[0] if reasons else "; ".join(shortfalls(largest[0], aim))
         return Unreachable(
             "stability", f"{reason}; allow more replicas or other hardware", None, None
@@ -96,7 +96,8 @@ def _why_not(question: TargetsAtRate, search: Search[Evaluation], nearest: Evalu
     """Say what the nearest deployment does not do."""
     for hopeless in search.hopeless:
         if hopeless.family.name == nearest.deployment.family:
-            return f"{hopeless.why}; the simulation of {nearest.deployment.name} agrees"
+            why = hopeless.theory.why_not_fewer
+            return f"{why}; the simulation of {nearest.deployment.name} agrees"
     reason = "; ".join(shortfalls(nearest, question.aim))
     if nearest.answer == "undecided":
         reason += "; simulate more requests to decide it"
