@@ -1,7 +1,8 @@
 """A scenario with a ``plan``: what arrives, what may serve it, and what it has to do."""
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,8 +14,10 @@ from penstock.errors import InputError
 from penstock.planning.aim import Aim
 from penstock.planning.scenario_day import Day, peak_of, read_day
 from penstock.planning.scenario_job import JobSection, read_job
-from penstock.planning.space import Space, search_space
+from penstock.planning.space import Discarded, Space, search_space
 from penstock.scenario.scenario import Scenario, build, describes_network
+from penstock.scenario.server import HardwareSection
+from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.engine_flags import ENGINE_NAMES
 from penstock.workload.workload import Workload
 
@@ -36,7 +39,7 @@ def _listed(value: Any) -> Any:
 
 
 Names = Annotated[list[str], BeforeValidator(_listed)]
-Numbers = Annotated[list[Whole], BeforeValidator(_listed)]
+Limits = Annotated[list[Whole | None], BeforeValidator(_listed)]
 
 
 class _Replicas(Section):
@@ -59,11 +62,15 @@ def _replicas(value: Any) -> Any:
 
 
 class SearchSection(Section):
-    """What may vary, the rest as ``server`` has it; one value stands for a list of it."""
+    """What may vary, the rest as ``server`` has it; one value stands for a list of it.
 
-    hardware: Names | None = None
-    token_budget: Numbers | None = None
-    max_batch_size: Annotated[list[Whole | None], BeforeValidator(_listed)] | None = None
+    Hardware is named, or a model on GPUs as in ``server``: ``{model: Llama-3.1-70B, gpu: [h100-sxm,
+    h200-sxm], tensor_parallel: [2, 4]}`` are four. There a limit of null is what the engine takes.
+    """
+
+    hardware: Annotated[list[str | dict[str, Any]], BeforeValidator(_listed)] | None = None
+    token_budget: Limits | None = None
+    max_batch_size: Limits | None = None
     policy: Names | None = None
     router: Annotated[list[str | dict[str, Any]], BeforeValidator(_listed)] | None = None
     disaggregation: Annotated[list[str | None], BeforeValidator(_listed)] | None = None
@@ -126,7 +133,24 @@ def read_plan(
 ) -> PlanScenario:
     """Read a scenario that has a ``plan``; what is given besides goes before what the file says."""
     path = checks.path("the name of a scenario", path)
-    document = read_document(path)
+    return build_plan(
+        read_document(path), path, targets=targets, objective=objective, goodput=goodput,
+        requests=requests, confidence=confidence, seed=seed,
+    )  # fmt: skip
+
+
+def build_plan(
+    document: Any,
+    path: Path,
+    *,
+    targets: list[str] | None = None,
+    objective: str | None = None,
+    goodput: float | None = None,
+    requests: int | None = None,
+    confidence: float | None = None,
+    seed: int | None = None,
+) -> PlanScenario:
+    """Return what a parsed document describes; see `read_plan`."""
     if describes_network(document):
         raise InputError(
             f"{path} describes a network, whose pools are given; a plan needs `workload` and "
@@ -140,7 +164,8 @@ def read_plan(
         )
     sections = parsed(document, _Planned, path.name, "`workload`, `server` and `plan`")
     wanted = sections.plan
-    scenario = build(_with_base(document, wanted.search), path.parent, path.name)
+    kinds, refused, first = _hardware(wanted.search.hardware or (), path.parent)
+    scenario = build(_with_base(document, wanted.search, first), path.parent, path.name)
     if scenario.until is not None:
         raise InputError(
             "simulate.until is given, but a plan counts requests of each replica; give "
@@ -150,7 +175,8 @@ def read_plan(
         scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
     # where to look, and what a deployment has to do there
     _refuse_idle_keys(wanted, wanted.objective if objective is None else objective, goodput)
-    space = _space(sections, scenario)
+    space = _space(sections, scenario, kinds)
+    space = dataclasses.replace(space, refused=(*refused, *space.refused))
     aim = None
     if targets or wanted.targets:
         simulate = sections.simulate if isinstance(sections.simulate, Mapping) else {}
@@ -205,15 +231,54 @@ def _refuse_idle_keys(wanted: PlanSection, objective: str, goodput: float | None
         )
 
 
-def _space(sections: _Planned, scenario: Scenario) -> Space:
+def _hardware(
+    listed: Sequence[str | dict[str, Any]], folder: Path
+) -> tuple[list[str | BatchTimeFile], list[Discarded], Any]:
+    """Return the hardware to search, models on GPUs that cannot be, and how the first is given."""
+    kinds: list[str | BatchTimeFile] = []
+    refused: list[Discarded] = []
+    first: Any = None
+    for item in listed:
+        if isinstance(item, str):
+            kinds.append(item)
+            first = first or item
+            continue
+        keys = list(item)
+        for values in itertools.product(*(_as_list(item[key]) for key in keys)):
+            one = dict(zip(keys, values, strict=True))
+            section = parsed(one, HardwareSection, "plan.search.hardware", "`model` and `gpu`")
+            try:
+                kinds.append(section.build(folder))
+            except InputError as error:
+                name = f"{section.model} on {section.tensor_parallel} x {section.gpu}"
+                refused.append(Discarded(name, (1, 1), 1, "impossible", str(error)))
+            else:
+                first = first or one
+    if refused and not kinds:
+        reasons = dict.fromkeys(one.why for one in refused)
+        raise InputError(f"no hardware of the search can serve: {'; or: '.join(reasons)}")
+    return kinds, refused, first
+
+
+def _space(sections: _Planned, scenario: Scenario, kinds: Sequence[str | BatchTimeFile]) -> Space:
     """Return what may be deployed; without hardware to search, that of the server."""
     wanted, search = sections.plan, sections.plan.search
     axes = ("hardware", "token_budget", "max_batch_size", "policy", "router", "disaggregation")
     varied: dict[str, Any] = {
         name: getattr(search, name) for name in axes if getattr(search, name) is not None
     }
-    if scenario.measured is not None and scenario.measured.name:
-        varied.setdefault("hardware", [scenario.measured])
+    if kinds:
+        varied["hardware"] = kinds
+    elif scenario.measured is not None and scenario.measured.name:
+        varied["hardware"] = [scenario.measured]
+    server = sections.server if isinstance(sections.server, Mapping) else {}
+    given = {str(key).replace("-", "_") for key in server}
+    if any(isinstance(kind, BatchTimeFile) for kind in kinds):  # as its engine takes them
+        for limit in ("token_budget", "max_batch_size"):
+            if not given & set(ENGINE_NAMES[limit]):
+                varied.setdefault(limit, [None])
+        if "policy" not in given:
+            varied.setdefault("policy", [None])
     return search_space(
         scenario.server, **varied, kv_tokens=search.kv_tokens, mix=search.mix,
         at_hand=search.at_hand,
@@ -224,18 +289,19 @@ def _space(sections: _Planned, scenario: Scenario) -> Space:
     )  # fmt: skip
 
 
-def _with_base(document: Any, search: SearchSection) -> Any:
+def _with_base(document: Any, search: SearchSection, hardware: Any) -> Any:
     """Put the first values of the search where the server has none, so that it can be built."""
     scenario = {key: value for key, value in document.items() if key != "plan"}
     server = document.get("server") or {}
     if not isinstance(server, Mapping):
         return scenario  # refused where it is read
     server = dict(server)
-    if search.hardware and "hardware" not in server and "batch_time" not in server:
-        server["hardware"] = search.hardware[0]
+    if hardware is not None and "hardware" not in server and "batch_time" not in server:
+        server["hardware"] = hardware
     names = {str(key).replace("-", "_") for key in server}
-    if search.token_budget and not names & set(ENGINE_NAMES["token_budget"]):
-        server["token_budget"] = search.token_budget[0]
+    budgets = search.token_budget
+    if budgets and None not in budgets and not names & set(ENGINE_NAMES["token_budget"]):
+        server["token_budget"] = budgets[0]
     slots = search.max_batch_size
     if slots and None not in slots and not names & set(ENGINE_NAMES["max_batch_size"]):
         server["max_batch_size"] = slots[0]

@@ -87,9 +87,9 @@ def search_space(
     server: Server,
     *,
     hardware: Sequence[str | BatchTimeFile | None] = (None,),
-    token_budget: Sequence[int] = (),
+    token_budget: Sequence[int | None] = (),
     max_batch_size: Sequence[int | None] = (),
-    policy: Sequence[str | Scheduler] = (),
+    policy: Sequence[str | Scheduler | None] = (),
     router: Sequence[str | Router | Mapping[str, Any]] = ("jsq",),
     disaggregation: Sequence[str | None] = (None,),
     replicas: int | Sequence[int] = 32,
@@ -113,8 +113,9 @@ def search_space(
     hardware
         Names of presets, or hardware that follows from a model's shape; None: as the server has it.
     token_budget, max_batch_size, policy
-        Values instead of the server's, which stand where a list is empty. Beside hardware that
-        follows from a shape None is what its engine takes on such GPUs.
+        Values instead of the server's, which stand where a list is empty. None is what the engine
+        takes of hardware that follows from a shape, and its scheduler; elsewhere the server's
+        budget and policy, and no max batch size.
     router, disaggregation
         Names in `penstock.ROUTERS`, also with settings (``{"prefix": {"match": 0.5}}``); replicas
         for prompts to replicas that decode, such as ``"1:2"`` (None: each does both).
@@ -213,8 +214,8 @@ class _Choices:
         return link_ms_per_token(self.transfer_gb_per_s, self.kv_bytes_per_token, gpu)
 
     def kind(
-        self, server: Server, hardware: str | None, budget: int, slots: int | None,
-        policy: str | Scheduler,
+        self, server: Server, hardware: str | None, budget: int | None, slots: int | None,
+        policy: str | Scheduler | None,
     ) -> Kind:  # fmt: skip
         """Return a kind of replica."""
         known = self.known.get(hardware or "")
@@ -229,8 +230,8 @@ class _Choices:
         return cost <= most and self.stock.has(kinds)
 
     def family(
-        self, server: Server, hardware: str | None, budget: int, slots: int | None,
-        policy: str | Scheduler,
+        self, server: Server, hardware: str | None, budget: int | None, slots: int | None,
+        policy: str | Scheduler | None,
         router: NamedRouter, ratio: tuple[int, int] | None,
     ) -> Family | Discarded:  # fmt: skip
         """Return the deployments that differ only in replicas, or why there are none."""
@@ -240,11 +241,13 @@ class _Choices:
             return self._refused(hardware or "server", policy, budget, error)
 
     def _refused(
-        self, hardware: str, policy: str | Scheduler, budget: int, error: InputError
+        self, hardware: str, policy: str | Scheduler | None, budget: int | None, error: InputError
     ) -> Discarded:
         """Account for deployments that there cannot be."""
         by: Reason = "unsuited" if isinstance(error, _UnsuitedError) else "impossible"
-        name = f"{hardware}, {getattr(policy, 'name', policy)}, budget {budget}"
+        limits = "" if policy is None else f", {getattr(policy, 'name', policy)}"
+        limits += "" if budget is None else f", budget {budget}"
+        name = f"{hardware}{limits}"
         return Discarded(name, (self.counts[0], self.counts[-1]), len(self.counts), by, str(error))
 
     def _of_kind(
@@ -277,8 +280,8 @@ class _Choices:
         return Family(smallest, allowed)
 
     def mixed(
-        self, both: Sequence[tuple[Server, str | None]], budget: int, slots: int | None,
-        policy: str | Scheduler,
+        self, both: Sequence[tuple[Server, str | None]], budget: int | None, slots: int | None,
+        policy: str | Scheduler | None,
         router: NamedRouter, ratio: tuple[int, int] | None,
     ) -> Sequence[Family | Discarded]:  # fmt: skip
         """Return the families of two kinds of replica, or why there are none."""
@@ -358,7 +361,7 @@ def _known(hardware: str | BatchTimeFile | None) -> BatchTimeFile | None:
 
 def _replica(
     server: Server, hardware: BatchTimeFile | None, budget: int | None, slots: int | None,
-    policy: str | Scheduler,
+    policy: str | Scheduler | None,
 ) -> Server:  # fmt: skip
     """Return one replica with what varies put into the server."""
     changed: dict[str, Any] = {}
@@ -375,8 +378,8 @@ def _replica(
         budget = usual if budget is None else budget
         slots = most if slots is None else slots
         slots = slots and min(slots, budget)
-        if policy is server.policy:
-            policy = hardware.served.engine
+        policy = hardware.served.engine if policy is None else policy
+    policy = server.policy if policy is None else policy
     same = policy is server.policy or policy == server.policy.name
     changed |= {} if same else {"policy": policy, "policy_params": ()}
     budget = server.token_budget if budget is None else budget
