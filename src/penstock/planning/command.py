@@ -131,7 +131,9 @@ def _answers(chosen: "PlanScenario") -> _Answers:
     plan = None
     if chosen.aim is not None:
         with progress.bar("Planning") as show:
-            plan = search(chosen.workload, chosen.space, aim=chosen.aim, progress=show)
+            plan = search(
+                chosen.workload, chosen.space, aim=chosen.aim, rank=chosen.rank, progress=show
+            )
     day = _day(chosen, plan)
     job = _job(chosen)
     best = None if plan is None or plan.best is None else plan.best.deployment

@@ -20,12 +20,13 @@ from penstock.checking.flood_test import flood_test
 from penstock.checking.goodput import goodput_share, own_latency, within
 from penstock.checking.latency import SteadyState
 from penstock.checking.latency_network import network_steady_state
-from penstock.checking.targets import Estimate, Judgement
+from penstock.checking.targets import Estimate, Judgement, Target, share
 from penstock.checking.verdict import Outcome, verdict
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
+from penstock.planning.job_run import statistic_s
 from penstock.planning.share import share_of
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.intervals import merged
@@ -50,6 +51,7 @@ _MOST_TOGETHER = (
 )
 
 _MOST_DRIFT = 0.999
+_UNCOUNTED = 0.1  # share of a short run, which begins empty
 _RESOLUTION = 0.02  # of the test from floods
 _RECORDING_ALONE = "the recording alone: it is got through, and what would follow is not known"
 _RECORDING_SHORT = "the recording alone: it is too short, or latency rises all through it"
@@ -142,6 +144,37 @@ def evaluate(
         if answer != "undecided" or stability.outcome != "stable":
             break
     return evaluation
+
+
+def sketched(workload: Workload, deployment: Deployment, aim: Aim, requests: int) -> Evaluation:
+    """Take what one run of so many requests shows for true: no interval, no test of stability."""
+    network = _network_of(workload, deployment)
+    count = min(requests, workload.rows or requests)
+    tbt = any(target.metric == "tbt_s" for target in aim.targets)
+    run = run_network(network, count, workload.seed, RunOptions(drain=True), gap_sections=int(tbt))
+    times = _of_network_run(run, int(_UNCOUNTED * count))
+    latency = dict(zip(("ttft_s", "tpot_s", "e2e_s"), map(np.sort, times), strict=True))
+
+    def value(target: Target) -> float:
+        if target.metric == "tbt_s":
+            return statistic_s(merged(run.gap_sections), target.statistic, run.tick_s)
+        samples = latency[target.metric]
+        if target.statistic == "mean":
+            return float(samples.mean())
+        return float(samples[round(share(target.statistic) * (samples.size - 1))])
+
+    values = [value(target) for target in aim.targets]
+    estimates = tuple(Estimate(one, one, one) for one in values)
+    judgements = tuple(
+        target.judge(estimate) for target, estimate in zip(aim.targets, estimates, strict=True)
+    )
+    good = float(within(aim.targets, *times).mean())
+    goodput = Estimate(good, good, good)
+    answer = aim.judge("stable", judgements, goodput)
+    return Evaluation(
+        deployment, "stable", "a short run", answer, estimates, judgements, goodput, {}, count,
+        workload.rate,
+    )  # fmt: skip
 
 
 def not_simulated(workload: Workload, deployment: Deployment, aim: Aim, reason: str) -> Evaluation:

@@ -12,6 +12,7 @@ from penstock.checking.targets import Judgement, Target, refuse_gaps_of_one_toke
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
 from penstock.planning.evaluate import Evaluation
+from penstock.planning.ranking import SKETCH, Ranked, ranked
 from penstock.planning.search import Prospect, Search
 from penstock.planning.shortfalls import in_words
 from penstock.planning.space import Discarded, Family, Space
@@ -64,6 +65,8 @@ class Plan(Shown):
         times, None where none does; None: batch times are taken as exact, or there is no best.
     notices
         What the user should know besides.
+    ranking
+        The cheapest fleet of each hardware, where that was asked for.
     """
 
     workload: Workload
@@ -80,6 +83,7 @@ class Plan(Shown):
     priced: bool
     notices: tuple[str, ...] = ()
     ends: Ends[Evaluation | None] | None = None
+    ranking: tuple[Ranked, ...] = ()
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -176,6 +180,7 @@ class Plan(Shown):
                 "origin": self.ends.origin,
             },
             "notices": list(self.notices),
+            "ranking": [row.as_dict() for row in self.ranking],
         }
 
     def page(self) -> Page:
@@ -197,6 +202,7 @@ def plan(
     confidence: float = 0.95,
     seed: int | None = None,
     aim: Aim | None = None,
+    rank: bool = False,
     progress: Callable[[float, str], None] | None = None,
 ) -> Plan:
     """Find the cheapest deployment that meets the targets.
@@ -219,6 +225,9 @@ def plan(
         stay within all limits.
     seed, aim
         Instead of the workload's; targets to confidence at once, instead of them.
+    rank
+        Whether to put the cheapest fleets of all hardware side by side. They are then sketched by
+        short runs first, and only the cheapest few are searched.
     progress
         Called now and then with the share that is done, and what is being simulated.
 
@@ -241,14 +250,23 @@ def plan(
         )  # fmt: skip
     refuse_gaps_of_one_token(aim.targets, workload)
     question = TargetsAtRate(workload if seed is None else workload.with_seed(seed), aim)
-    search = Search(question, space.families, progress)
+    ranking: list[Ranked] = []
+    left_out: list[Discarded] = []
+    if rank:
+        search, ranking, left_out = ranked(question, space.families, progress)
+    else:
+        search = Search(question, space.families, progress)
     if not search.prospects and all(family.by == "impossible" for family in search.hopeless):
         raise InputError(f"no deployment can be judged: {search.hopeless[0].theory.why_not_fewer}")
     search.run()
-    return _plan_of(question, search, space)
+    plan = _plan_of(question, search, space, SKETCH if rank else None)
+    discarded = (*plan.discarded, *left_out)
+    return dataclasses.replace(plan, ranking=tuple(ranking), discarded=discarded)
 
 
-def _plan_of(question: TargetsAtRate, search: Search[Evaluation], space: Space) -> Plan:
+def _plan_of(
+    question: TargetsAtRate, search: Search[Evaluation], space: Space, sketch: int | None
+) -> Plan:
     """Return what a search found, after the simulations that only explain it."""
     workload, targets = question.workload, question.aim.targets
     best, prospect = search.best or (None, None)
@@ -260,7 +278,7 @@ def _plan_of(question: TargetsAtRate, search: Search[Evaluation], space: Space) 
     else:
         _frontier_beyond(search, prospect)
         next_best = _next_best(search, best)
-        ends = _at_both_ends(question, prospect.family)
+        ends = _at_both_ends(question, prospect.family, sketch)
         servers = [kind.server for kind, _ in best.deployment.kinds]
         notes = [note for server in servers for note in (server.kv_note, server.scope_warning)]
         unused = [note for server in servers for note in cache_notes(workload, server)]
@@ -294,7 +312,9 @@ def _of_the_middle(space: Space) -> list[str]:
     ]
 
 
-def _at_both_ends(question: TargetsAtRate, family: Family) -> Ends[Evaluation | None] | None:
+def _at_both_ends(
+    question: TargetsAtRate, family: Family, sketch: int | None
+) -> Ends[Evaluation | None] | None:
     """Search the family that won again, with the slow and with the fast end of its batch times."""
     smallest = family.smallest
     of_kinds = [server_ends(question.workload, kind.server) for kind, _ in smallest.kinds]
@@ -312,7 +332,7 @@ def _at_both_ends(question: TargetsAtRate, family: Family) -> Ends[Evaluation | 
         other = smallest.other and dataclasses.replace(smallest.other, server=servers[-1])
         changed = dataclasses.replace(smallest, server=servers[0], other=other)
         again = Search(
-            TargetsAtRate(question.workload, question.aim),
+            TargetsAtRate(question.workload, question.aim, sketch),
             [dataclasses.replace(family, smallest=changed)],
         )
         again.run()

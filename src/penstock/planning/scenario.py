@@ -81,7 +81,9 @@ class SearchSection(Section):
 
 
 class PlanSection(Section):
-    """What is asked for, and where to look."""
+    """What is asked for, and where to look; ``rank``: whether hardware is put side by side, by
+    default where the search has several models on GPUs.
+    """
 
     targets: Annotated[list[str], BeforeValidator(_as_list)] | None = None
     objective: Literal["cost", "goodput"] = "cost"
@@ -89,6 +91,7 @@ class PlanSection(Section):
     confidence: float = 0.95
     most_requests: Whole | None = None
     search: SearchSection = SearchSection()
+    rank: bool | None = None
     price: Any = None
     max_cost: float | None = None
     accelerators: Whole = 1
@@ -119,6 +122,7 @@ class PlanScenario:
     workload: Workload
     day: Day | None = None
     job: JobSection | None = None
+    rank: bool = False
 
 
 def read_plan(
@@ -193,7 +197,10 @@ def build_plan(
             f"{path.name} names no target, so any stable fleet would do; give --target "
             "'ttft_p99<2s', or plan.targets"
         )
-    return _with_day_and_job(PlanScenario(scenario, space, aim, scenario.workload), wanted)
+    shaped = sum(isinstance(kind, BatchTimeFile) for kind in kinds)
+    rank = shaped > 1 if wanted.rank is None else wanted.rank
+    plan = PlanScenario(scenario, space, aim, scenario.workload, rank=rank)
+    return _with_day_and_job(plan, wanted)
 
 
 def _with_day_and_job(scenario: PlanScenario, wanted: PlanSection) -> PlanScenario:

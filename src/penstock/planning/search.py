@@ -167,7 +167,9 @@ class Search(Generic[R]):
         return deployment.cost, self.question.worth(result), deployment.name
 
     def run(self) -> None:
-        """Search every family."""
+        """Search every family, once."""
+        if self.best is not None:
+            return
         for done, prospect in enumerate(self.prospects):
             self._done = done
             hardware = prospect.family.smallest.hardware

@@ -15,6 +15,7 @@ from penstock.planning.evaluate import (
     network_of,
     not_simulated,
     refuse_idle_router,
+    sketched,
 )
 from penstock.planning.job_run import statistic_s
 from penstock.planning.mixed_fleets import MixedLoad, best_of, no_worse
@@ -44,8 +45,9 @@ _BEYOND_DOUBT = 1.01  # times the limit: some bounds are what simulations show, 
 class TargetsAtRate(Question[Evaluation]):
     """Meet targets at the rate of a workload."""
 
-    def __init__(self, workload: Workload, aim: Aim) -> None:
-        self.workload, self.aim = workload, aim
+    def __init__(self, workload: Workload, aim: Aim, sketch: int | None = None) -> None:
+        self.workload, self.aim, self.sketch = workload, aim, sketch
+        self.likely: Mapping[str, int] = {}  # replicas by family, where something told them
         self._ordered: dict[tuple[Server, Server], bool] = {}
         self._unloaded: dict[Server, Mapping[str, Mapping[str, float]]] = {}
 
@@ -53,6 +55,8 @@ class TargetsAtRate(Question[Evaluation]):
         """Simulate so many replicas with their share of the requests."""
         deployment = family.at(count)
         try:
+            if self.sketch is not None:
+                return sketched(self.workload, deployment, self.aim, self.sketch)
             return evaluate(self.workload, deployment, self.aim, progress=report)
         except InputError as error:  # such as a recording that leaves one of them nothing
             return not_simulated(self.workload, deployment, self.aim, str(error))
@@ -164,7 +168,9 @@ class TargetsAtRate(Question[Evaluation]):
         """Return the index of the fewest replicas that would do if short runs were right."""
         # ``usual`` where one gets no share of its own, or cannot be simulated.
         counts, deployment = family.counts, family.smallest
-        if not deployment.splits:
+        if family.name in self.likely:
+            return max(bisect.bisect_left(counts, self.likely[family.name]), least)
+        if self.sketch is not None or not deployment.splits:
             return usual
         low, high = least, len(counts)  # the first that is promising, or none
         while low < high:

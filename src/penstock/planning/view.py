@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.checking.head import BECAUSE, MIDDLE
 from penstock.checking.view import traffic
 from penstock.planning.aim import MOST_ROWS
+from penstock.planning.ranking import brief
 from penstock.planning.shortfalls import in_words, shortfalls
 from penstock.planning.view_day import (
     day_in_short,
@@ -55,7 +56,7 @@ def plan_page(
     said = _head(title, plan, day, no_day, job)
     sections = [Section(line.label, [line.text], why=True) for line in said[MOST_LINES:]]
     if plan is not None:
-        sections += [_answer(plan), *_frontier(plan)]
+        sections += [*_ranking(plan), _answer(plan), *_frontier(plan)]
     if rates is not None:
         sections.append(_rates(rates))
     if day is not None:
@@ -208,6 +209,50 @@ def _answer(plan: "Plan") -> Section:
     )
     notes = [*_undecided(plan), *plan.notices]
     return Section("The answer", facts=facts, notes=notes, why=True)
+
+
+def _ranking(plan: "Plan") -> list[Section]:
+    """Put the cheapest fleets of all hardware side by side, and say why others have none."""
+    if not plan.ranking:
+        return []
+    shown = [(row, row.evaluation) for row in plan.ranking if row.evaluation is not None]
+    rows = []
+    for row, evaluation in shown:
+        server = evaluation.deployment.server
+        slots = "" if server.max_batch_size is None else f"/{server.max_batch_size:,}"
+        rows.append(
+            (
+                brief(evaluation.deployment),
+                f"{server.token_budget:,}{slots}",
+                amount(row.cost),
+                f"{row.million_tokens:.3g}",
+                f"{row.million_outputs:.3g}",
+                "-" if row.watts is None else f"{row.watts / 1000:,.3g}",
+                f"{row.used:.0%}",
+                "-" if row.slow_replicas is None else f"{row.slow_replicas:,}",
+                *(seconds(estimate.value) for estimate in evaluation.estimates),
+                evaluation.answer if row.exact else "short run",
+            )
+        )
+    columns = (
+        "Fleet", "Limits", "Per hour" if plan.priced else "Acc.", "Per M", "Per M out", "kW",
+        "Used", "Slow", *(target.label for target in plan.targets), "Judged",
+    )  # fmt: skip
+    caption = (
+        "Per M: a million tokens. Slow: replicas with the slowest batch times that are likely, by "
+        "theory. Used: of what any scheduler can carry. Latencies in seconds."
+    )
+    spare = ("Per M out", "kW", "Used", "Limits")
+    table = Table(columns, rows, caption, spare=spare)
+    others = [
+        Fact(row.hardware, "" if math.isinf(row.cost) else f"from {amount(row.cost)}", row.why)
+        for row in plan.ranking
+        if row.evaluation is None
+    ]
+    return [
+        Section("", tables=[table] if rows else [], below=True),
+        Section("Not among them", facts=others, why=True),
+    ]
 
 
 def _next_best(plan: "Plan", best: "Deployment", other: "Deployment") -> str:

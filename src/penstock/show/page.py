@@ -138,6 +138,7 @@ class Section:
     figures: Callable[[], Sequence[Figure]] = tuple  # a terminal never asks
     notes: Sequence[str] = ()  # what to know besides; a terminal says it last, and explains with it
     why: bool = False  # it explains the head
+    below: bool = False  # it stands below the head, however much is asked for
 
     @property
     def speaks(self) -> bool:

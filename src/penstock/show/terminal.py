@@ -35,6 +35,9 @@ def print_page(
     """Print the head, after the lines of it that are printed already, and what is asked besides."""
     console = _wide_enough(console)
     print_head(page.head[begun:], console)
+    for section in page.sections:
+        if section.below and page.head:
+            _print_section(console, section, depth)
     if depth != "head" or not page.head:
         _print_behind(console, page, depth)
     behind = {"--why": page.why if depth == "head" else "", "--all": page.rest}
@@ -83,7 +86,7 @@ def _print_behind(console: Console, page: pages.Page, depth: pages.Depth) -> Non
         parts += [escape(part) for part in (verdict.about, verdict.source) if part]
         _say(console, f"{' '.join(parts)}: {escape(verdict.reason)}")
     for section in page.sections:
-        if section.why or depth != "why" or not page.head:
+        if (section.why or depth != "why" or not page.head) and not (section.below and page.head):
             _print_section(console, section, depth)
     for section in page.sections:
         for note in section.notes:

@@ -32,6 +32,7 @@ class Sheet:
     bandwidth: float  # bytes/s of memory
     flops: Mapping[str, float]  # FLOP/s without sparsity, by precision; it computes in no other
     link: float  # bytes/s to the other GPUs of its machine, one way
+    watts: float | None = None  # that it takes at most
 
 
 def smooth(sharpness: float, *times: Floats) -> Floats:

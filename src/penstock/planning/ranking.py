@@ -1,0 +1,140 @@
+"""The cheapest fleet of each kind of hardware, side by side: what it costs, takes and leaves.
+
+All kinds are sketched by short runs with the same requests, whose values are taken for true; the
+cheapest few are then searched as a plan is, with intervals and a test of stability.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.planning.deployment import Deployment
+from penstock.planning.evaluate import Evaluation
+from penstock.planning.search import Report, Search
+from penstock.planning.space import Discarded, Family
+from penstock.planning.targets_at_rate import TargetsAtRate
+from penstock.system.models.served import ShapedHardware
+from penstock.system.server import Server
+from penstock.theory.bounds import bounds
+from penstock.theory.ends import server_ends
+from penstock.theory.load import load
+from penstock.workload.workload import Workload
+
+BEYOND = 1.5
+"""Times the cost of the best at which a fleet of other hardware is no longer looked for."""
+
+EXACTLY = 2
+"""Kinds of hardware whose fleets are searched with intervals, the cheapest first."""
+
+SKETCH = 20_000
+"""Requests of a short run, of all replicas together."""
+
+_SHARE = 0.6  # of the work, for the progress
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranked:
+    """The cheapest fleet of some hardware that does, or why none is shown."""
+
+    hardware: str
+    cost: float  # an hour; of one that is not shown, the least that theory leaves
+    evaluation: Evaluation | None
+    exact: bool  # judged by intervals, and not by a short run
+    used: float  # least load of a replica, as a share of what any policy can carry
+    million_tokens: float  # cost of a million tokens, prompt and output together
+    million_outputs: float  # the same of a million output tokens, prompts for nothing
+    watts: float | None  # of all accelerators, as their sheet has them; None: it is not known
+    slow_replicas: (
+        int | None
+    )  # with the slow end of the batch times, by theory; None: they are exact
+    why: str = ""  # why none is shown
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        fields = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        numbers = {
+            name: None for name, value in fields.items()
+            if isinstance(value, float) and not math.isfinite(value)
+        }  # fmt: skip
+        return fields | numbers | {"evaluation": self.evaluation and self.evaluation.as_dict()}
+
+
+def ranked(
+    question: TargetsAtRate, families: Sequence[Family], report: Report | None = None
+) -> tuple[Search[Evaluation], list[Ranked], list[Discarded]]:
+    """Return the search of the cheapest few kinds, all kinds in order, and what was left out."""
+    first = part_of_report(report, 0.0, _SHARE)
+    sketch = Search(TargetsAtRate(question.workload, question.aim, SKETCH), families, first, BEYOND)
+    sketch.run()
+    by_cost = sorted(sketch.by_hardware.values(), key=sketch.rank)
+    likely = {one.deployment.family: one.deployment.replicas for one in by_cost[:EXACTLY]}
+    nearest = [one.family for one in sketch.prospects[:EXACTLY]] or list(families)[:EXACTLY]
+    chosen = [one for one in families if one.name in likely] or nearest
+    question.likely = likely
+    search = Search(question, chosen, part_of_report(report, _SHARE, 1.0), BEYOND)
+    search.run()
+    names = {family.name for family in chosen}
+    rows = {one.deployment.hardware: (one, False) for one in by_cost}
+    rows |= {hardware: (one, True) for hardware, one in search.by_hardware.items()}
+    shown = [_row(question.workload, one, exact) for one, exact in rows.values()]
+    others = {one.smallest.hardware: one for one in families if one.smallest.hardware not in rows}
+    shown += [_not_shown(sketch, hardware or "") for hardware in others]
+    left_out = [one for one in sketch.discarded() if one.family not in names]
+    return search, sorted(shown, key=_order), left_out
+
+
+def part_of_report(report: Report | None, low: float, high: float) -> Report | None:
+    """Return what reports a part of the work."""
+    return report and (lambda share, what: report(low + share * (high - low), what))
+
+
+def _order(row: Ranked) -> tuple[bool, float, str]:
+    return row.evaluation is None, row.cost, row.hardware
+
+
+def _row(workload: Workload, evaluation: Evaluation, exact: bool) -> Ranked:
+    deployment = evaluation.deployment
+    server, replicas = deployment.server, deployment.replicas
+    most = _most(workload, server)
+    ends = server_ends(workload, server)
+    slow = None if ends is None else math.ceil(replicas * most / _most(workload, ends.slow))
+    seconds = workload.rate * 3600
+    known = deployment.known
+    watts = known.served.gpu.sheet.watts if isinstance(known, ShapedHardware) else None
+    return Ranked(
+        deployment.title, deployment.cost, evaluation, exact,
+        workload.rate / (most * replicas),
+        1e6 * deployment.cost / (seconds * (workload.mean_prompt + workload.mean_output)),
+        1e6 * deployment.cost / (seconds * workload.mean_output),
+        watts and watts * deployment.total_accelerators, slow,
+    )  # fmt: skip
+
+
+def _most(workload: Workload, server: Server) -> float:
+    """Return the requests/s that no policy of a replica exceeds."""
+    return min(bound.max_rate for bound in bounds(workload, server, load(workload, server)))
+
+
+def _not_shown(sketch: Search[Evaluation], hardware: str) -> Ranked:
+    """Say why no fleet of some hardware is shown: the least that it may cost, or what fails."""
+    mine = [one for one in sketch.prospects if one.family.smallest.title == hardware]
+    cost = min((one.cost(one.least) for one in mine), default=math.inf)
+    tried = [one for one in sketch.results if one.deployment.title == hardware]
+    if tried:
+        most = max(tried, key=lambda one: one.deployment.replicas)
+        why = sketch.question.lacks(most)
+    elif mine:
+        why = min(mine, key=lambda one: one.cost(one.least)).theory.why_not_fewer
+    else:
+        why = next(one.why for one in sketch.hopeless if one.family.smallest.title == hardware)
+    return Ranked(hardware, cost, None, False, math.nan, math.nan, math.nan, None, None, why)
+
+
+def brief(deployment: Deployment) -> str:
+    """Return a fleet in as few words as a table of one model needs."""
+    known = deployment.known
+    if not isinstance(known, ShapedHardware):
+        return f"{deployment.replicas} x {deployment.title}"
+    many = "" if known.served.tensor_parallel == 1 else f"{known.served.tensor_parallel} "
+    return f"{deployment.replicas} x {many}{known.served.gpu.name}"
