@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.document import read_document
 from penstock.errors import InputError
 from penstock.show import progress
 from penstock.show.files import write_whole
-from penstock.show.options import Form, ScenarioPath, Seed, answers, files_of
+from penstock.show.options import Form, Seed, answers, files_of
 from penstock.words import amount
 
 if TYPE_CHECKING:
@@ -46,6 +47,38 @@ Requests = Annotated[
         "--requests", help="Simulated of a replica to begin with, instead of the scenario's."
     ),
 ]
+ScenarioOrNone = Annotated[
+    Path | None,
+    typer.Argument(metavar="[SCENARIO]", help="A YAML file: workload, server, plan."),
+]
+Model = Annotated[
+    str | None, typer.Option("--model", help="A known name, or a config.json: no file is needed.")
+]
+Gpus = Annotated[
+    str | None,
+    typer.Option("--gpus", help="Of --model, such as h100-sxm,l40s; default: all with a price."),
+]
+Tp = Annotated[str | None, typer.Option("--tp", help="GPUs of a replica; default: 1,2,4,8.")]
+Rate = Annotated[float | None, typer.Option("--rate", help="Requests per second.")]
+Prompt = Annotated[int | None, typer.Option("--prompt", help="Tokens of a prompt.")]
+Output = Annotated[int | None, typer.Option("--output", help="Tokens of an output.")]
+Trace = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Requests, in place of lengths.")
+]
+Engines = Annotated[str, typer.Option("--engine", help="vllm, sglang, or both with a comma.")]
+Precision = Annotated[
+    str | None, typer.Option("--precision", help="Of the weights: bf16, fp8 or fp4.")
+]
+Apart = Annotated[
+    bool, typer.Option("--apart", help="Search replicas for prompts and for outputs apart, too.")
+]
+Prices = Annotated[
+    Path | None,
+    typer.Option("--prices", metavar="FILE", help="Money for a GPU and an hour, by its name."),
+]
+Write = Annotated[
+    Path | None, typer.Option("--write", metavar="FILE", help="Write the scenario of --model.")
+]
 Confidence = Annotated[float | None, typer.Option("--confidence", help="Of the intervals.")]
 Manifest = Annotated[
     Path | None,
@@ -55,7 +88,19 @@ Manifest = Annotated[
 
 @answers("figures", "report", "strict")
 def plan(
-    scenario: ScenarioPath,
+    scenario: ScenarioOrNone = None,
+    model: Model = None,
+    gpus: Gpus = None,
+    tp: Tp = None,
+    rate: Rate = None,
+    prompt: Prompt = None,
+    output: Output = None,
+    trace: Trace = None,
+    engine: Engines = "vllm",
+    precision: Precision = None,
+    apart: Apart = False,
+    prices: Prices = None,
+    write: Write = None,
     targets: Targets = None,
     objective: Objective = None,
     goodput: Goodput = None,
@@ -69,15 +114,50 @@ def plan(
     """Find the cheapest deployment that meets the targets, and say what binds it and what comes
     next.
 
+    With --model no file is needed: models on GPUs are put side by side.
+
+    \b
+      penstock plan --model Llama-3.1-70B --gpus h100-sxm,h200-sxm --tp 2,4,8 --rate 60
+        --prompt 1500 --output 300 --target 'ttft_p99<2s' --target 'tpot_p99<60ms'
+
     Beside `workload` and `server` the scenario has a `plan` that says where to look, such as
     `plan: {targets: [ttft_p99<2s], search: {token_budget: [256, 512, 1024], replicas: {max: 32}}}`.
-    """
-    form.check(files_of(scenario), {"--manifest": manifest})
-    from penstock.planning.scenario import read_plan
+    """  # noqa: D301 - the escape itself keeps the lines of the example apart
+    files = [] if scenario is None else files_of(scenario)
+    form.check(files, {"--manifest": manifest, "--write": write})
+    from penstock.planning.scenario import build_plan
     from penstock.planning.view import plan_page
 
-    chosen = read_plan(
-        scenario, targets=targets, objective=objective, goodput=goodput, requests=requests,
+    traffic = {"rate": rate, "prompt": prompt, "output": output, "trace": trace}
+    beside: dict[str, Any] = {
+        "--gpus": gpus,
+        "--tp": tp,
+        "--precision": precision,
+        "--prices": prices,
+    }
+    beside |= {"--write": write} | {f"--{name}": value for name, value in traffic.items()}
+    if (scenario is None) == (model is None):
+        raise InputError(
+            "plan takes a scenario, or --model with --rate, --prompt, --output and --target; give "
+            "one of the two"
+        )
+    if model is None:
+        if idle := [option for option, value in beside.items() if value is not None]:
+            raise InputError(f"{idle[0]} goes with --model, and {scenario} says it; leave it out")
+        assert scenario is not None
+        document, path, said = read_document(scenario), scenario, ""
+    else:
+        from penstock.planning.without_file import as_text, described
+
+        document, said = described(
+            model, gpus, tp, engine, precision, traffic, apart, targets, prices
+        )
+        path = Path(f"{Path(model).name.removesuffix('.json')}.yaml")
+        if write is not None:
+            write_whole(write, as_text(document, said).encode())
+            form.written("Scenario", [write])
+    chosen = build_plan(
+        document, path, targets=targets, objective=objective, goodput=goodput, requests=requests,
         confidence=confidence,
         seed=seed,
     )  # fmt: skip

@@ -1,0 +1,118 @@
+"""The scenario that the options of ``penstock plan`` describe where there is no file."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from penstock import checks
+from penstock.document import read_document
+from penstock.errors import InputError
+from penstock.planning.per_hardware import matching_key
+
+_PRICES = Path(__file__).with_name("prices.yaml")
+_PARALLEL = (1, 2, 4, 8)
+_LIMITS: dict[str, list[int | None]] = {
+    "token_budget": [None, 2048, 512], "max_batch_size": [None, 256, 64],
+}  # fmt: skip
+"""Beside what each engine takes on its GPUs."""
+_MOST_REPLICAS = 128
+_APART = [None, "1:1", "1:2", "2:1"]
+
+
+def described(
+    model: str,
+    gpus: str | None,
+    tp: str | None,
+    engine: str,
+    precision: str | None,
+    traffic: Mapping[str, Any],
+    apart: bool,
+    targets: list[str] | None,
+    prices: Path | None,
+) -> tuple[dict[str, Any], str]:
+    """Return a scenario as a document, and what its prices are."""
+    table, said = _prices(prices)
+    kinds = _listed("--gpus", gpus) if gpus else list(table)
+    unknown = [kind for kind in kinds if matching_key(table, kind) is None]
+    if unknown:
+        raise InputError(
+            f"no price of {unknown[0]} is known ({', '.join(table)} are), so fleets of it cannot "
+            "be put beside others; give --prices FILE, such as {l4: 0.8}, money for a GPU an hour"
+        )
+    hardware = {
+        "model": model, "gpu": kinds, "tensor_parallel": _numbers("--tp", tp) or list(_PARALLEL),
+        "engine": _listed("--engine", engine),
+    }  # fmt: skip
+    search: dict[str, Any] = {
+        "hardware": hardware | ({} if precision is None else {"precision": precision}),
+        **_LIMITS,
+        "replicas": {"max": _MOST_REPLICAS},
+    }
+    if apart:
+        search["disaggregation"] = _APART
+    priced = {matching_key(table, kind) for kind in kinds}
+    price = {key: money for key, money in table.items() if key in priced}
+    plan = {"targets": targets or [], "search": search, "rank": True, "price": price}
+    return {"workload": workload_of(traffic), "plan": plan}, said
+
+
+def workload_of(traffic: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what arrives: requests of a trace, or of two lengths at a rate."""
+    given = {name: value for name, value in traffic.items() if value is not None}
+    if "trace" in given:
+        if idle := [name for name in ("prompt", "output") if name in given]:
+            raise InputError(
+                f"--{idle[0]} is given beside --trace, whose requests have lengths; leave one out"
+            )
+        at = {"rate": given["rate"], "arrivals": "poisson"} if "rate" in given else {}
+        return {"trace": str(given["trace"]), **at}
+    if lacking := [f"--{name}" for name in ("rate", "prompt", "output") if name not in given]:
+        raise InputError(
+            f"{' and '.join(lacking)} of the load is missing; give --rate (requests/s), --prompt "
+            "and --output (tokens), or --trace FILE"
+        )
+    return {"poisson": {name: given[name] for name in ("rate", "prompt", "output")}}
+
+
+def as_text(document: Mapping[str, Any], said: str) -> str:
+    """Return a scenario as a file's text."""
+    text = yaml.safe_dump(dict(document), sort_keys=False, width=100)
+    return f"# Prices: {said}.\n{text}"
+
+
+def _prices(path: Path | None) -> tuple[dict[str, float], str]:
+    """Return money for a GPU and an hour, by its name, and where it is from."""
+    document = read_document(path or _PRICES, "price file")
+    if path is None:
+        return document["prices"], document["said"]
+    table = document.get("prices", document) if isinstance(document, Mapping) else None
+    if not isinstance(table, Mapping) or not table:
+        raise InputError(
+            f"{path} has no prices; write money for a GPU and an hour by its name, such as "
+            "{h100-sxm: 2.5, l40s: 0.9}"
+        )
+    reason = "it is money for a GPU and an hour"
+    return {
+        str(name): checks.number(f"{path}: {name}", price, 1e-9, 1e9, "", reason)
+        for name, price in table.items()
+    }, str(path)
+
+
+def _listed(option: str, text: str) -> list[str]:
+    values = [part.strip() for part in text.split(",") if part.strip()]
+    if not values:
+        raise InputError(f"{option} names none; give some, separated by commas")
+    return values
+
+
+def _numbers(option: str, text: str | None) -> list[int]:
+    if text is None:
+        return []
+    try:
+        return [int(part) for part in _listed(option, text)]
+    except ValueError:
+        raise InputError(
+            f"{option} is {checks.shown(text)}, but must be numbers of GPUs such as 2,4,8"
+        ) from None
