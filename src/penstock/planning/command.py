@@ -174,6 +174,7 @@ def plan(
         chosen.scenario.name, found.plan, rates=rates, day=found.day, no_day=found.no_day,
         job=found.job,
         launches=found.launches,
+        prices="" if prices else said,
     )  # fmt: skip
     form.show(page, found.as_dict())
     if manifest is not None:

@@ -51,12 +51,13 @@ def plan_page(
     no_day: str = "",  # or why there is none
     job: "JobPlan | None" = None,  # the fleet for offline work
     launches: "Sequence[Launch]" = (),
+    prices: str = "",  # what they are, where nobody gave them
 ) -> Page:
     """Show a plan; what is not given is left out."""
     said = _head(title, plan, day, no_day, job)
     sections = [Section(line.label, [line.text], why=True) for line in said[MOST_LINES:]]
     if plan is not None:
-        sections += [*_ranking(plan), _answer(plan), *_frontier(plan)]
+        sections += [*_ranking(plan, prices), _answer(plan), *_frontier(plan)]
     if rates is not None:
         sections.append(_rates(rates))
     if day is not None:
@@ -211,7 +212,7 @@ def _answer(plan: "Plan") -> Section:
     return Section("The answer", facts=facts, notes=notes, why=True)
 
 
-def _ranking(plan: "Plan") -> list[Section]:
+def _ranking(plan: "Plan", prices: str) -> list[Section]:
     """Put the cheapest fleets of all hardware side by side, and say why others have none."""
     if not plan.ranking:
         return []
@@ -242,6 +243,7 @@ def _ranking(plan: "Plan") -> list[Section]:
         "Per M: a million tokens. Slow: replicas with the slowest batch times that are likely, by "
         "theory. Used: of what any scheduler can carry. Latencies in seconds."
     )
+    caption += f" Prices: {prices}; yours: --prices FILE." if prices else ""
     spare = ("Per M out", "kW", "Used", "Limits")
     table = Table(columns, rows, caption, spare=spare)
     others = [
