@@ -197,5 +197,5 @@ def test_no_longer_run_is_named_than_a_recording_has() -> None:
     found = check(workload, server, targets=[f"ttft_mean<{mean}s"])
     assert found.targets[0].judgement == "undecided"
     said = " ".join(line.text for line in found.page().head)
-    assert "no longer run is kept: with 600 requests" in said
+    assert "600 requests leave it open" in said
     assert "--requests" not in said

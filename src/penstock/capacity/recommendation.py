@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.capacity.candidates import SAFE, Pruned
 from penstock.capacity.max_rate import MaxRate
-from penstock.checking.answer import Answer, TargetAnswer, longer_run, too_near
+from penstock.checking.answer import Answer, TargetAnswer, left_open, longer_run
 from penstock.checking.doubt import Doubt, beyond_rows
 from penstock.system.server import Server
 from penstock.words import METRICS, NOUNS, duration
@@ -261,7 +261,7 @@ class Recommendation:
             asked = " ".join(f"--target '{target}'" for target, _, _ in new.targets)
             last = new.longer or new.answer
             call = f"penstock recommend {file} --requests {longer_run(last)} {asked}"
-            return f"longer runs may decide it: `{call}`" if longer_run(last) else too_near(last)
+            return f"longer runs may decide it: `{call}`" if longer_run(last) else left_open(last)
         named = ", ".join(str(target) for target, _, _ in new.targets)
         return (
             f"`plan: {{targets: [{named}]}}` in the scenario lets `penstock plan {file}` find how "

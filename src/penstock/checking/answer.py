@@ -174,7 +174,7 @@ class Answer(AnyAnswer):
         if all(answer.judgement != "missed" for answer in self.targets):
             longer = longer_run(self)
             if longer is None:
-                return too_near(self)
+                return left_open(self)
             return (
                 f"a longer run may decide it: `penstock check {file} --requests {longer} {targets}`"
             )
@@ -221,12 +221,9 @@ def longer_run(answer: Answer) -> int | None:
     return longer if longer > answer.run.arrived else None
 
 
-def too_near(answer: Answer) -> str:
+def left_open(answer: Answer) -> str:
     """Say that no run decides a target."""
-    return (
-        f"no longer run is kept: with {answer.run.arrived:,} requests the target is too near the "
-        "latency to tell"
-    )
+    return f"{answer.run.arrived:,} requests leave it open, and no longer run is kept"
 
 
 @overload

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from penstock.checking.answer import (
     Answer,
     TargetAnswer,
+    left_open,
     longer_run,
     most_requests,
-    too_near,
 )
 from penstock.checking.any_answer import AnyAnswer
 from penstock.checking.batch_means import Statistics, enough_for_bursts
@@ -259,7 +259,7 @@ def _of_targets(answer: Answer) -> list[Line]:
         texts.append("`penstock recommend` looks for limits that meet them, `plan` for a fleet")
     elif word == "undecided":
         longer = longer_run(answer)
-        told = f"a longer run may decide: --requests {longer}" if longer else too_near(answer)
+        told = f"a longer run may decide: --requests {longer}" if longer else left_open(answer)
         texts.append(told)
     return [Line(word, f"{'; '.join(texts)}.", judges=True)]
 
