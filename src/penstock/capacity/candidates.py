@@ -135,22 +135,13 @@ def _budgets(workload: Workload, server: Server, short_gaps: bool) -> dict[int, 
     efficient = _efficient_loads(linear, most)
     wanted = [min(max(round(times * current), 1), most) for times in _TIMES]
     if short_gaps:
-        wanted += _halved(min(wanted))
+        wanted += [half for n in range(1, 31) if (half := min(wanted) >> n) >= _SMALLEST]
     loads = [current, *(_near(load, efficient) for load in wanted if load != current)]
     if server.max_batch_size is not None and efficient.size:
         fluid = [_sarathi(workload, server, int(load)) or 0.0 for load in efficient]
         if max(fluid) > 0:
             loads.append(int(efficient[int(np.argmax(fluid))]))
     return {budget: _budget(workload, server, budget) for budget in sorted(set(loads))}
-
-
-def _halved(budget: int) -> list[int]:
-    """Return halves of a token budget, largest first, down to `_SMALLEST`."""
-    halves = []
-    while budget // 2 >= _SMALLEST:
-        budget //= 2
-        halves.append(budget)
-    return halves
 
 
 def _most_tokens(batch_time: BatchTime, most: int) -> int:

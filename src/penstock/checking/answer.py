@@ -76,12 +76,8 @@ class TargetAnswer(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        of = self.estimate or Estimate(None)
-        interval = [of.low, of.high] if self.estimate else None
-        return {
-            "target": str(self.target), "answer": self.judgement, "value": of.value,
-            "interval": interval,
-        }  # fmt: skip
+        known = self.estimate.as_dict() if self.estimate else {"value": None, "interval": None}
+        return {"target": str(self.target), "answer": self.judgement, **known}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from penstock.planning.view_day import (
     job_line,
     job_section,
     launch_section,
+    reasons,
 )
 from penstock.show.page import MOST_LINES, Fact, Figure, Line, Page, Section, Table
 from penstock.words import amount, counted, duration, seconds, sentence, span
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from penstock.planning.space import Discarded
 
 _MOST_SHOWN = 12  # rows of the frontier
-_MOST_REASONS = 60
 
 _RULED_OUT = {
     "theory": "",
@@ -373,7 +373,13 @@ def _others(plan: "Plan") -> list[Section]:
     """Say why others were left out: in groups with an example each, and every reason."""
     if not plan.discarded:
         return []
-    return [Section("Why not the others", facts=_groups(plan), tables=[_reasons(plan.discarded)])]
+    return [
+        Section(
+            "Why not the others",
+            facts=_groups(plan),
+            tables=[reasons(plan.discarded)],
+        )
+    ]
 
 
 def _groups(plan: "Plan") -> list[Fact]:
@@ -400,23 +406,3 @@ def _groups(plan: "Plan") -> list[Fact]:
             Fact("met", f"{more:,}", "simulated, and cost more or are slower at the same cost")
         )
     return facts
-
-
-def _reasons(discarded: "Sequence[Discarded]") -> Table:
-    """Lay out every reason, the most frequent first."""
-    by_reason: dict[tuple[str, str], list[Discarded]] = {}
-    for one in discarded:
-        by_reason.setdefault((one.by, one.why), []).append(one)
-    counts = {reason: sum(one.count for one in group) for reason, group in by_reason.items()}
-    rows = []
-    for by, reason in sorted(counts, key=lambda key: -counts[key])[:_MOST_REASONS]:
-        first, *others = by_reason[by, reason]
-        such = f"{first.family}, {span(*first.replicas, 'replica')}"
-        if others:
-            families = "family" if len(others) == 1 else "families"
-            such += f"\nand {len(others):,} more {families}"
-        rows.append((by, f"{counts[by, reason]:,}", such, reason))
-    unseen = len(counts) - len(rows)
-    caption = f"The {len(rows)} most frequent reasons; {unseen:,} more." if unseen else ""
-    columns = ("By", "Deployments", "Such as", "Why")
-    return Table(columns, rows, caption, title="Every reason", detail=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _MOST_INTERVALS = 30
 _MOST_CHANGES = 12
 _MOST_FLEETS = 30
+_MOST_REASONS = 60
 
 
 def day_section(day: "DayPlan") -> Section:
@@ -162,7 +163,7 @@ def job_section(job: "JobPlan") -> Section:
     if len(job.results) > 1:
         tables.append(_fleets_table(job))
     if job.discarded:
-        tables.append(_left_out(job.discarded))
+        tables.append(reasons(job.discarded))
     return Section(
         "Offline work", paragraphs, facts=facts, tables=tables, notes=job.notices, why=True
     )
@@ -234,12 +235,24 @@ def _fleet_row(result: "JobResult") -> tuple[str, ...]:
     )
 
 
-def _left_out(discarded: "Sequence[Discarded]") -> Table:
-    reasons: dict[str, list[str]] = {}
+def reasons(discarded: "Sequence[Discarded]") -> Table:
+    """Lay out every reason, the most frequent first."""
+    by_reason: dict[tuple[str, str], list[Discarded]] = {}
     for one in discarded:
-        reasons.setdefault(one.why, []).append(one.family)
-    rows = [(why, f"{len(names):,}", names[0]) for why, names in reasons.items()]
-    return Table(("Why", "Fleets", "Such as"), rows[:_MOST_FLEETS], title="Why not the others")
+        by_reason.setdefault((one.by, one.why), []).append(one)
+    counts = {reason: sum(one.count for one in group) for reason, group in by_reason.items()}
+    rows = []
+    for by, reason in sorted(counts, key=lambda key: -counts[key])[:_MOST_REASONS]:
+        first, *others = by_reason[by, reason]
+        such = f"{first.family}, {span(*first.replicas, 'replica')}"
+        if others:
+            families = "family" if len(others) == 1 else "families"
+            such += f"\nand {len(others):,} more {families}"
+        rows.append((by, f"{counts[by, reason]:,}", such, reason))
+    unseen = len(counts) - len(rows)
+    caption = f"The {len(rows)} most frequent reasons; {unseen:,} more." if unseen else ""
+    columns = ("By", "Deployments", "Such as", "Why")
+    return Table(columns, rows, caption, title="Every reason", detail=True)
 
 
 def _long(value: float | None) -> str:
