@@ -127,7 +127,8 @@ def _not_shown(sketch: Search[Evaluation], hardware: str) -> Ranked:
     elif mine:
         why = min(mine, key=lambda one: one.cost(one.least)).theory.why_not_fewer
     else:
-        why = next(one.why for one in sketch.hopeless if one.family.smallest.title == hardware)
+        ruled_out = (one for one in sketch.hopeless if one.family.smallest.title == hardware)
+        why = next(ruled_out).theory.why_not_fewer
     return Ranked(hardware, cost, None, False, math.nan, math.nan, math.nan, None, None, why)
 
 
