@@ -125,36 +125,17 @@ class PlanScenario:
     rank: bool = False
 
 
-def read_plan(
-    path: str | Path,
-    *,
-    targets: list[str] | None = None,
-    objective: str | None = None,
-    goodput: float | None = None,
-    requests: int | None = None,
-    confidence: float | None = None,
-    seed: int | None = None,
-) -> PlanScenario:
-    """Read a scenario that has a ``plan``; what is given besides goes before what the file says."""
-    path = checks.path("the name of a scenario", path)
-    return build_plan(
-        read_document(path), path, targets=targets, objective=objective, goodput=goodput,
-        requests=requests, confidence=confidence, seed=seed,
-    )  # fmt: skip
+def read_plan(path: Path) -> PlanScenario:
+    """Read a scenario that has a ``plan``; see `build_plan`."""
+    return build_plan(read_document(path), path)
 
 
 def build_plan(
-    document: Any,
-    path: Path,
-    *,
-    targets: list[str] | None = None,
-    objective: str | None = None,
-    goodput: float | None = None,
-    requests: int | None = None,
-    confidence: float | None = None,
-    seed: int | None = None,
+    document: Any, path: Path, *, requests: int | None = None, seed: int | None = None, **given: Any
 ) -> PlanScenario:
-    """Return what a parsed document describes; see `read_plan`."""
+    """Return what a parsed document describes; what is ``given`` besides (``targets``,
+    ``objective``, ``goodput``, ``confidence``) goes before what its plan says.
+    """
     if describes_network(document):
         raise InputError(
             f"{path} describes a network, whose pools are given; a plan needs `workload` and "
@@ -167,7 +148,8 @@ def build_plan(
             "search: {replicas: {max: 32}}}"
         )
     sections = parsed(document, _Planned, path.name, "`workload`, `server` and `plan`")
-    wanted = sections.plan
+    told = {key: value for key, value in given.items() if value not in (None, [])}
+    wanted = sections.plan.model_copy(update=told)
     kinds, refused, first = _hardware(wanted.search.hardware or (), path.parent)
     scenario = build(_with_base(document, wanted.search, first), path.parent, path.name)
     if scenario.until is not None:
@@ -178,17 +160,17 @@ def build_plan(
     if seed is not None:
         scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
     # where to look, and what a deployment has to do there
-    _refuse_idle_keys(wanted, wanted.objective if objective is None else objective, goodput)
+    _refuse_idle_keys(wanted)
     space = _space(sections, scenario, kinds)
     space = dataclasses.replace(space, refused=(*refused, *space.refused))
     aim = None
-    if targets or wanted.targets:
+    if wanted.targets:
         simulate = sections.simulate if isinstance(sections.simulate, Mapping) else {}
         aim = Aim.of(
-            targets or wanted.targets or (),
-            objective=wanted.objective if objective is None else objective,
-            goodput=wanted.goodput if goodput is None else goodput,
-            confidence=wanted.confidence if confidence is None else confidence,
+            wanted.targets,
+            objective=wanted.objective,
+            goodput=wanted.goodput,
+            confidence=wanted.confidence,
             requests=simulate.get("requests") if requests is None else requests,
             most_requests=wanted.most_requests,
         )
@@ -219,7 +201,7 @@ def _with_day_and_job(scenario: PlanScenario, wanted: PlanSection) -> PlanScenar
     return scenario
 
 
-def _refuse_idle_keys(wanted: PlanSection, objective: str, goodput: float | None) -> None:
+def _refuse_idle_keys(wanted: PlanSection) -> None:
     """Refuse keys of a plan that would change nothing."""
     apart = wanted.search.disaggregation or []
     transfer = ("transfer_ms", "transfer_ms_per_token", "transfer_gb_per_s")
@@ -230,10 +212,9 @@ def _refuse_idle_keys(wanted: PlanSection, objective: str, goodput: float | None
             "are searched, so nothing is sent; give search.disaggregation, such as "
             '[null, "1:1"], or leave it out'
         )
-    if objective == "cost" and (goodput is not None or "goodput" in wanted.model_fields_set):
-        share = wanted.goodput if goodput is None else goodput
+    if wanted.objective == "cost" and "goodput" in wanted.model_fields_set:
         raise InputError(
-            f"the goodput is {share:g}, but the objective is cost, by which only targets "
+            f"the goodput is {wanted.goodput:g}, but the objective is cost, by which only targets "
             "count; give `objective: goodput`, or leave it out"
         )
 
