@@ -68,7 +68,13 @@ def ranked(
     sketch = Search(TargetsAtRate(question.workload, question.aim, SKETCH), families, first, BEYOND)
     sketch.run()
     by_cost = sorted(sketch.by_hardware.values(), key=sketch.rank)
-    likely = {one.deployment.family: one.deployment.replicas for one in by_cost[:EXACTLY]}
+    # With all limits that do at the least cost: intervals decide between them.
+    least = {one.deployment.hardware: one.deployment.cost for one in by_cost[:EXACTLY]}
+    likely = {
+        one.deployment.family: one.deployment.replicas
+        for one in sketch.results
+        if one.answer == "met" and one.deployment.cost == least.get(one.deployment.hardware)
+    }
     nearest = [one.family for one in sketch.prospects[:EXACTLY]] or list(families)[:EXACTLY]
     chosen = [one for one in families if one.name in likely] or nearest
     question.likely = likely
@@ -119,16 +125,15 @@ def _most(workload: Workload, server: Server) -> float:
 def _not_shown(sketch: Search[Evaluation], hardware: str) -> Ranked:
     """Say why no fleet of some hardware is shown: the least that it may cost, or what fails."""
     mine = [one for one in sketch.prospects if one.family.smallest.title == hardware]
-    cost = min((one.cost(one.least) for one in mine), default=math.inf)
     tried = [one for one in sketch.results if one.deployment.title == hardware]
+    cost = min((one.cost(one.least) for one in mine), default=math.inf)
     if tried:
-        most = max(tried, key=lambda one: one.deployment.replicas)
-        why = sketch.question.lacks(most)
-    elif mine:
-        why = min(mine, key=lambda one: one.cost(one.least)).theory.why_not_fewer
+        why = sketch.question.lacks(max(tried, key=lambda one: one.deployment.replicas))
     else:
-        ruled_out = (one for one in sketch.hopeless if one.family.smallest.title == hardware)
-        why = next(ruled_out).theory.why_not_fewer
+        of_theory = (*mine, *sketch.hopeless)
+        why = next(
+            one.theory.why_not_fewer for one in of_theory if one.family.smallest.title == hardware
+        )
     return Ranked(hardware, cost, None, False, math.nan, math.nan, math.nan, None, None, why)
 
 
