@@ -276,7 +276,8 @@ def _plan_of(
         unreachable = why_unreachable(question, search)
         notices = _of_the_middle(space)
     else:
-        _frontier_beyond(search, prospect)
+        if sketch is None:  # else a larger fleet is of no interest beside other hardware
+            _frontier_beyond(search, prospect)
         next_best = _next_best(search, best)
         ends = _at_both_ends(question, prospect.family, sketch)
         servers = [kind.server for kind, _ in best.deployment.kinds]

@@ -30,6 +30,7 @@ EXACTLY = 2
 SKETCH = 20_000
 """Requests of a short run, of all replicas together."""
 
+_LIMITS = 2  # of each kind, that are searched with intervals
 _SHARE = 0.6  # of the work, for the progress
 
 
@@ -68,13 +69,17 @@ def ranked(
     sketch = Search(TargetsAtRate(question.workload, question.aim, SKETCH), families, first, BEYOND)
     sketch.run()
     by_cost = sorted(sketch.by_hardware.values(), key=sketch.rank)
-    # With all limits that do at the least cost: intervals decide between them.
+    # Of each with the two limits that do it best, between which intervals decide.
     least = {one.deployment.hardware: one.deployment.cost for one in by_cost[:EXACTLY]}
-    likely = {
-        one.deployment.family: one.deployment.replicas
-        for one in sketch.results
-        if one.answer == "met" and one.deployment.cost == least.get(one.deployment.hardware)
-    }
+    likely: dict[str, int] = {}
+    for hardware, cost in least.items():
+        does = [
+            one for one in sketch.results
+            if one.answer == "met" and one.deployment.hardware == hardware
+            and one.deployment.cost == cost
+        ]  # fmt: skip
+        for one in sorted(does, key=sketch.rank)[:_LIMITS]:
+            likely[one.deployment.family] = one.deployment.replicas
     nearest = [one.family for one in sketch.prospects[:EXACTLY]] or list(families)[:EXACTLY]
     chosen = [one for one in families if one.name in likely] or nearest
     question.likely = likely
