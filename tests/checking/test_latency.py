@@ -490,3 +490,20 @@ def test_a_target_that_cannot_be_read_is_refused_in_one_line(text: str, why: str
         Target.parse(text)
     assert "\n" not in str(refused.value)
     assert repr(text) in str(refused.value)
+
+
+def test_a_percentile_far_below_its_limit_is_bounded_by_the_share_of_samples_within_it() -> None:
+    """Too few bursts lie beyond p99 to bound it from above, and enough samples within twice of it to say more."""
+    server = ps.Server(ps.Affine(0.01, 1e-4), 512, 64)
+    workload = ps.Workload.poisson(9.0, ps.Geometric(300, max=3000), ps.Geometric(60, max=600), seed=4)
+    run = ps.simulate(workload, server, requests=6_000)
+    usual = ps.steady_state(run, rho=0.5).estimates["ttft_s"]["p99"]
+    assert usual.value is not None
+    assert usual.low is not None
+    far, near, below = (ps.Target("ttft_s", "p99", times * usual.value) for times in (3.0, 1.001, 0.9))
+    bounded = {target: ps.steady_state(run, targets=[target], rho=0.5) for target in (far, near, below)}
+    assert bounded[far].judge(far) == "met"
+    assert bounded[far].estimates["ttft_s"]["p99"].high == (far.limit_s if usual.high is None else usual.high)
+    assert bounded[near].judge(near) == "undecided"
+    assert bounded[below].judge(below) in ("undecided", "missed")
+    assert ps.steady_state(run, targets=[far]).estimates["ttft_s"]["p99"].high == usual.high, "rho is not known"

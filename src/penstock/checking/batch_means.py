@@ -1,5 +1,6 @@
 """Samples of a run in batches, and whether the run is long enough: for servers and networks."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -156,7 +157,7 @@ class Waits(NamedTuple):
     ) -> Statistics:
         """Estimate the statistics of a metric that holds these waits, in seconds."""
         luck = self.luck(confidence)
-        return {
+        estimates = {
             name: samples.estimate(
                 name,
                 confidence,
@@ -167,6 +168,29 @@ class Waits(NamedTuple):
             )
             for name in statistics_of(metric, targets)
         }
+        for target in targets if not too_short else ():
+            if target.metric == metric and target.statistic != "mean":
+                estimate = estimates[target.statistic]
+                beyond = estimate.high is None or estimate.high > target.limit_s
+                if beyond and self.surely_within(samples, target, confidence, tick_s):
+                    estimates[target.statistic] = dataclasses.replace(estimate, high=target.limit_s)
+        return estimates
+
+    def surely_within(
+        self, samples: Batches, target: Target, confidence: float, tick_s: float
+    ) -> bool:
+        """Return whether a percentile is below its limit, by the share of samples that are."""
+        # Far above the percentile there may be too few samples to bound it, and yet enough to say
+        # that more than its share is below the limit. Where all are, there is no spread: as for so
+        # many independent looks (Clopper and Pearson), one for each relaxation time.
+        if not samples.parts or self.relaxations == math.inf:
+            return False
+        limit = math.floor(target.limit_s / tick_s)
+        within = np.array([part.count_up_to(limit) for part in samples.parts], np.float64)
+        sizes = np.array([part.size for part in samples.parts], np.float64)
+        low, _ = intervals.ratio_interval(within, sizes, confidence)
+        unseen = ((1 - confidence) / 2) ** (1 / min(float(sizes.sum()), self.relaxations))
+        return bool(min(low, unseen) > share(target.statistic))
 
     def most_bursts(self, statistic: str, confidence: float) -> float:
         """Return the most bursts to believe in beyond a percentile of a latency with the wait."""

@@ -140,7 +140,7 @@ class Target:
 
     def judge(self, estimate: Estimate) -> Judgement:
         """Say whether the whole interval lies on one side of the limit."""
-        if estimate.high is not None and estimate.high < self.limit_s:
+        if estimate.high is not None and estimate.high <= self.limit_s:
             return "met"
         if estimate.low is not None and estimate.low > self.limit_s:
             return "missed"

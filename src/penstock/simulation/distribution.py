@@ -53,6 +53,11 @@ class Distribution:
         """Number of samples."""
         return int(self.up_to[-1]) if self.up_to.size else 0
 
+    def count_up_to(self, value: int) -> int:
+        """Return how many samples are at most a value."""
+        index = int(self.values.searchsorted(value, "right"))
+        return int(self.up_to[index - 1]) if index else 0
+
     @property
     def mean(self) -> float:
         """Mean, ticks."""

@@ -116,14 +116,8 @@ def quantile_interval(
         """Return the share of samples below q (left) or up to q (right), and its standard error."""
         # Whole numbers like the samples: else those would be copied as floats each time
         tick = math.ceil(q) if side == "left" else math.floor(q)
-        before = [int(batch.values.searchsorted(tick, side)) for batch in batches]
-        sums = np.array(
-            [
-                batch.up_to[index - 1] if index else 0
-                for batch, index in zip(batches, before, strict=True)
-            ],
-            np.float64,
-        )
+        most = tick - 1 if side == "left" else tick
+        sums = np.array([batch.count_up_to(most) for batch in batches], np.float64)
         ratio = float(sums.sum() / counts.sum())
         return ratio, standard_error((sums - ratio * counts) / counts.mean())
 
