@@ -18,7 +18,7 @@ from penstock.checking.command_choices import (
     read_either,
     varied,
 )
-from penstock.checking.command_network import Orders, Routers, chosen_network
+from penstock.checking.command_network import Jobs, Orders, Routers, chosen_network
 from penstock.show import progress
 from penstock.show.options import Form, ScenarioPath, Seed, answers, files_of
 from penstock.simulation.progress import in_parts
@@ -84,31 +84,37 @@ def max_rate(
             "--precision", help="Relative distance that may be left: 0.01, networks 0.05."
         ),
     ] = None,
+    targets: Targets = None,
+    requests: Requests = None,
+    jobs: Jobs = None,
     alpha: AlphaOfServer = None,
     seed: Seed = None,
     *,
     form: Form,
 ) -> None:
-    """Find the highest rate at which each policy is stable, beside the rate above which none is.
+    """Find the highest rate at which each policy is stable, beside the rate above which none is;
+    with targets also the highest at which they are known to be met.
 
     Of a network: the highest load, in times all its arrival rates, under each policy, router and
     order between stages.
     """
     of_network = {"--routers": routers, "--orders": orders}
-    document, is_network = read_either(scenario, {"--alpha": alpha}, of_network)
+    of_server = {"--alpha": alpha, "--requests": requests}
+    document, is_network = read_either(scenario, of_server, of_network | {"--jobs": jobs})
     progress.announce_compilation()
     if is_network:
         axes = {"policies": policies, "routers": routers, "orders": orders}
-        _max_load(chosen_network(scenario, document, None), axes, precision, seed, form)
+        _max_load(chosen_network(scenario, document, jobs), axes, precision, targets, seed, form)
         return
-    chosen = chosen_scenario(scenario, None, None, seed, document)
-    _max_rate(chosen, policies, precision, alpha, form)
+    chosen = chosen_scenario(scenario, None, requests, seed, document)
+    _max_rate(chosen, policies, precision, targets, alpha, form)
 
 
 def _max_rate(
     chosen: "Scenario",
     policies: str | None,
     precision: float | None,
+    targets: list[str] | None,
     alpha: float | None,
     form: Form,
 ) -> None:
@@ -123,7 +129,8 @@ def _max_rate(
         found = {
             name: search.max_rate(
                 chosen.workload, server, precision=precision, alpha=alpha,
-                seed=chosen.workload.seed, progress=part,
+                seed=chosen.workload.seed, targets=targets or (), requests=chosen.requests,
+                progress=part,
             )
             for (name, server), part in in_parts(show, servers.items())
         }  # fmt: skip
@@ -147,6 +154,7 @@ def _max_load(
     chosen: "NetworkScenario",
     axes: "Mapping[str, str | None]",
     precision: float | None,
+    targets: list[str] | None,
     seed: int | None,
     form: Form,
 ) -> None:
@@ -161,9 +169,12 @@ def _max_load(
     seed = own_seed(workflows[0]) if seed is None else seed
     with progress.bar("Searching") as show:
         found = {
-            name: search.max_rate(network, precision=precision, seed=seed, progress=part)
+            name: search.max_rate(
+                network, precision=precision, seed=seed, targets=targets or (), jobs=chosen.jobs,
+                progress=part,
+            )
             for (name, network), part in in_parts(show, networks.items())
-        }
+        }  # fmt: skip
     notes = gathered(
         {
             name: [

@@ -34,6 +34,7 @@ def head_of_rates(
     return [
         *_asked(scenario, servers[name], len(rates)),
         *_contradicting(rates),
+        *_met(rates, _RATE),
         _carried("Max rate", {name: (one.rate, one) for name, one in rates.items()}, _RATE, share),
         _held_by_limit(list(rates.values()), f"{first.bound:,.4g} {_RATE}", f"the {limit.name}"),
         *_within(rates, _RATE),
@@ -54,10 +55,34 @@ def head_of_loads(loads: Mapping[str, MaxLoad], scenario: NetworkScenario) -> li
     return [
         asked_of_network(scenario.name, scenario.network, scenario.hardware),
         *_contradicting(loads),
+        *_met(loads, _LOAD),
         _carried("Max load", {name: (one.load, one) for name, one in loads.items()}, _LOAD, short),
         _held_by_limit(list(loads.values()), f"{first.bound:,.4g} {_LOAD}", fullest),
         *_within(loads, _LOAD),
     ][:MOST_LINES]
+
+
+def _met(found: Mapping[str, MaxRate] | Mapping[str, MaxLoad], unit: str) -> list[Line]:
+    """Say up to where targets are known to be met, from where they are not, and the goodput."""
+    of = {name: one.targets for name, one in found.items() if one.targets}
+    if not of:
+        return []
+    name = max(of, key=lambda name: of[name].rate)
+    best, stable = of[name], found[name].share * found[name].bound
+    if len(of) > 1:
+        ranked = sorted(of, key=lambda name: -of[name].rate)[:_MOST_NAMED]
+        said = [f"{name} {of[name].rate:,.4g} (not at {of[name].missed:,.4g})" for name in ranked]
+        return [Line("Meets", f"{best.limits}, in {unit}: {'; '.join(said)}.")]
+    end = f"{'it' if best.binding == best.limits else best.binding} is missed"
+    if best.binding == "stability":
+        end = "it is not known to be stable"
+    middle = ", with the middle batch times" if found[name].ends else ""
+    text = (
+        f"{best.limits} up to {best.rate:,.4g} {unit} ({share_of(best.rate / stable)} of what is "
+        f"stable); at {best.missed:,.4g} {end}{middle}. Goodput there: {best.goodput_rate:,.4g} a "
+        f"second, {best.goodput.value or 0.0:.2%} of all"
+    )
+    return [Line("Meets", f"{text}.")]
 
 
 def _carried(

@@ -8,7 +8,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 from penstock import checks
+from penstock.capacity.target_rate import (
+    REQUESTS,
+    TargetRate,
+    judge_of_network,
+    judge_of_server,
+    refuse_if_never,
+    target_rate,
+)
+from penstock.checking.answer import RunAsked
+from penstock.checking.network_answer import MOST_JOBS
 from penstock.checking.stability import RECORDED, NetworkStability, Stability
+from penstock.checking.targets import Target, parsed_targets, refuse_gaps_of_one_token
 from penstock.checking.verdict import verdict
 from penstock.errors import InputError
 from penstock.simulation.progress import Progress, in_parts, part_of
@@ -28,6 +39,7 @@ SIMULATION = "simulation"
 System = TypeVar("System")
 
 _HALVINGS = 40
+_STABLE_SHARE = 0.2  # of the work, where there are targets
 _GUIDED = 6  # trials that go by the drift of those before; then halves are taken
 
 
@@ -58,6 +70,8 @@ class MaxRate:
         What theory says far below the limits; its ``max_rate`` is the bound of every policy.
     trials
         The rates tried, in order.
+    targets
+        Up to which rate the targets hold, with the middle batch times; None where there are none.
     ends
         The same at the slow and the fast end of the batch times; None: they are taken as exact.
     """
@@ -67,6 +81,7 @@ class MaxRate:
     known: str
     certificate: Certificate = dataclasses.field(repr=False)
     trials: tuple[Trial[Stability], ...] = dataclasses.field(repr=False)
+    targets: TargetRate | None = None
     ends: Ends["MaxRate"] | None = dataclasses.field(default=None, repr=False)
 
     @property
@@ -109,6 +124,7 @@ class MaxRate:
             "ends": _ends_as_dict(self.ends, "rate"),
             "arrivals": sum(trial.stability.arrivals for trial in self.trials),
             "trials": _trials_as_dicts(self.trials),
+            "targets": self.targets and self.targets.as_dict(),
         }
 
 
@@ -123,6 +139,7 @@ class MaxLoad:
     bound: float
     certificate: "NetworkCertificate" = dataclasses.field(repr=False)  # of the network as it is
     trials: tuple[Trial[NetworkStability], ...] = dataclasses.field(repr=False)  # in order
+    targets: TargetRate | None = None  # with the middle batch times
     # The same at the slow and the fast end of the batch times.
     ends: Ends["MaxLoad"] | None = dataclasses.field(default=None, repr=False)
 
@@ -160,6 +177,7 @@ class MaxLoad:
             "disagreement": self.disagreement,
             "ends": _ends_as_dict(self.ends, "load"),
             "trials": _trials_as_dicts(self.trials, "load"),
+            "targets": self.targets and self.targets.as_dict(),
         }
 
 
@@ -197,6 +215,8 @@ def max_rate(
     precision: float | None = None,
     alpha: float | None = None,
     seed: int = 0,
+    targets: Sequence[Target | str] = (),
+    requests: int | None = None,
     progress: Progress | None = None,
 ) -> MaxRate: ...
 @overload
@@ -206,6 +226,8 @@ def max_rate(
     *,
     precision: float | None = None,
     seed: int = 0,
+    targets: Sequence[Target | str] = (),
+    jobs: int | None = None,
     progress: Progress | None = None,
 ) -> MaxLoad: ...
 def max_rate(
@@ -215,6 +237,9 @@ def max_rate(
     precision: float | None = None,
     alpha: float | None = None,
     seed: int = 0,
+    targets: Sequence[Target | str] = (),
+    requests: int | None = None,
+    jobs: int | None = None,
     progress: Progress | None = None,
 ) -> MaxRate | MaxLoad:
     """Find the highest stable rate of a server, or the highest stable load of a network, for any
@@ -237,31 +262,67 @@ def max_rate(
         0.05.
     alpha, seed
         As in `verdict`.
+    targets
+        Upper limits of latencies, as in `penstock.check`, to be met at once: the highest rate at
+        which they are is looked for, too. In a network TTFT is of the calls at each stage, E2E of
+        the jobs of each workflow.
+    requests, jobs
+        Where there are targets: what the first run at each rate has; while a target is undecided it
+        becomes longer, up to 16 times. Default: 20,000, of a recording all.
     progress
         Called now and then with the share that is done.
 
     Raises
     ------
     InputError
-        If a value cannot be used, the workload has no arrival times, jobs are recorded, or no rate
-        is stable.
+        If a value cannot be used, the workload has no arrival times, jobs are recorded, no rate is
+        stable, or a target is not met where requests are alone.
     """
+    limits = parsed_targets(targets)
+    stable = part_of(progress, 0.0, _STABLE_SHARE) if limits else progress
+    judged = part_of(progress, _STABLE_SHARE, 1.0)
     if not isinstance(workload, Workload) or not isinstance(server, Server):
         network = as_network("max_rate", workload, server)
-        refuse(alpha=alpha)
+        refuse(alpha=alpha, requests=requests)
         distance = _checked_precision(precision, 0.05)
         from penstock.theory.network.ends import network_ends
 
-        return _at_both_ends(
+        jobs = checks.whole(
+            "jobs",
+            REQUESTS if jobs is None else jobs,
+            1,
+            MOST_JOBS,
+            "",
+            "each keeps rows in memory",
+        )
+        load = _at_both_ends(
             lambda one, part: _max_load(one, distance, seed, part),
-            network, network_ends(network), progress,
+            network, network_ends(network), stable,
         )  # fmt: skip
+        if not limits:
+            return load
+        judge = judge_of_network(network, limits, load.load, jobs, seed)
+        per_s = sum(workflow.rate for workflow in network.workflows)
+        found = target_rate(judge, load.load, load.above, distance, per_s, judged)
+        refuse_if_never(found, "times this load")
+        return dataclasses.replace(load, targets=found)
+    refuse(jobs=jobs)
     precision = _checked_precision(precision, 0.01)
     alpha = 0.01 if alpha is None else alpha
-    return _at_both_ends(
+    refuse_gaps_of_one_token(limits, workload)
+    if requests is None:
+        requests = workload.rows or REQUESTS
+    RunAsked(workload, requests, None, limits)
+    rate = _at_both_ends(
         lambda one, part: _max_rate(workload, one, precision, alpha, seed, part),
-        server, server_ends(workload, server), progress,
+        server, server_ends(workload, server), stable,
     )  # fmt: skip
+    if not limits:
+        return rate
+    judge = judge_of_server(workload, server, limits, rate.rate, requests)
+    found = target_rate(judge, rate.rate, rate.above, precision, 1.0, judged)
+    refuse_if_never(found, "requests/s")
+    return dataclasses.replace(rate, targets=found)
 
 
 def _at_both_ends(

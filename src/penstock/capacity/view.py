@@ -121,7 +121,7 @@ def max_rate_page(
         heading=heading(scenario.workload, scenario.server, policies),
         head=head_of_rates(rates, scenario, servers),
         why=_BEHIND,
-        rest=_TRIED if any(one.trials for one in rates.values()) else "",
+        rest=_TRIED if any(one.trials or one.targets for one in rates.values()) else "",
         notes=notes,
         verdicts=contradictions(rates),
         sections=[
@@ -149,17 +149,23 @@ def within_ends(found: MaxRate | MaxLoad) -> list[str]:
 
 def _tried(found: Mapping[str, MaxRate] | Mapping[str, MaxLoad], unit: str) -> list[Section]:
     """Lay out what was simulated, in order."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (name, f"{trial.rate:,.5g}", trial.stability.verdict, f"{trial.stability.drift:+.3f}")
         for name, search in found.items()
         for trial in search.trials
+    ]
+    rows += [
+        (name, f"{one.rate:,.5g}", one.judgement, f"{one.worst}: {one.answers[one.worst].value}")
+        for name, search in found.items()
+        for one in (search.targets.trials if search.targets else ())
     ]
     if not rows:
         return []
     caption = (
         "Drift: share of the arriving work by which a large backlog grows; below 0 it shrinks."
     )
-    table = Table(("", unit, "Test", "Drift"), rows, caption)
+    drift = "Drift" if not any(one.targets for one in found.values()) else "Drift, or what decides"
+    table = Table(("", unit, "Test", drift), rows, caption)
     return [Section("What was simulated", tables=[table])]
 
 
@@ -204,7 +210,7 @@ def max_load_page(
         heading=network_heading(scenario.network),
         head=head_of_loads(loads, scenario),
         why=_BEHIND,
-        rest=_TRIED if any(one.trials for one in loads.values()) else "",
+        rest=_TRIED if any(one.trials or one.targets for one in loads.values()) else "",
         verdicts=contradictions(loads),
         sections=[Section("", tables=[table], notes=notes, why=True), *_tried(loads, "Times")],
     )

@@ -11,7 +11,7 @@ from penstock import checks
 from penstock.checking.answer import check
 from penstock.checking.batch_means import BATCHES, Batches, Statistics, Waits, few_bursts
 from penstock.checking.differences import Sample, difference
-from penstock.checking.goodput import goodput_share, own_latency, within
+from penstock.checking.goodput import good_jobs, goodput_share
 from penstock.checking.latency_network import LEAST_JOBS, Queues, batched, in_batches
 from penstock.checking.network_answer import NetworkAnswer
 from penstock.checking.pools import reuse_warnings
@@ -371,7 +371,7 @@ class _Question:
     def _goodput(self, name: str, mine: Bools) -> Estimate | None:
         if not self.targets:
             return None
-        good = _good_jobs(self.runs[name], self.targets)
+        good = good_jobs(self.runs[name], self.targets)
         used = (self.batch >= 0) & mine
         return goodput_share(good[used], self.confidence, name in self.short)
 
@@ -386,22 +386,6 @@ def _samples(run: NetworkRun, mine: Bools, batch: Ints) -> dict[str, Sample]:
         "ttft_s": Sample(batched(batch, job[prompts], (rows.first_token - rows.ready)[prompts])),
         "e2e_s": Sample(batched(batch, jobs, (run.finish - run.arrival)[jobs])),
     }
-
-
-def _good_jobs(run: NetworkRun, targets: Sequence[Target]) -> Bools:
-    """Return which jobs end within all limits, and all of whose calls do."""
-    rows = recorded(run.rows, "requests")
-    jobs = rows.jobs
-    # What only decodes goes on with the first token of the call before it, and what has no output
-    # waits for no token.
-    decodes = jobs.prompt == 0
-    first_token = np.where(jobs.output == 0, rows.finish, rows.first_token)
-    first_token = np.where(decodes, rows.ready, first_token)
-    output = jobs.output + decodes
-    ttft, gaps, _ = own_latency(rows.ready, first_token, rows.finish, output, run.tick_s)
-    e2e = np.where(run.finish < 0, np.inf, (run.finish - run.arrival) * run.tick_s)
-    good = within(targets, ttft, gaps, e2e[jobs.job])
-    return np.asarray(np.bincount(jobs.job[~good], minlength=run.arrived) == 0)
 
 
 def _bursts(one: Estimate, other: Estimate) -> float:

@@ -7,9 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.checking.batch_means import BATCHES, LEAST_REQUESTS
+from penstock.checking.latency import SteadyState
+from penstock.checking.latency_network import NetworkSteadyState
 from penstock.checking.targets import Estimate, Target
 from penstock.inputs.arrays import Floats
 from penstock.simulation import intervals
+from penstock.simulation.network_run import NetworkRun
+from penstock.simulation.run import Run, recorded
 
 
 def own_latency(
@@ -51,3 +55,39 @@ def goodput_share(good: npt.NDArray[np.bool_], confidence: float, too_short: boo
     unseen = ((1 - confidence) / 2) ** (1 / size)
     low, high = min(max(low, 0.0), unseen), max(min(high, 1.0), 1 - unseen)
     return Estimate(float(good[good.size - size :].mean()), None if too_short else low, high)
+
+
+def goodput_of_run(
+    targets: Sequence[Target], run: Run, steady: SteadyState, confidence: float
+) -> Estimate:
+    """Return the share of the requests after the warm-up that are good."""
+    rows = recorded(run.rows, "requests").where(slice(steady.warmup_requests, None))
+    good = within(
+        targets,
+        *own_latency(rows.arrival, rows.first_token, rows.finish, rows.output_tokens, run.tick_s),
+    )
+    return goodput_share(good, confidence, steady.too_short)
+
+
+def goodput_of_jobs(
+    targets: Sequence[Target], run: NetworkRun, steady: NetworkSteadyState, confidence: float
+) -> Estimate:
+    """Return the share of the jobs after the warm-up that are good, with all their calls."""
+    good = good_jobs(run, targets)[steady.warmup_jobs :]
+    return goodput_share(good, confidence, steady.too_short)
+
+
+def good_jobs(run: NetworkRun, targets: Sequence[Target]) -> npt.NDArray[np.bool_]:
+    """Return which jobs end within all limits, and all of whose calls do."""
+    rows = recorded(run.rows, "requests")
+    jobs = rows.jobs
+    # What only decodes goes on with the first token of the call before it, and what has no output
+    # waits for no token.
+    decodes = jobs.prompt == 0
+    first_token = np.where(jobs.output == 0, rows.finish, rows.first_token)
+    first_token = np.where(decodes, rows.ready, first_token)
+    output = jobs.output + decodes
+    ttft, gaps, _ = own_latency(rows.ready, first_token, rows.finish, output, run.tick_s)
+    e2e = np.where(run.finish < 0, np.inf, (run.finish - run.arrival) * run.tick_s)
+    good = within(targets, ttft, gaps, e2e[jobs.job])
+    return np.asarray(np.bincount(jobs.job[~good], minlength=run.arrived) == 0)

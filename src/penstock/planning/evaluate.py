@@ -17,8 +17,7 @@ import numpy as np
 from penstock.checking.batch_means import GAP_SECTIONS
 from penstock.checking.enough_requests import estimate
 from penstock.checking.flood_test import flood_test
-from penstock.checking.goodput import goodput_share, own_latency, within
-from penstock.checking.latency import SteadyState
+from penstock.checking.goodput import goodput_of_run, goodput_share, own_latency, within
 from penstock.checking.latency_network import network_steady_state
 from penstock.checking.targets import Estimate, Judgement, Target, share
 from penstock.checking.verdict import Outcome, verdict
@@ -33,7 +32,6 @@ from penstock.simulation.intervals import merged
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.network_simulation import run_network
 from penstock.simulation.progress import Progress, part_of, silent
-from penstock.simulation.run import Run
 from penstock.simulation.servable import never_served
 from penstock.simulation.simulate import RunOptions
 from penstock.system.network import Network
@@ -244,10 +242,9 @@ def _alone(workload: Workload, deployment: Deployment, aim: Aim, report: Progres
             most_requests=size,
             progress=part,
         )  # fmt: skip
-        good = within(aim.targets, *_of_run(run, steady))
         return _Look(
             steady.estimates,
-            goodput_share(good, level, steady.too_short),
+            goodput_of_run(aim.targets, run, steady, level),
             run.arrived,
             steady.notices,
             steady.too_short,
@@ -274,13 +271,6 @@ def _looks(
     level = 1 - (1 - aim.confidence) / len(sizes)
     for index, size in enumerate(sizes):
         yield look(size, level, part_of(report, index / len(sizes), (index + 1) / len(sizes)))
-
-
-def _of_run(run: Run, steady: SteadyState) -> tuple[Floats, Floats, Floats]:
-    """Return TTFT, mean time per output token, E2E of requests after the warm-up, s; inf: none."""
-    assert run.rows is not None
-    rows = run.rows.where(slice(steady.warmup_requests, None))
-    return own_latency(rows.arrival, rows.first_token, rows.finish, rows.output_tokens, run.tick_s)
 
 
 def network_of(workload: Workload, deployment: Deployment) -> Network:
