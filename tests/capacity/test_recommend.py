@@ -169,9 +169,9 @@ def test_max_batch_sizes_are_tried_below_where_memory_binds_and_above_where_they
 
 
 def test_a_target_with_room_is_decided_by_a_longer_run_of_the_best() -> None:
-    """A p99 of .8 s has no upper end after 20,000 requests, but after some more it has one below 2 s."""
-    best = of_seventy_b("ttft_p99<2s").recommended
-    assert best.as_dict()["targets"] == {"ttft_p99<2s": "met"}
+    """A p99 of .8 s is not known to be below .9 s after 20,000 requests, but after some more it is."""
+    best = of_seventy_b("ttft_p99<900ms").recommended
+    assert best.as_dict()["targets"] == {"ttft_p99<0.9s": "met"}
     assert best.longer is not None
     assert best.longer.run.arrived > best.answer.run.arrived
 

@@ -309,7 +309,7 @@ def test_the_page_of_a_run_says_that_it_is_one(runs: dict[str, ps.Run]) -> None:
     given = scenario(128)
     certificate = ps.certify(given.workload, given.server)
     drawn = answer.Drawn(given.workload, given.server)
-    text = text_of(run_page(given, certificate, runs["sarathi"], drawn, [HOSTILE]))
+    text = text_of(run_page(given, certificate, runs["sarathi"], drawn, [], [HOSTILE]))
     assert "One run It began empty" in text
     assert "Latency in this run" in text
     assert HOSTILE in text
