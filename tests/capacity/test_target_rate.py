@@ -141,5 +141,6 @@ def test_the_command_says_up_to_where_and_what_is_left_open(tmp_path: Path, pens
     text = " ".join(penstock(*options)[1].split())
     assert f"Meets ttft_p99<0.5s up to {found['rate']:.4g} requests/s (" in text
     assert f"at {found['missed']:.4g} it is missed" in text
+    assert "there are none; give a --target" in penstock("max-rate", path, "--requests", "2000")[2]
     both = " ".join(penstock(*options, "--policies", "sarathi,orca")[1].split())
     assert f"sarathi {found['rate']:.4g} (not at {found['missed']:.4g})" in both

@@ -19,6 +19,7 @@ from penstock.checking.command_choices import (
     varied,
 )
 from penstock.checking.command_network import Jobs, Orders, Routers, chosen_network
+from penstock.errors import InputError
 from penstock.show import progress
 from penstock.show.options import Form, ScenarioPath, Seed, answers, files_of
 from penstock.simulation.progress import in_parts
@@ -99,6 +100,11 @@ def max_rate(
     order between stages.
     """
     of_network = {"--routers": routers, "--orders": orders}
+    if not targets and (requests, jobs) != (None, None):
+        raise InputError(
+            "--requests and --jobs give the length of runs that judge targets, but there are none; "
+            "give a --target, or leave them out"
+        )
     of_server = {"--alpha": alpha, "--requests": requests}
     document, is_network = read_either(scenario, of_server, of_network | {"--jobs": jobs})
     progress.announce_compilation()
