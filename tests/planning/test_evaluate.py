@@ -67,7 +67,8 @@ def test_a_recording_too_short_to_share_is_refused() -> None:
 def test_one_replica_is_judged_as_estimate_judges_it() -> None:
     target = ps.Target.parse("ttft_p99<2s")
     found = evaluate(WORKLOAD, Deployment(SERVER, 1), Aim.of([target], requests=4_000, most_requests=4_000))
-    _, steady = ps.estimate(WORKLOAD, SERVER, requests=4_000, most_requests=4_000, rho=ps.certify(WORKLOAD, SERVER).rho)
+    rho = ps.certify(WORKLOAD, SERVER).rho
+    _, steady = ps.estimate(WORKLOAD, SERVER, requests=4_000, most_requests=4_000, targets=[target], rho=rho)
     assert found.verdict == "stable"
     assert found.estimates[0] == steady.estimates["ttft_s"]["p99"]
     assert found.judgements[0] == steady.judge(target)
