@@ -496,14 +496,15 @@ def test_a_percentile_far_below_its_limit_is_bounded_by_the_share_of_samples_wit
     """Too few bursts lie beyond p99 to bound it from above, and enough samples within twice of it to say more."""
     server = ps.Server(ps.Affine(0.01, 1e-4), 512, 64)
     workload = ps.Workload.poisson(9.0, ps.Geometric(300, max=3000), ps.Geometric(60, max=600), seed=4)
-    run = ps.simulate(workload, server, requests=6_000)
+    run = ps.simulate(workload, server, requests=4_000)
     usual = ps.steady_state(run, rho=0.5).estimates["ttft_s"]["p99"]
     assert usual.value is not None
     assert usual.low is not None
+    assert usual.high is None
     far, near, below = (ps.Target("ttft_s", "p99", times * usual.value) for times in (3.0, 1.001, 0.9))
     bounded = {target: ps.steady_state(run, targets=[target], rho=0.5) for target in (far, near, below)}
     assert bounded[far].judge(far) == "met"
-    assert bounded[far].estimates["ttft_s"]["p99"].high == (far.limit_s if usual.high is None else usual.high)
+    assert bounded[far].estimates["ttft_s"]["p99"].high == far.limit_s
     assert bounded[near].judge(near) == "undecided"
     assert bounded[below].judge(below) in ("undecided", "missed")
-    assert ps.steady_state(run, targets=[far]).estimates["ttft_s"]["p99"].high == usual.high, "rho is not known"
+    assert ps.steady_state(run, targets=[far]).estimates["ttft_s"]["p99"].high is None, "rho is not known"

@@ -255,3 +255,12 @@ def test_engines_with_kv_memory_behind_jsq_are_planned_within_the_limits_that_th
     assert "behind jsq, vllm" in out
     assert "MET          tbt_p99<0.5s" in out
     assert "max batch size is given" not in out
+
+
+@pytest.mark.parametrize("option", [("--engine", "sglang"), ("--apart",), ("--rate", "3"), ("--gpus", "l4")])
+def test_what_goes_with_a_model_is_refused_beside_a_scenario(
+    penstock: Callable[..., Said], scenario: Path, option: tuple[str, ...]
+) -> None:
+    status, _, error = penstock("plan", scenario, *option)
+    assert status == 2
+    assert f"{option[0]} goes with --model" in error

@@ -65,7 +65,10 @@ Output = Annotated[int | None, typer.Option("--output", help="Tokens of an outpu
 Trace = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Requests, in place of lengths.")
 ]
-Engines = Annotated[str, typer.Option("--engine", help="vllm, sglang, or both with a comma.")]
+Engines = Annotated[
+    str | None,
+    typer.Option("--engine", help="vllm (default), sglang, or both with a comma."),
+]
 Precision = Annotated[
     str | None, typer.Option("--precision", help="Of the weights: bf16, fp8 or fp4.")
 ]
@@ -96,7 +99,7 @@ def plan(
     prompt: Prompt = None,
     output: Output = None,
     trace: Trace = None,
-    engine: Engines = "vllm",
+    engine: Engines = None,
     precision: Precision = None,
     apart: Apart = False,
     prices: Prices = None,
@@ -129,28 +132,23 @@ def plan(
     from penstock.planning.view import plan_page
 
     traffic = {"rate": rate, "prompt": prompt, "output": output, "trace": trace}
-    beside: dict[str, Any] = {
-        "--gpus": gpus,
-        "--tp": tp,
-        "--precision": precision,
-        "--prices": prices,
-    }
-    beside |= {"--write": write} | {f"--{name}": value for name, value in traffic.items()}
+    beside: dict[str, Any] = {"gpus": gpus, "tp": tp, "engine": engine, "precision": precision}
+    beside |= {"apart": apart or None, "prices": prices, "write": write} | traffic
     if (scenario is None) == (model is None):
         raise InputError(
             "plan takes a scenario, or --model with --rate, --prompt, --output and --target; give "
             "one of the two"
         )
     if model is None:
-        if idle := [option for option, value in beside.items() if value is not None]:
-            raise InputError(f"{idle[0]} goes with --model, and {scenario} says it; leave it out")
+        if idle := [name for name, value in beside.items() if value is not None]:
+            raise InputError(f"--{idle[0]} goes with --model, and {scenario} says it; leave it out")
         assert scenario is not None
         document, path, said = read_document(scenario), scenario, ""
     else:
         from penstock.planning.without_file import as_text, described
 
         document, said = described(
-            model, gpus, tp, engine, precision, traffic, apart, targets, prices
+            model, gpus, tp, engine or "vllm", precision, traffic, apart, targets, prices
         )
         path = Path(f"{Path(model).name.removesuffix('.json')}.yaml")
         if write is not None:

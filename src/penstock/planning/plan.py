@@ -15,13 +15,12 @@ from penstock.planning.evaluate import Evaluation
 from penstock.planning.ranking import SKETCH, Ranked, ranked
 from penstock.planning.search import Prospect, Search
 from penstock.planning.shortfalls import in_words
-from penstock.planning.space import Discarded, Family, Space
-from penstock.planning.targets_at_rate import TargetsAtRate
+from penstock.planning.space import Discarded, Space
+from penstock.planning.targets_at_rate import TargetsAtRate, at_both_ends
 from penstock.planning.unreachable import Unreachable, why_unreachable
 from penstock.show.page import Page, Shown
 from penstock.system.prefix_cache import cache_notes, doubts_of, unsaid
-from penstock.system.server import Server
-from penstock.theory.ends import Ends, known_of, server_ends
+from penstock.theory.ends import Ends, known_of
 from penstock.workload.workload import Workload
 
 _BEYOND = (1.25, 2.0)
@@ -279,7 +278,7 @@ def _plan_of(
         if sketch is None:  # else a larger fleet is of no interest beside other hardware
             _frontier_beyond(search, prospect)
         next_best = _next_best(search, best)
-        ends = _at_both_ends(question, prospect.family, sketch)
+        ends = at_both_ends(question, prospect.family, sketch)
         servers = [kind.server for kind, _ in best.deployment.kinds]
         notes = [note for server in servers for note in (server.kv_note, server.scope_warning)]
         unused = [note for server in servers for note in cache_notes(workload, server)]
@@ -311,38 +310,6 @@ def _of_the_middle(space: Space) -> list[str]:
         f"batch times are not exact ({origin}): that nothing does is said of the middle ones"
         for origin in dict.fromkeys(one.origin for one in known)
     ]
-
-
-def _at_both_ends(
-    question: TargetsAtRate, family: Family, sketch: int | None
-) -> Ends[Evaluation | None] | None:
-    """Search the family that won again, with the slow and with the fast end of its batch times."""
-    smallest = family.smallest
-    of_kinds = [server_ends(question.workload, kind.server) for kind, _ in smallest.kinds]
-    known = [ends for ends in of_kinds if ends is not None]
-    if not known:
-        return None
-
-    def fewest(server_of: Callable[[Ends[Server]], Server]) -> Evaluation | None:
-        servers = [
-            kind.server
-            if ends is None
-            else dataclasses.replace(kind.server, batch_time=server_of(ends).batch_time)
-            for (kind, _), ends in zip(smallest.kinds, of_kinds, strict=True)
-        ]
-        other = smallest.other and dataclasses.replace(smallest.other, server=servers[-1])
-        changed = dataclasses.replace(smallest, server=servers[0], other=other)
-        again = Search(
-            TargetsAtRate(question.workload, question.aim, sketch),
-            [dataclasses.replace(family, smallest=changed)],
-        )
-        again.run()
-        return None if again.best is None else again.best[0]
-
-    origins = "; ".join(dict.fromkeys(ends.origin for ends in known))
-    calibrated = all(ends.calibrated for ends in known)
-    slow, fast = fewest(lambda ends: ends.slow), fewest(lambda ends: ends.fast)
-    return Ends(slow, fast, origins, calibrated)
 
 
 def _not_judged(search: Search[Evaluation]) -> list[str]:

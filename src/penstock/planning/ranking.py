@@ -13,13 +13,9 @@ from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import Evaluation
 from penstock.planning.search import Report, Search
 from penstock.planning.space import Discarded, Family
-from penstock.planning.targets_at_rate import TargetsAtRate
+from penstock.planning.targets_at_rate import TargetsAtRate, at_both_ends
 from penstock.system.models.served import ShapedHardware
-from penstock.system.server import Server
-from penstock.theory.bounds import bounds
-from penstock.theory.ends import server_ends
-from penstock.theory.load import load
-from penstock.workload.workload import Workload
+from penstock.theory.certificate import certify
 
 BEYOND = 1.5
 """Times the cost of the best at which a fleet of other hardware is no longer looked for."""
@@ -46,9 +42,8 @@ class Ranked:
     million_tokens: float  # cost of a million tokens, prompt and output together
     million_outputs: float  # the same of a million output tokens, prompts for nothing
     watts: float | None  # of all accelerators, as their sheet has them; None: it is not known
-    slow_replicas: (
-        int | None
-    )  # with the slow end of the batch times, by theory; None: they are exact
+    # At the slow end of the batch times, by short runs; None: they are exact, or none does.
+    slow_replicas: int | None
     why: str = ""  # why none is shown
 
     def as_dict(self) -> dict[str, Any]:
@@ -88,10 +83,16 @@ def ranked(
     names = {family.name for family in chosen}
     rows = {one.deployment.hardware: (one, False) for one in by_cost}
     rows |= {hardware: (one, True) for hardware, one in search.by_hardware.items()}
-    shown = [_row(question.workload, one, exact) for one, exact in rows.values()]
+    by_name = {family.name: family for family in families}
+    shown = [
+        _row(question, by_name[one.deployment.family], one, exact) for one, exact in rows.values()
+    ]
     others = {one.smallest.hardware: one for one in families if one.smallest.hardware not in rows}
     shown += [_not_shown(sketch, hardware or "") for hardware in others]
     left_out = [one for one in sketch.discarded() if one.family not in names]
+    left_out += [
+        _by_sketch(sketch, one) for one in sketch.results if one.deployment.family not in names
+    ]
     return search, sorted(shown, key=_order), left_out
 
 
@@ -104,12 +105,13 @@ def _order(row: Ranked) -> tuple[bool, float, str]:
     return row.evaluation is None, row.cost, row.hardware
 
 
-def _row(workload: Workload, evaluation: Evaluation, exact: bool) -> Ranked:
+def _row(question: TargetsAtRate, family: Family, evaluation: Evaluation, exact: bool) -> Ranked:
+    workload = question.workload
     deployment = evaluation.deployment
     server, replicas = deployment.server, deployment.replicas
-    most = _most(workload, server)
-    ends = server_ends(workload, server)
-    slow = None if ends is None else math.ceil(replicas * most / _most(workload, ends.slow))
+    most = certify(workload, server).max_rate
+    ends = at_both_ends(question, family, SKETCH)
+    slow = None if ends is None or ends.slow is None else ends.slow.deployment.replicas
     seconds = workload.rate * 3600
     known = deployment.known
     watts = known.served.gpu.sheet.watts if isinstance(known, ShapedHardware) else None
@@ -122,9 +124,14 @@ def _row(workload: Workload, evaluation: Evaluation, exact: bool) -> Ranked:
     )  # fmt: skip
 
 
-def _most(workload: Workload, server: Server) -> float:
-    """Return the requests/s that no policy of a replica exceeds."""
-    return min(bound.max_rate for bound in bounds(workload, server, load(workload, server)))
+def _by_sketch(sketch: Search[Evaluation], one: Evaluation) -> Discarded:
+    """Account for a fleet that a short run alone judged."""
+    replicas = one.deployment.replicas
+    why = "it does, and there are cheaper or quicker ones"
+    if one.answer != "met":
+        why = sketch.question.lacks(one)
+    family = one.deployment.family
+    return Discarded(family, (replicas, replicas), 1, "simulation", f"by a short run {why}")
 
 
 def _not_shown(sketch: Search[Evaluation], hardware: str) -> Ranked:

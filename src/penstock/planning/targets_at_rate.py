@@ -3,6 +3,7 @@ decides.
 """
 
 import bisect
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 
@@ -19,7 +20,7 @@ from penstock.planning.evaluate import (
 )
 from penstock.planning.job_run import statistic_s
 from penstock.planning.mixed_fleets import MixedLoad, best_of, no_worse
-from penstock.planning.search import Question, Theory
+from penstock.planning.search import Question, Search, Theory
 from penstock.planning.share import share_of
 from penstock.planning.shortfalls import with_replicas
 from penstock.planning.space import Family
@@ -28,6 +29,7 @@ from penstock.simulation.run import recorded
 from penstock.simulation.simulate import simulate
 from penstock.system.server import Server
 from penstock.theory.bounds import bounds
+from penstock.theory.ends import Ends, server_ends
 from penstock.theory.kv_blocks import drawn
 from penstock.theory.latency_bounds import lower_bounds
 from penstock.theory.load import load
@@ -203,3 +205,35 @@ class TargetsAtRate(Question[Evaluation]):
             and statistic_s(samples[target.metric], target.statistic, run.tick_s) >= target.limit_s
             for target in self.aim.targets
         )
+
+
+def at_both_ends(
+    question: TargetsAtRate, family: Family, sketch: int | None
+) -> Ends[Evaluation | None] | None:
+    """Search the family that won again, with the slow and with the fast end of its batch times."""
+    smallest = family.smallest
+    of_kinds = [server_ends(question.workload, kind.server) for kind, _ in smallest.kinds]
+    known = [ends for ends in of_kinds if ends is not None]
+    if not known:
+        return None
+
+    def fewest(server_of: Callable[[Ends[Server]], Server]) -> Evaluation | None:
+        servers = [
+            kind.server
+            if ends is None
+            else dataclasses.replace(kind.server, batch_time=server_of(ends).batch_time)
+            for (kind, _), ends in zip(smallest.kinds, of_kinds, strict=True)
+        ]
+        other = smallest.other and dataclasses.replace(smallest.other, server=servers[-1])
+        changed = dataclasses.replace(smallest, server=servers[0], other=other)
+        again = Search(
+            TargetsAtRate(question.workload, question.aim, sketch),
+            [dataclasses.replace(family, smallest=changed)],
+        )
+        again.run()
+        return None if again.best is None else again.best[0]
+
+    origins = "; ".join(dict.fromkeys(ends.origin for ends in known))
+    calibrated = all(ends.calibrated for ends in known)
+    slow, fast = fewest(lambda ends: ends.slow), fewest(lambda ends: ends.fast)
+    return Ends(slow, fast, origins, calibrated)

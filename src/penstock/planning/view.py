@@ -241,7 +241,7 @@ def _ranking(plan: "Plan", prices: str) -> list[Section]:
     )  # fmt: skip
     caption = (
         "Per M: a million tokens. Slow: replicas with the slowest batch times that are likely, by "
-        "theory. Used: of what any scheduler can carry. Latencies in seconds."
+        "short runs. Used: of what any scheduler can carry. Latencies in seconds."
     )
     caption += f" Prices: {prices}; yours: --prices FILE." if prices else ""
     spare = ("Per M out", "kW", "Used", "Limits")

@@ -42,7 +42,8 @@ def described(
             "be put beside others; give --prices FILE, such as {l4: 0.8}, money for a GPU an hour"
         )
     hardware = {
-        "model": model, "gpu": kinds, "tensor_parallel": _numbers("--tp", tp) or list(_PARALLEL),
+        "model": _found(model), "gpu": kinds,
+        "tensor_parallel": _numbers("--tp", tp) or list(_PARALLEL),
         "engine": _listed("--engine", engine),
     }  # fmt: skip
     search: dict[str, Any] = {
@@ -67,13 +68,18 @@ def workload_of(traffic: Mapping[str, Any]) -> dict[str, Any]:
                 f"--{idle[0]} is given beside --trace, whose requests have lengths; leave one out"
             )
         at = {"rate": given["rate"], "arrivals": "poisson"} if "rate" in given else {}
-        return {"trace": str(given["trace"]), **at}
+        return {"trace": _found(given["trace"]), **at}
     if lacking := [f"--{name}" for name in ("rate", "prompt", "output") if name not in given]:
         raise InputError(
             f"{' and '.join(lacking)} of the load is missing; give --rate (requests/s), --prompt "
             "and --output (tokens), or --trace FILE"
         )
     return {"poisson": {name: given[name] for name in ("rate", "prompt", "output")}}
+
+
+def _found(name: str | Path) -> str:
+    """Return a file by its whole path, so that a scenario written elsewhere names it, too."""
+    return str(Path(name).resolve()) if Path(name).is_file() else str(name)
 
 
 def as_text(document: Mapping[str, Any], said: str) -> str:
