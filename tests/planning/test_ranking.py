@@ -10,8 +10,10 @@ import penstock as ps
 from penstock.planning.aim import Aim
 from penstock.planning.evaluate import evaluate
 from penstock.planning.plan import plan
+from penstock.planning.ranking import by_theory
 from penstock.planning.scenario import build_plan, read_plan
 from penstock.planning.space import search_space
+from penstock.planning.targets_at_rate import USUAL_RHO, TargetsAtRate
 from penstock.planning.without_file import as_text, described
 from penstock.system.models.gpus import SHEETS
 from penstock.system.models.served import served_model, shaped_hardware
@@ -109,3 +111,20 @@ def test_the_cost_of_a_million_tokens_is_that_of_the_hours_that_they_take() -> N
             assert 0 < row.used < 1
             assert row.slow_replicas is not None
             assert row.slow_replicas >= row.evaluation.deployment.replicas
+
+
+def test_theory_says_before_any_run_which_fleets_have_a_usual_load() -> None:
+    """One of each hardware, the cheapest first; a replica less would have more of its capacity."""
+    workload = ps.Workload.poisson(200.0, 900, 100)
+    kinds = [shaped_hardware(served_model("Llama-3.1-8B", gpu)) for gpu in ("l40s", "h100-sxm", "h200-sxm")]
+    price = {"l40s": 2.0, "h100": 2.1, "h200": 9.0}
+    space = search_space(BASE, hardware=kinds, token_budget=[None, 512], max_batch_size=[None], price=price)
+    aim = Aim.of(["ttft_mean<5s"], requests=400)
+    fleets = by_theory(TargetsAtRate(workload, aim), space.families)
+    assert [fleet.hardware for fleet in fleets] == [
+        f"Llama-3.1-8B on {name}" for name in ("h100-sxm", "l40s", "h200-sxm")
+    ]
+    assert [fleet.cost for fleet in fleets] == sorted(fleet.cost for fleet in fleets)
+    for fleet in fleets:
+        share = workload.rate / ps.certify(workload, fleet.server).max_rate
+        assert (fleet.replicas - 1) * USUAL_RHO < share <= fleet.replicas * USUAL_RHO

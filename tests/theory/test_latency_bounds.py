@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 import penstock as ps
 from penstock.theory.latency_bounds import lower_bounds, request_bounds
@@ -62,3 +63,16 @@ def test_where_prompts_come_with_next_to_no_outputs_the_mean_ttft_is_that_of_the
     server = ps.Server(ps.Affine(0.0, 1e-3), 1)
     workload = ps.Workload.poisson(0.8, 1_000, 1)
     assert lower_bounds(workload, server)["ttft_s"]["mean"] == pytest.approx(1 + 0.8 / (2 * (1 - 0.8)), rel=1e-3)
+
+
+@given(st.lists(st.floats(1e-3, 1.0), min_size=4, max_size=4), st.floats(0.1, 0.95))
+def test_the_mean_gap_is_that_of_the_best_mix_of_batches(steps: list[float], load: float) -> None:
+    """The linear program behind it: mixes of batches with so many seconds a token at most."""
+    seconds = np.cumsum(steps)
+    per_token = seconds / np.arange(1, 5)
+    rate = load / (11 * per_token.min())  # of ten gaps and one prompt token
+    server = ps.Server(ps.Measured([1, 2, 3, 4], seconds.tolist()), 4)
+    left = (1 - rate * per_token.min()) / (rate * 10)
+    best = linprog(seconds, [per_token], [left], [np.ones(4)], [1.0])
+    gap = lower_bounds(ps.Workload.deterministic(rate, 1, 11), server)["tbt_s"]["mean"]
+    assert gap == pytest.approx(best.fun, rel=1e-5)

@@ -14,6 +14,8 @@ from penstock.show.options import Form, Seed, answers, files_of
 from penstock.words import amount
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from penstock.capacity.stable_rates import RateMap
     from penstock.planning.day import DayPlan
     from penstock.planning.deployment import Deployment
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from penstock.planning.plan import Plan
     from penstock.planning.scenario import PlanScenario
 
+_MOST_FIRST = 6
+"""Kinds of hardware in the first ranking."""
 
 Targets = Annotated[
     list[str] | None,
@@ -160,7 +164,7 @@ def plan(
         seed=seed,
     )  # fmt: skip
     progress.announce_compilation()
-    found = _answers(chosen)
+    found = _answers(chosen, None if form.as_json else _first_ranking)
     rates = None
     if form.figures is not None or form.report is not None:
         rates = _rates(chosen, found.plan)
@@ -203,7 +207,20 @@ class _Answers:
         return document | {"launch": [launch.as_dict() for launch in self.launches]}
 
 
-def _answers(chosen: "PlanScenario") -> _Answers:
+def _first_ranking(fleets: "Sequence[Deployment]") -> None:
+    """Say on standard error what theory has to say of each hardware, before anything is run."""
+    from penstock.planning.ranking import brief
+    from penstock.planning.targets_at_rate import USUAL_RHO
+
+    progress.log(f"By theory alone, at {USUAL_RHO:.0%} of what any scheduler carries:")
+    for fleet in fleets[:_MOST_FIRST]:
+        progress.log(f"  {brief(fleet):<24} {fleet.cost:>10,.2f} per hour")
+    progress.log("Short runs tell what latency takes.")
+
+
+def _answers(
+    chosen: "PlanScenario", first: "Callable[[Sequence[Deployment]], None] | None"
+) -> _Answers:
     """Search, then plan the day and the job that are asked for."""
     from penstock.planning.plan import plan as search
 
@@ -211,8 +228,9 @@ def _answers(chosen: "PlanScenario") -> _Answers:
     if chosen.aim is not None:
         with progress.bar("Planning") as show:
             plan = search(
-                chosen.workload, chosen.space, aim=chosen.aim, rank=chosen.rank, progress=show
-            )
+                chosen.workload, chosen.space, aim=chosen.aim, rank=chosen.rank, first=first,
+                progress=show,
+            )  # fmt: skip
     day = _day(chosen, plan)
     job = _job(chosen)
     best = None if plan is None or plan.best is None else plan.best.deployment

@@ -11,6 +11,7 @@ from penstock.checking.doubt import beyond_rows
 from penstock.checking.targets import Judgement, Target, refuse_gaps_of_one_token
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
+from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import Evaluation
 from penstock.planning.ranking import SKETCH, Ranked, ranked
 from penstock.planning.search import Prospect, Search
@@ -202,6 +203,7 @@ def plan(
     seed: int | None = None,
     aim: Aim | None = None,
     rank: bool = False,
+    first: Callable[[Sequence[Deployment]], None] | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> Plan:
     """Find the cheapest deployment that meets the targets.
@@ -227,6 +229,9 @@ def plan(
     rank
         Whether to put the cheapest fleets of all hardware side by side. They are then sketched by
         short runs first, and only the cheapest few are searched.
+    first
+        Called before anything is simulated, where hardware is put side by side: with the fleet of
+        each that carries the load at the usual share of its capacity, the cheapest first.
     progress
         Called now and then with the share that is done, and what is being simulated.
 
@@ -252,7 +257,7 @@ def plan(
     ranking: list[Ranked] = []
     left_out: list[Discarded] = []
     if rank:
-        search, ranking, left_out = ranked(question, space.families, progress)
+        search, ranking, left_out = ranked(question, space.families, progress, first)
     else:
         search = Search(question, space.families, progress)
     if not search.prospects and all(family.by == "impossible" for family in search.hopeless):

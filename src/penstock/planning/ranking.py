@@ -6,7 +6,7 @@ cheapest few are then searched as a plan is, with intervals and a test of stabil
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.planning.deployment import Deployment
@@ -57,11 +57,14 @@ class Ranked:
 
 
 def ranked(
-    question: TargetsAtRate, families: Sequence[Family], report: Report | None = None
-) -> tuple[Search[Evaluation], list[Ranked], list[Discarded]]:
+    question: TargetsAtRate, families: Sequence[Family], report: Report | None = None,
+    first: Callable[[Sequence[Deployment]], None] | None = None,
+) -> tuple[Search[Evaluation], list[Ranked], list[Discarded]]:  # fmt: skip
     """Return the search of the cheapest few kinds, all kinds in order, and what was left out."""
-    first = part_of_report(report, 0.0, _SHARE)
-    sketch = Search(TargetsAtRate(question.workload, question.aim, SKETCH), families, first, BEYOND)
+    by_sketch = TargetsAtRate(question.workload, question.aim, SKETCH)
+    if first is not None:
+        first(by_theory(by_sketch, families))
+    sketch = Search(by_sketch, families, part_of_report(report, 0.0, _SHARE), BEYOND)
     sketch.run()
     by_cost = sorted(sketch.by_hardware.values(), key=sketch.rank)
     # Of each with the two limits that do it best, between which intervals decide.
@@ -94,6 +97,19 @@ def ranked(
         _by_sketch(sketch, one) for one in sketch.results if one.deployment.family not in names
     ]
     return search, sorted(shown, key=_order), left_out
+
+
+def by_theory(question: TargetsAtRate, families: Sequence[Family]) -> list[Deployment]:
+    """Return of each hardware the cheapest fleet with a usual load, the cheapest first."""
+    cheapest: dict[str | None, Deployment] = {}
+    for family in families:
+        stable = question.stability(family)
+        if stable.least == len(family.counts):
+            continue
+        fleet = family.at(family.counts[min(stable.usual, len(family.counts) - 1)])
+        rival = cheapest.get(fleet.hardware, fleet)
+        cheapest[fleet.hardware] = min(rival, fleet, key=lambda one: one.cost)
+    return sorted(cheapest.values(), key=lambda one: (one.cost, one.name))
 
 
 def part_of_report(report: Report | None, low: float, high: float) -> Report | None:

@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
@@ -44,6 +45,15 @@ _NO_LOAD = 1e-6  # of the rate
 _BEYOND_DOUBT = 1.01  # times the limit: some bounds are what simulations show, but for their noise
 
 
+class Stability(NamedTuple):
+    """What theory says of the load of a family, by the number of its replicas."""
+
+    # Indices, in `Family.counts`: of the fewest that may be stable, and of those with a usual load.
+    least: int
+    usual: int
+    why_not_fewer: str
+
+
 class TargetsAtRate(Question[Evaluation]):
     """Meet targets at the rate of a workload."""
 
@@ -51,6 +61,7 @@ class TargetsAtRate(Question[Evaluation]):
         self.workload, self.aim, self.sketch = workload, aim, sketch
         self.likely: Mapping[str, int] = {}  # replicas by family, where something told them
         self._ordered: dict[tuple[Server, Server], bool] = {}
+        self._stability: dict[str, Stability] = {}
         self._unloaded: dict[Server, Mapping[str, Mapping[str, float]]] = {}
 
     def judge(self, family: Family, count: int, report: Callable[[float], None]) -> Evaluation:
@@ -76,7 +87,7 @@ class TargetsAtRate(Question[Evaluation]):
         deployment, counts = family.smallest, family.counts
         # The smallest may have one replica, before which no router is asked.
         refuse_idle_router(self.workload, family.at(counts[-1]))
-        least, usual, reason = self._least_stable(family)
+        least, usual, reason = self.stability(family)
         if least == len(counts):
             return Theory(least, least, reason)
         if self.aim.objective == "cost" and not deployment.prefill_replicas:
@@ -92,15 +103,21 @@ class TargetsAtRate(Question[Evaluation]):
         guess = self._guess(family, least, min(max(usual, least), len(counts) - 1))
         return Theory(least, guess, reason)
 
-    def _least_stable(self, family: Family) -> tuple[int, int, str]:
-        """Return the index of the fewest that may be stable, that of a usual load, and a reason."""
-        # It says why there are no fewer of the first.
+    def stability(self, family: Family) -> Stability:
+        """Say how many replicas may be stable, and how many have a usual load."""
+        if family.name not in self._stability:
+            self._stability[family.name] = self._least_stable(family)
+        return self._stability[family.name]
+
+    def _least_stable(self, family: Family) -> Stability:
+        """Say so by the load of each kind of replica."""
         deployment, counts = family.smallest, family.counts
         network = None if deployment.splits else network_of(self.workload, deployment)
         if network is not None and deployment.others:
             mixed = MixedLoad(network, family, self.more_helps(deployment))
             least = mixed.first_below(1.0)
-            return least, mixed.first_below(USUAL_RHO), mixed.why_not(least - 1)
+            usual = mixed.first_below(USUAL_RHO)
+            return Stability(least, usual, mixed.why_not(least - 1))
         if network is not None and deployment.prefill_replicas:
             load_of_one = float(network.model().rho.max()) * deployment.replicas
             limit = "Theorem 1(a)", "token budget"
@@ -117,7 +134,7 @@ class TargetsAtRate(Question[Evaluation]):
             f"({limit[1]})"
         )
         usual = bisect.bisect_left(counts, load_of_one / USUAL_RHO)
-        return bisect.bisect_right(counts, load_of_one), usual, reason
+        return Stability(bisect.bisect_right(counts, load_of_one), usual, reason)
 
     def _too_slow(self, family: Family, index: int) -> list[tuple[float, str]]:
         """Return targets that no policy can meet: least latency over the limit, and why."""

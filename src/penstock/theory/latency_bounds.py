@@ -21,8 +21,7 @@ let c = (1 - lambda x r) / (lambda g).
 * A gap is no shorter than the batch that ends it. Charge u_b seconds to each token in a batch of b:
   in all 1 s per second at most, and r or more to each token that ends no gap, so c at most to each
   that does. The mean gap is thus at least the least mean of t_b over mixes of batches with mean u_b
-  <= c. By duality that is the largest, over gamma >= 0, of min over b of (t_b + gamma u_b) - gamma
-  c, and each gamma gives a bound.
+  <= c: the lower convex hull of the points (u_b, t_b), at c.
 * If a share q of the gaps is in batches of at most z seconds, q u + (1 - q) r <= c for the least
   u_b of those. So the quantile q is at least the least t_b of all b with u_b <= r + (c - r) / q.
 * Poisson arrivals see time averages, so each waits on average for what is left of the batch that
@@ -37,6 +36,7 @@ They rise with the rate, so that those of a low rate hold at any. They are of on
 both phases.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -45,6 +45,7 @@ import numpy as np
 
 from penstock.inputs.arrays import Floats, Ints
 from penstock.inputs.caching import cached
+from penstock.system import hull
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
@@ -108,6 +109,9 @@ def lower_bounds(workload: Workload, server: Server) -> Mapping[str, Mapping[str
     alike = server  # as far as the requests' own bounds go
     if server.policy.by_phase and server.memory is None:
         alike = Server(server.batch_time, server.token_budget, convention=server.convention)
+    elif server.max_batch_size is not None:
+        unlimited = dataclasses.replace(server, max_batch_size=None)
+        alike = unlimited if unlimited.most_tokens == server.most_tokens else server
     own = _requests(work.lengths, alike, reuses(workload, server))
     ttft, e2e = dict(own.ttft), dict(own.e2e)
     gaps = own.output - 1
@@ -158,10 +162,11 @@ def request_bounds(
 
 
 class _Batches(NamedTuple):
-    """Seconds of batches, and per token, shape (kinds,): all that are best for some mix."""
+    """Seconds of batches, and per token, shape (kinds,): all that no other undercuts in both."""
 
     seconds: Floats
     per_token: Floats
+    mixes: Floats  # shape (corners, 2): least seconds over mixes by seconds per token
 
 
 @cached(256)
@@ -172,7 +177,9 @@ def _batches(batch_time: BatchTime, budget: int) -> _Batches:
     seconds, per_token = seconds[order], per_token[order]
     # Longer batches only if they are cheaper per token.
     best = np.r_[True, per_token[1:] < np.minimum.accumulate(per_token)[:-1]]
-    return _Batches(seconds[best], per_token[best])
+    seconds, per_token = seconds[best], per_token[best]
+    mixes = hull.corners(np.column_stack([per_token, seconds])[::-1])
+    return _Batches(seconds, per_token, mixes)
 
 
 @cached(256)
@@ -239,17 +246,14 @@ def _spread(values: Floats, sampled: bool) -> float:
 
 def _gaps(batches: _Batches, rate: float, gaps: float, others: float) -> dict[str, float]:
     """Return bounds of the time between tokens by load."""
-    seconds, per_token = batches
+    seconds, per_token, mixes = batches
     cheapest = float(per_token.min())
     if not gaps:
         return dict.fromkeys(("mean", *PERCENTILES), 0.0)
     left = (1 - rate * others * cheapest) / (rate * gaps)
     if left <= cheapest:
         return dict.fromkeys(("mean", *PERCENTILES), math.inf)
-    mean = max(
-        float((seconds + gamma * per_token).min()) - gamma * left for gamma in _MULTIPLIERS.tolist()
-    )
-    bounds = {"mean": mean}
+    bounds = {"mean": float(np.interp(left, *mixes.T))}
     for name, share in PERCENTILES.items():
         bounds[name] = float(seconds[per_token <= cheapest + (left - cheapest) / share].min())
     return bounds
@@ -257,7 +261,7 @@ def _gaps(batches: _Batches, rate: float, gaps: float, others: float) -> dict[st
 
 def _running(batches: _Batches, tokens_per_s: float) -> float:
     """Return the least mean of what is left of the batch that runs when a request arrives."""
-    seconds, per_token = batches
+    seconds, per_token = batches.seconds, batches.per_token
     if tokens_per_s * float(per_token.min()) >= 1:
         return math.inf
     return float(
