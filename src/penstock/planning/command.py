@@ -74,7 +74,7 @@ Engines = Annotated[
     typer.Option("--engine", help="vllm (default), sglang, or both with a comma."),
 ]
 Precision = Annotated[
-    str | None, typer.Option("--precision", help="Of the weights: bf16, fp8 or fp4.")
+    str | None, typer.Option("--precision", help="Of the weights: bf16, fp8, fp4 or int4.")
 ]
 Apart = Annotated[
     bool, typer.Option("--apart", help="Search replicas for prompts and for outputs apart, too.")

@@ -34,8 +34,9 @@ _GIVEN = {
     f"it is given as `{_SHAPE}tensor_parallel: ...}}`": " ".join(TENSOR_PARALLEL),
     f"it is given as `{_SHAPE}tensor_parallel: ..., expert_parallel: ...}}`, of a mixture of "
     "experts": " ".join((*EXPERT_PARALLEL, "enable_expert_parallel", "moe_expert_parallel_size")),
-    f"it is given as `{_SHAPE}precision: ...}}` (bf16, fp8, fp4); what a config.json says of it is "
-    "read there, AWQ and GPTQ too": "precision dtype quantization q quantization_config",
+    f"it is given as `{_SHAPE}precision: ...}}` (bf16, fp8, fp4, int4); a name such as "
+    "Qwen3-32B-AWQ says it, and a config.json":
+        "precision dtype quantization q quantization_config",
     f"it is given as `{_SHAPE}kv_precision: ...}}` (bf16, fp8)": "kv_precision kv_cache_dtype",
     "it is given as `gpu: {memory_gib: ...}`": "memory_gib gpu_memory_gib",
     "it is given as `gpu: {gpu_memory_utilization: ...}`": " ".join(

@@ -100,6 +100,25 @@ def test_quantisation_in_a_file_of_its_own_counts() -> None:
     assert shape.weights_bytes(shape.numbers()) / 1e9 == pytest.approx(72.7, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("Qwen/Qwen3-32B-AWQ", "Qwen3-32B"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "Qwen2.5-7B"),
+        ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "Llama-3.1-70B"),
+        ("RedHatAI/Mistral-7B-Instruct-v0.3-quantized.w4a16", "Mistral-7B-v0.3"),
+    ],
+)
+def test_names_of_checkpoints_in_four_bits_are_read(name: str, base: str) -> None:
+    shape = model_shape(name)
+    known = model_shape(base)
+    assert (shape.parameters, shape.name) == (known.parameters, name.rpartition("/")[2])
+    assert shape.numbers() == known.numbers("int4") == Numbers("int4-128", "int4-128", "int4-128")
+    layers = known.parameters - known.embedding_parameters
+    saved = known.weights_bytes(known.numbers()) - shape.weights_bytes(shape.numbers())
+    assert saved == pytest.approx(layers * (2 - 0.52), rel=0.001)
+
+
 def test_latent_attention_keeps_576_numbers_of_a_token_in_each_layer_on_every_gpu() -> None:
     shape = model_shape("DeepSeek-V3")
     for gpus in (1, 8):

@@ -85,7 +85,7 @@ Model = Annotated[
 Gpu = Annotated[str | None, typer.Option("--gpu", help="Of --model, such as h100-sxm.")]
 Tp = Annotated[int | None, typer.Option("--tp", help="GPUs that share each layer.")]
 Precision = Annotated[
-    str | None, typer.Option("--precision", help="Of the weights: bf16, fp8 or fp4.")
+    str | None, typer.Option("--precision", help="Of the weights: bf16, fp8, fp4 or int4.")
 ]
 KvPrecision = Annotated[
     str | None, typer.Option("--kv-precision", help="Of the KV cache: bf16 or fp8.")

@@ -25,7 +25,7 @@ def hardware(
     ] = None,
     tensor_parallel: Annotated[int, typer.Option("--tp", help="GPUs that share each layer.")] = 1,
     precision: Annotated[
-        str | None, typer.Option(help="bf16, fp8 or fp4, in place of the published precision.")
+        str | None, typer.Option(help="bf16, fp8, fp4 or int4, in place of the published one.")
     ] = None,
     engine: Annotated[
         str, typer.Option(help="Whose host and limits: vllm, sglang, tensorrt-llm.")

@@ -1,5 +1,6 @@
 """Shapes of known models, by name: facts from the `config.json` of their makers."""
 
+import dataclasses
 import functools
 import re
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ _FILE = Path(__file__).parent / "shapes.yaml"
 # Of a model, whose shape is the same: what it was trained for, and a version or a month.
 _VARIANTS = ("-hf", "-chat", "-instruct", "-it", "-base", "-pt", "-thinking", "-preview")
 _VERSION = r"-(v0\.\d|\d{4})$"
+_INT4 = r"(-awq|-gptq-int4|-awq-int4|[-.]w4a16)$"  # whose weights others converted to 4 bits
 _PARTS = {"latent": Latent, "experts": Experts, "stored": Numbers}
 
 
@@ -41,7 +43,12 @@ def model_shape(model: str, folder: Path = Path()) -> ModelShape:
     if (path / "config.json").is_file():
         return read_shape(path / "config.json")
     names = {name.lower(): name for name in catalogue()}
-    plain = model.lower().rpartition("/")[2].removeprefix("meta-")
+    called = model.rpartition("/")[2]
+    plain = called.lower().removeprefix("meta-")
+    converted = re.sub(_INT4, "", plain).removesuffix("-quantized")
+    if converted != plain:
+        shape = model_shape(converted)
+        return dataclasses.replace(shape, name=called, stored=shape.numbers("int4"))
     for variant in _VARIANTS:
         plain = plain.removesuffix(variant).replace(f"{variant}-", "-")
     found = names.get(plain) or names.get(re.sub(_VERSION, "", plain))

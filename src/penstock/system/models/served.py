@@ -171,7 +171,7 @@ def served_model(
     gpu: str,  # a name in `SHEETS`, such as `h100-sxm`
     tensor_parallel: int = 1,
     expert_parallel: int = 1,
-    precision: str | None = None,  # of the weights: bf16, fp8 or fp4; None: as published
+    precision: str | None = None,  # of the weights: bf16, fp8, fp4, int4; None: as published
     kv_precision: str | None = None,  # bf16 or fp8; None: as published
     engine: str = "vllm",  # whose host adds to the kernels
     folder: Path = Path(),  # where a path is looked for

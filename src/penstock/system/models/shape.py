@@ -25,8 +25,10 @@ BYTES: dict[str, float] = {
 }
 """Bytes of a number in weights, its share of the scales included."""
 
-ASKED = ("bf16", "fp8", "fp4")
-"""Precisions that may be asked for; the others are those that a model is published in."""
+ASKED = {"bf16": "bf16", "fp8": "fp8", "fp4": "fp4", "int4": "int4-128"}
+"""Precisions that may be asked for, and the numbers that they are; a model may be published in
+others.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +234,8 @@ class ModelShape:
                 "leave precision out"
             )
         else:
-            numbers = Numbers(str(precision), str(precision), str(precision), stored.kv)
+            number = ASKED[precision]
+            numbers = Numbers(number, number, number, stored.kv)
         return numbers if kv is None else dataclasses.replace(numbers, kv=kv)
 
     def weights_bytes(self, numbers: Numbers, tensor_parallel: int = 1) -> float:
