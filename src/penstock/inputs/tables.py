@@ -115,8 +115,6 @@ class _Csv:
         return cls(source, names, separator)
 
     def read(self, names: tuple[str, ...]) -> pl.DataFrame:
-        if len(self.header) < 2:  # a blank line would be a row; no format has one column
-            return pl.DataFrame()
         if self._has_long_cell():
             raise self.source.long_line(self.source.most_line_bytes)
         try:

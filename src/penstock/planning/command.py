@@ -258,10 +258,7 @@ def _day(chosen: "PlanScenario", plan: "Plan | None") -> "DayPlan | None":
     best = plan.best.deployment
     counts = next(family.counts for family in chosen.space.families if family.name == best.family)
     with progress.bar("Planning the day") as show:
-        return day_of(
-            chosen.day, chosen.scenario.workload, best, plan.aim, counts,
-            lambda what, share: show(share, what),
-        )  # fmt: skip
+        return day_of(chosen.day, chosen.scenario.workload, best, plan.aim, counts, show)
 
 
 def _why_no_day(chosen: "PlanScenario", plan: "Plan | None") -> str:

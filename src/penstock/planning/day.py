@@ -7,10 +7,9 @@ said, and a simulation of whole days with the planned replicas shows the latency
 that assumption.
 """
 
-import bisect
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,22 +23,19 @@ from penstock.planning.day_run import DayCheck, resampled, simulate_day
 from penstock.planning.deployment import SPLITTING, Deployment
 from penstock.planning.evaluate import Evaluation, network_of
 from penstock.planning.rates import HOUR_S, RateProfile
-from penstock.planning.search import Search, Theory
+from penstock.planning.search import Report, Search
 from penstock.planning.space import Family
 from penstock.planning.targets_at_rate import TargetsAtRate
 from penstock.show.page import Page, Shown
 from penstock.system.pool import MOST_REPLICAS
 from penstock.theory.certificate import certify
-from penstock.words import counted
+from penstock.words import counted, span
 from penstock.workload.workload import Workload
 
 RELAXATIONS = 5
 """Relaxation times in an interval from which on it counts as settled: a deviation is then below 1%
 (e^-5).
 """
-
-Progress = Callable[[str, float], None]
-"""Called with what is being done, and the share that is."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -154,94 +150,70 @@ def plan_day(
     least_replicas: int = 1,
     startup_minutes: float = 0.0,
     check: bool = True,
-    progress: Progress | None = None,
-    **aim: Any,
+    progress: Report | None = None,
+    **asked: Any,
 ) -> DayPlan:
     """Return the least replicas for each interval of a day, from the highest rate down."""
-    # Nothing is simulated where an evaluation implies the answer (no more requests per replica and
-    # no fewer replicas than one that met the targets, or the reverse). Recorded arrivals are
-    # resampled as Poisson ones. Targets are an `Aim`, or for `Aim.of`, with what else is given by
-    # name. ``replicas`` are the numbers allowed; without them all from least to most. A starting
-    # replica is paid for.
+    # Recorded arrivals are resampled as Poisson ones. Targets are an `Aim`, or for `Aim.of`, with
+    # what else is ``asked``. ``replicas`` are the numbers allowed; without them all from least to
+    # most. A starting replica is paid for.
     if deployment.other is not None:
         raise InputError(
             f"the fleet is {deployment.fleet}, but a day is planned for one kind of replica, for "
             "which of two to stop at night is not searched; give a fleet of one kind"
         )
-    counts = _counts(deployment, replicas, least_replicas, most_replicas)
+    step = sum(deployment.ratio or (1,))
+    counts = _counts(step, replicas, least_replicas, most_replicas)
     startup_s = 60 * checks.number(
         "startup_minutes", startup_minutes, 0, profile.span_s / 60, "minutes", "of the day"
     )
     workload = resampled(workload, profile.peak)
-    aim_of_all = targets if isinstance(targets, Aim) else Aim.of(targets, **aim)
-    step = sum(deployment.ratio or (1,))
-    per_replica = _most_rate(workload, deployment.with_replicas(step)) / step
-    family = Family(deployment.with_replicas(counts[0]), tuple(counts))
-    simulated: list[Evaluation] = []
-    rounded = [
-        profile.peak if rate == profile.peak else float(f"{rate:.9g}") for rate in profile.rates
-    ]
+    aim = targets if isinstance(targets, Aim) else Aim.of(targets, **asked)
+    family = Family(deployment.with_replicas(counts[0]), counts)
+    # rates that differ by rounding alone are one
+    rounded = [rate if rate == profile.peak else float(f"{rate:.9g}") for rate in profile.rates]
     profile = dataclasses.replace(profile, rates=np.array(rounded))
-    report = progress or (lambda what, share: None)
+    report = progress or (lambda share, what: None)
     rates = sorted({rate for rate in rounded if rate > 0}, reverse=True)
-    fleets: dict[float, tuple[int, bool]] = {}
+    simulated: list[Evaluation] = []
+    fleets = {0.0: (counts[0], True)}
     for index, rate in enumerate(rates):
-        report(f"{rate:.4g} requests/s", index / len(rates))
-        question = _AtTheRate(workload, rate, aim_of_all, per_replica, simulated)
-        search = Search(question, [family])
+        report(index / len(rates), f"{rate:.4g} requests/s")
+        search = Search(_AtTheRate(workload.with_rate(rate), aim, family, simulated), [family])
         search.run()
         fleets[rate] = counts[-1], False
         if search.best is not None:
             fleets[rate] = counts[search.best[1].answer or 0], True
-    periods = _periods(profile, workload, family, per_replica, fleets)
-    # the days as they follow each other, on the fleet of the peak
-    report("whole days", 1.0)
+    periods = _periods(profile, workload, family, fleets)
+    report(1.0, "whole days")
     peak = deployment.with_replicas(max(period.replicas for period in periods))
-    days, notices = (
-        _whole_days(profile, workload, peak, periods, aim_of_all.targets) if check else (None, [])
-    )
+    days, why = None, []
+    if check:
+        try:
+            held = [period.replicas for period in periods]
+            days = simulate_day(profile, workload, peak, held, aim.targets)
+        except InputError as error:
+            why = [f"whole days are not simulated: {error}"]
     return DayPlan(
-        profile, peak, aim_of_all.targets, periods, startup_s, tuple(simulated), days,
-        (*_cautions(profile, periods), *notices),
+        profile, peak, aim.targets, periods, startup_s, tuple(simulated), days,
+        (*_cautions(profile, periods, days), *why),
     )  # fmt: skip
 
 
-def _counts(
-    deployment: Deployment, replicas: Sequence[int], least: int, most: int
-) -> Sequence[int]:
+def _counts(step: int, replicas: Sequence[int], least: int, most: int) -> tuple[int, ...]:
     """Return the numbers of replicas that the fleet may have, rising."""
-    step = sum(deployment.ratio or (1,))
     between = "the fleet is between these"
-    most = checks.whole("most_replicas", most, step, MOST_REPLICAS, "", between) // step * step
+    most = checks.whole("most_replicas", most, step, MOST_REPLICAS, "", between)
     least = checks.whole("least_replicas", least, 1, most, "", between)
-    counts = sorted(
-        checks.whole("a number of replicas", count, least, most, "", between) for count in replicas
-    )
-    return counts or range(-(-least // step) * step, most + 1, step)
-
-
-def _whole_days(
-    profile: RateProfile,
-    workload: Workload,
-    fleet: Deployment,
-    periods: Sequence[Period],
-    targets: Sequence[Target],
-) -> tuple[DayCheck | None, list[str]]:
-    """Return the days simulated, and what to say of them, or why they are not."""
-    try:
-        if fleet.prefill_replicas:
-            raise InputError(
-                "prompts and output tokens are served by replicas of their own, so that one does "
-                "not tell the rest"
-            )
-        if not fleet.splits:
-            raise InputError(f"replicas behind {fleet.router} see each other's queues")
-        days = simulate_day(
-            profile, workload, fleet, [period.replicas for period in periods], targets
+    allowed = sorted(replicas) or range(step, most + 1, step)
+    counts = tuple(count for count in allowed if least <= count <= most)
+    if not counts:
+        raise InputError(
+            f"{span(allowed[0], allowed[-1], 'replica')} may be searched, but none of {least:,} to "
+            f"{most:,}, as the day asks for; change plan.search.replicas, or "
+            "plan.day.least_replicas and most_replicas"
         )
-    except InputError as error:
-        return None, [f"whole days are not simulated: {error}"]
-    return days, _above(profile, days)
+    return counts
 
 
 class _AtTheRate(TargetsAtRate):
@@ -250,43 +222,57 @@ class _AtTheRate(TargetsAtRate):
     asks_the_most = False  # of a fleet with any number
 
     def __init__(
-        self, workload: Workload, rate: float, aim: Aim, per_replica: float,
-        simulated: list[Evaluation],
-    ) -> None:  # fmt: skip
-        super().__init__(workload.with_rate(rate), aim)
-        self.rate, self.per_replica, self.simulated = rate, per_replica, simulated
-
-    def theory(self, family: Family) -> Theory:
-        """Say how many replicas may be stable, and what the share of those that do asks for."""
-        counts = family.counts
-        step = sum(family.smallest.ratio or (1,))
-        least = bisect.bisect_left(counts, certified(self.rate, self.per_replica, step))
-        shares = [
-            one.deployment.replicas / one.rate for one in self.simulated if one.answer == "met"
-        ]
-        likely = self.rate * min(shares, default=0.0) * (1 - 1e-12)
-        guess = min(max(bisect.bisect_left(counts, likely), least), len(counts) - 1)
-        return Theory(least, guess, "")
+        self, workload: Workload, aim: Aim, family: Family, simulated: list[Evaluation]
+    ) -> None:
+        super().__init__(workload, aim)
+        self.simulated = simulated
+        shares = [one.deployment.replicas / one.rate for one in simulated if one.answer == "met"]
+        if shares:  # what each of those that do serves
+            likely = math.ceil(workload.rate * min(shares) * (1 - 1e-12))
+            self.likely = {family.name: min(likely, family.counts[-1])}
 
     def judge(self, family: Family, count: int, report: Callable[[float], None]) -> Evaluation:
         """Return what implies whether so many do, or simulate them."""
         fleet = family.smallest
         alone = fleet.router == "random" and not fleet.prefill_replicas
+        share = self.workload.rate / count
         for one in self.simulated:
             # at the same rate for each, more replicas serve no worse; at random, the same
-            less = self.rate / count <= one.rate / one.deployment.replicas
-            more = self.rate / count >= one.rate / one.deployment.replicas
-            if one.answer == "met" and less and (alone or count >= one.deployment.replicas):
+            replicas = one.deployment.replicas
+            of_one = one.rate / replicas
+            if one.answer == "met" and share <= of_one and (alone or count >= replicas):
                 return one
-            if one.answer != "met" and more and (alone or count <= one.deployment.replicas):
+            if one.answer != "met" and share >= of_one and (alone or count <= replicas):
                 return one
         self.simulated.append(super().judge(family, count, report))
         return self.simulated[-1]
 
 
-def certified(rate: float, per_replica: float, step: int) -> int:
-    """Return the fewest replicas, by steps, with which theory allows a stable fleet."""
-    return (math.floor(rate / per_replica / step * (1 - 1e-12)) + 1) * step
+def _periods(
+    profile: RateProfile,
+    workload: Workload,
+    family: Family,
+    fleets: Mapping[float, tuple[int, bool]],
+) -> tuple[Period, ...]:
+    """Return the intervals with their fleets, how long queues take to settle, and what is left."""
+    fleet, step = family.smallest, sum(family.smallest.ratio or (1,))
+    per_step = _most_rate(workload, fleet.with_replicas(step))
+    prompt, output = (tokens.astype(float) for tokens in workload.requests(10_000)[1:3])
+    tokens = prompt + output
+    variability = float(1 + tokens.var() / tokens.mean() ** 2)
+    periods: list[Period] = []
+    left = 0.0
+    for index, rate in enumerate(profile.rates.tolist()):
+        replicas, met = fleets[rate]
+        most = per_step / step * replicas
+        units = replicas if fleet.splits or fleet.router in SPLITTING else 1
+        settles = relaxation_requests(rate / most, variability) / (rate / units) if rate else 0.0
+        left = max(left + (rate - most) * profile.interval_s, 0.0)
+        # with fewer steps than these a rate is at or above what any policy carries
+        least = (math.floor(rate / per_step * (1 - 1e-12)) + 1) * step if rate else 0
+        start = index * profile.interval_s
+        periods.append(Period(start, rate, least, replicas, met, rate / most, settles, left))
+    return tuple(periods)
 
 
 def _most_rate(workload: Workload, deployment: Deployment) -> float:
@@ -296,76 +282,46 @@ def _most_rate(workload: Workload, deployment: Deployment) -> float:
     return workload.rate / certify(network_of(workload, deployment)).rho
 
 
-def _periods(
-    profile: RateProfile,
-    workload: Workload,
-    family: Family,
-    per_replica: float,
-    fleets: Mapping[float, tuple[int, bool]],
-) -> tuple[Period, ...]:
-    """Return the intervals with their fleets, how long queues take to settle, and what is left."""
-    prompt, output = (tokens.astype(float) for tokens in workload.requests(10_000)[1:3])
-    tokens = prompt + output
-    variability = float(1 + tokens.var() / tokens.mean() ** 2)
-    periods: list[Period] = []
-    left = 0.0
-    fleet, step = family.smallest, sum(family.smallest.ratio or (1,))
-    for index, rate in enumerate(profile.rates.tolist()):
-        replicas, met = fleets[rate] if rate else (family.counts[0], True)
-        most = per_replica * replicas
-        units = replicas if fleet.splits or fleet.router in SPLITTING else 1
-        settles = relaxation_requests(rate / most, variability) / (rate / units) if rate else 0.0
-        left = max(left + (rate - most) * profile.interval_s, 0.0)
-        periods.append(
-            Period(
-                index * profile.interval_s,
-                rate,
-                certified(rate, per_replica, step) if rate else 0,
-                replicas,
-                met,
-                rate / most,
-                settles,
-                left,
-            )
-        )
-    return tuple(periods)
-
-
-def _cautions(profile: RateProfile, periods: Sequence[Period]) -> list[str]:
-    """Say where an interval cannot be planned by itself."""
-    cautions = []
-    numbered = list(enumerate(periods))
-    missed = [index for index, period in numbered if not period.met]
+def _cautions(
+    profile: RateProfile, periods: Sequence[Period], days: DayCheck | None
+) -> Iterator[str]:
+    """Say where an interval cannot be planned by itself, and what whole days show."""
+    many = counted(len(periods), "interval")
+    missed = [index for index, period in enumerate(periods) if not period.met]
     if missed:
-        cautions.append(
-            f"{len(missed)} of {counted(len(periods), 'interval')} miss the targets even with "
+        yield (
+            f"{len(missed)} of {many} miss the targets even with "
             f"{counted(periods[missed[0]].replicas, 'replica')}, from {profile.clock(missed[0])} "
-            "on: allow more "
-            "(plan.day.most_replicas), or another deployment"
+            "on: allow more (plan.day.most_replicas), or another deployment"
         )
     # where more arrives than is served nothing settles: that is a backlog
     slow = [
         (period.settles_s, -index)
-        for index, period in numbered
+        for index, period in enumerate(periods)
         if profile.interval_s < RELAXATIONS * period.settles_s < math.inf
     ]
     if slow:
         settles_s, index = max(slow)
-        cautions.append(
+        yield (
             f"queues settle slowly against intervals of {profile.interval_s:,.0f} s in "
-            f"{len(slow)} of {len(periods)} "
-            f"(relaxation time {settles_s:,.0f} s at {profile.clock(-index)}): what is planned "
-            "there for "
-            "a rate that lasts is not reached, nor left, within the interval"
+            f"{len(slow)} of {len(periods)} (relaxation time {settles_s:,.0f} s at "
+            f"{profile.clock(-index)}): what is planned there for a rate that lasts is not "
+            "reached, nor left, within the interval"
         )
-    backlog, index = max((period.backlog, -index) for index, period in numbered)
+    backlog, index = max((period.backlog, -index) for index, period in enumerate(periods))
     if backlog > 0:
-        cautions.append(
+        yield (
             "a backlog is carried into later intervals, of at least "
             f"{counted(max(int(backlog), 1), 'request')} at the end of the one from "
             f"{profile.clock(-index)}: planning each by itself is wrong after it"
         )
-    return cautions
+    if days is not None and days.above:
+        index, target, value = max(days.above, key=lambda excess: excess[2] / excess[1].limit_s)
+        above = len({index for index, _, _ in days.above})
+        yield (
+            f"in {counted(days.days, 'simulated day')} {above:,} of {many} lie above a target, "
+            f"most the one from {profile.clock(index)}: {value:.4g} s for {target}"
+        )
 
 
 def _ahead(
@@ -385,17 +341,3 @@ def _ahead(
         if not held or held[-1][1] != needed:
             held.append((start, needed))
     return tuple(held)
-
-
-def _above(profile: RateProfile, check: DayCheck) -> list[str]:
-    """Say what the simulated days show above the targets."""
-    if not check.above:
-        return []
-    index, target, value = max(check.above, key=lambda excess: excess[2] / excess[1].limit_s)
-    days = counted(check.days, "simulated day")
-    count = len({index for index, _, _ in check.above})
-    return [
-        f"in {days} {count:,} of {counted(profile.rates.size, 'interval')} lie above a target, "
-        "most the one from "
-        f"{profile.clock(index)}: {value:.4g} s for {target}"
-    ]

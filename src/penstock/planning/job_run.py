@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.checking.targets import Estimate, Judgement, Target, share
+from penstock.inputs.arrays import Bools
 from penstock.planning.aim import together
 from penstock.planning.deployment import Deployment
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.intervals import merged, student
-from penstock.simulation.run import Run
+from penstock.simulation.run import Run, recorded
 from penstock.simulation.simulate import simulate
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
@@ -265,28 +266,32 @@ def arrivals_within(workload: Workload, seconds: float, seeds: tuple[int, ...]) 
     return Requests.joined(parts)
 
 
-def _statistic(samples: Sequence[_Sample], target: Target) -> float:
+def _statistic(parts: Sequence[_Sample], target: Target) -> float:
     """Return a statistic of online requests, seconds; NaN where there are none."""
-    parts: list[Distribution] = []
-    decoding = 0
-    gaps = 0
-    for run, chosen in samples:
-        assert run.rows is not None
-        rows = run.rows.where(chosen)
-        decoding += int((rows.finish - rows.first_token).sum())
-        gaps += int(rows.output_tokens.sum(dtype=np.int64)) - rows.arrival.size
-        if target.metric == "tbt_s":
-            parts.append(run.gaps)
-        elif target.metric == "tpot_s":
-            parts.append(Distribution.of(rows.tpot))
-        else:
-            until = rows.first_token if target.metric == "ttft_s" else rows.finish
-            parts.append(Distribution.of(until - rows.arrival))
-    tick_s = samples[0][0].tick_s
+    tick_s = parts[0][0].tick_s
     if target.metric == "tbt_s" and target.statistic == "mean":
-        return decoding / gaps * tick_s if gaps else math.nan
-    whole = merged(parts)
+        ticks, gaps = (sum(both) for both in zip(*(decoding(*part) for part in parts), strict=True))
+        return ticks / gaps * tick_s if gaps else math.nan
+    whole = merged([samples(*part, target.metric) for part in parts])
     return statistic_s(whole, target.statistic, tick_s) if whole.size else math.nan
+
+
+def decoding(run: Run, chosen: Bools) -> tuple[int, int]:
+    """Return the ticks between output tokens of some requests, all together, and how many."""
+    rows = recorded(run.rows, "requests").where(chosen)
+    gaps = int(rows.output_tokens.sum(dtype=np.int64)) - rows.arrival.size
+    return int((rows.finish - rows.first_token).sum()), gaps
+
+
+def samples(run: Run, chosen: Bools, metric: str) -> Distribution:
+    """Return latencies of some requests in ticks; times between tokens are those of all."""
+    if metric == "tbt_s":
+        return run.gaps
+    rows = recorded(run.rows, "requests").where(chosen)
+    if metric == "tpot_s":
+        return Distribution.of(rows.tpot)
+    until = rows.first_token if metric == "ttft_s" else rows.finish
+    return Distribution.of(until - rows.arrival)
 
 
 def statistic_s(samples: Distribution, statistic: str, tick_s: float) -> float:

@@ -2,17 +2,16 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.inputs.source import Source
+from penstock.inputs.tables import as_numbers, chosen_rows, open_table
 from penstock.workload.arrivals import Replay
 from penstock.workload.workload import Workload
 
@@ -21,6 +20,7 @@ HOUR_S = 3_600.0
 
 _MOST_INTERVALS = 10_000
 _HIGHEST_RATE = 1e6
+_LAST_HOUR = 1e9
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,27 +33,21 @@ class RateProfile:
 
     def __post_init__(self) -> None:
         rates = checks.column("the rates of a day", self.rates).astype(np.float64)
-        bad = ~((rates >= 0) & (rates <= _HIGHEST_RATE))
-        if bad.any():
-            index = int(np.argmax(bad))
-            raise InputError(
-                f"rate {index} of the day is {rates[index]:g}, but must be a number from 0 to "
-                f"{_HIGHEST_RATE:,.0f} "
-                "requests/s; mend it"
-            )
+        why = "queues need longer intervals to settle"
+        checks.whole("the number of rates", rates.size, 1, _MOST_INTERVALS, "", why)
+        # As they were given: NumPy takes true for 1.
+        for index, rate in enumerate(np.array(self.rates, dtype=object).ravel()):
+            name = f"rate {index} of the day"
+            checks.number(name, rate, 0, _HIGHEST_RATE, "requests/s", "so many arrive; mend it")
         if not rates.any():
             raise InputError(
                 "all rates of the day are 0, so nothing arrives and no fleet is needed; give one "
                 "above 0"
             )
-        if rates.size > _MOST_INTERVALS:
-            raise InputError(
-                f"the day has {rates.size:,} rates, above {_MOST_INTERVALS:,}, shorter than "
-                "queues need to settle; "
-                "give fewer"
-            )
         reason = "shorter, no fleet follows; longer, it is no part of a day"
-        interval_s = checks.number("interval_s", self.interval_s, 1.0, 366 * DAY_S, "s", reason)
+        interval_s = checks.number(
+            "an interval of the day", self.interval_s, 1.0, 366 * DAY_S, "s", reason
+        )
         object.__setattr__(self, "rates", rates)
         object.__setattr__(self, "interval_s", interval_s)
 
@@ -75,11 +69,8 @@ class RateProfile:
                 f"all requests of {workload.name} arrive at one instant, so it has no rates; give "
                 "them"
             )
-        if span / profile.interval_s > 1e6:
-            raise InputError(
-                f"{workload.name} spans {span:,.0f} s, too many intervals of "
-                f"{profile.interval_s:g} s; take longer ones"
-            )
+        many = math.ceil(span / profile.interval_s)
+        checks.whole(f"the intervals of {workload.name}", many, 1, 10**6, "", "take longer ones")
         counts = np.bincount((times // profile.interval_s).astype(np.int64)).astype(np.float64)
         covered = np.full(counts.size, profile.interval_s)
         covered[-1] = span - (counts.size - 1) * profile.interval_s
@@ -101,45 +92,34 @@ class RateProfile:
 
     @classmethod
     def read(cls, path: str | Path, *, interval_s: float | None = None) -> Self:
-        """Read a CSV file with a column ``rate`` (requests/s), perhaps ``hour`` (evenly spaced)."""
+        """Read a table with a column ``rate`` (requests/s), perhaps ``hour`` (evenly spaced)."""
         # The default interval is what ``hour`` says, without it an hour.
-        file = checks.path("the file of rates", path)
-        source = Source.at(file)
-        source.refuse_long_lines()
-        try:
-            table = pl.read_csv(source.for_polars(), infer_schema=False)
-        except (OSError, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-            raise InputError(
-                f"cannot read {file}: {str(error).splitlines()[0]}; give a CSV with a column rate"
-            ) from None
-        if "rate" not in table.columns or not table.height:
-            raise InputError(
-                f"{file} has no column rate of numbers, in requests/s, a row per hour; add it"
+        source = Source.at(checks.path("the file of rates", path))
+        table = open_table(source)
+        if "rate" not in table.header:
+            raise source.fault(
+                "has no column rate of numbers, in requests/s, a row per hour. Add it"
             )
-        rates = _floats(table["rate"])
-        bad = ~((rates >= 0) & (rates <= _HIGHEST_RATE))
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise InputError(
-                f"{file}: the rate in row {row + 1:,} below the heading is "
-                f"{checks.shown(table['rate'][row])}, but "
-                f"must be a number from 0 to {_HIGHEST_RATE:,.0f} requests/s; mend it"
-            )
-        if "hour" in table.columns and table.height > 1:
-            gaps = np.diff(_floats(table["hour"])) * HOUR_S
+        limits = {"rate": (0.0, _HIGHEST_RATE)}
+        if "hour" in table.header:
+            limits["hour"] = (0.0, _LAST_HOUR)
+        text, _ = chosen_rows(source, table, limits, {})
+        numbers = as_numbers(source, table, text, limits, "from {:g} to {:,.0f}")
+        if "hour" in limits and numbers.height > 1:
+            gaps = np.diff(numbers["hour"].to_numpy()) * HOUR_S
             if not (gaps[0] > 0 and np.allclose(gaps, gaps[0], rtol=1e-6)):
-                raise InputError(
-                    f"{file}: the column hour does not rise in equal steps; give one rate for "
-                    "each hour"
+                raise source.fault(
+                    "the column hour does not rise in equal steps. Give one rate for each hour"
                 )
             if interval_s is not None and not math.isclose(interval_s, gaps[0], rel_tol=1e-6):
-                raise InputError(
-                    f"{file}: the column hour rises in steps of {gaps[0] / 60:g} minutes, but "
-                    "intervals of "
-                    f"{interval_s / 60:g} minutes are asked for; leave out one of the two"
+                raise source.fault(
+                    f"the column hour rises in steps of {gaps[0] / 60:g} minutes, but intervals of "
+                    f"{interval_s / 60:g} minutes are asked for. Leave out one of the two"
                 )
             interval_s = float(gaps[0])
-        return cls(rates, HOUR_S if interval_s is None else interval_s, file.name)
+        return cls(
+            numbers["rate"].to_numpy(), HOUR_S if interval_s is None else interval_s, source.name
+        )
 
     @property
     def span_s(self) -> float:
@@ -151,11 +131,6 @@ class RateProfile:
         """Highest rate, requests/s."""
         return float(self.rates.max())
 
-    @property
-    def mean(self) -> float:
-        """Mean rate, requests/s."""
-        return float(self.rates.mean())
-
     def with_peak(self, rate: float) -> Self:
         """Return the same pattern with another highest rate, requests/s."""
         rate = checks.number(
@@ -165,35 +140,24 @@ class RateProfile:
 
     def clock(self, index: int) -> str:
         """Return when an interval begins, such as 07:30."""
-        minutes = round(index * self.interval_s / 60)
-        days, minutes = divmod(minutes, 1440)
-        return f"{f'day {days}, ' if days else ''}{minutes // 60:02d}:{minutes % 60:02d}"
+        return clock(index * self.interval_s)
 
 
-def _floats(column: pl.Series) -> Floats:
-    """Return text as numbers; NaN where it is none."""
-    return column.str.strip_chars().cast(pl.Float64, strict=False).to_numpy().astype(np.float64)
+def clock(seconds: float) -> str:
+    """Return the time of day so long after midnight, such as 07:30."""
+    days, minutes = divmod(round(seconds / 60), 1440)
+    return f"{f'day {days}, ' if days else ''}{minutes // 60:02d}:{minutes % 60:02d}"
 
 
 def profile(
     rates: Any, workload: Workload, folder: Path = Path(), *, interval_s: float | None = None
 ) -> RateProfile:
-    """Return the profile asked for: rates by hour, the path of a CSV file, or ``trace``."""
+    """Return the profile asked for: rates by hour, the path of a table, or ``trace``."""
     # ``trace``: the recorded times of the workload, as read, before it is resampled. The default
-    # interval is an hour, or what a CSV file says.
+    # interval is an hour, or what a table says.
     length = HOUR_S if interval_s is None else interval_s
-    if isinstance(rates, RateProfile):
-        return rates
     if isinstance(rates, str) and rates == "trace":
         return RateProfile.of_trace(workload, interval_s=length)
     if isinstance(rates, str | Path):
         return RateProfile.read(folder / checks.path("plan.day", rates), interval_s=interval_s)
-    if not isinstance(rates, Sequence | np.ndarray):
-        raise InputError(
-            f"plan.day is {checks.shown(rates)}; give rates by hour, a CSV file with them, or trace"
-        )
-    if any(isinstance(rate, bool) for rate in rates):  # which Python takes for 0 and 1
-        raise InputError(
-            f"plan.day is {checks.shown(rates)}, but rates are numbers, in requests/s; mend it"
-        )
-    return RateProfile(np.array(checks.column("plan.day", rates)), length)
+    return RateProfile(rates, length)

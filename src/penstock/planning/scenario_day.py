@@ -11,11 +11,12 @@ from penstock import checks
 from penstock.document import Section, Whole, parsed
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
-from penstock.planning.day import DayPlan, Progress, plan_day
+from penstock.planning.day import DayPlan, plan_day
 from penstock.planning.day_run import resampled
 from penstock.planning.deployment import Deployment
 from penstock.planning.rates import RateProfile, profile
-from penstock.words import amount, span
+from penstock.planning.search import Report
+from penstock.words import amount
 from penstock.workload.arrivals import Replay
 from penstock.workload.workload import Workload, read_trace
 
@@ -42,16 +43,11 @@ class DaySection(Section):
             raise InputError(
                 "plan.day: give one of rates and trace, for example rates: [2, 1, 1, 4]"
             )
-        minutes = self.interval_minutes
-        if minutes is not None:
-            minutes = checks.number(
-                "plan.day.interval_minutes", minutes, 1 / 60, 1e6, "", "it is a length"
-            )
-        interval_s = None if minutes is None else 60 * minutes
-        rates = self.rates
+        rates, minutes = self.rates, self.interval_minutes
         if self.trace is not None:
             rates = "trace"
             workload = read_trace(folder / checks.path("plan.day.trace", self.trace))
+        interval_s = None if minutes is None else 60 * minutes
         of_day = profile(rates, workload, folder, interval_s=interval_s)
         return of_day if self.peak_rate is None else of_day.with_peak(self.peak_rate)
 
@@ -86,27 +82,18 @@ def peak_of(day: Day, workload: Workload) -> Workload:
 
 def day_of(
     day: Day, workload: Workload, deployment: Deployment, aim: Aim, counts: Sequence[int],
-    progress: Progress | None = None,
+    progress: Report | None = None,
 ) -> DayPlan:  # fmt: skip
     """Plan the day that a scenario describes, with numbers of replicas that its search allows."""
     # The deployment is what the plan found for the highest rate: no interval needs more replicas,
     # and it is the static fleet.
-    least = day.section.least_replicas
-    most = max(deployment.replicas, least)
-    most = next((count for count in counts if count >= most), most)
-    if day.section.most_replicas is not None:
-        most = min(day.section.most_replicas, most)
-    checks.whole("plan.day.least_replicas", least, 1, most, "", "the day has at most so many")
-    allowed = [count for count in counts if least <= count <= most]
-    if not allowed:
-        raise InputError(
-            f"plan.search allows {span(counts[0], counts[-1], 'replica')}, but none of {least:,} "
-            f"to {most:,}, as the day asks for; change plan.search.replicas, or "
-            "plan.day.least_replicas and most_replicas"
-        )
+    least, most = day.section.least_replicas, day.section.most_replicas
+    enough = max(deployment.replicas, least)
+    enough = next((count for count in counts if count >= enough), enough)
     plan = plan_day(
-        day.profile, workload, deployment, aim, replicas=allowed, most_replicas=most,
-        least_replicas=least, startup_minutes=day.section.startup_minutes,
-        check=day.section.check_days, progress=progress,
+        day.profile, workload, deployment, aim, replicas=counts, least_replicas=least,
+        most_replicas=enough if most is None else min(most, enough),
+        startup_minutes=day.section.startup_minutes, check=day.section.check_days,
+        progress=progress,
     )  # fmt: skip
     return dataclasses.replace(plan, deployment=deployment)
