@@ -152,6 +152,30 @@ def test_a_manifest_names_the_model_and_the_gpu_of_its_nodes_where_a_scenario_do
     assert "nodeSelector" not in named.manifest
 
 
+@pytest.mark.parametrize(
+    ("engine", "served", "options", "noted"),
+    [
+        ("vllm", {"model": "Llama-3.1-8B"}, "", ""),
+        ("vllm", {"model": "Llama-3.1-8B", "precision": "fp8"}, "--quantization fp8", ""),
+        ("sglang", {"model": "Llama-3.1-8B", "kv_precision": "fp8"}, "--kv-cache-dtype fp8_e4m3", ""),
+        ("vllm", {"model": "Llama-3.1-70B-FP8", "kv_precision": "bf16"}, "--kv-cache-dtype bfloat16", ""),
+        ("vllm", {"model": "Llama-3.1-8B", "precision": "int4"}, "", "published in bf16"),
+        ("vllm", {"model": "Llama-3.1-8B-AWQ"}, "", ""),
+        ("vllm", {"model": "Mixtral-8x7B", "expert_parallel": 4}, "--enable-expert-parallel", ""),
+        ("sglang", {"model": "Mixtral-8x7B", "expert_parallel": 2}, "--ep-size 2", ""),
+    ],
+)
+def test_an_engine_is_told_the_precision_and_the_experts_of_the_plan(engine, served, options, noted):
+    def found(**served):
+        known = shaped_hardware(served_model(gpu="h100-sxm", tensor_parallel=4, **served))
+        return launch(dataclasses.replace(deployment(), hardware=known.name, known=known), engine)
+
+    changed, plain = found(**served), found(model=served["model"])
+    assert changed.command == (*plain.command, *options.split())
+    assert bool(noted) == (len(changed.notes) > len(plain.notes))
+    assert noted in " ".join(changed.notes)
+
+
 def test_the_router_that_kubernetes_does_not_have_is_said_in_the_manifest():
     assert "jsq" in launch(deployment(router="jsq")).manifest.split("apiVersion")[0]
     assert "jsq" not in launch(deployment()).manifest

@@ -19,6 +19,7 @@ from penstock.errors import InputError, nearest
 from penstock.planning.deployment import Deployment
 from penstock.system.by_name import name_of
 from penstock.system.engines import ENGINES
+from penstock.system.models.served import ServedModel, ShapedHardware
 from penstock.system.policies import POLICIES
 from penstock.system.scheduler import Program
 from penstock.system.server import Server
@@ -210,6 +211,10 @@ def launch(
     if "/" not in weights:
         notes = [f"replace {weights} below by the repository or the folder of your model's weights"]
     start = _start(programs[engine], weights, deployment.server, deployment.accelerators)
+    if isinstance(known, ShapedHardware) and model is None:
+        flags, unlike = _as_planned(programs[engine], known.served)
+        start.flags.extend(flags)
+        notes += unlike
     notes += [*start.notes, *_memory_notes(deployment.server), *_router_notes(deployment)]
     return Launch(
         engine, tuple(start.flags), start.environment, deployment.replicas,
@@ -260,6 +265,25 @@ def _start(program: Program, model: str, server: Server, gpus: int) -> _Started:
             flags += program.no_cache
     exact = chosen.exact and server.max_batch_size in (None, slots)
     return _Started(flags, chosen.environment, exact, [*notes, *chosen.notes])
+
+
+def _as_planned(program: Program, served: ServedModel) -> tuple[list[str], list[str]]:
+    """Return options by which published weights are served as planned, or what they lack."""
+    numbers, stored = served.numbers, served.shape.stored
+    flags, notes = [], []
+    if numbers.kv != stored.kv:
+        flags += ["--kv-cache-dtype", "bfloat16" if numbers.kv == "bf16" else "fp8_e4m3"]
+    weights = {numbers.dense, numbers.experts, numbers.attention}
+    if weights == {"fp8"} and {stored.dense, stored.experts, stored.attention} == {"bf16"}:
+        flags += ["--quantization", "fp8"]  # as they are loaded
+    elif dataclasses.replace(numbers, kv=stored.kv) != stored:
+        notes = [
+            f"the plan serves the model {served.taken}, and {served.shape.name} is published in "
+            f"{stored.dense}: put the repository of a checkpoint in that precision in its place"
+        ]
+    if served.expert_parallel > 1:
+        flags += [word.format(served.expert_parallel) for word in program.expert_parallel]
+    return flags, notes
 
 
 def _scheduler(program: Program, server: Server) -> _Started:

@@ -148,6 +148,7 @@ class Vllm(Engine):
         token_budget="--max-num-batched-tokens",
         max_batch_size="--max-num-seqs",
         block_size="--block-size",
+        expert_parallel=("--enable-expert-parallel",),
         by_priority=("--scheduling-policy", "priority"),
         flags=_flags_of_vllm,
         notes=_notes_of_vllm,

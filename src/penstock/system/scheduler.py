@@ -64,6 +64,7 @@ class Program(NamedTuple):
     token_budget: str
     max_batch_size: str
     block_size: str
+    expert_parallel: tuple[str, ...]
     flags: Callable[[Options], list[str]]
     other: str  # what is said of a scheduler that it does not have
     # Options for an order of the queue.

@@ -158,6 +158,7 @@ class Sglang(Engine):
         token_budget="--chunked-prefill-size",
         max_batch_size="--max-running-requests",
         block_size="--page-size",
+        expert_parallel=("--ep-size", "{}"),
         by_arrival=("--schedule-policy", "fcfs"),
         by_priority=("--enable-priority-scheduling", "--schedule-low-priority-values-first"),
         flags=_flags_of_sglang,
