@@ -19,15 +19,10 @@ from penstock.planning.evaluate import (
     refuse_idle_router,
     sketched,
 )
-from penstock.planning.job_run import statistic_s
 from penstock.planning.mixed_fleets import MixedLoad, best_of, no_worse
 from penstock.planning.search import Question, Search, Theory
-from penstock.planning.share import share_of
 from penstock.planning.shortfalls import with_replicas
 from penstock.planning.space import Family
-from penstock.simulation.distribution import Distribution
-from penstock.simulation.run import recorded
-from penstock.simulation.simulate import simulate
 from penstock.system.server import Server
 from penstock.theory.bounds import bounds
 from penstock.theory.ends import Ends, server_ends
@@ -35,6 +30,7 @@ from penstock.theory.kv_blocks import drawn
 from penstock.theory.latency_bounds import lower_bounds
 from penstock.theory.load import load
 from penstock.words import counted, digits
+from penstock.workload.arrivals import Deterministic, Poisson
 from penstock.workload.workload import Workload
 
 USUAL_RHO = 0.8
@@ -61,15 +57,15 @@ class TargetsAtRate(Question[Evaluation]):
         self.workload, self.aim, self.sketch = workload, aim, sketch
         self.likely: Mapping[str, int] = {}  # replicas by family, where something told them
         self._ordered: dict[tuple[Server, Server], bool] = {}
+        self._beginning: Workload | None = None
         self._stability: dict[str, Stability] = {}
-        self._unloaded: dict[Server, Mapping[str, Mapping[str, float]]] = {}
 
     def judge(self, family: Family, count: int, report: Callable[[float], None]) -> Evaluation:
         """Simulate so many replicas with their share of the requests."""
         deployment = family.at(count)
         try:
             if self.sketch is not None:
-                return sketched(self.workload, deployment, self.aim, self.sketch)
+                return self._sketched(deployment, self.sketch)
             return evaluate(self.workload, deployment, self.aim, progress=report)
         except InputError as error:  # such as a recording that leaves one of them nothing
             return not_simulated(self.workload, deployment, self.aim, str(error))
@@ -100,8 +96,8 @@ class TargetsAtRate(Question[Evaluation]):
             if fewest:
                 least += fewest
                 reason = max(self._too_slow(family, least - 1))[1]
-        guess = self._guess(family, least, min(max(usual, least), len(counts) - 1))
-        return Theory(least, guess, reason)
+        guess = self._guess(family, least, usual)
+        return Theory(least, min(max(guess, least), len(counts) - 1), reason)
 
     def stability(self, family: Family) -> Stability:
         """Say how many replicas may be stable, and how many have a usual load."""
@@ -112,13 +108,14 @@ class TargetsAtRate(Question[Evaluation]):
     def _least_stable(self, family: Family) -> Stability:
         """Say so by the load of each kind of replica."""
         deployment, counts = family.smallest, family.counts
-        network = None if deployment.splits else network_of(self.workload, deployment)
-        if network is not None and deployment.others:
+        if deployment.others:
+            network = network_of(self.workload, deployment)
             mixed = MixedLoad(network, family, self.more_helps(deployment))
             least = mixed.first_below(1.0)
             usual = mixed.first_below(USUAL_RHO)
             return Stability(least, usual, mixed.why_not(least - 1))
-        if network is not None and deployment.prefill_replicas:
+        if deployment.prefill_replicas:
+            network = network_of(self.workload, deployment)
             load_of_one = float(network.model().rho.max()) * deployment.replicas
             limit = "Theorem 1(a)", "token budget"
         else:
@@ -138,16 +135,15 @@ class TargetsAtRate(Question[Evaluation]):
 
     def _too_slow(self, family: Family, index: int) -> list[tuple[float, str]]:
         """Return targets that no policy can meet: least latency over the limit, and why."""
-        # These bounds rise with the rate of one server. What one gets of a router that looks at
-        # queues is not known, so there they are asked without load.
-        count, deployment = family.counts[index], family.smallest
-        condition = "without load"
-        if deployment.splits:
-            bounds_of = lower_bounds(self._share(deployment.router, count), deployment.server)
-            condition = f"with {counted(count, 'replica')}"
+        fleet = family.at(family.counts[index])
+        if fleet.others:  # all requests may go to the kind of replica that is faster for them
+            server = best_of([kind.server for kind, _ in fleet.kinds])
+            of_one = self.workload.with_rate(_NO_LOAD * self.workload.rate)
+            condition = "without load"
         else:
-            # all requests may go to the kind of replica that is faster for them
-            bounds_of = self._without_load(best_of([kind.server for kind, _ in deployment.kinds]))
+            server, of_one = fleet.server, self._of_one(fleet)
+            condition = f"with {counted(fleet.replicas, 'replica')}"
+        bounds_of = lower_bounds(of_one, server)
         slow = []
         for target in self.aim.targets:
             bound = bounds_of.get(target.metric, {}).get(target.statistic, 0.0)
@@ -159,6 +155,43 @@ class TargetsAtRate(Question[Evaluation]):
                 )
                 slow.append((bound / target.limit_s, reason))
         return slow
+
+    def _guess(self, family: Family, least: int, usual: int) -> int:
+        """Return the index of the fewest replicas that may do: as told, else by shorter runs."""
+        if family.name in self.likely:
+            return bisect.bisect_left(family.counts, self.likely[family.name])
+        if self.sketch is not None:
+            return usual
+
+        def promising(count: int) -> bool:
+            return self._sketched(family.at(count), _GUESSED_BY).answer == "met"
+
+        try:
+            return bisect.bisect_left(family.counts, True, lo=least, key=promising)
+        except InputError:  # what cannot be simulated is said where it is judged
+            return usual
+
+    def _sketched(self, deployment: Deployment, requests: int) -> Evaluation:
+        """Take what a short run shows for true."""
+        some = sketched(self._first(requests), deployment, self.aim, requests)
+        return dataclasses.replace(some, rate=self.workload.rate)
+
+    def _first(self, requests: int) -> Workload:
+        """Return so many requests as a recording, which is drawn once for all deployments."""
+        if self.workload.rows is not None:
+            return self.workload
+        if self._beginning is None:
+            self._beginning = Workload.from_arrays(*self.workload.requests(requests))
+        return self._beginning
+
+    def _of_one(self, fleet: Deployment) -> Workload:
+        """Return what one replica gets on average: of a pool no more is known than the rate."""
+        share = self.workload.with_rate(self.workload.rate / fleet.replicas)
+        known = fleet.replicas == 1 or fleet.router == "random"
+        if known or not isinstance(share.arrivals, Poisson):
+            return share
+        # what bounds say of evenly spaced requests they say of any
+        return dataclasses.replace(share, arrivals=Deterministic(share.arrivals.rate))
 
     def more_helps(self, deployment: Deployment) -> bool:
         """Return whether more replicas of the first kind do no harm, as far as is known."""
@@ -175,53 +208,6 @@ class TargetsAtRate(Question[Evaluation]):
         """The tokens of the longest request, as far as a sample tells."""
         prompt, output = drawn(self.workload.lengths)
         return int((prompt + output).max())
-
-    def _without_load(self, server: Server) -> Mapping[str, Mapping[str, float]]:
-        """Return the latencies that no policy of a server undercuts, whatever the rate."""
-        if server not in self._unloaded:
-            rare = self.workload.with_rate(_NO_LOAD * self.workload.rate)
-            self._unloaded[server] = lower_bounds(rare, server)
-        return self._unloaded[server]
-
-    def _guess(self, family: Family, least: int, usual: int) -> int:
-        """Return the index of the fewest replicas that would do if short runs were right."""
-        # ``usual`` where one gets no share of its own, or cannot be simulated.
-        counts, deployment = family.counts, family.smallest
-        if family.name in self.likely:
-            return max(bisect.bisect_left(counts, self.likely[family.name]), least)
-        if self.sketch is not None or not deployment.splits:
-            return usual
-        low, high = least, len(counts)  # the first that is promising, or none
-        while low < high:
-            middle = (low + high) // 2
-            promising = self._promising(
-                self._share(deployment.router, counts[middle]), deployment.server
-            )
-            if promising is None:
-                return usual
-            low, high = (low, middle) if promising else (middle + 1, high)
-        return min(low, len(counts) - 1)
-
-    def _share(self, router: str, count: int) -> Workload:
-        """Return what one of so many replicas gets in theory: of a recording all, at its rate."""
-        if self.workload.rows is not None:
-            return self.workload.with_rate(self.workload.rate / count)
-        return share_of(self.workload, router, count)
-
-    def _promising(self, workload: Workload, server: Server) -> bool | None:
-        """Return whether a short run meets the targets; None: it cannot be simulated."""
-        requests = min(_GUESSED_BY, workload.rows or _GUESSED_BY)
-        try:
-            run = simulate(workload, server, requests=requests)
-        except InputError:
-            return None
-        tpot = Distribution.of(recorded(run.rows, "requests").tpot)
-        samples = {"ttft_s": run.ttft, "tbt_s": run.gaps, "tpot_s": tpot, "e2e_s": run.e2e}
-        return not any(
-            samples[target.metric].size
-            and statistic_s(samples[target.metric], target.statistic, run.tick_s) >= target.limit_s
-            for target in self.aim.targets
-        )
 
 
 def at_both_ends(
