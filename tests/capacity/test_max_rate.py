@@ -111,3 +111,12 @@ def test_what_is_taken_on_trust_is_tried() -> None:
     assert found.rate < found.certificate.certified_rate
     assert found.known == "simulation"
     assert found.disagreement
+
+
+def test_the_length_of_runs_that_judge_targets_plays_no_part_without_targets() -> None:
+    """A scenario may ask more requests of `simulate` than its recording has."""
+    recorded = ps.Workload.from_arrays(np.arange(50.0), np.full(50, 100), np.full(50, 10))
+    server = ps.Server(ps.Affine(0.01, 1e-4), 512)
+    assert ps.max_rate(recorded, server, requests=3000).rate == ps.max_rate(recorded, server).rate
+    with pytest.raises(ps.InputError, match="has 50"):
+        ps.max_rate(recorded, server, requests=3000, targets=["ttft_p99<1s"])

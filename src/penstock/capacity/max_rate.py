@@ -310,9 +310,9 @@ def max_rate(
     precision = _checked_precision(precision, 0.01)
     alpha = 0.01 if alpha is None else alpha
     refuse_gaps_of_one_token(limits, workload)
-    if requests is None:
-        requests = workload.rows or REQUESTS
-    RunAsked(workload, requests, None, limits)
+    requests = workload.rows or REQUESTS if requests is None else requests
+    if limits:
+        RunAsked(workload, requests, None, limits)
     rate = _at_both_ends(
         lambda one, part: _max_rate(workload, one, precision, alpha, seed, part),
         server, server_ends(workload, server), stable,
