@@ -2,10 +2,11 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Annotated, Any
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.fields import Checked, Range
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.pool import MOST_REPLICAS
 from penstock.system.presets import hardware as preset
@@ -19,23 +20,25 @@ the others.
 """
 
 
+_ACCELERATORS = Range(1, 100_000, "", "a replica runs on at least one")
+_PRICE = Range(1e-9, 1e9, "", "it is money for an accelerator for an hour; 1 counts them")
+_REPLICAS = Range(1, MOST_REPLICAS, "", "none serve nothing, more are no fleet")
+
+
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class Kind(Checked):
     """A kind of replica."""
 
     server: Server
     hardware: str | None = None  # name of the preset; None: batch times were given
-    accelerators: int = 1  # of one replica
-    price: float = 1.0  # of an accelerator for an hour, in whatever money; 1 counts accelerators
+    accelerators: Annotated[int, _ACCELERATORS] = 1  # of one replica
+    price: Annotated[float, _PRICE] = 1.0  # of an accelerator for an hour, in whatever money
     known: BatchTimeFile | None = dataclasses.field(default=None, compare=False)  # of that name
 
-    def __post_init__(self) -> None:
+    def settle(self) -> None:
+        """Find what is known of hardware that is named."""
         if self.known is None and self.hardware is not None:
             object.__setattr__(self, "known", preset(self.hardware))
-        reason = "a replica runs on at least one"
-        checks.whole("accelerators", self.accelerators, 1, 100_000, "", reason)
-        reason = "it is money for an accelerator for an hour; 1 counts them"
-        checks.number("price", self.price, 1e-9, 1e9, "", reason)
 
     @property
     def title(self) -> str:
@@ -44,7 +47,7 @@ class Kind:
 
 
 @dataclasses.dataclass(frozen=True)
-class Deployment:
+class Deployment(Checked):
     """Replicas of a server behind a router, and maybe some of another kind.
 
     Attributes
@@ -77,7 +80,7 @@ class Deployment:
     """
 
     server: Server
-    replicas: int
+    replicas: Annotated[int, _REPLICAS]
     hardware: str | None = None
     router: str = "random"
     prefill_replicas: int = 0
@@ -90,10 +93,8 @@ class Deployment:
     router_settings: tuple[tuple[str, float], ...] = ()
     known: BatchTimeFile | None = dataclasses.field(default=None, compare=False)
 
-    def __post_init__(self) -> None:
-        checks.whole(
-            "replicas", self.replicas, 1, MOST_REPLICAS, "", "none serve nothing, more are no fleet"
-        )
+    def settle(self) -> None:
+        """Refuse kinds of replicas that cannot stand together, and roles that nobody has."""
         object.__setattr__(self, "known", self.kind.known)  # which checks what it costs, too
         most = self.replicas - 1
         reason = "at least one replica must decode; 0 lets each do both"

@@ -7,13 +7,14 @@ An empty batch is no batch: it takes 0 s (the paper's formula would give c; its 
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.fields import Checked, Range
 from penstock.inputs.arrays import Floats
 
 if TYPE_CHECKING:
@@ -26,15 +27,17 @@ LONGEST_S = 1e6
 SHORTEST_S = 1e-12
 
 
-def _check_seconds(name: str, value: float, unit: str = "s") -> None:
-    checks.number(
-        name,
-        value,
-        0,
-        LONGEST_S,
-        unit,
-        "no batch takes negative time, or days; give seconds, not ms or us",
-    )
+def _cost(unit: str = "s") -> Range:
+    """Return what a cost may be."""
+    why = "no batch takes negative time, or days; give seconds, not ms or us"
+    return Range(0, LONGEST_S, unit, why)
+
+
+_BLOCK = Range(1, MOST_TOKENS, "tokens", "a block holds a whole number of tokens")
+_FREE = Range(0, MOST_TOKENS, "tokens", "so many come at no extra cost")
+_PER_TOKEN = _cost("s per token")
+_PER_PAIR = _cost("s per pair of tokens")
+_OF_CONTEXT = _cost("s per token of context")
 
 
 class BatchTime(abc.ABC):
@@ -158,8 +161,20 @@ class BatchTime(abc.ABC):
         return best + 1, float(rates[best])
 
 
+class _Formula(Checked, BatchTime):
+    """Batch times by a formula."""
+
+    def settle(self) -> None:
+        """Refuse one by which a token takes no time."""
+        if self._seconds(np.ones(1))[0] < SHORTEST_S:
+            raise InputError(
+                f"{self} takes no time for one token, so its capacity is infinite; give a positive "
+                "c or a"
+            )
+
+
 @dataclasses.dataclass(frozen=True)
-class PiecewiseConstant(BatchTime):
+class PiecewiseConstant(_Formula):
     """t_b = c + a ceil(b / b0): a step for every block of b0 tokens (paper,
     eq:batch-processing-time).
 
@@ -173,25 +188,16 @@ class PiecewiseConstant(BatchTime):
         Tokens per block.
     """
 
-    c: float
-    a: float
-    b0: int
-
-    def __post_init__(self) -> None:
-        _check_seconds("c", self.c)
-        _check_seconds("a", self.a)
-        b0 = checks.whole(
-            "b0", self.b0, 1, MOST_TOKENS, "tokens", "a block holds a whole number of tokens"
-        )
-        object.__setattr__(self, "b0", b0)
-        _not_instant(self)
+    c: Annotated[float, _cost()]
+    a: Annotated[float, _cost()]
+    b0: Annotated[int, _BLOCK]
 
     def _seconds(self, tokens: Floats) -> Floats:
         return self.c + self.a * np.ceil(tokens / self.b0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Affine(BatchTime):
+class Affine(_Formula):
     """t_b = c + a b: a fixed cost, and a cost for every token.
 
     Parameters
@@ -202,20 +208,15 @@ class Affine(BatchTime):
         Seconds per token.
     """
 
-    c: float
-    a: float
-
-    def __post_init__(self) -> None:
-        _check_seconds("c", self.c)
-        _check_seconds("a", self.a, "s per token")
-        _not_instant(self)
+    c: Annotated[float, _cost()]
+    a: Annotated[float, _PER_TOKEN]
 
     def _seconds(self, tokens: Floats) -> Floats:
         return self.c + self.a * tokens
 
 
 @dataclasses.dataclass(frozen=True)
-class Hinge(BatchTime):
+class Hinge(_Formula):
     """t_b = c + a max(b - b0, 0): flat while memory-bound, then a cost for every further token.
 
     Parameters
@@ -228,35 +229,28 @@ class Hinge(BatchTime):
         Tokens that come at no extra cost.
     """
 
-    c: float
-    a: float
-    b0: float
-
-    def __post_init__(self) -> None:
-        _check_seconds("c", self.c)
-        _check_seconds("a", self.a, "s per token")
-        checks.number("b0", self.b0, 0, MOST_TOKENS, "tokens", "so many come at no extra cost")
-        _not_instant(self)
+    c: Annotated[float, _cost()]
+    a: Annotated[float, _PER_TOKEN]
+    b0: Annotated[float, _FREE]
 
     def _seconds(self, tokens: Floats) -> Floats:
         return self.c + self.a * np.maximum(tokens - self.b0, 0.0)
 
 
 COSTS = {
-    "self_attention": ("ns", 1e9, "s per pair of tokens"),
-    "cross_attention": ("ns", 1e9, "s per pair of tokens"),
-    "decode_attention": ("ns", 1e9, "s per token of context"),
-    "mixed_attention": ("ns", 1e9, "s per token of context"),
-    "per_request": ("us", 1e6, "s per request"),
-    "with_prefill": ("ms", 1e3, "s"),
+    "self_attention": ("ns", 1e9),
+    "cross_attention": ("ns", 1e9),
+    "decode_attention": ("ns", 1e9),
+    "mixed_attention": ("ns", 1e9),
+    "per_request": ("us", 1e6),
+    "with_prefill": ("ms", 1e3),
 }
-"""What a `Composition` counts beside the token load: the unit in files, how many make a second, and
-the unit here.
+"""What a `Composition` counts beside the token load: the unit in files, and how many make a second.
 """
 
 
 @dataclasses.dataclass(frozen=True)
-class Composition(BatchTime):
+class Composition(Checked, BatchTime):
     """Batch times that depend on what is in a batch (paper, Appendix A).
 
     A request with n new tokens in the batch and l before them adds ``per_request + self_attention
@@ -291,28 +285,23 @@ class Composition(BatchTime):
     """
 
     linear: BatchTime
-    self_attention: float = 0.0
-    cross_attention: float = 0.0
-    decode_attention: float | None = None
-    mixed_attention: float | None = None
-    per_request: float = 0.0
-    with_prefill: float = 0.0
+    self_attention: Annotated[float, _PER_PAIR] = 0.0
+    cross_attention: Annotated[float, _PER_PAIR] = 0.0
+    decode_attention: Annotated[float, _OF_CONTEXT] | None = None
+    mixed_attention: Annotated[float, _OF_CONTEXT] | None = None
+    per_request: Annotated[float, _cost("s per request")] = 0.0
+    with_prefill: Annotated[float, _cost()] = 0.0
     uncertainty: "Known | None" = dataclasses.field(default=None, compare=False, repr=False)
 
     by_load = False
 
-    def __post_init__(self) -> None:
+    def settle(self) -> None:
+        """Refuse a linear part that is none."""
         if not isinstance(self.linear, BatchTime) or not self.linear.by_load:
             raise InputError(
                 f"linear is {checks.shown(self.linear)}, but the linear layers take a time by "
                 "token load; give a model such as Affine(c, a)"
             )
-        for name, (_, _, unit) in COSTS.items():
-            if getattr(self, name) is not None or name not in (
-                "decode_attention",
-                "mixed_attention",
-            ):
-                _check_seconds(name, getattr(self, name), unit)
 
     @property
     def by_tokens(self) -> BatchTime:
@@ -372,11 +361,3 @@ def _counts(name: str, values: Sequence[Any], columns: int) -> Floats:
             f"{name} is {checks.shown(values)}, but must be a list of {what}, none below 0; mend it"
         )
     return counts.reshape(-1, columns).astype(np.float64)
-
-
-def _not_instant(model: BatchTime) -> None:
-    if model._seconds(np.ones(1))[0] < SHORTEST_S:
-        raise InputError(
-            f"{model} takes no time for one token, so its capacity is infinite; give a positive c "
-            "or a"
-        )

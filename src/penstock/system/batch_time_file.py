@@ -119,7 +119,7 @@ class _Composition(Section):
     def build(self, folder: Path) -> Composition:
         """Return the model."""
         costs: dict[str, Any] = {}
-        for name, (unit, per_second, _) in COSTS.items():
+        for name, (unit, per_second) in COSTS.items():
             cost = getattr(self, f"{name}_{unit}")
             if cost is not None:
                 costs[name] = cost / per_second
@@ -355,7 +355,7 @@ def section_of(model: BatchTime) -> dict[str, Any]:
             return {"measured": {"tokens": list(tokens), "ms": [s * 1e3 for s in seconds]}}
         case Composition():
             section: dict[str, Any] = {"linear": section_of(model.linear)}
-            for name, (unit, per_second, _) in COSTS.items():
+            for name, (unit, per_second) in COSTS.items():
                 cost = getattr(model, name)
                 if cost != getattr(Composition, name):  # its default
                     section[f"{name}_{unit}"] = cost * per_second

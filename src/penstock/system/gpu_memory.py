@@ -25,10 +25,11 @@ two.
 """
 
 import dataclasses
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.fields import Checked, Range
 from penstock.system.scheduler import GpuBytes, Scheduler
 
 GIB = 2**30
@@ -37,6 +38,10 @@ UNCERTAIN_GIB = 1.25
 """By how much the overhead of one GPU is taken to be off, either way."""
 
 _OVERHEAD_GIB = 1.0
+_MEMORY = Range(1, 4096, "GiB", "it is the memory of one GPU", "gpu.memory_gib")
+_GPUS = Range(1, 1024, "", "it is a number of GPUs", "gpu.tensor_parallel")
+_IN_USE = "it is the share of the memory that the engine uses"
+_SHARE = Range(0.01, 1, "", _IN_USE, "gpu.gpu_memory_utilization")
 _OVERHEAD_BYTES_PER_TOKEN = 100 * 2**10
 _VARIANTS = ("-hf", "-chat", "-instruct")  # of a model, whose weights are as many
 _KV_BYTES = 2  # of a number, in 16 bits
@@ -124,7 +129,7 @@ class KVTokens:
 
 
 @dataclasses.dataclass(frozen=True)
-class Gpu:
+class Gpu(Checked):
     """A model on its GPUs.
 
     Attributes
@@ -146,13 +151,14 @@ class Gpu:
     """
 
     model: str
-    memory_gib: float
-    tensor_parallel: int = 1
-    utilization: float | None = None
+    memory_gib: Annotated[float, _MEMORY]
+    tensor_parallel: Annotated[int, _GPUS] = 1
+    utilization: Annotated[float, _SHARE] | None = None
     engine: Scheduler | None = dataclasses.field(default=None, compare=False, repr=False)
     known: ModelMemory | None = dataclasses.field(default=None, repr=False)
 
-    def __post_init__(self) -> None:
+    def settle(self) -> None:
+        """Find the model by its name, however spelled."""
         names = {name.lower(): name for name in MODELS}
         name = names.get(_plain(self.model)) if isinstance(self.model, str) else None
         if self.known is not None:
@@ -164,15 +170,6 @@ class Gpu:
                 "or give kv_tokens, which the engine logs at its start"
             )
         object.__setattr__(self, "model", name)
-        checks.number(
-            "gpu.memory_gib", self.memory_gib, 1, 4096, "GiB", "it is the memory of one GPU"
-        )
-        checks.whole(
-            "gpu.tensor_parallel", self.tensor_parallel, 1, 1024, "", "it is a number of GPUs"
-        )
-        if self.utilization is not None:
-            share = "it is the share of the memory that the engine uses"
-            checks.number("gpu.gpu_memory_utilization", self.utilization, 0.01, 1, "", share)
 
     def kv_tokens(self, engine: Scheduler, token_budget: int) -> KVTokens:
         """Return how many tokens' keys and values an engine has room for.

@@ -3,22 +3,27 @@ it is short.
 """
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.fields import Checked, Range
 
 Admission = Literal["input", "completion", "optimistic"]
 TooLong = Literal["error", "drop"]
 
 MOST_BLOCKS = 2**40
 
+_BLOCKS = Range(1, MOST_BLOCKS, "blocks", "it is what the KV cache holds", "kv_blocks")
+_BLOCK = Range(1, 2**20, "tokens", "it is the tokens of one block")
+_FREE = Range(0.0, 0.9, "", "it is the share of the blocks that stays free")
+
 MOST_CACHED_BLOCKS = 2**24
 """With prefix caching each block is kept account of."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class Memory(Checked):
     """KV memory in blocks, and the rules of its use.
 
     A request holds blocks for the tokens it has processed. A decoding request takes another block
@@ -54,33 +59,14 @@ class Memory:
         its place.
     """
 
-    blocks: int
-    block_size: int = 16
-    watermark: float | None = None
+    blocks: Annotated[int, _BLOCKS]
+    block_size: Annotated[int, _BLOCK] = 16
+    watermark: Annotated[float, _FREE] | None = None
     admission: Admission | None = None
     too_long: TooLong = "error"
     prefix_caching: bool | None = None
     names_known: bool = dataclasses.field(default=False, repr=False)
     estimated: bool = dataclasses.field(default=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        checked = vars(self)
-        holds = "it is what the KV cache holds"
-        checked["blocks"] = checks.whole("kv_blocks", self.blocks, 1, MOST_BLOCKS, "blocks", holds)
-        checked["block_size"] = checks.whole(
-            "block_size", self.block_size, 1, 2**20, "tokens", "it is the tokens of one block"
-        )
-        if self.watermark is not None:
-            share = "it is the share of the blocks that stays free"
-            checked["watermark"] = checks.number("watermark", self.watermark, 0.0, 0.9, "", share)
-        for name, choices in (
-            ("admission", (None, *get_args(Admission))),
-            ("too_long", get_args(TooLong)),
-            ("prefix_caching", (None, True, False)),
-            ("names_known", (True, False)),
-            ("estimated", (True, False)),
-        ):
-            checks.word(name, getattr(self, name), choices)
 
     @classmethod
     def of_tokens(cls, tokens: int, block_size: int = 16) -> "Memory":
@@ -88,15 +74,13 @@ class Memory:
         tokens = checks.whole(
             "kv_tokens", tokens, 1, MOST_BLOCKS, "tokens", "it is what the KV cache holds"
         )
-        block_size = checks.whole(
-            "block_size", block_size, 1, 2**20, "tokens", "it is the tokens of one block"
-        )
-        if tokens < block_size:
+        one = cls(1, block_size)
+        if tokens < one.block_size:
             raise InputError(
-                f"kv_tokens is {tokens:,}, less than one block of {block_size:,}, so nothing "
+                f"kv_tokens is {tokens:,}, less than one block of {one.block_size:,}, so nothing "
                 "fits; raise it"
             )
-        return cls(tokens // block_size, block_size)
+        return cls(tokens // one.block_size, one.block_size)
 
     @property
     def tokens(self) -> int:

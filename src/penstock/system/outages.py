@@ -3,19 +3,26 @@
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.fields import Checked, Range
 from penstock.system.pool import Pool
 
 SENT_AGAIN, LOST = "sent-again", "lost"
 _FATES = (SENT_AGAIN, LOST)
-_LATEST_S = 1e9
+_PLACE = Range(0, 10**6, "", "it is its place in its pool, from 0")
+
+
+def _second(of: str, does: str) -> Range:
+    """Return when an outage may begin or end."""
+    why = f"it is the second of the run at which the replica {does}"
+    return Range(0, 1e9, "s", why, f"the {of} of an outage")
 
 
 @dataclass(frozen=True)
-class Outage:
+class Outage(Checked):
     """A replica that dies and comes back.
 
     It loses its batch in progress, its KV memory and its caches, and comes back empty. Its pool's
@@ -39,23 +46,17 @@ class Outage:
     """
 
     pool: str
-    replica: int
-    start_s: float
-    end_s: float
+    replica: Annotated[int, _PLACE]
+    start_s: Annotated[float, _second("start", "dies")]
+    end_s: Annotated[float, _second("end", "comes back")]
     requests: str = SENT_AGAIN
 
-    def __post_init__(self) -> None:
+    def settle(self) -> None:
+        """Refuse an outage that ends before it begins, or says something unknown."""
         if not isinstance(self.pool, str):
             raise InputError(
                 f"the pool of an outage is {checks.shown(self.pool)}; give the name of one"
             )
-        checks.whole("replica", self.replica, 0, 10**6, "", "it is its place in its pool, from 0")
-        for what, second, does in (
-            ("the start of an outage", self.start_s, "dies"),
-            ("the end of an outage", self.end_s, "comes back"),
-        ):
-            reason = f"it is the second of the run at which the replica {does}"
-            checks.number(what, second, 0, _LATEST_S, "s", reason)
         if self.end_s <= self.start_s:
             raise InputError(
                 f"an outage ends at {self.end_s:g} s, but begins at {self.start_s:g} s; let it end "

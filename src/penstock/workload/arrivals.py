@@ -9,13 +9,14 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.fields import Checked, Range
 from penstock.workload.recorded_times import time_doubts
 
 BLOCK = 65_536
@@ -33,18 +34,16 @@ _LATEST_S = 1e12  # in simulated time; a run takes what its ticks can count
 _SEGMENTS = 1024  # of a rate that changes, drawn at a time
 
 
-def _check_rate(rate: float) -> None:
-    reason = "below, nothing arrives in years; above, gaps are shorter than a nanosecond"
-    checks.number("the arrival rate", rate, 1e-9, _HIGHEST_RATE, "requests/s", reason)
-
-
-def _check_seconds(what: str, seconds: float) -> None:
-    checks.number(what, seconds, 1e-9, _LATEST_S, "s", "times are counted in nanoseconds")
-
-
-def _check_cv(what: str, cv: float) -> None:
-    reason = "it is no percentage; for even gaps use deterministic arrivals"
-    checks.number(what, cv, 1e-3, 50, "", reason)
+_SPEED = "below, nothing arrives in years; above, gaps are shorter than a nanosecond"
+_RATE = Range(1e-9, _HIGHEST_RATE, "requests/s", _SPEED, "the arrival rate")
+_LENGTH = Range(1e-9, _LATEST_S, "s", "times are counted in nanoseconds")
+_EVEN = "it is no percentage; for even gaps use deterministic arrivals"
+_CV = Range(1e-3, 50, "", _EVEN)
+_CV_OF_GAMMA = Range(1e-3, 50, "", _EVEN, "the cv of gamma arrivals")
+_SHAPE = Range(1e-6, 1e6, "", "1 gives exponential gaps, less burstier ones")
+_OF_BURSTS = Range(0, 5, "", "beyond, almost all arrivals come in a few bursts")
+_OF_STEPS = Range(0, 5, "", "beyond, almost all arrivals come in a few steps")
+_CORRELATION = Range(-0.9999, 0.9999, "", "at 1 the rate would never come back")
 
 
 class Arrivals(abc.ABC):
@@ -83,13 +82,10 @@ def _running_sums(gaps: Callable[[], Seconds]) -> Iterator[Seconds]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _AtRate(Arrivals):
+class _AtRate(Checked, Arrivals):
     """Arrivals without end at a rate that is given."""
 
-    rate: float
-
-    def __post_init__(self) -> None:
-        _check_rate(self.rate)
+    rate: Annotated[float, _RATE]
 
     def with_rate(self, rate: float) -> Self:
         """Return the same pattern at another rate."""
@@ -128,13 +124,9 @@ class Deterministic(_AtRate):
 class GammaRenewal(_AtRate):
     """Gamma gaps: burstier than Poisson for a coefficient of variation above 1, smoother below."""
 
-    cv: float  # standard deviation of a gap over its mean
+    cv: Annotated[float, _CV_OF_GAMMA]  # standard deviation of a gap over its mean
 
     iid = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_cv("the cv of gamma arrivals", self.cv)
 
     def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
         """Yield running sums of gamma gaps."""
@@ -155,20 +147,9 @@ class Modulated(_AtRate):
     gamma with mean 1.
     """
 
-    gamma_shape: float  # of the gaps in operational time; 1: exponential
+    gamma_shape: Annotated[float, _SHAPE]  # of the gaps in operational time; 1: exponential
 
     iid = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.number(
-            "gamma_shape",
-            self.gamma_shape,
-            1e-6,
-            1e6,
-            "",
-            "1 gives exponential gaps, less burstier ones",
-        )
 
     @abc.abstractmethod
     def _segments(self, rng: np.random.Generator) -> Iterator[tuple[Seconds, Seconds]]:
@@ -205,28 +186,15 @@ class Modulated(_AtRate):
 class OnOff(Modulated):
     """Bursts and silences of gamma-distributed length; each burst has a rate of its own."""
 
-    on_mean_s: float
-    on_cv: float
-    off_mean_s: float
-    off_cv: float
-    burst_log_sd: float  # standard deviation of the logarithm of a burst's rate
+    on_mean_s: Annotated[float, _LENGTH]
+    on_cv: Annotated[float, _CV]
+    off_mean_s: Annotated[float, _LENGTH]
+    off_cv: Annotated[float, _CV]
+    burst_log_sd: Annotated[
+        float, _OF_BURSTS
+    ]  # standard deviation of the logarithm of a burst's rate
 
     words = "bursts and silences"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_seconds("on_mean_s", self.on_mean_s)
-        _check_seconds("off_mean_s", self.off_mean_s)
-        _check_cv("on_cv", self.on_cv)
-        _check_cv("off_cv", self.off_cv)
-        checks.number(
-            "burst_log_sd",
-            self.burst_log_sd,
-            0,
-            5,
-            "",
-            "beyond, almost all arrivals come in a few bursts",
-        )
 
     def _segments(self, rng: np.random.Generator) -> Iterator[tuple[Seconds, Seconds]]:
         rate_on = self.rate * (self.on_mean_s + self.off_mean_s) / self.on_mean_s
@@ -241,7 +209,7 @@ class OnOff(Modulated):
 
     def with_rate(self, rate: float) -> Self:
         """Return the same bursts, stretched in time to the long-run rate that is asked for."""
-        _check_rate(rate)
+        rate = _RATE.number(rate)
         stretch = self.rate / rate
         return dataclasses.replace(
             self,
@@ -255,26 +223,11 @@ class OnOff(Modulated):
 class WanderingRate(Modulated):
     """A rate whose logarithm is a first-order autoregression over equal steps."""
 
-    step_s: float  # length of a step
-    log_sd: float  # stationary standard deviation of the log rate
-    correlation: float  # between one step and the next
+    step_s: Annotated[float, _LENGTH]  # length of a step
+    log_sd: Annotated[float, _OF_STEPS]  # stationary standard deviation of the log rate
+    correlation: Annotated[float, _CORRELATION]  # between one step and the next
 
     words = "arrivals at a wandering rate"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_seconds("step_s", self.step_s)
-        checks.number(
-            "log_sd", self.log_sd, 0, 5, "", "beyond, almost all arrivals come in a few steps"
-        )
-        checks.number(
-            "correlation",
-            self.correlation,
-            -0.9999,
-            0.9999,
-            "",
-            "at 1 the rate would never come back",
-        )
 
     def _segments(self, rng: np.random.Generator) -> Iterator[tuple[Seconds, Seconds]]:
         level = self.log_sd * rng.standard_normal()
@@ -287,7 +240,7 @@ class WanderingRate(Modulated):
 
     def with_rate(self, rate: float) -> Self:
         """Return the same wandering, stretched in time to the long-run rate that is asked for."""
-        _check_rate(rate)
+        rate = _RATE.number(rate)
         return dataclasses.replace(self, rate=rate, step_s=self.step_s * self.rate / rate)
 
 
@@ -338,7 +291,7 @@ class Replay(Arrivals):
 
     def with_rate(self, rate: float) -> Self:
         """Return the recording, stretched."""
-        _check_rate(rate)
+        rate = _RATE.number(rate)
         if not np.isfinite(self.rate):
             raise InputError(
                 f"all {self.times_s.size} recorded requests arrive at one instant, so their times "

@@ -1,0 +1,74 @@
+"""What a value may be stands on its field: ``blocks: Annotated[int, Range(1, 2**40, ...)]``."""
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, Literal
+
+from penstock import checks
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that a field may have, and why no others."""
+
+    low: float
+    high: float
+    unit: str
+    why: str
+    name: str = ""  # what messages call the field, where they do not call it by its own name
+
+    def number(self, value: Any, field: str = "") -> float:
+        """Return a value as a float, if it is such a number."""
+        return checks.number(self.name or field, value, self.low, self.high, self.unit, self.why)
+
+    def whole(self, value: Any, field: str = "") -> int:
+        """Return a value as an int, if it is such a whole number."""
+        low, high = int(self.low), int(self.high)
+        return checks.whole(self.name or field, value, low, high, self.unit, self.why)
+
+
+class Checked:
+    """A frozen dataclass whose fields are what their types say: numbers within a `Range`, one of
+    some words, true or false. What is None need not be given.
+    """
+
+    def __post_init__(self) -> None:
+        made: Any = type(self)
+        for name, check in _checks_of(made):
+            object.__setattr__(self, name, check(getattr(self, name)))
+        self.settle()
+
+    def settle(self) -> None:
+        """Refuse what fields say together, and set what follows from them."""
+
+
+@functools.cache
+def _checks_of(made: Any) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    """Return what looks at a value, for each field whose type says what it may be."""
+    found = ((field.name, _check_of(field.name, field.type)) for field in dataclasses.fields(made))
+    return tuple((name, check) for name, check in found if check is not None)
+
+
+def _check_of(name: str, kind: Any) -> Callable[[Any], Any] | None:
+    """Return what looks at a value of a type; None: whatever it is, it says nothing."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        given = [one for one in typing.get_args(kind) if one is not types.NoneType]
+        check = _check_of(name, given[0]) if len(given) == 1 else None
+        return check and (lambda value: None if value is None else check(value))
+    if typing.get_origin(kind) is typing.Annotated:
+        whole, *rest = typing.get_args(kind)
+        limits = next((one for one in rest if isinstance(one, Range)), None)
+        if limits is None:
+            return None
+        return functools.partial(limits.whole if whole is int else limits.number, field=name)
+    if typing.get_origin(kind) is Literal:
+        return functools.partial(_one_of, name, typing.get_args(kind))
+    return functools.partial(checks.truth, name) if kind is bool else None
+
+
+def _one_of(name: str, words: tuple[str, ...], value: Any) -> Any:
+    checks.word(name, value, words)
+    return value
