@@ -294,7 +294,7 @@ def _job(chosen: "PlanScenario") -> "JobPlan | None":
     with progress.bar("Planning the job") as show:
         return job_of(
             chosen.job, chosen.scenario.workload, families or chosen.space.families, chosen.aim,
-            chosen.workload, lambda what, share: show(share, what),
+            chosen.workload, show,
         )  # fmt: skip
 
 

@@ -7,21 +7,25 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.checking.targets import Estimate, Judgement, Target, share
-from penstock.inputs.arrays import Bools
+from penstock import checks
+from penstock.checking.targets import Estimate, Judgement, Target, parsed_targets, share
+from penstock.errors import InputError
+from penstock.inputs.arrays import Bools, Floats
 from penstock.planning.aim import together
 from penstock.planning.deployment import Deployment
+from penstock.planning.rates import HOUR_S
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.intervals import merged, student
 from penstock.simulation.run import Run, recorded
 from penstock.simulation.simulate import simulate
+from penstock.system.pool import MOST_REPLICAS
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.workload.arrivals import BLOCK
+from penstock.workload.drawing import at_random
 from penstock.workload.lengths import Tokens
-from penstock.workload.pairs import Empirical, Recorded
+from penstock.workload.pairs import Recorded
 from penstock.workload.workload import Requests, Workload
 
 Mode = Literal["alone", "priority", "paced"]
@@ -29,9 +33,8 @@ Mode = Literal["alone", "priority", "paced"]
 PACED_SHARE = 0.95
 """Of the time until the deadline, over which a paced job is let in at most."""
 
-_MOST_KEPT = (
-    30_000_000  # lengths of requests, 16 bytes each, that are not drawn anew for each fleet
-)
+_MOST_ONLINE = 5_000_000
+_MOST_DRAWN = 25_000_000  # lengths of requests, 16 bytes each, of all runs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,9 +54,14 @@ class JobResult:
     beside: int = 0  # runs in which online requests came while the job lasted
 
     @property
+    def seconds(self) -> float:
+        """Mean of the makespans, s."""
+        return self.makespan.value or math.inf
+
+    @property
     def accelerator_hours(self) -> float:
         """Accelerator-hours from the start until the job is done."""
-        return self.deployment.total_accelerators * (self.makespan.value or math.inf) / 3600
+        return self.deployment.total_accelerators * self.seconds / HOUR_S
 
     @property
     def cost(self) -> float:
@@ -63,7 +71,7 @@ class JobResult:
     @property
     def tightness(self) -> float:
         """The lower bound as a share of the makespan."""
-        return self.lower_bound_s / (self.makespan.value or math.inf)
+        return self.lower_bound_s / self.seconds
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -85,60 +93,81 @@ class JobResult:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """What has to be done."""
+    """What has to be done, and with what at most."""
 
-    workload: Workload
+    workload: Workload  # a recording of as many requests is taken as it is, else rows are drawn
     requests: int
     deadline_s: float
-    online: Workload | None
-    targets: tuple[Target, ...]
-    runs: int
-    confidence: float
+    online: Workload | None = None  # traffic beside it, at the rate of the whole fleet
+    # Of the online requests; percentiles of `tbt` are of them and the job together.
+    targets: tuple[Target, ...] = ()
+    # Each draws requests anew (a recording as it is: one run), for an interval that holds the next
+    # with this confidence.
+    runs: int = 5
+    confidence: float = 0.95
+    token_budgets: Sequence[int] = ()  # without any, each server's own and usual ones
+    most_replicas: int | None = None  # None: as many as the fleets have
 
-    @property
-    def recorded(self) -> bool:
-        """Whether the job is a recording, taken as it is."""
-        return isinstance(self.workload.lengths, Recorded) and self.workload.rows == self.requests
-
-    @property
-    def seeds(self) -> range:
-        """Of the runs."""
-        return range(1 if self.recorded and self.online is None else self.runs)
-
-    def lengths(self, seed: int) -> tuple[Tokens, Tokens]:
-        """Return prompt and output tokens of the job, shape (requests,) each."""
-        if seed not in self._drawn:
-            drawn = self._draw(seed)
-            if self.runs * self.requests > _MOST_KEPT:
-                return drawn
-            self._drawn[seed] = drawn
-        return self._drawn[seed]
+    def __post_init__(self) -> None:
+        checks.whole("runs", self.runs, 2, 1_000, "", "an interval takes at least two")
+        keeps = "each keeps a row in memory; of a longer job plan a part, with its part of the time"
+        many = checks.whole(
+            "the requests of the job", self.requests, 1, _MOST_DRAWN // self.runs, "", keeps
+        )
+        reason = "the job has to be done by then"
+        checks.number("deadline_s", self.deadline_s, 1e-3, 1e9, "s", reason)
+        checks.number(
+            "confidence", self.confidence, 0.5, 0.99999, "", "it is how often the interval is right"
+        )
+        if self.most_replicas is not None:
+            reason = "the fleet has no more"
+            checks.whole("most_replicas", self.most_replicas, 1, MOST_REPLICAS, "", reason)
+        object.__setattr__(self, "requests", many)
+        object.__setattr__(self, "targets", tuple(parsed_targets(self.targets)))
+        if bool(self.targets) != (self.online is not None):
+            raise InputError(
+                "targets of a job are those of its online traffic; give both `online` and "
+                "`targets`, or none"
+            )
+        if self.online is not None:
+            come = "the number of online requests until the deadline"
+            keeps = "each keeps a row in memory; plan a shorter part of the job"
+            checks.number(come, self.online.rate * self.deadline_s, 0, _MOST_ONLINE, "", keeps)
 
     @functools.cached_property
-    def _drawn(self) -> dict[int, tuple[Tokens, Tokens]]:
-        return {}
+    def stream(self) -> Workload | None:
+        """The online traffic; requests of a recording are drawn at random."""
+        if self.online is None or self.online.rows is None:
+            return self.online
+        return self.online.with_rate(self.online.rate, "poisson")
 
-    def _draw(self, seed: int) -> tuple[Tokens, Tokens]:
-        lengths = self.workload.lengths
-        if isinstance(lengths, Recorded):
-            if self.recorded:
-                return lengths.prompt_tokens, lengths.output_tokens
-            lengths = Empirical(lengths.prompt_tokens, lengths.output_tokens)
-        return lengths.sample(np.random.default_rng((self.workload.seed, 8, seed)), self.requests)
+    @functools.cached_property
+    def drawn(self) -> tuple[tuple[Tokens, Tokens], ...]:
+        """Prompt and output tokens of the job, shape (requests,) each, of every run."""
+        lengths, seed = self.workload.lengths, self.workload.seed
+        if isinstance(lengths, Recorded) and self.workload.rows == self.requests:
+            alike = 1 if self.online is None else self.runs
+            return ((lengths.prompt_tokens, lengths.output_tokens),) * alike
+        draws = (np.random.default_rng((seed, 8, run)) for run in range(self.runs))
+        return tuple(at_random(lengths).sample(draw, self.requests) for draw in draws)
 
     def likely(self, server: Server, work: float) -> int:
         """Return the replicas that such work and online traffic take in the long run, at least."""
-        load = (
-            0.0 if self.online is None else self.online.rate / certify(self.online, server).max_rate
-        )
+        load = 0.0
+        if self.stream is not None:
+            load = self.stream.rate / certify(self.stream, server).max_rate
         return max(1, math.ceil((work / self.deadline_s + load) * (1 - 1e-12)))
 
     def work_s(self, server: Server) -> float:
         """Return the seconds that one replica takes at least for all of the job, in any run."""
-        return min(work_s(*self.lengths(seed), server) for seed in self.seeds)
+        return min(work_s(*lengths, server) for lengths in self.drawn)
+
+    def longest_s(self, server: Server) -> float:
+        """Return the seconds that the longest request takes at least, alone, in the worst run."""
+        return max(longest_s(*lengths, server) for lengths in self.drawn)
 
 
-def work_s(prompt: npt.NDArray[Any], output: npt.NDArray[Any], server: Server) -> float:
+def work_s(prompt: Tokens, output: Tokens, server: Server) -> float:
     """Return the seconds that one replica takes for some requests at least, under any policy."""
     # Token budget, max batch size and KV memory each bound requests/s by what a server conserves
     # (`penstock.theory.bounds`), whenever they arrive: so many take so many seconds.
@@ -149,7 +178,7 @@ def work_s(prompt: npt.NDArray[Any], output: npt.NDArray[Any], server: Server) -
     return float(prompt.size / certify(even, server).max_rate)
 
 
-def longest_s(prompt: npt.NDArray[Any], output: npt.NDArray[Any], server: Server) -> float:
+def longest_s(prompt: Tokens, output: Tokens, server: Server) -> float:
     """Return the seconds that the longest of some requests takes at least, alone on a replica."""
     seconds = server.batch_time.table(server.most_tokens)[1:]
     decodes = output - (1 if server.convention == "engine" else 0)
@@ -168,29 +197,23 @@ def simulate_job(job: Job, deployment: Deployment, mode: Mode) -> JobResult:
     tokens = 0.0
     least = math.inf
     beside = 0
-    for seed in job.seeds:
-        prompt, output = job.lengths(seed)
+    for run, (prompt, output) in enumerate(job.drawn):
         # each replica gets its turn of the job, and its share of the online requests
         ends: list[float] = []
-        samples: list[_Sample] = []
+        parts: list[_Sample] = []
         for replica in range(min(replicas, job.requests)):
-            part = slice(replica, None, replicas)
-            end, online = _replica(
-                job, server, mode, prompt[part], output[part], (seed, replica, replicas)
-            )
+            mine = slice(replica, None, replicas)
+            draw = run, replica, replicas
+            end, online = _replica(job, server, mode, prompt[mine], output[mine], draw)
             ends.append(end)
-            samples += online
+            parts += online
         makespans.append(max(ends))
-        beside += any(chosen.any() for _, chosen in samples)
-        statistics.append([_statistic(samples, target) for target in job.targets])
-        tokens += (
-            float(server.tokens_per_request(prompt.mean(), output.mean()))
-            * job.requests
-            / max(ends)
-        )
-        least = min(
-            least, max(work_s(prompt, output, server) / replicas, longest_s(prompt, output, server))
-        )
+        beside += any(chosen.any() for _, chosen in parts)
+        statistics.append([_statistic(parts, target) for target in job.targets])
+        each = float(server.tokens_per_request(prompt.mean(), output.mean()))
+        tokens += each * job.requests / max(ends)
+        work = work_s(prompt, output, server) / replicas
+        least = min(least, max(work, longest_s(prompt, output, server)))
     makespan = _estimate(makespans, job.confidence, of_next=True)
     low = max(makespan.low or 0.0, min(least, *makespans))  # theory allows no less
     makespan = dataclasses.replace(makespan, low=low)
@@ -205,49 +228,38 @@ def simulate_job(job: Job, deployment: Deployment, mode: Mode) -> JobResult:
     return JobResult(fleet, mode, makespan, least, tokens / runs, estimates, answer, runs, beside)
 
 
-_Sample = tuple[Run, npt.NDArray[np.bool_]]
+_Sample = tuple[Run, Bools]
 """A run of a replica, and which of its requests are the online ones while the job lasts."""
 
 
 def _replica(
-    job: Job,
-    server: Server,
-    mode: Mode,
-    prompt: npt.NDArray[Any],
-    output: npt.NDArray[Any],
-    draw: tuple[int, int, int],
-) -> tuple[float, "list[_Sample]"]:
+    job: Job, server: Server, mode: Mode, prompt: Tokens, output: Tokens, draw: tuple[int, int, int]
+) -> tuple[float, list[_Sample]]:
     """Return when a replica is done with its part, s, and its run with online requests beside."""
     size = prompt.size
-    if job.online is None:
-        run = simulate(
-            Workload.from_arrays(np.zeros(size), prompt, output), server, record="summary"
-        )
-        return run.seconds, []
+    if job.stream is None:
+        alone = Workload.from_arrays(np.zeros(size), prompt, output)
+        return simulate(alone, server, record="summary").seconds, []
     seed, replica, n = draw
-    online = job.online.with_rate(job.online.rate / n)
-    arrived = arrivals_within(online, job.deadline_s, (job.online.seed, seed, replica))
-    released: npt.NDArray[np.floating[Any]] = np.zeros(size)
+    share = job.stream.with_rate(job.stream.rate / n)
+    arrived = arrivals_within(share, job.deadline_s, (share.seed, seed, replica))
+    released: Floats = np.zeros(size)
     if mode == "paced":  # the last ones need time to finish
         left = max(job.deadline_s - 2 * longest_s(prompt, output, server), 0.0)
-        released = np.arange(size) * (min(PACED_SHARE * job.deadline_s, left) / size)
+        lasts = min(PACED_SHARE * job.deadline_s, left)
+        released = np.arange(size, dtype=np.float64) * (lasts / size)
     times = np.concatenate([released, arrived.arrival_s])
     order = np.argsort(times, kind="stable")
-    urgent = np.concatenate([np.ones(size, np.int32), np.zeros(arrived.arrival_s.size, np.int32)])
-    columns = (
-        np.concatenate([prompt, arrived.prompt_tokens]),
-        np.concatenate([output, arrived.output_tokens]), urgent,
-    )  # fmt: skip
-    run = simulate(
-        Workload.from_arrays(times[order], *(column[order] for column in columns)),
-        server,
-        drain=True,
+    urgent = np.repeat(np.array([1, 0], np.int32), [size, arrived.arrival_s.size])[order]
+    prompt, output = (
+        np.concatenate(both)[order]
+        for both in ((prompt, arrived.prompt_tokens), (output, arrived.output_tokens))
     )
-    rows = run.rows
-    assert rows is not None
-    mine = urgent[order] == 1
-    end = int(rows.finish[mine].max())
-    return end * run.tick_s, [(run, ~mine & (rows.arrival <= end) & (rows.finish >= 0))]
+    run = simulate(Workload.from_arrays(times[order], prompt, output, urgent), server, drain=True)
+    rows = recorded(run.rows, "requests")
+    end = int(rows.finish[urgent == 1].max())
+    online = (urgent == 0) & (rows.arrival <= end) & (rows.finish >= 0)
+    return end * run.tick_s, [(run, online)]
 
 
 def arrivals_within(workload: Workload, seconds: float, seeds: tuple[int, ...]) -> Requests:
