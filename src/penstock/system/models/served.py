@@ -1,5 +1,6 @@
 """A model on GPUs, known by its shape: batch times and KV memory where nobody measured."""
 
+import contextlib
 import dataclasses
 import math
 from pathlib import Path
@@ -183,15 +184,27 @@ def served_model(
     numbers = shape.numbers(precision, kv_precision)
     _check_precision(known, numbers, shape)
     weights = shape.weights_bytes(numbers, tensor_parallel) / GIB
-    if weights > known.sheet.memory_gib - _KEPT_GIB:
+    room = known.sheet.memory_gib - _KEPT_GIB
+    if weights > room:
         raise InputError(
             f"the weights of {shape.name} take {weights:,.1f} GiB a GPU on "
             f"{counted(tensor_parallel, 'GPU')}, but {known.name} has "
             f"{known.sheet.memory_gib:g} GiB, so it would not start; take more GPUs "
-            "(tensor_parallel), or a precision of fewer bits"
+            f"(tensor_parallel{_enough(shape, numbers, expert_parallel, room)}), or a precision of "
+            "fewer bits"
         )
     named = "" if model.endswith(".json") else model
     return ServedModel(shape, known, numbers, tensor_parallel, expert_parallel, engine, named)
+
+
+def _enough(shape: ModelShape, numbers: Numbers, expert_parallel: int, room_gib: float) -> str:
+    """Say which tensor parallelism is the least whose GPUs have room for the weights."""
+    for many in (2, 4, 8, 16, 32):
+        if shape.weights_bytes(numbers, many) / GIB <= room_gib:
+            with contextlib.suppress(InputError):
+                shape.check_split(many, expert_parallel)
+                return f": {many} has room for them"
+    return ""
 
 
 def _check_precision(gpu: KnownGpu, numbers: Numbers, shape: ModelShape) -> None:
