@@ -19,6 +19,7 @@ import yaml
 from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
+from penstock.planning.without_file import one_described
 from penstock.serving.answering import ANSWER, Answers
 from penstock.serving.app import application
 from penstock.serving.connections import Impatient
@@ -59,13 +60,40 @@ def test_the_page_says_what_check_says_of_the_scenario_that_is_downloaded(
     _, out, _ = penstock("check", downloaded, "--json")
     said = json.loads(out)
     assert told["simulation"]["answer"] == {key: said[key] for key in told["simulation"]["answer"]}
-    assert told["test"]["stability"] == said["stability"]
     assert told["theory"]["certificate"] == said["certificate"]
     assert told["theory"]["load"]["rho"] == pytest.approx(said["load"]["rho"], rel=1e-12)
 
 
-def test_theory_comes_first_then_a_short_run_then_the_test_then_the_simulation(client: TestClient) -> None:
-    assert [*parts(client)] == ["theory", "bounds", "progress", "estimate", "test", "simulation"]
+def test_theory_comes_first_then_a_short_run_then_what_check_says(client: TestClient) -> None:
+    assert [*parts(client)] == ["theory", "bounds", "progress", "estimate", "simulation"]
+
+
+@pytest.mark.parametrize("replicas", ["1", "2"])
+def test_lines_are_those_of_check_and_targets_are_judged(
+    client: TestClient, penstock: Penstock, tmp_path: Path, replicas: str
+) -> None:
+    told = parts(client, replicas=replicas, target="ttft_p99<9s, e2e_p99<100ms")
+    lines = told["simulation"]["lines"]
+    assert lines[:2] == told["theory"]["lines"]
+    assert [word for word, _ in told["simulation"]["words"]] == ["stable", "missed"]
+    judged = next(text for label, text, tone in lines if (label, tone) == ("missed", "bad"))
+    assert judged.startswith("e2e_p99<0.1s (")
+    assert "; met: ttft_p99<9s (" in judged
+    (unreachable,) = told["bounds"]["unreachable"]
+    assert unreachable.startswith("target e2e_p99<0.1s asks for less than a request alone takes, ")
+    downloaded = tmp_path / "small.yaml"
+    downloaded.write_text(client.get("/scenario.yaml", params={"replicas": replicas}).text)
+    targets = ["--target", "ttft_p99<9s", "--target", "e2e_p99<100ms"] if replicas == "1" else []
+    _, out, _ = penstock("check", downloaded, *targets)
+    printed = " ".join(out.split())
+    same = [text for label, text, _ in lines if targets or label != "missed"]
+    assert [text for text in same if " ".join(text.split()) not in printed] == []
+
+
+def test_targets_of_an_overloaded_fleet_are_missed(client: TestClient) -> None:
+    told = parts(client, rate="400", replicas="2", target="ttft_p99<9s")
+    assert [word for word, _ in told["simulation"]["words"]] == ["unstable", "missed"]
+    assert told["bounds"]["unreachable"] == []
 
 
 def test_the_load_of_the_region_is_that_of_all_replicas(client: TestClient) -> None:
@@ -230,6 +258,36 @@ def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
 def test_nothing_outside_the_folder_of_the_page_is_read(client: TestClient) -> None:
     for path in ("/../app.py", "/%2e%2e/app.py", "/..%2fapp.py"):
         assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpus", "h100-sxm"], "--gpus goes with --model, give it, too"),
+        (["x.yaml", "--rate", "3"], "--rate goes with --model, and x.yaml says it; leave it out"),
+        (["x.yaml", "--model", "Qwen3-8B"], "--model is given beside x.yaml"),
+        (["--model", "Qwen3-8B", "--rate", "3"], "--gpus is missing; name the GPU of --model"),
+        (["--model", "Qwen3-8B", "--gpus", "l40s", "--rate", "3"], "--prompt and --output of the load is missing"),
+        (["--model", "Qwen3-8B", "--gpus", "l40s,l4", "--rate", "3"], "--gpus names 2, but a page begins with one"),
+        (["--model", "Qwen3-8B", "--gpus", "l40", "--rate", "0", "--prompt", "9", "--output", "9"], "rate is 0"),
+    ],
+)
+def test_what_a_page_cannot_begin_with_is_one_line(penstock: Penstock, options: list[str], said: str) -> None:
+    status, out, err = penstock("serve", *options, "--port", "0")
+    assert (status, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_page_begins_with_a_model_without_a_file() -> None:
+    load = {"rate": 3.0, "prompt": 900, "output": 90, "trace": None}
+    described = one_described("Qwen3-8B", "l40s", "2", "sglang", "fp8", load, ["ttft_p99<2s"])
+    values = Controls(described=described, name="Qwen3-8B").values
+    assert values == {
+        "model": "Qwen3-8B", "gpu": "l40s", "tensor_parallel": 2, "rate": 3.0, "prompt": 900, "output": 90,
+        "target": "ttft_p99<2s", "replicas": 1, "router": "jsq", "policy": "sglang", "token_budget": None,
+        "max_batch_size": None,
+    }  # fmt: skip
 
 
 def test_a_port_that_is_taken_is_one_line(penstock: Penstock) -> None:

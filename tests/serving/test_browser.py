@@ -91,9 +91,8 @@ def shown(page: "Page") -> dict[str, Any]:
         "rows => rows.map(row => [row.dataset.metric, [...row.querySelectorAll('td')].map(td => td.dataset.value)])"
     )
     return {
-        "word": page.inner_text("#word").lower(),
-        "rho": page.inner_text("#figures dd.figure >> nth=0"),
-        "test": page.inner_text("#said-test p"),
+        "words": page.locator("#words .word").evaluate_all("words => words.map(word => word.textContent)"),
+        "lines": page.locator("#lines dd").evaluate_all("lines => lines.map(line => line.textContent)"),
         "latency": {metric: [value and float(value) for value in values] for metric, values in cells},
         "run": page.inner_text("#queue-said"),
     }
@@ -103,14 +102,14 @@ def compared(page: "Page", penstock: Penstock, folder: Path) -> dict[str, Any]:
     """Download the scenario, check it on the command line, and compare every figure of the page."""
     with page.expect_download() as waiting:
         page.click("#download")
-    path = folder / "downloaded.yaml"
+    path = folder / waiting.value.suggested_filename
     waiting.value.save_as(path)
     _, out, err = penstock("check", path, "--json")
     said = json.loads(out)
     figures = shown(page)
-    assert figures["word"] == said["verdict"], err
-    assert float(figures["rho"]) == pytest.approx(said["load"]["rho"], rel=5e-3)
-    assert figures["test"] == f"{said['stability']['verdict']}: {said['stability']['reason']}."
+    assert figures["words"][0] == said["verdict"], err
+    printed = "".join(penstock("check", path)[1].split()).replace(str(path), path.name)
+    assert [line for line in figures["lines"] if "".join(line.split()) not in printed] == []
     latency = (said["stages"][0] if "stages" in said else said)["latency"]
     for metric, values in figures["latency"].items():
         of = (latency or {}).get(metric)
@@ -123,19 +122,33 @@ def compared(page: "Page", penstock: Penstock, folder: Path) -> dict[str, Any]:
 def test_what_the_page_shows_after_sliders_were_dragged_is_what_check_says(
     opened: Open, penstock: Penstock, tmp_path: Path
 ) -> None:
-    page = opened()
+    page = opened("?target=")
     changed(page, lambda: dragged(page, "#rate-slider", 0.47))
     one = compared(page, penstock, tmp_path)
-    assert one["load"]["arrival_rate"] != 1.2
-    changed(page, lambda: dragged(page, "#token_budget-slider", 0.7))
+    assert one["load"]["arrival_rate"] != 5
+    changed(page, lambda: page.select_option("#model", "Qwen3-32B"))
+    changed(page, lambda: dragged(page, "#tensor_parallel-slider", 0.5))
+    changed(page, lambda: dragged(page, "#prompt-slider", 0.5))
     changed(page, lambda: page.select_option("#policy", "orca"))
+    changed(page, lambda: dragged(page, "#token_budget-slider", 0.7))
     compared(page, penstock, tmp_path)
-    changed(page, lambda: dragged(page, "#rate-slider", 0.8))
+    changed(page, lambda: dragged(page, "#rate-slider", 0.9))
     assert compared(page, penstock, tmp_path)["verdict"] == "unstable"
 
 
+def test_targets_are_judged_and_what_no_scheduler_reaches_is_said_beside_the_field(opened: Open) -> None:
+    page = opened("?target=ttft_p99%3C9s")
+    assert shown(page)["words"] == ["stable", "met"]
+    changed(page, lambda: page.fill("#target", "ttft_p99<1ms"))
+    assert shown(page)["words"] == ["stable", "missed"]
+    assert page.inner_text("#target-wrong").startswith("target ttft_p99<0.001s asks for less than a request alone")
+    page.fill("#target", "ttft")
+    page.wait_for_selector("#target[aria-invalid=true]")
+    assert "has no '<'" in page.inner_text("#target-wrong")
+
+
 def test_everything_can_be_done_by_keyboard(opened: Open, penstock: Penstock, tmp_path: Path) -> None:
-    page = opened()
+    page = opened("?target=")
     page.focus("#replicas-slider")
     changed(page, lambda: page.keyboard.press("ArrowRight"))
     assert page.input_value("#replicas") == "2"
@@ -156,20 +169,27 @@ def test_a_value_that_is_refused_says_so_beside_its_field(opened: Open) -> None:
     assert re.match("token_budget is 0, but must be", page.inner_text("#token_budget-wrong"))
     assert page.is_visible("#answers.stale")
     assert page.is_visible("#summary.stale")
-    assert "of the values before" in page.inner_text("#source")
-    changed(page, lambda: page.fill("#token_budget", "256"))
+    assert page.inner_text("#source") == "Of the values before, not of these."
+    changed(page, lambda: page.fill("#token_budget", "2048"))
     assert page.inner_text("#token_budget-wrong") == ""
     assert page.query_selector("#answers.stale, #summary.stale") is None
 
 
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_scrolls_sideways_and_nothing_moves_while_one_drags(opened: Open, width: int, scheme: str) -> None:
-    page = opened(width=width, scheme=scheme)
-    tops = "[...document.querySelectorAll('.card, .field')].map(one => Math.round(one.getBoundingClientRect().top))"
+def test_nothing_is_cut_or_scrolls_sideways_and_no_field_moves_while_one_drags(
+    opened: Open, width: int, scheme: str
+) -> None:
+    page = opened("?target=ttft_p99%3C2s,tpot_p99%3C60ms", width=width, scheme=scheme)
+    tops = "[...document.querySelectorAll('.field')].map(one => Math.round(one.getBoundingClientRect().top + scrollY))"
+    cut = """[...document.querySelectorAll('#answers *, #summary *')].filter(one => one.offsetParent
+      && getComputedStyle(one).overflow !== 'visible'
+      && (one.scrollWidth > one.clientWidth || one.scrollHeight > one.clientHeight)).map(one => one.outerHTML)"""
     before = page.evaluate(tops)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    changed(page, lambda: dragged(page, "#rate-slider", 0.55))
+    for move in (lambda: dragged(page, "#rate-slider", 0.55), lambda: dragged(page, "#rate-slider", 0.9)):
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(cut) == []
+        changed(page, move)
     assert page.evaluate(tops) == before
 
 

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from penstock.errors import InputError
+from penstock.scenario.network import NetworkScenario
 from penstock.serving.controls import Controls, field_of
 
 ENGINE = {
@@ -37,7 +38,10 @@ def document_of(controls: Controls, **query: str) -> Any:
 
 
 def test_the_values_are_those_of_the_scenario_under_whatever_names_it_has_them(controls: Controls) -> None:
-    assert controls.values == (2.0, 512, 64, "sarathi", 1)
+    assert controls.values == {
+        "rate": 2.0, "prompt": 300, "output": 20, "target": "", "replicas": 1, "router": "jsq", "policy": "sarathi",
+        "token_budget": 512, "max_batch_size": 64,
+    }  # fmt: skip
 
 
 def test_a_scenario_that_nobody_changed_is_downloaded_as_it_was(controls: Controls) -> None:
@@ -45,21 +49,24 @@ def test_a_scenario_that_nobody_changed_is_downloaded_as_it_was(controls: Contro
 
 
 def test_what_is_changed_stands_in_the_scenario_and_the_rest_stays(controls: Controls) -> None:
-    changed = document_of(controls, rate="2.5", token_budget="256", max_batch_size="", policy="orca")
-    assert changed["workload"]["poisson"] == {"rate": 2.5, "prompt": 300, "output": 20}
-    assert changed["server"] == {"batch_time": ENGINE["server"]["batch_time"], "token_budget": 256, "policy": "orca"}
+    changed = document_of(controls, rate="2.5", prompt="400", token_budget="256", max_batch_size="", policy="orca")
+    assert changed["workload"]["poisson"] == {"rate": 2.5, "prompt": 400, "output": 20}
+    assert changed["server"] == {
+        "batch_time": ENGINE["server"]["batch_time"], "max-num-batched-tokens": 256, "policy": "orca",
+    }  # fmt: skip
     assert changed["simulate"] == ENGINE["simulate"]
 
 
 def test_several_replicas_are_a_network_of_one_pool(controls: Controls) -> None:
-    case = controls.case(controls.values_of({"replicas": "3"}))
-    assert case.network is not None
-    assert (case.replicas, case.length, case.server.token_budget) == (3, 500, 512)
+    case = controls.case(controls.values_of({"replicas": "3", "router": "random"}))
+    assert isinstance(case.scenario, NetworkScenario)
+    assert (case.replicas, case.scenario.jobs, case.server.token_budget) == (3, 500, 512)
+    assert case.scenario.network.pools["pool"].router.name == "random"
 
 
 def test_the_scenario_of_several_replicas_can_be_served_again(controls: Controls, tmp_path: Path) -> None:
     again = Controls(written(tmp_path, document_of(controls, replicas="3", rate="4")))
-    assert again.values == (4.0, 512, 64, "sarathi", 3)
+    assert again.values == controls.values | {"rate": 4.0, "replicas": 3}
     assert again.case(again.values_of({"replicas": "1", "rate": "1"})).network is not None
 
 
@@ -80,6 +87,12 @@ def test_files_are_found_wherever_the_scenario_is_read(tmp_path: Path) -> None:
         ({"max_batch_size": "[]"}, "max_batch_size"),
         ({"replicas": "9999"}, "replicas"),
         ({"policy": "sarati"}, "policy"),
+        ({"router": "jqs"}, "router"),
+        ({"rate": "0"}, "rate"),
+        ({"prompt": "1.5"}, "prompt"),
+        ({"output": "0"}, "output"),
+        ({"target": "ttft<2s"}, "target"),
+        ({"target": "ttft_p99>2s"}, "target"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused_beside_its_field(
@@ -102,10 +115,75 @@ def test_what_is_no_network_is_refused_in_one_line(tmp_path: Path, network: Any)
 
 
 def test_each_slider_offers_the_value_of_the_scenario(controls: Controls) -> None:
-    choices = controls.choices()
-    for name, value in controls.values._asdict().items():
-        assert value in choices[name]
+    choices = controls.choices
+    for name in controls.values.keys() - {"target"}:
+        assert controls.values[name] in choices[name]
     assert choices["max_batch_size"][-1] is None
+
+
+SHAPED = {
+    "workload": {"gamma": {"rate": 2.0, "cv": 2.0, "prompt": {"lognormal": {"mean": 900, "cv": 1.0}},
+                           "output": {"geometric": 150}}},
+    "server": {"hardware": {"model": "Llama-3.1-8B", "gpu": "h100-sxm", "tp": 2}, "kv_tokens": 100_000},
+    "plan": {"targets": ["ttft_p99<2s"]},
+}  # fmt: skip
+
+
+@pytest.fixture
+def shaped(tmp_path: Path) -> Controls:
+    return Controls(written(tmp_path, SHAPED))
+
+
+def test_model_gpus_lengths_and_targets_are_changed_where_the_scenario_has_them(shaped: Controls) -> None:
+    begun = {name: shaped.values[name] for name in ("model", "gpu", "tensor_parallel", "prompt", "output", "target")}
+    assert begun == {
+        "model": "Llama-3.1-8B", "gpu": "h100-sxm", "tensor_parallel": 2, "prompt": 900, "output": 150,
+        "target": "ttft_p99<2s",
+    }  # fmt: skip
+    changed = document_of(
+        shaped, model="Qwen3-8B", gpu="l40s", tensor_parallel="4", prompt="1200", output="80.5", policy="sglang",
+        target="tpot_p99<60ms, e2e_mean < 9s",
+    )  # fmt: skip
+    drawn = changed["workload"]["gamma"]
+    assert (drawn["prompt"], drawn["output"]) == ({"lognormal": {"mean": 1200, "cv": 1.0}}, {"geometric": 80.5})
+    # KV memory of the hardware before does not stay
+    hardware = {"model": "Qwen3-8B", "gpu": "l40s", "tp": 4, "engine": "sglang"}
+    assert changed["server"] == {"hardware": hardware, "policy": "sglang"}
+    assert changed["plan"] == {"targets": ["tpot_p99<0.06s", "e2e_mean<9s"]}
+
+
+def test_limits_that_are_left_out_are_those_of_the_gpu(shaped: Controls) -> None:
+    assert shaped.values["token_budget"] is None
+    assert shaped.choices["token_budget"][-1] is None
+    limits = [shaped.case(shaped.values_of({"gpu": gpu})).server.token_budget for gpu in ("h100-sxm", "a100-sxm")]
+    assert limits == [8_192, 2_048]
+    assert shaped.case(shaped.values_of({"policy": "orca"})).server.token_budget == 8_192  # which chooses none
+
+
+def test_what_a_scenario_has_no_meaning_for_is_left_out(tmp_path: Path) -> None:
+    recorded = Controls(written(tmp_path, {**ENGINE, "workload": {"preset": "azure-conv", "rate": 1.0}}))
+    assert not recorded.values.keys() & {"model", "gpu", "tensor_parallel", "prompt", "output"}
+
+
+@pytest.mark.parametrize(
+    ("query", "field", "said"),
+    [
+        (
+            {"model": "Llama-3.1-70B", "tensor_parallel": "1"},
+            "tensor_parallel",
+            r"tensor_parallel: 2 has room for them",
+        ),
+        ({"gpu": "h100"}, "gpu", "did you mean 'h100-sxm'"),
+        ({"model": "/etc/config.json"}, "model", "model is '/etc/config.json'"),
+        ({"tensor_parallel": "3"}, "tensor_parallel", "take a number that divides 32"),
+    ],
+)
+def test_a_model_that_a_gpu_does_not_serve_is_refused_with_what_would_do(
+    shaped: Controls, query: dict[str, str], field: str, said: str
+) -> None:
+    with pytest.raises(InputError, match=said) as refused:
+        shaped.case(shaped.values_of(query))
+    assert field_of(str(refused.value)) == field
 
 
 def test_a_page_takes_only_the_schedulers_that_it_offers(controls: Controls) -> None:

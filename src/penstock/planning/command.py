@@ -144,8 +144,9 @@ def plan(
             "one of the two"
         )
     if model is None:
-        if idle := [name for name, value in beside.items() if value is not None]:
-            raise InputError(f"--{idle[0]} goes with --model, and {scenario} says it; leave it out")
+        from penstock.planning.without_file import refuse_beside
+
+        refuse_beside(beside, scenario)
         assert scenario is not None
         document, path, said = read_document(scenario), scenario, ""
     else:

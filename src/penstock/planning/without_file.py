@@ -41,22 +41,63 @@ def described(
             f"no price of {unknown[0]} is known ({', '.join(table)} are), so fleets of it cannot "
             "be put beside others; give --prices FILE, such as {l4: 0.8}, money for a GPU an hour"
         )
-    hardware = {
-        "model": _found(model), "gpu": kinds,
-        "tensor_parallel": _numbers("--tp", tp) or list(_PARALLEL),
-        "engine": _listed("--engine", engine),
-    }  # fmt: skip
     search: dict[str, Any] = {
-        "hardware": hardware | ({} if precision is None else {"precision": precision}),
+        "hardware": _hardware(model, kinds, _numbers("--tp", tp) or list(_PARALLEL),
+                              _listed("--engine", engine), precision),
         **_LIMITS,
         "replicas": {"max": _MOST_REPLICAS},
-    }
+    }  # fmt: skip
     if apart:
         search["disaggregation"] = _APART
     priced = {matching_key(table, kind) for kind in kinds}
     price = {key: money for key, money in table.items() if key in priced}
     plan = {"targets": targets or [], "search": search, "rank": True, "price": price}
     return {"workload": workload_of(traffic), "plan": plan}, said
+
+
+def one_described(
+    model: str,
+    gpus: str | None,
+    tp: str | None,
+    engine: str,
+    precision: str | None,
+    traffic: Mapping[str, Any],
+    targets: list[str] | None,
+) -> dict[str, Any]:
+    """Return a scenario of one server, with targets of its own, as a document."""
+    if gpus is None:
+        raise InputError(
+            "--gpus is missing; name the GPU of --model, such as h100-sxm (`penstock hardware` "
+            "lists them)"
+        )
+    kinds, engines = _listed("--gpus", gpus), _listed("--engine", engine)
+    parallel = _numbers("--tp", tp) or [1]
+    for option, values in (("--gpus", kinds), ("--tp", parallel), ("--engine", engines)):
+        if len(values) > 1:
+            raise InputError(
+                f"{option} names {len(values)}, but a page begins with one, and has the others to "
+                "choose from; give one"
+            )
+    hardware = _hardware(model, kinds[0], parallel[0], engines[0], precision)
+    document = {"workload": workload_of(traffic), "server": {"hardware": hardware}}
+    return document | ({"plan": {"targets": targets}} if targets else {})
+
+
+def refuse_beside(given: Mapping[str, Any], scenario: Path | None) -> None:
+    """Refuse options that go with a model, where there is none."""
+    if idle := [name for name, value in given.items() if value is not None]:
+        instead = "give it, too" if scenario is None else f"and {scenario} says it; leave it out"
+        raise InputError(f"--{idle[0]} goes with --model, {instead}")
+
+
+def _hardware(
+    model: str, gpu: Any, tensor_parallel: Any, engine: Any, precision: str | None
+) -> dict[str, Any]:
+    """Return a model on GPUs; each of them one, or a list to search."""
+    hardware = {
+        "model": _found(model), "gpu": gpu, "tensor_parallel": tensor_parallel, "engine": engine,
+    }  # fmt: skip
+    return hardware | ({} if precision is None else {"precision": precision})
 
 
 def workload_of(traffic: Mapping[str, Any]) -> dict[str, Any]:

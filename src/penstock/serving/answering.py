@@ -1,5 +1,5 @@
-"""A state of the page answered part by part: theory, a short run, verdict, simulation, each as it
-comes.
+"""A state of the page answered part by part, each as it comes: theory, a short run, and what
+`penstock check` says.
 
 One thread per state. It ends where it next reports progress after a newer state took its place,
 and only one of them tests or simulates at a time.
@@ -13,12 +13,16 @@ from typing import Any
 
 import polars as pl
 
+from penstock.capacity.target_rate import judge_of_network
 from penstock.checking.answer import Answer, check
-from penstock.checking.network_answer import NetworkAnswer, flooded
-from penstock.checking.verdict import verdict
+from penstock.checking.head_of_answer import head_of_network, head_of_server, said_of_targets
+from penstock.checking.network_answer import NetworkAnswer
 from penstock.errors import InputError
+from penstock.scenario.network import DEFAULT_JOBS, NetworkScenario
+from penstock.scenario.scenario import Scenario
 from penstock.serving import theory
 from penstock.serving.controls import Case, Controls, Values, field_of
+from penstock.show.page import MOST_LINES, Line
 from penstock.simulation.progress import Progress, part_of
 
 Part = dict[str, Any]
@@ -32,7 +36,7 @@ _STILL_S = 0.15
 _MOST_AT_ONCE = 16
 """Answers: a page asks for one, and gives one up where it moves on."""
 _STEP = 0.01  # of the progress that is told
-_TEST_SHARE = 0.5
+_CHECK_SHARE = 0.6  # of the work, where replicas are judged by targets
 _SERIES_POINTS = 400
 
 
@@ -133,41 +137,58 @@ class Answers:
 
         case = self._controls.case(values)
         yield {"part": "theory", "scenario": case.text, **theory.theory(case)}
-        yield {"part": "bounds", "bounds": theory.bounds(case)}
+        yield {"part": "bounds", **theory.bounds(case)}
         if left.wait(_STILL_S):
             raise _Left
         with self._turn:
             going(0.0)
             yield {"part": "estimate", **theory.estimate(case)}
-            yield from _simulated(case, going)
+            yield _simulated(case, going)
 
 
-def _simulated(case: Case, going: Progress) -> Iterator[Part]:
-    """Yield what `penstock check` says: its test first, and then all of it."""
-    tested, rest = part_of(going, 0.0, _TEST_SHARE), part_of(going, _TEST_SHARE, 1.0)
+def _simulated(case: Case, going: Progress) -> Part:
+    """Return what `penstock check` says."""
     answer: Answer | NetworkAnswer
-    if case.network is None:
-        workload, server = case.workload, case.server
-        stability = verdict(workload, server, seed=workload.seed, progress=tested)
-        yield {"part": "test", "stability": stability.as_dict()}
+    of = case.scenario
+    if isinstance(of, Scenario):
         answer = check(
-            workload, server, requests=case.length, until=case.until, stability=stability,
-            progress=rest,
+            of.workload, of.server, requests=of.requests, until=of.until, targets=case.targets,
+            progress=going,
         )  # fmt: skip
+        lines = head_of_server(answer, of)
     else:
-        floods = None if case.network.ends else flooded(case.network, progress=tested)
-        yield {"part": "test", "stability": floods.as_dict() if floods else None}
+        checked, judged = part_of(going, 0.0, _CHECK_SHARE), part_of(going, _CHECK_SHARE, 1.0)
         answer = check(
-            case.network, jobs=case.length, until=case.until, outages=case.outages,
-            stability=floods, progress=rest,
-        )  # fmt: skip
-    yield {
+            of.network, jobs=of.jobs, until=of.until, outages=of.outages, progress=checked
+        )
+        lines = head_of_network(answer, of)
+        if case.targets:
+            proved = [at for at, line in enumerate(lines) if line.judges or line.label == "Load"]
+            lines.insert(proved[-1] + 1, _of_targets(answer, case, of, judged))
+    return {
         "part": "simulation",
+        **theory.as_data(lines[:MOST_LINES], answer.verdict),
         "answer": answer.as_dict(),
-        "reason": answer.reason,
         "latency": _latency(answer),
         "queue": _queue(answer),
     }
+
+
+def _of_targets(answer: NetworkAnswer, case: Case, of: NetworkScenario, progress: Progress) -> Line:
+    """Say whether replicas behind a router meet the targets."""
+    targets = ", ".join(map(str, case.targets))
+    if answer.latency_refused:
+        return Line("missed", f"{targets} (no steady state).", judges=True)
+    if answer.stability is None:
+        why = "of a recording that ends; draw its requests at random, with arrivals: poisson"
+        return Line(
+            "undecided", f"{targets}: replicas are not judged by one run {why}.", judges=True
+        )
+    carried = min(1 - min(answer.stability.drift, 0.0), answer.max_load)
+    jobs, seed = of.jobs or DEFAULT_JOBS, case.workload.seed
+    trial = judge_of_network(of.network, case.targets, carried, jobs, seed)(1.0, progress)
+    word, texts = said_of_targets([*trial.answers.values()])
+    return Line(word, f"{'; '.join(texts)}.", judges=True)
 
 
 def _latency(answer: Answer | NetworkAnswer) -> Part | None:

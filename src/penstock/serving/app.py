@@ -54,8 +54,8 @@ def application(
         return JSONResponse(
             {
                 "name": controls.name,
-                "values": controls.values._asdict(),
-                "choices": controls.choices(),
+                "values": controls.values,
+                "choices": controls.choices,
                 "watches": watched is not None,
             }
         )
@@ -71,7 +71,7 @@ def application(
             case = controls.case(controls.values_of(request.query_params))
         except InputError as error:
             return PlainTextResponse(str(error), 400)
-        attached = {"content-disposition": f'attachment; filename="{_file_name(controls)}"'}
+        attached = {"content-disposition": f'attachment; filename="{controls.file_name}"'}
         return Response(case.text, media_type="application/yaml", headers=attached)
 
     async def live(_: Request) -> Response:
@@ -113,11 +113,6 @@ class _Guard:
             await send(message)
 
         await self._app(scope, receive, with_headers)
-
-
-def _file_name(controls: Controls) -> str:
-    kept = [letter if letter.isascii() and letter.isalnum() else "-" for letter in controls.name]
-    return f"{''.join(kept)}.yaml"
 
 
 class _Lines(StreamingResponse):

@@ -10,6 +10,7 @@ import typer
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.planning import command as planning
 from penstock.show import progress
 from penstock.show.options import duration
 
@@ -34,22 +35,47 @@ def serve(
         typer.Option("--watch", metavar="URL", help="An engine for the live tab; repeatable."),
     ] = None,
     every: Annotated[str, typer.Option("--every", help="Time between scrapes, such as 5s.")] = "5s",
+    model: planning.Model = None,
+    gpus: Annotated[
+        str | None, typer.Option("--gpus", help="Of --model, to begin with, such as h100-sxm.")
+    ] = None,
+    tp: Annotated[str | None, typer.Option("--tp", help="GPUs of a replica; default: 1.")] = None,
+    rate: planning.Rate = None,
+    prompt: planning.Prompt = None,
+    output: planning.Output = None,
+    trace: planning.Trace = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="vllm (default) or sglang.")
+    ] = None,
+    precision: planning.Precision = None,
+    targets: planning.Targets = None,
 ) -> None:
     """Show a scenario in a browser, with sliders; and engines that run, with --watch.
 
-    Each engine that is watched is what the scenario's server says. Nothing is sent anywhere.
+    With --model no file is needed: the page begins with what the options say. Each engine that is
+    watched is what the scenario's server says. Nothing is sent anywhere.
     """
     checks.installed("`penstock serve`", "serve", "starlette", "uvicorn")
     if watch:
         from penstock.live.command import WATCHING
 
         checks.installed("`penstock serve --watch`", "live", *WATCHING)
+    from penstock.planning.without_file import one_described, refuse_beside
     from penstock.serving.app import application
     from penstock.serving.controls import Controls
 
+    traffic = {"rate": rate, "prompt": prompt, "output": output, "trace": trace}
+    if model is None:
+        beside = {"gpus": gpus, "tp": tp, "engine": engine, "precision": precision}
+        refuse_beside(beside | traffic, scenario)
+        controls = Controls(scenario, targets=targets)
+    elif scenario is not None:
+        raise InputError(f"--model is given beside {scenario}, which says it; leave one out")
+    else:
+        described = one_described(model, gpus, tp, engine or "vllm", precision, traffic, targets)
+        controls = Controls(described=described, name=Path(model).name.removesuffix(".json"))
     checks.whole("--port", port, 0, 65_535, "", "it is a port; give a free one, or 0 for any")
     every_s = duration("--every", every)
-    controls = Controls(scenario)
     listening = _listening(address, port)
     watched = None
     if watch:

@@ -1,16 +1,20 @@
 """What theory and a short run say of a state of the page, in milliseconds."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from penstock.checking.doubt import reach_of_server
 from penstock.checking.enough_requests import estimate_latency
+from penstock.checking.head import first_lines, first_lines_of_network
+from penstock.scenario.scenario import Scenario
 from penstock.serving.controls import Case
+from penstock.show.page import Line, tone
 from penstock.system.prefix_cache import as_serving
 from penstock.theory.certificate import certify
 from penstock.theory.kv_blocks import least_on_average
 from penstock.theory.latency_bounds import lower_bounds
 from penstock.theory.load import load
 from penstock.theory.region import region
+from penstock.words import duration
 from penstock.workload.workload import Workload
 
 _HARDLY = 1e-9
@@ -18,54 +22,36 @@ _HARDLY = 1e-9
 
 
 def theory(case: Case) -> dict[str, Any]:
-    """Return certificate, loads by limit, and the region with what arrives."""
+    """Return the first lines of the answer, certificate, load, and the region with what arrives."""
     # Of a network, region and load are those of all replicas together.
-    server = case.server
-    limits: list[tuple[str, float]]
-    binding: list[str]
-    if case.network is None:
-        certificate = certify(case.workload, server)
-        rate, most = certificate.load.arrival_rate, certificate.max_rate
-        limits = [(bound.name, rate / bound.max_rate) for bound in certificate.bounds]
-        said = certificate.as_dict()
-        rho = certificate.rho
-        binding = [certificate.binding.name]
+    server, workload, of = case.server, case.workload, case.scenario
+    if isinstance(of, Scenario):
+        certificate = certify(workload, server)
+        rho, most, said = certificate.rho, certificate.max_rate, certificate.as_dict()
+        lines = first_lines(of.name, workload, server, certificate, of.hardware)
     else:
         from penstock.checking.json_documents import certificate_as_dict
 
-        of_network = certify(case.network)
+        of_network = certify(of.network)
         pool = of_network.bottleneck
-        rate, rho = case.workload.rate, pool.rho
-        binding = list(pool.binding)
-        most = rate * pool.max_load
-        limits = [(limit.name, limit.load) for limit in pool.limits]
-        said = certificate_as_dict(of_network)
+        rho, most, said = pool.rho, workload.rate * pool.max_load, certificate_as_dict(of_network)
+        lines = first_lines_of_network(of.name, of.network, of_network, of.hardware)
     return {
+        **as_data(lines),
         "certificate": said,
-        "load": {"rho": rho, "rate": rate, "max_rate": most, "binding": binding},
-        "calibration": _reach(case),
-        "limits": [{"limit": name, "load": value} for name, value in limits],
+        "load": {"rho": rho, "rate": workload.rate, "max_rate": most},
         "region": _region(case),
-        "server": {
-            "token_budget": server.token_budget,
-            "max_batch_size": server.max_batch_size,
-            "policy": server.policy.name,
-            "replicas": case.replicas,
-        },
+        "limits": {name: getattr(server, name) for name in ("token_budget", "max_batch_size")},
     }
 
 
-def _reach(case: Case) -> dict[str, Any] | None:
-    """Return between which loads the case lies, where its batch times are not exact."""
-    if case.network is None:
-        reach = reach_of_server(case.workload, case.server)
-    else:
-        from penstock.checking.doubt_network import reach_of_network
-
-        reach = reach_of_network(case.network)
-    if reach is None:
-        return None
-    return {"load": list(reach.load), "undecided": reach.undecided, "said": reach.words}
+def as_data(lines: Sequence[Line], *verdict: str) -> dict[str, Any]:
+    """Return lines of an answer as plain data, and the words that judge with how they look."""
+    words = dict.fromkeys([*verdict, *(line.label for line in lines if line.judges)])
+    return {
+        "lines": [[line.label, line.text, tone(line.label) * line.judges] for line in lines],
+        "words": [[word, tone(word)] for word in words],
+    }
 
 
 def _region(case: Case) -> dict[str, Any]:
@@ -95,11 +81,20 @@ def estimate(case: Case) -> dict[str, Any]:
 
 
 def bounds(case: Case) -> dict[str, Any]:
-    """Return latencies that no policy undercuts."""
+    """Return latencies that no policy undercuts, and the targets that ask for less, in words."""
     workload = case.workload
-    if case.network is not None:
-        workload = workload.with_rate(workload.rate * _HARDLY)
-    return {metric: dict(of) for metric, of in lower_bounds(workload, case.server).items()}
+    alone = lower_bounds(workload.with_rate(workload.rate * _HARDLY), case.server)
+    of = alone if case.network is not None else lower_bounds(workload, case.server)
+    least = [
+        (target, alone.get(target.metric, {}).get(target.statistic, 0.0)) for target in case.targets
+    ]
+    said = [
+        f"target {target} asks for less than a request alone takes, {duration(floor)} whatever the "
+        "scheduler; give a higher limit, or faster hardware"
+        for target, floor in least
+        if floor > target.limit_s
+    ]
+    return {"bounds": {metric: dict(by) for metric, by in of.items()}, "unreachable": said}
 
 
 def _share(case: Case) -> Workload:

@@ -17,7 +17,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.show import charts
 from penstock.show.files import write_whole
-from penstock.show.page import BAD, GOOD, OPEN, PLAIN, Page
+from penstock.show.page import BAD, GOOD, OPEN, Page, tone
 
 _LOOK = {
     "aria": False,  # the chart has one description, its marks need none
@@ -71,20 +71,14 @@ def rendered(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["tone"] = _tone
-    environment.filters["judged"] = lambda cell: _tone(cell) if cell in GOOD | BAD | OPEN else ""
+    environment.filters["tone"] = tone
+    environment.filters["judged"] = lambda cell: tone(cell) if cell in GOOD | BAD | OPEN else ""
     drawn = itertools.count()
     environment.globals["stacked"] = charts.stacked
     environment.globals["svg"] = lambda chart, text: _svg(chart, text, f"c{next(drawn)}-")
     return environment.get_template(template).render(
         version=metadata.version("penstock-llm"), **values
     )
-
-
-def _tone(word: str) -> str:
-    """Return how a word looks: good, bad, open, or plain where it judges nothing."""
-    tones = {"good": GOOD, "bad": BAD, "plain": PLAIN}
-    return next((tone for tone, words in tones.items() if word in words), "open")
 
 
 def _svg(chart: Any, text: str, prefix: str) -> Markup:

@@ -20,6 +20,8 @@ PLAIN = frozenset({"swept", "calibrated", "fitted", "keep", "change", "saturated
 """Words that say what was done and judge nothing."""
 OPEN = frozenset({"unknown", "undecided", "not tested", "on trust"})
 
+_TONES = {"good": GOOD, "bad": BAD, "plain": PLAIN}
+
 MOST_LINES = 6
 """Of a head, so that it is read at a glance."""
 
@@ -29,6 +31,11 @@ Depth = Literal["head", "why", "all"]
 _NUMBER = re.compile(r"[+-]?\.?\d")
 _SENTENCE = 40  # letters of a line: no figure is as long
 _PHRASE = 24  # letters of a line that would leave the other columns of a phone too little
+
+
+def tone(word: str) -> str:
+    """Return how a word looks: good, bad, open, or plain where it judges nothing."""
+    return next((name for name, words in _TONES.items() if word in words), "open")
 
 
 @dataclasses.dataclass(frozen=True)

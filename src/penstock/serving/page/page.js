@@ -5,23 +5,34 @@ import { lines } from "./lines.js";
 
 const { element, shown } = charts;
 const byId = (id) => document.getElementById(id);
+// What the scenario has no meaning for is not in the state, and has no field.
 const FIELDS = {
+  model: ["Model", ""],
+  gpu: ["GPU", ""],
+  tensor_parallel: ["GPUs", "a replica"],
+  prompt: ["Prompt", "tokens"],
+  output: ["Output", "tokens"],
+  target: ["Targets", "ttft_p99<2s, tpot_p99<60ms"],
   rate: ["Rate", "requests/s"],
-  token_budget: ["Token budget", "tokens a batch"],
-  max_batch_size: ["Max batch size", "requests a batch; empty: not set"],
-  replicas: ["Replicas", "behind a router"],
+  replicas: ["Replicas", ""],
+  router: ["Router", ""],
+  policy: ["Scheduler", ""],
+  token_budget: ["Token budget", ""],
+  max_batch_size: ["Max batch size", ""],
 };
+const WIDE = ["model", "target"];
 const STATISTICS = ["mean", "p50", "p90", "p95", "p99"];
 const METRICS = { ttft_s: "TTFT, s", tbt_s: "TBT, s", e2e_s: "E2E, s" };
-const TONES = { stable: "good", unstable: "bad", contradiction: "bad", critical: "bad" };
 
 let state, current = null, waiting = false, movedAt = 0;
-let values = {}, known = {}, simulated = null;
+let values = {}, known = {}, simulated = null, fresh = false;
 
 async function begin() {
   state = await (await fetch("state")).json();
   byId("name").textContent = state.name;
-  values = { ...state.values, ...fromAddress() };
+  state.values = texts(state.values);
+  for (const [name, choices] of Object.entries(state.choices)) state.choices[name] = choices.map(text);
+  values = { ...state.values, ...Object.fromEntries([...new URLSearchParams(location.search)].filter(([name]) => name in state.values)) };
   build();
   byId("reset").addEventListener("click", () => { values = { ...state.values }; fill(); changed(); });
   document.querySelector("form").addEventListener("submit", (event) => event.preventDefault());
@@ -30,49 +41,55 @@ async function begin() {
   changed();
 }
 
-function fromAddress() {
-  const given = {};
-  for (const [name, text] of new URLSearchParams(location.search)) if (name in state.values) given[name] = name === "policy" ? text : text === "" ? null : Number.isNaN(Number(text)) ? text : Number(text);
-  return given;
-}
+// Values are texts, as fields have them; empty is a limit that is not given.
+const text = (value) => String(value ?? "");
+const texts = (given) => Object.fromEntries(Object.entries(given).map(([name, value]) => [name, text(value)]));
+const shownFields = () => Object.keys(FIELDS).filter((name) => name in state.values);
+const isList = (name) => state.choices[name]?.some((choice) => Number.isNaN(Number(choice)));
 
 function build() {
   const place = document.querySelector(".fields");
-  for (const [name, [label, unit]] of Object.entries(FIELDS)) {
-    const slider = element("input", { type: "range", id: `${name}-slider`, min: 0, max: state.choices[name].length - 1, "aria-label": `${label}, ${unit}` });
-    const text = element("input", { type: "text", id: name, inputmode: "decimal", autocomplete: "off", "aria-describedby": `${name}-wrong` });
-    const labelled = element("label", { for: name }, label, " ", element("small", {}, unit));
-    place.append(element("div", { class: "field" }, labelled, text, slider, element("p", { class: "wrong", id: `${name}-wrong`, role: "alert" })));
-    slider.addEventListener("input", () => { values[name] = state.choices[name][slider.value]; text.value = values[name] ?? ""; say(name); changed(); });
-    text.addEventListener("input", () => { values[name] = text.value.trim() === "" && name === "max_batch_size" ? null : text.value.trim(); move(name); changed(); });
+  let column = 0;
+  for (const name of shownFields()) {
+    column = WIDE.includes(name) ? 0 : (column % 2) + 1;
+    const [label, unit] = FIELDS[name], choices = state.choices[name];
+    const set = (value) => { values[name] = value.trim(); changed(); };
+    const parts = [element("label", { for: name }, label, " ", element("small", {}, unit))];
+    if (isList(name)) parts.push(element("select", { id: name }, ...choices.map((choice) => element("option", { value: choice }, choice))));
+    else parts.push(element("input", { type: "text", id: name, inputmode: choices ? "decimal" : "text", autocomplete: "off", spellcheck: "false" }));
+    const field = parts[1];
+    field.setAttribute("aria-describedby", `${name}-wrong`);
+    field.addEventListener("input", () => { set(field.value); move(name); });
+    if (choices && !isList(name)) {
+      const slider = element("input", { type: "range", id: `${name}-slider`, min: 0, max: choices.length - 1, "aria-label": `${label}, ${unit}` });
+      slider.addEventListener("input", () => { field.value = choices[slider.value]; set(field.value); say(name); });
+      parts.push(slider);
+    }
+    place.append(element("div", { class: `field column${column} ${choices && !isList(name) ? "slides" : ""}` }, ...parts, element("p", { class: "wrong", id: `${name}-wrong`, role: "alert" })));
   }
-  const select = element("select", { id: "policy" }, ...state.choices.policy.map((name) => element("option", { value: name }, name)));
-  place.append(element("div", { class: "field" }, element("label", { for: "policy" }, "Scheduler"), element("span"), select, element("p", { class: "wrong", id: "policy-wrong", role: "alert" })));
-  select.addEventListener("change", () => { values.policy = select.value; changed(); });
   fill();
 }
 
 function fill() {
-  for (const name of Object.keys(FIELDS)) { byId(name).value = values[name] ?? ""; move(name); }
-  byId("policy").value = values.policy;
+  for (const name of shownFields()) { byId(name).value = values[name]; move(name); }
 }
 
-// Put a slider where the value is that was typed.
+// Put a slider where the value is that was typed, or that the engine takes where none is given.
 function move(name) {
-  const choices = state.choices[name];
-  const wanted = values[name] === null ? Infinity : Number(values[name]);
-  const nearest = choices.findIndex((choice) => (choice === null ? Infinity : choice) >= wanted);
-  if (!Number.isNaN(wanted)) byId(`${name}-slider`).value = nearest < 0 ? choices.length - 1 : nearest;
+  const slider = byId(`${name}-slider`);
+  if (!slider) return;
+  const size = (value) => (value === "" ? Infinity : Number(value));
+  const nearest = state.choices[name].findIndex((choice) => size(choice) >= size(values[name]));
+  if (!Number.isNaN(size(values[name]))) slider.value = nearest < 0 ? state.choices[name].length - 1 : nearest;
   say(name);
 }
 
 function say(name) {
-  byId(`${name}-slider`).setAttribute("aria-valuetext", values[name] === null ? "not set" : `${values[name]} ${FIELDS[name][1]}`);
+  byId(`${name}-slider`).setAttribute("aria-valuetext", values[name] === "" ? "not given" : `${values[name]} ${FIELDS[name][1]}`);
 }
 
 function query() {
-  const parts = Object.entries(values).filter(([name, value]) => value !== state.values[name]);
-  return new URLSearchParams(parts.map(([name, value]) => [name, value ?? ""])).toString();
+  return new URLSearchParams(Object.entries(values).filter(([name, value]) => value !== state.values[name])).toString();
 }
 
 function changed() {
@@ -103,13 +120,12 @@ async function ask() {
 }
 
 function take(part, mine) {
-  if (part.part === "theory") known = { ...known, theory: part, estimate: undefined };
+  if (part.part === "theory") { known = { ...known, theory: part, estimate: undefined }; fresh = false; }
   if (part.part === "estimate") { known.estimate = part; draw(); }
-  if (part.part === "bounds") { known.bounds = part.bounds; refuse(null, ""); draw(); redrawn(mine); theoryEnds(mine); }
-  if (part.part === "refused") { refuse(part.field, part.message); theoryEnds(mine); document.body.classList.remove("working"); }
+  if (part.part === "bounds") { known.bounds = part.bounds; refuse("target", part.unreachable.join(" ")); draw(); redrawn(mine); theoryEnds(mine); }
+  if (part.part === "refused") { refuse(part.field, part.message); refused(); theoryEnds(mine); document.body.classList.remove("working"); }
   if (part.part === "progress") { document.body.classList.add("working"); byId("progress").value = part.share; }
-  if (part.part === "test") { known.test = part.stability; byId("said-test").classList.remove("stale"); verdict(); }
-  if (part.part === "simulation") { simulated = part; mark(false); draw(); }
+  if (part.part === "simulation") { simulated = part; fresh = true; mark(false); draw(); }
 }
 
 function theoryEnds(mine) {
@@ -124,67 +140,58 @@ function redrawn(mine) {
 
 // What is of the scenario before is pale until it is told anew.
 function mark(stale) {
-  if (stale) { known.test = undefined; byId("said-test").classList.add("stale"); }
   for (const place of document.querySelectorAll(".simulated")) place.classList.toggle("stale", stale);
   byId("latency").dataset.stale = stale ? "yes" : "";
   document.body.dataset.state = stale ? "computing" : "answered";
   if (!stale) document.body.classList.remove("working");
 }
 
+// Say beside a field what is wrong with it, or nothing.
 function refuse(field, message) {
   for (const place of document.querySelectorAll(".wrong")) place.textContent = "";
   for (const place of document.querySelectorAll("[aria-invalid]")) place.removeAttribute("aria-invalid");
-  byId("refused").textContent = field ? "" : message;
-  for (const place of ["answers", "summary"]) byId(place).classList.toggle("stale", Boolean(message));
-  if (message) {
-    document.body.dataset.state = "refused";
-    byId("source").textContent = "of the values before, not of these";
-  }
-  if (!field) return;
-  byId(`${field}-wrong`).textContent = message;
+  const place = message && byId(`${field}-wrong`);
+  byId("refused").textContent = place ? "" : message;
+  for (const place of ["answers", "summary"]) byId(place).classList.remove("stale");
+  byId("source").textContent = "";
+  if (!place) return;
+  place.textContent = message;
   byId(field).setAttribute("aria-invalid", "true");
+}
+
+function refused() {
+  document.body.dataset.state = "refused";
+  for (const place of ["answers", "summary"]) byId(place).classList.add("stale");
+  if (known.theory) byId("source").textContent = "Of the values before, not of these.";
 }
 
 function draw() {
   if (!known.theory) return;
-  const { load, region } = known.theory;
-  verdict();
-  figures(load);
+  const { load, region, limits } = known.theory;
+  answer();
   charts.region(byId("region"), region, load.rate < load.max_rate);
   charts.latency(byId("latency"), known.bounds, known.estimate, simulated?.latency);
   if (simulated) simulation();
+  for (const [name, taken] of Object.entries(limits)) byId(name).placeholder = taken ?? "not set";
   byId("text").textContent = known.theory.scenario;
   byId("hypotheses").replaceChildren(...known.theory.certificate.hypotheses.map((one) => element("li", {}, element("b", {}, `${one.name}: `), `${one.held ? (one.checked ? "held" : "not checked") : "fails"} (${one.why})`)));
 }
 
-function verdict() {
-  const theorem = known.theory.certificate;
-  const fresh = document.body.dataset.state === "answered" ? simulated?.answer : null;
-  const test = known.test ?? fresh?.stability;
-  const decides = theorem.verdict !== "unknown" || !test ? theorem : test;
-  const open = known.theory.calibration; // batch times that are not exact
-  const hinges = open && (fresh ? fresh.verdict === "undecided" && decides.verdict !== "undecided" : open.undecided);
-  const word = fresh?.verdict ?? (hinges ? "undecided" : decides.verdict);
-  for (const place of document.querySelectorAll(".word")) {
-    place.textContent = word;
-    place.className = `word badge ${TONES[word] ?? "open"}`;
-  }
-  byId("source").textContent = word === "contradiction" ? "theorem against test" : hinges ? "because of the batch times" : decides === test ? "by simulation" : theorem.theorem ? `by ${theorem.theorem}` : "by theory; the test follows";
-  document.querySelector("#said-theory p").textContent = `${open ? `Of the batch times: ${open.said}. With the middle ones: ` : ""}${theorem.verdict}: ${theorem.reason}.`;
-  if (test) document.querySelector("#said-test p").textContent = `${test.verdict}: ${test.reason}.`;
+// The lines of `penstock check`: those of theory at once, the others of the values before until the simulation is there.
+function answer() {
+  const { lines, words } = fresh ? simulated : known.theory;
+  const before = fresh ? [] : (simulated?.lines ?? []).slice(lines.length);
+  const rows = [...lines.map((line) => [...line, ""]), ...before.map((line) => [...line, "stale"])];
+  const place = byId("lines");
+  place.style.minHeight = place.dataset.width === String(place.offsetWidth) ? `${place.offsetHeight}px` : "";
+  place.dataset.width = place.offsetWidth;
+  place.replaceChildren(...rows.flatMap(([label, said, tone, stale]) => [element("dt", { class: stale }, tone ? badge(label, tone) : label), element("dd", { class: stale }, said)]));
+  byId("words").replaceChildren(...words.flatMap(([word, tone]) => [badge(word, tone), " "]));
+  const of = Object.entries((fresh && simulated.latency?.values) || {}).filter(([metric]) => metric in METRICS && metric !== "e2e_s");
+  byId("load").textContent = [`load ${shown(known.theory.load.rho)}`, ...of.map(([metric, { p99 }]) => `${metric.slice(0, -2).toUpperCase()} p99 ${shown(p99)} s`)].join(", ");
 }
 
-function figures(load) {
-  const open = known.theory.calibration;
-  const margin = 1 - load.rate / load.max_rate;
-  const rows = [
-    ["Load", shown(load.rho), open ? `${shown(open.load[0])} to ${shown(open.load[1])} as batch times are known` : "of what batches carry"],
-    ["Margin", `${shown(100 * margin)}%`, "left for any scheduler"],
-    ["Highest rate", shown(load.max_rate, 4), "requests/s, any scheduler"],
-  ];
-  byId("figures").replaceChildren(...rows.flatMap(([name, figure, words]) => [element("dt", {}, name), element("dd", { class: "figure" }, figure), element("dd", {}, words)]), element("dt", {}, "Limited by"), element("dd", { class: "across" }, load.binding.join(", ")));
-  byId("load").textContent = `load ${shown(load.rho)}, margin ${shown(100 * margin)}%`;
-}
+const badge = (word, tone) => element("b", { class: `word badge ${tone}` }, word);
 
 function simulation() {
   const { answer, latency, queue } = simulated;
