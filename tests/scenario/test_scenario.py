@@ -290,7 +290,10 @@ def test_a_gpu_and_a_model_are_enough_beside_measured_batch_times() -> None:
             | {"gpu": {"memory_gib": 80, "gpu_memory_utilization": 0.9}},
             "only with the model; add `model`",
         ),
-        (VLLM | {"hardware": {"model": "Llama-3.1-70B", "gpu": "a100-sxm"}}, r"take more GPUs \(tensor_parallel: 2 has room"),
+        (
+            VLLM | {"hardware": {"model": "Llama-3.1-70B", "gpu": "a100-sxm"}},
+            r"\(tensor_parallel: 2 has room for them\)",
+        ),
         (VLLM | {"memory": "unlimted"}, "server.memory must be a mapping of keys"),
         (VLLM | {"memory": {"unlimited": True, "blocks": 5}}, "server.memory.unlimited is not a key"),
         (VLLM | {"memory": "unlimited", "kv_blocks": 100}, "memory is unlimited, but kv_blocks, .*give one"),
