@@ -1,13 +1,18 @@
-"""Charts of a plan: cost and throughput against latency, the stable rate over limits, the day."""
+"""Figures of a plan: each drawn, said in words, and laid out as a table, in one place."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import altair as alt
 import polars as pl
 
-from penstock.capacity.charts import rate_heat_map
+from penstock.capacity.charts import rate_cells, rate_heat_map
 from penstock.capacity.stable_rates import RateMap
-from penstock.show.charts import COLOURS, GRID
+from penstock.planning.rates import HOUR_S
+from penstock.show.charts import COLOURS, on_grid
+from penstock.show.heat_map import significant
+from penstock.show.page import Figure, Table
+from penstock.words import NO_LIMIT, amount
 
 if TYPE_CHECKING:
     from penstock.checking.targets import Target
@@ -28,27 +33,71 @@ _LOOKS = {
 _LOOKS_OF_GOODPUT = {ENOUGH: _LOOKS[MET], TOO_LITTLE: _LOOKS[MISSED]}
 _SPREAD = 20  # times the least latency: beyond it the axis is logarithmic
 _FARTHEST = 50  # times the limit, where latency is drawn at the edge
-_FOLLOWS, _STATIC, _NEEDED = "follows the day", "static: for the peak", "least by theory"
+_MOST_ROWS = 60
 _FLEETS = {
-    _FOLLOWS: (COLOURS[0], [1, 0], 2.4),
-    _STATIC: (COLOURS[1], [7, 3], 1.8),
-    _NEEDED: ("#444444", [2, 2], 1.8),
+    "follows the day": (COLOURS[0], [1, 0], 2.4),
+    "static: for the peak": (COLOURS[1], [7, 3], 1.8),
+    "least by theory": ("#444444", [2, 2], 1.8),
 }
-_HOUR_S = 3600.0
+_LINEAR = alt.Axis(format=",.4~r", tickCount=6)
+_TO_ZERO = alt.Scale(zero=True)
 
 
 def figures(
     plan: "Plan | None", rates: RateMap | None = None, day: "DayPlan | None" = None
 ) -> dict[str, Any]:
-    """Return the figures that there are, by file name."""
-    charts: dict[str, Any] = {}
+    """Return the figures that there are as one chart each, by file name."""
+    drawn: dict[str, Figure] = {}
     if plan is not None and plan.measured:
-        charts["frontier"] = alt.hconcat(*frontier_panels(plan)).configure_axis(gridColor=GRID)
+        drawn["frontier"] = frontier_figure(plan)
     if rates is not None:
-        charts["stable_rates"] = rate_heat_map(rates)
+        drawn["stable_rates"] = rates_figure(rates)
     if day is not None:
-        charts["day"] = alt.vconcat(*day_panels(day).values()).configure_axis(gridColor=GRID)
-    return charts
+        drawn["day"] = day_figure(day)
+    return {name: _joined(figure) for name, figure in drawn.items()}
+
+
+def _joined(figure: Figure) -> Any:
+    panels = list(figure.charts.values())
+    if len(panels) == 1:
+        return panels[0]
+    return on_grid(alt.vconcat(*panels) if figure.wide else alt.hconcat(*panels))
+
+
+def frontier_figure(plan: "Plan") -> Figure:
+    """Draw cost and throughput against latency of all that was simulated."""
+    of_goodput = plan.objective == "goodput"
+    answer = "none has the goodput" if of_goodput else "none meets the targets"
+    if plan.best is not None:
+        answer = f"the answer is {plan.best.deployment.name}"
+    texts = [
+        f"{what} over {plan.targets[0].label} of each deployment that was simulated; {answer}."
+        for what in ("Cost", "Throughput per cost")
+    ]
+    by_cost = sorted(plan.evaluated, key=lambda one: (one.deployment.cost, one.deployment.name))
+    rows = [
+        (
+            "unstable" if one.verdict == "unstable" else judged(plan, one),
+            one.deployment.family,
+            f"{one.deployment.replicas:,}",
+            amount(one.deployment.cost),
+            *(significant(estimate.value) for estimate in one.estimates),
+            "-" if one.goodput.value is None else f"{one.goodput.value:.1%}",
+            significant(one.throughput),
+        )
+        for one in by_cost[:_MOST_ROWS]
+    ]
+    cost = "Money per hour" if plan.priced else "Accelerators"
+    latencies = (f"{target.label} (s)" for target in plan.targets)
+    columns = ("Judged", "Deployment", "Replicas", cost, *latencies, "Goodput", "Requests/s")
+    unseen = f"The first {_MOST_ROWS} of {len(by_cost):,}." if by_cost[_MOST_ROWS:] else ""
+    return Figure(
+        "Cost and throughput against latency",
+        dict(zip(texts, frontier_panels(plan), strict=True)),
+        [Table(columns, rows, unseen)],
+        f"The dashed line is the {'limit of a good request' if of_goodput else 'target'}. "
+        "Horizontal lines: intervals. Stairs: what more money, or less, buys.",
+    )
 
 
 def judged(plan: "Plan", evaluation: "Evaluation") -> str:
@@ -63,43 +112,24 @@ def evaluations(plan: "Plan") -> pl.DataFrame:
     """Return a row for each simulated deployment that has the latency of the first target."""
     # Cost per hour; latency_s, low_s, high_s of the first target; per_cost: requests/s carried over
     # the cost; state: see `judged`.
-    rows = []
-    for evaluation in plan.measured:
-        first = evaluation.estimates[0]
-        cost = evaluation.deployment.cost
-        row = {
-            "deployment": evaluation.deployment.name,
-            "cost": cost,
-            "per_cost": evaluation.throughput / cost,
-        }
-        row |= {"latency_s": first.value, "low_s": first.low, "high_s": first.high}
-        rows.append(
-            row
-            | {
-                "state": judged(plan, evaluation),
-                "frontier": any(evaluation is other for other in plan.frontier),
-            }
-        )
     numbers = dict.fromkeys(("cost", "per_cost", "latency_s", "low_s", "high_s"), pl.Float64)
     schema = {"deployment": pl.String, **numbers, "state": pl.String, "frontier": pl.Boolean}
-    return pl.DataFrame(rows, schema=schema).sort("cost", "latency_s", "deployment")
+    rows = []
+    for one in plan.measured:
+        cost, first = one.deployment.cost, one.estimates[0]
+        drawn = cost, one.throughput / cost, first.value, first.low, first.high
+        best = any(one is other for other in plan.frontier)
+        rows.append((one.deployment.name, *drawn, judged(plan, one), best))
+    return pl.DataFrame(rows, schema, orient="row").sort("cost", "latency_s", "deployment")
 
 
 def frontier_panels(plan: "Plan") -> list[alt.LayerChart]:
     """Cost, and throughput per cost, against latency; the target as a line, the answer on top."""
-    rows = evaluations(plan)
-    unit, per = (
-        ("money per hour", "per money per hour")
-        if plan.priced
-        else ("accelerators", "per accelerator")
-    )
+    unit, per = ("accelerators", "per accelerator")
+    if plan.priced:
+        unit, per = "money per hour", "per money per hour"
     return [
-        _frontier_panel(
-            plan,
-            rows,
-            title,
-            alt.Y(f"{column}:Q", title=says, axis=_LINEAR, scale=alt.Scale(zero=True)),
-        )
+        _frontier_panel(plan, title, alt.Y(f"{column}:Q", title=says, axis=_LINEAR, scale=_TO_ZERO))
         for title, column, says in (
             ("Cost against latency", "cost", f"Cost ({unit})"),
             ("Throughput against latency", "per_cost", f"Requests/s {per}"),
@@ -107,45 +137,33 @@ def frontier_panels(plan: "Plan") -> list[alt.LayerChart]:
     ]
 
 
-_LINEAR = alt.Axis(format=",.4~r", tickCount=6)
-
-
-def _frontier_panel(plan: "Plan", rows: pl.DataFrame, title: str, y: alt.Y) -> alt.LayerChart:
+def _frontier_panel(plan: "Plan", title: str, y: alt.Y) -> alt.LayerChart:
     target = plan.targets[0]
     edge = _FARTHEST * target.limit_s
-    rows = rows.with_columns(pl.col("latency_s", "low_s", "high_s").clip(None, edge))
+    rows = evaluations(plan).with_columns(pl.col("latency_s", "low_s", "high_s").clip(None, edge))
     least, most = min(*rows["latency_s"], target.limit_s), max(*rows["latency_s"], target.limit_s)
     log = most > _SPREAD * least
-    scale = alt.Scale(type="log", nice=False, padding=12) if log else alt.Scale(zero=True)
-    axis = alt.Axis(format="~g" if log else ",.4~r", tickCount=5)
     x = alt.X(
         "latency_s:Q",
         title=f"{target.label} (s{', log scale' if log else ''})",
-        scale=scale,
-        axis=axis,
+        scale=alt.Scale(type="log", nice=False, padding=12) if log else _TO_ZERO,
+        axis=alt.Axis(format="~g" if log else ",.4~r", tickCount=5),
     )
     looks = _LOOKS | _LOOKS_OF_GOODPUT
     kinds = [state for state in looks if (rows["state"] == state).any()]
-    legend, colours = (
-        alt.Legend(title=None, symbolSize=110, symbolOpacity=1),
-        [looks[kind][0] for kind in kinds],
+    legend = alt.Legend(title=None, symbolSize=110, symbolOpacity=1)
+    colours, shapes = (
+        alt.Scale(domain=kinds, range=[looks[kind][part] for kind in kinds]) for part in (0, 1)
     )
-    color = alt.Color("state:N", scale=alt.Scale(domain=kinds, range=colours), legend=legend)
-    shapes = alt.Scale(domain=kinds, range=[looks[kind][1] for kind in kinds])
+    color = alt.Color("state:N", scale=colours, legend=legend)
     shape = alt.Shape("state:N", scale=shapes, legend=legend)
-    limit = alt.Chart(pl.DataFrame({"latency_s": [target.limit_s], "text": [str(target)]})).encode(
-        x=x
-    )
-    words = limit.mark_text(
-        angle=270, align="right", baseline="bottom", dx=-4, dy=-3, color="#8f3f00"
-    )
     best = alt.Chart(rows.filter("frontier")).mark_line(
         interpolate="step-before", color="#666666", strokeWidth=1.2
     )
     between = alt.Chart(rows.drop_nulls(["low_s", "high_s"])).mark_rule(strokeWidth=1, opacity=0.45)
+    beside = {"angle": 270, "align": "right", "dx": -4}
     layers = [
-        limit.mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color=COLOURS[1]),
-        words.encode(y=alt.value(0), text="text:N"),
+        *_limit(target, "latency_s", beside, x=x, at={"y": alt.value(0)}),
         best.encode(x=x, y=y, order="cost:Q"),
         between.encode(x=alt.X("low_s:Q"), x2="high_s:Q", y=y, color=color),
     ]
@@ -160,112 +178,126 @@ def _frontier_panel(plan: "Plan", rows: pl.DataFrame, title: str, y: alt.Y) -> a
     return alt.LayerChart(layer=layers).properties(width=340, height=280, title=title)
 
 
-def day_panels(day: "DayPlan") -> dict[str, Any]:
-    """Rate, replicas and, of whole days simulated, latency by interval; by what is drawn."""
-    panels: dict[str, Any] = {"rate": _rates(day), "replicas": _replicas(day)}
-    shown = [target for target in day.targets if target.metric != "tbt_s"]
-    if day.check is not None and shown:
-        panels["latency"] = _latency_of_day(day, shown[0])
-    return panels
+def _limit(
+    target: "Target", column: str, words: dict[str, Any], at: dict[str, Any], **along: Any
+) -> list[alt.Chart]:
+    """Draw a target as a dashed line with its name."""
+    row = pl.DataFrame({column: [target.limit_s], "text": [str(target)]})
+    limit = alt.Chart(row).encode(**along)
+    named = limit.mark_text(baseline="bottom", dy=-3, color="#8f3f00", **words)
+    return [
+        limit.mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color=COLOURS[1]),
+        named.encode(text="text:N", **at),
+    ]
+
+
+def rates_figure(rates: RateMap) -> Figure:
+    """Draw what one replica carries at each token budget and max batch size."""
+    shown = rate_cells(rates).with_columns(
+        pl.col("above").map_elements(significant, pl.String, skip_nulls=False)
+    )
+    columns = {
+        "token_budget": "Token budget",
+        "max_batch_size": "Max batch size",
+        "text": "Stable at (requests/s)",
+        "above": "Not known above",
+        "known": "Known by",
+    }
+    most = ""
+    if rates.best is not None:
+        budget, size = rates.best
+        most = f"; the highest at token budget {budget:,}, max batch size {size or NO_LIMIT}"
+    text = f"Heat map of the highest stable rate over token budget and max batch size{most}."
+    return Figure(
+        "What one replica carries",
+        {text: rate_heat_map(rates)},
+        [Table(list(columns.values()), shown.select(list(columns)).rows())],
+        "Requests/s. Theorem: what is certified is all that any policy could carry, so nothing "
+        "was simulated. Simulated: theorems leave a gap, which a search by simulation closes. "
+        "Framed: the highest.",
+    )
+
+
+def day_figure(day: "DayPlan", tables: Sequence[Table] = ()) -> Figure:
+    """Draw rate, replicas and latency over the day, with tables of what the page lacks."""
+    texts = {
+        "rate": "Arrival rate over the day.",
+        "replicas": "Replicas over the day: following it, static, and the least that theory "
+        "allows.",
+        "latency": "Latency over the day with the replicas that follow it, simulated, with its "
+        "target.",
+    }
+    panels = {texts[name]: chart for name, chart in day_panels(day).items()}
+    return Figure("The day", panels, tables, wide=True)
 
 
 def day_rows(day: "DayPlan") -> pl.DataFrame:
     """Return a row per interval: its first hour, rate, and replicas: planned, static, by theory."""
     static = day.deployment.replicas
-    return pl.DataFrame(
-        [
-            {
-                "hour": p.start_s / _HOUR_S,
-                "rate": p.rate,
-                _FOLLOWS: p.replicas,
-                _STATIC: static,
-                _NEEDED: p.certified,
-            }
-            for p in day.periods
-        ]
-    )
+    rows = [(p.start_s / HOUR_S, p.rate, p.replicas, static, p.certified) for p in day.periods]
+    return pl.DataFrame(rows, ["hour", "rate", *_FLEETS], orient="row")
 
 
-def _to_the_end(rows: pl.DataFrame, day: "DayPlan") -> pl.DataFrame:
-    """Repeat the last row at the end of the day, so that its step is drawn."""
-    return pl.concat([rows, rows.tail(1).with_columns(hour=pl.lit(day.profile.span_s / _HOUR_S))])
-
-
-def _hours(day: "DayPlan") -> alt.X:
-    end = day.profile.span_s / _HOUR_S
-    ticks = list(range(0, 25, 3)) if end == 24 else None
-    axis = alt.Axis(values=ticks, format=",~f") if ticks else alt.Axis(tickCount=8, format=",~f")
-    return alt.X("hour:Q", title="Hour", scale=alt.Scale(domain=[0, end], nice=False), axis=axis)
-
-
-def _rates(day: "DayPlan") -> Any:
-    area = alt.Chart(_to_the_end(day_rows(day), day), title="Arrival rate").mark_area(
+def day_panels(day: "DayPlan") -> dict[str, Any]:
+    """Rate, replicas and, of whole days simulated, latency by interval; by what is drawn."""
+    end = day.profile.span_s / HOUR_S
+    ticks = {"values": list(range(0, 25, 3))} if end == 24 else {"tickCount": 8}
+    axis = alt.Axis(format=",~f", **ticks)
+    hours = alt.X("hour:Q", title="Hour", scale=alt.Scale(domain=[0, end], nice=False), axis=axis)
+    most = max(day.deployment.replicas, *(period.replicas for period in day.periods))
+    rows = day_rows(day)
+    rows = pl.concat([rows, rows.tail(1).with_columns(hour=pl.lit(end))])  # its step is drawn
+    rate = alt.Chart(rows, title="Arrival rate").mark_area(
         interpolate="step-after",
         color=COLOURS[0],
         fillOpacity=0.18,
         line={"color": COLOURS[0], "strokeWidth": 2},
     )
     y = alt.Y("rate:Q", title="Requests/s", axis=_LINEAR)
-    return area.encode(x=_hours(day), y=y).properties(width=560, height=150)
+    panels: dict[str, Any] = {
+        "rate": rate.encode(x=hours, y=y).properties(width=560, height=150),
+        "replicas": _replicas(rows, hours, most),
+    }
+    shown = next((target for target in day.targets if target.metric != "tbt_s"), None)
+    if day.check is not None and shown is not None:
+        half = day.profile.interval_s / HOUR_S / 2
+        middles = [period.start_s / HOUR_S + half for period in day.periods]
+        values = [of.get(shown.metric, {}).get(shown.statistic) for of in day.check.latency]
+        latency = pl.DataFrame({"hour": middles, "value": values}).drop_nulls()
+        line = alt.Chart(latency).mark_line(
+            point={"size": 40, "color": COLOURS[0]}, color=COLOURS[0]
+        )
+        seconds = alt.Y("value:Q", title="Seconds", axis=_LINEAR, scale=_TO_ZERO)
+        above = alt.Y("value:Q", title="Seconds")
+        at = {"x": alt.value(4)}
+        layers = [
+            line.encode(x=hours, y=seconds),
+            *_limit(shown, "value", {"align": "left"}, y=above, at=at),
+        ]
+        title = f"{shown.label} by the time of arrival, simulated"
+        drawn = alt.LayerChart(layer=layers).properties(width=560, height=170, title=title)
+        panels["latency"] = drawn
+    return panels
 
 
-def _replicas(day: "DayPlan") -> Any:
-    rows = _to_the_end(day_rows(day), day).unpivot(
-        list(_FLEETS), index="hour", variable_name="fleet"
-    )
-    most = max(day.deployment.replicas, *(period.replicas for period in day.periods))
+def _replicas(rows: pl.DataFrame, hours: alt.X, most: int) -> Any:
+    """Draw the fleets over the day as steps."""
     ticks = list(range(0, most + 1, max(-(-most // 6), 1)))
-    names, looks = list(_FLEETS), list(_FLEETS.values())
     legend = alt.Legend(
         title="Fleet", symbolType="stroke", symbolStrokeWidth=2.5, symbolSize=300, labelLimit=220
     )
     colours, dashes, widths = (
-        alt.Scale(domain=names, range=[look[i] for look in looks]) for i in range(3)
+        alt.Scale(domain=list(_FLEETS), range=[look[part] for look in _FLEETS.values()])
+        for part in range(3)
     )
-    return (
-        alt.Chart(rows, title="Replicas")
-        .mark_line(interpolate="step-after")
-        .encode(
-            x=_hours(day),
-            y=alt.Y(
-                "value:Q",
-                title="Replicas",
-                axis=alt.Axis(values=ticks, format="d"),
-                scale=alt.Scale(zero=True),
-            ),
-            color=alt.Color("fleet:N", scale=colours, legend=legend),
-            strokeDash=alt.StrokeDash("fleet:N", scale=dashes, legend=legend),
-            strokeWidth=alt.StrokeWidth("fleet:N", scale=widths, legend=None),
-        )
-        .properties(width=560, height=180)
-    )
-
-
-def latency_of_day(day: "DayPlan", target: "Target") -> list[float | None]:
-    """Return the latency that a target limits, by interval of the simulated days, or None."""
-    if day.check is None:
-        return [None] * len(day.periods)
-    return [interval.get(target.metric, {}).get(target.statistic) for interval in day.check.latency]
-
-
-def _latency_of_day(day: "DayPlan", target: "Target") -> alt.LayerChart:
-    hours = [period.start_s / _HOUR_S for period in day.periods]
-    half = day.profile.interval_s / _HOUR_S / 2
-    rows = pl.DataFrame(
-        {"hour": [hour + half for hour in hours], "value": latency_of_day(day, target)}
-    )
-    limit = alt.Chart(pl.DataFrame({"value": [target.limit_s], "text": [str(target)]})).encode(
-        y=alt.Y("value:Q", title="Seconds")
-    )
-    y = alt.Y("value:Q", title="Seconds", axis=_LINEAR, scale=alt.Scale(zero=True))
-    layers = [
-        alt.Chart(rows.drop_nulls())
-        .mark_line(point={"size": 40, "color": COLOURS[0]}, color=COLOURS[0])
-        .encode(x=_hours(day), y=y),
-        limit.mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color=COLOURS[1]),
-        limit.mark_text(align="left", baseline="bottom", dy=-3, color="#8f3f00").encode(
-            x=alt.value(4), text="text:N"
-        ),
-    ]
-    title = f"{target.label} by the time of arrival, simulated"
-    return alt.LayerChart(layer=layers).properties(width=560, height=170, title=title)
+    axis = alt.Axis(values=ticks, format="d")
+    steps = alt.Chart(
+        rows.unpivot(list(_FLEETS), index="hour", variable_name="fleet"), title="Replicas"
+    ).mark_line(interpolate="step-after")
+    return steps.encode(
+        x=hours,
+        y=alt.Y("value:Q", title="Replicas", axis=axis, scale=_TO_ZERO),
+        color=alt.Color("fleet:N", scale=colours, legend=legend),
+        strokeDash=alt.StrokeDash("fleet:N", scale=dashes, legend=legend),
+        strokeWidth=alt.StrokeWidth("fleet:N", scale=widths, legend=None),
+    ).properties(width=560, height=180)

@@ -263,15 +263,6 @@ def _notices(job: Job, shown: JobResult | None) -> Iterator[str]:
             f"{PACED_SHARE:.0%} of the time: sent at once it would go before them, and all later "
             "ones would wait"
         )
-    if job.online is None and job.workload.arrivals is not None:
-        yield (
-            "all of the job is there at the start: the arrivals of the workload play no part in it"
-        )
-    if shown is not None and shown.deployment.replicas > 1:
-        yield (
-            "requests of the job are dealt to the replicas in turn (round-robin), whatever the "
-            "search's router"
-        )
     if shown is not None and job.targets and shown.beside < shown.runs:
         few = f"only {shown.beside:,}" if shown.beside else "none"
         yield (

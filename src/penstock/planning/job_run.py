@@ -4,13 +4,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from penstock import checks
 from penstock.checking.targets import Estimate, Judgement, Target, parsed_targets, share
 from penstock.errors import InputError
+from penstock.fields import Checked, Range
 from penstock.inputs.arrays import Bools, Floats
 from penstock.planning.aim import together
 from penstock.planning.deployment import Deployment
@@ -33,8 +34,7 @@ Mode = Literal["alone", "priority", "paced"]
 PACED_SHARE = 0.95
 """Of the time until the deadline, over which a paced job is let in at most."""
 
-_MOST_ONLINE = 5_000_000
-_MOST_DRAWN = 25_000_000  # lengths of requests, 16 bytes each, of all runs
+_MOST_ROWS = 5_000_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,48 +91,45 @@ class JobResult:
         }
 
 
+_KEPT = "each keeps a row in memory; of a longer job plan a part, with its part of the time"
+_REQUESTS = Range(1, _MOST_ROWS, "", _KEPT, "the requests of the job")
+_DEADLINE = Range(1e-3, 1e9, "s", "the job has to be done by then")
+_RUNS = Range(2, 1_000, "", "an interval takes at least two")
+_CONFIDENCE = Range(0.5, 0.99999, "", "it is how often the interval is right")
+_REPLICAS = Range(1, MOST_REPLICAS, "", "the fleet has no more")
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Job:
+class Job(Checked):
     """What has to be done, and with what at most."""
 
     workload: Workload  # a recording of as many requests is taken as it is, else rows are drawn
-    requests: int
-    deadline_s: float
+    requests: Annotated[int, _REQUESTS]
+    deadline_s: Annotated[float, _DEADLINE]
     online: Workload | None = None  # traffic beside it, at the rate of the whole fleet
     # Of the online requests; percentiles of `tbt` are of them and the job together.
     targets: tuple[Target, ...] = ()
     # Each draws requests anew (a recording as it is: one run), for an interval that holds the next
     # with this confidence.
-    runs: int = 5
-    confidence: float = 0.95
+    runs: Annotated[int, _RUNS] = 5
+    confidence: Annotated[float, _CONFIDENCE] = 0.95
     token_budgets: Sequence[int] = ()  # without any, each server's own and usual ones
-    most_replicas: int | None = None  # None: as many as the fleets have
+    most_replicas: Annotated[int, _REPLICAS] | None = None  # None: as many as the fleets have
 
-    def __post_init__(self) -> None:
-        checks.whole("runs", self.runs, 2, 1_000, "", "an interval takes at least two")
-        keeps = "each keeps a row in memory; of a longer job plan a part, with its part of the time"
-        many = checks.whole(
-            "the requests of the job", self.requests, 1, _MOST_DRAWN // self.runs, "", keeps
-        )
-        reason = "the job has to be done by then"
-        checks.number("deadline_s", self.deadline_s, 1e-3, 1e9, "s", reason)
-        checks.number(
-            "confidence", self.confidence, 0.5, 0.99999, "", "it is how often the interval is right"
-        )
-        if self.most_replicas is not None:
-            reason = "the fleet has no more"
-            checks.whole("most_replicas", self.most_replicas, 1, MOST_REPLICAS, "", reason)
-        object.__setattr__(self, "requests", many)
+    def settle(self) -> None:
+        """Refuse more requests than fit, and targets without traffic."""
         object.__setattr__(self, "targets", tuple(parsed_targets(self.targets)))
         if bool(self.targets) != (self.online is not None):
             raise InputError(
                 "targets of a job are those of its online traffic; give both `online` and "
                 "`targets`, or none"
             )
+        drawn = self.runs * self.requests
+        checks.number("the requests of all runs", drawn, 1, 5 * _MOST_ROWS, "", _KEPT)
         if self.online is not None:
-            come = "the number of online requests until the deadline"
-            keeps = "each keeps a row in memory; plan a shorter part of the job"
-            checks.number(come, self.online.rate * self.deadline_s, 0, _MOST_ONLINE, "", keeps)
+            beside = self.online.rate * self.deadline_s
+            what = "the number of online requests until the deadline"
+            checks.number(what, beside, 0, _MOST_ROWS, "", _KEPT)
 
     @functools.cached_property
     def stream(self) -> Workload | None:

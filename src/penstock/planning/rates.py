@@ -3,12 +3,13 @@
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.fields import Checked, Range
 from penstock.inputs.arrays import Floats
 from penstock.inputs.source import Source
 from penstock.inputs.tables import as_numbers, chosen_rows, open_table
@@ -21,17 +22,20 @@ HOUR_S = 3_600.0
 _MOST_INTERVALS = 10_000
 _HIGHEST_RATE = 1e6
 _LAST_HOUR = 1e9
+_UNFIT = "shorter, no fleet follows; longer, it is no part of a day"
+_INTERVAL = Range(1.0, 366 * DAY_S, "s", _UNFIT, "an interval of the day")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RateProfile:
+class RateProfile(Checked):
     """Request rates, constant over each of a number of equal intervals, over and over again."""
 
     rates: Floats  # shape (intervals,), requests/s
-    interval_s: float = HOUR_S  # of each
+    interval_s: Annotated[float, _INTERVAL] = HOUR_S  # of each
     name: str = "given rates"  # for tables
 
-    def __post_init__(self) -> None:
+    def settle(self) -> None:
+        """Refuse rates that are none, or too many."""
         rates = checks.column("the rates of a day", self.rates).astype(np.float64)
         why = "queues need longer intervals to settle"
         checks.whole("the number of rates", rates.size, 1, _MOST_INTERVALS, "", why)
@@ -44,12 +48,7 @@ class RateProfile:
                 "all rates of the day are 0, so nothing arrives and no fleet is needed; give one "
                 "above 0"
             )
-        reason = "shorter, no fleet follows; longer, it is no part of a day"
-        interval_s = checks.number(
-            "an interval of the day", self.interval_s, 1.0, 366 * DAY_S, "s", reason
-        )
         object.__setattr__(self, "rates", rates)
-        object.__setattr__(self, "interval_s", interval_s)
 
     @classmethod
     def of_trace(cls, workload: Workload, *, interval_s: float = HOUR_S) -> Self:

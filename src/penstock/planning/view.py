@@ -301,7 +301,7 @@ def _frontier(plan: "Plan") -> list[Section]:
         return []
 
     def figures() -> list[Figure]:
-        from penstock.planning.figures import frontier_figure
+        from penstock.planning.charts import frontier_figure
 
         return [frontier_figure(plan)]
 
@@ -362,7 +362,7 @@ def _about_the_best(
 
 def _rates(rates: "RateMap") -> Section:
     def figures() -> list[Figure]:
-        from penstock.planning.figures import rates_figure
+        from penstock.planning.charts import rates_figure
 
         return [rates_figure(rates)]
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.planning.rates import DAY_S
+from penstock.planning.rates import HOUR_S, clock
 from penstock.show.page import Fact, Figure, Line, Section, Table
-from penstock.words import amount, counted, seconds, sentence, span
+from penstock.words import amount, counted, seconds, sentence, span, span_of_time
 
 if TYPE_CHECKING:
     from penstock.planning.day import DayPlan
@@ -29,7 +29,7 @@ def day_section(day: "DayPlan") -> Section:
     every = -(-len(counts) // _MOST_INTERVALS)
 
     def figures() -> list[Figure]:
-        from penstock.planning.figures import day_figure
+        from penstock.planning.charts import day_figure
 
         return [day_figure(day, [] if every == 1 else [_day_table(day, 1)])]
 
@@ -61,7 +61,8 @@ def day_in_short(day: "DayPlan") -> str:
 
 def _day_facts(day: "DayPlan") -> list[Fact]:
     hours, static, price = day.accelerator_hours(), day.static_hours, day.deployment.price
-    lasts = "a day" if math.isclose(day.profile.span_s, DAY_S) else _hours(day.profile.span_s)
+    span_h = day.profile.span_s / HOUR_S
+    lasts = f"{span_h:,.4g} hour{'' if span_h == 1 else 's'}"
     saved = f"{abs(day.saving):.0%} {'less' if day.saving >= 0 else 'more'}"
     always = counted(day.deployment.replicas, "replica")
     facts = [
@@ -71,57 +72,42 @@ def _day_facts(day: "DayPlan") -> list[Fact]:
     if price != 1:
         against = f"against {static * price:,.2f}; {price:,.4g} per accelerator-hour"
         facts.append(Fact("Cost", f"{hours * price:,.2f}", against))
-    facts.append(
-        Fact("Certificate", f"{day.certified_hours:,.1f}", "with fewer no policy is stable")
-    )
+    least = f"{day.certified_hours:,.1f}"
+    facts.append(Fact("Certificate", least, "with fewer no policy is stable"))
     if day.startup_s:
-        changes = [f"{count:,} from {_clock(start)}" for start, count in day.schedule]
+        changes = [f"{count:,} from {clock(start)}" for start, count in day.schedule]
         more = " ..." if len(changes) > _MOST_CHANGES else ""
         facts.append(Fact("To ask for", "", f"{', '.join(changes[:_MOST_CHANGES])}{more}"))
     return facts
 
 
-def _clock(start_s: float) -> str:
-    return f"{int(start_s // 3600):02d}:{int(start_s % 3600 // 60):02d}"
-
-
-def _hours(span_s: float) -> str:
-    hours = round(span_s / 3600, 4)
-    return counted(int(hours), "hour") if hours == int(hours) else f"{hours:,.4g} hours"
-
-
 def _day_table(day: "DayPlan", every: int) -> Table:
     """Lay out an interval of so many."""
-    indices = range(0, len(day.periods), every)
+    periods = day.periods[::every]
     columns = {
-        "From": [day.profile.clock(index) for index in indices],
-        "Req/s": [amount(day.periods[index].rate) for index in indices],
-        "Certificate": [f"{day.periods[index].certified:,}" for index in indices],
-        "Replicas": [f"{day.periods[index].replicas:,}" for index in indices],
-        "Load": [f"{day.periods[index].rho:.2f}" for index in indices],
-        "Settles": [
-            f"{seconds(settles)} s" if math.isfinite(settles) else "never"
-            for settles in (day.periods[index].settles_s for index in indices)
-        ],
+        "From": [clock(period.start_s) for period in periods],
+        "Req/s": [amount(period.rate) for period in periods],
+        "Certificate": [f"{period.certified:,}" for period in periods],
+        "Replicas": [f"{period.replicas:,}" for period in periods],
+        "Load": [f"{period.rho:.2f}" for period in periods],
+        "Settles": [span_of_time(period.settles_s) for period in periods],
     }
-    limited = [
-        (target.metric, target.statistic) for target in day.targets if target.metric != "tbt_s"
-    ]
+    limited = [(target.metric, target.statistic) for target in day.targets]
     usual = [("ttft_s", "p50"), ("ttft_s", "p99"), ("e2e_s", "p50")]
     caption = [] if every == 1 else [f"One interval of {every:,}."]
     if day.check is not None:
         for metric, statistic in dict.fromkeys([*usual, *limited]):
-            values = [day.check.latency[index].get(metric, {}).get(statistic) for index in indices]
-            columns[f"{metric[:-2].upper()} {statistic}"] = [seconds(value) for value in values]
+            values = [of.get(metric, {}).get(statistic) for of in day.check.latency[::every]]
+            if any(value is not None for value in values):
+                columns[f"{metric[:-2].upper()} {statistic}"] = [seconds(one) for one in values]
         caption.append(
             f"Latency in seconds of {counted(day.check.requests, 'request')} in "
             f"{counted(day.check.days, 'simulated day')}, on one replica; time between tokens p99 "
             f"{seconds(day.check.gaps.get('p99'))} s. "
-            f"{counted(len(day.evaluations), 'evaluation')} simulated, the "
-            "rest follows."
+            f"{counted(len(day.evaluations), 'evaluation')} simulated, the rest follows."
         )
     if not all(period.met for period in day.periods):
-        columns["Targets"] = ["met" if day.periods[index].met else "missed" for index in indices]
+        columns["Targets"] = ["met" if period.met else "missed" for period in periods]
     spare = ("E2E p50", "Settles", "TTFT p50", "Load", "Certificate")
     rows = list(zip(*columns.values(), strict=True))
     return Table(
@@ -149,13 +135,10 @@ def job_section(job: "JobPlan") -> Section:
     """Show the fleet for a job, what bounds it, and what else was tried."""
     beside = ""
     if job.online_rate is not None:
-        beside = (
-            f" beside {amount(job.online_rate)} online requests/s with "
-            f"{' and '.join(map(str, job.targets))}"
-        )
-    paragraphs = [f"{counted(job.requests, 'request')} by {_long(job.deadline_s)}{beside}."]
-    facts: list[Fact] = []
-    tables: list[Table] = []
+        limits = " and ".join(map(str, job.targets))
+        beside = f" beside {amount(job.online_rate)} online requests/s with {limits}"
+    paragraphs = [f"{counted(job.requests, 'request')} by {span_of_time(job.deadline_s)}{beside}."]
+    facts, tables = [], []
     if job.nearest is not None:
         facts = _job_facts(job, job.nearest)
         if job.best is None:
@@ -170,16 +153,15 @@ def job_section(job: "JobPlan") -> Section:
 
 
 def _job_facts(job: "JobPlan", result: "JobResult") -> list[Fact]:
-    lasts = result.makespan
-    left_out = ", online traffic left out" if job.targets else ""
+    low, high = result.makespan.low or 0.0, result.makespan.high or math.inf
+    within = f"{span_of_time(low)} to {span_of_time(high)}"
     margin = "" if job.margin is None else f", {job.margin:.0%} of the time left"
+    left_out = ", online traffic left out" if job.targets else ""
     facts = [
-        Fact(
-            "Done after", _long(lasts.value), f"{_long(lasts.low)} to {_long(lasts.high)}{margin}"
-        ),
+        Fact("Done after", span_of_time(result.seconds), f"{within}{margin}"),
         Fact(
             "At least",
-            _long(result.lower_bound_s),
+            span_of_time(result.lower_bound_s),
             f"by theory, {result.tightness:.1%} of it{left_out}",
         ),
         Fact("Tokens", f"{result.tokens_per_s:,.0f}", "of the job per second, all replicas"),
@@ -189,14 +171,6 @@ def _job_facts(job: "JobPlan", result: "JobResult") -> list[Fact]:
     ]
     if result.deployment.price != 1:
         facts.append(Fact("Cost", f"{result.cost:,.2f}", "until it is done"))
-    if result.mode != "alone":
-        facts.append(
-            Fact(
-                "Mode",
-                result.mode,
-                "online first" if result.mode == "priority" else "let in evenly",
-            )
-        )
     for target, estimate in zip(job.targets, result.online, strict=True):
         within = f"{seconds(estimate.low)} to {seconds(estimate.high)} s: {target.judge(estimate)}"
         if estimate.value is None:
@@ -207,31 +181,23 @@ def _job_facts(job: "JobPlan", result: "JobResult") -> list[Fact]:
 
 def _fleets_table(job: "JobPlan") -> Table:
     """Lay out the fleets that were simulated."""
-    rows: list[tuple[str, ...]] = []
-    strong = []
-    by_cost = sorted(job.results, key=lambda one: (one.deployment.cost, one.makespan.value or 0))
-    for result in by_cost[:_MOST_FLEETS]:
-        if result is job.best:
-            strong.append(len(rows))
-        rows.append(_fleet_row(result))
+    by_cost = sorted(job.results, key=lambda one: (one.deployment.cost, one.seconds))[:_MOST_FLEETS]
+    rows = [
+        (
+            result.deployment.brief + ("" if result.mode == "alone" else f", {result.mode}"),
+            f"{result.deployment.total_accelerators:,}",
+            span_of_time(result.seconds),
+            span_of_time(result.lower_bound_s),
+            f"{result.tokens_per_s:,.0f}",
+            amount(result.accelerator_hours),
+            result.answer,
+        )
+        for result in by_cost
+    ]
+    strong = [index for index, result in enumerate(by_cost) if result is job.best]
     columns = ("Fleet", "Acc.", "Done after", "At least", "Tokens/s", "Acc.-hours", "Judged")
     return Table(
         columns, rows, title="Fleets simulated", strong=strong, spare=("Acc.-hours", "At least")
-    )
-
-
-def _fleet_row(result: "JobResult") -> tuple[str, ...]:
-    """Lay out one fleet."""
-    deployment = result.deployment
-    mode = "" if result.mode == "alone" else f", {result.mode}"
-    return (
-        f"{deployment.brief}{mode}",
-        f"{deployment.total_accelerators:,}",
-        _long(result.makespan.value),
-        _long(result.lower_bound_s),
-        f"{result.tokens_per_s:,.0f}",
-        amount(result.accelerator_hours),
-        result.answer,
     )
 
 
@@ -253,13 +219,6 @@ def reasons(discarded: "Sequence[Discarded]") -> Table:
     caption = f"The {len(rows)} most frequent reasons; {unseen:,} more." if unseen else ""
     columns = ("By", "Deployments", "Such as", "Why")
     return Table(columns, rows, caption, title="Every reason", detail=True)
-
-
-def _long(value: float | None) -> str:
-    """Return seconds, as hours where they are many."""
-    if value is None:
-        return "-"
-    return f"{value / 3600:,.2f} h" if value >= 7200 else f"{seconds(value)} s"
 
 
 def launch_section(launch: "Launch") -> Section:
