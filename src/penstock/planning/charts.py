@@ -20,17 +20,15 @@ if TYPE_CHECKING:
     from penstock.planning.evaluate import Evaluation
     from penstock.planning.plan import Plan
 
-ANSWER, MET, UNDECIDED, MISSED = "answer", "meets all targets", "undecided", "misses a target"
-ENOUGH, TOO_LITTLE = "enough goodput", "too little goodput"
-"""What those that meet or miss are called where goodput was asked for."""
-
+ANSWER = "answer"
 _LOOKS = {
     ANSWER: ("#000000", "diamond"),
-    MET: (COLOURS[0], "circle"),
-    UNDECIDED: (COLOURS[4], "triangle-up"),
-    MISSED: ("#8c8c8c", "cross"),
+    "met": (COLOURS[0], "circle"),
+    "undecided": (COLOURS[4], "triangle-up"),
+    "missed": ("#8c8c8c", "cross"),
 }
-_LOOKS_OF_GOODPUT = {ENOUGH: _LOOKS[MET], TOO_LITTLE: _LOOKS[MISSED]}
+"""Of what became of a deployment."""
+
 _SPREAD = 20  # times the least latency: beyond it the axis is logarithmic
 _FARTHEST = 50  # times the limit, where latency is drawn at the edge
 _MOST_ROWS = 60
@@ -54,26 +52,17 @@ def figures(
         drawn["stable_rates"] = rates_figure(rates)
     if day is not None:
         drawn["day"] = day_figure(day)
-    return {name: _joined(figure) for name, figure in drawn.items()}
-
-
-def _joined(figure: Figure) -> Any:
-    panels = list(figure.charts.values())
-    if len(panels) == 1:
-        return panels[0]
-    return on_grid(alt.vconcat(*panels) if figure.wide else alt.hconcat(*panels))
+    return {name: on_grid(alt.vconcat(*one.charts.values())) for name, one in drawn.items()}
 
 
 def frontier_figure(plan: "Plan") -> Figure:
-    """Draw cost and throughput against latency of all that was simulated."""
+    """Draw cost against latency of all that was simulated."""
     of_goodput = plan.objective == "goodput"
     answer = "none has the goodput" if of_goodput else "none meets the targets"
     if plan.best is not None:
         answer = f"the answer is {plan.best.deployment.name}"
-    texts = [
-        f"{what} over {plan.targets[0].label} of each deployment that was simulated; {answer}."
-        for what in ("Cost", "Throughput per cost")
-    ]
+    label = plan.targets[0].label
+    text = f"Cost over {label} of each deployment that was simulated; {answer}."
     by_cost = sorted(plan.evaluated, key=lambda one: (one.deployment.cost, one.deployment.name))
     rows = [
         (
@@ -83,17 +72,16 @@ def frontier_figure(plan: "Plan") -> Figure:
             amount(one.deployment.cost),
             *(significant(estimate.value) for estimate in one.estimates),
             "-" if one.goodput.value is None else f"{one.goodput.value:.1%}",
-            significant(one.throughput),
         )
         for one in by_cost[:_MOST_ROWS]
     ]
     cost = "Money per hour" if plan.priced else "Accelerators"
     latencies = (f"{target.label} (s)" for target in plan.targets)
-    columns = ("Judged", "Deployment", "Replicas", cost, *latencies, "Goodput", "Requests/s")
+    columns = ("Judged", "Deployment", "Replicas", cost, *latencies, "Goodput")
     unseen = f"The first {_MOST_ROWS} of {len(by_cost):,}." if by_cost[_MOST_ROWS:] else ""
     return Figure(
-        "Cost and throughput against latency",
-        dict(zip(texts, frontier_panels(plan), strict=True)),
+        "Cost against latency",
+        {text: frontier_chart(plan)},
         [Table(columns, rows, unseen)],
         f"The dashed line is the {'limit of a good request' if of_goodput else 'target'}. "
         "Horizontal lines: intervals. Stairs: what more money, or less, buys.",
@@ -101,43 +89,28 @@ def frontier_figure(plan: "Plan") -> Figure:
 
 
 def judged(plan: "Plan", evaluation: "Evaluation") -> str:
-    """Say what became of a deployment: answer, undecided, or whether it meets what is asked."""
-    if evaluation is plan.best:
-        return ANSWER
-    met, missed = (ENOUGH, TOO_LITTLE) if plan.objective == "goodput" else (MET, MISSED)
-    return {"met": met, "missed": missed}.get(evaluation.answer, UNDECIDED)
+    """Say what became of a deployment."""
+    return ANSWER if evaluation is plan.best else evaluation.answer
 
 
 def evaluations(plan: "Plan") -> pl.DataFrame:
     """Return a row for each simulated deployment that has the latency of the first target."""
-    # Cost per hour; latency_s, low_s, high_s of the first target; per_cost: requests/s carried over
-    # the cost; state: see `judged`.
-    numbers = dict.fromkeys(("cost", "per_cost", "latency_s", "low_s", "high_s"), pl.Float64)
+    # Cost per hour; latency_s, low_s, high_s of the first target; state: see `judged`.
+    numbers = dict.fromkeys(("cost", "latency_s", "low_s", "high_s"), pl.Float64)
     schema = {"deployment": pl.String, **numbers, "state": pl.String, "frontier": pl.Boolean}
     rows = []
     for one in plan.measured:
-        cost, first = one.deployment.cost, one.estimates[0]
-        drawn = cost, one.throughput / cost, first.value, first.low, first.high
+        first = one.estimates[0]
+        drawn = one.deployment.cost, first.value, first.low, first.high
         best = any(one is other for other in plan.frontier)
         rows.append((one.deployment.name, *drawn, judged(plan, one), best))
     return pl.DataFrame(rows, schema, orient="row").sort("cost", "latency_s", "deployment")
 
 
-def frontier_panels(plan: "Plan") -> list[alt.LayerChart]:
-    """Cost, and throughput per cost, against latency; the target as a line, the answer on top."""
-    unit, per = ("accelerators", "per accelerator")
-    if plan.priced:
-        unit, per = "money per hour", "per money per hour"
-    return [
-        _frontier_panel(plan, title, alt.Y(f"{column}:Q", title=says, axis=_LINEAR, scale=_TO_ZERO))
-        for title, column, says in (
-            ("Cost against latency", "cost", f"Cost ({unit})"),
-            ("Throughput against latency", "per_cost", f"Requests/s {per}"),
-        )
-    ]
-
-
-def _frontier_panel(plan: "Plan", title: str, y: alt.Y) -> alt.LayerChart:
+def frontier_chart(plan: "Plan") -> alt.LayerChart:
+    """Draw cost against latency; the target as a line, the answer on top."""
+    cost = "money per hour" if plan.priced else "accelerators"
+    y = alt.Y("cost:Q", title=f"Cost ({cost})", axis=_LINEAR, scale=_TO_ZERO)
     target = plan.targets[0]
     edge = _FARTHEST * target.limit_s
     rows = evaluations(plan).with_columns(pl.col("latency_s", "low_s", "high_s").clip(None, edge))
@@ -149,11 +122,10 @@ def _frontier_panel(plan: "Plan", title: str, y: alt.Y) -> alt.LayerChart:
         scale=alt.Scale(type="log", nice=False, padding=12) if log else _TO_ZERO,
         axis=alt.Axis(format="~g" if log else ",.4~r", tickCount=5),
     )
-    looks = _LOOKS | _LOOKS_OF_GOODPUT
-    kinds = [state for state in looks if (rows["state"] == state).any()]
+    kinds = [state for state in _LOOKS if (rows["state"] == state).any()]
     legend = alt.Legend(title=None, symbolSize=110, symbolOpacity=1)
     colours, shapes = (
-        alt.Scale(domain=kinds, range=[looks[kind][part] for kind in kinds]) for part in (0, 1)
+        alt.Scale(domain=kinds, range=[_LOOKS[kind][part] for kind in kinds]) for part in (0, 1)
     )
     color = alt.Color("state:N", scale=colours, legend=legend)
     shape = alt.Shape("state:N", scale=shapes, legend=legend)
@@ -169,13 +141,13 @@ def _frontier_panel(plan: "Plan", title: str, y: alt.Y) -> alt.LayerChart:
     ]
     for state in reversed(kinds):  # the answer on top
         marks = alt.Chart(rows.filter(pl.col("state") == state)).mark_point(
-            filled=state != UNDECIDED,
+            filled=state != "undecided",
             size=190 if state == ANSWER else 60,
-            opacity=0.5 if state in (MISSED, TOO_LITTLE) else 1,
+            opacity=0.5 if state == "missed" else 1,
             strokeWidth=1.6,
         )
         layers.append(marks.encode(x=x, y=y, color=color, shape=shape))
-    return alt.LayerChart(layer=layers).properties(width=340, height=280, title=title)
+    return alt.LayerChart(layer=layers).properties(width=460, height=280)
 
 
 def _limit(

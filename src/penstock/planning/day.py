@@ -12,8 +12,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from penstock import checks
 from penstock.checking.batch_means import relaxation_requests
 from penstock.checking.targets import Target
@@ -170,11 +168,8 @@ def plan_day(
     workload = resampled(workload, profile.peak)
     aim = targets if isinstance(targets, Aim) else Aim.of(targets, **asked)
     family = Family(deployment.with_replicas(counts[0]), counts)
-    # rates that differ by rounding alone are one
-    rounded = [rate if rate == profile.peak else float(f"{rate:.9g}") for rate in profile.rates]
-    profile = dataclasses.replace(profile, rates=np.array(rounded))
     report = progress or (lambda share, what: None)
-    rates = sorted({rate for rate in rounded if rate > 0}, reverse=True)
+    rates = sorted({rate for rate in profile.rates.tolist() if rate > 0}, reverse=True)
     simulated: list[Evaluation] = []
     fleets = {0.0: (counts[0], True)}
     for index, rate in enumerate(rates):

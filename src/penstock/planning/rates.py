@@ -48,13 +48,16 @@ class RateProfile(Checked):
                 "all rates of the day are 0, so nothing arrives and no fleet is needed; give one "
                 "above 0"
             )
+        # rates that differ by rounding alone are one
+        rates = np.array([float(f"{rate:.15g}") for rate in rates])
         object.__setattr__(self, "rates", rates)
 
     @classmethod
     def of_trace(cls, workload: Workload, *, interval_s: float = HOUR_S) -> Self:
         """Count arrivals of a trace by interval; of several days take the mean of all."""
-        # The day must then be a multiple of the interval. Times count from the first request, not
-        # from midnight. An interval covered less than half is left out, unless it is the only one.
+        # Where a day is no multiple of the interval the days stay apart. Times count from the first
+        # request, not from midnight. An interval covered less than half is left out, unless it is
+        # the only one.
         if not isinstance(workload.arrivals, Replay):
             raise InputError(
                 f"{workload.name} has no recorded arrival times, so no rates by hour; give the "
@@ -76,13 +79,7 @@ class RateProfile(Checked):
         if counts.size > 1 and covered[-1] < profile.interval_s / 2:
             counts, covered = counts[:-1], covered[:-1]
         per_day = round(DAY_S / profile.interval_s)
-        if counts.size > per_day:
-            if per_day < 1 or not math.isclose(per_day * profile.interval_s, DAY_S):
-                raise InputError(
-                    f"interval_s is {profile.interval_s:g}, which does not divide a day, and "
-                    f"{workload.name} spans "
-                    f"{span / DAY_S:.3g} days; take an hour, or part of one"
-                )
+        if counts.size > per_day and math.isclose(per_day * profile.interval_s, DAY_S):
             index = np.arange(counts.size) % per_day
             counts, covered = (
                 np.bincount(index, weights).astype(np.float64) for weights in (counts, covered)

@@ -12,7 +12,7 @@ from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
-from penstock.planning.scenario_day import Day, peak_of, read_day
+from penstock.planning.scenario_day import DaySection, peak_of, read_day
 from penstock.planning.scenario_job import JobSection, read_job
 from penstock.planning.space import Discarded, Space, search_space
 from penstock.scenario.scenario import Scenario, build, describes_network
@@ -120,7 +120,7 @@ class PlanScenario:
     aim: Aim | None  # what it has to do; None without targets
     # What the fleet is planned for: the scenario's, or with a day its highest rate.
     workload: Workload
-    day: Day | None = None
+    day: DaySection | None = None
     job: JobSection | None = None
     rank: bool = False
 

@@ -37,7 +37,7 @@ class DaySection(Section):
     most_replicas: Whole | None = None
     check_days: bool = Field(default=True, alias="check")
 
-    def profile(self, workload: Workload, folder: Path) -> RateProfile:
+    def read(self, workload: Workload, folder: Path) -> RateProfile:
         """Return the rates."""
         if (self.rates is None) == (self.trace is None):
             raise InputError(
@@ -52,24 +52,16 @@ class DaySection(Section):
         return of_day if self.peak_rate is None else of_day.with_peak(self.peak_rate)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Day:
-    """What a scenario says of a day, with its rates as they were read."""
-
-    section: DaySection
-    profile: RateProfile
-
-
-def read_day(day: Any, workload: Workload, folder: Path) -> Day:
-    """Return the day that a scenario describes."""
+def read_day(day: Any, workload: Workload, folder: Path) -> DaySection:
+    """Return the day that a scenario describes, its rates read."""
     document = day if isinstance(day, Mapping) else {"rates": day}
     section = parsed(document, DaySection, "plan.day", "`rates`")
-    return Day(section, section.profile(workload, folder))
+    return section.model_copy(update={"rates": section.read(workload, folder)})
 
 
-def peak_of(day: Day, workload: Workload) -> Workload:
+def peak_of(day: DaySection, workload: Workload) -> Workload:
     """Return the workload at the highest rate of a day."""
-    rates = day.profile
+    rates: RateProfile = day.rates
     peak = resampled(workload, rates.peak)
     at = rates.clock(int(rates.rates.argmax()))
     notices = [
@@ -81,19 +73,15 @@ def peak_of(day: Day, workload: Workload) -> Workload:
 
 
 def day_of(
-    day: Day, workload: Workload, deployment: Deployment, aim: Aim, counts: Sequence[int],
+    day: DaySection, workload: Workload, deployment: Deployment, aim: Aim, counts: Sequence[int],
     progress: Report | None = None,
 ) -> DayPlan:  # fmt: skip
     """Plan the day that a scenario describes, with numbers of replicas that its search allows."""
-    # The deployment is what the plan found for the highest rate: no interval needs more replicas,
-    # and it is the static fleet.
-    least, most = day.section.least_replicas, day.section.most_replicas
-    enough = max(deployment.replicas, least)
-    enough = next((count for count in counts if count >= enough), enough)
+    # The deployment is what the plan found for the highest rate, and the static fleet.
+    most = counts[-1] if day.most_replicas is None else day.most_replicas
     plan = plan_day(
-        day.profile, workload, deployment, aim, replicas=counts, least_replicas=least,
-        most_replicas=enough if most is None else min(most, enough),
-        startup_minutes=day.section.startup_minutes, check=day.section.check_days,
-        progress=progress,
+        day.rates, workload, deployment, aim, replicas=counts, most_replicas=most,
+        least_replicas=day.least_replicas, startup_minutes=day.startup_minutes,
+        check=day.check_days, progress=progress,
     )  # fmt: skip
     return dataclasses.replace(plan, deployment=deployment)

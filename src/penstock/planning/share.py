@@ -3,11 +3,12 @@
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import InputError
+from penstock.inputs.arrays import Bools
 from penstock.workload.arrivals import BLOCK, Arrivals, GammaRenewal, Poisson, Seconds
 from penstock.workload.workload import Workload
 
@@ -20,68 +21,52 @@ def share_of(workload: Workload, router: str, replicas: int) -> Workload:
     # ``round-robin``: in turn. Of a recording the replica gets its requests, at their times.
     if replicas == 1:
         return workload
-    if workload.arrivals is None:
+    arrivals, rows = workload.arrivals, workload.rows
+    if arrivals is None:
         raise InputError(
             f"{workload.name} has lengths but no arrival times; give it a rate and arrivals: "
             "poisson"
         )
-    rows = workload.rows
     if rows is None:
-        return dataclasses.replace(
-            workload, arrivals=_share_of(workload.arrivals, router, replicas)
-        )
+        share: Arrivals = _Share(arrivals, router, replicas)
+        cv = arrivals.cv if isinstance(arrivals, GammaRenewal) else 1.0
+        cv /= math.sqrt(replicas)
+        if isinstance(arrivals, Poisson) and router == "random":
+            share = arrivals.with_rate(share.rate)
+        elif isinstance(arrivals, Poisson | GammaRenewal) and cv >= _LEAST_CV:
+            # a sum of gamma gaps is gamma, so others' requests need not be drawn
+            share = share if router == "random" else GammaRenewal(share.rate, cv)
+        return dataclasses.replace(workload, arrivals=share)
     if workload.prefixes is not None:
         raise InputError(
             f"{workload.name} has prompts with shared prefixes, which a router sends to replicas "
-            "that another has; "
-            "resample it with arrivals: poisson"
+            "that another has; resample it with arrivals: poisson"
         )
-    kept = np.flatnonzero(
-        _chosen(np.random.default_rng((workload.seed, 7)), rows, 0, router, replicas)
-    )
-    if kept.size < 2:
+    chosen = _chosen(np.random.default_rng((workload.seed, 7)), rows, 0, router, replicas)
+    if chosen.sum() < 2:
         raise InputError(
-            f"{rows:,} recorded requests leave {kept.size} for one of {replicas:,} replicas, too "
-            "few to see anything; "
-            "resample them with arrivals: poisson"
+            f"{rows:,} recorded requests leave {chosen.sum()} for one of {replicas:,} replicas, "
+            "too few to see anything; resample them with arrivals: poisson"
         )
-    mine = workload.requests(rows).where(kept)
+    mine = workload.requests(rows).where(np.flatnonzero(chosen))
     return Workload.from_arrays(
-        mine.arrival_s,
-        mine.prompt_tokens,
-        mine.output_tokens,
-        mine.priority,
-        seed=workload.seed,
-        name=workload.name,
-    )
+        mine.arrival_s, mine.prompt_tokens, mine.output_tokens, mine.priority,
+        seed=workload.seed, name=workload.name,
+    )  # fmt: skip
 
 
-def _share_of(arrivals: Arrivals, router: str, replicas: int) -> Arrivals:
-    """Return one replica's share of a stream, without drawing others' where gaps are known."""
-    if isinstance(arrivals, Poisson) and router == "random":
-        return arrivals.with_rate(arrivals.rate / replicas)
-    if (
-        isinstance(arrivals, Poisson | GammaRenewal) and router == "round-robin"
-    ):  # a sum of gamma gaps is gamma
-        cv = arrivals.cv if isinstance(arrivals, GammaRenewal) else 1.0
-        if cv / math.sqrt(replicas) >= _LEAST_CV:
-            return GammaRenewal(arrivals.rate / replicas, cv / math.sqrt(replicas))
-    return _Share(arrivals, router, replicas)
-
-
-def _chosen(
-    rng: np.random.Generator, size: int, before: int, router: str, replicas: int
-) -> npt.NDArray[np.bool_]:
+def _chosen(rng: np.random.Generator, size: int, before: int, router: str, replicas: int) -> Bools:
     """Return which of ``size`` requests, after ``before`` others, the first replica gets."""
     if router == "round-robin":
-        turn: npt.NDArray[np.bool_] = np.arange(before, before + size) % replicas == 0
-        return turn
+        return np.asarray(np.arange(before, before + size) % replicas == 0)
     return rng.random(size) * replicas < 1
 
 
 @dataclasses.dataclass(frozen=True)
 class _Share(Arrivals):
     """One replica's share of a stream."""
+
+    words: ClassVar[str] = "one replica's share"
 
     whole: Arrivals
     router: str
@@ -112,7 +97,3 @@ class _Share(Arrivals):
     def with_rate(self, rate: float) -> "_Share":
         """Return the same share of a faster or slower stream."""
         return dataclasses.replace(self, whole=self.whole.with_rate(rate * self.replicas))
-
-    def describe(self) -> str:
-        """Say what it is."""
-        return f"1 of {self.replicas:,} shares ({self.router}) of {self.whole.describe()}"
