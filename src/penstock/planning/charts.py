@@ -85,6 +85,7 @@ def frontier_figure(plan: "Plan") -> Figure:
         [Table(columns, rows, unseen)],
         f"The dashed line is the {'limit of a good request' if of_goodput else 'target'}. "
         "Horizontal lines: intervals. Stairs: what more money, or less, buys.",
+        wide=True,
     )
 
 
