@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_kernel_reference import ODD, System, Ticks, assert_same, assert_summary, check, draw, some_params
 
-import penstock.simulation.session_server
+import penstock.simulation.running
 from penstock.auditing.audit import audit
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge
@@ -119,7 +119,7 @@ def test_the_size_of_the_blocks_in_which_requests_stream_in_changes_nothing(bloc
     ]
     whole = [system.kernel(rules[i % len(rules)], "requests") for i, system in enumerate(systems)]
     monkeypatch.setattr(arrivals, "BLOCK", block)
-    monkeypatch.setattr(penstock.simulation.session_server, "STEPS", 5 * block)
+    monkeypatch.setattr(penstock.simulation.running, "_STEPS", 5 * block)
     for i, system in enumerate(systems):
         assert_summary(system.kernel(rules[i % len(rules)], "summary"), whole[i])
         assert_same(system.kernel(rules[i % len(rules)], "requests"), whole[i])

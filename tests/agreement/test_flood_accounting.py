@@ -13,7 +13,6 @@ from penstock.checking.flood_test import useful_tokens
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.session_engine import open_session
 from penstock.simulation.session_network import NetworkSession
-from penstock.simulation.window import Window
 from penstock.system.engines import ENGINES
 
 
@@ -51,13 +50,12 @@ def test_what_a_server_did_for_good_is_what_its_requests_need(engine: str) -> No
         workload = ps.Workload.from_arrays(
             system.arrival, system.prompt, system.output, system.priority, declared=system.declared
         )
-        session = open_session(system.server, "summary", 1.0, True, NEVER)
-        window = session.keep(Window.of_requests(workload.requests(len(system.prompt)), 1.0))
-        needed = window.prompt + window.output - int(system.convention == "engine")
-        session.fit(window)
-        session.clock.final, session.clock.until = True, NEVER
+        session = open_session(workload, system.server, "summary", 1.0, True, NEVER)
+        requests = session.keep(workload.requests(len(system.prompt)))
+        needed = requests.prompt_tokens + requests.output_tokens - int(system.convention == "engine")
+        session.add(requests)
         before = 0
-        while not session.step(window, 1):
+        while not session.run(final=True, steps=1):
             arrived = int(needed[: session.arrived].sum())
             assert session.useful <= arrived
             before = max(before, session.useful)

@@ -7,7 +7,6 @@ import pytest
 
 import penstock as ps
 from penstock.simulation.session_server import Session
-from penstock.simulation.window import Window
 from penstock.theory.fluid import fluid
 
 PROMPT, OUTPUT = (1, 79), (2, 38)  # uniform; no output is a single token, so all that leaves prefill has to decode
@@ -36,11 +35,10 @@ def simulated(server: ps.Server, state: tuple[float, float], size: int, rate: fl
     prompt, output = (rng.integers(*limits, arrival.size, endpoint=True) for limits in (PROMPT, OUTPUT))
     workload = ps.Workload.from_arrays(arrival, prompt, output)
     session = Session(server, "requests", 1e-9, True, round(until * 1e9))
-    window = Window.of_requests(workload.requests(arrival.size), 1e-9)
-    session.fit(window)
-    session.prefilled(window, decoding)
-    session.run(window, final=True, drain=True, report=lambda: None)
-    return session.finish(window)
+    session.add(workload.requests(arrival.size))
+    session.prefilled(decoding)
+    session.run(final=True)
+    return session.finish([session.fold(everything=True)], session.stop)
 
 
 def in_phases(run: ps.Run, time_s: Any) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from engine_systems import Ticks
 
-import penstock.simulation.session_server
+import penstock.simulation.running
 from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST, Limits, Queue
 from penstock.simulation.simulate import simulate
 from penstock.system.policies import POLICIES, Policy, resolve
@@ -386,7 +386,7 @@ def test_stopping_and_going_on_after_any_number_of_steps_changes_nothing(steps, 
     for record in ("summary", "batches", "allocations"):
         whole = [system.kernel(rules[i % len(rules)], record) for i, system in enumerate(systems)]
         with monkeypatch.context() as patch:
-            patch.setattr(penstock.simulation.session_server, "STEPS", steps)
+            patch.setattr(penstock.simulation.running, "_STEPS", steps)
             for i, system in enumerate(systems):
                 assert_same(system.kernel(rules[i % len(rules)], record), whole[i])
 

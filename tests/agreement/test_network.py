@@ -1,7 +1,6 @@
 """The network kernel against its specification, event for event, on thousands of small random networks."""
 
 import dataclasses
-import sys
 from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
@@ -22,6 +21,7 @@ from network_systems import (
     reference_of,
 )
 
+import penstock.simulation.running
 from penstock.errors import InputError
 from penstock.scenario.network import read_network
 from penstock.simulation.network_simulation import simulate_jobs
@@ -209,7 +209,7 @@ def in_blocks(system, sizes):
     network.__dict__["blocks"] = lambda seed: iter(blocks)
     length = {"jobs": jobs.count} if system.until is None else {"until": float(system.until)}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sys.modules[simulate_jobs.__module__], "_WINDOW", 0)
+        patched.setattr(penstock.simulation.running, "_WINDOW", 0)
         options = {"drain": True, "record": "summary", "tick_s": 1.0, "outages": system.kernel_outages()}
         return simulate(network, **length, **options)
 

@@ -13,7 +13,6 @@ from penstock.checking.verdict import verdict
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.run import TICK_S
 from penstock.simulation.session_engine import open_session
-from penstock.simulation.window import Window
 from penstock.system.server import Convention
 from penstock.workload.arrivals import OnOff
 from penstock.workload.workload import Requests
@@ -232,15 +231,15 @@ def test_requests_ready_to_decode_decode_from_the_first_batch_on(convention: Con
     """In either loop: of one server, and of engines or policies with KV memory."""
     output = np.array([1, 2, 5, 5])
     server = ps.Server(TP1, 1024, convention=convention, kv_blocks=kv_blocks)
-    session = open_session(server, "requests", TICK_S, True, NEVER)
-    window = Window.of_requests(Requests(np.zeros(4), np.full(4, 300), output), TICK_S)
-    session.fit(window)
-    session.prefilled(window, 4)
-    session.run(window, final=True, drain=True, report=lambda: None)
+    session = open_session(ps.Workload.poisson(1, 300, 3), server, "requests", TICK_S, True, NEVER)
+    session.add(Requests(np.zeros(4), np.full(4, 300), output))
+    session.prefilled(4)
+    assert session.run(final=True)
     tick = round(float(TP1(4)) / TICK_S)  # batches of 1 to 4 tokens take the same time
     decodes = output - (1 if convention == "engine" else 0)
-    assert window.finish.tolist() == (decodes * tick).tolist()
-    run = session.finish(window)
+    rows = session.fold(everything=True)
+    assert rows.finish.tolist() == (decodes * tick).tolist()
+    run = session.finish([rows], 0)
     assert run.finished == 4
     assert run.tokens == 1200 + decodes.sum()
 
@@ -251,7 +250,7 @@ def test_a_mixed_start_fills_the_slots_with_requests_at_a_random_one_of_their_to
     server = ps.Server(TP1, 512, 64, policy=policy)
     workload = ps.Workload.poisson(5.0, 129, 400)
     session = (backlog := Backlog(workload, server, "mixed", 200, (0.0, 0.0), (1.0, 1.0))).session
-    left = backlog.window.output[:64] - 1
+    left = backlog.first.output_tokens[:64] - 1
     assert session.decoding == (left > 0).sum()
     assert session.decodes_left == left.sum()
     assert 0.4 < left.mean() / 399 < 0.6

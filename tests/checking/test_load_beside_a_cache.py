@@ -151,7 +151,7 @@ def test_a_recording_that_goes_on_has_names_for_what_came_of_it_and_no_more(poli
     serving = as_serving(workload, server(policy, blocks=4_000))
     session = Backlog(workload, serving, "prefill", 10, (100.0, 25.0), (1.0, 1.0)).session
     assert isinstance(session, EngineSession)
-    assert session.recorded > 4_000 * rows
+    assert session.named > 4_000 * rows
     ids = session.world.ids
     assert session.offered <= ids.size < 2 * session.offered
     assert (np.diff(ids[::rows]) > 0).all()  # each time another

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.simulation.simulate import drawn_ahead
-from penstock.simulation.window import Window
+from penstock.kernel.due_epochs import NEVER
+from penstock.simulation.running import drawn_ahead
+from penstock.simulation.session_server import Session
+from penstock.workload.workload import Requests
 from tests.own_policies import own_policy
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
@@ -383,8 +385,9 @@ def test_nothing_is_drawn_after_a_run_that_fails() -> None:
 def test_compiled_code_gets_arrays_of_just_the_types_that_it_takes_on_trust() -> None:
     """Whatever they were: other numbers, every other item, a read-only list of Python."""
     ticks = np.arange(20, dtype=np.int32)[::2]
-    window = Window.of(ticks, np.arange(10)[::-1], np.ones(10), np.arange(10.0))  # type: ignore[arg-type]
-    types = [np.int64, *[np.int32] * 4, np.int64, np.int64]
-    assert [column.dtype for column in window.columns] == types
-    assert all(column.flags.c_contiguous for column in window.columns)
-    assert window.arrival.tolist() == list(range(0, 20, 2))
+    session = Session(SERVER, "requests", 1e-3, True, NEVER)
+    session.add(Requests(ticks, np.arange(10)[::-1], np.ones(10)))  # type: ignore[arg-type]
+    columns = [getattr(session.world, name) for name in Session.of_requests]
+    assert [column.dtype for column in columns] == [np.int64, np.int32, np.int32, np.int64, np.int64]
+    assert all(column.flags.c_contiguous for column in columns)
+    assert session.arrivals.tolist() == list(range(0, 20_000, 2_000))

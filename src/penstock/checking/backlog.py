@@ -11,7 +11,6 @@ from penstock.inputs.arrays import Floats, Ints
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.run import TICK_S
 from penstock.simulation.session_engine import AnySession, open_session
-from penstock.simulation.window import Window
 from penstock.system.server import Server
 from penstock.theory.kv_blocks import reuses
 from penstock.workload.arrivals import BLOCK
@@ -69,37 +68,27 @@ class Backlog:
         self.slots = slots(server)
         self.offered = offered
         self.worth = worth
-        self.session = open_session(
-            server, "summary", TICK_S, True, NEVER, workload.prefixes, _renewals(workload, server)
-        )
+        renewals = _renewals(workload, server)
+        self.session = open_session(workload, server, "summary", TICK_S, True, NEVER, renewals)
         self.source = _flooded(_kept(endless(workload), self.session), self.initial)
-        self.window = Window.of_requests(next(self.source), TICK_S)
+        self.first = next(self.source)
         decoding = {"decode": self.initial}.get(start, 0)
         if start == "mixed":
-            decoding = self._stagger(workload.seed)
-        self.session.fit(self.window)  # which takes the lengths as they are now
+            decoding = min(self.slots, self.initial)
+            self.first = _staggered(self.first, decoding, workload.seed)
+        self.session.add(self.first)
         if decoding:
-            self.session.prefilled(self.window, decoding)
-        here = slice(0, self.initial)
+            self.session.prefilled(decoding)
+        here = self.first.first(self.initial)
         engine = int(server.convention == "engine")
-        decodes = int(self.window.output[here].sum(dtype=np.int64)) - initial * engine
+        decodes = int(here.output_tokens.sum(dtype=np.int64)) - initial * engine
         self.begun = self._done()
-        prompts = int(self.window.prompt[here].sum(dtype=np.int64))
+        prompts = int(here.prompt_tokens.sum(dtype=np.int64))
         self.work = self._work(prompts - self.begun[0], decodes - self.begun[1])
         self.emptied = False
         self.steps = _WARMUP_LOOK
         self.looks = [self._point()]
         self.before: list[tuple[float, float, float, int]] = []
-
-    def _stagger(self, seed: int) -> int:
-        """Shorten first requests to what a random one of their tokens leaves; return how many."""
-        # They fill the slots of a batch. Requests that all began at once could go on in step for
-        # ever.
-        count = min(self.slots, self.initial)
-        rng = np.random.default_rng(np.random.SeedSequence([seed, count]))
-        left = 1 + rng.random(count) * (self.window.output[:count] - 1)
-        self.window.output[:count] = left.astype(np.int32)
-        return count
 
     @property
     def arrived(self) -> int:
@@ -120,9 +109,9 @@ class Backlog:
         earlier = 0
         while not self.emptied and left < here and self.arrived - here < patience:
             self.look()
-            dropped = self.session.dropped
-            left = max(left, dropped)
-            is_here = self.window.finish[left - dropped : max(here - dropped, 0)] < 0
+            folded = self.session.folded
+            left = max(left, folded)
+            is_here = self.session.world.finish[left - folded : max(here - folded, 0)] < 0
             staying = int(np.count_nonzero(is_here))
             if not earlier or self.arrived - here < patience // 2:
                 earlier = staying
@@ -132,11 +121,9 @@ class Backlog:
     def step(self, steps: int) -> None:
         """Run so many batches; see whether nothing is left that would not fit into one."""
         session, server = self.session, self.server
-        if session.step(self.window, steps):
-            kept = session.fold(self.window, everything=False)
-            more = Window.of_requests(next(self.source), TICK_S)
-            self.window = Window.joined([kept, more])
-            session.fit(self.window)
+        if session.run(final=False, steps=steps):
+            session.fold(everything=False)
+            session.add(next(self.source))
         if session.was_idle:  # everything had left
             self.emptied = True
         waiting, tokens = session.waiting
@@ -236,6 +223,18 @@ def slots(server: Server) -> int:
     return min(server.token_budget, server.max_batch_size or server.token_budget)
 
 
+def _staggered(requests: Requests, count: int, seed: int) -> Requests:
+    """Shorten first requests, as many as fill a batch, to what a random one of their tokens leaves.
+
+    Requests that all began at once could go on in step for ever.
+    """
+    rng = np.random.default_rng(np.random.SeedSequence([seed, count]))
+    output = requests.output_tokens.copy()
+    left = 1 + rng.random(count) * (output[:count] - 1)
+    output[:count] = left.astype(np.int32)
+    return requests._replace(output_tokens=output)
+
+
 def waits_as_prompts(server: Server) -> bool:
     """Return whether decodes that find no slot begin as prompts: see `EngineSession.prefilled`."""
     return not server.by_phase
@@ -244,13 +243,9 @@ def waits_as_prompts(server: Server) -> bool:
 def _kept(blocks: Iterator[Requests], session: AnySession) -> Iterator[Requests]:
     """Yield the requests that are not dropped, their outputs cut to the longest context."""
     for block in blocks:
-        lengths = (block.prompt_tokens.astype(np.int32), block.output_tokens.astype(np.int32))
-        indices = np.arange(block.arrival_s.size)
-        kept = session.keep(Window.of(indices, *lengths, block.priority, block.declared))
-        if kept.arrival.size:
-            declared = None if block.declared is None else kept.declared.astype(np.int64)
-            output = kept.output.astype(np.int64)
-            yield block.where(kept.arrival)._replace(output_tokens=output, declared=declared)
+        kept = session.keep(block)
+        if kept.arrival_s.size:
+            yield kept
 
 
 def _flooded(blocks: Iterator[Requests], initial: int) -> Iterator[Requests]:

@@ -4,20 +4,14 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from penstock import checks
 from penstock.checking.batch_means import GAP_SECTIONS, checked_confidence
 from penstock.checking.latency import SteadyState, steady_state
 from penstock.checking.targets import Target
 from penstock.checking.verdict import verdict
-from penstock.kernel.due_epochs import NEVER
-from penstock.simulation.distribution import Distribution
 from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.run import TICK_S, Run, checked_tick
-from penstock.simulation.session_engine import open_session
-from penstock.simulation.simulate import length_of_run, windows
-from penstock.simulation.window import Window
+from penstock.simulation.simulate import RunOptions, length_of_run, run_server
 from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.server import Server
 from penstock.theory.bounds import bounds
@@ -96,8 +90,9 @@ def estimate(
     count = begin
     while True:
         part = part_of(progress, 0.0, count / budget)
-        run, gaps = _simulated(workload, server, count, drain, tick_s, part)
-        steady = steady_state(run, targets=targets, rho=rho, confidence=level, gap_sections=gaps)
+        options = RunOptions(drain=drain, tick_s=tick_s, progress=part)
+        run = run_server(workload, server, count, options, gap_sections=GAP_SECTIONS)
+        steady = steady_state(run, targets=targets, rho=rho, confidence=level)
         missing = _missing(steady, precision, targets)
         if not missing or count >= budget:
             break
@@ -172,33 +167,3 @@ def _missing(steady: SteadyState, precision: float | None, targets: Sequence[Tar
     if precision is not None and not steady.precision <= precision:
         missing.insert(0, f"know every mean to {precision:.3g} of its value")
     return missing
-
-
-def _simulated(
-    workload: Workload,
-    server: Server,
-    requests: int,
-    drain: bool,
-    tick_s: float,
-    progress: Progress,
-) -> tuple[Run, list[Distribution]]:
-    """Simulate in sections, times between tokens in each; the run is the one of `simulate`."""
-    session = open_session(server, "requests", tick_s, True, NEVER, workload.prefixes)
-    window = session.keep(Window.joined(list(windows(workload, requests, NEVER, tick_s))))
-    requests = window.arrival.size
-    session.fit(window)
-
-    def report() -> None:
-        progress((session.arrived + session.finished) / (2 * requests))
-
-    sections: list[Distribution] = []
-    before = session.gaps()
-    ends = np.unique(np.linspace(0, requests, GAP_SECTIONS + 1).astype(int))
-    for end in ends[ends > 0]:
-        # Views: results land in the whole window.
-        part = Window(*(column[:end] for column in window.columns))
-        session.run(part, final=end == requests, drain=drain, report=report)
-        now = session.gaps()
-        sections.append(now.since(before))
-        before = now
-    return session.finish(window), sections

@@ -102,7 +102,6 @@ def steady_state(
     targets: Sequence[Target] = (),
     rho: float | None = None,
     confidence: float = 0.95,
-    gap_sections: Sequence[Distribution] = (),
 ) -> SteadyState:
     """Estimate the latency of the steady state from one run.
 
@@ -113,7 +112,8 @@ def steady_state(
     Parameters
     ----------
     run
-        Simulated with a row per request.
+        Simulated with a row per request; one of `estimate` has times between tokens in parts, too,
+        without which the percentiles of ``tbt_s`` have no interval.
     targets
         Whose statistics are to be estimated besides the usual ones.
     rho
@@ -121,10 +121,6 @@ def steady_state(
         (`relaxation_requests`). Without it only warm-up and batches tell.
     confidence
         Of each interval.
-    gap_sections
-        Times between tokens in `GAP_SECTIONS` parts of the run, with as many arrivals each;
-        `estimate` counts them. Without them the percentiles of ``tbt_s`` are those of the whole run
-        and have no interval.
 
     Raises
     ------
@@ -148,7 +144,7 @@ def steady_state(
         intervals.warmup(rows.finish - rows.arrival),
     )
     used = (count - removed) // BATCHES * BATCHES
-    batched = _in_batches(run, rows, used, gap_sections)
+    batched = _in_batches(run, rows, used)
     if any(target.metric == "tpot_s" for target in targets):
         batched["tpot_s"] = _tpot_batches(rows, used)
     # Near saturation a queue forgets slowly: the run must see many of its relaxation times.
@@ -171,9 +167,7 @@ def steady_state(
     return SteadyState(estimates, used, count - used, confidence, bool(short), (*notices, *short))
 
 
-def _in_batches(
-    run: Run, rows: Rows, used: int, gap_sections: Sequence[Distribution]
-) -> dict[str, Batches]:
+def _in_batches(run: Run, rows: Rows, used: int) -> dict[str, Batches]:
     """Put the samples of the last requests used into batches, or all in one if too few."""
     if used < LEAST_REQUESTS:
         samples = {"ttft_s": run.ttft, "tbt_s": run.gaps, "e2e_s": run.e2e}
@@ -185,7 +179,7 @@ def _in_batches(
 
     return {
         "ttft_s": equal(rows.first_token - rows.arrival),
-        "tbt_s": _gap_batches(run.gaps, rows, removed, gap_sections),
+        "tbt_s": _gap_batches(run, rows, removed),
         "e2e_s": equal(rows.finish - rows.arrival),
     }
 
@@ -198,15 +192,15 @@ def _finished(rows: Rows) -> tuple[Rows, list[str]]:
     return rows.where(slice(count)), notices
 
 
-def _gap_batches(
-    gaps: Distribution, rows: Rows, removed: int, sections: Sequence[Distribution]
-) -> Batches:
+def _gap_batches(run: Run, rows: Rows, removed: int) -> Batches:
     """Put times between tokens in batches: sections after warm-up in pairs, else by request."""
-    if sections:
-        return Batches.of_sections(sections, removed / rows.arrival.size)
+    if run.gap_sections:
+        return Batches.of_sections(run.gap_sections, removed / rows.arrival.size)
     decoding = (rows.finish - rows.first_token)[removed:].reshape(BATCHES, -1)
     counts = (rows.output_tokens[removed:].astype(np.int64) - 1).reshape(BATCHES, -1)
-    return Batches(decoding.sum(axis=1).astype(float), counts.sum(axis=1).astype(float), (), gaps)
+    return Batches(
+        decoding.sum(axis=1).astype(float), counts.sum(axis=1).astype(float), (), run.gaps
+    )
 
 
 def _tpot_batches(rows: Rows, used: int) -> Batches:

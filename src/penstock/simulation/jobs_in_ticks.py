@@ -24,6 +24,7 @@ class JobsInTicks:
     ) -> None:
         # ``counts_gaps``: whether times between tokens are counted; ``has_outages``: replicas die.
         self.network = network
+        self.prefixes = network.prefixes
         self.tick_s = tick_s
         self.counts_gaps = counts_gaps
         self.has_outages = has_outages
@@ -81,7 +82,9 @@ class JobsInTicks:
         rows.decodes = self._decodes(jobs)
         rows.server = rows.next = -1
         for field in ("pending", "stage", "child", "sibling"):
-            rows[field] = getattr(jobs, field)
+            column = getattr(jobs, field)
+            if column.any():  # the table holds zeros
+                rows[field] = column
         goes_on = self.has_engines or self.counts_gaps
         tokens = rows.left.astype(np.int64) + rows.decodes
         again = records.table(records.AGAIN, jobs.requests if goes_on else 0)
@@ -89,9 +92,10 @@ class JobsInTicks:
         if self.has_engines:
             again.target, again.outputs = rows.left, rows.decodes + engine
             self._rank(jobs, pool_of, again)
-            again.prefix, again.named = self._prefixes(jobs)
             later = np.flatnonzero(jobs.context)
-            np.add.at(again.followed, later + jobs.context[later], 1)
+            if self.prefixes is not None or later.size:
+                again.prefix, again.named = self._prefixes(jobs)
+                np.add.at(again.followed, later + jobs.context[later], 1)
         delay = self._counted("a delay", jobs.wait_s)
         sent = records.table(records.SENT, jobs.requests if self.network.sends_memory else 0)
         if self.network.sends_memory:
@@ -139,7 +143,7 @@ class JobsInTicks:
         priority = jobs.column("priority")
         declared = np.maximum(jobs.column("declared"), again.outputs)
         for index, pool in enumerate(self.pools):
-            here = np.flatnonzero(pool_of == index)
+            here = slice(None) if len(self.pools) == 1 else np.flatnonzero(pool_of == index)
             again.declared[here], again.priority[here] = declared_of(
                 pool.server, jobs.prompt[here], declared[here], priority[here]
             )
@@ -159,7 +163,7 @@ class JobsInTicks:
         # Those that go on with a context have that one's, as far as it reaches.
         prefix = jobs.column("prefix").copy()
         named = np.zeros(jobs.requests, np.int64)
-        recorded = self.network.prefixes
+        recorded = self.prefixes
         if recorded is None:
             return prefix, named
         own = np.flatnonzero(prefix >= 0)

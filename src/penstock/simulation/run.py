@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -66,6 +67,14 @@ class Rows:
         decoding = (self.finish - self.first_token)[several]
         return np.rint(decoding / (self.output_tokens[several] - 1)).astype(np.int64)
 
+    @classmethod
+    def joined(cls, parts: Sequence["Rows"]) -> "Rows":
+        """Put requests after one another."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return cls(*(None if one[0] is None else np.concatenate(one) for one in columns))  # type: ignore[arg-type]
+
     def where(self, chosen: Bools | slice) -> "Rows":
         """Return some of the requests."""
         columns = (getattr(self, field.name) for field in dataclasses.fields(self))
@@ -114,6 +123,8 @@ class Run:
         those of the finished requests, plus ``recomputed_tokens``, less ``reused_tokens``.
     dropped
         Requests left out because they could never fit.
+    gap_sections
+        Times between tokens in parts of the run with as many arrivals each, if they were asked for.
     rows, folded
         Either what happened to each request, or (ttft, e2e) of all of them with values rounded to
         0.05%.
@@ -143,6 +154,7 @@ class Run:
     recomputed_tokens: int = 0
     reused_tokens: int = 0
     dropped: int = 0
+    gap_sections: tuple[Distribution, ...] = ()
 
     @property
     def unfinished(self) -> int:

@@ -1,77 +1,76 @@
 """A session on one server whose requests hold memory, come by priority, or are scheduled as an
-engine does it.
+engine does it: a network of one replica, whose jobs are one request each.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from penstock.errors import InputError
-from penstock.inputs.arrays import Ints
-from penstock.kernel import records
-from penstock.kernel.records import World
-from penstock.simulation.new_world import be_patient, declared_of, name_recorded, wider_table
+from penstock.inputs.arrays import Bools, Ints
 from penstock.simulation.run import Record, Rows, Run
 from penstock.simulation.servable import never_served
+from penstock.simulation.session_network import NetworkSession
 from penstock.simulation.session_server import OF_A_LINE, OneServer, Session
-from penstock.simulation.session_world import WorldSession, views
-from penstock.simulation.ticks import check_costs
-from penstock.simulation.window import Window
-from penstock.system.prefix_cache import names_for
+from penstock.simulation.session_world import views
+from penstock.simulation.ticks import arrivals_in_ticks, check_costs
+from penstock.system.network import Network
 from penstock.system.server import Server
-from penstock.workload.prefixes import Prefixes
+from penstock.workload.jobs import Jobs
+from penstock.workload.workload import ClosedLoop, Requests, Workload
 
 _REMEDY = "raise the limit or shorten the requests"
 _OR_DROP = ", or drop them with `memory: {too_long: drop}`"
 
 
 def open_session(
+    workload: Workload,
     server: Server,
     record: Record,
     tick_s: float,
     compress: bool,
     stop: int,
-    prefixes: Prefixes | None = None,
     renewals: int = 1,
 ) -> "AnySession":
     """Return the session that a server needs, with its prefix cache where prompts have names."""
     if server.by_phase:
         return Session(server, record, tick_s, compress, stop)
-    server = server.serving(prefixes is not None)
-    prefixes = names_for(prefixes, [server]) if prefixes and server.caches_prefixes else None
-    return EngineSession(server, record, tick_s, compress, stop, prefixes, renewals)
+    return EngineSession(workload, server, record, tick_s, compress, stop, renewals)
 
 
-class EngineSession(OneServer, WorldSession):
-    """One replica, whose jobs are one request each.
+class EngineSession(OneServer, NetworkSession):
+    """On an engine, or a policy with memory.
 
     A recording that follows itself has its own names ``renewals`` times, then the first again.
     """
 
     def __init__(
         self,
+        workload: Workload,
         server: Server,
         record: Record,
         tick_s: float,
         compress: bool,
         stop: int,
-        prefixes: Prefixes | None = None,
         renewals: int = 1,
     ) -> None:
-        super().__init__(server, record, tick_s, compress, stop)
-        if prefixes:
-            self.world = self.world._replace(ids=prefixes.ids, bounds=prefixes.bounds)
-            name_recorded(self.world.pools, prefixes)
+        if isinstance(workload, ClosedLoop):  # whose requests come when others are done
+            workload = workload.at_rate(1.0)
+        server = server.serving(workload.prefixes is not None)
+        network = Network.single(workload, server)
+        NetworkSession.__init__(self, network, tick_s, compress, stop, record, of_server=True)
+        self._watch(server)
         self.line = self.engine = self.world.engines[0]
         self._line = views(
             self.world.engines, *OF_A_LINE, "waiting", "prefilling", "lost", "rejections",
             "reused",
         )  # fmt: skip
-        self.left_out: list[tuple[Ints, Window]] = []
+        self.left_out: list[tuple[Ints, Requests]] = []
         self.offered = 0
         self.prefix_rows = np.empty(0, np.int64)
-        self.prefixes = prefixes
-        self.recorded = prefixes.rows * renewals if prefixes else 0
+        self.prefixes = network.prefixes if server.caches_prefixes else None
+        self.named = self.prefixes.rows * renewals if self.prefixes else 0
 
     # -- what it knows
 
@@ -102,83 +101,71 @@ class EngineSession(OneServer, WorldSession):
 
     # -- what it is given
 
-    def keep(self, window: Window) -> Window:
+    def keep(self, requests: Requests) -> Requests:
         """Return what can ever be served; name the first request that cannot, or leave such out."""
-        limits = never_served(self.server, window.prompt, window.output, window.declared)
-        fits = np.ones(window.arrival.size, bool)
+        prompt = requests.prompt_tokens.astype(np.int32)
+        output = requests.output_tokens.astype(np.int32)
+        told = requests.declared
+        declared = output if told is None else told.astype(np.int32)
+        limits = never_served(self.server, prompt, output, declared)
+        fits = np.ones(prompt.size, bool)
         for over, _ in limits:
             fits &= ~over
+        self._leave_out(requests, fits, limits)
+        if self.named:
+            self._name(self.offered + prompt.size)
+            rows = (self.offered + np.flatnonzero(fits)) % self.named
+            self.prefix_rows = np.concatenate([self.prefix_rows, rows])
+        self.offered += prompt.size
+        policy = self.server.policy
+        kept = requests._replace(
+            output_tokens=policy.outputs_of(prompt, output),
+            declared=None if told is None else policy.outputs_of(prompt, declared),
+        )
+        return kept if fits.all() else kept.where(fits)
+
+    def _leave_out(
+        self, requests: Requests, fits: Bools, limits: Sequence[tuple[Bools, str]]
+    ) -> None:
+        """Take note of requests that never fit, if those are to be dropped."""
         too_long = np.flatnonzero(~fits)
+        if not too_long.size:
+            return
         memory = self.server.memory
-        if too_long.size and (memory is None or memory.too_long == "error"):
+        if memory is None or memory.too_long == "error":
             first = int(too_long[0])
-            lengths = f"{window.prompt[first]:,} prompt and {window.output[first]:,} output tokens"
+            prompt, output = requests.prompt_tokens[first], requests.output_tokens[first]
             reason = next(reason for over, reason in limits if over[first])
             drop = _OR_DROP if memory is not None else ""
             raise InputError(
-                f"request {self.offered + first} has {lengths}: {reason}; {_REMEDY}{drop}"
+                f"request {self.offered + first} has {prompt:,} prompt and {output:,} output "
+                f"tokens: {reason}; {_REMEDY}{drop}"
             )
-        if self.recorded:
-            self._name(self.offered + window.arrival.size)
-            rows = (self.offered + np.flatnonzero(fits)) % self.recorded
-            self.prefix_rows = np.concatenate([self.prefix_rows, rows])
-        if too_long.size:
-            self.left_out.append((self.offered + too_long, window.where(~fits)))
-        self.offered += window.arrival.size
-        outputs = self.server.policy.outputs_of(window.prompt, window.output)
-        declared = self.server.policy.outputs_of(window.prompt, window.declared)
-        window = dataclasses.replace(window, output=outputs, declared=declared)
-        return window.where(fits) if too_long.size else window
+        self.left_out.append((self.offered + too_long, requests.where(too_long)))
 
     def _name(self, requests: int) -> None:
         """Have names for so many requests: twice as many where those so far are too few."""
-        named = self.world.bounds.size - 1
-        if self.prefixes and named < min(requests, self.recorded):
-            most = min(max(requests, 2 * named), self.recorded)
+        so_far = self.world.bounds.size - 1
+        if self.prefixes and so_far < min(requests, self.named):
+            most = min(max(requests, 2 * so_far), self.named)
             again = self.prefixes.renewed(-(-most // self.prefixes.rows))
             self.world = self.world._replace(ids=again.ids, bounds=again.bounds)
+            self._in_ticks.prefixes = again
 
-    def fit(self, window: Window) -> None:
-        """Make room for a window's requests: rows of new ones, and what preempted ones leave."""
-        # And rings of due epochs larger than the longest output.
-        check_costs(self.server, self.terms, self.tick_s, window.longest)
-        be_patient(self.world.pools, window.longest)
-        world = self.world
-        before, count = world.rows.size, window.arrival.size
-        if count > before:
-            new = slice(before, count)
-            engine = int(self.pool.convention)
-            rows = records.table(records.ROW, count - before)
-            rows.left, rows.decodes = window.prompt[new], window.output[new] - engine
-            rows.server = rows.next = -1
-            again = records.table(records.AGAIN, count - before)
-            again.target, again.outputs = window.prompt[new], window.output[new]
-            again.last = records.NONE_YET
-            again.declared, again.priority = declared_of(
-                self.server, window.prompt[new], window.declared[new], window.priority[new]
-            )
-            if self.recorded:
-                again.prefix = self.prefix_rows[: rows.size]
-                names = np.diff(world.bounds) * self.pool.hash_block
-                again.named = names[again.prefix]
-            self.prefix_rows = self.prefix_rows[rows.size :]
-            self.world = world._replace(
-                rows=records.joined(world.rows, rows),
-                again=records.joined(world.again, again),
-                ready=np.concatenate([world.ready, np.full(rows.size, -1)]),
-                delay=np.zeros(count, np.int64),
-                context=np.zeros(count, np.int32),
-                reuse=np.zeros(count, np.int32),
-                cached=np.zeros(count, np.int32),
-                job_root=np.arange(count),
-                job_tokens=window.prompt.astype(np.int64) + window.output - engine,
-                ready_now=np.zeros(count, np.int64),
-            )
-        if self.pool.caching:
-            self.world = wider_table(self.world, -(-window.longest // int(self.pool.block_size)))
-        self.widen_ring(int(window.output.max(initial=1)))
+    def add(self, requests: Requests) -> None:  # type: ignore[override]
+        """Let these requests arrive after those known so far."""
+        count = requests.arrival_s.size
+        prefix = None
+        if self.named:
+            prefix, self.prefix_rows = self.prefix_rows[:count], self.prefix_rows[count:]
+        NetworkSession.add(self, Jobs.of_requests(requests, prefix))
 
-    def prefilled(self, window: Window, count: int) -> None:
+    def _check(self, jobs: Jobs) -> None:
+        """Refuse requests too long for batches' costs to be counted; `keep` refused all others."""
+        longest = int((jobs.prompt.astype(np.int64) + jobs.output).max(initial=1))
+        check_costs(self.server, self.terms, self.tick_s, longest)
+
+    def prefilled(self, count: int) -> None:
         """Begin with first requests decoding, up to ``count`` and to what slots and memory hold."""
         # The others up to ``count`` wait as prompts.
         most = min(int(self.pool.batch_size), int(self.clock.engine_slots), count)
@@ -186,39 +173,23 @@ class EngineSession(OneServer, WorldSession):
             # No run of an engine leads to more decodes than fill a batch.
             most = min(most, self.server.most_tokens)
         self.clock.prefilled, self.clock.prefilled_most = count, most
-        self.show(window)
         self._advance()
 
-    def show(self, window: Window) -> World:
-        """Return the kernel's arrays with the requests of a window in them."""
-        self.world = self.world._replace(
-            job_arrival=window.arrival,
-            first_token=window.first_token,
-            finish=window.finish,
-        )
-        return self.world
+    # -- what it makes
 
-    # -- what it does
+    def fold(self, everything: bool) -> Rows:  # type: ignore[override]
+        """Drop the requests at the front that are done, or all, and return what became of them."""
+        passed = NetworkSession.fold(self, everything)
+        jobs = passed.jobs
+        return Rows(
+            passed.arrival, jobs.prompt, jobs.output, passed.first_token, passed.finish,
+            passed.preemptions,
+        )  # fmt: skip
 
-    def _forget(self, gone: Window) -> None:
-        """Forget the first requests, which are done or never will be."""
-        count, world = gone.finish.size, self.world
-        self.drop(count)
-        self.clock.next_job -= count
-        self.world = world._replace(
-            rows=world.rows[count:].copy(),
-            again=world.again[count:].copy(),
-            ready=world.ready[count:].copy(),
-            job_tokens=world.job_tokens[count:].copy(),
-        )
-
-    def finish(self, window: Window | None) -> Run:
-        """Put the records into a `Run`."""
-        run = super().finish(window)
+    def finish(self, parts: Sequence[Rows] | None, last_arrival: int) -> Run:
+        """Put what is known into a `Run`."""
+        run = super().finish(parts, last_arrival)
         rows, allocations = run.rows, run.allocation_rows
-        if rows:
-            times = self.world.again.times[: rows.arrival.size].astype(np.int64)
-            rows = dataclasses.replace(rows, preemptions=times)
         if rows and self.left_out:
             rows = self._with_left_out(rows)
             if allocations is not None and rows.dropped is not None:
@@ -229,18 +200,19 @@ class EngineSession(OneServer, WorldSession):
             preemptions=int(self.engine.preemptions),
             recomputed_tokens=int(self.engine.lost),
             reused_tokens=int(self.engine.reused),
-            dropped=sum(part.arrival.size for _, part in self.left_out),
+            dropped=sum(numbers.size for numbers, _ in self.left_out),
         )
 
     def _with_left_out(self, rows: Rows) -> Rows:
         """Put requests that were left out back at their places, without times."""
         numbers = np.concatenate([numbers for numbers, _ in self.left_out])
-        part = Window.joined([window for _, window in self.left_out])
+        out = Requests.joined([requests for _, requests in self.left_out])
         never = np.full(numbers.size, -1, np.int64)
-        times = np.zeros(numbers.size, np.int64)
         filling = Rows(
-            part.arrival, part.prompt, part.output, never, never, times, np.ones(numbers.size, bool)
-        )
+            arrivals_in_ticks(out.arrival_s, self.tick_s),
+            out.prompt_tokens.astype(np.int32), out.output_tokens.astype(np.int32),
+            never, never, np.zeros(numbers.size, np.int64), np.ones(numbers.size, bool),
+        )  # fmt: skip
         rows = dataclasses.replace(rows, dropped=np.zeros(rows.finish.size, bool))
         before = numbers - np.arange(numbers.size)  # np.insert counts in what is there
         names = [field.name for field in dataclasses.fields(Rows)]

@@ -4,7 +4,8 @@ with.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from penstock.kernel.signatures import (
     SEEN_SPEED,
     address_of,
 )
+from penstock.simulation.distribution import Fold
 from penstock.simulation.jobs_in_ticks import JobsInTicks
 from penstock.simulation.network_run import NetworkRecord
 from penstock.simulation.new_world import (
@@ -88,6 +90,9 @@ class NetworkSession(WorldSession):
     `WorldSession`.
     """
 
+    of_requests = ("job_arrival",)
+    added = 0  # jobs
+
     def __init__(
         self,
         network: Network,
@@ -96,6 +101,7 @@ class NetworkSession(WorldSession):
         stop: int,
         record: NetworkRecord = "jobs",
         outages: Sequence[Outage] = (),
+        of_server: bool = False,  # it is a server, of which all is counted
     ) -> None:
         self.network = network
         self.pools = list(network.pools.values())
@@ -107,14 +113,16 @@ class NetworkSession(WorldSession):
         pools_of, servers, replicas = zip(*self.kinds, strict=True)
         stages = list(zip(network.stage_pool, network.stage_line, strict=True))
         level = _LEVELS.get(record, records.NO_ROWS)
-        world = new_world(servers, replicas, pools_of, stages, tick_s, level, False)
+        world = new_world(servers, replicas, pools_of, stages, tick_s, level, of_server)
         orders = [pool.order for pool in self.pools if not pool.order.single_line]
         routers = [pool.router for pool in self.pools if pool.router.function is not None]
         # Kept alive: the kernel has their addresses.
         policies = [server.policy for server in servers]
         self._functions = [each.compiled for each in (*policies, *orders, *routers)]
         rules = list(dict.fromkeys(each.name for each in (*policies, *orders, *routers)))
-        self.counts_gaps = record not in _WITHOUT_GAPS
+        stages_folded = network.stages if record == "summary" else ()
+        self.folds = [(Fold(), Fold()) for _ in stages_folded]
+        self.counts_gaps = of_server or record not in _WITHOUT_GAPS
         # Engines count in any case: where nobody asks, in bounded memory.
         bits = gap_bits(record if self.counts_gaps else "summary", servers)
         super().__init__(world, tick_s, compress, stop, bits, rules)
@@ -124,7 +132,7 @@ class NetworkSession(WorldSession):
         self.jobs = _no_jobs()
         self.world = self._with_orders(world)
         self._name_recorded_prompts()
-        self.has_workflows, self.has_outages = True, bool(outages)
+        self.has_workflows, self.has_outages = not of_server, bool(outages)
         self.has_transfers = network.sends_memory
         if outages:
             self.world = with_outages(self.world, self._ticks_of(outages))
@@ -202,6 +210,11 @@ class NetworkSession(WorldSession):
             means=np.column_stack([network.prefill_means, network.decode_means]).astype(np.float64),
         )
 
+    def share_of(self, total: int) -> float:
+        """Return which share is done of a run of so many jobs."""
+        waiting = self.jobs.count - self.arrived_jobs
+        return (self.added - waiting) / total
+
     @property
     def arrived_jobs(self) -> int:
         """Jobs of those known that have arrived."""
@@ -228,8 +241,9 @@ class NetworkSession(WorldSession):
     def add(self, jobs: Jobs) -> None:
         """Let these jobs arrive after those known so far."""
         before = self.jobs.count
+        self.added += jobs.count
         jobs = self.network.within_context(jobs)
-        self._in_ticks.check(jobs)
+        self._check(jobs)
         arrays = self._in_ticks.arrays(jobs)
         if before:
             for name in (*_PER_REQUEST, *_PER_JOB):
@@ -252,16 +266,9 @@ class NetworkSession(WorldSession):
             self.world = wider_table(self.world, blocks)
         self.widen_ring(int(rows.decodes.max(initial=1)))
 
-    def run(self, final: bool, until: int | None = None, steps: int = NEVER) -> bool:
-        """Call the kernel until known jobs (True) or so many batches (False) are used up."""
-        self.clock.final, self.clock.steps = final, steps
-        self.clock.until = self.stop if until is None else until
-        status = self.call()
-        if status not in (records.DONE, records.MORE, records.PAUSED):
-            self._refuse(status)
-        if status == records.DONE and final and self.clock.until == NEVER:
-            self._check_all_ended()
-        return status != records.PAUSED
+    def _check(self, jobs: Jobs) -> None:
+        """Refuse requests that could never be served."""
+        self._in_ticks.check(jobs)
 
     def _check_all_ended(self) -> None:
         """Refuse to go on where nothing will ever happen again, though requests are there."""
@@ -345,6 +352,20 @@ class NetworkSession(WorldSession):
         self.jobs = self.jobs.span(jobs, self.jobs.count)
         return passed
 
+    def latencies(self, passed: Any) -> Iterator[tuple[Ints, Ints, Ints]]:
+        """Yield for each stage when requests came, had a first token, and were done."""
+        for stage, _ in enumerate(self.folds):
+            here = passed.jobs.stage == stage
+            yield passed.ready[here], passed.first_token[here], passed.finish[here]
+
+    def ends_of(self, passed: Any) -> Any:
+        """Keep of each job its arrival and its end."""
+        unknown = passed.ready[:0]
+        return Passed(
+            passed.jobs.without_requests(), passed.arrival, passed.server[:0], unknown, unknown,
+            job_finish(passed), passed.cached[:0],
+        )  # fmt: skip
+
     def by_replica(self, field: str) -> Ints:
         """Return a field of engines for all replicas, 0 for those of lines."""
         engines = self.world.engines
@@ -373,3 +394,16 @@ def _no_jobs() -> Jobs:
     return Jobs(reals, none, np.zeros(1, np.int64), none, none, none, none, none, reals, none,
     none, none,
                 np.zeros(0, np.uint32))  # fmt: skip
+
+
+def job_finish(passed: Passed) -> Ints:
+    """Return when the last request of each job finished, -1 while one has not."""
+    if not passed.jobs.count:
+        return np.zeros(0, np.int64)
+    if (
+        passed.finish.size == passed.jobs.count
+    ):  # one left of each: see `NetworkSession.ends_of`, or one request per job
+        return passed.finish
+    first = passed.jobs.first_request[:-1]
+    last = np.maximum.reduceat(passed.finish, first)
+    return np.where(np.minimum.reduceat(passed.finish, first) < 0, -1, last)

@@ -1,15 +1,15 @@
-"""A session: the kernel's arrays for one server, run until something is known, looked at, and gone
+"""A session on one server: the kernel's arrays, run until something is known, looked at, and gone
 on with.
 """
 
 import abc
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import InputError
+from penstock.inputs.arrays import Ints
 from penstock.kernel import in_progress, records
 from penstock.kernel.compiled_code import from_python
 from penstock.kernel.due_epochs import NEVER
@@ -17,18 +17,16 @@ from penstock.kernel.server import compiled_advance
 from penstock.kernel.server_arrays import new_arrays
 from penstock.kernel.signatures import ASK_FOR, NOT_ASKED_FOR
 from penstock.simulation.compositions import compositions
-from penstock.simulation.distribution import Fold
+from penstock.simulation.distribution import Distribution, Fold
 from penstock.simulation.new_world import NO_LIMIT, new_world
 from penstock.simulation.run import Record, Rows, Run
 from penstock.simulation.session_world import WorldSession, chain, gap_bits, views
-from penstock.simulation.ticks import check_costs, terms_of
-from penstock.simulation.window import Window
+from penstock.simulation.ticks import arrivals_in_ticks, check_costs, terms_of
 from penstock.system.server import Server
 from penstock.words import counted
+from penstock.workload.workload import Requests
 
 RECORDS: tuple[Record, ...] = ("summary", "requests", "batches", "allocations")
-STEPS = 500_000
-"""Policy decisions between two looks at a session: a blink."""
 
 OF_A_LINE = ("arrived", "waiting_tokens", "decoding", "arrived_tokens")
 """What is read of a line after every few batches."""
@@ -37,32 +35,21 @@ _begun_again = from_python(in_progress.begun_again)
 
 
 class OneServer(WorldSession, abc.ABC):
-    """What sessions on one server have in common.
+    """What sessions on one server have in common: what is known of it, and the run it makes."""
 
-    ``record``, ``tick_s`` and ``compress`` are as in `penstock.simulation.simulate`; it stops at
-    the tick ``stop``, or NEVER.
-    """
-
+    server: Server
+    folds: list[tuple[Fold, Fold]]  # of what was folded: TTFT, and E2E
     line: Any  # the record of what waits and decodes
     _line: Any
-    last_arrival = 0
-    _reported = 0.0
 
-    def __init__(
-        self, server: Server, record: Record, tick_s: float, compress: bool, stop: int
-    ) -> None:
-        level = max(RECORDS.index(record) - 1, 0)
-        world = new_world([server], [1], [0], [(0, 0)], tick_s, level, counts_compositions=True)
-        bits = gap_bits(record, [server])
-        super().__init__(world, tick_s, compress, stop, bits, [server.policy.name])
+    def _watch(self, server: Server) -> None:
+        """Keep at hand what is read after every few batches."""
         self.server = server
         self._policy = server.policy.compiled  # kept alive: the kernel has its address
-        self.terms = terms_of(server, tick_s)
-        self.pool = world.pools[0]
-        self.replica = world.servers[0]
-        self._replica = views(world.servers, "equal", "processed", "busy", "start", "tokens")
-        self.ttft = Fold()
-        self.e2e = Fold()
+        self.terms = terms_of(server, self.tick_s)
+        self.pool = self.world.pools[0]
+        self.replica = self.world.servers[0]
+        self._replica = views(self.world.servers, "equal", "processed", "busy", "start", "tokens")
 
     # -- what it knows
 
@@ -87,7 +74,7 @@ class OneServer(WorldSession, abc.ABC):
         """Tokens in batches, without those that had to be done again."""
 
     @property
-    def dropped(self) -> int:
+    def folded(self) -> int:
         """Requests that have been folded away."""
         return int(self._clock.requests_before.item())
 
@@ -122,92 +109,50 @@ class OneServer(WorldSession, abc.ABC):
             busy += max(now - replica.start.item(), 0)
         return bool(busy < now)
 
+    def share_of(self, total: int) -> float:
+        """Return which share is done of a run of so many requests."""
+        return (self.arrived + self.finished) / (2 * total)
+
     # -- what it is given
+
+    def keep(self, requests: Requests) -> Requests:
+        """Return the requests that can be served at all: all of them."""
+        return requests
+
+    @abc.abstractmethod
+    def add(self, requests: Requests) -> None:
+        """Let these requests arrive after those known so far."""
+
+    @abc.abstractmethod
+    def prefilled(self, count: int) -> None:
+        """Begin with the first ``count`` requests, which arrive at tick 0, ready to decode."""
 
     def close_loop(self, clients: int, pause: int) -> None:
         """Let so many clients wait for an answer, and so many ticks, before each next request."""
         self.clock.clients = self.clock.next_sent = clients
         self.clock.pause = max(pause, 1)  # the batch that starts at the answer is to go first
+        self.arrivals[:] = NEVER
+        self.arrivals[:clients] = 0
 
-    def keep(self, window: Window) -> Window:
-        """Return the requests that can be served at all: all of them."""
-        return window
-
-    @abc.abstractmethod
-    def fit(self, window: Window) -> None:
-        """Make room for the requests of a window."""
+    # -- what it makes
 
     @abc.abstractmethod
-    def prefilled(self, window: Window, count: int) -> None:
-        """Begin with the first ``count`` requests, which arrive at tick 0, ready to decode."""
+    def fold(self, everything: bool) -> Rows:
+        """Drop the requests at the front that are done, or all, and return what became of them."""
 
-    @abc.abstractmethod
-    def show(self, window: Window) -> Any:
-        """Return the kernel's arrays with the requests of a window in them."""
+    def latencies(self, passed: Any) -> Iterator[tuple[Ints, Ints, Ints]]:
+        """Yield when requests came, had a first token, and were done."""
+        yield passed.arrival, passed.first_token, passed.finish
 
-    # -- what it does
+    def ends_of(self, passed: Any) -> Any:
+        """Keep nothing of requests that are folded."""
 
-    def step(self, window: Window, steps: int) -> bool:
-        """Call the kernel for so many batches, with room as it asks; say if the window is done."""
-        # Unless told otherwise the window is not the last: the kernel stops when it knows no
-        # further arrival.
-        self._clock.steps[0] = steps
-        self.show(window)
-        status = self.call()
-        if status not in (records.DONE, records.MORE, records.PAUSED):
-            self._refuse(status)
-        return status != records.PAUSED
-
-    def run(self, window: Window, final: bool, drain: bool, report: Callable[[], None]) -> None:
-        """Call the kernel until a window is used up; a final one to its end, or last arrival."""
-        # All may be dropped.
-        last = int(window.arrival[-1]) if window.arrival.size else self.last_arrival
-        self.last_arrival = last if self.stop == NEVER else self.stop
-        stops_at_last = final and not drain and self.stop == NEVER
-        self.clock.final = final
-        self.clock.until = last if stops_at_last else self.stop
-        while True:
-            done = self.step(window, STEPS)
-            # Across windows: each may be done in a blink.
-            if time.monotonic() - self._reported > 0.1:
-                self._reported = time.monotonic()
-                report()
-            if done:
-                return
-
-    def fold(self, window: Window, everything: bool) -> Window:
-        """Add the finished requests at the front of the window to the summary and drop them."""
-        count = window.finish.size
-        first_open = int(window.finish.argmin()) if count else 0  # it is -1 there, if anywhere
-        if count and window.finish[first_open] < 0 and not everything:
-            count = first_open
-        if everything:
-            self._forget_to_come(window)
-        gone, kept = window.split(count)
-        self.ttft.add(gone.arrival, gone.first_token)
-        self.e2e.add(gone.arrival, gone.finish)
-        self._forget(gone)
-        return kept
-
-    def _forget_to_come(self, window: Window) -> None:
-        """Forget tokens that batches still in progress will bring, where they are known ahead."""
-        window.first_token[window.first_token > self.now] = -1
-
-    @abc.abstractmethod
-    def _forget(self, gone: Window) -> None:
-        """Forget the first requests, which are done or never will be."""
-
-    def finish(self, window: Window | None) -> Run:
-        """Put the arrays into a `Run`."""
-        rows, batches, allocations = None, self.batch_rows(), self.allocation_rows()
-        if window is not None:
-            self._forget_to_come(window)
-            rows = Rows(
-                window.arrival, window.prompt, window.output, window.first_token, window.finish
-            )
+    def finish(self, parts: Sequence[Rows] | None, last_arrival: int) -> Run:
+        """Put what is known into a `Run`; without ``parts`` of requests only as it was folded."""
         mixes, mix_ticks = compositions(self.world)
         # Of the series: requests in either phase, tokens in no batch, and those in one beside them.
         tick, prefilling, decoding, unprocessed, inside = self.series_rows.T[:5]
+        batches, allocations = self.batch_rows(), self.allocation_rows()
         return Run(
             server=self.server,
             tick_s=self.tick_s,
@@ -215,18 +160,18 @@ class OneServer(WorldSession, abc.ABC):
             finished=self.finished,
             n_batches=int(self.replica.batches) + self.begun,
             end=self.now,
-            last_arrival=self.last_arrival,
+            last_arrival=last_arrival,
             busy=int(self.busy()[0]),
             tokens=int(self.replica.processed),
             started_tokens=self.started,
             gaps=self.gaps(),
-            folded=None if rows else (self.ttft.distribution, self.e2e.distribution),
+            folded=_folded(self.folds) if parts is None else None,
             mixes=mixes,
             mix_ticks=mix_ticks,
             series_rows=np.column_stack(
                 [tick, prefilling + decoding, unprocessed, unprocessed + inside]
             ),
-            rows=rows,
+            rows=None if parts is None else Rows.joined(parts),
             batch_rows=None if batches is None else batches[:, 1:],
             allocation_rows=None if allocations is None else allocations[:, 1:],
         )
@@ -257,15 +202,26 @@ class OneServer(WorldSession, abc.ABC):
         )
 
 
+def _folded(folds: list[tuple[Fold, Fold]]) -> tuple[Distribution, Distribution]:
+    ((ttft, e2e),) = folds
+    return ttft.distribution, e2e.distribution
+
+
 class Session(OneServer):
-    """On a server of the paper."""
+    """On a server of the paper, whose loop is the faster one."""
 
     world: Any  # `Arrays`
+    of_requests = ("arrival", "prompt", "output", "first_token", "finish")
 
     def __init__(
         self, server: Server, record: Record, tick_s: float, compress: bool, stop: int
     ) -> None:
-        super().__init__(server, record, tick_s, compress, stop)
+        level = max(RECORDS.index(record) - 1, 0)
+        world = new_world([server], [1], [0], [(0, 0)], tick_s, level, counts_compositions=True)
+        bits = gap_bits(record, [server])
+        self.folds = [(Fold(), Fold())]
+        super().__init__(world, tick_s, compress, stop, bits, [server.policy.name])
+        self._watch(server)
         room = min(server.token_budget, server.max_batch_size or NO_LIMIT)
         self.clock.engine_slots = room
         self.world = new_arrays(self.world, room)
@@ -275,7 +231,7 @@ class Session(OneServer):
     @property
     def arrived(self) -> int:
         """Requests that have arrived."""
-        return int(self._line.arrived.item()) + self.dropped
+        return int(self._line.arrived.item()) + self.folded
 
     @property
     def waiting(self) -> tuple[int, int]:
@@ -293,10 +249,23 @@ class Session(OneServer):
         """Tokens in batches that ended, without those that had to be done again."""
         return int(self._replica.processed.item())
 
-    def fit(self, window: Window) -> None:
-        """Make room for requests: a ring of due epochs beyond the longest output, linked anew."""
-        check_costs(self.server, self.terms, self.tick_s, window.longest)
-        size = max(64, 1 << int(window.output.max(initial=1)).bit_length())
+    def add(self, requests: Requests) -> None:
+        """Let these requests arrive after those known so far."""
+        # Linked anew where the longest output asks for a larger ring of due epochs.
+        never = np.full(requests.arrival_s.size, -1, np.int64)
+        columns = (
+            arrivals_in_ticks(requests.arrival_s, self.tick_s),
+            requests.prompt_tokens.astype(np.int32), requests.output_tokens.astype(np.int32),
+            never, never.copy(),
+        )  # fmt: skip
+        new = dict(zip(self.of_requests, columns, strict=True))
+        if self.world.arrival.size:
+            new = {name: np.concatenate([getattr(self.world, name), new[name]]) for name in new}
+        self.world = self.world._replace(**new)
+        prompt, output = columns[1:3]
+        longest = int((prompt.astype(np.int64) + output).max(initial=1))
+        check_costs(self.server, self.terms, self.tick_s, longest)
+        size = max(64, 1 << int(output.max(initial=1)).bit_length())
         if size <= self.world.heads.size:
             return
         heads, bits = np.full(size, -1, np.int64), np.zeros(size // 64, np.uint64)
@@ -311,41 +280,44 @@ class Session(OneServer):
             yield slot
             slot = int(self.world.slots[slot].next)
 
-    def prefilled(self, window: Window, count: int) -> None:
+    def prefilled(self, count: int) -> None:
         """Begin with the first ``count`` requests, which arrive at tick 0, ready to decode."""
-        state, engine = self.line, int(self.pool.convention)
+        state, engine, world = self.line, int(self.pool.convention), self.world
         # Their only token comes with the end of prefill.
-        alone = window.output[:count] == engine
+        alone = world.output[:count] == engine
         if engine:
-            window.first_token[:count] = 0
-        window.finish[:count][alone] = 0
-        tokens = int(window.prompt[:count].sum(dtype=np.int64))
+            world.first_token[:count] = 0
+        world.finish[:count][alone] = 0
+        tokens = int(world.prompt[:count].sum(dtype=np.int64))
         state.arrived = state.head = state.visible = count
         state.started = self.replica.processed = state.arrived_tokens = tokens
         self.clock.finished = alone.sum()
         state.decoding = count - alone.sum()
-        state.decode_tokens = window.output[:count].sum(dtype=np.int64) - count * engine
-
-    def show(self, window: Window) -> Any:
-        """Return the kernel's arrays with the requests of a window in them."""
-        self.world = self.world._replace(
-            arrival=window.arrival,
-            prompt=window.prompt,
-            output=window.output,
-            first_token=window.first_token,
-            finish=window.finish,
-        )
-        return self.world
+        state.decode_tokens = world.output[:count].sum(dtype=np.int64) - count * engine
 
     def _advance(self) -> int:
         """Call the kernel once."""
         advance = compiled_advance(self.terms is not None)
         return advance(self.address.of(self.world), self.terms)
 
-    def _forget(self, gone: Window) -> None:
+    def fold(self, everything: bool) -> Rows:
+        """Drop the requests at the front that are done, or all, and return what became of them."""
+        world = self.world
+        if everything:  # tokens that batches still in progress will bring
+            world.first_token[world.first_token > self.now] = -1
+        count = world.finish.size
+        first_open = int(world.finish.argmin()) if count else 0  # it is -1 there, if anywhere
+        if count and world.finish[first_open] < 0 and not everything:
+            count = first_open
+        rows = Rows(*(getattr(world, name)[:count] for name in self.of_requests))
+        if not everything:
+            self._forget(count)
+        return rows
+
+    def _forget(self, count: int) -> None:
         """Forget the first requests, which arrived before any coming instant of the series."""
-        count, state = gone.finish.size, self.line
-        prompts, outputs = gone.prompt[state.seen :], gone.output[state.seen :]
+        state, world = self.line, self.world
+        prompts, outputs = world.prompt[state.seen : count], world.output[state.seen : count]
         state.seen_tokens += prompts.sum(dtype=np.int64) + outputs.sum(dtype=np.int64)
         state.seen_tokens -= prompts.size * self.pool.convention
         state.seen = max(state.seen, count) - count
@@ -354,4 +326,6 @@ class Session(OneServer):
         state.head -= count
         state.visible -= count
         self.clock.requests_before += count
-        self.world.slots.request -= count
+        world.slots.request -= count
+        kept = {name: getattr(world, name)[count:].copy() for name in self.of_requests}
+        self.world = world._replace(**kept)

@@ -13,6 +13,7 @@ from penstock.inputs.arrays import Ints
 from penstock.kernel import counting, due_epochs, records
 from penstock.kernel.by_reference import Address
 from penstock.kernel.compiled_code import from_python
+from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.gaps import CARRY
 from penstock.kernel.records import World
 from penstock.simulation.distribution import LEADING_BITS, Distribution
@@ -37,6 +38,7 @@ class WorldSession:
     orders, for messages.
     """
 
+    of_requests: tuple[str, ...] = ()  # arrays of those that the kernel knows to arrive
     has_workflows = has_outages = has_transfers = False
     _is_loaded = False  # the functions that its pools need
 
@@ -48,7 +50,9 @@ class WorldSession:
         self.tick_s = tick_s
         self.stop = stop
         self.clock = world.clock[0]
-        self._clock = views(world.clock, "now", "steps", "finished", "requests_before")
+        self._clock = views(
+            world.clock, "now", "steps", "finished", "requests_before", "final", "until"
+        )
         # Who is served is written down batch by batch.
         self.clock.merges = compress and self.clock.record < records.ALLOCATION_ROWS
         self.clock.until = stop
@@ -66,6 +70,43 @@ class WorldSession:
     def finished(self) -> int:
         """Requests that have finished."""
         return int(self._clock.finished.item())
+
+    def run(
+        self, final: bool, until: int | None = None, steps: int = NEVER, known: int | None = None
+    ) -> bool:
+        """Go on until what is known (True) or so many batches (False) are used up.
+
+        Unless it is ``final`` the kernel stops when it knows no further arrival; of those known it
+        may be told only the first, to be told more later.
+        """
+        clock = self._clock
+        clock.final[0], clock.steps[0] = final, steps
+        clock.until[0] = self.stop if until is None else until
+        whole = {name: getattr(self.world, name) for name in self.of_requests}
+        if known is not None:
+            self.world = self.world._replace(
+                **{name: column[:known] for name, column in whole.items()}
+            )
+        status = self.call()
+        if known is not None:
+            self.world = self.world._replace(**whole)
+        if status not in (records.DONE, records.MORE, records.PAUSED):
+            self._refuse(status)
+        if status == records.DONE and final and clock.until.item() == NEVER:
+            self._check_all_ended()
+        return status != records.PAUSED
+
+    @property
+    def arrivals(self) -> Ints:
+        """Ticks at which those in memory arrive."""
+        return np.asarray(getattr(self.world, self.of_requests[0]))
+
+    def _refuse(self, status: int) -> None:
+        """Say why it cannot go on."""
+        raise NotImplementedError
+
+    def _check_all_ended(self) -> None:
+        """Refuse to go on where nothing will ever happen again, though requests are there."""
 
     def call(self) -> int:
         """Call the kernel, making room as it asks; return why it stopped."""

@@ -2,10 +2,8 @@
 `NetworkRun`.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar, overload
 
 import numpy as np
@@ -15,9 +13,9 @@ from penstock.errors import InputError, nearest
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.progress import Progress, part_of, silent
 from penstock.simulation.run import TICK_S, Record, Run, checked_tick, stop_tick
+from penstock.simulation.running import Running
 from penstock.simulation.session_engine import AnySession, open_session
 from penstock.simulation.session_server import RECORDS
-from penstock.simulation.window import Window
 from penstock.system.batch_time import Composition
 from penstock.system.kinds import as_network, refuse
 from penstock.system.outages import Outage, listed
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from penstock.system.network import Network
     from penstock.workload.jobs import Jobs
 
-_Report = Callable[[], None]
 _Level = TypeVar("_Level", bound=str)
 
 
@@ -155,6 +152,8 @@ def run_server(
     requests: int | None,
     options: RunOptions,
     record: str = "requests",
+    *,
+    gap_sections: int = 0,
 ) -> Run:
     """Run so many requests through a server, or those that arrive until the run stops."""
     level = checked_record(record, RECORDS)
@@ -163,16 +162,24 @@ def run_server(
     drain = options.drain
     if drain is None:
         drain = workload.rows is not None or not _overloads(workload, server)
-    session = open_session(
-        server, level, options.tick_s, options.compress, options.stop, workload.prefixes
-    )
-    blocks = windows(workload, requests, options.stop, options.tick_s)
-    report = _reporter(session, requests, drain, options.progress)
-    if level == "summary":
-        with contextlib.closing(drawn_ahead(blocks)) as coming:
-            _stream(session, map(session.keep, coming), drain, report)
-        return session.finish(None)
-    return session.finish(_whole(session, map(session.keep, blocks), drain, report))
+    session = _session(workload, server, level, options)
+    total = requests if options.stop == NEVER else None
+    running = Running(session, level != "summary", drain, total, options.progress, gap_sections)
+    blocks = cut(workload.blocks(), requests, options.stop, options.tick_s)
+    running.through(map(session.keep, blocks))
+    return _finished(session, running)
+
+
+def _session(workload: Workload, server: Server, level: Record, options: RunOptions) -> AnySession:
+    """Return the session of a run."""
+    return open_session(workload, server, level, options.tick_s, options.compress, options.stop)
+
+
+def _finished(session: AnySession, running: Running) -> Run:
+    """Return the run of a session that has come to its end."""
+    last_arrival = running.last_arrival if session.stop == NEVER else session.stop
+    run = session.finish(running.passed if running.whole else None, last_arrival)
+    return dataclasses.replace(run, gap_sections=running.sections)
 
 
 def checked_record(record: str, records: Sequence[_Level]) -> _Level:
@@ -182,34 +189,18 @@ def checked_record(record: str, records: Sequence[_Level]) -> _Level:
     raise InputError(f"unknown record {checks.shown(record)}{nearest(str(record), records)}")
 
 
-def _reporter(
-    session: AnySession, requests: int | None, drain: bool, progress: Progress
-) -> _Report:
-    """Return what says how far a session is: in arrivals and those that left, or in time."""
-
-    def report() -> None:
-        if requests is None:
-            progress(session.now / session.stop)
-            return
-        left = session.finished if drain else session.arrived
-        progress((session.arrived + left) / (2 * requests))
-
-    return report
-
-
 def _closed(
     workload: ClosedLoop, server: Server, requests: int | None, options: RunOptions, level: Record
 ) -> Run:
     """Run a closed loop: a client sends the first request left when its own has ended."""
     tick_s, count = options.tick_s, requests or workload.rows
-    session = open_session(server, level, tick_s, options.compress, options.stop, workload.prefixes)
+    session = _session(workload, server, level, options)
+    blocks = cut(workload.blocks(), count, NEVER, tick_s)
+    session.add(Requests.joined([session.keep(block) for block in blocks]))
     session.close_loop(workload.clients, round(workload.pause_s / tick_s))
-    window = Window.joined(list(windows(workload, count, NEVER, tick_s)))
-    window.arrival[:] = NEVER
-    window = session.keep(window)
-    window.arrival[: workload.clients] = 0
-    report = _reporter(session, requests, True, options.progress)
-    run = session.finish(_whole(session, iter([window]), True, report))
+    running = Running(session, True, True, count, options.progress)
+    running.through(iter(()))
+    run = _finished(session, running)
     assert run.rows is not None
     sent = run.rows.where(run.rows.arrival < NEVER)
     if options.stop >= NEVER and run.finished + run.dropped < (count or 0):
@@ -273,12 +264,6 @@ def length_of_run(workload: Workload, requests: int | None, until: float | None)
     return requests
 
 
-def windows(workload: Workload, requests: int | None, stop: int, tick_s: float) -> Iterator[Window]:
-    """Yield the workload in integer ticks, up to so many requests or up to the tick ``stop``."""
-    for block in cut(workload.blocks(), requests, stop, tick_s):
-        yield Window.of_requests(block, tick_s)
-
-
 _Block = TypeVar("_Block", Requests, "Jobs")
 
 
@@ -296,43 +281,3 @@ def cut(blocks: Iterator[_Block], count: int | None, stop: int, tick_s: float) -
         yield part.first(within)
         if left == 0 or within < part.arrival_s.size:
             return
-
-
-def _whole(session: AnySession, blocks: Iterator[Window], drain: bool, progress: _Report) -> Window:
-    """Run with every request in memory."""
-    window = Window.joined(list(blocks))
-    _run(session, window, True, drain, progress)
-    return window
-
-
-def _stream(session: AnySession, blocks: Iterator[Window], drain: bool, progress: _Report) -> None:
-    """Run in constant memory: fold what has finished into the summary, keep what has not."""
-    kept: list[Window] = []
-    held: list[Window] = []
-    for block in blocks:
-        # The last two blocks go in as one: a batch could outlast a short last one.
-        if len(held) == 2:
-            window = Window.joined([*kept, held.pop(0)])
-            _run(session, window, False, drain, progress)
-            kept = [session.fold(window, everything=False)]
-        held.append(block)
-    window = Window.joined([*kept, *held])
-    _run(session, window, True, drain, progress)
-    session.fold(window, everything=True)
-
-
-_Item = TypeVar("_Item")
-
-
-def drawn_ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
-    """Yield items while a thread draws the next: compiled code and NumPy let both go on."""
-    with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, items, None)
-        while (item := coming.result()) is not None:
-            coming = thread.submit(next, items, None)
-            yield item
-
-
-def _run(session: AnySession, window: Window, final: bool, drain: bool, progress: _Report) -> None:
-    session.fit(window)
-    session.run(window, final, drain, progress)

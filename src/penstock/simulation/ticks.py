@@ -3,7 +3,7 @@
 import numpy as np
 
 from penstock.errors import InputError
-from penstock.inputs.arrays import Ints
+from penstock.inputs.arrays import Floats, Ints
 from penstock.kernel import composition
 from penstock.kernel.due_epochs import NEVER
 from penstock.system.batch_time import Composition
@@ -14,6 +14,17 @@ _ROUNDING = 1e-3
 
 MOST_BATCHES = 1_000
 """Batches that a run can surely count in ticks, however long one takes."""
+
+
+def arrivals_in_ticks(arrival_s: Floats, tick_s: float) -> Ints:
+    """Return times of arrival rounded to the nearest tick, once."""
+    latest = float(arrival_s.max(initial=0.0))
+    if latest / tick_s >= NEVER / 4:
+        raise InputError(
+            f"an arrival {latest:g} s after the first is more ticks of {tick_s:g} s than can be "
+            "counted; ask for fewer requests, a higher rate, or a larger tick_s"
+        )
+    return np.rint(arrival_s / tick_s).astype(np.int64)
 
 
 def ticks_of_batches(server: Server, tick_s: float) -> Ints:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
+from penstock.workload.workload import Requests
 
 MOST_JOBS = 2**40
 
@@ -54,6 +55,22 @@ class Jobs:
     # decodes; 0: none; None: none does.
     sender: npt.NDArray[np.int32] | None = None
     transfer_s: npt.NDArray[np.float64] | None = None  # what that takes a link
+
+    @classmethod
+    def of_requests(cls, requests: Requests, prefix: Ints | None = None) -> "Jobs":
+        """Return jobs of one request each, as they are, at the first stage of a network.
+
+        ``prefix``: which recorded prompt each has.
+        """
+        count = requests.arrival_s.size
+        zeros = np.zeros(count, np.int32)
+        beside: list[Any] = [requests.priority, requests.declared, prefix]
+        beside = [None if column is None else column.astype(np.int32) for column in beside]
+        return cls(
+            requests.arrival_s, zeros, np.arange(count + 1), zeros,
+            requests.prompt_tokens.astype(np.int32), requests.output_tokens.astype(np.int32),
+            zeros, zeros, np.zeros(count), zeros, zeros, zeros, zeros.view(np.uint32), *beside,
+        )  # fmt: skip
 
     @property
     def count(self) -> int:
