@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.checking.batch_means import DOUBT, LEAST_REQUESTS, RELAXATIONS, Batches, Waits, relaxation_requests
-from penstock.checking.enough_requests import _simulated, estimate
+from penstock.checking.enough_requests import estimate
 from penstock.checking.latency import steady_state
 from penstock.checking.latency_network import network_steady_state
 from penstock.checking.targets import Estimate, Target, share
 from penstock.errors import InputError
 from penstock.simulation import intervals
 from penstock.simulation.distribution import Distribution
+from penstock.simulation.simulate import RunOptions, run_server
 from penstock.words import LIMITED, METRICS
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
@@ -269,11 +270,12 @@ def test_a_mean_that_may_be_lucky_has_a_higher_upper_end_or_none_and_the_same_lo
 @pytest.mark.parametrize("policy", ["sarathi", "vllm-vanilla"])
 def test_a_run_in_sections_is_the_run_and_its_gaps_add_up(policy: str) -> None:
     server = ps.Server(TP1, 512, policy=policy)
-    run, sections = _simulated(CODE, server, 3_000, True, 1e-9, lambda share: None)
+    run = run_server(CODE, server, 3_000, RunOptions(drain=True), gap_sections=40)
     whole = ps.simulate(CODE, server, requests=3_000)
     assert run.requests.equals(whole.requests)
     assert run.series.equals(whole.series)
-    together = intervals.merged(sections)
+    assert len(run.gap_sections) == 40
+    together = intervals.merged(run.gap_sections)
     np.testing.assert_array_equal(together.values, whole.gaps.values)
     np.testing.assert_array_equal(together.counts, whole.gaps.counts)
     assert together.total == whole.gaps.total
