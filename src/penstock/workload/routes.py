@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csgraph
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Floats
@@ -185,6 +184,10 @@ class Routes:
 
     def _check_finite(self) -> None:
         states, matrix = self._releases(limits=True)
+        if not (matrix > 0).any():  # a job is one request
+            return
+        from scipy.sparse import csgraph  # takes a while to load
+
         _, component = csgraph.connected_components(matrix > 0, connection="strong")
         for members in (np.flatnonzero(component == which) for which in range(component.max() + 1)):
             growth, vectors = np.linalg.eig(matrix[np.ix_(members, members)])
@@ -373,9 +376,14 @@ class Routes:
             np.add.at(ways[stage], list(targets), 1)
         ways[:, limited] = 0
         begin = np.where(limited, self.limits, np.eye(size)[list(self.firsts)].sum(axis=0))
-        if (
-            csgraph.connected_components(ways > 0, connection="strong")[0] < size
-            or ways.diagonal().any()
-        ):
+        if ways.any() and _loops(ways):
             return np.full(size, np.inf)
         return np.asarray(np.linalg.solve(np.eye(size) - ways.T, begin), np.float64)
+
+
+def _loops(ways: Floats) -> bool:
+    """Return whether some stage comes again."""
+    from scipy.sparse import csgraph  # takes a while to load
+
+    together, _ = csgraph.connected_components(ways > 0, connection="strong")
+    return bool(together < len(ways) or ways.diagonal().any())

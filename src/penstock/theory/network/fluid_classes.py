@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Floats, Ints
@@ -140,6 +138,9 @@ def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> 
 def components(classes: FluidClasses) -> list[tuple[int, ...]]:
     """Return the strongly connected components of stations, in topological order."""
     # Stations that no job can leave and come back to by way of another are components of one.
+    from scipy.sparse import csr_array  # takes a while to load
+    from scipy.sparse.csgraph import connected_components
+
     edge = classes.leads
     number, label = connected_components(csr_array(edge), directed=True, connection="strong")
     after = np.zeros((number, number), np.bool_)

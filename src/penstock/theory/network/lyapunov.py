@@ -24,8 +24,6 @@ the most. Since u >= 0, what is certified at one load is certified at all smalle
 import dataclasses
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import csr_array
 
 from penstock.inputs.arrays import Bools, Floats
 from penstock.theory.network.fluid_classes import FluidClasses
@@ -80,6 +78,9 @@ class LyapunovProgram:
         row, column, factor, arriving = (
             np.array(part) for part in zip(*self._entries, strict=True)
         )
+        from scipy.optimize import linprog  # takes a while to load, and few networks need it
+        from scipy.sparse import csr_array
+
         matrix = csr_array(
             (np.where(arriving, load, 1.0) * factor, (row, column)), (self._rows, len(self._bounds))
         )
