@@ -1,6 +1,7 @@
 """Theorem, sequential test and long runs never contradict each other: any built-in policy, limits, lengths, bursts."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,8 +108,8 @@ def some_engine_and_lengths(seed: int) -> tuple[ps.Server, ps.Workload]:
     return some_engine(rng, longest), workload
 
 
-def differing_certificates(seed: int) -> list[str]:
-    """Return in what a server and its network of one are certified differently."""
+def some_system(seed: int) -> tuple[ps.Server, ps.Workload]:
+    """Return an engine, or a server of the paper, some with memory, and a workload at, below or above its rate."""
     rng = np.random.default_rng(seed)
     if rng.random() < 0.5:
         server, workload = some_engine_and_lengths(seed)
@@ -117,7 +118,12 @@ def differing_certificates(seed: int) -> list[str]:
         workload = ps.Workload.poisson(1.0, some_length(rng, 800), some_length(rng, 400), seed=seed)
         if server.scope == "running" and not server.policy.name.startswith(("maxweight", "pool")):
             server = dataclasses.replace(server, memory=some_memory(rng, 40_000), policy=server.policy.name)
-    workload = workload.with_rate(float(rng.choice([0.5, 0.95, 1.05])) * ps.certify(workload, server).max_rate)
+    return server, workload.with_rate(float(rng.choice([0.5, 0.95, 1.05])) * ps.certify(workload, server).max_rate)
+
+
+def differing_certificates(seed: int) -> list[str]:
+    """Return in what a server and its network of one are certified differently."""
+    server, workload = some_system(seed)
     alone, network = ps.certify(workload, server), ps.certify(ps.Network.single(workload, server))
     factor = 1 / workload.rate
     pairs = {
@@ -130,8 +136,40 @@ def differing_certificates(seed: int) -> list[str]:
     return [f"{seed}: {name}, {one} and {other}" for name, (one, other) in pairs.items() if one != other]
 
 
-def test_a_server_and_its_network_of_one_are_certified_alike() -> None:
-    assert [difference for seed in range(25) for difference in differing_certificates(seed)] == []
+def differing_runs(seed: int) -> list[str]:
+    """Return in what the run of a server is another than that of its network of one, often of another loop."""
+    server, workload = some_system(seed)
+    alone = ps.simulate(workload, server, requests=400)
+    network = ps.simulate(ps.Network.single(workload, server), jobs=400)
+    rows, others = alone.rows, network.rows
+    assert rows is not None
+    assert others is not None
+    pairs: dict[str, tuple[Any, Any]] = {
+        "arrival": (rows.arrival, others.ready),
+        "prompt": (rows.prompt_tokens, others.jobs.prompt),
+        "output": (rows.output_tokens, others.jobs.output),
+        "first token": (rows.first_token, others.first_token),
+        "finish": (rows.finish, others.finish),
+        "busy": (alone.busy, network.busy[0]),
+        "tokens": (alone.tokens, network.tokens[0]),
+        "done again": (alone.recomputed_tokens, network.recomputed_tokens[0]),
+        "end": (alone.end, network.end),
+    }
+    if rows.preemptions is not None:
+        pairs["preemptions"] = rows.preemptions, others.preemptions
+    return [f"{seed}: {name}" for name, two in pairs.items() if not np.array_equal(*two)]
+
+
+def test_a_server_and_its_network_of_one_are_certified_and_run_alike() -> None:
+    """Certificates say the same, and runs are equal to the nanosecond."""
+    assert [difference for seed in range(50) for difference in differing_certificates(seed)] == []
+    assert [difference for seed in range(50) for difference in differing_runs(seed)] == []
+
+
+@pytest.mark.slow
+def test_a_thousand_servers_and_their_networks_of_one_are_certified_and_run_alike() -> None:
+    assert [difference for seed in range(50, 1_050) for difference in differing_certificates(seed)] == []
+    assert [difference for seed in range(50, 1_050) for difference in differing_runs(seed)] == []
 
 
 def engine_near_its_limit(seed: int) -> tuple[str, float, set[str]]:
