@@ -69,7 +69,9 @@ class Backlog:
         self.offered = offered
         self.worth = worth
         renewals = _renewals(workload, server)
-        self.session = open_session(workload, server, "summary", TICK_S, True, NEVER, renewals)
+        self.session = open_session(
+            server, "summary", TICK_S, True, NEVER, workload.prefixes, renewals
+        )
         self.source = _flooded(_kept(endless(workload), self.session), self.initial)
         self.first = next(self.source)
         decoding = {"decode": self.initial}.get(start, 0)

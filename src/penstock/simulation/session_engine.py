@@ -1,9 +1,10 @@
 """A session on one server whose requests hold memory, come by priority, or are scheduled as an
-engine does it: a network of one replica, whose jobs are one request each.
+engine does it: that of a network of one replica, whose jobs are one request each.
 """
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,28 +16,58 @@ from penstock.simulation.session_network import NetworkSession
 from penstock.simulation.session_server import OF_A_LINE, OneServer, Session
 from penstock.simulation.session_world import views
 from penstock.simulation.ticks import arrivals_in_ticks, check_costs
-from penstock.system.network import Network
+from penstock.system.pool import Pool
+from penstock.system.prefix_cache import names_for
 from penstock.system.server import Server
 from penstock.workload.jobs import Jobs
-from penstock.workload.workload import ClosedLoop, Requests, Workload
+from penstock.workload.prefixes import Prefixes
+from penstock.workload.workload import Requests
 
 _REMEDY = "raise the limit or shorten the requests"
 _OR_DROP = ", or drop them with `memory: {too_long: drop}`"
 
 
 def open_session(
-    workload: Workload,
     server: Server,
     record: Record,
     tick_s: float,
     compress: bool,
     stop: int,
+    prefixes: Prefixes | None = None,
     renewals: int = 1,
 ) -> "AnySession":
     """Return the session that a server needs, with its prefix cache where prompts have names."""
     if server.by_phase:
         return Session(server, record, tick_s, compress, stop)
-    return EngineSession(workload, server, record, tick_s, compress, stop, renewals)
+    server = server.serving(prefixes is not None)
+    prefixes = names_for(prefixes, [server]) if prefixes and server.caches_prefixes else None
+    return EngineSession(server, record, tick_s, compress, stop, prefixes, renewals)
+
+
+class _Alone:
+    """What a session asks of a network, of one that is a server: each job is a request there."""
+
+    stages = ("call",)
+    stage_pool = stage_line = np.zeros(1, np.int64)
+    replicas = np.ones(1, np.int64)
+    order_params = (np.zeros(0),)
+    router_weights = np.zeros((1, 2), np.int64)
+    onward = np.zeros((1, 1))
+    prefill_means = decode_means = np.zeros(1)
+    retention_s = None
+    sends_memory = False
+
+    def __init__(self, server: Server, prefixes: Prefixes | None) -> None:
+        self.pools = {"server": Pool(server)}
+        self.prefixes = prefixes
+
+    def within_context(self, jobs: Jobs) -> Jobs:
+        """Return jobs as they are: `EngineSession.keep` cut their outputs."""
+        return jobs
+
+    def received(self, jobs: Jobs) -> Ints:
+        """Return that no KV memory comes from elsewhere."""
+        return np.zeros(jobs.requests, np.int64)
 
 
 class EngineSession(OneServer, NetworkSession):
@@ -47,19 +78,16 @@ class EngineSession(OneServer, NetworkSession):
 
     def __init__(
         self,
-        workload: Workload,
         server: Server,
         record: Record,
         tick_s: float,
         compress: bool,
         stop: int,
+        prefixes: Prefixes | None = None,
         renewals: int = 1,
     ) -> None:
-        if isinstance(workload, ClosedLoop):  # whose requests come when others are done
-            workload = workload.at_rate(1.0)
-        server = server.serving(workload.prefixes is not None)
-        network = Network.single(workload, server)
-        NetworkSession.__init__(self, network, tick_s, compress, stop, record, of_server=True)
+        alone: Any = _Alone(server, prefixes)
+        NetworkSession.__init__(self, alone, tick_s, compress, stop, record, of_server=True)
         self._watch(server)
         self.line = self.engine = self.world.engines[0]
         self._line = views(
@@ -69,7 +97,7 @@ class EngineSession(OneServer, NetworkSession):
         self.left_out: list[tuple[Ints, Requests]] = []
         self.offered = 0
         self.prefix_rows = np.empty(0, np.int64)
-        self.prefixes = network.prefixes if server.caches_prefixes else None
+        self.prefixes = prefixes
         self.named = self.prefixes.rows * renewals if self.prefixes else 0
 
     # -- what it knows

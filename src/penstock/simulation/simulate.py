@@ -172,7 +172,9 @@ def run_server(
 
 def _session(workload: Workload, server: Server, level: Record, options: RunOptions) -> AnySession:
     """Return the session of a run."""
-    return open_session(workload, server, level, options.tick_s, options.compress, options.stop)
+    return open_session(
+        server, level, options.tick_s, options.compress, options.stop, workload.prefixes
+    )
 
 
 def _finished(session: AnySession, running: Running) -> Run:
