@@ -220,7 +220,7 @@ def _overloads(workload: Workload, server: Server) -> bool:
     # (Jensen). Where memory is short, other work may stand in for some of it, so it counts none.
     prompt, model, lengths = workload.mean_prompt, server.batch_time, workload.lengths
     tokens = server.tokens_per_request(prompt, workload.mean_output)
-    offered, capacity = workload.rate * tokens, model.capacity(server.token_budget)
+    offered, capacity = workload.rate * tokens, server.capacity
     if (
         not isinstance(model, Composition)
         or server.memory is not None
