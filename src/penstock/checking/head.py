@@ -17,6 +17,8 @@ from penstock.theory.certificate import Certificate
 from penstock.theory.hypotheses import Hypothesis
 from penstock.theory.network.certificate import SPIRAL, VIRTUAL, NetworkCertificate
 from penstock.words import counted, sentence
+from penstock.workload.sessions import Sessions
+from penstock.workload.workflow import Workflow
 from penstock.workload.workload import ClosedLoop, Workload
 
 LATENCIES = {"ttft_s": "First token", "tbt_s": "Per token", "e2e_s": "Whole call"}
@@ -61,8 +63,22 @@ def asked_of_network(
 
 
 def _arriving(network: Network, times: float = 1.0) -> str:
-    """Say how many jobs of each kind arrive, at so many times the load."""
-    return f"{_few([f'{times * one.rate:,.4g} {one.name}' for one in network.workflows], 3)} jobs/s"
+    """Say how many jobs of each kind arrive, at so many times the load; of one call, requests."""
+    first, *others = network.workflows
+    of_one_call = all(_is_a_request(one) for one in network.workflows)
+    calls = "requests" if of_one_call else "jobs"
+    if of_one_call and not others:
+        return f"{times * first.rate:,.4g} requests/s"
+    rates = [f"{times * one.rate:,.4g} {one.name}" for one in network.workflows]
+    return f"{_few(rates, 3)} {calls}/s"
+
+
+def _is_a_request(workflow: Workflow | Sessions) -> bool:
+    """Return whether each job is one request."""
+    if not isinstance(workflow, Workflow):
+        return False
+    (stage, *others) = workflow.stages.values()
+    return not others and stage.then is None
 
 
 def first_lines(
