@@ -11,8 +11,8 @@ from network_systems import draw_system
 import penstock as ps
 from penstock.checking.flood_test import useful_tokens
 from penstock.kernel.due_epochs import NEVER
-from penstock.simulation.session_engine import open_session
 from penstock.simulation.session_network import NetworkSession
+from penstock.simulation.session_server import open_session
 from penstock.system.engines import ENGINES
 
 

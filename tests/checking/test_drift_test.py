@@ -12,7 +12,7 @@ from penstock.checking.stability import Stability
 from penstock.checking.verdict import verdict
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.run import TICK_S
-from penstock.simulation.session_engine import open_session
+from penstock.simulation.session_server import open_session
 from penstock.system.server import Convention
 from penstock.workload.arrivals import OnOff
 from penstock.workload.workload import Requests

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.inputs.arrays import Floats, Ints
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.run import TICK_S
-from penstock.simulation.session_engine import AnySession, open_session
+from penstock.simulation.session_server import OneServer, open_session
 from penstock.system.server import Server
 from penstock.theory.kv_blocks import reuses
 from penstock.workload.arrivals import BLOCK
@@ -242,7 +242,7 @@ def waits_as_prompts(server: Server) -> bool:
     return not server.by_phase
 
 
-def _kept(blocks: Iterator[Requests], session: AnySession) -> Iterator[Requests]:
+def _kept(blocks: Iterator[Requests], session: OneServer) -> Iterator[Requests]:
     """Yield the requests that are not dropped, their outputs cut to the longest context."""
     for block in blocks:
         kept = session.keep(block)

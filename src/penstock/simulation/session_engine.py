@@ -13,11 +13,10 @@ from penstock.inputs.arrays import Bools, Ints
 from penstock.simulation.run import Record, Rows, Run
 from penstock.simulation.servable import never_served
 from penstock.simulation.session_network import NetworkSession
-from penstock.simulation.session_server import OF_A_LINE, OneServer, Session
+from penstock.simulation.session_server import OF_A_LINE, OneServer
 from penstock.simulation.session_world import views
 from penstock.simulation.ticks import arrivals_in_ticks, check_costs
 from penstock.system.pool import Pool
-from penstock.system.prefix_cache import names_for
 from penstock.system.server import Server
 from penstock.workload.jobs import Jobs
 from penstock.workload.prefixes import Prefixes
@@ -25,23 +24,6 @@ from penstock.workload.workload import Requests
 
 _REMEDY = "raise the limit or shorten the requests"
 _OR_DROP = ", or drop them with `memory: {too_long: drop}`"
-
-
-def open_session(
-    server: Server,
-    record: Record,
-    tick_s: float,
-    compress: bool,
-    stop: int,
-    prefixes: Prefixes | None = None,
-    renewals: int = 1,
-) -> "AnySession":
-    """Return the session that a server needs, with its prefix cache where prompts have names."""
-    if server.by_phase:
-        return Session(server, record, tick_s, compress, stop)
-    server = server.serving(prefixes is not None)
-    prefixes = names_for(prefixes, [server]) if prefixes and server.caches_prefixes else None
-    return EngineSession(server, record, tick_s, compress, stop, prefixes, renewals)
 
 
 class _Alone:
@@ -247,7 +229,3 @@ class EngineSession(OneServer, NetworkSession):
         return Rows(
             *(np.insert(getattr(rows, name), before, getattr(filling, name)) for name in names)
         )
-
-
-AnySession = Session | EngineSession
-"""A session on any server."""

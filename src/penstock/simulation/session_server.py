@@ -24,6 +24,7 @@ from penstock.simulation.session_world import WorldSession, chain, gap_bits, vie
 from penstock.simulation.ticks import arrivals_in_ticks, check_costs, terms_of
 from penstock.system.server import Server
 from penstock.words import counted
+from penstock.workload.prefixes import Prefixes
 from penstock.workload.workload import Requests
 
 RECORDS: tuple[Record, ...] = ("summary", "requests", "batches", "allocations")
@@ -329,3 +330,24 @@ class Session(OneServer):
         world.slots.request -= count
         kept = {name: getattr(world, name)[count:].copy() for name in self.of_requests}
         self.world = world._replace(**kept)
+
+
+def open_session(
+    server: Server,
+    record: Record,
+    tick_s: float,
+    compress: bool,
+    stop: int,
+    prefixes: Prefixes | None = None,
+    renewals: int = 1,
+) -> OneServer:
+    """Return the session that a server needs, with its prefix cache where prompts have names."""
+    if server.by_phase:
+        return Session(server, record, tick_s, compress, stop)
+    # Imported here, as a paper server alone does without the loop of all others.
+    from penstock.simulation.session_engine import EngineSession
+    from penstock.system.prefix_cache import names_for
+
+    server = server.serving(prefixes is not None)
+    prefixes = names_for(prefixes, [server]) if prefixes and server.caches_prefixes else None
+    return EngineSession(server, record, tick_s, compress, stop, prefixes, renewals)

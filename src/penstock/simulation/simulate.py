@@ -14,8 +14,7 @@ from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.progress import Progress, part_of, silent
 from penstock.simulation.run import TICK_S, Record, Run, checked_tick, stop_tick
 from penstock.simulation.running import Running
-from penstock.simulation.session_engine import AnySession, open_session
-from penstock.simulation.session_server import RECORDS
+from penstock.simulation.session_server import RECORDS, OneServer, open_session
 from penstock.system.batch_time import Composition
 from penstock.system.kinds import as_network, refuse
 from penstock.system.outages import Outage, listed
@@ -170,14 +169,14 @@ def run_server(
     return _finished(session, running)
 
 
-def _session(workload: Workload, server: Server, level: Record, options: RunOptions) -> AnySession:
+def _session(workload: Workload, server: Server, level: Record, options: RunOptions) -> OneServer:
     """Return the session of a run."""
     return open_session(
         server, level, options.tick_s, options.compress, options.stop, workload.prefixes
     )
 
 
-def _finished(session: AnySession, running: Running) -> Run:
+def _finished(session: OneServer, running: Running) -> Run:
     """Return the run of a session that has come to its end."""
     last_arrival = running.last_arrival if session.stop == NEVER else session.stop
     run = session.finish(running.passed if running.whole else None, last_arrival)
