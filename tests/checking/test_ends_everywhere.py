@@ -10,7 +10,6 @@ import yaml
 from typer.testing import CliRunner
 
 import penstock as ps
-from penstock.capacity.stable_rates import stable_rate
 from penstock.cli import command_line
 from penstock.serving.controls import Controls
 from penstock.serving.theory import theory
@@ -120,7 +119,6 @@ def test_the_highest_rate_has_both_ends_and_the_map_of_rates_is_of_the_middle() 
     assert said["bound"] == pytest.approx([found.bound / FACTOR, found.bound * FACTOR])
     exact = dataclasses.replace(server(), batch_time=dataclasses.replace(MODEL, uncertainty=None))
     assert ps.max_rate(workload(0.5), exact, precision=0.02).ends is None
-    assert stable_rate(workload(0.5), server()) == stable_rate(workload(0.5), exact)
 
 
 def test_the_highest_load_of_a_network_has_both_ends() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.capacity.stable_rates import rate_map
 from penstock.planning import charts as plotting_plan
 from penstock.planning.day import DayPlan, plan_day
 from penstock.planning.plan import Plan, plan
@@ -64,16 +63,6 @@ def test_what_became_of_a_deployment_differs_in_shape_and_not_in_colour_alone() 
     assert len(set(shapes)) == len(shapes)
 
 
-def test_the_map_of_stable_rates_covers_the_limits_of_the_space(found: Plan, space: Space) -> None:
-    assert found.best is not None
-    server = found.best.deployment.server
-    rates = rate_map(WORKLOAD, server, [family.smallest.server for family in space.families])
-    assert rates is not None
-    assert list(rates.cells) == [(128, 32), (128, None), (512, 32), (512, None)]
-    cells = [row for row in rows_of(plotting_plan.figures(found, rates)["stable_rates"]) if "note" in row]
-    assert [row["rate"] for row in cells] == [cell.rate for cell in rates.cells.values()]
-
-
 def test_the_day_draws_what_follows_it_the_static_fleet_and_what_theory_needs(day: DayPlan) -> None:
     rows = plotting_plan.day_rows(day)
     assert rows["hour"].to_list() == [0.0, 6.0, 12.0, 18.0]
@@ -88,7 +77,7 @@ def test_the_day_draws_what_follows_it_the_static_fleet_and_what_theory_needs(da
 
 def test_figures_can_be_written_and_what_is_missing_is_left_out(found: Plan, day: DayPlan, tmp_path: Path) -> None:
     assert plotting_plan.figures(None) == {}
-    drawings = plotting_plan.figures(found, None, day)
+    drawings = plotting_plan.figures(found, day)
     assert list(drawings) == ["frontier", "day"]
     assert len(charts.save(drawings, tmp_path)) == 4
     assert "Requests/s" in (tmp_path / "day.svg").read_text()

@@ -5,7 +5,6 @@ import dataclasses
 import polars as pl
 
 import penstock as ps
-from penstock.capacity.stable_rates import stable_rate
 from penstock.sweeping import stable_rates
 from penstock.sweeping.sweep import set_up, sweep
 
@@ -23,7 +22,8 @@ def test_rows_of_one_server_have_one_limit_and_it_is_that_of_the_server() -> Non
     rows = stable_rates.with_stable_rates(set_up(DOCUMENT, vary), sweep(DOCUMENT, vary, jobs=1))
     for slots in (8, None):
         found = rows.filter(pl.col("server.max-num-seqs").eq_missing(slots))
-        expected = stable_rate(WORKLOAD, dataclasses.replace(SERVER, max_batch_size=slots))
+        server = dataclasses.replace(SERVER, max_batch_size=slots)
+        expected = ps.max_rate(WORKLOAD, server, precision=stable_rates.PRECISION)
         assert found["stable_rate"].to_list() == [expected.rate] * 2
         assert found["stable_rate_known"].to_list() == [expected.known] * 2
     bad = rows.filter(pl.col("server.max-num-seqs") == 0)

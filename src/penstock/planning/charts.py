@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Any
 import altair as alt
 import polars as pl
 
-from penstock.capacity.charts import rate_cells, rate_heat_map
-from penstock.capacity.stable_rates import RateMap
 from penstock.planning.rates import HOUR_S
 from penstock.show.charts import COLOURS, on_grid
 from penstock.show.heat_map import significant
 from penstock.show.page import Figure, Table
-from penstock.words import NO_LIMIT, amount
+from penstock.words import amount
 
 if TYPE_CHECKING:
     from penstock.checking.targets import Target
@@ -41,15 +39,11 @@ _LINEAR = alt.Axis(format=",.4~r", tickCount=6)
 _TO_ZERO = alt.Scale(zero=True)
 
 
-def figures(
-    plan: "Plan | None", rates: RateMap | None = None, day: "DayPlan | None" = None
-) -> dict[str, Any]:
+def figures(plan: "Plan | None", day: "DayPlan | None" = None) -> dict[str, Any]:
     """Return the figures that there are as one chart each, by file name."""
     drawn: dict[str, Figure] = {}
     if plan is not None and plan.measured:
         drawn["frontier"] = frontier_figure(plan)
-    if rates is not None:
-        drawn["stable_rates"] = rates_figure(rates)
     if day is not None:
         drawn["day"] = day_figure(day)
     return {name: on_grid(alt.vconcat(*one.charts.values())) for name, one in drawn.items()}
@@ -162,33 +156,6 @@ def _limit(
         limit.mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color=COLOURS[1]),
         named.encode(text="text:N", **at),
     ]
-
-
-def rates_figure(rates: RateMap) -> Figure:
-    """Draw what one replica carries at each token budget and max batch size."""
-    shown = rate_cells(rates).with_columns(
-        pl.col("above").map_elements(significant, pl.String, skip_nulls=False)
-    )
-    columns = {
-        "token_budget": "Token budget",
-        "max_batch_size": "Max batch size",
-        "text": "Stable at (requests/s)",
-        "above": "Not known above",
-        "known": "Known by",
-    }
-    most = ""
-    if rates.best is not None:
-        budget, size = rates.best
-        most = f"; the highest at token budget {budget:,}, max batch size {size or NO_LIMIT}"
-    text = f"Heat map of the highest stable rate over token budget and max batch size{most}."
-    return Figure(
-        "What one replica carries",
-        {text: rate_heat_map(rates)},
-        [Table(list(columns.values()), shown.select(list(columns)).rows())],
-        "Requests/s. Theorem: what is certified is all that any policy could carry, so nothing "
-        "was simulated. Simulated: theorems leave a gap, which a search by simulation closes. "
-        "Framed: the highest.",
-    )
 
 
 def day_figure(day: "DayPlan", tables: Sequence[Table] = ()) -> Figure:

@@ -16,7 +16,6 @@ from penstock.words import amount
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.capacity.stable_rates import RateMap
     from penstock.planning.day import DayPlan
     from penstock.planning.deployment import Deployment
     from penstock.planning.job import JobPlan
@@ -166,15 +165,12 @@ def plan(
     )  # fmt: skip
     progress.announce_compilation()
     found = _answers(chosen, None if form.as_json else _first_ranking)
-    rates = None
-    if form.figures is not None or form.report is not None:
-        rates = _rates(chosen, found.plan)
     if form.figures is not None:
         from penstock.planning.charts import figures as drawings
 
-        form.draw(drawings(found.plan, rates, found.day))
+        form.draw(drawings(found.plan, found.day))
     page = plan_page(
-        chosen.scenario.name, found.plan, rates=rates, day=found.day, no_day=found.no_day,
+        chosen.scenario.name, found.plan, day=found.day, no_day=found.no_day,
         job=found.job,
         launches=found.launches,
         prices="" if prices else said,
@@ -319,15 +315,3 @@ def _write_manifest(path: Path, launches: "list[Launch]", form: Form) -> None:
     manifests = [each.manifest for each in launches[: 2 if launches[0].kind else 1]]
     write_whole(path, "---\n".join(manifests).encode())
     form.written("Manifest", [path])
-
-
-def _rates(chosen: "PlanScenario", plan: "Plan | None") -> "RateMap | None":
-    """Find what a replica of the best, or of the first simulated, carries at other limits."""
-    from penstock.capacity.stable_rates import rate_map
-
-    shown = None if plan is None else plan.best or next(iter(plan.evaluated), None)
-    if shown is None:
-        return None
-    with progress.bar("Finding the stable rates") as show:
-        searched = [family.smallest.server for family in chosen.space.families]
-        return rate_map(chosen.workload, shown.deployment.server, searched, show)

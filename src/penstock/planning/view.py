@@ -21,7 +21,6 @@ from penstock.show.page import MOST_LINES, Fact, Figure, Line, Page, Section, Ta
 from penstock.words import amount, counted, duration, seconds, sentence, span
 
 if TYPE_CHECKING:
-    from penstock.capacity.stable_rates import RateMap
     from penstock.planning.day import DayPlan
     from penstock.planning.deployment import Deployment
     from penstock.planning.evaluate import Evaluation
@@ -46,7 +45,6 @@ def plan_page(
     title: str,
     plan: "Plan | None" = None,
     *,
-    rates: "RateMap | None" = None,  # what one replica carries
     day: "DayPlan | None" = None,  # the fleet that follows the day
     no_day: str = "",  # or why there is none
     job: "JobPlan | None" = None,  # the fleet for offline work
@@ -58,8 +56,6 @@ def plan_page(
     sections = [Section(line.label, [line.text], why=True) for line in said[MOST_LINES:]]
     if plan is not None:
         sections += [*_ranking(plan, prices), _answer(plan), *_frontier(plan)]
-    if rates is not None:
-        sections.append(_rates(rates))
     if day is not None:
         sections.append(day_section(day))
     if job is not None:
@@ -358,15 +354,6 @@ def _about_the_best(
     index = next((index for index, row in enumerate(rows) if row is best), len(rows) - 1)
     first = max(min(index - _MOST_SHOWN // 2, len(rows) - _MOST_SHOWN), 0)
     return rows[first : first + _MOST_SHOWN]
-
-
-def _rates(rates: "RateMap") -> Section:
-    def figures() -> list[Figure]:
-        from penstock.planning.charts import rates_figure
-
-        return [rates_figure(rates)]
-
-    return Section("What one replica carries", figures=figures)
 
 
 def _others(plan: "Plan") -> list[Section]:

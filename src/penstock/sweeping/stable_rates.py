@@ -4,18 +4,22 @@ from typing import Any
 
 import polars as pl
 
-from penstock.capacity.stable_rates import StableRate, stable_rate
+from penstock.capacity.max_rate import max_rate
 from penstock.errors import InputError
 from penstock.scenario import scenario
 from penstock.simulation.progress import Progress, in_parts, silent
 from penstock.sweeping.fields import at, resolved
 from penstock.sweeping.sweep import Sweep
+from penstock.theory.ends import taken_as_exact
 
 MOST = 100
 """Combinations of fields whose stable rate is sought; a random sample of more would take minutes.
 """
 
 RATE, KNOWN = "stable_rate", "stable_rate_known"
+
+PRECISION = 0.02
+"""Relative distance between the highest rate known to be stable and the lowest known not to be."""
 
 
 def is_rate(field: str) -> bool:
@@ -36,19 +40,23 @@ def with_stable_rates(
         servers.setdefault(_key(point.values, kept), point.values)
     if len(servers) > MOST:
         return rows
-    rates: dict[tuple[Any, ...], StableRate] = {}
+    rates: dict[tuple[Any, ...], tuple[float | None, str]] = {}
     for (key, values), part in in_parts(progress, servers.items()):
         try:
             built = scenario.build(at(plan.job.document, plan.job.keys, values), plan.job.folder)
-            rates[key] = stable_rate(built.workload, built.server, progress=part)
+            found = max_rate(
+                built.workload, taken_as_exact(built.server), precision=PRECISION,
+                seed=built.workload.seed, progress=part,
+            )  # fmt: skip
+            rates[key] = found.rate, found.known
         except InputError as error:
-            rates[key] = StableRate(None, None, str(error))
+            rates[key] = None, str(error)
     (progress or silent)(1.0)
     of_point = {point.index: rates[_key(point.values, kept)] for point in plan.points}
     limits = [of_point[index] for index in rows["point"]]
     return rows.with_columns(
-        pl.Series(RATE, [limit.rate for limit in limits], pl.Float64),
-        pl.Series(KNOWN, [limit.known for limit in limits], pl.String),
+        pl.Series(RATE, [rate for rate, _ in limits], pl.Float64),
+        pl.Series(KNOWN, [known for _, known in limits], pl.String),
     )
 
 
