@@ -38,7 +38,7 @@ def test_a_folder_that_was_filled_is_all_that_an_answer_needs(tmp_path: Path) ->
     assert said.startswith("vllm: ")
     assert f"All that {tmp_path / 'shipped'} has: " in said
     there = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "shipped").iterdir()}
-    assert {name.partition("-")[0] for name in there} >= {"events.advance", "rules_vllm.vllm"}
+    assert {name.partition("-")[0] for name in there} >= {"events.advance", "vllm.vllm"}
 
     said, complained = run("warm", "--for", "vllm", PENSTOCK_COMPILED=tmp_path / "shipped")
     assert (said.splitlines()[0], complained) == ("vllm: was there", "")

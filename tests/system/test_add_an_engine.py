@@ -31,11 +31,11 @@ def test_a_rule_and_an_entry_make_an_engine_that_the_laws_are_tried_on(tmp_path:
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "tests" / "laws", tmp_path / "laws", ignore=shutil.ignore_patterns("__pycache__"))
     kernel, entries = tmp_path / "src" / "penstock" / "kernel", tmp_path / "src" / "penstock" / "system" / "engines.py"
-    (kernel / "rules_one_prompt.py").write_text(block("def one_prompt("))
+    (kernel / "engines" / "one_prompt.py").write_text(block("def one_prompt("))
     numbers = kernel / "records.py"
     replace(numbers, "TENSORRT = range(4)", "TENSORRT, ONE_PROMPT = range(5)")
     replace(numbers, '"tensorrt"),', '"tensorrt", "one_prompt"),')
-    replace(kernel / "apart.py", '"rules_tensorrt")', '"rules_tensorrt", "rules_one_prompt")')
+    replace(kernel / "apart.py", '"engines.tensorrt")', '"engines.tensorrt", "engines.one_prompt")')
     entry = block("class OnePrompt(").replace("4  # records.ONE_PROMPT, once it is there", "records.ONE_PROMPT")
     replace(entries, "ENGINES: dict[str, Engine] = {", f"{entry}\n\nENGINES: dict[str, Engine] = {{")
     replace(entries, "TensorRtLlm())}", "TensorRtLlm(), OnePrompt())}")

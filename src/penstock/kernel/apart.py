@@ -49,7 +49,7 @@ batch, and who has to make room for it leaves (`preempt`).
 _FUNCTIONS: dict[str, tuple[Any, Any]] = {}  # each with its signature, by its name in `APART`
 
 # Modules of rules by their numbers, each of which is loaded when its rule is needed.
-RULES = ("seam", "rules_vllm", "rules_sglang", "rules_tensorrt")
+RULES = ("seam", "engines.vllm", "engines.sglang", "engines.tensorrt")
 OF_LINES = ("form_from_lines", "end_of_lines", "join_line", "cached")
 OF_CACHES = (
     *("take", "occupy", "name_blocks", "found_in_cache", "give_back", "give_back_of_finished"),

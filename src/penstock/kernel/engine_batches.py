@@ -15,6 +15,7 @@ from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.composition import Terms, cost_of, rise_of, ticks_of
 from penstock.kernel.due_epochs import NEVER, chain, next_due_epoch, unchain
 from penstock.kernel.engine_ends import advance_engine, compute_run, let_go
+from penstock.kernel.engines.sglang import begin_ratio
 from penstock.kernel.in_progress import (
     before_it_dies,
     begun_before,
@@ -41,7 +42,6 @@ from penstock.kernel.records import (
     TENSORRT,
     World,
 )
-from penstock.kernel.rules_sglang import begin_ratio
 from penstock.kernel.running import (
     add_tokens,
     admit,

@@ -11,6 +11,8 @@ from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.composition import ticks_of
 from penstock.kernel.drafts import forget_rejected, keep_accepted, know_rejected
 from penstock.kernel.due_epochs import empty_bucket
+from penstock.kernel.engines.sglang import lower_ratio
+from penstock.kernel.engines.sglang_cache import keep_ahead, keep_at_end, note_joined
 from penstock.kernel.gaps import count_stall
 from penstock.kernel.in_progress import begun_again
 from penstock.kernel.recording import note_gaps, note_gaps_within
@@ -23,7 +25,6 @@ from penstock.kernel.records import (
     World,
 )
 from penstock.kernel.releases import finish
-from penstock.kernel.rules_sglang import lower_ratio
 from penstock.kernel.running import (
     begin_decode,
     change_phase,
@@ -34,7 +35,6 @@ from penstock.kernel.running import (
     release,
     tokens_sent_to,
 )
-from penstock.kernel.sglang_cache import keep_ahead, keep_at_end, note_joined
 
 
 @uncounted()

@@ -43,7 +43,7 @@ DAY_S = 86_400.0
 KEPT, LOCK, PART = ".kept", ".lock", ".part"
 
 _KERNEL = Path(__file__).parent
-_IMPORT = re.compile(rb" penstock\.kernel(?:\.(\w+)| import ([\w, ]+)$|)", re.MULTILINE)
+_IMPORT = re.compile(rb" penstock\.kernel(?:\.([\w.]+)| import ([\w, ]+)$|)", re.MULTILINE)
 _ABOUT_ALL = (
     numba.__version__,
     llvmlite.__version__,
@@ -196,7 +196,8 @@ def _read(file: Path) -> tuple[bytes, list[tuple[bytes, bytes]]]:
 @functools.cache
 def _files() -> dict[str, Path]:
     """Return the kernel's files, each by the name of its module."""
-    return {file.stem: file for file in _KERNEL.glob("*.py")}
+    names = {file: file.relative_to(_KERNEL).with_suffix("") for file in _KERNEL.rglob("*.py")}
+    return {".".join(name.parts): file for file, name in names.items()}
 
 
 def _imported(file: Path) -> set[Path]:

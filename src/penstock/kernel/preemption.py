@@ -11,6 +11,7 @@ import numpy as np
 from penstock.kernel.blocks import give_back, nameable
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import unchain
+from penstock.kernel.engines.sglang_cache import leave
 from penstock.kernel.records import EVICTED, VLLM, World
 from penstock.kernel.running import (
     add_tokens,
@@ -23,7 +24,6 @@ from penstock.kernel.running import (
     release,
     unlink,
 )
-from penstock.kernel.sglang_cache import leave
 from penstock.kernel.waiting import comes_before, wait_first
 
 

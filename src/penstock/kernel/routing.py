@@ -14,9 +14,9 @@ from penstock.kernel.blocks import found_in_cache
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.engine_ends import grown, settle
+from penstock.kernel.engines.sglang_cache import pages_found
 from penstock.kernel.in_progress import begun_again
 from penstock.kernel.records import BY_LINES, TENSORRT, World
-from penstock.kernel.sglang_cache import pages_found
 from penstock.kernel.signatures import (
     ASKED_COIN,
     ASKED_HOME,

@@ -16,11 +16,11 @@ from penstock.kernel.apart import A_POOL, A_WORLD, AN_ENGINE, NUMBER, apart
 from penstock.kernel.blocks import blocks_of
 from penstock.kernel.compiled_code import uncounted
 from penstock.kernel.engine_ends import settle
+from penstock.kernel.engines.sglang_cache import give_up
 from penstock.kernel.in_progress import cut, touch
 from penstock.kernel.records import BY_LINES, World
 from penstock.kernel.releases import push_delayed
 from penstock.kernel.running import admit, begin_decode, change_phase
-from penstock.kernel.sglang_cache import give_up
 
 
 @apart(types.void(A_WORLD, AN_ENGINE, A_POOL, NUMBER))

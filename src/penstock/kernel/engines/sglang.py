@@ -1,4 +1,4 @@
-"""How SGLang forms a batch: as in `penstock.kernel.rules`, prompts if it can, else decodes.
+"""How SGLang forms a batch: prompts if it can, else decodes.
 
 Its running batch is the list of slots: those that decode, in its order, and behind them the one in
 mid-prefill. Requests whose last token is in flight stay there until it is out, but decode no more.
@@ -11,6 +11,10 @@ import numpy as np
 from penstock.kernel.apart import A_RULE, apart
 from penstock.kernel.blocks import blocks_of, take_blocks
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.engines.sglang_cache import keep, make_free_for
+from penstock.kernel.engines.sglang_estimate import made_by, rank_of
+from penstock.kernel.engines.sglang_prompts import serve_prompts
+from penstock.kernel.engines.sglang_retraction import taken_back
 from penstock.kernel.preemption import preempt
 from penstock.kernel.records import RESPONSE_RATIO, SHORTEST_PREFILL, World
 from penstock.kernel.running import (
@@ -23,10 +27,6 @@ from penstock.kernel.running import (
     unlink,
     waste_a_decode,
 )
-from penstock.kernel.sglang_cache import keep, make_free_for
-from penstock.kernel.sglang_estimate import made_by, rank_of
-from penstock.kernel.sglang_prompts import serve_prompts
-from penstock.kernel.sglang_retraction import taken_back
 from penstock.kernel.waiting import wait_last
 
 

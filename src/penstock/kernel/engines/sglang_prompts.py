@@ -1,7 +1,7 @@
 """Prompts of SGLang's batches: who is admitted, by an estimate of the outputs still to come.
 
 The estimate is a share, the new token ratio, of what those who run may still make; what a request
-may make is what it has declared. See `penstock.kernel.rules_sglang` for who runs.
+may make is what it has declared. See `penstock.kernel.engines.sglang` for who runs.
 """
 
 from typing import Any
@@ -10,6 +10,9 @@ import numpy as np
 
 from penstock.kernel.blocks import blocks_of, hold
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.engines.sglang_estimate import foreseen_by_all, made_before, made_by
+from penstock.kernel.engines.sglang_queue import look_at_queue, tokens_beside_shorter
+from penstock.kernel.engines.sglang_retraction import take_places
 from penstock.kernel.radix import make_free, match, unused_before, use
 from penstock.kernel.records import SHORTEST_PREFILL, World
 from penstock.kernel.running import (
@@ -18,9 +21,6 @@ from penstock.kernel.running import (
     done_by,
     serve_prefill,
 )
-from penstock.kernel.sglang_estimate import foreseen_by_all, made_before, made_by
-from penstock.kernel.sglang_queue import look_at_queue, tokens_beside_shorter
-from penstock.kernel.sglang_retraction import take_places
 from penstock.kernel.waiting import pop_waiting, wait_last
 
 GO_ON, NO_MEMORY, STOP = range(3)

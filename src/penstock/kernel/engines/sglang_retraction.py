@@ -6,12 +6,12 @@ import numpy as np
 
 from penstock.kernel.blocks import blocks_of
 from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.engines.sglang_cache import make_free_for
+from penstock.kernel.engines.sglang_estimate import foreseen_of, in_flight, rank_of
 from penstock.kernel.preemption import preempt
 from penstock.kernel.recording import note_gaps
 from penstock.kernel.records import IN_STEP, NONE_YET, World
 from penstock.kernel.running import begin_decode, change_phase, ends_unforeseen
-from penstock.kernel.sglang_cache import make_free_for
-from penstock.kernel.sglang_estimate import foreseen_of, in_flight, rank_of
 
 
 @uncounted(inline=True)

@@ -1,4 +1,4 @@
-"""How vLLM forms a batch (`penstock.kernel.rules`)."""
+"""How vLLM forms a batch."""
 
 from typing import Any
 

@@ -1,0 +1,1 @@
+"""How engines form batches: a rule each, in plain numbers and arrays."""
