@@ -118,7 +118,7 @@ def test_only_a_change_of_what_a_function_depends_on_compiles_it_again(home: Hom
 
 def test_the_text_of_a_function_is_that_of_all_files_of_the_kernel_that_it_can_have_something_of() -> None:
     kernel = PACKAGE / "kernel"
-    for file in kernel.glob("*.py"):
+    for file in kernel.rglob("*.py"):
         imported = set()
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom):
@@ -127,7 +127,8 @@ def test_the_text_of_a_function_is_that_of_all_files_of_the_kernel_that_it_can_h
                 names = [alias.name for alias in node.names]
             else:
                 continue
-            imported |= {kernel / f"{name.removeprefix('penstock.kernel.')}.py" for name in names}
+            paths = [name.removeprefix("penstock.kernel.").replace(".", "/") for name in names]
+            imported |= {kernel / f"{path}.py" for path in paths}
         assert kept_code._imported(file) == {each for each in imported if each.exists()}, file
 
 
