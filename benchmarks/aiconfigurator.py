@@ -230,7 +230,9 @@ def judged(question: Question, rate: float, one: Deployment, slower: float) -> d
     server = dataclasses.replace(one.server, batch_time=scaled(one.server.batch_time, slower))
     workload = ps.Workload.poisson(rate, question.prompt, question.output, seed=0)
     aim = Aim.of(question.targets, requests=2_000, most_requests=128_000)
-    found = evaluate(workload, dataclasses.replace(one, server=server), aim)
+    found = evaluate(
+        workload, dataclasses.replace(one, kind=dataclasses.replace(one.kind, server=server)), aim
+    )
     values = {
         target.name: estimate.value
         for target, estimate in zip(aim.targets, found.estimates, strict=True)

@@ -73,7 +73,7 @@ def main() -> None:
         whole = time.process_time() - begun
         cheapest: dict[str | None, float] = {}
         for one in sorted(does, key=lambda one: one.deployment.cost):
-            cheapest.setdefault(one.deployment.hardware, one.deployment.cost)
+            cheapest.setdefault(one.deployment.kind.hardware, one.deployment.cost)
         best = min(cheapest.values(), default=None)
         shown = {row.hardware: row.cost for row in found.ranking if row.evaluation is not None}
         mine = None if found.best is None else found.best.deployment.cost

@@ -117,7 +117,7 @@ def test_a_server_needs_no_more_than_the_search_leaves_open(tmp_path: Path) -> N
     )
     asked = read_plan(path)
     assert len(asked.space) == 2 * 32
-    assert {d.hardware for d in asked.space} == {"codellama-34b-a100-tp2"}
+    assert {d.kind.hardware for d in asked.space} == {"codellama-34b-a100-tp2"}
 
 
 @pytest.mark.parametrize(

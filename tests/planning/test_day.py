@@ -15,7 +15,7 @@ import penstock as ps
 from penstock.planning.aim import Aim
 from penstock.planning.day import DayPlan, _ahead, plan_day
 from penstock.planning.day_run import simulate_day
-from penstock.planning.deployment import Deployment
+from penstock.planning.deployment import Deployment, Kind
 from penstock.planning.evaluate import evaluate
 from penstock.planning.rates import RateProfile, profile
 from penstock.planning.scenario import read_plan
@@ -29,7 +29,9 @@ WAVE = RateProfile(11 + 9 * np.sin(np.arange(24) / 12 * np.pi))
 
 def planned(rates=WAVE, targets=("ttft_p99<2s",), **changed):
     asked = {"requests": 2_000, "most_replicas": 40, "check": False}
-    return plan_day(rates, WORKLOAD, Deployment(SERVER, 1, accelerators=2, price=3.0), targets, **(asked | changed))
+    return plan_day(
+        rates, WORKLOAD, Deployment(Kind(SERVER, accelerators=2, price=3.0), 1), targets, **(asked | changed)
+    )
 
 
 @functools.cache

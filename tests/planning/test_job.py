@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.planning.aim import Aim
-from penstock.planning.deployment import Deployment
+from penstock.planning.deployment import Deployment, Kind
 from penstock.planning.job import TOKEN_BUDGETS, JobPlan, plan_job
 from penstock.planning.job_run import Job, arrivals_within, longest_s, simulate_job, work_s
 from penstock.planning.launch import launch
@@ -118,9 +118,9 @@ def test_a_larger_fleet_is_not_tried_where_only_long_requests_take_time():
 
 def test_of_several_deployments_the_cheapest_wins():
     tp4 = ps.Server(ps.hardware("codellama-34b-a100-tp4").batch_time, 512, 128)
-    given = [Deployment(TP1, 1, price=2.0), Deployment(tp4, 1, "codellama-34b-a100-tp4", accelerators=4, price=0.1)]
+    given = [Deployment(Kind(TP1, price=2.0), 1), Deployment(Kind(tp4, "codellama-34b-a100-tp4", 4, 0.1), 1)]
     found = plan_job(LENGTHS, given, requests=2_000, deadline_s=400.0, token_budgets=[512])
-    assert found.best.deployment.hardware == "codellama-34b-a100-tp4"
+    assert found.best.deployment.kind.hardware == "codellama-34b-a100-tp4"
     assert found.best.deployment.cost == min(r.deployment.cost for r in found.results if r.answer == "met")
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.planning.deployment import Deployment
+from penstock.planning.deployment import Deployment, Kind
 from penstock.planning.launch import MODEL, launch, launches
 from penstock.system.models.served import served_model, shaped_hardware
 
@@ -18,7 +18,13 @@ A100 = "codellama-34b-a100-tp2"
 
 def deployment(policy="sarathi", budget=512, slots=128, replicas=3, router="random", **server):
     one = ps.Server(ps.hardware(A100).batch_time, budget, slots, policy=policy, **server)
-    return Deployment(one, replicas, A100, router, accelerators=2)
+    return Deployment(Kind(one, A100, accelerators=2), replicas, router)
+
+
+def on(known):
+    """Return the deployment on other hardware."""
+    plain = deployment()
+    return dataclasses.replace(plain, kind=dataclasses.replace(plain.kind, hardware=known.name, known=known))
 
 
 def options(command):
@@ -123,7 +129,7 @@ def test_other_engines_are_refused_in_one_line():
 
 def test_disaggregated_replicas_and_unknown_engines_are_refused():
     with pytest.raises(ps.InputError, match="prefill"):
-        launch(Deployment(deployment().server, 3, A100, prefill_replicas=1))
+        launch(Deployment(Kind(deployment().server, A100), 3, prefill_replicas=1))
     with pytest.raises(ps.InputError, match="sglang"):
         launch(deployment(), "sgland")
 
@@ -140,7 +146,7 @@ def test_a_placeholder_is_said_to_be_one():
 def test_a_manifest_names_the_model_and_the_gpu_of_its_nodes_where_a_scenario_does():
     def shaped(model: str, gpu: str) -> Deployment:
         known = shaped_hardware(served_model(model, gpu, 4))
-        return dataclasses.replace(deployment(), hardware=known.name, known=known)
+        return on(known)
 
     (found,) = launches(shaped("meta-llama/Llama-3.3-70B-Instruct", "h100-sxm"))
     pod = yaml.safe_load(found.manifest.split("---\n")[0])["spec"]["template"]["spec"]
@@ -168,7 +174,7 @@ def test_a_manifest_names_the_model_and_the_gpu_of_its_nodes_where_a_scenario_do
 def test_an_engine_is_told_the_precision_and_the_experts_of_the_plan(engine, served, options, noted):
     def found(**served):
         known = shaped_hardware(served_model(gpu="h100-sxm", tensor_parallel=4, **served))
-        return launch(dataclasses.replace(deployment(), hardware=known.name, known=known), engine)
+        return launch(on(known), engine)
 
     changed, plain = found(**served), found(model=served["model"])
     assert changed.command == (*plain.command, *options.split())

@@ -189,7 +189,7 @@ def test_routers_that_look_at_queues_need_no_more_replicas_than_chance() -> None
     space = search_space(SMALL, router=["random", "jsq"], replicas=16)
     found = plan(workload, space, ["ttft_p99<400ms"], requests=1_000)
     assert found.best is not None
-    assert found.best.deployment.router == "jsq"
+    assert found.best.deployment.router.name == "jsq"
 
 
 def test_replicas_for_prompts_alone_keep_their_ratio() -> None:
@@ -243,7 +243,7 @@ def test_a_router_that_can_never_see_what_it_looks_for_is_named_and_left_out() -
     space = search_space(SMALL, router=["prefix", "session", "memory", "jsq"], replicas=[2, 3])
     found = plan(workload, space, ["ttft_p95<1s"], requests=500)
     assert found.best is not None
-    assert found.best.deployment.router == "jsq"
+    assert found.best.deployment.router.name == "jsq"
     reasons = [each.why for each in found.discarded if each.by == "impossible"]
     assert [reason.split(" of pool")[0] for reason in reasons] == ["router prefix", "router session", "router memory"]
     assert_accounted(found, space)
@@ -349,4 +349,4 @@ def test_without_a_router_fleets_stand_behind_jsq_which_takes_fewer_replicas_tha
     assert asked.aim is not None
     best = plan(asked.workload, asked.space, aim=asked.aim).best
     assert best is not None
-    assert (best.deployment.replicas, best.deployment.router) == (10, "jsq")
+    assert (best.deployment.replicas, best.deployment.router.name) == (10, "jsq")

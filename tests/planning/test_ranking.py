@@ -43,7 +43,7 @@ def test_prices_of_ones_own_take_the_place_of_the_table(tmp_path: Path) -> None:
     prices = tmp_path / "prices.yaml"
     prices.write_text("{h100: 2, l4: 0.5}")
     space = build_plan(document("h100-sxm,l4", prices=prices), tmp_path / "p.yaml").space
-    assert {one.smallest.price for one in space.families} == {2.0, 0.5}
+    assert {one.smallest.kind.price for one in space.families} == {2.0, 0.5}
     for text, said in (("{h100: 2}", "no price of l4"), ("[1]", "has no prices"), ("{l4: free}", "l4 is 'free'")):
         prices.write_text(text)
         with pytest.raises(ps.InputError, match=said):
@@ -57,7 +57,7 @@ def test_lists_in_a_mapping_are_all_of_their_combinations_and_what_cannot_be_is_
     found = build_plan(
         {"workload": {"poisson": {"rate": 1, "prompt": 10, "output": 5}}, "plan": plan_of}, Path("x.yaml")
     )
-    names = {one.smallest.hardware for one in found.space.families}
+    names = {one.smallest.kind.hardware for one in found.space.families}
     assert names == {f"Llama-3.1-70B on {gpu}" for gpu in ("4 x h100-sxm", "4 x h200-sxm")}
     alone = ["Llama-3.1-70B on 1 x h100-sxm", "Llama-3.1-70B on h200-sxm"]  # one GPU is too small
     assert [one.family for one in found.space.refused] == alone
@@ -87,7 +87,7 @@ def test_the_ranking_is_that_of_simulating_every_deployment(rate: float) -> None
     assert found.best.deployment.name == does[0].deployment.name
     cheapest: dict[str | None, float] = {}
     for one in does:
-        cheapest.setdefault(one.deployment.hardware, one.deployment.cost)
+        cheapest.setdefault(one.deployment.kind.hardware, one.deployment.cost)
     shown = [row for row in found.ranking if row.evaluation is not None]
     assert [row.cost for row in shown] == sorted(row.cost for row in shown)
     for row in shown:
@@ -121,7 +121,7 @@ def test_theory_says_before_any_run_which_fleets_have_a_usual_load() -> None:
     space = search_space(BASE, hardware=kinds, token_budget=[None, 512], max_batch_size=[None], price=price)
     aim = Aim.of(["ttft_mean<5s"], requests=400)
     fleets = by_theory(TargetsAtRate(workload, aim), space.families)
-    assert [fleet.hardware for fleet in fleets] == [
+    assert [fleet.kind.hardware for fleet in fleets] == [
         f"Llama-3.1-8B on {name}" for name in ("h100-sxm", "l40s", "h200-sxm")
     ]
     assert [fleet.cost for fleet in fleets] == sorted(fleet.cost for fleet in fleets)

@@ -24,7 +24,7 @@ def test_every_combination_is_there_once() -> None:
 def test_what_is_not_searched_is_as_the_server_has_it() -> None:
     (deployment,) = search_space(SERVER, replicas=[3])
     assert deployment.server == SERVER
-    assert (deployment.replicas, deployment.router, deployment.hardware) == (3, "jsq", None)
+    assert (deployment.replicas, deployment.router.name, deployment.kind.hardware) == (3, "jsq", None)
 
 
 def test_presets_bring_batch_times_and_accelerators() -> None:
@@ -38,7 +38,7 @@ def test_the_longest_name_that_matches_gives_the_price() -> None:
     (deployment,) = search_space(
         SERVER, hardware=["codellama-34b-a100-tp1"], replicas=[1], price={"a100": 2.0, "A100 80 GB": 3.0}
     )
-    assert deployment.price == 3.0
+    assert deployment.kind.price == 3.0
 
 
 def test_without_prices_accelerators_are_counted() -> None:
@@ -94,9 +94,9 @@ def test_a_router_with_other_settings_is_another_deployment() -> None:
     names = ["prefix", "prefix (match 0.5)", "session (spill 3)"]
     assert [family.name for family in space.families] == [f"server, sarathi, budget 256, {name}" for name in names]
     plain, matched, spilling = (family.at(2) for family in space.families)
-    assert plain.chosen_router == ps.ROUTERS["prefix"]
-    assert dict(matched.chosen_router.settings) == {"match": 0.5, "spill": 64, "times": 1.5}
-    assert spilling.chosen_router == session
+    assert plain.router == ps.ROUTERS["prefix"]
+    assert dict(matched.router.settings) == {"match": 0.5, "spill": 64, "times": 1.5}
+    assert spilling.router == session
     assert matched.as_dict()["router_settings"] == {"match": 0.5}
 
 
@@ -157,7 +157,7 @@ def test_the_kv_memory_of_an_engine_is_that_of_each_hardware() -> None:
     preset = ps.hardware(names[0])
     server = ps.Server(preset.batch_time, 2048, 256, policy="vllm", gpu=preset.gpu)
     space = search_space(server, hardware=names, replicas=1)
-    held = {d.hardware: d.server.memory.tokens for d in space}  # type: ignore[union-attr]
+    held = {d.kind.hardware: d.server.memory.tokens for d in space}  # type: ignore[union-attr]
     for name in names:
         known = ps.Server(ps.hardware(name).batch_time, 2048, 256, policy="vllm", gpu=ps.hardware(name).gpu)
         assert held[name] == known.memory.tokens  # type: ignore[union-attr]
@@ -172,7 +172,7 @@ def test_hardware_that_cannot_hold_the_weights_is_refused_and_a_number_of_tokens
     preset = ps.hardware(names[1])
     server = ps.Server(preset.batch_time, 2048, 256, policy="vllm", gpu=preset.gpu)
     space = search_space(server, hardware=names, replicas=1)
-    assert [d.hardware for d in space] == names[1:]
+    assert [d.kind.hardware for d in space] == names[1:]
     assert "would not start" in space.refused[0].why
     (given,) = search_space(server, hardware=names[1:], replicas=1, kv_tokens=16_000)
     assert given.server.memory == ps.Memory(1_000)

@@ -4,7 +4,7 @@ import pytest
 
 import penstock as ps
 from penstock.planning.day import plan_day
-from penstock.planning.deployment import Deployment
+from penstock.planning.deployment import Deployment, Kind
 from penstock.planning.job import plan_job
 from penstock.planning.launch import launch
 from penstock.planning.rates import RateProfile
@@ -12,7 +12,7 @@ from penstock.planning.view import plan_page
 from penstock.show.terminal import print_page
 
 WORKLOAD = ps.Workload.poisson(5.0, ps.Geometric(600), ps.Geometric(100), seed=3)
-REPLICA = Deployment(ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512, 128), 1, price=2.0)
+REPLICA = Deployment(Kind(ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512, 128), price=2.0), 1)
 
 
 @pytest.fixture(autouse=True)

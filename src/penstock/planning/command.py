@@ -206,12 +206,11 @@ class _Answers:
 
 def _first_ranking(fleets: "Sequence[Deployment]") -> None:
     """Say on standard error what theory has to say of each hardware, before anything is run."""
-    from penstock.planning.ranking import brief
     from penstock.planning.targets_at_rate import USUAL_RHO
 
     progress.log(f"By theory alone, at {USUAL_RHO:.0%} of what any scheduler carries:")
     for fleet in fleets[:_MOST_FIRST]:
-        progress.log(f"  {brief(fleet):<24} {fleet.cost:>10,.2f} per hour")
+        progress.log(f"  {fleet.brief:<32} {fleet.cost:>10,.2f} per hour")
     progress.log("Short runs tell what latency takes.")
 
 

@@ -85,7 +85,7 @@ class DayPlan(Shown):
             held = _ahead(replicas, self.profile.interval_s, self.startup_s)
         ends = [start for start, _ in held[1:]] + [self.profile.span_s]
         seconds = sum(count * (end - start) for (start, count), end in zip(held, ends, strict=True))
-        return seconds / HOUR_S * self.deployment.accelerators
+        return seconds / HOUR_S * self.deployment.kind.accelerators
 
     @property
     def static_hours(self) -> float:
@@ -123,7 +123,9 @@ class DayPlan(Shown):
                 {"start_s": start, "replicas": replicas} for start, replicas in self.schedule
             ],
             "accelerator_hours": hours,
-            "cost": {name: hours[name] * self.deployment.price for name in ("planned", "static")},
+            "cost": {
+                name: hours[name] * self.deployment.kind.price for name in ("planned", "static")
+            },
             "saving": self.saving,
             "simulations": len(self.evaluations),
             "check": self.check and self.check.as_dict(),
@@ -178,7 +180,7 @@ def plan_day(
         search.run()
         fleets[rate] = counts[-1], False
         if search.best is not None:
-            fleets[rate] = counts[search.best[1].answer or 0], True
+            fleets[rate] = counts[search.prospects[0].answer or 0], True
     periods = _periods(profile, workload, family, fleets)
     report(1.0, "whole days")
     peak = deployment.with_replicas(max(period.replicas for period in periods))
@@ -229,7 +231,7 @@ class _AtTheRate(TargetsAtRate):
     def judge(self, family: Family, count: int, report: Callable[[float], None]) -> Evaluation:
         """Return what implies whether so many do, or simulate them."""
         fleet = family.smallest
-        alone = fleet.router == "random" and not fleet.prefill_replicas
+        alone = fleet.router.name == "random" and not fleet.prefill_replicas
         share = self.workload.rate / count
         for one in self.simulated:
             # at the same rate for each, more replicas serve no worse; at random, the same

@@ -77,7 +77,7 @@ def simulate_day(
             "tell the rest"
         )
     if not deployment.splits:
-        raise InputError(f"replicas behind {deployment.router} see each other's queues")
+        raise InputError(f"replicas behind {deployment.router_title} see each other's queues")
     shares = profile.rates / np.asarray(replicas, np.float64)
     per_day = float(shares.sum() * profile.interval_s)
     days = min(max(math.ceil(REQUESTS / per_day), 1), _MOST_DAYS)

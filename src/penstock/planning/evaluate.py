@@ -9,7 +9,7 @@ random numbers).
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,14 @@ from penstock.checking.enough_requests import estimate
 from penstock.checking.flood_test import flood_test
 from penstock.checking.goodput import goodput_of_run, goodput_share, own_latency, within
 from penstock.checking.latency_network import network_steady_state
-from penstock.checking.targets import Estimate, Judgement, Target, share
+from penstock.checking.targets import Estimate, Judgement, share
 from penstock.checking.verdict import Outcome, verdict
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
 from penstock.planning.job_run import statistic_s
+from penstock.planning.json_form import parts
 from penstock.planning.share import share_of
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.intervals import merged
@@ -87,29 +88,61 @@ class Evaluation:
         """Requests/s that are carried; 0 where it is not known to be stable."""
         return self.rate if self.verdict == "stable" else 0.0
 
+    @property
+    def throughput_per_cost(self) -> float:
+        """Requests/s that are carried for the money, or accelerators."""
+        return self.throughput / self.deployment.cost
+
+    @property
+    def goodput_per_cost(self) -> float:
+        """The same of requests within all limits."""
+        return self.throughput_per_cost * (self.goodput.value or 0.0)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        cost = self.deployment.cost
-        return {
-            "deployment": self.deployment.as_dict(),
-            "verdict": self.verdict,
-            "known_by": self.known_by,
-            "answer": self.answer,
-            "targets": [
-                estimate.as_dict() | {"answer": judgement}
-                for estimate, judgement in zip(self.estimates, self.judgements, strict=True)
-            ],
-            "goodput": self.goodput.as_dict(),
-            "latency": {
-                metric: {name: estimate.as_dict() for name, estimate in of.items()}
-                for metric, of in self.latency.items()
-            },
-            "requests": self.requests,
-            "throughput": self.throughput,
-            "throughput_per_cost": self.throughput / cost,
-            "goodput_per_cost": self.throughput * (self.goodput.value or 0.0) / cost,
-            "notices": list(self.notices),
-        }
+        judged = zip(self.estimates, self.judgements, strict=True)
+        return parts(
+            self, "deployment", "verdict", "known_by", "answer", "goodput", "latency", "requests",
+            "throughput", "throughput_per_cost", "goodput_per_cost", "notices",
+        ) | {"targets": [one.as_dict() | {"answer": answer} for one, answer in judged]}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stability:
+    """Whether it is stable, by what, and the rate over the rate that can be carried."""
+
+    outcome: Outcome
+    known_by: str
+    rho: float = math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class _Look:
+    """What one run says; nothing where there is none."""
+
+    goodput: Estimate
+    latency: Mapping[str, Mapping[str, Estimate]] = dataclasses.field(default_factory=dict)
+    requests: int = 0
+    notices: tuple[str, ...] = ()
+    too_short: bool = False
+
+    def of(
+        self, workload: Workload, deployment: Deployment, aim: Aim, stability: _Stability
+    ) -> Evaluation:
+        """Return what it says of a deployment; without a run each target is judged as the whole."""
+        estimates = tuple(
+            self.latency.get(target.metric, {}).get(target.statistic, Estimate(None))
+            for target in aim.targets
+        )
+        judgements: tuple[Judgement, ...] = tuple(
+            "missed" if stability.outcome == "unstable" else target.judge(estimate)
+            for target, estimate in zip(aim.targets, estimates, strict=True)
+        )
+        return Evaluation(
+            deployment, stability.outcome, stability.known_by,
+            aim.judge(stability.outcome, judgements, self.goodput), estimates, judgements,
+            self.goodput, self.latency, self.requests, workload.rate, self.notices,
+        )  # fmt: skip
 
 
 def evaluate(
@@ -123,23 +156,17 @@ def evaluate(
     # what one replica finds of its prompts depends on which requests the others get
     alone = deployment.splits and (workload.prefixes is None or deployment.replicas == 1)
     simulated = _alone if alone else _together
-    stability, looks = simulated(workload, deployment, aim, report)
+    stability, sizes, look = simulated(workload, deployment, aim)
     if stability.outcome == "unstable":
-        return _without_run(workload, deployment, aim, stability, "missed", Estimate(0.0, 0.0, 0.0))
-    for look in looks:
-        if look.too_short and stability.known_by == _RECORDING_ALONE:
-            stability = _Stability("undecided", _RECORDING_SHORT, stability.rho)
-        estimates = tuple(look.latency[t.metric][t.statistic] for t in aim.targets)
-        judgements = tuple(
-            target.judge(estimate) for target, estimate in zip(aim.targets, estimates, strict=True)
-        )
-        answer = aim.judge(stability.outcome, judgements, look.goodput)
-        evaluation = Evaluation(
-            deployment, stability.outcome, stability.known_by, answer, estimates, judgements,
-            look.goodput,
-            look.latency, look.requests, workload.rate, look.notices,
-        )  # fmt: skip
-        if answer != "undecided" or stability.outcome != "stable":
+        nothing = _Look(Estimate(0.0, 0.0, 0.0))
+        return nothing.of(workload, deployment, aim, stability)
+    level = 1 - (1 - aim.confidence) / len(sizes)
+    for index, size in enumerate(sizes):
+        run = look(size, level, part_of(report, index / len(sizes), (index + 1) / len(sizes)))
+        if run.too_short and stability.known_by == _RECORDING_ALONE:
+            stability = _Stability("undecided", _RECORDING_SHORT)
+        evaluation = run.of(workload, deployment, aim, stability)
+        if evaluation.answer != "undecided" or stability.outcome != "stable":
             break
     return evaluation
 
@@ -151,80 +178,34 @@ def sketched(workload: Workload, deployment: Deployment, aim: Aim, requests: int
     tbt = any(target.metric == "tbt_s" for target in aim.targets)
     run = run_network(network, count, workload.seed, RunOptions(drain=True), gap_sections=int(tbt))
     times = _of_network_run(run, int(_UNCOUNTED * count))
-    latency = dict(zip(("ttft_s", "tpot_s", "e2e_s"), times, strict=True))
-
-    def value(target: Target) -> float:
+    samples = dict(zip(("ttft_s", "tpot_s", "e2e_s"), times, strict=True))
+    latency: dict[str, dict[str, Estimate]] = {}
+    for target in aim.targets:
         if target.metric == "tbt_s":
-            return statistic_s(merged(run.gap_sections), target.statistic, run.tick_s)
-        samples = latency[target.metric]
-        if target.statistic == "mean":
-            return float(samples.mean())
-        return float(np.quantile(samples, share(target.statistic)))
-
-    values = [value(target) for target in aim.targets]
-    estimates = tuple(Estimate(one, one, one) for one in values)
-    judgements = tuple(
-        target.judge(estimate) for target, estimate in zip(aim.targets, estimates, strict=True)
-    )
+            value = statistic_s(merged(run.gap_sections), target.statistic, run.tick_s)
+        elif target.statistic == "mean":
+            value = float(samples[target.metric].mean())
+        else:
+            value = float(np.quantile(samples[target.metric], share(target.statistic)))
+        latency.setdefault(target.metric, {})[target.statistic] = Estimate(value, value, value)
     good = float(within(aim.targets, *times).mean())
-    goodput = Estimate(good, good, good)
-    answer = aim.judge("stable", judgements, goodput)
-    return Evaluation(
-        deployment, "stable", "a short run", answer, estimates, judgements, goodput, {}, count,
-        workload.rate,
-    )  # fmt: skip
+    look = _Look(Estimate(good, good, good), latency, count)
+    return look.of(workload, deployment, aim, _Stability("stable", "a short run"))
 
 
 def not_simulated(workload: Workload, deployment: Deployment, aim: Aim, reason: str) -> Evaluation:
     """Return what is known of a deployment that cannot be simulated: why, and nothing else."""
-    unknown = _Stability("undecided", reason, math.nan)
-    return _without_run(workload, deployment, aim, unknown, "undecided", Estimate(None))
+    return _Look(Estimate(None)).of(workload, deployment, aim, _Stability("undecided", reason))
 
 
-def _without_run(
-    workload: Workload,
-    deployment: Deployment,
-    aim: Aim,
-    stability: "_Stability",
-    answer: Judgement,
-    goodput: Estimate,
-) -> Evaluation:
-    """Return an evaluation of which no latency is known; each target is judged as the whole."""
-    many = len(aim.targets)
-    return Evaluation(
-        deployment, stability.outcome, stability.known_by, answer, (Estimate(None),) * many,
-        (answer,) * many, goodput,
-        {}, 0, workload.rate,
-    )  # fmt: skip
+_Simulated = tuple[_Stability, Sequence[int], Callable[[int, float, Progress], _Look]]
+"""What is known before, how many requests each look has, and what looks."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Stability:
-    """Whether it is stable, by what, and the rate over the rate that can be carried."""
-
-    outcome: Outcome
-    known_by: str
-    rho: float
-
-
-@dataclasses.dataclass(frozen=True)
-class _Look:
-    """What one run says."""
-
-    latency: Mapping[str, Mapping[str, Estimate]]
-    goodput: Estimate
-    requests: int
-    notices: tuple[str, ...]
-    too_short: bool
-
-
-_Simulated = tuple[_Stability, Iterator[_Look]]
-
-
-def _alone(workload: Workload, deployment: Deployment, aim: Aim, report: Progress) -> _Simulated:
+def _alone(workload: Workload, deployment: Deployment, aim: Aim) -> _Simulated:
     """Simulate one replica with its share of the requests."""
     server = deployment.server
-    alone = share_of(workload, deployment.router, deployment.replicas)
+    alone = share_of(workload, deployment.router.name, deployment.replicas)
     certificate = certify(alone, server)
     rate = certificate.certified_rate if certificate.verdict == "stable" else certificate.max_rate
 
@@ -239,18 +220,12 @@ def _alone(workload: Workload, deployment: Deployment, aim: Aim, report: Progres
     def look(size: int, level: float, part: Progress) -> _Look:
         run, steady = estimate(
             alone, server, requests=size, targets=aim.targets, confidence=level, rho=stability.rho,
-            most_requests=size,
-            progress=part,
+            most_requests=size, progress=part,
         )  # fmt: skip
-        return _Look(
-            steady.estimates,
-            goodput_of_run(aim.targets, run, steady, level),
-            run.arrived,
-            steady.notices,
-            steady.too_short,
-        )
+        goodput = goodput_of_run(aim.targets, run, steady, level)
+        return _Look(goodput, steady.estimates, run.arrived, steady.notices, steady.too_short)
 
-    return stability, _looks(look, sizes, aim, report)
+    return stability, sizes, look
 
 
 def _stability(
@@ -264,13 +239,64 @@ def _stability(
     return tested()
 
 
-def _looks(
-    look: Callable[[int, float, Progress], _Look], sizes: Sequence[int], aim: Aim, report: Progress
-) -> Iterator[_Look]:
-    """Yield looks at ever more requests, sure enough that all together are as sure as asked."""
-    level = 1 - (1 - aim.confidence) / len(sizes)
-    for index, size in enumerate(sizes):
-        yield look(size, level, part_of(report, index / len(sizes), (index + 1) / len(sizes)))
+def _together(workload: Workload, deployment: Deployment, aim: Aim) -> _Simulated:
+    """Simulate all replicas as a network."""
+    network = network_of(workload, deployment)
+    certificate = certify(network)
+
+    def tested() -> _Stability:
+        if network.ends:
+            return _of_recording(workload, deployment)
+        # so near the limit that it takes larger floods to tell, latency meets no target
+        test = flood_test(network, _RESOLUTION, workload.seed, None, silent, tries=1)
+        return _Stability(test.verdict, "simulation")
+
+    # as many at each replica as where one is simulated alone
+    sizes_of_one = aim.looks if workload.rows is None else (aim.most_requests,)
+    most = min(workload.rows or _MOST_TOGETHER, _MOST_TOGETHER)
+    # loads that prompts found in a cache may lessen do not say how long a run must be
+    loads = [1 - pool.margin for pool in certificate.pools] if network.reuse_is_certain else None
+    replicas = deployment.total_replicas
+    sizes = list(dict.fromkeys(min(replicas * size, most) for size in sizes_of_one))
+
+    def look(size: int, level: float, part: Progress) -> _Look:
+        options = RunOptions(drain=True, progress=part)
+        run = run_network(network, size, workload.seed, options, gap_sections=GAP_SECTIONS)
+        steady = network_steady_state(
+            _with_transfers(run) if deployment.server.by_lines else run,
+            loads=loads, confidence=level, targets=aim.targets,
+        )  # fmt: skip
+        latency = {
+            "ttft_s": steady.stages[network.stages[0]]["ttft_s"],
+            "tbt_s": steady.tbt_s,
+            "e2e_s": steady.workflows[network.workflows[0].name],
+        }
+        latency |= {"tpot_s": steady.tpot_s} if steady.tpot_s else {}
+        good = within(aim.targets, *_of_network_run(run, steady.warmup_jobs))
+        goodput = goodput_share(good, level, steady.too_short)
+        return _Look(goodput, latency, size, steady.notices, steady.too_short)
+
+    return _stability(certificate, certificate.rho, tested), sizes, look
+
+
+def _of_recording(workload: Workload, deployment: Deployment) -> _Stability:
+    """Return whether replicas keep up with recorded requests."""
+    # Recorded requests end, so nothing grows for ever. Drawn from them at random they do not, and
+    # stability goes by rates and lengths. What prompts have in common is lost then, which leaves
+    # more to do: what is stable without it is so with it, unless the router goes by it. Elsewhere
+    # the recording is judged alone, by its latency.
+    alone = _Stability("stable", _RECORDING_ALONE)
+    reuses = workload.prefixes is not None
+    try:
+        drawn_anew = _network_of(workload.with_rate(workload.rate, "poisson"), deployment)
+    except InputError:  # such as requests that have priorities of their own
+        return alone
+    if reuses and deployment.router.looks_up:
+        return alone
+    test = flood_test(drawn_anew, _RESOLUTION, workload.seed, None, silent, tries=1)
+    if reuses and test.verdict != "stable":
+        return alone
+    return _Stability(test.verdict, "simulation of its requests drawn at random")
 
 
 def network_of(workload: Workload, deployment: Deployment) -> Network:
@@ -294,16 +320,14 @@ def refuse_idle_router(workload: Workload, deployment: Deployment) -> None:
 
 def _network_of(workload: Workload, deployment: Deployment) -> Network:
     """Return the network, whether or not its router can see what it looks for."""
-    router, prefill = deployment.chosen_router, deployment.prefill_replicas
+    router = deployment.router
     servers = [(kind.server, count) for kind, count in deployment.kinds]
     for server, _ in servers:
         _refuse_what_pools_drop(workload, server)
-    if not prefill:
+    if not deployment.prefill_replicas:
         return Network({"pool": Pool(servers, router=router)}, [Workflow.single(workload, "pool")])
-    pools = {
-        "prefill": Pool(servers[0][0], prefill, router),
-        "decode": Pool(servers[-1][0], deployment.replicas - prefill, router),
-    }
+    prefill, decode = servers
+    pools = {"prefill": Pool(*prefill, router), "decode": Pool(*decode, router)}
     apart = Workflow.disaggregated(
         workload, prefill="prefill", decode="decode",
         transfer_ms=deployment.transfer_ms, transfer_ms_per_token=deployment.transfer_ms_per_token,
@@ -323,68 +347,6 @@ def _refuse_what_pools_drop(workload: Workload, server: Server) -> None:
                 f"{never.mean():.2%} of the requests are never served, and none can be left "
                 f"out behind a router that looks at queues: {reason}; raise the limit"
             )
-
-
-def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Progress) -> _Simulated:
-    """Simulate all replicas as a network."""
-    network = network_of(workload, deployment)
-    certificate = certify(network)
-
-    def tested() -> _Stability:
-        if network.ends:
-            return _Stability(*_of_recording(workload, deployment), certificate.rho)
-        # so near the limit that it takes larger floods to tell, latency meets no target
-        test = flood_test(network, _RESOLUTION, workload.seed, None, silent, tries=1)
-        return _Stability(test.verdict, "simulation", certificate.rho)
-
-    # as many at each replica as where one is simulated alone
-    sizes_of_one = aim.looks if workload.rows is None else (aim.most_requests,)
-    most = min(workload.rows or _MOST_TOGETHER, _MOST_TOGETHER)
-    # loads that prompts found in a cache may lessen do not say how long a run must be
-    loads = [1 - pool.margin for pool in certificate.pools] if network.reuse_is_certain else None
-    replicas = deployment.total_replicas
-    sizes = list(dict.fromkeys(min(replicas * size, most) for size in sizes_of_one))
-
-    def look(size: int, level: float, part: Progress) -> _Look:
-        options = RunOptions(drain=True, progress=part)
-        run = run_network(network, size, workload.seed, options, gap_sections=GAP_SECTIONS)
-        steady = network_steady_state(
-            _with_transfers(run) if deployment.server.by_lines else run,
-            loads=loads,
-            confidence=level,
-            targets=aim.targets,
-        )
-        latency = {
-            "ttft_s": steady.stages[network.stages[0]]["ttft_s"],
-            "tbt_s": steady.tbt_s,
-            "e2e_s": steady.workflows[network.workflows[0].name],
-        }
-        if steady.tpot_s:
-            latency["tpot_s"] = steady.tpot_s
-        good = within(aim.targets, *_of_network_run(run, steady.warmup_jobs))
-        share = goodput_share(good, level, steady.too_short)
-        return _Look(latency, share, size, steady.notices, steady.too_short)
-
-    return _stability(certificate, certificate.rho, tested), _looks(look, sizes, aim, report)
-
-
-def _of_recording(workload: Workload, deployment: Deployment) -> tuple[Outcome, str]:
-    """Return whether replicas keep up with recorded requests, and by what that is known."""
-    # Recorded requests end, so nothing grows for ever. Drawn from them at random they do not, and
-    # stability goes by rates and lengths. What prompts have in common is lost then, which leaves
-    # more to do: what is stable without it is so with it, unless the router goes by it. Elsewhere
-    # the recording is judged alone, by its latency.
-    try:
-        drawn_anew = _network_of(workload.with_rate(workload.rate, "poisson"), deployment)
-    except InputError:  # such as requests that have priorities of their own
-        return "stable", _RECORDING_ALONE
-    reuses = workload.prefixes is not None
-    if reuses and deployment.chosen_router.looks_up:
-        return "stable", _RECORDING_ALONE
-    test = flood_test(drawn_anew, _RESOLUTION, workload.seed, None, silent, tries=1)
-    if reuses and test.verdict != "stable":
-        return "stable", _RECORDING_ALONE
-    return test.verdict, "simulation of its requests drawn at random"
 
 
 def _with_transfers(run: NetworkRun) -> NetworkRun:

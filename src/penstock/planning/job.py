@@ -104,7 +104,7 @@ def plan_job(
     families, refused = families_of(fleets, job)
     search = Search(ByDeadline(job), families, progress)
     search.run()
-    best = None if search.best is None else search.best[0]
+    best = search.best
     nearest = best or min(search.results, key=lambda result: _excess(result, job), default=None)
     discarded = (*refused, *search.discarded())
     return JobPlan(
@@ -199,10 +199,9 @@ def families_of(
                 if smallest.prefill_replicas or smallest.others:
                     raise InputError("replicas of one kind, that do all, are simulated for jobs")
                 server = dataclasses.replace(smallest.server, token_budget=budget)
-                single = dataclasses.replace(
-                    smallest, server=server, replicas=counts[0], router="round-robin",
-                    router_settings=(),
-                )  # fmt: skip
+                single = Deployment(
+                    dataclasses.replace(smallest.kind, server=server), counts[0], "round-robin"
+                )
                 work = job.work_s(server)
             except InputError as error:
                 name = f"{smallest.family} with budget {checks.shown(budget)}"

@@ -66,7 +66,7 @@ class JobResult:
     @property
     def cost(self) -> float:
         """Price of the accelerators until the job is done."""
-        return self.accelerator_hours * self.deployment.price
+        return self.accelerator_hours * self.deployment.kind.price
 
     @property
     def tightness(self) -> float:
@@ -220,7 +220,8 @@ def simulate_job(job: Job, deployment: Deployment, mode: Mode) -> JobResult:
         if estimate.value is not None:  # where no online request came, none was too slow
             judgements.append(target.judge(estimate))
     runs = len(makespans)
-    fleet = dataclasses.replace(deployment, server=server)
+    kind = dataclasses.replace(deployment.kind, server=server)
+    fleet = dataclasses.replace(deployment, kind=kind)
     answer = together(judgements)
     return JobResult(fleet, mode, makespan, least, tokens / runs, estimates, answer, runs, beside)
 

@@ -161,12 +161,12 @@ def launches(deployment: Deployment) -> list[Launch]:
     for part in deployment.parts:
         start = launch(part)
         notes = (
-            f"this starts {counted(part.replicas, 'replica')} of {part.title}; one router, "
+            f"this starts {counted(part.replicas, 'replica')} of {part.kind.title}; one router, "
             f"{deployment.router_title}, stands before all {deployment.total_replicas:,} of the "
             "plan",
             *start.notes,
         )
-        starts.append(dataclasses.replace(start, notes=notes, kind=part.title))
+        starts.append(dataclasses.replace(start, notes=notes, kind=part.kind.title))
     return starts
 
 
@@ -205,12 +205,12 @@ def launch(
             "memory and a proxy of your own; start them by the engine's guide to disaggregated "
             "serving"
         )
-    known = deployment.known
+    known = deployment.kind.known
     weights = model or (known and known.weights) or MODEL
     notes = []
     if "/" not in weights:
         notes = [f"replace {weights} below by the repository or the folder of your model's weights"]
-    start = _start(programs[engine], weights, deployment.server, deployment.accelerators)
+    start = _start(programs[engine], weights, deployment.server, deployment.kind.accelerators)
     if isinstance(known, ShapedHardware) and model is None:
         flags, unlike = _as_planned(programs[engine], known.served)
         start.flags.extend(flags)
@@ -218,7 +218,7 @@ def launch(
     notes += [*start.notes, *_memory_notes(deployment.server), *_router_notes(deployment)]
     return Launch(
         engine, tuple(start.flags), start.environment, deployment.replicas,
-        deployment.accelerators, weights,
+        deployment.kind.accelerators, weights,
         start.exact, tuple(notes), nodes=_PRODUCTS.get((known and known.accelerator) or "", ""),
     )  # fmt: skip
 
@@ -350,7 +350,7 @@ def _router_notes(deployment: Deployment) -> list[str]:
         "a Service of Kubernetes spreads connections at random, and requests of one connection "
         "stay together"
     )
-    if deployment.router == "random":
+    if deployment.router.name == "random":
         return [
             f"{spread}: let clients open one per request, or take a gateway that spreads requests"
         ]

@@ -2,16 +2,13 @@
 
 import bisect
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
-from penstock.planning.deployment import Kind
-from penstock.planning.per_hardware import matching_key, named_as
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.measured_times import Measured
@@ -25,64 +22,8 @@ from penstock.words import counted, digits
 if TYPE_CHECKING:
     from penstock.planning.space import Family
 
-_MOST_AT_HAND = 10_000_000
 _BESIDE = 6
 """Costs of a batch beside its token load."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Stock:
-    """How many accelerators there are."""
-
-    # By a part of the name of the hardware; of what none names there is no end.
-    at_hand: Mapping[str, int]
-
-    @classmethod
-    def of(
-        cls, at_hand: Mapping[str, int] | None, hardware: Sequence[BatchTimeFile | None]
-    ) -> Self:
-        """Check and return what is at hand for a search over some hardware."""
-        if at_hand is None:
-            return cls({})
-        if not isinstance(at_hand, Mapping):
-            raise InputError(
-                f"at_hand is {checks.shown(at_hand)}, but must be accelerators by a part of the "
-                "hardware's name, such as {a100: 4}; what it leaves out has no end"
-            )
-        reason = "it is a number of accelerators; 0 leaves that hardware out"
-        counts = {
-            key: checks.whole(f"at_hand.{key}", count, 0, _MOST_AT_HAND, "", reason)
-            for key, count in at_hand.items()
-        }
-        used = {matching_key(counts, named_as(kind)) for kind in hardware if kind is not None}
-        if idle := [key for key in counts if key not in used]:
-            raise InputError(
-                f"at_hand names {checks.shown(idle[0])}, which no hardware of the search takes "
-                "(the longest part of its name counts); mend it, or leave it out"
-            )
-        return cls(counts)
-
-    def limits(self, kind: Kind) -> bool:
-        """Return whether it says how many there are of a kind."""
-        return self._key(kind) is not None
-
-    def has(self, kinds: Sequence[tuple[Kind, int]]) -> bool:
-        """Return whether there are accelerators for so many replicas of each kind."""
-        needed = dict.fromkeys(self.at_hand, 0)
-        for kind, count in kinds:
-            key = self._key(kind)
-            if key is not None:
-                needed[key] += kind.accelerators * count
-        return all(count <= self.at_hand[key] for key, count in needed.items())
-
-    def __str__(self) -> str:
-        """Return what there is."""
-        return ", ".join(f"{count:,} of {key}" for key, count in self.at_hand.items())
-
-    def _key(self, kind: Kind) -> str | None:
-        if kind.known is None or not self.at_hand:
-            return None
-        return matching_key(self.at_hand, named_as(kind.known))
 
 
 def refuse_mixing(hardware: Sequence[BatchTimeFile | None]) -> None:
@@ -194,8 +135,8 @@ class MixedLoad:
         self._rates = [(rates.full_batch[n], rates.capacity[n]) for n in (0, -1)]
         self._family = family
         # in turns one replica may get all the long requests, where lengths depend on one another
-        by_total = not more_helps or family.smallest.router == "round-robin"
-        self._router = "jsq" if by_total else family.smallest.router
+        by_total = not more_helps or family.smallest.router.name == "round-robin"
+        self._router = "jsq" if by_total else family.smallest.router.name
 
     def first_below(self, most: float) -> int:
         """Return the index of the fewest replicas with a load below a limit, or the end."""

@@ -13,14 +13,15 @@ from penstock.errors import InputError
 from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import Evaluation
+from penstock.planning.json_form import parts
 from penstock.planning.ranking import SKETCH, Ranked, ranked
-from penstock.planning.search import Prospect, Search
-from penstock.planning.shortfalls import in_words
+from penstock.planning.search import Search
 from penstock.planning.space import Discarded, Space
 from penstock.planning.targets_at_rate import TargetsAtRate, at_both_ends
-from penstock.planning.unreachable import Unreachable, why_unreachable
+from penstock.planning.why import Unreachable, binding, in_words, why_unreachable
 from penstock.show.page import Page, Shown
 from penstock.system.prefix_cache import cache_notes, doubts_of, unsaid
+from penstock.system.server import Server
 from penstock.theory.ends import Ends, known_of
 from penstock.workload.workload import Workload
 
@@ -132,10 +133,9 @@ class Plan(Shown):
     def measured(self) -> tuple[Evaluation, ...]:
         """What was simulated, is stable, and has the latency that the first target limits."""
         return tuple(
-            evaluation
-            for evaluation in self.evaluated
-            if evaluation.verdict == "stable" and evaluation.estimates[0].value is not None
-        )
+            one for one in self.evaluated
+            if one.verdict == "stable" and one.estimates[0].value is not None
+        )  # fmt: skip
 
     @property
     def undecided(self) -> tuple[Evaluation, ...]:
@@ -144,44 +144,31 @@ class Plan(Shown):
         """
         most = math.inf if self.best is None else self.best.deployment.cost
         may = [
-            (evaluation.deployment.cost, evaluation.deployment.name,
-            evaluation) for evaluation in self.evaluated
-            if evaluation.answer == "undecided"
-            and evaluation.verdict == "stable"
-            and evaluation.deployment.cost < most
+            one for one in self.evaluated
+            if (one.answer, one.verdict) == ("undecided", "stable") and one.deployment.cost < most
         ]  # fmt: skip
-        return tuple(evaluation for *_, evaluation in sorted(may, key=lambda one: one[:2]))
+        return tuple(sorted(may, key=lambda one: (one.deployment.cost, one.deployment.name)))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``plan``."""
-        return {
-            "objective": self.objective,
-            "targets": [str(target) for target in self.targets],
-            "goodput": self.aim.goodput if self.objective == "goodput" else None,
+        of_goodput = self.objective == "goodput"
+        return parts(
+            self, "objective", "targets", "answer", "best", "margins", "next_best", "unreachable",
+            "frontier", "evaluated", "discarded", "simulations", "space", "notices", "ranking",
+        ) | {
+            "goodput": self.aim.goodput if of_goodput else None,
             "confidence": self.aim.confidence,
             "rate": self.workload.rate,
             "cost_unit": "money per hour" if self.priced else "accelerators",
-            "answer": self.answer,
-            "best": self.best and self.best.as_dict(),
-            "margins": [None if math.isnan(margin) else margin for margin in self.margins],
             "binding": self.binding or None,
-            "next_best": self.next_best and self.next_best.as_dict(),
-            "unreachable": self.unreachable and self.unreachable.as_dict(),
-            "undecided": [evaluation.deployment.as_dict() for evaluation in self.undecided],
-            "frontier": [evaluation.as_dict() for evaluation in self.frontier],
-            "evaluated": [evaluation.as_dict() for evaluation in self.evaluated],
-            "discarded": [discarded.as_dict() for discarded in self.discarded],
-            "simulations": self.simulations,
-            "space": self.space,
+            "undecided": [one.deployment.as_dict() for one in self.undecided],
             "ends": self.ends
             and {
                 "slow": self.ends.slow and self.ends.slow.deployment.as_dict(),
                 "fast": self.ends.fast and self.ends.fast.deployment.as_dict(),
                 "origin": self.ends.origin,
             },
-            "notices": list(self.notices),
-            "ranking": [row.as_dict() for row in self.ranking],
-        }
+        }  # fmt: skip
 
     def page(self) -> Page:
         """Return the plan as a page."""
@@ -260,51 +247,44 @@ def plan(
         search, ranking, left_out = ranked(question, space.families, progress, first)
     else:
         search = Search(question, space.families, progress)
+        search.run()
     if not search.prospects and all(family.by == "impossible" for family in search.hopeless):
         raise InputError(f"no deployment can be judged: {search.hopeless[0].theory.why_not_fewer}")
-    search.run()
-    plan = _plan_of(question, search, space, SKETCH if rank else None)
-    discarded = (*plan.discarded, *left_out)
-    return dataclasses.replace(plan, ranking=tuple(ranking), discarded=discarded)
-
-
-def _plan_of(
-    question: TargetsAtRate, search: Search[Evaluation], space: Space, sketch: int | None
-) -> Plan:
-    """Return what a search found, after the simulations that only explain it."""
-    workload, targets = question.workload, question.aim.targets
-    best, prospect = search.best or (None, None)
-    next_best = unreachable = ends = None
-    notices: list[str] = []
-    if best is None or prospect is None:
-        unreachable = why_unreachable(question, search)
+    best = search.best
+    notices, unreachable, next_best, ends = [], None, None, None
+    if best is None:
+        unreachable = why_unreachable(search, aim, workload.rows is not None)
         notices = _of_the_middle(space)
     else:
-        if sketch is None:  # else a larger fleet is of no interest beside other hardware
-            _frontier_beyond(search, prospect)
+        if not rank:  # else a larger fleet is of no interest beside other hardware
+            _frontier_beyond(search, best)
         next_best = _next_best(search, best)
-        ends = at_both_ends(question, prospect.family, sketch)
-        servers = [kind.server for kind, _ in best.deployment.kinds]
-        notes = [note for server in servers for note in (server.kv_note, server.scope_warning)]
-        unused = [note for server in servers for note in cache_notes(workload, server)]
-        doubts = [note for server in servers for note in doubts_of(workload, server)]
-        beyond = [note for server in servers for note in beyond_rows(workload, server)]
-        notices = list(dict.fromkeys([*doubts, *beyond, *unused, *filter(None, notes)]))
+        family = next(one for one in space.families if one.name == best.deployment.family)
+        ends = at_both_ends(question, family, SKETCH if rank else None)
+        notices = _of_servers(workload, [kind.server for kind, _ in best.deployment.kinds])
     if workload.rows is not None:
         notices.append(
             "requests are recorded: latency is that of the recording, and its intervals are for it "
             "gone on with"
         )
     return Plan(
-        workload, question.aim, best, _frontier(search, best), search.results,
-        (*space.refused, *search.discarded()),
-        () if best is None else _margins(best, targets),
-        "" if prospect is None else _binding(search, prospect, targets), next_best, unreachable,
-        len(space),
-        space.priced,
-        (*notices, *unsaid(workload.notices, notices), *_not_judged(search)),
-        ends,
+        question.workload, aim, best, _frontier(search, best), search.results,
+        (*space.refused, *search.discarded(), *left_out), _margins(best, aim.targets),
+        "" if best is None else binding(search, best, aim), next_best, unreachable, len(space),
+        space.priced, (*notices, *unsaid(workload.notices, notices), *_not_judged(search)), ends,
+        tuple(ranking),
     )  # fmt: skip
+
+
+def _of_servers(workload: Workload, servers: Sequence[Server]) -> list[str]:
+    """Say what to know of the replicas of the answer."""
+    notes = [
+        *(doubt for server in servers for doubt in doubts_of(workload, server)),
+        *(doubt for server in servers for doubt in beyond_rows(workload, server)),
+        *(note for server in servers for note in cache_notes(workload, server)),
+        *(note for server in servers for note in (server.kv_note, server.scope_warning) if note),
+    ]
+    return list(dict.fromkeys(notes))
 
 
 def _of_the_middle(space: Space) -> list[str]:
@@ -319,98 +299,63 @@ def _of_the_middle(space: Space) -> list[str]:
 
 def _not_judged(search: Search[Evaluation]) -> list[str]:
     """Say how many deployments fell away because the targets say nothing of them."""
-    left = [hopeless for hopeless in search.hopeless if hopeless.by == "impossible"]
+    left = [one for one in search.hopeless if one.by == "impossible"]
     if not left:
         return []
-    count = sum(len(hopeless.family.counts) for hopeless in left)
+    count = sum(len(one.family.counts) for one in left)
     name, why = left[0].family.name, left[0].theory.why_not_fewer
     return [f"{count:,} deployments are left out, such as {name}: {why}"]
 
 
-def _margins(best: Evaluation, targets: Sequence[Target]) -> tuple[float, ...]:
+def _margins(best: Evaluation | None, targets: Sequence[Target]) -> tuple[float, ...]:
+    if best is None:
+        return ()
     return tuple(
         math.nan if estimate.value is None else 1 - estimate.value / target.limit_s
         for target, estimate in zip(targets, best.estimates, strict=True)
     )
 
 
-def _frontier_beyond(search: Search[Evaluation], prospect: Prospect) -> None:
+def _frontier_beyond(search: Search[Evaluation], best: Evaluation) -> None:
     """Simulate somewhat larger fleets of the winning family: what more money buys."""
-    assert prospect.answer is not None
-    counts = prospect.family.counts
+    fleet = best.deployment
+    family = next(one.family for one in search.prospects if one.family.name == fleet.family)
     for times in _BEYOND:
-        index = bisect.bisect_left(counts, times * counts[prospect.answer])
-        if index < len(counts):
-            search.at(prospect, index)
+        index = bisect.bisect_left(family.counts, times * fleet.replicas)
+        if index < len(family.counts):
+            search.simulate(family, family.counts[index])
 
 
 def _next_best(search: Search[Evaluation], best: Evaluation) -> Evaluation | None:
     """Return the cheapest other that does; one more family is searched if none is known."""
 
-    def met() -> list[Evaluation]:
-        return [one for one in search.results if one.answer == "met" and one is not best]
+    def met() -> tuple[list[Evaluation], list[Evaluation]]:
+        does = [one for one in search.results if one.answer == "met" and one is not best]
+        return [one for one in does if one.deployment.family != best.deployment.family], does
 
-    def others() -> list[Evaluation]:
-        return [one for one in met() if one.deployment.family != best.deployment.family]
-
-    if not others():
-        untried = [
-            prospect for prospect in search.prospects
-            if prospect.answer is None and prospect.most < len(prospect.family.counts) - 1
-        ]  # fmt: skip
+    untried = [
+        prospect for prospect in search.prospects
+        if prospect.answer is None and prospect.most < len(prospect.family.counts) - 1
+    ]  # fmt: skip
+    if untried and not met()[0]:
         # those that failed at the cost of the answer come after those never asked
-        untried.sort(key=lambda one: (one.most >= one.least, one.order))
-        for prospect in untried[:1]:
-            start = prospect.theory.guess
-            if prospect.most >= prospect.least:
-                start = max(start, prospect.most + 1)
-            prospect.most = len(prospect.family.counts) - 1
-            search.search(prospect, start)
-    return min(others() or met(), key=search.rank, default=None)
+        prospect = min(untried, key=lambda one: (one.most >= one.least, one.order))
+        start = prospect.theory.guess
+        if prospect.most >= prospect.least:
+            start = max(start, prospect.most + 1)
+        prospect.most = len(prospect.family.counts) - 1
+        search.search(prospect, start)
+    others, does = met()
+    return min(others or does, key=search.rank, default=None)
 
 
 def _frontier(search: Search[Evaluation], best: Evaluation | None) -> tuple[Evaluation, ...]:
     """Return those that miss no target but the first, and have no cheaper equal in its latency."""
     kept: list[Evaluation] = []
-    for evaluation in sorted(search.results, key=search.rank):
-        if evaluation.verdict != "stable" or evaluation.estimates[0].value is None:
+    for one in sorted(search.results, key=search.rank):
+        if one.verdict != "stable" or one.estimates[0].value is None:
             continue
-        fit = "missed" not in evaluation.judgements[1:] and (
-            not kept or evaluation.first_value < kept[-1].first_value
-        )
-        if fit or evaluation is best:
-            kept.append(evaluation)
+        quicker = not kept or one.first_value < kept[-1].first_value
+        if one is best or (quicker and "missed" not in one.judgements[1:]):
+            kept.append(one)
     return tuple(kept)
-
-
-def _binding(search: Search[Evaluation], prospect: Prospect, targets: Sequence[Target]) -> str:
-    """Say what keeps fewer replicas of the answer from doing."""
-    index, family = prospect.answer, prospect.family
-    assert index is not None
-    if index and (fewer := search.peek(family, family.counts[index - 1])):
-        return search.question.lacks(fewer)
-    best = search.at(prospect, index)
-    if not index and best.deployment.others and (reason := _with_fewer_others(search, best)):
-        return reason
-    if index and index == prospect.least:
-        return f"stability: {prospect.theory.why_not_fewer}"
-    margins = zip(_margins(best, targets), map(str, targets), strict=True)
-    nearest = min((margin for margin in margins if not math.isnan(margin[0])), default=None)
-    return (
-        "no smaller fleet is in the search "
-        f"space{f'; {nearest[1]} is nearest its limit' if nearest else ''}"
-    )
-
-
-def _with_fewer_others(search: Search[Evaluation], best: Evaluation) -> str:
-    """Say what keeps one less of the second kind from doing; nothing if that is not known."""
-    fewer = best.deployment.with_fewer_others()
-    for evaluation in search.results:
-        if evaluation.deployment == fewer and evaluation.answer != "met":
-            return search.question.lacks(evaluation)
-    for prospect in search.prospects:
-        below = prospect.family.counts[: prospect.least]
-        if prospect.family.name == fewer.family and fewer.replicas in below:
-            return f"stability: {prospect.theory.why_not_fewer}"
-    ruled_out = (one for one in search.hopeless if one.family.name == fewer.family)
-    return next((one.theory.why_not_fewer for one in ruled_out), "")

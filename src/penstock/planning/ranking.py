@@ -7,7 +7,6 @@ cheapest few are then searched as a plan is, with intervals and a test of stabil
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import Evaluation
@@ -46,15 +45,6 @@ class Ranked:
     slow_replicas: int | None
     why: str = ""  # why none is shown
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        fields = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
-        numbers = {
-            name: None for name, value in fields.items()
-            if isinstance(value, float) and not math.isfinite(value)
-        }  # fmt: skip
-        return fields | numbers | {"evaluation": self.evaluation and self.evaluation.as_dict()}
-
 
 def ranked(
     question: TargetsAtRate, families: Sequence[Family], report: Report | None = None,
@@ -66,49 +56,46 @@ def ranked(
         first(by_theory(by_sketch, families))
     sketch = Search(by_sketch, families, part_of_report(report, 0.0, _SHARE), BEYOND)
     sketch.run()
+    rows = {one.deployment.kind.title: (one, False) for one in sketch.by_hardware.values()}
     by_cost = sorted(sketch.by_hardware.values(), key=sketch.rank)
     # Of each with the two limits that do it best, between which intervals decide.
-    least = {one.deployment.hardware: one.deployment.cost for one in by_cost[:EXACTLY]}
-    likely: dict[str, int] = {}
-    for hardware, cost in least.items():
-        does = [
+    for best in by_cost[:EXACTLY]:
+        alike = [
             one for one in sketch.results
-            if one.answer == "met" and one.deployment.hardware == hardware
-            and one.deployment.cost == cost
+            if one.answer == "met" and one.deployment.kind.title == best.deployment.kind.title
+            and one.deployment.cost == best.deployment.cost
         ]  # fmt: skip
-        for one in sorted(does, key=sketch.rank)[:_LIMITS]:
-            likely[one.deployment.family] = one.deployment.replicas
+        for one in sorted(alike, key=sketch.rank)[:_LIMITS]:
+            question.likely[one.deployment.family] = one.deployment.replicas
     nearest = [one.family for one in sketch.prospects[:EXACTLY]] or list(families)[:EXACTLY]
-    chosen = [one for one in families if one.name in likely] or nearest
-    question.likely = likely
+    chosen = [one for one in families if one.name in question.likely] or nearest
     search = Search(question, chosen, part_of_report(report, _SHARE, 1.0), BEYOND)
     search.run()
-    names = {family.name for family in chosen}
-    rows = {one.deployment.hardware: (one, False) for one in by_cost}
-    rows |= {hardware: (one, True) for hardware, one in search.by_hardware.items()}
+    rows |= {one.deployment.kind.title: (one, True) for one in search.by_hardware.values()}
     by_name = {family.name: family for family in families}
     shown = [
         _row(question, by_name[one.deployment.family], one, exact) for one, exact in rows.values()
     ]
-    others = {one.smallest.hardware: one for one in families if one.smallest.hardware not in rows}
-    shown += [_not_shown(sketch, hardware or "") for hardware in others]
+    titles = dict.fromkeys(one.smallest.kind.title for one in families)
+    shown += [_not_shown(sketch, title) for title in titles if title not in rows]
+    names = {family.name for family in chosen}
     left_out = [one for one in sketch.discarded() if one.family not in names]
     left_out += [
         _by_sketch(sketch, one) for one in sketch.results if one.deployment.family not in names
     ]
-    return search, sorted(shown, key=_order), left_out
+    shown.sort(key=lambda row: (row.evaluation is None, row.cost, row.hardware))
+    return search, shown, left_out
 
 
 def by_theory(question: TargetsAtRate, families: Sequence[Family]) -> list[Deployment]:
     """Return of each hardware the cheapest fleet with a usual load, the cheapest first."""
-    cheapest: dict[str | None, Deployment] = {}
+    cheapest: dict[str, Deployment] = {}
     for family in families:
         stable = question.stability(family)
-        if stable.least == len(family.counts):
-            continue
-        fleet = family.at(family.counts[min(stable.usual, len(family.counts) - 1)])
-        rival = cheapest.get(fleet.hardware, fleet)
-        cheapest[fleet.hardware] = min(rival, fleet, key=lambda one: one.cost)
+        if stable.least < len(family.counts):
+            fleet = family.at(family.counts[min(stable.usual, len(family.counts) - 1)])
+            rival = cheapest.get(fleet.kind.title, fleet)
+            cheapest[fleet.kind.title] = min(rival, fleet, key=lambda one: one.cost)
     return sorted(cheapest.values(), key=lambda one: (one.cost, one.name))
 
 
@@ -117,58 +104,38 @@ def part_of_report(report: Report | None, low: float, high: float) -> Report | N
     return report and (lambda share, what: report(low + share * (high - low), what))
 
 
-def _order(row: Ranked) -> tuple[bool, float, str]:
-    return row.evaluation is None, row.cost, row.hardware
-
-
 def _row(question: TargetsAtRate, family: Family, evaluation: Evaluation, exact: bool) -> Ranked:
-    workload = question.workload
-    deployment = evaluation.deployment
-    server, replicas = deployment.server, deployment.replicas
-    most = certify(workload, server).max_rate
+    workload, fleet = question.workload, evaluation.deployment
     ends = at_both_ends(question, family, SKETCH)
     slow = None if ends is None or ends.slow is None else ends.slow.deployment.replicas
-    seconds = workload.rate * 3600
-    known = deployment.known
+    known = fleet.kind.known
     watts = known.served.gpu.sheet.watts if isinstance(known, ShapedHardware) else None
+    of_a_token = fleet.cost / 3600 / workload.rate  # but for the tokens of a request
     return Ranked(
-        deployment.title, deployment.cost, evaluation, exact,
-        workload.rate / (most * replicas),
-        1e6 * deployment.cost / (seconds * (workload.mean_prompt + workload.mean_output)),
-        1e6 * deployment.cost / (seconds * workload.mean_output),
-        watts and watts * deployment.total_accelerators, slow,
+        fleet.kind.title, fleet.cost, evaluation, exact,
+        workload.rate / (certify(workload, fleet.server).max_rate * fleet.replicas),
+        1e6 * of_a_token / (workload.mean_prompt + workload.mean_output),
+        1e6 * of_a_token / workload.mean_output,
+        watts and watts * fleet.total_accelerators, slow,
     )  # fmt: skip
 
 
 def _by_sketch(sketch: Search[Evaluation], one: Evaluation) -> Discarded:
     """Account for a fleet that a short run alone judged."""
-    replicas = one.deployment.replicas
     why = "it does, and there are cheaper or quicker ones"
     if one.answer != "met":
         why = sketch.question.lacks(one)
-    family = one.deployment.family
-    return Discarded(family, (replicas, replicas), 1, "simulation", f"by a short run {why}")
+    fleet = one.deployment
+    return Discarded.of(fleet.family, [fleet.replicas], "simulation", f"by a short run {why}")
 
 
-def _not_shown(sketch: Search[Evaluation], hardware: str) -> Ranked:
+def _not_shown(sketch: Search[Evaluation], title: str) -> Ranked:
     """Say why no fleet of some hardware is shown: the least that it may cost, or what fails."""
-    mine = [one for one in sketch.prospects if one.family.smallest.title == hardware]
-    tried = [one for one in sketch.results if one.deployment.title == hardware]
-    cost = min((one.cost(one.least) for one in mine), default=math.inf)
+    of_theory = (*sketch.prospects, *sketch.hopeless)
+    mine = [one for one in of_theory if one.family.smallest.kind.title == title]
+    tried = [one for one in sketch.results if one.deployment.kind.title == title]
+    cost = min((one.cost(one.least) for one in mine if not one.hopeless), default=math.inf)
+    why = mine[0].theory.why_not_fewer
     if tried:
         why = sketch.question.lacks(max(tried, key=lambda one: one.deployment.replicas))
-    else:
-        of_theory = (*mine, *sketch.hopeless)
-        why = next(
-            one.theory.why_not_fewer for one in of_theory if one.family.smallest.title == hardware
-        )
-    return Ranked(hardware, cost, None, False, math.nan, math.nan, math.nan, None, None, why)
-
-
-def brief(deployment: Deployment) -> str:
-    """Return a fleet in as few words as a table of one model needs."""
-    known = deployment.known
-    if not isinstance(known, ShapedHardware):
-        return f"{deployment.replicas} x {deployment.title}"
-    many = "" if known.served.tensor_parallel == 1 else f"{known.served.tensor_parallel} "
-    return f"{deployment.replicas} x {many}{known.served.gpu.name}"
+    return Ranked(title, cost, None, False, math.nan, math.nan, math.nan, None, None, why)

@@ -111,6 +111,11 @@ class Prospect:
         return self.theory.least
 
     @property
+    def hopeless(self) -> bool:
+        """Whether it is ruled out at any number of replicas."""
+        return self.least == len(self.family.counts)
+
+    @property
     def order(self) -> tuple[float, float, str]:
         """By what families are put in order: the cost that is guessed."""
         return self.cost(self.theory.guess), self.cost(self.theory.least), self.family.name
@@ -122,6 +127,8 @@ class Prospect:
     def last_within(self, cost: float) -> int:
         """Return the index of the most replicas that cost no more; -1 if none do."""
         family = self.family
+        if math.isinf(cost):
+            return len(family.counts) - 1
         return bisect.bisect_right(family.counts, cost, key=lambda n: family.at(n).cost) - 1
 
 
@@ -129,37 +136,43 @@ class Search(Generic[R]):
     """A search on its way.
 
     ``prospects``: one for each family that theory leaves, in the order in which they are asked;
-    ``hopeless``: families ruled out at any number of replicas; ``best`` so far, with its prospect.
-    Of hardware that is not the best's the cheapest fleet that does is found, too, where it costs
-    less than ``beyond`` times as much: ``by_hardware``.
+    ``hopeless``: families ruled out at any number of replicas. Of hardware that is not the best's
+    the cheapest fleet that does is searched, too, where it costs less than ``beyond`` times as
+    much; ``by_hardware`` are the cheapest known to do.
     """
 
     def __init__(
-        self, question: Question[R], families: Sequence[Family], report: Report | None = None,
+        self,
+        question: Question[R],
+        families: Sequence[Family],
+        report: Report | None = None,
         beyond: float = 1.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.question, self.beyond = question, beyond
         self.by_hardware: dict[str | None, R] = {}
-        self.prospects: list[Prospect] = []
-        self.hopeless: list[Prospect] = []
-        self.best: tuple[R, Prospect] | None = None
         self._results: dict[tuple[str, int], R] = {}
         self._report = report or (lambda share, what: None)
         self._done = 0
-        for family in families:
-            by: Reason = "theory"
-            try:
-                theory = question.theory(family)
-            except InputError as error:  # such as a request that no replica has the memory for
-                theory, by = Theory(len(family.counts), 0, str(error)), "impossible"
-            hopeless = theory.least == len(family.counts)
-            (self.hopeless if hopeless else self.prospects).append(Prospect(family, theory, by))
+        every = [self._prospect(family) for family in families]
+        self.hopeless = [one for one in every if one.hopeless]
+        self.prospects = [one for one in every if not one.hopeless]
         self.prospects.sort(key=lambda prospect: prospect.order)
+
+    def _prospect(self, family: Family) -> Prospect:
+        try:
+            return Prospect(family, self.question.theory(family))
+        except InputError as error:  # such as a request that no replica has the memory for
+            return Prospect(family, Theory(len(family.counts), 0, str(error)), "impossible")
 
     @property
     def results(self) -> tuple[R, ...]:
         """What was simulated, in that order."""
         return tuple(self._results.values())
+
+    @property
+    def best(self) -> R | None:
+        """The best that is known to do."""
+        return min(self.by_hardware.values(), key=self.rank, default=None)
 
     def rank(self, result: R) -> tuple[float, float, str]:
         """Return what the best has least of: cost, what the question says, then name."""
@@ -168,45 +181,29 @@ class Search(Generic[R]):
 
     def run(self) -> None:
         """Search every family, once."""
-        if self.best is not None:
-            return
         for done, prospect in enumerate(self.prospects):
             self._done = done
-            hardware = prospect.family.smallest.hardware
-            start = prospect.most = len(prospect.family.counts) - 1
-            if self.best is not None:
-                start = prospect.most = prospect.last_within(self._most_cost(hardware))
-            if self.best is None or (self.beyond > 1 and hardware not in self.by_hardware):
-                start = min(prospect.theory.guess, start)
-            if prospect.most < prospect.least or self._is_worse(prospect):
+            hardware = prospect.family.smallest.kind.hardware
+            best, rival = self.best, self.by_hardware.get(hardware)
+            costs = [self.beyond * best.deployment.cost] if best else []
+            costs += [rival.deployment.cost] if rival else []
+            prospect.most = prospect.last_within(min(costs, default=math.inf))
+            if prospect.most < prospect.least or (best and self._is_worse(prospect, best)):
                 continue
-            self.search(prospect, start)
-            if prospect.answer is None:
-                continue
-            result = self.at(prospect, prospect.answer)
-            rival = self.by_hardware.get(hardware)
-            if rival is None or self.rank(result) < self.rank(rival):
-                self.by_hardware[hardware] = result
-            if self.best is None or self.rank(result) < self.rank(self.best[0]):
-                self.best = result, prospect
+            asked_first = best is None or (self.beyond > 1 and rival is None)
+            guess = prospect.theory.guess if asked_first else prospect.most
+            self.search(prospect, min(guess, prospect.most))
         self._done = len(self.prospects)
 
-    def _most_cost(self, hardware: str | None) -> float:
-        """Return what a fleet may cost to be worth a simulation."""
-        assert self.best is not None
-        most = self.best[0].deployment.cost * self.beyond
-        rival = self.by_hardware.get(hardware)
-        return most if rival is None else min(most, rival.deployment.cost)
-
-    def _is_worse(self, prospect: Prospect) -> bool:
+    def _is_worse(self, prospect: Prospect, best: R) -> bool:
         """Return whether theory says that none of a family within the cost of the best beats it."""
-        if self.best is None or prospect.most > prospect.least:
-            return False
-        best, family = self.best[0], prospect.family
+        family = prospect.family
         count = family.counts[prospect.least]
-        if family.at(count).cost < best.deployment.cost:
-            return False
-        if self.question.worth_at_least(family, count) < self.question.worth(best):
+        if (
+            prospect.most > prospect.least
+            or family.at(count).cost < best.deployment.cost
+            or self.question.worth_at_least(family, count) < self.question.worth(best)
+        ):
             return False
         prospect.most = prospect.least - 1
         prospect.why_not_more = "theory", "no fleet of the same cost is better than the answer"
@@ -290,16 +287,27 @@ class Search(Generic[R]):
             name = f"{count} x {family.name}"
 
             def report(share: float) -> None:
-                done = (self._done + share / 2) / max(len(self.prospects), 1)
-                self._report(done, name)
+                self._report((self._done + share / 2) / max(len(self.prospects), 1), name)
 
             report(0.0)
-            self._results[key] = self.question.judge(family, count, report)
+            result = self._results[key] = self.question.judge(family, count, report)
+            if result.answer == "met":
+                hardware = family.smallest.kind.hardware
+                rival = self.by_hardware.get(hardware, result)
+                self.by_hardware[hardware] = min(rival, result, key=self.rank)
         return self._results[key]
 
     def peek(self, family: Family, count: int) -> R | None:
         """Return what was found out about so many replicas, if they were simulated."""
         return self._results.get((family.name, count))
+
+    def why_not(self, family: str, count: int) -> str:
+        """Say why so many replicas of a family are not the answer; nothing if none were asked."""
+        if (result := self._results.get((family, count))) is not None:
+            return self.question.lacks(result)
+        left_out = (one for one in self.discarded() if one.family == family)
+        ends = ((*one.replicas, one.why) for one in left_out)
+        return next((why for low, high, why in ends if low <= count <= high), "")
 
     def discarded(self) -> list[Discarded]:
         """Account for every deployment that was not simulated."""
@@ -310,28 +318,27 @@ class Search(Generic[R]):
         """Account for the deployments of a family that were not simulated."""
         family, counts = prospect.family, prospect.family.counts
         results = [self.peek(family, count) for count in counts]
-        untried = [index for index in range(prospect.least, len(counts)) if results[index] is None]
         last = prospect.most if prospect.answer is None else prospect.answer
-        fewer = [index for index in untried if index <= last]
-        dearer = [counts[index] for index in untried if index > last]
-        below = [count for count in counts[: prospect.least] if self.peek(family, count) is None]
-        parts: list[tuple[Sequence[int], Reason, str]] = [
+        untried = [index for index, result in enumerate(results) if result is None]
+        below = [index for index in untried if index < prospect.least]
+        fewer = [index for index in untried if prospect.least <= index <= last]
+        more = [index for index in untried if index > max(last, prospect.least - 1)]
+        parts: list[tuple[list[int], Reason, str]] = [
             (below, prospect.by, prospect.theory.why_not_fewer)
         ]
         if fewer:
             larger = results[fewer[-1] + 1 :]
             failed = next(one for one in larger if one is not None and one.answer != "met")
-            why = self.question.lacks(failed)
-            parts.append(([counts[index] for index in fewer], "simulation", why))
-        if dearer and prospect.why_not_more:
-            parts.append((dearer, *prospect.why_not_more))
-        elif dearer:
-            bound = self.best[0].deployment.cost if self.best else 0.0
-            least = family.at(dearer[0]).cost
-            why = f"they cost {amount(least)} or more, the answer {amount(bound)}"
-            parts.append((dearer, "cost", why))
+            parts.append((fewer, "simulation", self.question.lacks(failed)))
+        if more:
+            by, why = prospect.why_not_more or ("cost", "")
+            if not why:
+                bound = self.best.deployment.cost if self.best else 0.0
+                least = amount(prospect.cost(more[0]))
+                why = f"they cost {least} or more, the answer {amount(bound)}"
+            parts.append((more, by, why))
         return [
-            Discarded(family.name, (part[0], part[-1]), len(part), by, why)
+            Discarded.of(family.name, [counts[index] for index in part], by, why)
             for part, by, why in parts
             if part
         ]

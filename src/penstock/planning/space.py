@@ -1,24 +1,26 @@
 """The search space of a plan: which deployments there are, and what each costs."""
 
+import bisect
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.planning.axes import NamedRouter, allowed_counts, named_router, ratio_of
 from penstock.planning.deployment import Deployment, Kind
-from penstock.planning.mixed_fleets import Stock, refuse_mixing
-from penstock.planning.per_hardware import accelerators_and_price, with_memory
+from penstock.planning.mixed_fleets import refuse_mixing
+from penstock.planning.per_hardware import Stock, number_for, refuse_idle
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.kv_transfer import checked_link, link_ms_per_token
 from penstock.system.models.served import ShapedHardware
+from penstock.system.pool import MOST_REPLICAS
 from penstock.system.presets import hardware as preset
 from penstock.system.routing import Router
 from penstock.system.scheduler import Scheduler
-from penstock.system.server import Server
+from penstock.system.server import Server, with_kv_tokens
 
 MOST_FAMILIES = 100_000
 
@@ -28,6 +30,9 @@ Reason = Literal["impossible", "unsuited", "theory", "simulation", "cost"]
 """By what a deployment was ruled out: it cannot exist, its policy is known to do badly there, a
 theorem, simulation, or its price.
 """
+
+Ratio = tuple[int, int]
+"""Replicas for prompts to replicas that decode."""
 
 
 class _UnsuitedError(InputError):
@@ -60,6 +65,11 @@ class Discarded:
     count: int  # how many deployments
     by: Reason  # what ruled them out
     why: str  # a sentence
+
+    @classmethod
+    def of(cls, family: str, counts: Sequence[int], by: Reason, why: object) -> "Discarded":
+        """Return what is said of so many replicas of a family."""
+        return cls(family, (counts[0], counts[-1]), len(counts), by, str(why))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -147,178 +157,196 @@ def search_space(
     InputError
         If a value cannot be used, or no deployment can exist.
     """
-    known = {one.name: one for one in map(_known, hardware) if one is not None}
-    names = [one if isinstance(one, str | None) else one.name for one in hardware]
-    kinds = [known.get(name or "") for name in names]
+    known = [preset(one) if isinstance(one, str) else one for one in hardware]
     choices = _Choices(
-        known, allowed_counts(replicas), price, accelerators, transfer_ms, transfer_ms_per_token,
-        transfer_gb_per_s, kv_bytes_per_token, max_cost, Stock.of(at_hand, kinds),
+        server, _allowed_counts(replicas), kv_tokens, price, accelerators,
+        _Link(transfer_ms, transfer_ms_per_token, transfer_gb_per_s, kv_bytes_per_token),
+        math.inf if max_cost is None
+        else checks.number("max_cost", max_cost, 0, 1e15, "", "it is the most a fleet may cost"),
+        Stock.of(at_hand, known),
     )  # fmt: skip
     axes: dict[str, Sequence[Any]] = {
-        "hardware": names, "token_budget": token_budget or (server.token_budget,),
+        "hardware": known, "token_budget": token_budget or (server.token_budget,),
         "max_batch_size": max_batch_size or (server.max_batch_size,),
-        "policy": policy or (server.policy,),
-        "router": [named_router(choice) for choice in router],
-        "disaggregation": [ratio_of(text) for text in disaggregation],
+        "policy": policy or (server.policy,), "router": router,
+        "disaggregation": [_ratio(text) for text in disaggregation],
     }  # fmt: skip
     if mix:
-        refuse_mixing(kinds)
+        refuse_mixing(known)
     _refuse_sizes(axes, len(choices.counts) if mix else 0)
-    servers = with_memory(server, names, kv_tokens)
+    for one in known:
+        choices.with_memory(one)
+    refuse_idle("kv_tokens", kv_tokens, known)
     tried: list[Family | Discarded] = []
-    for values in itertools.product(*axes.values()):
-        tried.append(choices.family(servers[values[0]], *values))
-    if mix:
-        for two in itertools.combinations(dict.fromkeys(names), 2):
-            both = [(servers[name], name) for name in two]
-            for values in itertools.product(*list(axes.values())[1:]):
-                tried += choices.mixed(both, *values)
-    refused = [family for family in tried if isinstance(family, Discarded)]
+    distinct = {one and one.name: one for one in known}.values()
+    hardware_of = [(one,) for one in known] + (
+        list(itertools.combinations(distinct, 2)) if mix else []
+    )
+    for kinds, *varied in itertools.product(hardware_of, *list(axes.values())[1:]):
+        tried += choices.families(kinds, *varied)
+    refused = tuple(family for family in tried if isinstance(family, Discarded))
     families: dict[str, Family] = {}
     for family in tried:
         if isinstance(family, Family):
             families.setdefault(family.name, family)
-    _refuse_none(families, refused)
-    return Space(tuple(families.values()), tuple(refused), price is not None)
+    if not families:
+        _refuse_all(refused)
+    return Space(tuple(families.values()), refused, price is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Link:
+    """What sends the KV memory of a prompt to the replica that decodes."""
+
+    ms: float
+    ms_per_token: float
+    gb_per_s: float | None
+    bytes_per_token: float | None
+
+    def __post_init__(self) -> None:
+        checks.seconds("transfer_ms", self.ms)
+        checks.seconds("transfer_ms_per_token", self.ms_per_token)
+        checked_link(self.ms_per_token, self.gb_per_s, self.bytes_per_token)
+        if self.gb_per_s is not None:  # whatever the model
+            link_ms_per_token(self.gb_per_s, self.bytes_per_token or 1)
+
+    def between(self, kind: Kind) -> float:
+        """Return the milliseconds that a token takes between such replicas."""
+        if self.gb_per_s is None:
+            return self.ms_per_token
+        gpu = kind.server.gpu if kind.known is None else kind.known.gpu
+        return link_ms_per_token(self.gb_per_s, self.bytes_per_token, gpu)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Choices:
     """What all deployments of a search space share."""
 
-    known: Mapping[str, BatchTimeFile]  # hardware by name
+    server: Server
     counts: tuple[int, ...]
+    kv_tokens: int | Mapping[str, int] | None
     price: float | Mapping[str, float] | None
     accelerators: int
-    transfer_ms: float
-    transfer_ms_per_token: float
-    transfer_gb_per_s: float | None
-    kv_bytes_per_token: float | None
-    max_cost: float | None
+    link: _Link
+    max_cost: float
     stock: Stock
 
-    def __post_init__(self) -> None:
-        checks.seconds("transfer_ms", self.transfer_ms)
-        checks.seconds("transfer_ms_per_token", self.transfer_ms_per_token)
-        checked_link(self.transfer_ms_per_token, self.transfer_gb_per_s, self.kv_bytes_per_token)
-        if self.max_cost is not None:
-            checks.number("max_cost", self.max_cost, 0, 1e15, "", "it is the most a fleet may cost")
-        if self.transfer_gb_per_s is not None:  # whatever the model
-            link_ms_per_token(self.transfer_gb_per_s, self.kv_bytes_per_token or 1)
+    def families(
+        self, hardware: Sequence[BatchTimeFile | None], budget: int | None, slots: int | None,
+        policy: str | Scheduler | None, router: str | Router | Mapping[str, Any],
+        ratio: Ratio | None,
+    ) -> Sequence[Family | Discarded]:  # fmt: skip
+        """Return the families of one kind of replica or of two, or why there are none."""
+        kinds: list[Kind] = []
+        try:
+            for one in hardware:
+                kinds.append(self._kind(one, budget, slots, policy))
+            if len(kinds) == 1:
+                return [self._of_ratio(kinds[0], router, ratio)]
+            if not ratio:
+                return self._side_by_side(kinds, router)
+            sides = (kinds, kinds[::-1])
+            return [self._of_ratio(prompts, router, ratio, decode) for prompts, decode in sides]
+        except InputError as error:
+            if len(kinds) < len(hardware) == 2:
+                return []  # which the family of that kind says
+            by: Reason = "unsuited" if isinstance(error, _UnsuitedError) else "impossible"
+            name = " and ".join("server" if one is None else one.name for one in hardware)
+            name += "" if policy is None else f", {getattr(policy, 'name', policy)}"
+            name += "" if budget is None else f", budget {budget}"
+            return [Discarded.of(name, self.counts, by, error)]
 
-    def _ms_per_token(self, server: Server, hardware: str | None) -> float:
-        """Return how long the KV memory of a token takes a link between such replicas."""
-        if self.transfer_gb_per_s is None:
-            return self.transfer_ms_per_token
-        gpu = server.gpu if hardware is None else self.known[hardware].gpu
-        return link_ms_per_token(self.transfer_gb_per_s, self.kv_bytes_per_token, gpu)
+    def with_memory(self, hardware: BatchTimeFile | None) -> Server:
+        """Return the server with the KV memory of some hardware."""
+        if self.kv_tokens is None:
+            return self.server
+        return with_kv_tokens(self.server, number_for("kv_tokens", self.kv_tokens, hardware))
 
-    def kind(
-        self, server: Server, hardware: str | None, budget: int | None, slots: int | None,
+    def _kind(
+        self, known: BatchTimeFile | None, budget: int | None, slots: int | None,
         policy: str | Scheduler | None,
     ) -> Kind:  # fmt: skip
         """Return a kind of replica."""
-        known = self.known.get(hardware or "")
-        accelerators, price = accelerators_and_price(known, self.price, self.accelerators)
-        replica = _replica(server, known, budget, slots, policy)
-        return Kind(replica, hardware, accelerators, price, known)
+        replica = _replica(self.with_memory(known), known, budget, slots, policy)
+        price = 1.0 if self.price is None else number_for("price", self.price, known)
+        accelerators = (known and known.tensor_parallel) or self.accelerators
+        name = None if known is None else known.name
+        return Kind(replica, name, accelerators, price, known)
 
-    def affordable(self, *kinds: tuple[Kind, int]) -> bool:
-        """Return whether so many replicas of each kind are at hand and within the cost."""
-        cost = sum(kind.price * kind.accelerators * count for kind, count in kinds)
-        most = math.inf if self.max_cost is None else self.max_cost
-        return cost <= most and self.stock.has(kinds)
-
-    def family(
-        self, server: Server, hardware: str | None, budget: int | None, slots: int | None,
-        policy: str | Scheduler | None,
-        router: NamedRouter, ratio: tuple[int, int] | None,
-    ) -> Family | Discarded:  # fmt: skip
-        """Return the deployments that differ only in replicas, or why there are none."""
-        try:
-            return self._of_kind(self.kind(server, hardware, budget, slots, policy), router, ratio)
-        except InputError as error:
-            return self._refused(hardware or "server", policy, budget, error)
-
-    def _refused(
-        self, hardware: str, policy: str | Scheduler | None, budget: int | None, error: InputError
-    ) -> Discarded:
-        """Account for deployments that there cannot be."""
-        by: Reason = "unsuited" if isinstance(error, _UnsuitedError) else "impossible"
-        limits = "" if policy is None else f", {getattr(policy, 'name', policy)}"
-        limits += "" if budget is None else f", budget {budget}"
-        name = f"{hardware}{limits}"
-        return Discarded(name, (self.counts[0], self.counts[-1]), len(self.counts), by, str(error))
-
-    def _of_kind(
-        self, kind: Kind, router: NamedRouter, ratio: tuple[int, int] | None,
-        decode: Kind | None = None,
-    ) -> Family:  # fmt: skip
+    def _of_ratio(
+        self, kind: Kind, router: Any, ratio: Ratio | None, decode: Kind | None = None
+    ) -> Family:
         """Return the family of a kind; ``decode`` is that of those which decode, if another."""
-        for_prompts, apart = ratio or (1, 0)
-        whole = for_prompts + apart
-        allowed = tuple(
-            count
-            for count in self.counts
-            if count % whole == 0
-            and self.affordable(
-                (kind, count // whole * for_prompts), (decode or kind, count // whole * apart)
+        if ratio is None:
+            smallest = Deployment(kind, 1, router)
+        else:
+            per_token = self.link.between(kind)
+            smallest = Deployment(
+                kind, sum(ratio), router, ratio[0], self.link.ms, per_token, other=decode
             )
-        )
-        if not allowed:
+        family = self._affordable(smallest)
+        if family is None:
             split = f", in the ratio {ratio[0]}:{ratio[1]}" if ratio else ""
-            cap = "" if self.max_cost is None else f", costs at most {self.max_cost:g}"
-            cap += f", with {self.stock} at hand" if self.stock.limits(kind) else ""
-            raise InputError(f"no number of replicas is allowed{split}{cap}; allow others")
-        prefill = allowed[0] // whole * for_prompts if ratio else 0
-        smallest = Deployment(
-            kind.server, allowed[0], kind.hardware, router[0], prefill,
-            kind.accelerators, kind.price, self.transfer_ms,
-            self._ms_per_token(kind.server, kind.hardware) if ratio else 0.0,
-            decode, router_settings=router[1], known=kind.known,
-        )  # fmt: skip
-        return Family(smallest, allowed)
+            cap = "" if math.isinf(self.max_cost) else f", costs at most {self.max_cost:g}"
+            raise InputError(
+                f"no number of replicas is allowed{split}{cap}{self.stock.limits(kind)}; allow "
+                "others"
+            )
+        return family
 
-    def mixed(
-        self, both: Sequence[tuple[Server, str | None]], budget: int | None, slots: int | None,
-        policy: str | Scheduler | None,
-        router: NamedRouter, ratio: tuple[int, int] | None,
-    ) -> Sequence[Family | Discarded]:  # fmt: skip
-        """Return the families of two kinds of replica, or why there are none."""
-        # Nothing where one kind cannot exist, which its own family says.
-        try:
-            one, two = (self.kind(*each, budget, slots, policy) for each in both)
-        except InputError:
-            return []
-        try:
-            if not ratio:
-                return self._side_by_side(one, two, router)
-            sides = ((one, two), (two, one))
-            return [self._of_kind(prompts, router, ratio, decode) for prompts, decode in sides]
-        except InputError as error:
-            return [self._refused(f"{one.title} and {two.title}", policy, budget, error)]
-
-    def _side_by_side(self, one: Kind, two: Kind, router: NamedRouter) -> list[Family]:
+    def _side_by_side(self, kinds: list[Kind], router: Any) -> list[Family]:
         """Return families of two kinds in one pool, one for each number of the slower."""
         # Slower in full batches; the faster are counted up, and come first at the router.
-        better, other = one, two
-        if two.server.full_batch_rate > one.server.full_batch_rate:
-            better, other = two, one
-        families = []
-        for others in range(1, self.counts[-1]):
-            allowed = tuple(
-                count - others
-                for count in self.counts
-                if count > others and self.affordable((better, count - others), (other, others))
+        one, two = kinds
+        slow, fast = sorted((two, one), key=lambda kind: kind.server.full_batch_rate)
+        others = range(1, self.counts[-1])
+        fleets = [Deployment(fast, 1, router, other=slow, others=count) for count in others]
+        return [family for fleet in fleets if (family := self._affordable(fleet)) is not None]
+
+    def _affordable(self, smallest: Deployment) -> Family | None:
+        """Return the numbers of replicas that are allowed, at hand and within the cost."""
+        whole = sum(smallest.ratio or (1,))
+        beside = smallest.others
+        counts = [n - beside for n in self.counts if n > beside and n % whole == 0]
+
+        def too_much(count: int) -> bool:
+            fleet = smallest.with_replicas(count)
+            return fleet.cost > self.max_cost or not self.stock.has(fleet.kinds)
+
+        allowed = tuple(counts[: bisect.bisect_left(counts, True, key=too_much)])
+        return Family(smallest.with_replicas(allowed[0]), allowed) if allowed else None
+
+
+def _allowed_counts(replicas: int | Sequence[int]) -> tuple[int, ...]:
+    """Return the numbers of replicas that are allowed, rising: a list, or all up to the most."""
+    reason = "it is a number of replicas; a list, or the most"
+    if isinstance(replicas, Sequence) and not isinstance(replicas, str):
+        counts = {
+            checks.whole("search.replicas", count, 1, MOST_REPLICAS, "", reason)
+            for count in replicas
+        }
+        if not counts:
+            raise InputError(
+                "search.replicas is empty, so there is nothing to deploy; give at least one number"
             )
-            if allowed:
-                smallest = Deployment(
-                    better.server, allowed[0], better.hardware, router[0], 0, better.accelerators,
-                    better.price, other=other, others=others, router_settings=router[1],
-                    known=better.known,
-                )  # fmt: skip
-                families.append(Family(smallest, allowed))
-        return families
+        return tuple(sorted(counts))
+    most = checks.whole("search.replicas.max", replicas, 1, MOST_REPLICAS, "", reason)
+    return tuple(range(1, most + 1))
+
+
+def _ratio(text: str | None) -> Ratio | None:
+    """Read prefill:decode, in lowest terms."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9]{1,4})\s*:\s*([0-9]{1,4})\s*", str(text))
+    prefill, decode = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not prefill or not decode:
+        raise InputError(
+            f"search.disaggregation is {checks.shown(text)}, but must be replicas for prompts to "
+            'replicas that decode, in quotes, such as "1:2"; null: each does both'
+        )
+    common = math.gcd(prefill, decode)
+    return prefill // common, decode // common
 
 
 def _refuse_sizes(axes: Mapping[str, Sequence[Any]], mixed: int) -> None:
@@ -333,30 +361,19 @@ def _refuse_sizes(axes: Mapping[str, Sequence[Any]], mixed: int) -> None:
     if size > MOST_FAMILIES:
         raise InputError(
             f"the search space has {size:,} deployments beside the number of replicas, above "
-            f"{MOST_FAMILIES:,}, and "
-            "each takes a simulation; search fewer values"
+            f"{MOST_FAMILIES:,}, and each takes a simulation; search fewer values"
         )
 
 
-def _refuse_none(families: Mapping[str, Family], refused: Sequence[Discarded]) -> None:
+def _refuse_all(refused: Sequence[Discarded]) -> None:
     """Refuse a search space without a deployment, and say why it has none."""
-    if families:
-        return
-    reasons = list(dict.fromkeys(discarded.why for discarded in refused))
+    reasons = list(dict.fromkeys(one.why for one in refused))
     more = f"; and {len(reasons) - _REASONS:,} more reasons" if len(reasons) > _REASONS else ""
-    fails = (
-        "is worth judging"
-        if any(discarded.by == "unsuited" for discarded in refused)
-        else "can exist"
-    )
+    unsuited = any(one.by == "unsuited" for one in refused)
     raise InputError(
-        f"no deployment of the search space {fails}: {'; or: '.join(reasons[:_REASONS])}{more}"
+        f"no deployment of the search space {'is worth judging' if unsuited else 'can exist'}: "
+        f"{'; or: '.join(reasons[:_REASONS])}{more}"
     )
-
-
-def _known(hardware: str | BatchTimeFile | None) -> BatchTimeFile | None:
-    """Return what is known of hardware that may be named."""
-    return preset(hardware) if isinstance(hardware, str) else hardware
 
 
 def _replica(

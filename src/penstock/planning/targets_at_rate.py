@@ -5,7 +5,7 @@ decides.
 import bisect
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.errors import InputError
@@ -21,8 +21,8 @@ from penstock.planning.evaluate import (
 )
 from penstock.planning.mixed_fleets import MixedLoad, best_of, no_worse
 from penstock.planning.search import Question, Search, Theory
-from penstock.planning.shortfalls import with_replicas
 from penstock.planning.space import Family
+from penstock.planning.why import with_replicas
 from penstock.system.server import Server
 from penstock.theory.bounds import bounds
 from penstock.theory.ends import Ends, server_ends
@@ -55,7 +55,7 @@ class TargetsAtRate(Question[Evaluation]):
 
     def __init__(self, workload: Workload, aim: Aim, sketch: int | None = None) -> None:
         self.workload, self.aim, self.sketch = workload, aim, sketch
-        self.likely: Mapping[str, int] = {}  # replicas by family, where something told them
+        self.likely: dict[str, int] = {}  # replicas by family, where something told them
         self._ordered: dict[tuple[Server, Server], bool] = {}
         self._beginning: Workload | None = None
         self._stability: dict[str, Stability] = {}
@@ -187,7 +187,7 @@ class TargetsAtRate(Question[Evaluation]):
     def _of_one(self, fleet: Deployment) -> Workload:
         """Return what one replica gets on average: of a pool no more is known than the rate."""
         share = self.workload.with_rate(self.workload.rate / fleet.replicas)
-        known = fleet.replicas == 1 or fleet.router == "random"
+        known = fleet.replicas == 1 or fleet.router.name == "random"
         if known or not isinstance(share.arrivals, Poisson):
             return share
         # what bounds say of evenly spaced requests they say of any
@@ -222,19 +222,19 @@ def at_both_ends(
 
     def fewest(server_of: Callable[[Ends[Server]], Server]) -> Evaluation | None:
         servers = [
-            kind.server
-            if ends is None
+            kind.server if ends is None
             else dataclasses.replace(kind.server, batch_time=server_of(ends).batch_time)
             for (kind, _), ends in zip(smallest.kinds, of_kinds, strict=True)
-        ]
-        other = smallest.other and dataclasses.replace(smallest.other, server=servers[-1])
-        changed = dataclasses.replace(smallest, server=servers[0], other=other)
-        again = Search(
-            TargetsAtRate(question.workload, question.aim, sketch),
-            [dataclasses.replace(family, smallest=changed)],
+        ]  # fmt: skip
+        changed = dataclasses.replace(
+            smallest,
+            kind=dataclasses.replace(smallest.kind, server=servers[0]),
+            other=smallest.other and dataclasses.replace(smallest.other, server=servers[-1]),
         )
+        of_these = TargetsAtRate(question.workload, question.aim, sketch)
+        again = Search(of_these, [dataclasses.replace(family, smallest=changed)])
         again.run()
-        return None if again.best is None else again.best[0]
+        return again.best
 
     origins = "; ".join(dict.fromkeys(ends.origin for ends in known))
     calibrated = all(ends.calibrated for ends in known)

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from penstock.checking.head import BECAUSE, MIDDLE
 from penstock.checking.view import traffic
 from penstock.planning.aim import MOST_ROWS
-from penstock.planning.ranking import brief
-from penstock.planning.shortfalls import in_words, shortfalls
 from penstock.planning.view_day import (
     day_in_short,
     day_section,
@@ -17,6 +15,7 @@ from penstock.planning.view_day import (
     launch_section,
     reasons,
 )
+from penstock.planning.why import in_words, shortfalls
 from penstock.show.page import MOST_LINES, Fact, Figure, Line, Page, Section, Table
 from penstock.words import amount, counted, duration, seconds, sentence, span
 
@@ -215,12 +214,9 @@ def _ranking(plan: "Plan", prices: str) -> list[Section]:
     shown = [(row, row.evaluation) for row in plan.ranking if row.evaluation is not None]
     rows = []
     for row, evaluation in shown:
-        server = evaluation.deployment.server
-        slots = "" if server.max_batch_size is None else f"/{server.max_batch_size:,}"
         rows.append(
             (
-                brief(evaluation.deployment),
-                f"{server.token_budget:,}{slots}",
+                evaluation.deployment.brief,
                 amount(row.cost),
                 f"{row.million_tokens:.3g}",
                 f"{row.million_outputs:.3g}",
@@ -232,7 +228,7 @@ def _ranking(plan: "Plan", prices: str) -> list[Section]:
             )
         )
     columns = (
-        "Fleet", "Limits", "Per hour" if plan.priced else "Acc.", "Per M", "Per M out", "kW",
+        "Fleet", "Per hour" if plan.priced else "Acc.", "Per M", "Per M out", "kW",
         "Used", "Slow", *(target.label for target in plan.targets), "Judged",
     )  # fmt: skip
     caption = (
@@ -240,7 +236,7 @@ def _ranking(plan: "Plan", prices: str) -> list[Section]:
         "short runs. Used: of what any scheduler can carry. Latencies in seconds."
     )
     caption += f" Prices: {prices}; yours: --prices FILE." if prices else ""
-    spare = ("Per M out", "kW", "Used", "Limits")
+    spare = ("Per M out", "kW", "Used")
     table = Table(columns, rows, caption, spare=spare)
     others = [
         Fact(row.hardware, "" if math.isinf(row.cost) else f"from {amount(row.cost)}", row.why)
@@ -317,14 +313,11 @@ def _frontier_table(plan: "Plan") -> Table:
     strong = []
     for evaluation in _about_the_best(plan.frontier, plan.best):
         value, deployment = evaluation.estimates[0], evaluation.deployment
-        name = deployment.brief
-        if deployment.router != "random":
-            name += f" {deployment.router_title}"
         if evaluation is plan.best:
             strong.append(len(rows))
         rows.append(
             (
-                name,
+                deployment.brief,
                 amount(deployment.cost),
                 seconds(value.value),
                 f"{seconds(value.low)} to {seconds(value.high)}",
@@ -382,7 +375,7 @@ def _groups(plan: "Plan") -> list[Fact]:
         simulated = [evaluation for evaluation in plan.evaluated if evaluation.answer == answer]
         if simulated:
             cheapest = min(simulated, key=lambda evaluation: evaluation.deployment.cost)
-            lacks = "; ".join(shortfalls(cheapest, plan.aim))
+            lacks = shortfalls(cheapest, plan.aim)
             such = f"simulated; such as {cheapest.deployment.name}: {lacks}"
             facts.append(Fact(answer, f"{len(simulated):,}", such))
     more = sum(

@@ -60,7 +60,7 @@ def day_in_short(day: "DayPlan") -> str:
 
 
 def _day_facts(day: "DayPlan") -> list[Fact]:
-    hours, static, price = day.accelerator_hours(), day.static_hours, day.deployment.price
+    hours, static, price = day.accelerator_hours(), day.static_hours, day.deployment.kind.price
     span_h = day.profile.span_s / HOUR_S
     lasts = f"{span_h:,.4g} hour{'' if span_h == 1 else 's'}"
     saved = f"{abs(day.saving):.0%} {'less' if day.saving >= 0 else 'more'}"
@@ -169,7 +169,7 @@ def _job_facts(job: "JobPlan", result: "JobResult") -> list[Fact]:
             "Accelerators", amount(result.accelerator_hours), "accelerator-hours until it is done"
         ),
     ]
-    if result.deployment.price != 1:
+    if result.deployment.kind.price != 1:
         facts.append(Fact("Cost", f"{result.cost:,.2f}", "until it is done"))
     for target, estimate in zip(job.targets, result.online, strict=True):
         within = f"{seconds(estimate.low)} to {seconds(estimate.high)} s: {target.judge(estimate)}"

@@ -9,7 +9,7 @@ import yaml
 from penstock import checks
 from penstock.document import read_document
 from penstock.errors import InputError
-from penstock.planning.per_hardware import matching_key
+from penstock.planning.per_hardware import longest_part
 
 _PRICES = Path(__file__).with_name("prices.yaml")
 _PARALLEL = (1, 2, 4, 8)
@@ -35,7 +35,7 @@ def described(
     """Return a scenario as a document, and what its prices are."""
     table, said = _prices(prices)
     kinds = _listed("--gpus", gpus) if gpus else list(table)
-    unknown = [kind for kind in kinds if matching_key(table, kind) is None]
+    unknown = [kind for kind in kinds if longest_part(table, kind) is None]
     if unknown:
         raise InputError(
             f"no price of {unknown[0]} is known ({', '.join(table)} are), so fleets of it cannot "
@@ -49,7 +49,7 @@ def described(
     }  # fmt: skip
     if apart:
         search["disaggregation"] = _APART
-    priced = {matching_key(table, kind) for kind in kinds}
+    priced = {longest_part(table, kind) for kind in kinds}
     price = {key: money for key, money in table.items() if key in priced}
     plan = {"targets": targets or [], "search": search, "rank": True, "price": price}
     return {"workload": workload_of(traffic), "plan": plan}, said

@@ -1,0 +1,181 @@
+"""What a deployment lacks, what binds the answer, and why nothing does, in words."""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+from penstock.checking.targets import Estimate, Target
+from penstock.planning.aim import Aim
+from penstock.planning.deployment import Deployment
+from penstock.planning.evaluate import Evaluation
+from penstock.planning.search import Search
+from penstock.words import counted
+
+
+def in_words(target: Target | str, estimate: Estimate) -> str:
+    """Say a value and its interval: ``1.43 s (1.31 to 1.74)``; shares for goodput."""
+    if estimate.value is None:
+        return "unknown"
+    scale, unit, digits = 100.0, "%", ".4g"
+    if isinstance(target, Target):
+        scale, unit = target.unit(max(estimate.value, estimate.high or 0.0))
+        unit, digits = f" {unit}", ".3g"
+    value, low, high = (
+        None if number is None else f"{number * scale:{digits}}"
+        for number in (estimate.value, estimate.low, estimate.high)
+    )
+    if low == high == value:
+        return f"{value}{unit}"
+    if low is None and high is None:
+        interval = "no interval: the run is too short"
+    elif high is None:
+        interval = f"at least {low}"
+    else:
+        interval = f"{low} to {high}" if low else f"at most {high}"
+    return f"{value}{unit} ({interval})"
+
+
+def shortfalls(evaluation: Evaluation, aim: Aim) -> str:
+    """Say what a deployment does not do, or may not, each target in turn."""
+    if evaluation.verdict == "unstable":
+        return f"it is unstable (by {evaluation.known_by})"
+    lacks = []
+    if evaluation.verdict == "undecided":
+        lacks = [f"its stability is undecided ({evaluation.known_by})"]
+    if aim.objective == "goodput":
+        if evaluation.answer != "met":
+            word = "is" if evaluation.answer == "missed" else "may be"
+            value = in_words("goodput", evaluation.goodput)
+            lacks.append(f"goodput {word} {value}, below {aim.goodput:.4g}")
+        return "; ".join(lacks)
+    judged = zip(aim.targets, evaluation.estimates, evaluation.judgements, strict=True)
+    for target, estimate, judgement in judged:
+        if judgement != "met":
+            open_at = f", undecided at {evaluation.requests:,} requests"
+            said = "" if judgement == "missed" else open_at
+            lacks.append(f"{target.name} is {in_words(target, estimate)}{said}")
+    return "; ".join(lacks)
+
+
+def with_replicas(evaluation: Evaluation, aim: Aim) -> str:
+    """Say what so many replicas do not do."""
+    deployment = evaluation.deployment
+    replicas = counted(deployment.replicas, "replica")
+    if deployment.other is not None and deployment.others:
+        replicas += (
+            f" of {deployment.kind.title} and {deployment.others:,} of {deployment.other.title}"
+        )
+    return f"with {replicas} {shortfalls(evaluation, aim)}"
+
+
+def binding(search: Search[Evaluation], best: Evaluation, aim: Aim) -> str:
+    """Say what keeps a smaller fleet than the answer from doing."""
+    fleet = best.deployment
+    family = next(one.family for one in search.prospects if one.family.name == fleet.family)
+    index = family.counts.index(fleet.replicas)
+    fewer = None
+    if index:
+        fewer = family.at(family.counts[index - 1])
+    elif fleet.others:
+        fewer = fleet.with_others(fleet.others - 1)
+    if fewer is not None and (why := search.why_not(fewer.family, fewer.replicas)):
+        return why
+    values = zip(best.estimates, aim.targets, strict=True)
+    loads = [(one.value / limit.limit_s, str(limit)) for one, limit in values if one.value]
+    nearest = f"; {max(loads)[1]} is nearest its limit" if loads else ""
+    return f"no smaller fleet is in the search space{nearest}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Unreachable:
+    """Why no deployment does."""
+
+    target: str  # what is not met, in words
+    why: str  # what keeps all of them from it
+    # The nearest value that was reached: seconds, or a share for goodput; None where none is
+    # stable.
+    nearest: float | None
+    deployment: Deployment | None  # that reached it
+
+
+class _Want(NamedTuple):
+    """What is asked of a deployment, and how near it comes."""
+
+    words: str
+    value: float | None
+    excess: float  # times the limit
+    met: bool
+
+
+def _wants(evaluation: Evaluation, aim: Aim) -> list[_Want]:
+    if aim.objective == "goodput":
+        share = evaluation.goodput.value
+        excess = aim.goodput / share if share else math.inf
+        return [
+            _Want(f"goodput of {aim.goodput:.4g}", share, excess, evaluation.answer == "met")
+        ]  # fmt: skip
+    wants = []
+    judged = zip(aim.targets, evaluation.estimates, evaluation.judgements, strict=True)
+    for target, estimate, answer in judged:
+        excess = math.inf if estimate.value is None else estimate.value / target.limit_s
+        wants.append(_Want(str(target), estimate.value, excess, answer == "met"))
+    return wants
+
+
+def why_unreachable(search: Search[Evaluation], aim: Aim, recorded: bool) -> Unreachable:
+    """Say what keeps all deployments from the answer, and how near they come."""
+    largest = _largest(search)
+    fits = [(one, _wants(one, aim)) for one in largest if one.verdict == "stable"]
+    if not fits:
+        reasons = [one.theory.why_not_fewer for one in search.hopeless if one.by == "theory"]
+        reason = reasons[0] if reasons else shortfalls(largest[0], aim)
+        why = f"{reason}; allow more replicas or other hardware"
+        return Unreachable("stability", why, None, None)
+
+    # what none does, by the deployment that comes nearest to it; else the one nearest to all
+    def excess(
+        fit: tuple[Evaluation, list[_Want]], index: int | None = None
+    ) -> tuple[float, float]:
+        wants = fit[1] if index is None else [fit[1][index]]
+        return max(want.excess for want in wants), fit[0].deployment.cost
+
+    indices = range(len(fits[0][1]))
+    never = [index for index in indices if not any(wants[index].met for _, wants in fits)]
+    before = ""
+    if never:
+        nearest = {index: min(fits, key=lambda fit: excess(fit, index)) for index in never}
+        index = max(never, key=lambda index: excess(nearest[index], index)[0])
+        best, wants = nearest[index]
+    else:
+        best, wants = min(fits, key=excess)
+        index = max(indices, key=lambda index: wants[index].excess)
+        before = "each target is met by some deployment, but none meets all; "
+    why = before + _why_not(search, best, aim, recorded)
+    return Unreachable(wants[index].words, why, wants[index].value, best.deployment)
+
+
+def _largest(search: Search[Evaluation]) -> list[Evaluation]:
+    """Return the largest fleet of each family that was simulated, and the least hopeless one."""
+    simulated = [
+        search.peek(one.family, one.family.counts[one.most]) for one in search.prospects
+    ]  # fmt: skip
+    largest = [one for one in simulated if one is not None]
+    too_slow = [one for one in search.hopeless if one.theory.excess < math.inf]
+    if too_slow:
+        family = min(too_slow, key=lambda one: one.theory.excess).family
+        largest.append(search.simulate(family, family.counts[-1]))
+    return largest
+
+
+def _why_not(search: Search[Evaluation], nearest: Evaluation, aim: Aim, recorded: bool) -> str:
+    """Say what the nearest deployment does not do."""
+    fleet = nearest.deployment
+    for hopeless in search.hopeless:
+        if hopeless.family.name == fleet.family:
+            return f"{hopeless.theory.why_not_fewer}; the simulation of {fleet.name} agrees"
+    reason = shortfalls(nearest, aim)
+    if nearest.answer == "undecided":
+        reason += "; simulate more requests to decide it"
+        reason += ", of a recording drawn at random (arrivals: poisson)" if recorded else ""
+    most = counted(fleet.replicas, "replica")
+    return f"with {most} of {fleet.family}, the most allowed, {reason}"
