@@ -11,7 +11,7 @@ from penstock.system.engines import ENGINES
 from penstock.system.policies import POLICIES
 
 SOURCES = Path(penstock.__file__).parent
-OF_SCHEDULERS = ("system/engines.py", "system/policies.py", "kernel/")
+OF_SCHEDULERS = ("system/engines/", "system/policies.py", "kernel/")
 """Where a scheduler may be asked which it is."""
 
 TABLES = ("measuring/fitting/readers.py",)

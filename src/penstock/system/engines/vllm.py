@@ -14,8 +14,8 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.kernel import records
 from penstock.system.engine import Engine, Option
+from penstock.system.engines.sglang import Sglang
 from penstock.system.scheduler import GpuRule, LimitRule, Options, Program, words_where
-from penstock.system.sglang import Sglang
 
 if TYPE_CHECKING:
     from penstock.system.server import Server
