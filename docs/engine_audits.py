@@ -77,7 +77,7 @@ class Finding(NamedTuple):
 
 def cuts_prompts(name: str, settings: dict[str, Any]) -> bool:
     """Whether prompts may be longer than the budget."""
-    return ps.ENGINES[name].with_options(settings).cuts_prompts
+    return ps.ENGINES[name].with_options(settings).batching.cuts_prompts
 
 
 def small_systems(cuts: bool) -> Iterator[System]:

@@ -81,7 +81,7 @@ def served(times: LayerTimes, engine_name: str) -> Server:
     weights = times.shape.weights_bytes(times.numbers, tp)
     overhead = GIB + 100 * 2**10 * TOKEN_BUDGET
     room = GpuBytes(gpu.sheet.memory_gib * GIB, weights, overhead, TOKEN_BUDGET, tp)
-    rule = engine.gpu_rule
+    rule = engine.memory.gpu_rule
     assert rule is not None
     left = rule.left(room, rule.share)
     tokens = int(left / times.shape.kv_bytes_per_token(times.numbers, tp))

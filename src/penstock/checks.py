@@ -57,7 +57,7 @@ def word(what: str, value: Any, words: Sequence[str | bool | None]) -> None:
     if not isinstance(value, str | bool | None) or value not in words:
         raise InputError(
             f"{what} is "
-            f"{shown(value)}{nearest(str(value), [str(w) for w in words if w is not None])}"
+            f"{shown(value)}{nearest(str(value), [str(w) for w in words if w not in (None, '')])}"
         )
 
 
@@ -69,7 +69,7 @@ def named(value: Any, names: Collection[str]) -> bool:
 def truth(what: str, value: Any) -> bool:
     """Return the value as a bool, if it is true or false."""
     if not isinstance(value, bool | np.bool_):
-        raise InputError(f"{what} is {shown(value)}, but must be True or False; give one")
+        raise InputError(f"{what} is {shown(value)}, but must be true or false; give one")
     return bool(value)
 
 

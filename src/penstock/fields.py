@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
 
 from penstock import checks
 
@@ -41,6 +41,11 @@ class Checked:
             object.__setattr__(self, name, check(getattr(self, name)))
         self.settle()
 
+    @classmethod
+    def called(cls, field: str) -> str:
+        """Return how messages call a field."""
+        return field
+
     def settle(self) -> None:
         """Refuse what fields say together, and set what follows from them."""
 
@@ -48,25 +53,42 @@ class Checked:
 @functools.cache
 def _checks_of(made: Any) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
     """Return what looks at a value, for each field whose type says what it may be."""
-    found = ((field.name, _check_of(field.name, field.type)) for field in dataclasses.fields(made))
+    fields = dataclasses.fields(made)
+    found = ((field.name, _check_of(made.called(field.name), field.type)) for field in fields)
     return tuple((name, check) for name, check in found if check is not None)
+
+
+def parts_of(kind: Any) -> tuple[Any, ...]:
+    """Return a type, without a None beside it, and what stands beside it in an `Annotated`."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        given = [one for one in typing.get_args(kind) if one is not types.NoneType]
+        return parts_of(given[0]) if len(given) == 1 else (kind,)
+    return typing.get_args(kind) if typing.get_origin(kind) is typing.Annotated else (kind,)
 
 
 def _check_of(name: str, kind: Any) -> Callable[[Any], Any] | None:
     """Return what looks at a value of a type; None: whatever it is, it says nothing."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        given = [one for one in typing.get_args(kind) if one is not types.NoneType]
-        check = _check_of(name, given[0]) if len(given) == 1 else None
+    if types.NoneType in typing.get_args(kind):
+        plain, *beside = parts_of(kind)
+        check = None if plain is kind else _check_of(name, Annotated[plain, *beside, None])
         return check and (lambda value: None if value is None else check(value))
     if typing.get_origin(kind) is typing.Annotated:
-        whole, *rest = typing.get_args(kind)
-        limits = next((one for one in rest if isinstance(one, Range)), None)
+        plain, *beside = parts_of(kind)
+        limits = next((part for part in beside if isinstance(part, Range)), None)
         if limits is None:
-            return None
-        return functools.partial(limits.whole if whole is int else limits.number, field=name)
+            return _check_of(name, plain)
+        if typing.get_origin(plain) is tuple:
+            return functools.partial(_several, name, limits)
+        return functools.partial(limits.whole if plain is int else limits.number, field=name)
     if typing.get_origin(kind) is Literal:
         return functools.partial(_one_of, name, typing.get_args(kind))
     return functools.partial(checks.truth, name) if kind is bool else None
+
+
+def _several(name: str, limits: Range, values: Any) -> tuple[float, ...]:
+    """Return numbers, of which one may stand alone."""
+    alone = isinstance(values, str) or not isinstance(values, Sequence)
+    return tuple(limits.number(value, name) for value in ([values] if alone else values))
 
 
 def _one_of(name: str, words: tuple[str, ...], value: Any) -> Any:

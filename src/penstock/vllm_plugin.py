@@ -111,7 +111,7 @@ class PenstockScheduler(AsyncScheduler):
                 f"not know; set {PARAMS} "
                 "to the numbers of penstock.Server(batch_time, ...).params, separated by commas"
             )
-        if self.penstock_policy.back_pressure:
+        if self.penstock_policy.batching.back_pressure:
             logging.getLogger(__name__).warning("%s %s", self.penstock_policy.name, STARVES_DECODES)
         self._compose = self.penstock_policy.compiled
         self._arrived = self._arrived_tokens = self._finished = self._finished_decodes = 0

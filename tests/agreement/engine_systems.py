@@ -228,19 +228,19 @@ def draw(rng, policy, of_network=False, circles=False):
         settings["acceptance"] = np.rint(settings["acceptance"]).tolist()
     scheduler, _ = resolve(policy).configured(settings if engine else [])
     budget = int(rng.choice([rng.integers(1, 9), rng.integers(8, 40)]))
-    if not scheduler.cuts_prompts:
-        budget += longest + scheduler.beside_prompt
+    if not scheduler.batching.cuts_prompts:
+        budget += longest + scheduler.batching.beside_prompt
     if settings.get("drafts"):
         budget = max(budget, settings["drafts"] + scheduler.draft_slots + 1)
-    within = budget if scheduler.decodes_at_once else 6  # the others may have more slots than budget
+    within = budget if scheduler.batching.decodes_at_once else 6  # the others may have more slots than budget
     slots = None if rng.random() < 0.2 and policy not in ENGINES else int(rng.integers(1, min(6, within) + 1))
     block_size = int(rng.choice([1, 2, 4, 16]))
-    if scheduler.whole_blocks:
+    if scheduler.memory.whole_blocks:
         budget = max(budget, block_size)
-    watermark = float(rng.choice([0.0, 0.0, 0.1])) if scheduler.has_watermark else None
+    watermark = float(rng.choice([0.0, 0.0, 0.1])) if scheduler.memory.has_watermark else None
     blocks = None
     if rng.random() < 0.85:
-        least = -(-(longest + scheduler.drafted_tokens) // block_size) + scheduler.own_blocks
+        least = -(-(longest + scheduler.memory.drafted_tokens) // block_size) + scheduler.memory.own_blocks
         if policy == "sglang":  # of the prompt, one more and a token, and with ignore_eos another
             free = 1 + 1 + settings["ignore_eos"]
             least = max(-(-(-(-p // block_size) * block_size + o + 1) // block_size) + free for p, o in zip(
@@ -250,7 +250,7 @@ def draw(rng, policy, of_network=False, circles=False):
             blocks += 1
     most = max(scheduler.most_prefill(budget), slots or budget)
     # Equal ones, admitted by their first chunk, may preempt each other for ever, as they do in vLLM.
-    ranks = "priority" in scheduler.orders and (circles or settings.get("reserve_prompt", True))
+    ranks = "priority" in scheduler.queue.orders and (circles or settings.get("reserve_prompt", True))
     declared = None
     if policy in ("vllm", "sglang") and not settings.get("ignore_eos") and rng.random() < 0.5:
         declared = tuple((output + rng.integers(0, rng.choice([1, 3, 30]), n)).tolist())

@@ -534,7 +534,7 @@ def receives(serving, requests, place):
     KV memory goes one way only, from the first pool: else each side may wait for room at the other for ever.
     """
     spec, parents = serving[requests[place].stage], requests[place].parents
-    if not isinstance(spec, EngineSpec) or not spec.server.policy.receives or len(parents) != 1:
+    if not isinstance(spec, EngineSpec) or not spec.server.policy.memory.receives or len(parents) != 1:
         return False
     return spec is not serving[0] and serving[requests[parents[0]].stage] is serving[0]
 

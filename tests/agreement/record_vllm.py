@@ -135,7 +135,7 @@ def tokens_of(index: int, call: Call, block_size: int) -> list[int]:
 
 def as_request(index: int, call: Call, scheduler: Scheduler, prefix_caching: bool) -> Request:
     """Return vLLM's request."""
-    size, ahead = scheduler.block_size, scheduler.num_hash_lookahead_tokens
+    size, ahead = scheduler.memory.block_size, scheduler.num_hash_lookahead_tokens
     return Request(
         request_id=f"{index:06d}",  # of equal priority and arrival vLLM takes the first by name
         prompt_token_ids=tokens_of(index, call, size)[: call.prompt_tokens],
@@ -158,7 +158,7 @@ def serve(scheduler: Scheduler, calls: list[Call], *, depth: int = 1, accepts: i
     if caching:
         init_none_hash(sha256)
     requests = [as_request(i, call, scheduler, caching) for i, call in enumerate(calls)]
-    told = [tokens_of(i, call, scheduler.block_size) for i, call in enumerate(calls)]
+    told = [tokens_of(i, call, scheduler.memory.block_size) for i, call in enumerate(calls)]
     steps: list[dict[str, Any]] = []
     flight: deque[tuple[int, Any, list[int]]] = deque()
     now = free_at = arrived = 0

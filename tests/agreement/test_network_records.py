@@ -90,7 +90,7 @@ def assert_audits_hold(system, run):
                     run.at(name, replica)
                 continue
             alone = run.at(name, replica)
-            if policy.drafted_tokens or (policy.loses_in_flight and alone.preemptions):
+            if policy.memory.drafted_tokens or (policy.batching.loses_in_flight and alone.preemptions):
                 continue
             report = audit(alone)
             assert report.feasible, (report.violations, name, replica, system)

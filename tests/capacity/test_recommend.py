@@ -224,7 +224,7 @@ def test_a_policy_is_found_that_carries_what_the_current_one_does_not() -> None:
     assert found.gains["stable_rate"] > 0.1  # type: ignore[operator]
     assert found.gains["e2e_s"] is None
     assert found.recommended.slots == 200
-    in_no_engine = found.recommended.server.policy.own_budget
+    in_no_engine = found.recommended.server.policy.batching.own_budget
     assert in_no_engine == any("penstock.vllm_plugin" in warning for warning in found.warnings)
 
 

@@ -127,7 +127,7 @@ class TestEveryRun:
 
     def test_a_prompt_is_cut_only_by_those_that_say_so(self, run):
         """Each attempt of the others is one allocation: as many as preemptions and one."""
-        if not run.server.policy.cuts_prompts:
+        if not run.server.policy.batching.cuts_prompts:
             chunks = np.bincount(run.allocation_rows[:, 1], run.allocation_rows[:, 2] > 0, run.arrived)
             times = 0 if run.rows.preemptions is None else run.rows.preemptions
             assert (chunks <= times + 1).all()
@@ -162,7 +162,7 @@ def test_the_same_run_twice_is_the_same_run_and_compression_changes_nothing(sche
 
 @every_scheduler
 def test_memory_that_cannot_bind_changes_nothing(scheduler):
-    tokens = 1 if server(scheduler).policy.whole_blocks else 4  # some cut prompts to whole blocks
+    tokens = 1 if server(scheduler).policy.memory.whole_blocks else 4  # some cut prompts to whole blocks
     ample, none = (
         simulate(workload(40.0), server(scheduler, memory), requests=200, record="batches")
         for memory in (Memory(10_000, tokens), None)
@@ -190,7 +190,7 @@ def test_tight_memory_preempts_under_every_scheduler_that_does_not_reserve_it():
 def test_what_an_engine_claims_about_work_conservation_is_so(scheduler):
     """With ample memory and slots: b = min(supply, b_max) in every batch, or a batch found that refutes it."""
     name, settings = scheduler
-    claims = ENGINES[name].with_options(settings).work_conserving
+    claims = ENGINES[name].with_options(settings).batching.work_conserving
     audits, most = [], 0
     for seed, rate in itertools.product(range(10), (8.0, 16.0)):
         serving = server(scheduler, slots=None)
@@ -228,5 +228,5 @@ def test_the_page_about_engines_shows_what_audits_find():
     for table in (*audits.tables(findings).split("\n\n"), audits.max_rates()):
         assert table in page
     for found in findings:
-        claims = ENGINES[found.name].with_options(found.settings).work_conserving
+        claims = ENGINES[found.name].with_options(found.settings).batching.work_conserving
         assert not (claims and found.system), found

@@ -89,7 +89,7 @@ def some_network(rng: np.random.Generator) -> ps.Network:
         pool = names[place % len(names)]
         prompt: Length | int = some_length(rng, 100)
         transfer = 0.0
-        receives = all(server.policy.receives for server, _ in pools[pool].servers)
+        receives = all(server.policy.memory.receives for server, _ in pools[pool].servers)
         if apart and receives and place == count - 1 > 0:
             prompt, transfer = 0, float(rng.choice([0.0, 0.1, 10.0]))
         stages[str(place)] = ps.Stage(pool, prompt, some_length(rng, 100), then=then, transfer_ms_per_token=transfer)

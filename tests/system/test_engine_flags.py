@@ -18,8 +18,9 @@ from penstock.system.engines import ENGINES
 
 SHAPE = {"model": "Mixtral-8x7B", "gpu": "h100-sxm", "tensor_parallel": 8}
 WORKLOAD = {"poisson": {"rate": 2, "prompt": 100, "output": 50}}
-SETTINGS = {key: option for engine in ENGINES.values() for key, option in engine.known.items()}
-SAMPLES = {key: option.default for key, option in SETTINGS.items() if option.default not in ((), "", None)} | {
+SETTINGS = {key: setting for engine in ENGINES.values() for key, setting in engine.known().items()}
+USUAL = {key: value for engine in ENGINES.values() for key, value in engine.options.items()}
+SAMPLES = {key: value for key, value in USUAL.items() if value not in ((), "", None)} | {
     **SHAPE, "expert_parallel": 8, "precision": "fp8", "kv_precision": "fp8", "memory_gib": 80, "router": "random",
     "gpu_memory_utilization": 0.8, "too_long": "drop", "watermark": 0.01, "prefix_caching": False, "order": "priority",
     "scheduling_policy": "priority", "drafts": 3, "draft_lookahead": 3, "acceptance": 0.7, "method": "eagle",
@@ -72,7 +73,7 @@ def filled(part: dict[str, Any]) -> dict[str, Any]:
     "flag",
     dict.fromkeys(
         [flag for flags in _GIVEN.values() for flag in flags.split()]
-        + [name for key, option in SETTINGS.items() for name in (key, option.alias) if name]
+        + [name for key, setting in SETTINGS.items() for name in (key, setting.alias) if name]
         + ["speculative_num_steps"]
     ),
 )

@@ -115,7 +115,7 @@ def audit(run: Run) -> Audit:
             "cannot be rebuilt; "
             "simulate and audit a workload without them"
         )
-    if run.server.policy.drafted_tokens:
+    if run.server.policy.memory.drafted_tokens:
         raise InputError(
             "an audit counts one token for each decode, but some of these verify drafts; audit a "
             "server without drafts"
@@ -125,7 +125,7 @@ def audit(run: Run) -> Audit:
             "an audit counts every token of a prompt, but prefix_caching skips some; audit "
             "without it"
         )
-    if run.preemptions and run.server.policy.loses_in_flight:
+    if run.preemptions and run.server.policy.batching.loses_in_flight:
         raise InputError(
             "an audit follows what preempted requests do again, but "
             f"{run.server.policy.name} loses tokens in flight too when it retracts; audit with "
@@ -138,7 +138,7 @@ def audit(run: Run) -> Audit:
         run.batch_rows,
         _real(run.rows, run.batch_rows, run.allocation_rows, findings),
     )
-    _check_service(r, run.server.policy.ahead, findings)
+    _check_service(r, run.server.policy.batching.ahead, findings)
     _check_batches(run, run.batch_rows, r, findings)
     _check_memory(run.server, r, findings)
     _check_times(run, run.rows, r, findings)
@@ -260,7 +260,7 @@ def _check_batches(run: Run, rows: Ints, r: Replay, findings: _Findings) -> None
 def _token_limits(server: Server, prefills: Bools) -> Ints:
     """Return the most tokens of each batch: the budget, beyond which some engines decode."""
     policy = server.policy
-    bounded = prefills if policy.decodes_beyond else np.ones_like(prefills)
+    bounded = prefills if policy.batching.decodes_beyond else np.ones_like(prefills)
     most = policy.most_prefill(server.token_budget)
     return np.asarray(np.where(bounded, most, server.most_tokens), np.int64)
 

@@ -54,7 +54,7 @@ def story(server: Server, rows: Rows, request: int) -> Story:
         prompt=prompt,
         total=prompt + output - extra,
         extra=extra,
-        ahead=server.policy.ahead,
+        ahead=server.policy.batching.ahead,
         holds_prefill=server.holds == "prefill",
         first_token=int(rows.first_token[request]),
         finish=int(rows.finish[request]),

@@ -106,7 +106,7 @@ def replay(run: Run, rows: Rows, batch_rows: Ints, allocation_rows: Ints) -> Rep
     if server.holds == "prefill":
         held = np.maximum(held, target)
     elif server.holds == "completion":
-        held = total[request] + server.policy.reserves_last_token
+        held = total[request] + server.policy.memory.reserves_last_token
     stays = np.append(request[1:] == request[:-1], np.zeros(min(request.size, 1), bool))
     for first, account in accounts.items():
         held[first : first + len(account.held)] = account.held
@@ -130,7 +130,7 @@ def _composed(run: Run, rows: Rows, start: Ints, end: Ints, finished_in: Ints) -
     """Return when each batch was composed: when it starts, or a step ahead, when the one before it
     does, if by then somebody was known who is not done with that one.
     """
-    if not run.server.policy.ahead or not start.size:
+    if not run.server.policy.batching.ahead or not start.size:
         return start
     before = np.append(start[0], start[:-1])
     follows = start == np.append(-1, end[:-1])

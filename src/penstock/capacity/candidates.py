@@ -219,7 +219,7 @@ def _ruled_out(
             f"{wanted:,.4g} are wanted"
         )
     if (
-        policy.phases == "decode-first"
+        policy.batching.phases == "decode-first"
         and here.carried is not None
         and here.carried < wanted * (1 - _FLUID_ERROR)
     ):
@@ -227,10 +227,10 @@ def _ruled_out(
         return f"its region at this token budget ends at {carried}; {wanted:,.4g} are wanted"
     if policy is server.policy:
         return None
-    if policy.own_budget and here.proved:
+    if policy.batching.own_budget and here.proved:
         return "Theorem 1(b): sarathi carries all that any policy can"
     current, largest = budgets[server.token_budget], max(budgets)
-    if policy.own_budget and budget != server.token_budget:
+    if policy.batching.own_budget and budget != server.token_budget:
         if budget < largest:
             return (
                 "it chooses the budget of each batch itself, so only the current and the largest "
@@ -239,6 +239,6 @@ def _ruled_out(
         if here.bound < current.bound * (1 + _SAME):
             return f"a larger token budget lets no policy carry {_SAME:.0%} more"
     best = max(budgets, key=lambda b: budgets[b].carried or budgets[b].bound)
-    if policy.phases == "prefill-first" and budget not in (server.token_budget, best):
+    if policy.batching.phases == "prefill-first" and budget not in (server.token_budget, best):
         return "tried at the current token budget and at the one that carries most"
     return None

@@ -343,7 +343,7 @@ def _warnings(workload: Workload, found: Sequence[Candidate], chosen: Candidate)
             f"long, and a little more is too much; up to {SAFE * chosen.stable_rate:,.4g} would "
             "be safe"
         )
-    if chosen is not current and chosen.server.policy.own_budget:
+    if chosen is not current and chosen.server.policy.batching.own_budget:
         warnings.append(
             f"no engine has {chosen.server.policy.name} by itself; vLLM runs it through "
             "penstock.vllm_plugin"

@@ -87,9 +87,9 @@ def chosen_servers(
         policy.name: own if policy.name == own.policy.name else own.with_policy(policy)
         for policy in chosen_policies(scenario, policies, default)
     }
-    engine = next((server for server in servers.values() if server.policy.has_kv_memory), own)
+    engine = next((server for server in servers.values() if server.policy.memory.limited), own)
     for name, server in servers.items():
-        if not server.policy.has_kv_memory and server.gpu is not None:
+        if not server.policy.memory.limited and server.gpu is not None:
             servers[name] = dataclasses.replace(server, gpu=engine.gpu, memory=engine.memory)
     return servers
 

@@ -107,7 +107,7 @@ def _below(workload: Workload, server: Server) -> str:
         if math.isinf(stable):
             return ""
         tokens = stable / _COARSE if unstable == 1.0 else math.sqrt(stable * unstable)
-        if tokens < server.policy.block_size:
+        if tokens < server.policy.memory.block_size:
             break
     if unstable == 1.0:
         return f"; with {stable:,.0f} tokens it is stable too"

@@ -95,9 +95,9 @@ def _parts() -> dict[str, list[Callable[[], object]]]:
     with_memory = (*apart.OF_CACHES, "note_allocations", "choose", "report")
 
     def engine(name: str) -> list[Callable[[], object]]:
-        trees = apart.OF_TREES if ENGINES[name].caches_in_tree else ()
+        trees = apart.OF_TREES if ENGINES[name].memory.caches_in_tree else ()
         server = {"hardware": _H100 | {"engine": name}, "token_budget": 2048}
-        needed = (APART[ENGINES[name].rule], *with_memory, *apart.OF_DRAFTS, *trees)
+        needed = (ENGINES[name].rule, *with_memory, *apart.OF_DRAFTS, *trees)
         return [compiled_find_quantiles, lambda: _check(server), addresses(needed)]
 
     of_networks = (*apart.OF_LINES, *apart.OF_WORKFLOWS, *apart.OF_OUTAGES, *apart.OF_TRANSFERS)

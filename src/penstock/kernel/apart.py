@@ -21,8 +21,10 @@ from penstock.kernel.records import (
     APART,
     BY_LINES,
     ENGINE,
+    FUNCTIONS,
     LINE,
     POOL,
+    SEAM,
     WORLD,
     World,
 )
@@ -46,10 +48,8 @@ the list unless ``taken`` marks them (``marked``). Memory is taken as requests a
 batch, and who has to make room for it leaves (`preempt`).
 """
 
-_FUNCTIONS: dict[str, tuple[Any, Any]] = {}  # each with its signature, by its name in `APART`
+_FUNCTIONS: dict[str, tuple[Any, Any]] = {}  # each with its signature, by its name
 
-# Modules of rules by their numbers, each of which is loaded when its rule is needed.
-RULES = ("seam", "engines.vllm", "engines.sglang", "engines.tensorrt")
 OF_LINES = ("form_from_lines", "end_of_lines", "join_line", "cached")
 OF_CACHES = (
     *("take", "occupy", "name_blocks", "found_in_cache", "give_back", "give_back_of_finished"),
@@ -98,7 +98,7 @@ def load(world: World, workflows: bool, outages: bool, transfers: bool) -> None:
     pools = world.pools
     rules = set(pools.rule.tolist())
     records_all = world.clock[0].record >= ALLOCATION_ROWS
-    needed = [APART[rule] for rule in rules - {BY_LINES}]
+    needed = [FUNCTIONS[rule] for rule in rules - {BY_LINES}]
     needed += OF_LINES if BY_LINES in rules else ()
     needed += ("choose",) if (pools.replicas > 1).any() else ()
     needed += ("report",) if (pools.report > 0).any() else ()
@@ -110,7 +110,7 @@ def load(world: World, workflows: bool, outages: bool, transfers: bool) -> None:
     needed += OF_OUTAGES if outages else ()
     needed += OF_TRANSFERS if transfers else ()
     for name in needed:
-        world.apart[APART.index(name)] = address(name)
+        world.apart[FUNCTIONS.index(name)] = address(name)
 
 
 _rule_at = function_at(types.FunctionType(A_RULE))
@@ -125,9 +125,9 @@ def form_by_rule(world: World, engine: Any, pool: Any) -> Any:
 @functools.cache
 def address(name: str) -> int:
     """Return where a function begins: seconds the first time, from the disk cache after."""
-    number = APART.index(name)
-    if number < len(RULES):  # others are imported with the event loop
-        importlib.import_module(f"penstock.kernel.{RULES[number]}")
+    if name not in _FUNCTIONS:  # a rule, which is loaded when it is needed
+        module = "seam" if name == APART[SEAM] else f"engines.{name}"
+        importlib.import_module(f"penstock.kernel.{module}")
     return address_of(_compiled(name), _FUNCTIONS[name][1])
 
 

@@ -300,10 +300,12 @@ def _choose(world: World, engine: Any, pool: Any) -> Any:
     if pool.rule == SEAM:
         return failed
     if pool.rule == SGLANG:
-        engine.arrival_ends = engine.is_full == 0 or pool.takes_places != 0
+        engine.arrival_ends = engine.is_full == 0 or pool.priority_preemption != 0
     else:
         # Of a fair share of the budget whoever comes leaves less to the first that waits.
-        engine.arrival_ends = engine.waiting == 0 or pool.by_priority != 0 or pool.adapts != 0
+        engine.arrival_ends = (
+            engine.waiting == 0 or pool.by_priority != 0 or pool.long_prefill_adaptive != 0
+        )
     return 0
 
 

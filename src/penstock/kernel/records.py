@@ -31,12 +31,12 @@ BY_LINES = -1
 """In place of an engine's rule: lines, order and policy form batches, as in the paper."""
 
 SEAM, VLLM, SGLANG, TENSORRT = range(4)
-"""Rules by which an engine forms batches; `SEAM`: a policy chooses, KV memory decides who may be
-served.
+"""Rules by which an engine forms batches, of which other parts of the kernel know; `SEAM`: a policy
+chooses, KV memory decides who may be served.
 """
 
 APART = (
-    *("form_by_policy", "vllm", "sglang", "tensorrt"),  # by the numbers of their rules
+    *("form_by_policy", "vllm", "sglang", "tensorrt"),  # by the numbers of rules
     *("form_from_lines", "end_of_lines", "join_line", "cached"),
     *("choose", "report", "follow", "come_due", "push_delayed"),
     *("take", "occupy", "name_blocks", "found_in_cache", "give_back", "give_back_of_finished"),
@@ -48,6 +48,17 @@ APART = (
 lines, several replicas, workflows, a prefix cache, drafts, records of who got what, a cache that is
 a tree, outages, transfers.
 """
+
+FUNCTIONS = [*APART]
+"""All of them by their numbers: rules of more engines follow."""
+
+
+def number_of(rule: str) -> int:
+    """Return the number of a rule: a function of that name in `penstock.kernel.engines`."""
+    if rule not in FUNCTIONS:
+        FUNCTIONS.append(rule)
+    return FUNCTIONS.index(rule)
+
 
 INPUT, COMPLETION, OPTIMISTIC, STATIC = range(4)
 """What must be free before a request is admitted: its prompt; all it will ever need; a block; all,
@@ -131,19 +142,24 @@ happened; ``held``: requests that wait
 until a replica of their pool is back. The others count what is used of arrays, and `gaps`.
 """
 
+SETTINGS = """
+    admission long_prefill_threshold long_prefill_adaptive prefill_interval reserve_prompt drafts
+    lookahead draft_slots reads_ahead
+    mixed max_prefill_tokens clip_new_tokens retract_steps ignore_eos queue_order
+    priority_preemption priority_scheduling_preemption_threshold retracts_by_rank
+"""
+"""Fields of `POOL` that hold what an engine has under these names."""
+
 POOL = record(
-    i8="""
+    i8=f"""
     first_server replicas up router turn affinity retention
     routes routes_params routes_params_end looks_up looks_at_memory report reported
     budget batch_size running_scope convention policy params params_end sees
     duration composed
     lines repeats order order_params order_params_end first_stage
-    rule block_size watermark admission by_priority grows chunked caching
-    ahead long_prefill adapts prefill_interval reserve_prompt drafts lookahead longest
-    draft_slots reads_ahead names_ahead names_outputs patience
-    mixed most_prefill clip_new_tokens retract_steps ignores_eos
-    radix queue_order hash_block takes_places threshold retracts_by_rank
-    plans_late cell_columns
+    rule block_size watermark by_priority grows chunked caching ahead longest
+    names_ahead names_outputs patience radix hash_block plans_late cell_columns
+    {SETTINGS}
     """
 )
 """One per pool.
@@ -164,12 +180,11 @@ line; ``first_stage``: where its stages begin in ``listed``.
 Of engines: ``rule`` (`BY_LINES` for none), tokens of a block, blocks that an admission leaves free,
 what must be free before it (`INPUT` ...), whether the queue goes by priority, whether requests take
 blocks as they decode, whether prompts may be cut, whether prefixes are reused, whether a batch is
-composed when the one before it starts; then settings of single
-engines. ``draft_slots``: tokens of the budget that
-each request served takes for drafting; ``reads_ahead``: tokens behind a chunk of a prompt that the
-drafter reads, of which it never leaves fewer alone; ``names_ahead``: tokens after a block that its
-name stands for, too; ``names_outputs``: whether recorded ids go on where prompts end;
-``patience``: batches without an output before preemptions are said to go on for ever.
+composed when the one before it starts; and `SETTINGS` of single engines. ``draft_slots``: tokens of
+the budget that each request served takes for drafting; ``reads_ahead``: tokens behind a chunk of a
+prompt that the drafter reads, of which it never leaves fewer alone; ``names_ahead``: tokens after a
+block that its name stands for, too; ``names_outputs``: whether recorded ids go on where prompts
+end; ``patience``: batches without an output before preemptions are said to go on for ever.
 ``plans_late``: whether it may as well be
 composed at the end of a run of decodes (`LATER`); then an arrival cuts the run whatever
 ``arrival_ends`` says.

@@ -171,7 +171,7 @@ class Engine:
             return server
         if server.memory is not None and not server.memory.estimated:
             return server
-        size = int(last.kv_block or server.policy.block_size or 16)
+        size = int(last.kv_block or server.policy.memory.block_size or 16)
         # What the engine says itself is better than what its GPU has room for.
         try:
             memory = Memory.of_tokens(int(last.kv_tokens), size)

@@ -316,7 +316,7 @@ def titled(router: Router) -> str:
 
 def _refuse_apart(server: Server) -> None:
     """Refuse replicas for prompts alone where those that decode could not go on."""
-    if not (server.by_lines or server.policy.receives):
+    if not (server.by_lines or server.policy.memory.receives):
         raise InputError(
             f"prefill and decode apart are not judged for {server.policy.name} as its server has "
             "it: that it goes on with KV memory from elsewhere is not modelled; take vllm without "

@@ -221,7 +221,7 @@ def families_of(
 def _modes(server: Server, job: Job) -> tuple[Mode, ...]:
     if job.online is None:
         return ("alone",)
-    return ("priority", "paced") if "priority" in server.policy.orders else ("paced",)
+    return ("priority", "paced") if "priority" in server.policy.queue.orders else ("paced",)
 
 
 def _excess(result: JobResult, job: Job) -> float:

@@ -290,10 +290,7 @@ def _scheduler(program: Program, server: Server) -> _Started:
     """Return how an engine is told its scheduler: its own, a policy inside it, or one it lacks."""
     policy = server.policy
     if policy.program is program:
-        options = policy.options
-        return _Started(
-            program.flags(options), program.environment(options), True, program.notes(options)
-        )
+        return _Started(policy.flags(), policy.environment(), True, policy.notes())
     if not (policy.by_phase and program.plugin):
         return _Started(
             [*program.beside_other], {}, False, [program.other.format(name=policy.name)]

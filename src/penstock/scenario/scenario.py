@@ -90,7 +90,7 @@ def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
             "no request has a priority (a trace has them with `columns: {priority: NAME}`): first "
             "come, first served",
         )
-    if server.policy.reads_declared and workload.declared is None:
+    if server.policy.queue.reads_declared and workload.declared is None:
         notices += (
             f"no request declares its most output tokens (`declared` of the workload, or a trace's "
             f"`columns: {{declared_tokens: NAME}}`), by which {server.policy.name} admits: each is "

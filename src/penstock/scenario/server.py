@@ -150,9 +150,9 @@ class ServerSection(_ServerPart):
                 f"{token_budget:,} (max_num_batched_tokens), and {policy.name} does not start with "
                 "fewer tokens than requests in a batch; lower the one or raise the other"
             )
-        if self.gpu is not None and policy.gpu_rule is None:
+        if self.gpu is not None and policy.memory.gpu_rule is None:
             engines = ", ".join(
-                name for name, engine in ENGINES.items() if engine.gpu_rule is not None
+                name for name, engine in ENGINES.items() if engine.memory.gpu_rule is not None
             )
             raise InputError(
                 f"server.gpu is for the schedulers of engines ({engines}), not for {policy.name}; "
@@ -206,7 +206,7 @@ class ServerSection(_ServerPart):
 
     def _slots_note(self, measured: BatchTimeFile | None, server: Server) -> list[str]:
         """Say that vLLM always has a max batch size, where none is given."""
-        rule = server.policy.limit_rule
+        rule = server.policy.batching.limit_rule
         if server.max_batch_size is not None or rule is None or not rule.usual_slots:
             return []
         memory_gib = measured.memory_gib if measured else None
@@ -321,7 +321,7 @@ class ServerSection(_ServerPart):
     def _memory(self, policy: Scheduler, gpu: Gpu | None) -> Memory | None:
         """Return the KV memory that ``memory`` describes."""
         given = self.memory
-        follows = gpu is not None and policy.gpu_rule is not None
+        follows = gpu is not None and policy.memory.gpu_rule is not None
         if given is None:
             return (
                 Memory(1, self.block_size, estimated=True)
@@ -345,7 +345,7 @@ class ServerSection(_ServerPart):
                 "max_total_tokens, "
                 "page_size) are its keys `blocks`, `tokens` and `block_size`; give them there"
             )
-        block_size = policy.block_size if given.block_size is None else given.block_size
+        block_size = policy.memory.block_size if given.block_size is None else given.block_size
         if given.blocks is None and given.tokens is None and follows:
             whole = Memory(1, block_size, estimated=True)
         elif (given.blocks is None) == (given.tokens is None):

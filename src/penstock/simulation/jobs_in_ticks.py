@@ -54,7 +54,7 @@ class JobsInTicks:
                     f"neither a prompt nor a request before it, which {server.policy.name} of pool "
                     f"{name!r} cannot serve; give it a prompt of at least 1 token"
                 )
-            if received[here].any() and not server.policy.receives:
+            if received[here].any() and not server.policy.memory.receives:
                 raise InputError(
                     f"stage {stages[jobs.stage[here[received[here] > 0][0]]]!r} only decodes, but "
                     f"that {server.policy.name} goes on with KV memory from elsewhere is not "

@@ -79,7 +79,7 @@ def new_world(
         most = servers[0].most_tokens
         pools.cell_columns = room + 1
     return World(
-        apart=np.zeros(len(records.APART), np.int64),
+        apart=np.zeros(len(records.FUNCTIONS), np.int64),
         clock=clock,
         pools=pools,
         servers=table,
@@ -214,7 +214,7 @@ def _memory(engines: Any, pools: Any, room: int) -> dict[str, Any]:
     none = np.zeros(0, np.int64)
     caching = [engine for engine in engines if pools[engine.pool].caching]
     # With the one that waits, and those who gave up their places meanwhile.
-    lives = 2 * room + 1 if pools.ignores_eos.any() else 0
+    lives = 2 * room + 1 if pools.ignore_eos.any() else 0
     trees = [engine for engine in engines if pools[engine.pool].radix]
     if trees:
         lives = max(lives, records.SORTED_QUEUE)
@@ -307,28 +307,29 @@ def _describe(pool: Any, server: Server) -> None:
         pool.policy = address_of(policy.compiled, POLICY_SIGNATURE)
     pool.sees = policy.sees
     pool.composed = not server.batch_time.by_load
-    pool.rule = records.BY_LINES if server.by_lines else policy.rule
+    pool.rule = records.BY_LINES if server.by_lines else records.number_of(policy.rule)
     pool.block_size = pool.hash_block = block_size
     pool.watermark = server.watermark_blocks
-    pool.by_priority = policy.sorts_queue or server.order == "priority"
-    pool.chunked = policy.cuts_prompts
+    pool.by_priority = policy.queue.by_rank or server.order == "priority"
+    pool.chunked = policy.batching.cuts_prompts
     if memory is not None:
         pool.admission = _ADMISSIONS[memory.admission or "input"]
         pool.grows = server.holds != "completion"
         caches = server.caches_prefixes and server.usable_blocks is not None
-        pool.caching = caches and not policy.caches_in_tree
-        pool.radix = caches and policy.caches_in_tree
-    for name, value in policy.kernel_options.items():
-        pool[name] = value
+        pool.caching = caches and not policy.memory.caches_in_tree
+        pool.radix = caches and policy.memory.caches_in_tree
+    pool.ahead, pool.longest = policy.batching.ahead, policy.memory.longest_context
+    for name in records.SETTINGS.split():
+        pool[name] = getattr(policy, name, pool[name])
     if pool.caching:
         pool.names_ahead = pool.reads_ahead
     if server.order != "priority":
-        pool.takes_places = pool.retracts_by_rank = False
+        pool.priority_preemption = pool.retracts_by_rank = False
     if pool.radix and pool.by_priority:  # sorted where it stands, in place of a heap
         pool.by_priority, pool.queue_order = False, records.BY_RANK
     # Not where composing a batch looks into a cache, or takes others back.
-    at_once = not pool.ahead or pool.caching or pool.radix or pool.takes_places
-    pool.plans_late = pool.rule in (records.VLLM, records.SGLANG) and not at_once
+    at_once = not pool.ahead or pool.caching or pool.radix or pool.priority_preemption
+    pool.plans_late = policy.batching.foreseen and not at_once
 
 
 def _slots(server: Server) -> int:

@@ -189,8 +189,8 @@ def _running(run: Run, server: Server) -> float:
     """Return the mean number of requests in a batch: those that decode, and one for each prompt."""
     mixes, batches = run.mixes
     decodes = float(np.sum((mixes & 0xFFFFFFFF) * batches))
-    if server.policy.outputs_per_decode > 1:  # then that counts drafts, too
+    if server.policy.batching.outputs_per_decode > 1:  # then that counts drafts, too
         rows = recorded(run.rows, "requests")
         outputs = int(rows.output_tokens[rows.finish >= 0].sum()) - run.finished
-        decodes = outputs / server.policy.outputs_per_decode
+        decodes = outputs / server.policy.batching.outputs_per_decode
     return (decodes + run.finished + run.preemptions) / run.n_batches

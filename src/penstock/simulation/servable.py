@@ -15,10 +15,10 @@ def never_served(
     outputs = policy.outputs_of(prompt, output)
     peak = prompt.astype(np.int64) + outputs - (server.convention == "engine")
     limits = []
-    if longest := policy.longest_context:
+    if longest := policy.memory.longest_context:
         reason = f"{policy.name} has no room for an output, for its max_model_len is {longest:,}"
         limits.append((prompt >= longest, reason))
-    if policy.knows_outputs:
+    if policy.queue.knows_outputs:
         reason = (
             f"it declares other outputs than it makes, which {policy.name} (ignore_eos) does not"
         )
@@ -27,14 +27,14 @@ def never_served(
     if usable is not None:
         if (most := policy.most_outputs(prompt, usable, size)) is not None:
             # A page of one that comes back may be less full.
-            kept = 1 + policy.knows_outputs
+            kept = 1 + policy.queue.knows_outputs
             short = output > most - (kept - 1) * size
             reason = (
                 f"{policy.name} would cut its output for want of memory: of {usable:,} blocks of "
                 f"{size:,} its prompt, {kept} more and a token stay free"
             )
             limits.append((short, reason))
-        beyond = policy.drafted_tokens + policy.reserves_last_token
+        beyond = policy.memory.drafted_tokens + policy.memory.reserves_last_token
         needed = -(-(peak + beyond) // size)
         spare = server.spare_blocks
         over = needed + spare > usable
@@ -45,7 +45,7 @@ def never_served(
             "it never fits and blocks the server"
         )
         limits.append((over, reason))
-    if not policy.cuts_prompts:
+    if not policy.batching.cuts_prompts:
         # What is preempted comes back longer.
         again = memory is not None and server.holds != "completion"
         lost = ", with outputs that it lost" if again else ""
@@ -53,6 +53,6 @@ def never_served(
             f"{policy.name} takes a prompt whole{lost}, but a batch holds "
             f"{server.token_budget:,} tokens, so it never fits and blocks the server"
         )
-        room = server.token_budget - policy.beside_prompt
+        room = server.token_budget - policy.batching.beside_prompt
         limits.append(((peak if again else prompt) > room, reason))
     return limits

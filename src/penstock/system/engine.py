@@ -1,94 +1,95 @@
 """The scheduler of an engine, in general: its settings, how a server is given it, and what it
 cannot be told.
 
-The engines themselves are entries in `penstock.system.engines`.
+Each engine is a dataclass in `penstock.system.engines`.
 """
 
-import abc
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+import dataclasses
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.fields import Checked, Range, parts_of
 from penstock.kernel.signatures import SEES_DECODES, Queue
 from penstock.system.engine_flags import hint, plain
 from penstock.system.memory import Memory
-from penstock.system.scheduler import Holds, Options, Scheduler
+from penstock.system.scheduler import Batching, KVUse, Scheduler, Waiting
 
 if TYPE_CHECKING:
     from penstock.system.server import Server
 
-MOST_TOKENS = 2**22
+SHARE = Range(0, 1, "", "it is a share")
 
 
-class Option(NamedTuple):
-    """A setting of an engine: its default, what it may be, and what the engine itself calls it.
+def count(low: int = 0, high: int = 2**22) -> Range:
+    """Return what a number of tokens, requests or steps may be."""
+    return Range(low, high, "", "it is a number of tokens, requests or steps")
 
-    ``refused``: other words of the engine, with why they are refused. A tuple as default: a list of
-    shares of one, or a single share. None: a share that follows from others. ``needs``: the setting
-    without which it says nothing.
+
+class Setting(NamedTuple):
+    """What is to be said of a setting of an engine beside its type."""
+
+    alias: str = ""  # what the engine itself calls it
+    needs: str = ""  # the setting without which it says nothing
+    # Other words of the engine, each with why it is refused.
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+class Engine(Checked, Scheduler):
+    """The scheduler of an engine: a dataclass whose fields are its settings.
+
+    ``name`` is how tables and messages call it, ``rule`` the function of the kernel that forms its
+    batches, in `penstock.kernel.engines`. A setting whose name is a field of the kernel's `POOL` is
+    told to the rule, and so is any other attribute of such a name.
     """
 
-    default: Any
-    known: tuple[str, ...] | None = None  # words to choose from
-    low: float = 0
-    high: float = MOST_TOKENS
-    alias: str = ""
-    refused: Mapping[str, str] = {}
-    needs: str = ""
-
-
-class Engine(Scheduler, abc.ABC):
-    """The scheduler of an engine: what its entry does not say otherwise.
-
-    ``name`` is how tables and messages call it, ``rule`` the kernel's number for it, and
-    ``options`` are the values of all its settings.
-    """
-
-    known: Mapping[str, Option] = {}  # the settings that it has
-
-    def __init__(self, options: Options | None = None) -> None:
-        defaults = {key: option.default for key, option in self.known.items()}
-        self.options = (
-            defaults if options is None else defaults | _checked(self.name, self.known, options)
-        )
-        if self.cut_by:
-            self.cuts_prompts = self.options[self.cut_by]
-        self.settle()
-        # no waste means that all decodes come first, and that whoever fits comes in
-        self.decode_first = self.admits_what_fits = bool(self.work_conserving)
-
-    def settle(self) -> None:
-        """Set the facts that follow from the settings."""
-
-    def __repr__(self) -> str:
-        changed = {k: v for k, v in self.options.items() if v != self.known[k].default}
-        return f"Engine({self.name!r}{''.join(f', {k}={v!r}' for k, v in changed.items())})"
-
-    def with_options(self, options: Options) -> Self:
-        """Return the same scheduler with other settings."""
-        return type(self)(options)
-
-    by_phase = False
-    has_kv_memory = True
-    slots_by_budget = True
-    orders: tuple[str, ...] = ("fcfs",)
-    has_watermark = False
-    caches_prefixes = False
+    place: ClassVar[int] = 99  # in lists of engines: those that are used the most come first
     reads = frozenset(Queue._fields)
     sees = SEES_DECODES
     is_proved = True
-    work_conserving = False
-    cuts_prompts = False
-    decode_first: bool = False
-    # For which tokens a running request surely has memory: see `Scheduler.holds`.
-    held: Holds = "computed"
-
     compiled = None  # there is no policy, which the kernel would ask
 
-    def holds(self, memory: Memory | None) -> Holds:
-        """Return for which tokens a running request surely has memory."""
-        return self.held
+    batching = Batching()
+    memory = KVUse()
+    queue = Waiting()
+
+    @classmethod
+    def called(cls, field: str) -> str:
+        """Return how messages call a setting."""
+        return f"{cls.name}: {field}"
+
+    @classmethod
+    def known(cls) -> dict[str, Setting]:
+        """Return what is to be said of its settings, by name."""
+        return {
+            field.name: next(
+                (part for part in parts_of(field.type) if isinstance(part, Setting)), Setting()
+            )
+            for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        }
+
+    def __repr__(self) -> str:
+        usual = type(self)
+        changed = {k: value for k, value in self.options.items() if value != getattr(usual, k)}
+        return f"Engine({self.name!r}{''.join(f', {k}={v!r}' for k, v in changed.items())})"
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        return type(self), tuple(self.options.values())
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Its settings by name."""
+        return {name: getattr(self, name) for name in self.known()}
+
+    def state(self, batching: Batching, memory: KVUse, queue: Waiting | None = None) -> None:
+        """State the facts that follow from the settings."""
+        vars(self).update(batching=batching, memory=memory, queue=queue or self.queue)
+
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        """Return the same scheduler with other settings."""
+        return type(self)(**_by_name(type(self), options))
 
     def configured(self, params: Any) -> tuple[Self, list[float]]:
         """Return it with other settings; it is given no numbers."""
@@ -98,7 +99,17 @@ class Engine(Scheduler, abc.ABC):
 
     def settings(self, numbers: tuple[float, ...]) -> dict[str, Any]:
         """Return its settings by name."""
-        return dict(self.options)
+        return self.options
+
+    @property
+    def decode_first(self) -> bool:
+        """Whether each batch takes all decodes that fit: no waste means that these come first."""
+        return bool(self.batching.work_conserving)
+
+    @property
+    def admits_what_fits(self) -> bool:
+        """Whether nobody waits for memory that is free: no waste means that whoever fits comes."""
+        return bool(self.batching.work_conserving)
 
     def check(self, server: "Server") -> None:
         """Refuse what an engine cannot be told."""
@@ -108,22 +119,22 @@ class Engine(Scheduler, abc.ABC):
                 f"scope {scope!r} and convention {convention!r}: {self.name} counts running "
                 "requests, and its prefill yields the first token; leave both out"
             )
-        if server.order not in self.orders:
+        if server.order not in self.queue.orders:
             raise InputError(
                 f"order is {server.order!r}, but {self.name} serves in order of arrival; leave it "
                 "out"
             )
-        if self.decodes_at_once and slots > server.token_budget:
+        if self.batching.decodes_at_once and slots > server.token_budget:
             raise InputError(
                 f"max_batch_size is {slots:,}, but {self.name} decodes all that run in one batch "
-                "of at most "
-                f"{server.token_budget:,} tokens (token_budget); lower one or raise the other"
+                f"of at most {server.token_budget:,} tokens (token_budget); lower one or raise the "
+                "other"
             )
         if server.memory is not None:
             self._check_memory(server.memory, server.token_budget)
 
     def _check_memory(self, memory: Memory, token_budget: int) -> None:
-        if self.whole_blocks and memory.block_size > token_budget:
+        if self.memory.whole_blocks and memory.block_size > token_budget:
             raise InputError(
                 f"block_size is {memory.block_size:,}, but a chunk of {self.name} is whole blocks "
                 f"within the token budget of {token_budget:,}, so no prompt is ever served; lower "
@@ -133,7 +144,7 @@ class Engine(Scheduler, abc.ABC):
             raise InputError(
                 f"admission is {memory.admission!r}, but {self.name} has its own; leave it out"
             )
-        if memory.watermark is not None and not self.has_watermark:
+        if memory.watermark is not None and not self.memory.has_watermark:
             raise InputError(
                 f"watermark is {memory.watermark:g}, but {self.name} has none; leave it out"
             )
@@ -142,24 +153,24 @@ class Engine(Scheduler, abc.ABC):
 def explained(flag: str) -> str | None:
     """Say what a flag of an engine is here, or why it is nothing; None: it is no such flag."""
     name = plain(flag).removeprefix("no_")
-    having = [
-        (engine.name, key)
+    said = [
+        f"`policy: {engine.name}, policy_params: {{{key}: ...}}`"
         for engine in Engine.__subclasses__()
-        for key, option in engine.known.items()
-        if name and name in (key, option.alias)
+        for key, setting in engine.known().items()
+        if name and name in (key, setting.alias)
     ]
-    said = [f"`policy: {engine}, policy_params: {{{key}: ...}}`" for engine, key in having]
     return hint(name, f"it is given as {' or '.join(said)}" if said else None)
 
 
-def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[str, Any]:
-    """Return the settings given, by their own names, once their values are sound."""
+def _by_name(engine: type[Engine], options: Any) -> dict[str, Any]:
+    """Return settings by their own names, of which each is known, and says something."""
+    known, name = engine.known(), engine.name
     if not isinstance(options, Mapping):
         raise InputError(
             f"the policy_params of {name!r} are {checks.shown(options)}, but it has settings with "
             f"names ({', '.join(known) or 'none'}); give a mapping"
         )
-    aliases = {option.alias: key for key, option in known.items() if option.alias}
+    aliases = {setting.alias: key for key, setting in known.items() if setting.alias}
     settings: dict[str, Any] = {}
     for word, value in options.items():
         text = plain(str(word))
@@ -172,10 +183,11 @@ def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[s
             )
         if key in settings:
             raise InputError(f"{name}: {key} is given twice; give it once")
-        settings[key] = _value(f"{name}: {key}", value, known[key])
+        settings[key] = value
+    settings |= dict(_in_words(engine, settings))
     for key, value in settings.items():
         needs = known[key].needs
-        if needs and needs not in settings and value != known[key].default:
+        if needs and needs not in settings and value != getattr(engine, key):
             raise InputError(
                 f"{name}: {key} is {checks.shown(value)}, but there are no {needs}, so it would "
                 f"change nothing; give {needs}, too, or leave it out"
@@ -183,33 +195,16 @@ def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[s
     return settings
 
 
-def _value(what: str, value: Any, option: Option) -> Any:
-    """Return the value of a setting, once it is sound."""
-    if option.known is not None:
-        # TensorRT-LLM writes them in capitals.
-        word = str(value).lower()
-        if word in option.refused:
-            raise InputError(f"{what} is {word!r}, which {option.refused[word]}; take another")
-        if word not in option.known:
-            raise InputError(
-                f"{what} is {checks.shown(value)}{nearest(str(value), filter(None, option.known))}"
-            )
-        return word
-    if isinstance(option.default, bool):
-        if not isinstance(value, bool):
-            raise InputError(f"{what} is {checks.shown(value)}, but must be true or false")
-        return value
-    if isinstance(option.default, tuple):
-        return _shares(what, value)
-    if option.default is None and value is None:
-        return None
-    if option.default is None or isinstance(option.default, float):
-        return checks.number(what, value, option.low, option.high, "", "it is a share")
-    low, high = int(option.low), int(option.high)
-    return checks.whole(what, value, low, high, "", "it is a number of tokens, requests or steps")
-
-
-def _shares(what: str, value: Any) -> tuple[float, ...]:
-    """Return shares of one, of which one or several were given."""
-    values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    return tuple(checks.number(what, share, 0, 1, "", "it is a chance") for share in values)
+def _in_words(engine: type[Engine], settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the settings that are words, in small letters: TensorRT-LLM writes them in capitals."""
+    for field in dataclasses.fields(engine):  # type: ignore[arg-type]
+        plainest, *beside = parts_of(field.type)
+        if field.name in settings and typing.get_origin(plainest) is Literal:
+            word = str(settings[field.name]).lower()
+            for setting in beside:
+                why = dict(setting.refused).get(word) if isinstance(setting, Setting) else None
+                if why:
+                    what = f"{engine.called(field.name)} is {word!r}"
+                    raise InputError(f"{what}, which {why}; take another")
+            if word in typing.get_args(plainest):
+                yield field.name, word

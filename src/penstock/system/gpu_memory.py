@@ -216,20 +216,20 @@ class Gpu(Checked):
         """The share of the memory that an engine is taken to use, by its own name for it; or
         nothing.
         """
-        rule = engine.gpu_rule
+        rule = engine.memory.gpu_rule
         share = self._share(engine)
         return "" if rule is None or share is None else f" at {rule.option} {share:g}"
 
     def _share(self, engine: Scheduler) -> float | None:
         """Return the share of memory an engine is told to use, or takes; None: by another rule."""
-        if self.utilization is not None or engine.gpu_rule is None:
+        if self.utilization is not None or engine.memory.gpu_rule is None:
             return self.utilization
-        return engine.gpu_rule.share
+        return engine.memory.gpu_rule.share
 
     def _left_bytes(self, engine: Scheduler, token_budget: int) -> float:
         """Return the bytes that an engine has for keys and values on each GPU."""
-        assert engine.gpu_rule is not None
+        assert engine.memory.gpu_rule is not None
         weights = self._memory.weights_bytes(self.tensor_parallel)
         overhead = _OVERHEAD_GIB * GIB + _OVERHEAD_BYTES_PER_TOKEN * token_budget
         gpu = GpuBytes(self.memory_gib * GIB, weights, overhead, token_budget, self.tensor_parallel)
-        return engine.gpu_rule.left(gpu, self._share(engine))
+        return engine.memory.gpu_rule.left(gpu, self._share(engine))

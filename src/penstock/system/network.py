@@ -366,7 +366,7 @@ class Network:
     @functools.cached_property
     def cuts_outputs(self) -> Bools:
         """Shape (pools,), whether its engines cut outputs to a longest context."""
-        return np.array([p.server.policy.longest_context > 0 for p in self.pools.values()])
+        return np.array([p.server.policy.memory.longest_context > 0 for p in self.pools.values()])
 
     def within_context(self, jobs: Jobs) -> Jobs:
         """Return jobs whose outputs are what the longest contexts of engines leave of them."""

@@ -45,7 +45,7 @@ def outputs_left(network: "Network", jobs: Jobs) -> Ints:
         here = np.flatnonzero((pool == index) & (output > 0))
         most = policy.outputs_of(jobs.prompt[here].astype(np.int64), output[here])
         # What comes from elsewhere has a token already, which is not in its KV memory yet.
-        room = np.maximum(policy.longest_context - received[here] - 1, 0)
+        room = np.maximum(policy.memory.longest_context - received[here] - 1, 0)
         output[here] = np.where(received[here] > 0, np.minimum(output[here], room), most)
     return output
 

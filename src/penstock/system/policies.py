@@ -44,8 +44,9 @@ from penstock.system.adaptive import Parameters
 from penstock.system.by_name import resolved
 from penstock.system.engine import explained
 from penstock.system.engines import ENGINES
+from penstock.system.memory import Memory
 from penstock.system.own_functions import OwnFunction
-from penstock.system.scheduler import Phases, Scheduler
+from penstock.system.scheduler import Batching, Holds, KVUse, Phases, Scheduler, Waiting
 
 Composition = tuple[int, int, int]
 PolicyFunction = Callable[[Queue, Limits, Floats], Composition]
@@ -91,7 +92,9 @@ class Policy(OwnFunction, Scheduler):
     phases: Phases | None = None
     own_budget: bool = False
     rising: bool = False
-    receives = True
+    by_phase = True
+    memory = KVUse(limited=False, has_watermark=True, receives=True, caches_prefixes=True)
+    queue = Waiting(("fcfs", "priority"))
     word = "policy"
     arguments = ("queue", "limits", "params")
     signature = POLICY_SIGNATURE
@@ -105,6 +108,21 @@ class Policy(OwnFunction, Scheduler):
         """Return (prefill tokens, decode tokens, phase filled first) for one state of the queue."""
         prefill, decode, first = self.function(queue, limits, np.asarray(params, np.float64))
         return int(prefill), int(decode), int(first)
+
+    def __post_init__(self) -> None:
+        own = (self.work_conserving, self.phases, self.own_budget, self.back_pressure)
+        vars(self)["batching"] = Batching(*own, cuts_prompts=True, slots_by_budget=False)
+
+    @property
+    def decode_first(self) -> bool:
+        """Whether each batch takes all decodes that fit, then prompts, cut to fill it."""
+        return self.phases == "decode-first"
+
+    def holds(self, memory: Memory | None) -> Holds:
+        """Return for which tokens a running request surely has memory."""
+        if memory is None or memory.admission == "optimistic":
+            return "computed"
+        return "completion" if memory.admission == "completion" else "prefill"
 
     @functools.cached_property
     def reads(self) -> frozenset[str]:

@@ -133,7 +133,7 @@ class Pool:
             return False
         if self.order.fills:
             return True
-        known = {server.policy.work_conserving for server in servers}
+        known = {server.policy.batching.work_conserving for server in servers}
         if False in known:
             return False
         return None if None in known else True
@@ -149,7 +149,7 @@ class Pool:
         if server.policy.sees == SEES_DECODES:
             return False
         lasting = self.order.single_line or self.order.fills or self.order.ranks_stages
-        return lasting or server.policy.phases is not None
+        return lasting or server.policy.batching.phases is not None
 
     def describe(self) -> str:
         """Say in a few words what serves."""
@@ -192,7 +192,11 @@ def _refuse_what_differs(servers: Sequence[Server]) -> None:
         for what, one, two in (
             ("their convention", first.convention, other.convention),
             ("what they are", _what(first), _what(other)),
-            ("max_model_len", first.policy.longest_context, other.policy.longest_context),
+            (
+                "max_model_len",
+                first.policy.memory.longest_context,
+                other.policy.memory.longest_context,
+            ),
         ):
             if one != two:
                 raise InputError(

@@ -25,8 +25,8 @@ def as_serving(workload: Workload, server: Server) -> Server:
 def names_for(prefixes: Prefixes, servers: Iterable[Server]) -> Prefixes:
     """Return the names of blocks by which these servers look for what they have cached."""
     caching = [(s.memory.block_size, s) for s in servers if s.memory and s.caches_prefixes]
-    sizes = {size for size, server in caching if not server.policy.caches_in_tree}
-    pages = {size for size, server in caching if server.policy.caches_in_tree}
+    sizes = {size for size, server in caching if not server.policy.memory.caches_in_tree}
+    pages = {size for size, server in caching if server.policy.memory.caches_in_tree}
     size = min(sizes, default=prefixes.block_size)
     if not sizes and not _divides(size, pages):
         size = min(pages)

@@ -97,7 +97,7 @@ class Server:
         checks.word("convention", convention, get_args(Convention))
         checks.word("order", order, get_args(Order))
         chosen = resolve(policy)
-        memory = _memory(memory, kv_blocks, kv_tokens, block_size, chosen.block_size)
+        memory = _memory(memory, kv_blocks, kv_tokens, block_size, chosen.memory.block_size)
         if gpu is not None:
             if not isinstance(gpu, Gpu):
                 raise InputError(
@@ -164,7 +164,7 @@ class Server:
         None.
         """
         counts_running = self.scope == "running" and self.max_batch_size is not None
-        if not counts_running or not self.policy.back_pressure:
+        if not counts_running or not self.policy.batching.back_pressure:
             return None
         return f"{self.policy.name} {STARVES_DECODES}"
 
@@ -206,7 +206,7 @@ class Server:
         memory = self.memory
         if memory is None or memory.prefix_caching is not None:
             return memory is not None and memory.prefix_caching is True
-        wanted = memory.names_known or self.policy.goes_by_cache
+        wanted = memory.names_known or self.policy.queue.goes_by_cache
         return wanted and self.why_no_cache is None
 
     def serving(self, names: bool) -> "Server":
@@ -242,9 +242,9 @@ class Server:
         memory, policy = self.memory, self.policy
         if memory is not None and memory.prefix_caching is not None:
             return None
-        if not policy.caches_prefixes:
+        if not policy.memory.caches_prefixes:
             return f"{policy.name} has no prefix cache here; vllm and sglang have one"
-        if not policy.caches_by_default:
+        if not policy.memory.caches_by_default:
             return (
                 f"{policy.name} caches no prefixes unless asked to; give it KV memory with "
                 "`prefix_caching: true`"
@@ -266,10 +266,10 @@ class Server:
         """The max batch size; engines that are given none run as many requests as can fill a
         batch.
         """
-        if self.max_batch_size is not None or not self.policy.slots_by_budget:
+        if self.max_batch_size is not None or not self.policy.batching.slots_by_budget:
             return self.max_batch_size
         # Where all that run decode at once, more of them would make larger batches.
-        return self.token_budget if self.policy.decodes_beyond else self.filling_requests
+        return self.token_budget if self.policy.batching.decodes_beyond else self.filling_requests
 
     @property
     def filling_requests(self) -> int:
@@ -278,7 +278,7 @@ class Server:
         A step ahead it takes twice as many: those who end with the batch in progress keep their
         places while the next one is composed.
         """
-        return self.token_budget * (1 + self.policy.ahead)
+        return self.token_budget * (1 + self.policy.batching.ahead)
 
     @property
     def by_phase(self) -> bool:
@@ -336,13 +336,13 @@ class Server:
                 f"estimate of what the weights of {self.gpu.model} leave on "
                 f"{self.gpu.words}{share}. {logged}"
             )
-        if self.policy.has_kv_memory and self.memory is None:
+        if self.policy.memory.limited and self.memory is None:
             note = (
                 f"KV memory has no limit here, but in {self.policy.name} it has. Give the tokens "
                 "that your engine logs "
                 'at its start ("GPU KV cache size") as kv_tokens'
             )
-            if self.policy.gpu_rule is not None:
+            if self.policy.memory.gpu_rule is not None:
                 note += ", or model and GPU, such as gpu: {model: Qwen3-32B, memory_gib: 80}"
             return note
         return None
@@ -357,17 +357,17 @@ class Server:
         """Blocks that requests can hold, or None without a limit."""
         if self.memory is None:
             return None
-        return self.memory.blocks - self.policy.own_blocks
+        return self.memory.blocks - self.policy.memory.own_blocks
 
     @property
     def work_conserving(self) -> bool | None:
         """Whether its batches carry what waits up to the token budget, with ample memory and slots:
         not where prompts are cut to whole blocks; None: not known.
         """
-        cuts_to_blocks = self.policy.whole_blocks and self.memory is not None
+        cuts_to_blocks = self.policy.memory.whole_blocks and self.memory is not None
         if cuts_to_blocks and self.memory.block_size > 1:  # type: ignore[union-attr]
             return False
-        return self.policy.work_conserving
+        return self.policy.batching.work_conserving
 
     @property
     def watermark_blocks(self) -> int:
@@ -379,7 +379,7 @@ class Server:
     @property
     def spare_blocks(self) -> int:
         """Blocks that even an admission to an empty server leaves free."""
-        return self.watermark_blocks if self.policy.watermark_alone else 0
+        return self.watermark_blocks if self.policy.memory.watermark_alone else 0
 
     @property
     def holds(self) -> Holds:
@@ -443,7 +443,7 @@ def _memory(
 
 def with_kv_tokens(server: Server, tokens: int) -> Server:
     """Return a server with KV memory of so many tokens, its rules and blocks as they are."""
-    size = server.policy.block_size if server.memory is None else server.memory.block_size
+    size = server.policy.memory.block_size if server.memory is None else server.memory.block_size
     memory = Memory.of_tokens(tokens, size)
     if server.memory is not None:
         memory = dataclasses.replace(server.memory, blocks=memory.blocks)
@@ -460,12 +460,12 @@ def _memory_of_gpu(
             "say how large KV "
             "memory is; give one of them"
         )
-    engine = gpu.engine if policy.gpu_rule is None else policy
+    engine = gpu.engine if policy.memory.gpu_rule is None else policy
     if engine is None:
         return gpu, None
-    size = engine.block_size if rules is None else rules.block_size
-    if gpu.engine is not None and size == gpu.engine.block_size:
-        size = engine.block_size  # not one that was chosen
+    size = engine.memory.block_size if rules is None else rules.block_size
+    if gpu.engine is not None and size == gpu.engine.memory.block_size:
+        size = engine.memory.block_size  # not one that was chosen
     memory = Memory.of_tokens(gpu.kv_tokens(engine, token_budget).tokens, size)
     rules = dataclasses.replace(
         rules or memory, blocks=memory.blocks, block_size=size, estimated=True
@@ -476,7 +476,7 @@ def _memory_of_gpu(
 def _why_no_cache(server: Server, memory: Memory) -> str | None:
     """Return why a server cannot cache prefixes, and what to do about it; None where it can."""
     policy, usable = server.policy, server.usable_blocks or 0
-    if not policy.caches_prefixes:
+    if not policy.memory.caches_prefixes:
         return (
             f"prefix_caching is on, but {policy.name} has no prefix cache here; take vllm, or a "
             "policy such as sarathi, or leave it out"

@@ -91,9 +91,9 @@ def bounds(workload: Workload, server: Server, demand: Load) -> tuple[Bound, ...
         edges = region(unhurried(server), prompt=work.lengths)
         prefill, decode = edges.request or (0.0, 0.0)
         by_slots = edges.scale((prefill * work.share, decode * work.share + demand.wasted[0]))
-        if server.policy.outputs_per_decode > 1:
-            by_slots *= server.policy.outputs_per_decode
-            more += f", with {server.policy.outputs_per_decode:.3g} outputs from a decode"
+        if server.policy.batching.outputs_per_decode > 1:
+            by_slots *= server.policy.batching.outputs_per_decode
+            more += f", with {server.policy.batching.outputs_per_decode:.3g} outputs from a decode"
         theorem = f"Section 6 (stability region under a max batch size){extended}"
         reason = (
             f"the best mix of batches of at most {slots:,} requests and {server.most_tokens:,} "
@@ -108,7 +108,7 @@ def bounds(workload: Workload, server: Server, demand: Load) -> tuple[Bound, ...
 def _kv_memory(work: Served, server: Server, memory: Memory) -> Bound:
     blocks = server.usable_blocks or 0
     held, sampled = least_held(work.lengths, server, memory)
-    held /= server.policy.outputs_per_decode
+    held /= server.policy.batching.outputs_per_decode
     shortest = server.shortest_s
     of = "tokens" if memory.block_size == 1 else f"blocks of {memory.block_size:,} tokens"
     return Bound(

@@ -189,7 +189,7 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
             f"{server.policy.name} decides also by {', '.join(beyond)}, which the proof does not "
             "take into account"
         )
-    of_paper = server.policy.phases is not None
+    of_paper = server.policy.batching.phases is not None
     if not of_paper and (slots is None or server.scope == "batch"):
         raise _Unknown(
             f"queues that {server.policy.name} may see have no limit, so not all can be tried; "

@@ -343,7 +343,7 @@ def _buffers(server: Server, order: Order | None, classes: int, decodes: Floats)
             "not fix how fast it "
             "works (eq:f7); take a work-conserving policy, or simulate"
         )
-    chosen: object = policy.phases if order is None else order
+    chosen: object = policy.batching.phases if order is None else order
     if chosen is None:
         raise InputError(
             f"which phase {policy.name} serves first is not known, and the fluid model fixes the "

@@ -167,7 +167,7 @@ def work_conserving(server: Server) -> Hypothesis:
     """The policy fills the token budget whenever what waits allows it."""
     policy = server.policy
     conserves = server.work_conserving
-    if policy.drafted_tokens:
+    if policy.memory.drafted_tokens:
         reason = f"{policy.name} fills batches with drafts, some of which are wrong"
     elif conserves:
         reason = f"{policy.name} fills the token budget whenever what waits allows it"
@@ -176,7 +176,7 @@ def work_conserving(server: Server) -> Hypothesis:
             f"nothing is known of {policy.name}; if it is, say so with "
             "@policy(work_conserving=True)"
         )
-    elif policy.work_conserving:
+    elif policy.batching.work_conserving:
         reason = f"{policy.name} cuts prompts to whole blocks, so batches may have room for a part"
     else:
         reason = f"{policy.name} leaves room in batches while requests wait"

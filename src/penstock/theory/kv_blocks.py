@@ -83,7 +83,7 @@ def served(workload: Workload, server: Server) -> Served:
 
 def _cut(lengths: Lengths, server: Server) -> Lengths:
     """Return lengths cut to the server's longest context: a sample's, unless all are alike."""
-    context = server.policy.longest_context
+    context = server.policy.memory.longest_context
     longest = largest(lengths)
     if context == 0 or (longest is not None and (longest[0] + longest[1] <= context).all()):
         return lengths
@@ -145,7 +145,7 @@ def reserves(server: Server) -> bool:
 def peak_blocks(prompt: Ints, output: Ints, server: Server, memory: Memory) -> Ints:
     """Return the blocks that requests hold in the end; shape (requests,)."""
     policy = server.policy
-    beyond = policy.drafted_tokens + policy.reserves_last_token
+    beyond = policy.memory.drafted_tokens + policy.memory.reserves_last_token
     return -(-(_peak(prompt, output, server) + beyond) // memory.block_size)
 
 
@@ -175,9 +175,9 @@ def fits(prompt: Ints, output: Ints, server: Server) -> Bools:
     """Return which requests can ever be served; shape (requests,)."""
     policy, memory = server.policy, server.memory
     fitting = np.ones(prompt.size, bool)
-    if policy.longest_context:
-        fitting &= prompt < policy.longest_context
-    if not policy.cuts_prompts:
+    if policy.memory.longest_context:
+        fitting &= prompt < policy.memory.longest_context
+    if not policy.batching.cuts_prompts:
         grows = memory is not None and not reserves(server)  # what is preempted comes back longer
         fitting &= (_peak(prompt, output, server) if grows else prompt) <= server.token_budget
     if memory is not None and server.usable_blocks is not None:
@@ -291,8 +291,8 @@ def _refuse_what_never_fits(lengths: Lengths, server: Server) -> None:
 
 def _why_not(prompt: int, output: int, server: Server) -> str:
     usable, memory, policy = server.usable_blocks, server.memory, server.policy
-    if 0 < policy.longest_context <= prompt:
-        return f"has no room for an output: its max_model_len is {policy.longest_context:,}"
+    if 0 < policy.memory.longest_context <= prompt:
+        return f"has no room for an output: its max_model_len is {policy.memory.longest_context:,}"
     if usable is not None and memory is not None:
         needed = int(peak_blocks(np.array([prompt]), np.array([output]), server, memory)[0])
         spare = server.spare_blocks
@@ -303,7 +303,7 @@ def _why_not(prompt: int, output: int, server: Server) -> str:
     whole = "prompts whole,"
     if memory is not None:
         whole = "prompts whole, with outputs lost by preemption,"
-    cut = f" ({policy.cut_by}: true would cut them)" if policy.cut_by else ""
+    cut = f" ({policy.batching.cut_by}: true would cut them)" if policy.batching.cut_by else ""
     return (
         f"is more than {policy.name} takes: {whole} in batches of {server.token_budget:,} "
         f"tokens{cut}"

@@ -147,7 +147,9 @@ def request_bounds(
     whole = shortest[np.minimum(prompt, budget)]
     first = np.where(prompt > budget, cut, whole if merges else np.minimum(whole, cut))
     # Drafts that are right bring that many outputs more.
-    decodes = np.ceil((output - outputs_of_prefill(server)) / (1 + server.policy.drafted_tokens))
+    decodes = np.ceil(
+        (output - outputs_of_prefill(server)) / (1 + server.policy.memory.drafted_tokens)
+    )
     end = first + decodes * shortest[1]
     if isinstance(model, Composition):
         per_piece = model.self_attention + model.per_request

@@ -116,7 +116,7 @@ def _poisson(workload: Workload) -> Hypothesis:
 
 def _by_lines(server: Server) -> Hypothesis:
     """Batches are formed by the two phases, once the last has ended, and timed by token load."""
-    held = server.by_lines and not server.policy.ahead
+    held = server.by_lines and not server.policy.batching.ahead
     reason = "by phases, one after the other, with times by token load"
     if not held:
         reason = "an engine's rules, KV memory, priorities or attention decide; nothing is shown"

@@ -138,7 +138,7 @@ def operating_point(
         point=(rate * prompt, rate * decode),
         optimum=linear_program(server, (prompt, decode), prompt=lengths),
         own=sarathi_region(server)
-        if by_load and long_prompts and server.policy.phases == "decode-first"
+        if by_load and long_prompts and server.policy.batching.phases == "decode-first"
         else None,
         arrival_rate=demand.arrival_rate,
         bound=bound,

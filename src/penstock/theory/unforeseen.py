@@ -29,7 +29,7 @@ NONE: Share = (0.0, 0.0)
 
 def wasted(workload: Workload, server: Server, work: Served) -> Share:
     """Return least and most mean tokens that a served request costs after its end."""
-    if workload.declared is None or not server.policy.ahead:
+    if workload.declared is None or not server.policy.batching.ahead:
         return NONE
     low, high = share(work.lengths, workload.declared)
     if not wastes_each(server, work.lengths):
@@ -42,16 +42,18 @@ def wasted(workload: Workload, server: Server, work: Served) -> Share:
 
 def with_wasted(longest: Longest | None, server: Server, *, declares: bool) -> Longest | None:
     """Return the longest requests as they hold memory: with a token more, where one is wasted."""
-    if longest is None or not (declares and server.policy.ahead):
+    if longest is None or not (declares and server.policy.batching.ahead):
         return longest
     return longest[0], longest[1] + 1
 
 
 def wastes_each(server: Server, lengths: Lengths) -> bool:
     """Return whether every unforeseen end surely costs a token more, with ample memory."""
-    context, longest = server.policy.longest_context, largest(lengths)
+    context, longest = server.policy.memory.longest_context, largest(lengths)
     cut = context > 0 and (longest is None or bool((longest[0] + longest[1] >= context).any()))
-    return server.policy.ahead and server.policy.work_conserving is True and not cut
+    return (
+        server.policy.batching.ahead and server.policy.batching.work_conserving is True and not cut
+    )
 
 
 def share(lengths: Lengths, declared: Tokens | Length) -> Share:

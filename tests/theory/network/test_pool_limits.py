@@ -167,7 +167,7 @@ def test_drafts_that_bring_several_outputs_carry_so_many_times_the_decodes() -> 
     plain = ps.Server(TP1, 512, 32, policy="vllm", kv_tokens=20_000)
     options = {"drafts": 3, "acceptance": 0.8}
     drafting = dataclasses.replace(plain, policy_params=options)
-    more = drafting.policy.outputs_per_decode
+    more = drafting.policy.batching.outputs_per_decode
     assert more > 2
     few, many = (limits_of(ps.Network.single(CHAT, each, replicas=2)) for each in (plain, drafting))
     for name in ("max batch size", "KV memory"):

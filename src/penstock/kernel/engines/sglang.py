@@ -53,7 +53,7 @@ def sglang(world: World, engine: Any, pool: Any) -> int:
     _decode(world, engine, pool)
     if pool.queue_order == RESPONSE_RATIO:
         _age_by_decodes(engine, others)
-    asks_again = engine.is_full == 0 or pool.takes_places != 0
+    asks_again = engine.is_full == 0 or pool.priority_preemption != 0
     if engine.prefilling > 0 or (engine.waiting > 0 and asks_again):
         engine.steady = 0  # the next batch may have prompts
     return 0
@@ -183,7 +183,7 @@ def _ride_along(world: World, engine: Any, pool: Any) -> None:
     if _decoders(engine) == 0 or not _may_decode(world, engine, pool):
         return
     _serve_decodes(world, engine, pool, _growth(world, engine, pool))
-    if pool.takes_places != 0:
+    if pool.priority_preemption != 0:
         _note_lengths(world, engine)
     first, last, head = engine.first_slot, engine.last_slot, engine.served_head
     before = world.slots[head].previous

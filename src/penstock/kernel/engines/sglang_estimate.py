@@ -39,7 +39,7 @@ def made_before(world: World, request: int) -> Any:
 @uncounted(inline=True)
 def foreseen_of(world: World, engine: Any, pool: Any, slot: Any) -> Any:
     """Return the output tokens that a running request is expected to make yet."""
-    ratio = 1.0 if pool.ignores_eos != 0 else engine.ratio
+    ratio = 1.0 if pool.ignore_eos != 0 else engine.ratio
     left = world.again[slot.request].declared - made_by(world, engine, slot)
     return min(left, pool.clip_new_tokens) * ratio
 

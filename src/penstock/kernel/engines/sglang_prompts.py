@@ -39,7 +39,7 @@ def _new_budget(world: World, engine: Any, pool: Any) -> Any:
     budget = world.budget[0]
     riding = engine.running - engine.prefilling if pool.mixed != 0 else 0
     budget.chunk = (pool.budget if pool.chunked != 0 else _NO_LIMIT) - riding
-    budget.prompts = pool.most_prefill - riding
+    budget.prompts = pool.max_prefill_tokens - riding
     budget.pending = riding
     budget.foreseen = riding + foreseen_by_all(world, engine, pool)
     budget.room = (engine.free + engine.evictable) * pool.block_size
@@ -76,12 +76,12 @@ def _verdict(budget: Any) -> Any:
 @uncounted()
 def serve_prompts(world: World, engine: Any, pool: Any) -> None:
     """Go on with the request in mid-prefill, then admit waiting ones while the budgets last."""
-    if engine.running == engine.prefilling or pool.takes_places != 0:
+    if engine.running == engine.prefilling or pool.priority_preemption != 0:
         engine.is_full = 0
     if engine.prefilling == 0:
         if engine.is_full != 0 or engine.waiting == 0:
             return
-        if engine.running >= pool.batch_size and pool.takes_places == 0:
+        if engine.running >= pool.batch_size and pool.priority_preemption == 0:
             engine.is_full = 1
             return
     if pool.radix != 0 and engine.waiting > 0:
@@ -153,11 +153,11 @@ def _admit_waiting(world: World, engine: Any, pool: Any, budget: Any) -> None:
         if engine.running >= pool.batch_size:
             engine.is_full = 1
         if engine.is_full != 0 and (
-            pool.takes_places == 0 or not take_places(world, engine, pool, budget)
+            pool.priority_preemption == 0 or not take_places(world, engine, pool, budget)
         ):
             break
         world.again[engine.head].filled = world.again[engine.head].target
-        if pool.ignores_eos != 0 and pool.radix == 0:
+        if pool.ignore_eos != 0 and pool.radix == 0:
             verdict = _ask_with_known_outputs(world, engine, pool, budget)
         else:
             verdict = _ask(world, engine, pool, budget)

@@ -87,7 +87,10 @@ def take_places(world: World, engine: Any, pool: Any, budget: Any) -> Any:
         if following < 0:
             return False
         other = world.slots[following].request
-        if rank_of(world, other) - rank_of(world, request) <= pool.threshold:
+        if (
+            rank_of(world, other) - rank_of(world, request)
+            <= pool.priority_scheduling_preemption_threshold
+        ):
             return False
         worst = following
         wanted -= foreseen_of(world, engine, pool, world.slots[worst])

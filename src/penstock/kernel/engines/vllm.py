@@ -28,11 +28,11 @@ from penstock.kernel.waiting import pop_waiting, wait_first
 def vllm(world: World, engine: Any, pool: Any) -> int:
     """Form a batch of vLLM: those that run, in order, then new ones."""
     engine.has_prompts = 0
-    most = pool.long_prefill
+    most = pool.long_prefill_threshold
     requests = engine.running + engine.waiting
     if most == 0 or requests <= 1:
         most = pool.budget
-    elif pool.adapts != 0:
+    elif pool.long_prefill_adaptive != 0:
         most = max(most, pool.budget // requests)
     deferred = _defers_prompts(engine, pool)
     left = -1

@@ -60,7 +60,7 @@ class Build:
         memory = None
         tokens = values.get("kv_tokens", self.kv_tokens)
         if tokens is not None:
-            memory = Memory.of_tokens(round(tokens), resolve(self.policy).block_size)
+            memory = Memory.of_tokens(round(tokens), resolve(self.policy).memory.block_size)
             memory = dataclasses.replace(memory, prefix_caching=self.prefix_caching or None)
         if memory is not None and "kv_tokens" in values:  # one that is tried may be too short
             memory = dataclasses.replace(memory, too_long="drop")
@@ -105,6 +105,6 @@ def with_known(server: Server, known: Known) -> Server:
 def with_tokens(server: Server, load: Requests, tokens: float) -> Server:
     """Return a server whose KV memory holds so many tokens, or the longest of the requests."""
     longest = int((load.prompt_tokens + load.output_tokens).max())
-    size = server.policy.block_size
+    size = server.policy.memory.block_size
     memory = Memory.of_tokens(max(round(tokens), longest + 2 * size), size)
     return dataclasses.replace(server, memory=memory)

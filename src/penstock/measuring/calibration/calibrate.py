@@ -159,7 +159,7 @@ def _calibration(
     if shape is not None:
         one = (shape.with_uncertainty(one[0], seen), one[1])
     else:
-        budget, ahead = build.limit("token_budget"), one[0].policy.ahead
+        budget, ahead = build.limit("token_budget"), one[0].policy.batching.ahead
         ranges = ranges_of(to_fit, values, common.priors, ahead=bool(ahead), token_budget=budget)
         one = (with_known(one[0], allowed(ranges, seen)), one[1])
     unsure = unidentified(common.fit, common.priors, ranges)

@@ -147,7 +147,7 @@ class ShapeBuild(Build):
     def kv_of_shape(self) -> int:
         """The tokens that KV memory holds: as given, or what the GPUs leave."""
         if self.kv_tokens is not None:
-            block = ENGINES[self.policy].block_size
+            block = ENGINES[self.policy].memory.block_size
             one = f"one block of {self.policy} has {block}; give what the engine logs"
             return checks.whole("kv_tokens", self.kv_tokens, block, 2**40, "tokens", one)
         gpu, engine = self.served.on_gpus, ENGINES[self.served.engine]
@@ -159,9 +159,9 @@ class ShapeBuild(Build):
         tokens = self.kv_of_shape
         if self.kv_tokens is None:
             tokens = round(tokens * values["kv_memory"])
-        engine = ENGINES[self.policy]
+        block_size = ENGINES[self.policy].memory.block_size
         memory = dataclasses.replace(
-            Memory.of_tokens(max(tokens, engine.block_size), engine.block_size),
+            Memory.of_tokens(max(tokens, block_size), block_size),
             prefix_caching=self.prefix_caching or None,
             too_long="drop",
         )

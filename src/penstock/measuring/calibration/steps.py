@@ -156,7 +156,7 @@ def common_fit(
             "or give the model and its GPU (--model, --gpu)"
         )
     budget = build.limit("token_budget")
-    ahead = build({"step": 1.0})[0].policy.ahead
+    ahead = build({"step": 1.0})[0].policy.batching.ahead
     guesses = [
         first_guess(to_fit, names, budget, loss, ahead=ahead) for loss in ("soft_l1", "linear")
     ]

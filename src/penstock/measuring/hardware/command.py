@@ -84,7 +84,7 @@ def _from_shape(
             f"--gpu is {gpu}, but no model is named; give one, such as `penstock hardware "
             f"Llama-3.1-70B --gpu {gpu}`, or the path of its config.json"
         )
-    sized = [name for name, known in ENGINES.items() if known.gpu_rule is not None]
+    sized = [name for name, known in ENGINES.items() if known.memory.gpu_rule is not None]
     checks.word("--engine", engine, sized)
     served = served_model(model, gpu, tensor_parallel, precision=precision, engine=engine)
     Form(as_json).show(shaped_page(served), facts_of(served))

@@ -1,6 +1,64 @@
-"""Schedulers of real engines, by name."""
+"""Schedulers of real engines, by name: how they really compose batches, which no policy of a few
+numbers can say.
 
-from penstock.system.engines.vllm import ENGINES as ENGINES
-from penstock.system.engines.vllm import Defaults as Defaults
-from penstock.system.engines.vllm import choosing as choosing
-from penstock.system.engines.vllm import engine_defaults as engine_defaults
+Each is a module here, whose dataclass states all that sets it apart: settings, limits, KV memory,
+how it is started; and a rule in `penstock.kernel.engines`.
+"""
+
+import importlib
+import pkgutil
+from typing import NamedTuple
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+from penstock.system.engine import Engine
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+_OWN = [kind for kind in Engine.__subclasses__() if kind.__module__.startswith(f"{__name__}.")]
+
+ENGINES: dict[str, Engine] = {
+    kind.name: kind() for kind in sorted(_OWN, key=lambda kind: kind.place)
+}
+"""The schedulers of engines that have a name."""
+
+
+class Defaults(NamedTuple):
+    """An engine's own limits: most tokens and most requests (None: it sets none) of a batch."""
+
+    token_budget: int
+    max_batch_size: int | None
+
+
+def engine_defaults(
+    name: str, gpu_memory_gib: float, *, a100: bool = False, offline: bool = False
+) -> Defaults:
+    """Return the limits that an engine chooses for a GPU.
+
+    Parameters
+    ----------
+    name
+        ``vllm`` or ``sglang``: the others want to be told.
+    gpu_memory_gib
+        Memory of one GPU, GiB.
+    a100
+        Whether it is an A100, which vLLM treats as a smaller one.
+    offline
+        Whether the engine is a library without a server (vLLM's ``LLM`` class), which batches more.
+    """
+    gib = checks.number(
+        "gpu_memory_gib", gpu_memory_gib, 1, 4096, "GiB", "it is the memory of one GPU"
+    )
+    rule = ENGINES[name].batching.limit_rule if name in ENGINES else None
+    if rule is None:
+        raise InputError(
+            "no default limits are known for "
+            f"{checks.shown(name)}{nearest(str(name), choosing())}; "
+            "give token_budget and max_batch_size"
+        )
+    return Defaults(*rule.limits(gib, a100, offline))
+
+
+def choosing() -> list[str]:
+    """Return the engines that choose limits by themselves."""
+    return [name for name, engine in ENGINES.items() if engine.batching.limit_rule is not None]

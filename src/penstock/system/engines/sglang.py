@@ -1,13 +1,24 @@
 """SGLang's scheduler: its settings, limits, KV memory and how it is started."""
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
 from penstock.errors import InputError
+from penstock.fields import Range
 from penstock.kernel import records
-from penstock.system.engine import Engine, Option
-from penstock.system.scheduler import GpuBytes, GpuRule, LimitRule, Options, Program, words_where
+from penstock.system.engine import SHARE, Engine, Setting, count
+from penstock.system.scheduler import (
+    Batching,
+    GpuBytes,
+    GpuRule,
+    KVUse,
+    LimitRule,
+    Program,
+    Waiting,
+    words_where,
+)
 
 if TYPE_CHECKING:
     from penstock.system.server import Server
@@ -18,13 +29,12 @@ _BUDGET_BELOW_GIB = {20: 2048, 60: 4096, 160: 8192}
 """SGLang's token budget on a GPU with less than so much memory."""
 
 
-def _limits_of_sglang(gib: float, a100: bool, offline: bool) -> tuple[int, None]:
-    return next(
-        (budget for limit, budget in _BUDGET_BELOW_GIB.items() if gib < limit), 16_384
-    ), None
+def _limits(gib: float, a100: bool, offline: bool) -> tuple[int, None]:
+    budgets = (budget for limit, budget in _BUDGET_BELOW_GIB.items() if gib < limit)
+    return next(budgets, 16_384), None
 
 
-def _left_by_sglang(gpu: GpuBytes, share: float | None) -> float:
+def _left(gpu: GpuBytes, share: float | None) -> float:
     """Return what is left of a share of memory, else of all but what it keeps for all else."""
     if share is not None:
         return share * gpu.memory - gpu.weights
@@ -38,7 +48,7 @@ def _left_by_sglang(gpu: GpuBytes, share: float | None) -> float:
     return gpu.memory - MB * reserved - gpu.weights
 
 
-_SGLANG_VARIABLES = {
+_VARIABLES = {
     "new_token_ratio": "SGLANG_INIT_NEW_TOKEN_RATIO",
     "decay_steps": "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS",
     "clip_new_tokens": "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION",
@@ -60,95 +70,41 @@ _QUEUE_ORDERS = {
 others are the first, as in SGLang.
 """
 
-_OTHER_ORDERS = {
-    "random": "shuffles its queue, which no seed here repeats",
-    "routing-key": "goes by keys of requests, which no workload here has",
-    "priority": "is given as order: priority",
-}
+_OTHER_ORDERS = (
+    ("random", "shuffles its queue, which no seed here repeats"),
+    ("routing-key", "goes by keys of requests, which no workload here has"),
+    ("priority", "is given as order: priority"),
+)
 """Queue orders that SGLang has besides, and why they are refused."""
 
 
-def _environment_of_sglang(options: Options) -> dict[str, str]:
-    usual = {key: option.default for key, option in Sglang.known.items()}
-    environment = {
-        variable: f"{options[key]:g}" if isinstance(options[key], float) else str(options[key])
-        for key, variable in _SGLANG_VARIABLES.items()
-        if options[key] != usual[key]
-    }
-    least = options["min_new_token_ratio"]
-    start = _first_ratio(options)
-    if least is not None and start:
-        environment["SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR"] = f"{least / start:.6g}"
-    return environment
-
-
-def _first_ratio(options: Options) -> float:
-    """Return the share of future outputs that SGLang's admission counts at first."""
-    if options["new_token_ratio"] is not None:
-        return float(options["new_token_ratio"])
-    return float(min(FIRST_RATIO * options["schedule_conservativeness"], 1.0))
-
-
-def _flags_of_sglang(options: Options) -> list[str]:
-    conservative, policy = options["schedule_conservativeness"], options["schedule_policy"]
-    threshold = options["priority_scheduling_preemption_threshold"]
-    usual = Sglang.known["priority_scheduling_preemption_threshold"].default
-    return words_where(
-        (True, "--max-prefill-tokens", str(options["max_prefill_tokens"])),
-        (options["mixed_chunk"], "--enable-mixed-chunk"),
-        (not options["overlap_schedule"], "--disable-overlap-schedule"),
-        (conservative != 1, "--schedule-conservativeness", f"{conservative:g}"),
-        (not options["chunked_prefill"], "--chunked-prefill-size", "-1"),  # what comes last counts
-        (policy != "fcfs", "--schedule-policy", policy),
-        (threshold != usual, "--priority-scheduling-preemption-threshold", str(threshold)),
-    )
-
-
-def _notes_of_sglang(options: Options) -> list[str]:
-    return words_where(
-        (options["ignore_eos"], "ignore_eos is not the server's: each request has to ask for it"),
-        (
-            not options["priority_preemption"] or options["retraction_policy"] != "length",
-            "priority_preemption and retraction_policy have to be told the server by hand",
-        ),
-        (
-            not options["schedule_low_priority_values_first"],
-            "larger priorities come first: leave out --schedule-low-priority-values-first",
-        ),
-    )
-
-
+@dataclasses.dataclass(frozen=True, repr=False)
 class Sglang(Engine):
     """SGLang 0.5.23: prompts in chunks, alone or beside decodes, as estimates of memory allow."""
 
+    overlap_schedule: bool = True
+    mixed_chunk: Annotated[bool, Setting("enable_mixed_chunk")] = False
+    chunked_prefill: bool = True
+    max_prefill_tokens: Annotated[int, count(low=1)] = 16384
+    schedule_conservativeness: Annotated[float, Range(0, 1e6, "", SHARE.why)] = 1.0
+    new_token_ratio: Annotated[float, SHARE, Setting("init_new_token_ratio")] | None = None
+    min_new_token_ratio: Annotated[float, SHARE] | None = None
+    decay_steps: Annotated[int, count(low=1), Setting("new_token_ratio_decay_steps")] = 600
+    clip_new_tokens: Annotated[int, count(low=1), Setting("clip_max_new_tokens_estimation")] = 4096
+    retract_steps: Annotated[int, count(low=1), Setting("retract_decode_steps")] = 20
+    schedule_policy: Annotated[
+        Literal["fcfs", "lof", "lpm", "dfs-weight", "hrrn", "shortest-prefill-first"],
+        Setting(refused=_OTHER_ORDERS),
+    ] = "fcfs"
+    ignore_eos: bool = False
+    priority_preemption: bool = True
+    priority_scheduling_preemption_threshold: Annotated[int, count()] = 10
+    schedule_low_priority_values_first: bool = True
+    retraction_policy: Literal["length", "priority"] = "length"
+
     name = "sglang"
-    rule = records.SGLANG
-    known = {  # noqa: RUF012
-        "overlap_schedule": Option(True),
-        "mixed_chunk": Option(False, alias="enable_mixed_chunk"),
-        "chunked_prefill": Option(True),
-        "max_prefill_tokens": Option(16384, low=1),
-        "schedule_conservativeness": Option(1.0, high=1e6),
-        "new_token_ratio": Option(None, high=1.0, alias="init_new_token_ratio"),
-        "min_new_token_ratio": Option(None, high=1.0),
-        "decay_steps": Option(600, low=1, alias="new_token_ratio_decay_steps"),
-        "clip_new_tokens": Option(4096, low=1, alias="clip_max_new_tokens_estimation"),
-        "retract_steps": Option(20, low=1, alias="retract_decode_steps"),
-        "schedule_policy": Option("fcfs", tuple(_QUEUE_ORDERS), refused=_OTHER_ORDERS),
-        "ignore_eos": Option(False),
-        "priority_preemption": Option(True),
-        "priority_scheduling_preemption_threshold": Option(10),
-        "schedule_low_priority_values_first": Option(True),
-        "retraction_policy": Option("length", ("length", "priority")),
-    }
-    cut_by = "chunked_prefill"
-    caches_prefixes = caches_by_default = True
-    orders = ("fcfs", "priority")
-    caches_in_tree = True
-    decodes_beyond = True
-    block_size = 1  # it counts single tokens
-    limit_rule = LimitRule(_limits_of_sglang)
-    gpu_rule = GpuRule("mem_fraction_static", None, _left_by_sglang)
+    place = 2
+    rule = "sglang"
     program = Program(
         title="SGLang",
         image="lmsysorg/sglang:v0.5.23",
@@ -161,56 +117,81 @@ class Sglang(Engine):
         expert_parallel=("--ep-size", "{}"),
         by_arrival=("--schedule-policy", "fcfs"),
         by_priority=("--enable-priority-scheduling", "--schedule-low-priority-values-first"),
-        flags=_flags_of_sglang,
-        notes=_notes_of_sglang,
-        environment=_environment_of_sglang,
-        other="the plan runs {name!r}, which SGLang does not have: its own scheduler, with "
-        "decodes in prefill "
-        "batches, is another; plan again with the policy sglang",
+        other="the plan runs {name!r}, which SGLang does not have: its own scheduler, with decodes "
+        "in prefill batches, is another; plan again with the policy sglang",
         beside_other=("--enable-mixed-chunk",),
         no_cache=("--disable-radix-cache",),
     )
 
     def settle(self) -> None:
-        """Set the facts that follow from the settings."""
-        options = self.options
-        if options["new_token_ratio"] is not None and options["schedule_conservativeness"] != 1:
+        """Refuse settings that contradict each other, and state what follows from them."""
+        if self.new_token_ratio is not None and self.schedule_conservativeness != 1:
             raise InputError(
                 f"{self.name}: schedule_conservativeness sets new_token_ratio, which is given too; "
                 "give one of them"
             )
-        high, low = _first_ratio(options), options["min_new_token_ratio"]
-        if low is None:
-            low = min(high * LEAST_SHARE_OF_IT, 1.0)
+        high, low, _ = self.kernel_numbers
         if low > high:
             raise InputError(
                 f"{self.name}: min_new_token_ratio is {low:g}, above new_token_ratio, {high:g}, "
                 "which falls to it; lower it"
             )
-        self.ahead = self.loses_in_flight = options["overlap_schedule"]
-        self.whole_blocks = self.cuts_prompts
-        self.sorts_queue = options["schedule_policy"] == "lof"
-        self.goes_by_cache = options["schedule_policy"] in ("hrrn", "shortest-prefill-first")
-        self.knows_outputs = options["ignore_eos"]
-        self.reads_declared = not self.knows_outputs
-        self.kernel_options = {
-            "ahead": self.ahead,
-            "mixed": self.cuts_prompts and options["mixed_chunk"],
-            "most_prefill": options["max_prefill_tokens"],
-            "clip_new_tokens": options["clip_new_tokens"],
-            "retract_steps": options["retract_steps"],
-            "ignores_eos": options["ignore_eos"],
-            "takes_places": options["priority_preemption"],
-            "threshold": options["priority_scheduling_preemption_threshold"],
-            "retracts_by_rank": options["retraction_policy"] == "priority",
-            "queue_order": _QUEUE_ORDERS[options["schedule_policy"]],
-        }
-        self.kernel_numbers = (high, low, (high - low) / options["decay_steps"])
+        self.state(
+            Batching(
+                cuts_prompts=self.chunked_prefill,
+                cut_by="chunked_prefill",
+                decodes_beyond=True,
+                ahead=self.overlap_schedule,
+                foreseen=True,
+                loses_in_flight=self.overlap_schedule,
+                limit_rule=LimitRule(_limits),
+            ),
+            KVUse(
+                block_size=1,  # it counts single tokens
+                whole_blocks=self.chunked_prefill,
+                caches_prefixes=True,
+                caches_by_default=True,
+                caches_in_tree=True,
+                gpu_rule=GpuRule("mem_fraction_static", None, _left),
+            ),
+            Waiting(
+                ("fcfs", "priority"),
+                by_rank=self.schedule_policy == "lof",
+                reads_declared=not self.ignore_eos,
+                knows_outputs=self.ignore_eos,
+                goes_by_cache=self.schedule_policy in ("hrrn", "shortest-prefill-first"),
+            ),
+        )
+
+    @property
+    def kernel_numbers(self) -> tuple[float, ...]:
+        """The share of future outputs that admission counts at first, its least, its fall."""
+        high, low = self.new_token_ratio, self.min_new_token_ratio
+        if high is None:
+            high = min(FIRST_RATIO * self.schedule_conservativeness, 1.0)
+        if low is None:
+            low = min(high * LEAST_SHARE_OF_IT, 1.0)
+        return high, low, (high - low) / self.decay_steps
+
+    @property
+    def mixed(self) -> bool:
+        """Whether decodes go into batches with prompts."""
+        return self.chunked_prefill and self.mixed_chunk
+
+    @property
+    def retracts_by_rank(self) -> bool:
+        """Whether those of the lowest priority make room."""
+        return self.retraction_policy == "priority"
+
+    @property
+    def queue_order(self) -> int:
+        """How the queue is sorted beside a cache of prefixes."""
+        return _QUEUE_ORDERS[self.schedule_policy]
 
     def check(self, server: "Server") -> None:
         """Refuse what SGLang cannot be told, and orders that it refuses."""
         super().check(server)
-        order = self.options["schedule_policy"]
+        order = self.schedule_policy
         if server.order == "priority" and order not in ("fcfs", "lof"):
             raise InputError(
                 f"order is 'priority' beside schedule_policy {order!r}, but SGLang has priorities "
@@ -223,12 +204,12 @@ class Sglang(Engine):
                 f"schedule_policy is {order!r}, which SGLang itself refuses without its cache of "
                 "prefixes; leave out prefix_caching: false, or take another"
             )
-        if self.goes_by_cache and not told_off and not server.caches_prefixes:
+        if self.queue.goes_by_cache and not told_off and not server.caches_prefixes:
             raise InputError(
                 f"schedule_policy is {order!r}, which goes by the prefix cache, but "
                 f"{server.why_no_cache}"
             )
-        if self.options["retraction_policy"] == "priority" and server.order != "priority":
+        if self.retracts_by_rank and server.order != "priority":
             raise InputError(
                 "retraction_policy is 'priority', which SGLang itself refuses without priorities; "
                 "give order: priority, or leave it out"
@@ -238,12 +219,11 @@ class Sglang(Engine):
         """Return the most tokens of a batch with prompts: where they are not cut, as many as they
         may have together, or the longest; beside others where ``ignore_eos`` admits it.
         """
-        if self.cuts_prompts:
+        if self.chunked_prefill:
             return token_budget
-        together = self.options["max_prefill_tokens"]
-        if self.knows_outputs:
-            return token_budget + int(together) - 1
-        return max(token_budget, int(together))
+        if self.ignore_eos:
+            return token_budget + self.max_prefill_tokens - 1
+        return max(token_budget, self.max_prefill_tokens)
 
     def most_outputs(self, prompt: Any, usable: int, block_size: int) -> Any:
         """Return to how many outputs memory cuts what requests may make."""
@@ -253,6 +233,47 @@ class Sglang(Engine):
 
     def ranks_of(self, priority: Any, declared: Any, order: str) -> Any:
         """Return by what the queue goes before the coming to it: the longest declared first."""
-        sign = 1 if self.options["schedule_low_priority_values_first"] else -1
+        sign = 1 if self.schedule_low_priority_values_first else -1
         ranks = np.asarray(priority, np.int64) * sign * records.RANK if order == "priority" else 0
-        return ranks - np.asarray(declared, np.int64) * self.sorts_queue
+        return ranks - np.asarray(declared, np.int64) * self.queue.by_rank
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables by which SGLang has these settings."""
+        told = {
+            variable: f"{value:g}" if isinstance(value, float) else str(value)
+            for key, variable in _VARIABLES.items()
+            if (value := getattr(self, key)) != getattr(Sglang, key)
+        }
+        start = self.kernel_numbers[0]
+        if self.min_new_token_ratio is not None and start:
+            told["SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR"] = f"{self.min_new_token_ratio / start:.6g}"
+        return told
+
+    def flags(self) -> list[str]:
+        """Return the options by which SGLang has these settings."""
+        conservative, policy = self.schedule_conservativeness, self.schedule_policy
+        threshold = self.priority_scheduling_preemption_threshold
+        usual = threshold == Sglang.priority_scheduling_preemption_threshold
+        return words_where(
+            (True, "--max-prefill-tokens", str(self.max_prefill_tokens)),
+            (self.mixed_chunk, "--enable-mixed-chunk"),
+            (not self.overlap_schedule, "--disable-overlap-schedule"),
+            (conservative != 1, "--schedule-conservativeness", f"{conservative:g}"),
+            (not self.chunked_prefill, "--chunked-prefill-size", "-1"),  # what comes last counts
+            (policy != "fcfs", "--schedule-policy", policy),
+            (not usual, "--priority-scheduling-preemption-threshold", str(threshold)),
+        )
+
+    def notes(self) -> list[str]:
+        """Say what to know before SGLang is started."""
+        return words_where(
+            (self.ignore_eos, "ignore_eos is not the server's: each request has to ask for it"),
+            (
+                not self.priority_preemption or self.retraction_policy != "length",
+                "priority_preemption and retraction_policy have to be told the server by hand",
+            ),
+            (
+                not self.schedule_low_priority_values_first,
+                "larger priorities come first: leave out --schedule-low-priority-values-first",
+            ),
+        )

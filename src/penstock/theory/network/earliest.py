@@ -63,7 +63,9 @@ def _alone(server: Server, prompt: Ints, output: Ints, found: bool) -> Floats:
     _, end[prefills] = request_bounds(prompt[prefills], made, server, reused=found)
     # The others decode all of their outputs here, of drafts that may all be right.
     shortest = float(server.batch_time.by_tokens.table(server.most_tokens)[1:].min())
-    end[~prefills] = np.ceil(output[~prefills] / (1 + server.policy.drafted_tokens)) * shortest
+    end[~prefills] = (
+        np.ceil(output[~prefills] / (1 + server.policy.memory.drafted_tokens)) * shortest
+    )
     return end
 
 

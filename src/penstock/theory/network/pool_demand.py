@@ -213,4 +213,4 @@ def _visits(network: Network, jobs: Jobs) -> Visits:
 
 def iteration_s(server: Server) -> float:
     """Return the least time that an iteration of a request takes for each output, s."""
-    return server.shortest_s / server.policy.outputs_per_decode
+    return server.shortest_s / server.policy.batching.outputs_per_decode

@@ -277,7 +277,7 @@ def _by_tokens_in_words(pool: Pool, offered: float, attention: float) -> str:
 def _by_slots(pool: Pool, rates: Floats, prompt: Geometric) -> tuple[float | None, tuple[str, ...]]:
     """Return the load under max batch sizes (None: none binds) and what binds one replica."""
     binds = any((kind.max_batch_size or math.inf) < kind.most_tokens for kind, _ in pool.servers)
-    outputs = max(server.policy.outputs_per_decode for server, _ in pool.servers)
+    outputs = max(server.policy.batching.outputs_per_decode for server, _ in pool.servers)
     if len(pool.servers) == 1:
         best = linear_program(unhurried(pool.server), rates / pool.replicas, prompt=prompt)
         return (1 / best.scale / outputs if binds else None), best.binding

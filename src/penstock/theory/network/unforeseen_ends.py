@@ -28,7 +28,7 @@ def declares(workflow: Workflow | Sessions) -> bool:
 
 
 def _at_stage(workflow: Workflow | Sessions, stage: Stage, servers: list[Server]) -> Share:
-    ahead = any(server.policy.ahead for server in servers)
+    ahead = any(server.policy.batching.ahead for server in servers)
     if not (ahead and declares(workflow)):
         return NONE
     if isinstance(workflow, Sessions):
