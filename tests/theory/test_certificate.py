@@ -276,7 +276,7 @@ def test_a_step_ahead_slots_must_be_twice_the_token_budget(slots: int | None, ce
         assert "below twice the token budget of 64" in certificate.reason
 
 
-@pytest.mark.parametrize("engine", [name for name, found in ps.ENGINES.items() if not found.work_conserving])
+@pytest.mark.parametrize("engine", [name for name, found in ps.ENGINES.items() if not found.batching.work_conserving])
 def test_an_engine_that_leaves_room_in_its_batches_is_never_certified(engine: str) -> None:
     certificate = ps.certify(STABLE_WORKLOAD.with_rate(0.01), ps.Server(TP1, 512, 64, engine, kv_blocks=10**6))
     assert certificate.verdict == "unknown"
