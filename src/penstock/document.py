@@ -239,6 +239,11 @@ def one_line(error: ValidationError, model: type[Section]) -> str:
                 else f"{where} is not a key of a scenario; leave it out"
             )
         case "missing":
+            if where == "server" and "plan" in value:
+                return (
+                    "server is missing: the plan of this file searches for one; name the one to "
+                    "ask about, such as server: {hardware: {model: Llama-3.1-8B, gpu: h100-sxm}}"
+                )
             return f"{where} is missing; add it"
         case "value_error" | "assertion_error":
             return (
@@ -249,6 +254,11 @@ def one_line(error: ValidationError, model: type[Section]) -> str:
         case "model_type" | "dict_type" | "model_attributes_type":
             found = _section_at(model, places)
             keys = f" ({', '.join(found.known_keys())})" if found else ""
+            if isinstance(value, str) and "--" in value:
+                keys = (
+                    ", one for each option of a command line, such as max_num_seqs: 256, and "
+                    "hardware: {model: ..., gpu: ...}"
+                )
             return f"{where} must be a mapping of keys{keys}{shown}"
         case "int_type" | "int_from_float":
             return f"{where} must be a whole number{shown}{bare}"
@@ -288,7 +298,7 @@ def _places(problem: Any) -> list[int | str]:
     if not problem["loc"]:
         return []
     *places, last = problem["loc"]
-    choices = _names(Section)
+    choices = {"str", *_names(Section)}
     kept = [place for place in places if place not in choices]
     is_choice = last in choices and problem["type"] != "extra_forbidden"
     return kept if is_choice else [*kept, last]

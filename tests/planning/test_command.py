@@ -131,6 +131,7 @@ def test_a_server_needs_no_more_than_the_search_leaves_open(tmp_path: Path) -> N
         ({"search": {"replicas": {"min": 5, "max": 2}}}, "search.replicas.min is 5"),
         ({"search": {"replicas": ["many"]}}, "must be a whole number"),
         ({"search": {"policy": ["sarathy"]}}, "sarathi"),
+        ({"search": {"router": [None]}}, "plan.search.router.0 must be text, not null"),
         ({"search": {"token_budget": []}}, "plan.search.token_budget: the list is empty"),
         ({"price": {"a100": 2.0}}, "no price matches a server without a preset"),
         ({"goodput": 1.5, "objective": "goodput"}, "the goodput is 1.5"),
@@ -185,6 +186,18 @@ def test_the_day_and_the_job_keep_to_the_search_and_the_job_to_the_days_peak(
     assert {result["deployment"]["replicas"] for result in found["job"]["results"]} <= {2, 4, 8}
     words = " ".join(penstock("plan", path, "--why")[1].split())
     assert "beside 30 online requests/s" in words
+
+
+def test_a_job_takes_the_budgets_of_a_search_that_leaves_one_to_the_engine(tmp_path: Path) -> None:
+    path = tmp_path / "written.yaml"
+    path.write_text(
+        "workload: {poisson: {rate: 5, prompt: 500, output: 100}}\n"
+        "plan: {job: {requests: 2000, deadline_h: 1}, search: {token_budget: [null, 512], hardware: "
+        "{model: Llama-3.1-8B, gpu: h100-sxm}}}\n"
+    )
+    asked = read_plan(path)
+    assert asked.job is not None
+    assert {one.smallest.server.token_budget for one in asked.space.families} == {512, 8192}
 
 
 def test_a_job_is_not_given_more_replicas_than_the_plan_may_cost(penstock: Callable[..., Said], scenario: Path) -> None:

@@ -168,6 +168,7 @@ def test_a_manifest_names_the_model_and_the_gpu_of_its_nodes_where_a_scenario_do
         ("vllm", {"model": "Llama-3.1-8B", "precision": "int4"}, "", "published in bf16"),
         ("vllm", {"model": "Llama-3.1-8B-AWQ"}, "", ""),
         ("vllm", {"model": "Mixtral-8x7B", "expert_parallel": 4}, "--enable-expert-parallel", ""),
+        ("vllm", {"model": "Mixtral-8x7B", "expert_parallel": 2}, "--enable-expert-parallel", "vLLM over all 4: plan"),
         ("sglang", {"model": "Mixtral-8x7B", "expert_parallel": 2}, "--ep-size 2", ""),
     ],
 )

@@ -50,6 +50,12 @@ def test_prices_of_ones_own_take_the_place_of_the_table(tmp_path: Path) -> None:
             described("Llama-3.1-8B", "l4", "1", "vllm", None, TRAFFIC, False, None, prices)
 
 
+def test_a_gpu_has_its_price_by_any_of_its_names() -> None:
+    assert document("h100,A100") == document("h100-sxm,a100-sxm")
+    with pytest.raises(ps.InputError, match="kernels of AMD are other ones"):
+        document("mi300x")
+
+
 def test_lists_in_a_mapping_are_all_of_their_combinations_and_what_cannot_be_is_accounted_for() -> None:
     """A model that does not fit says so, beside those that do."""
     given = {"model": "Llama-3.1-70B", "gpu": ["h100-sxm", "h200-sxm"], "tensor_parallel": [1, 4]}

@@ -295,6 +295,7 @@ def test_a_gpu_and_a_model_are_enough_beside_measured_batch_times() -> None:
             r"\(tensor_parallel: 2 has room for them\)",
         ),
         (VLLM | {"memory": "unlimted"}, "server.memory must be a mapping of keys"),
+        ("vllm serve m --max-num-seqs 9", r"keys, one for each option of a command line, such as max_num_seqs: 256"),
         (VLLM | {"memory": {"unlimited": True, "blocks": 5}}, "server.memory.unlimited is not a key"),
         (VLLM | {"memory": "unlimited", "kv_blocks": 100}, "memory is unlimited, but kv_blocks, .*give one"),
         (VLLM | {"memory": "unlimited", "max_total_tokens": 9_000}, "memory is unlimited, but .*give one"),
@@ -321,6 +322,7 @@ def test_a_gpu_that_says_too_little_or_holds_no_model_is_refused(server: dict[st
         ("'': 5\n", "'' is not a key of a scenario"),
         ("server: {'': 5}\nworkload: {}\n", "server.'' is not a key"),
         ("workload: {prompt: 100, rate: 2}\n", "workload.prompt belongs to a process that draws requests, such as"),
+        ("workload: {}\nplan: {targets: [ttft_p99<1s]}\n", "server is missing: the plan of this file searches for one"),
         ("a" * 4_000_001, "more than 4,000,000 characters"),
     ],
 )

@@ -248,7 +248,7 @@ class Deployment(Checked):
 
     @property
     def brief(self) -> str:
-        """What tells it from others, for tables: ``3 x a100 vllm 512/64``; the router but for jsq."""
+        """What tells it from others, in tables: ``3 x a100 vllm 512/64``, no jsq."""
         server = self.server
         slots = "" if server.max_batch_size is None else f"/{server.max_batch_size:,}"
         hardware = f"{self.replicas} x {self.kind.brief}"

@@ -282,7 +282,14 @@ def _as_planned(program: Program, served: ServedModel) -> tuple[list[str], list[
             f"{stored.dense}: put the repository of a checkpoint in that precision in its place"
         ]
     if served.expert_parallel > 1:
-        flags += [word.format(served.expert_parallel) for word in program.expert_parallel]
+        told = [word.format(served.expert_parallel) for word in program.expert_parallel]
+        flags += told
+        if told == [*program.expert_parallel] and served.expert_parallel < served.tensor_parallel:
+            notes += [
+                f"the plan spreads experts over {served.expert_parallel} of the GPUs, and "
+                f"{program.title} over all {served.tensor_parallel}: plan again with "
+                f"expert_parallel {served.tensor_parallel}, or without"
+            ]
     return flags, notes
 
 

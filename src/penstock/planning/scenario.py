@@ -192,9 +192,9 @@ def _with_day_and_job(scenario: PlanScenario, wanted: PlanSection) -> PlanScenar
         day = read_day(wanted.day, read, folder)
         scenario = dataclasses.replace(scenario, day=day, workload=peak_of(day, read))
     if wanted.job is not None:
-        job = wanted.job
-        if wanted.search.token_budget and isinstance(job, Mapping):
-            job = {"token_budgets": wanted.search.token_budget, **job}
+        job, budgets = wanted.job, wanted.search.token_budget
+        if budgets and None not in budgets and isinstance(job, Mapping):
+            job = {"token_budgets": budgets, **job}
         scenario = dataclasses.replace(
             scenario, job=read_job(job, read, scenario.aim, scenario.workload)
         )

@@ -10,6 +10,7 @@ from penstock import checks
 from penstock.document import read_document
 from penstock.errors import InputError
 from penstock.planning.per_hardware import longest_part
+from penstock.system.models.gpus import known_gpu
 
 _PRICES = Path(__file__).with_name("prices.yaml")
 _PARALLEL = (1, 2, 4, 8)
@@ -34,7 +35,7 @@ def described(
 ) -> tuple[dict[str, Any], str]:
     """Return a scenario as a document, and what its prices are."""
     table, said = _prices(prices)
-    kinds = _listed("--gpus", gpus) if gpus else list(table)
+    kinds = [known_gpu(name).name for name in (_listed("--gpus", gpus) if gpus else table)]
     unknown = [kind for kind in kinds if longest_part(table, kind) is None]
     if unknown:
         raise InputError(

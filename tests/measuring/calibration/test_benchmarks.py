@@ -265,6 +265,7 @@ def test_several_files_are_one_table(tmp_path: Path) -> None:
         ("a.csv", "rate,prompt,output,ttft_ms\n-1,10,20,3\n", "rate is -1.0, but must be a number"),
         ("a.csv", "rate,pattern,prompt,output,ttft_ms\n1,sine,10,20,3\n", "pattern is 'sine'"),
         ("a.csv", "rate,prompt,output,ttft_ms,duration_s\n5,10,20,3,9000000\n", "there were 45,000,000 requests"),
+        ("a.csv", "rate,prompt,output,ttft_ms\n,10,20,3\n", "so it says nothing of a benchmark. State rate (req"),
         ("a.csv", "rate,prompt,output\n1,10,20\n", "can be used (no TTFT, ITL or E2E)"),
         ("none.csv", None, "does not exist"),
     ],

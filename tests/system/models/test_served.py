@@ -33,6 +33,7 @@ def scenario(folder: Path, server: str) -> Scenario:
         ({"model": "Llama-3.1-8B", "gpu": "h100", "precision": "fp7"}, "precision is 'fp7'"),
         ({"model": "Llama-3.1-8B", "gpu": "h100", "engine": "vlm"}, "engine is 'vlm'"),
         ({"model": "Llama-3.1-8B", "gpu": "h100", "tensor_parallel": 3}, "32 attention heads"),
+        ({"model": "Llama-3.1-8B", "gpu": "h100", "tensor_parallel": 12}, "take a number that divides 32"),
         ({"model": "Mixtral-8x7B", "gpu": "h100", "tensor_parallel": 4, "expert_parallel": 3}, "expert_parallel is 3"),
         ({"model": "Llama-3.1-8B", "gpu": "tpu"}, "gpu is 'tpu'"),
     ],
@@ -118,7 +119,7 @@ def test_a_plan_counts_the_gpus_that_share_the_model(tmp_path: Path) -> None:
     hardware = "{model: Llama-3.1-70B, gpu: h100, tensor_parallel: 4, precision: fp8}"
     path.write_text(f"{WORKLOAD}server: {{hardware: {hardware}}}\nplan: {{targets: [ttft_p99<5s]}}\n")
     (family,) = read_plan(path).space.families
-    assert family.smallest.accelerators == 4
+    assert family.smallest.total_accelerators == 4
 
 
 def test_the_command_says_shape_memory_times_and_how_far_off_they_may_be() -> None:

@@ -176,7 +176,7 @@ def _read(
             left_out.append(path.name)
     if not rows and not refused:
         raise no_result or InputError(
-            "no file was given, so there is nothing to calibrate on; give benchmark results"
+            "no file was given, so there are no results to read; give those of a benchmark"
         )
     if refused is not None:
         refused += wholly
@@ -206,8 +206,8 @@ def _files(paths: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
             results = results or [file for file in held if file.name.endswith(ends)]
         if not results:
             raise InputError(
-                f"{path} is a folder without .json or .csv files, so there is nothing to calibrate "
-                "on; give benchmark results"
+                f"{path} is a folder without .json or .csv files, so there are no results to read; "
+                "give the files, or the folders that hold them"
             )
         files += results
         others += [file.name for file in held if file not in results]
@@ -303,6 +303,9 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
 }
 
 
+_NO_LOAD = "no load is stated"
+
+
 def _usable(
     source: Source, run: str, rows: list[Row], format: str, refused: list[Refused] | None
 ) -> list[Row]:
@@ -320,10 +323,12 @@ def _usable(
             refused.append(Refused(run, str(error)))
     reasons = "; ".join(dict.fromkeys(filter(None, lacking)))
     if not usable and not refused:
+        remedy = "Check that it streamed its answers, completed requests and wrote its results"
+        if reasons == _NO_LOAD:
+            remedy = "State rate (requests/s) or in_flight (clients); a trace has no results"
         raise source.fault(
-            f"has no row that can be used ({reasons or 'it is empty'}), so there is nothing to "
-            "compare with. Check that the benchmark streamed its answers, completed requests and "
-            "wrote its results completely"
+            f"has no row that can be used ({reasons or 'it is empty'}), so it says nothing of a "
+            f"benchmark. {remedy}"
         )
     if reasons and usable:
         count = counted(len(lacking) - lacking.count(None), "row")
@@ -336,7 +341,7 @@ def _lacking(row: Row) -> str | None:
     if "unusable" in row:
         return str(row["unusable"])
     if not row.get("in_flight" if row.get("pattern") == "closed" else "rate"):
-        return "no load is stated"
+        return _NO_LOAD
     for name in ("prompt", "output"):
         if not row.get(f"{name}_tokens"):
             return f"no {name} length"

@@ -295,7 +295,7 @@ class ModelShape:
             if count % tensor_parallel and not copied:
                 raise InputError(
                     f"tensor_parallel is {tensor_parallel}, but {self.name} has {count} {what}, "
-                    f"which so many GPUs cannot share; take a number that divides {self.heads}"
+                    f"which so many GPUs cannot share; take a number that divides {count}"
                 )
         if expert_parallel == 1:
             return
