@@ -3,36 +3,32 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from penstock import checks
-from penstock.errors import InputError
+from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Bools, Floats, Ints
+from penstock.kernel.signatures import ROUTE_BY_FUNCTION, ROUTE_WORK
 from penstock.system.kv_transfer import received_tokens
-from penstock.system.network_checks import (
-    checked_pools,
-    checked_workflows,
-    refuse_unfed_decodes,
-    refuse_unserved_stages,
-)
-from penstock.system.network_lengths import outputs_left, reuse_depends, router_weights
-from penstock.system.network_model import NetworkModel, model_of
+from penstock.system.network_model import NetworkModel, unequal_rates
 from penstock.system.pool import Pool as Pool
 from penstock.system.prefix_cache import names_for
-from penstock.system.reuse import computed_once, mean_per_request, reused, shared_at_most
+from penstock.system.reuse import computed_once, reused, shared_at_most
 from penstock.system.routing import Router
 from penstock.system.server import Server
-from penstock.system.stage_priorities import place, ranking
 from penstock.workload.jobs import Jobs, checked_seed, first_jobs, merged
 from penstock.workload.means import MOST_SAMPLED, Means
 from penstock.workload.prefixes import Prefixes
 from penstock.workload.sample import sample
 from penstock.workload.sessions import Sessions
+from penstock.workload.stage import released
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
 
 _LONGEST_S = 1e9
+_WEIGHT = 1024  # routers weigh requests in whole numbers: mean tokens times this
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,9 +52,9 @@ class Network:
 
     def __post_init__(self) -> None:
         vars(self).update(
-            pools=checked_pools(self.pools), workflows=checked_workflows(self.workflows)
+            pools=_checked_pools(self.pools), workflows=_checked_workflows(self.workflows)
         )
-        refuse_unserved_stages(self)
+        self._refuse_unserved_stages()
         if self.retention_s is not None:
             reason = (
                 "a replica keeps nothing for less than no time; give seconds, or leave it out to "
@@ -74,7 +70,9 @@ class Network:
                 )
         self._let_engines_cache()
         _ = self.order_params, self.prefixes
-        refuse_unfed_decodes(self)
+        for workflow in self.workflows:
+            if isinstance(workflow, Workflow):
+                self._refuse_unfed_decodes(workflow)
 
     @classmethod
     def single(
@@ -100,6 +98,42 @@ class Network:
                 found = workflow.goes_on and by_engines and caches
                 workflows[index] = workflow.served_by_engines(found)
         vars(self).update(pools=pools, workflows=tuple(workflows))
+
+    def _refuse_unserved_stages(self) -> None:
+        """Refuse stages at pools that there are not, and pools without a stage."""
+        for name, pool in self.pool_of_stage.items():
+            if pool not in self.pools:
+                raise InputError(
+                    f"stage {name!r} is served by pool {checks.shown(pool)}, which there is not"
+                    f"{nearest(str(pool), self.pools)}"
+                )
+        for pool in self.pools:
+            if pool not in self.pool_names:
+                raise InputError(
+                    f"pool {pool!r} serves no stage, so it would stand idle; send it a stage or "
+                    "drop it"
+                )
+
+    def _refuse_unfed_decodes(self, workflow: Workflow) -> None:
+        """Refuse a stage that would wait at an engine for KV memory that nobody sends: it only
+        decodes, and no prefill of another pool comes before.
+        """
+        for name, stage in workflow.stages.items():
+            if stage.prompt != 0 or stage.output == 0 or self.pools[stage.pool].server.by_lines:
+                continue
+            before = [
+                each
+                for each in workflow.stages.values()
+                if name in {target for target, _ in released(each)}
+            ]
+            feeds = [each for each in before if each.prompt != 0 and each.pool != stage.pool]
+            if name in workflow.begins or stage.join or len(feeds) < len(before):
+                raise InputError(
+                    f"stage '{workflow.name}.{name}' only decodes (its prompt is 0) at pool "
+                    f"{stage.pool!r}, but goes on with KV memory that no prefill of another pool "
+                    "sends it; give it a prompt, or let stages with a prompt at another pool go "
+                    "before it"
+                )
 
     @functools.cached_property
     def stages(self) -> tuple[str, ...]:
@@ -155,7 +189,16 @@ class Network:
         """Shape (stages, 2): what a request in prefill, and in decode, counts for routers that
         weigh; 0 for others.
         """
-        return router_weights(self)
+        expected = np.column_stack([self.prefill_means + self.decode_means, self.decode_means])
+        weights: Floats = np.zeros(expected.shape)
+        for stage, name in enumerate(self.pool_names):
+            router = self.pools[name].router
+            if router.code in (ROUTE_WORK, ROUTE_BY_FUNCTION):
+                weights[stage] = expected[stage]
+                if router.prefill_weight is not None:
+                    weights[stage] = router.prefill_weight, router.decode_weight
+        # what is above 0 stays so: a measure vanishes at empty replicas only
+        return np.maximum(np.rint(_WEIGHT * weights), weights > 0).astype(np.int64)
 
     @functools.cached_property
     def order_params(self) -> tuple[Floats, ...]:
@@ -173,11 +216,33 @@ class Network:
         other orders.
         """
         return tuple(
-            ranking(name, pool.order.stages, self.pool_of_stage)
-            if pool.order.ranks_stages
-            else None
+            self._ranking(name, pool.order.stages) if pool.order.ranks_stages else None
             for name, pool in self.pools.items()
         )
+
+    def _ranking(self, pool: str, order: Sequence[str]) -> tuple[int, ...]:
+        """Return the numbers of a pool's stages, most urgent first, of which an order has names."""
+        here = np.flatnonzero([name == pool for name in self.pool_names]).tolist()
+        names = [self.stages[stage] for stage in here]
+        if not order:
+            raise InputError(
+                f"the order of pool {pool!r} is priority without stages, so which goes first is "
+                f"unclear; give `order: {{priority: [{', '.join(names)}]}}`, most urgent first"
+            )
+        where = f"the priority order of pool {pool!r}"
+        ranked = tuple(here[self._place(stage, names, where)] for stage in order)
+        for stage in ranked:
+            if ranked.count(stage) > 1:
+                raise InputError(
+                    f"{where} has {self.stages[stage]!r} twice, so its rank is unclear; drop one"
+                )
+        left_out = [self.stages[stage] for stage in here if stage not in ranked]
+        if left_out:
+            raise InputError(
+                f"{where} leaves out {left_out[0]!r}, so its rank is unclear; add it, last if it "
+                "may always wait"
+            )
+        return ranked
 
     @functools.cached_property
     def prefixes(self) -> Prefixes | None:
@@ -195,7 +260,28 @@ class Network:
             raise InputError(
                 f"a stage is {checks.shown(stage)}; give its name, one of {', '.join(self.stages)}"
             )
-        return place(stage, self.stages, "the network", self.pool_of_stage)
+        return self._place(stage, self.stages, "the network")
+
+    def _place(self, stage: str, names: Sequence[str], where: str) -> int:
+        """Return which of some full names is meant; ``where`` says what calls it so, for errors."""
+        if stage in names:
+            return names.index(stage)
+        short = [index for index, name in enumerate(names) if name.endswith(f".{stage}")]
+        if len(short) == 1:
+            return short[0]
+        if short:
+            raise InputError(
+                f"{where} names {stage!r}, which several workflows have; say which, such as "
+                f"{names[short[0]]!r}"
+            )
+        for name, pool in self.pool_of_stage.items():
+            if name == stage or name.endswith(f".{stage}"):
+                raise InputError(
+                    f"{where} names {stage!r}, which pool {pool!r} serves; leave it out"
+                )
+        raise InputError(
+            f"{where} names {checks.shown(stage)}, which is no stage{nearest(stage, names)}"
+        )
 
     def blocks(self, seed: int | None = None) -> Iterator[Jobs]:
         """Yield jobs in order of arrival, a block at a time, for ever or until all recordings end.
@@ -359,7 +445,7 @@ class Network:
         mean = self.stacked("output") - np.where(engine, self.stacked("both"), 0.0)
         for workflow in range(len(self.workflows) if self.cuts_outputs.any() else 0):
             mean -= self._sampled_means(
-                workflow, lambda jobs: jobs.output - outputs_left(self, jobs)
+                workflow, lambda jobs: jobs.output - self._outputs_left(jobs)
             )
         return mean
 
@@ -372,11 +458,25 @@ class Network:
         """Return jobs whose outputs are what the longest contexts of engines leave of them."""
         if not self.cuts_outputs.any():
             return jobs
-        output = outputs_left(self, jobs).astype(jobs.output.dtype)
+        output = self._outputs_left(jobs).astype(jobs.output.dtype)
         declared = jobs.declared
         if declared is not None:
             declared = np.where(output < jobs.output, output, declared)
         return dataclasses.replace(jobs, output=output, declared=declared)
+
+    def _outputs_left(self, jobs: Jobs) -> Ints:
+        """Return the outputs that longest contexts leave of those of requests."""
+        output = jobs.output.astype(np.int64)
+        received = self.received(jobs)
+        pool = self.stage_pool[jobs.stage]
+        for index in np.flatnonzero(self.cuts_outputs):
+            policy = [*self.pools.values()][index].server.policy
+            here = np.flatnonzero((pool == index) & (output > 0))
+            most = policy.outputs_of(jobs.prompt[here].astype(np.int64), output[here])
+            # What comes from elsewhere has a token already, which is not in its KV memory yet.
+            room = np.maximum(policy.memory.longest_context - received[here] - 1, 0)
+            output[here] = np.where(received[here] > 0, np.minimum(output[here], room), most)
+        return output
 
     @property
     def reuse_is_certain(self) -> bool:
@@ -391,7 +491,24 @@ class Network:
         where all that a job computed is not kept on one replica. It does not where no prompts have
         anything in common, or an engine keeps nothing for others.
         """
-        return np.array([reuse_depends(self, *pool) for pool in enumerate(self.pools.values())])
+        return np.array([self._reuse_depends(*pool) for pool in self.pools.items()])
+
+    def _reuse_depends(self, name: str, pool: Pool) -> bool:
+        visitors = self.visitors(name)
+        reuses = any(workflow.reuses for workflow in visitors)
+        if pool.server.by_lines:
+            kept = self.retention_s is None and (pool.replicas == 1 or pool.affinity)
+            return reuses and not kept
+        recorded = any(workflow.prefixes is not None for workflow in visitors)
+        return pool.caches_prefixes and (reuses or recorded)
+
+    def visitors(self, pool: str) -> list[Workflow | Sessions]:
+        """Return the workflows that visit a pool."""
+        return [
+            workflow
+            for workflow in self.workflows
+            if pool in {stage.pool for stage in workflow.stages.values()}
+        ]
 
     @property
     def _keeps_all(self) -> Bools:
@@ -449,12 +566,47 @@ class Network:
     def _sampled_means(self, index: int, tokens: Callable[[Jobs], Ints]) -> Floats:
         """Return means over a workflow's requests, by stage, in a sample; shape (stages,)."""
         most = self.means[index].sampled or MOST_SAMPLED
-        blocks = self._numbered(index, iter(sample(self.workflows[index], most)))
-        return mean_per_request(blocks, tokens, len(self.stages))
+        stages = len(self.stages)
+        requests, total = np.zeros(stages), np.zeros(stages)
+        for jobs in self._numbered(index, iter(sample(self.workflows[index], most))):
+            requests += np.bincount(jobs.stage, minlength=stages)
+            total += np.bincount(jobs.stage, tokens(jobs), stages)
+        return total / np.maximum(requests, 1)
 
     def model(self) -> NetworkModel:
         """Return what the theory sees: mean tokens, routes, rates and capacities."""
-        return model_of(self)
+        rates = np.repeat([workflow.rate for workflow in self.workflows], np.diff(self.first_stage))
+        sampled = [means.sampled for means in self.means if means.sampled is not None]
+        pools = self.pools.values()
+        full = [sum(n * s.full_batch_rate for s, n in pool.servers) for pool in pools]
+        return NetworkModel(
+            stages=self.stages,
+            pools=tuple(self.pools),
+            pool=self.stage_pool,
+            prefill=self.prefill_means,
+            decode=self.decode_means,
+            external=rates * self.stacked("external"),
+            onward=self.onward,
+            visits=rates * self.stacked("visits"),
+            replicas=self.replicas,
+            capacity=np.array([sum(n * s.capacity for s, n in pool.servers) for pool in pools]),
+            full_batch=np.array(full),
+            branches=np.concatenate([workflow.branches for workflow in self.workflows]),
+            sampled=min(sampled, default=None),
+            standard_error=self._standard_error(),
+            unequal=tuple(unequal_rates(pool.servers) for pool in pools),
+            least_prefill=None if self.reuse_is_certain else self.least_prefill_means,
+        )
+
+    def _standard_error(self) -> Floats:
+        """Return that of each pool's offered tokens/s, shape (pools,)."""
+        variance = np.zeros(len(self.pools))
+        for workflow, first, means in zip(
+            self.workflows, self.first_stage, self.means, strict=False
+        ):
+            at = np.eye(len(self.pools))[self.stage_pool[first : first + len(means.visits)]]
+            variance += workflow.rate**2 * np.diag(at.T @ means.covariance @ at)
+        return np.sqrt(np.maximum(variance, 0))
 
     def describe(self) -> str:
         """Say in a few words what serves and what arrives."""
@@ -475,3 +627,41 @@ def _apart(seeds: Sequence[int]) -> list[int]:
         else int(np.random.SeedSequence((seed, index)).generate_state(1, np.uint64)[0])
         for index, seed in enumerate(seeds)
     ]
+
+
+def _checked_pools(pools: Any) -> dict[str, Pool]:
+    """Return the pools of a network by name, if they are such."""
+    if not isinstance(pools, Mapping) or not pools:
+        raise InputError(
+            f"pools are {checks.shown(pools)}, so nothing serves; give at least one, by name"
+        )
+    for name, pool in pools.items():
+        if not isinstance(name, str) or not name:
+            raise InputError(f"a pool is called {checks.shown(name)}; give it a name, as text")
+        if not isinstance(pool, Pool):
+            raise InputError(
+                f"pool {name!r} is {checks.shown(pool)}; give a Pool, as Pool(server, replicas=2)"
+            )
+    return dict(pools)
+
+
+def _checked_workflows(workflows: Any) -> tuple[Workflow | Sessions, ...]:
+    """Return the workflows of a network, if they are such, each with a name of its own."""
+    if isinstance(workflows, str | Mapping) or not isinstance(workflows, Sequence) or not workflows:
+        raise InputError(
+            f"workflows are {checks.shown(workflows)}, so nothing arrives; give a list of at "
+            "least one"
+        )
+    for workflow in workflows:
+        if not isinstance(workflow, Workflow | Sessions):
+            raise InputError(
+                f"a workflow is {checks.shown(workflow)}; give a Workflow, or what read_sessions "
+                "returns"
+            )
+    names = [workflow.name for workflow in workflows]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(
+            f"two workflows are called {twice!r}, so which is meant is unclear; rename one of them"
+        )
+    return tuple(workflows)

@@ -1,75 +1,17 @@
-"""What no network can be made of, and what is asked of one in vain: routers and affinity that look
-for what their pool never has, contexts kept for a time where none are, and stages that only decode
-where nothing was prefilled.
+"""What is asked of a network in vain: routers and affinity that look for what their pool never has,
+and contexts kept for a time where none are.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock import checks
-from penstock.errors import InputError, nearest
+from penstock.errors import InputError
 from penstock.system import router_functions
 from penstock.system.pool import Pool
 from penstock.system.routing import Router
 from penstock.workload.sessions import Sessions
-from penstock.workload.stage import released
-from penstock.workload.workflow import Workflow
 
 if TYPE_CHECKING:
     from penstock.system.network import Network
-
-
-def checked_pools(pools: Any) -> dict[str, Pool]:
-    """Return the pools of a network by name, if they are such."""
-    if not isinstance(pools, Mapping) or not pools:
-        raise InputError(
-            f"pools are {checks.shown(pools)}, so nothing serves; give at least one, by name"
-        )
-    for name, pool in pools.items():
-        if not isinstance(name, str) or not name:
-            raise InputError(f"a pool is called {checks.shown(name)}; give it a name, as text")
-        if not isinstance(pool, Pool):
-            raise InputError(
-                f"pool {name!r} is {checks.shown(pool)}; give a Pool, as Pool(server, replicas=2)"
-            )
-    return dict(pools)
-
-
-def checked_workflows(workflows: Any) -> tuple[Workflow | Sessions, ...]:
-    """Return the workflows of a network, if they are such, each with a name of its own."""
-    if isinstance(workflows, str | Mapping) or not isinstance(workflows, Sequence) or not workflows:
-        raise InputError(
-            f"workflows are {checks.shown(workflows)}, so nothing arrives; give a list of at "
-            "least one"
-        )
-    for workflow in workflows:
-        if not isinstance(workflow, Workflow | Sessions):
-            raise InputError(
-                f"a workflow is {checks.shown(workflow)}; give a Workflow, or what read_sessions "
-                "returns"
-            )
-    names = [workflow.name for workflow in workflows]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise InputError(
-            f"two workflows are called {twice!r}, so which is meant is unclear; rename one of them"
-        )
-    return tuple(workflows)
-
-
-def refuse_unserved_stages(network: "Network") -> None:
-    """Refuse stages at pools that there are not, and pools without a stage."""
-    for name, pool in network.pool_of_stage.items():
-        if pool not in network.pools:
-            raise InputError(
-                f"stage {name!r} is served by pool {checks.shown(pool)}, which there is not"
-                f"{nearest(str(pool), network.pools)}"
-            )
-    for pool in network.pools:
-        if pool not in network.pool_of_stage.values():
-            raise InputError(
-                f"pool {pool!r} serves no stage, so it would stand idle; send it a stage or drop it"
-            )
 
 
 def refuse_in_vain(network: "Network") -> None:
@@ -81,14 +23,6 @@ def refuse_in_vain(network: "Network") -> None:
             _check_router(network, name, pool)
             _check_settings(name, pool.router)
     _check_retention(network)
-
-
-def refuse_unfed_decodes(network: "Network") -> None:
-    """Refuse the first stage that would wait at an engine for KV memory that nobody sends."""
-    # It only decodes, and no prefill of another pool comes before.
-    for workflow in network.workflows:
-        if isinstance(workflow, Workflow):
-            _check_decodes(network, workflow)
 
 
 def _check_router(network: "Network", name: str, pool: Pool) -> None:
@@ -159,9 +93,7 @@ def _finds(network: "Network", name: str, pool: Pool) -> bool:
     """Whether replicas may have computed the beginning of a prompt that comes to a pool."""
     caches = any(server.by_lines or server.caches_prefixes for server, _ in pool.servers)
     return caches and any(
-        workflow.reuses or workflow.prefixes is not None
-        for workflow in network.workflows
-        if name in {stage.pool for stage in workflow.stages.values()}
+        workflow.reuses or workflow.prefixes is not None for workflow in network.visitors(name)
     )
 
 
@@ -186,22 +118,3 @@ def _most_of_a_job(network: "Network", name: str) -> float:
         here = [stage.pool == name for stage in workflow.stages.values()]
         most = max(most, sum(v for v, mine in zip(visits, here, strict=True) if mine))
     return most
-
-
-def _check_decodes(network: "Network", workflow: Workflow) -> None:
-    """Refuse stages that only decode, at an engine, with no prefill of another pool before."""
-    for name, stage in workflow.stages.items():
-        if stage.prompt != 0 or stage.output == 0 or network.pools[stage.pool].server.by_lines:
-            continue
-        before = [
-            each
-            for each in workflow.stages.values()
-            if name in {target for target, _ in released(each)}
-        ]
-        feeds = [each for each in before if each.prompt != 0 and each.pool != stage.pool]
-        if name in workflow.begins or stage.join or len(feeds) < len(before):
-            raise InputError(
-                f"stage '{workflow.name}.{name}' only decodes (its prompt is 0) at pool "
-                f"{stage.pool!r}, but goes on with KV memory that no prefill of another pool sends "
-                "it; give it a prompt, or let stages with a prompt at another pool go before it"
-            )

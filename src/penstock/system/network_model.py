@@ -1,15 +1,12 @@
 """What the theory sees of a network: mean tokens, routes, rates and capacities."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
 from penstock.inputs.arrays import Bools, Floats, Ints
-
-if TYPE_CHECKING:
-    from penstock.system.network import Network
-    from penstock.system.pool import Pool
+from penstock.system.server import Server
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,50 +86,11 @@ class NetworkModel:
         return self.offered / self.capacity
 
 
-def model_of(network: "Network") -> NetworkModel:
-    """Return what the theory sees: mean tokens, routes, rates and capacities."""
-    rates = np.repeat(
-        [workflow.rate for workflow in network.workflows], np.diff(network.first_stage)
-    )
-    sampled = [means.sampled for means in network.means if means.sampled is not None]
-    pools = network.pools.values()
-    full = [sum(n * s.full_batch_rate for s, n in pool.servers) for pool in pools]
-    return NetworkModel(
-        stages=network.stages,
-        pools=tuple(network.pools),
-        pool=network.stage_pool,
-        prefill=network.prefill_means,
-        decode=network.decode_means,
-        external=rates * network.stacked("external"),
-        onward=network.onward,
-        visits=rates * network.stacked("visits"),
-        replicas=network.replicas,
-        capacity=np.array([sum(n * s.capacity for s, n in pool.servers) for pool in pools]),
-        full_batch=np.array(full),
-        branches=np.concatenate([workflow.branches for workflow in network.workflows]),
-        sampled=min(sampled, default=None),
-        standard_error=_standard_error(network),
-        unequal=tuple(_unequal(pool) for pool in pools),
-        least_prefill=None if network.reuse_is_certain else network.least_prefill_means,
-    )
-
-
-def _standard_error(network: "Network") -> Floats:
-    """Return that of each pool's offered tokens/s, shape (pools,)."""
-    variance = np.zeros(len(network.pools))
-    for workflow, first, means in zip(
-        network.workflows, network.first_stage, network.means, strict=False
-    ):
-        at = np.eye(len(network.pools))[network.stage_pool[first : first + len(means.visits)]]
-        variance += workflow.rate**2 * np.diag(at.T @ means.covariance @ at)
-    return np.sqrt(np.maximum(variance, 0))
-
-
-def _unequal(pool: "Pool") -> ReplicaRates | None:
+def unequal_rates(servers: Sequence[tuple[Server, int]]) -> ReplicaRates | None:
     """Return what the replicas of a pool process, where they differ."""
-    if len(pool.servers) == 1:
+    if len(servers) == 1:
         return None
-    counts = [count for _, count in pool.servers]
-    capacity = [server.capacity for server, _ in pool.servers]
-    full = [server.full_batch_rate for server, _ in pool.servers]
+    counts = [count for _, count in servers]
+    capacity = [server.capacity for server, _ in servers]
+    full = [server.full_batch_rate for server, _ in servers]
     return ReplicaRates(np.repeat(capacity, counts), np.repeat(full, counts))

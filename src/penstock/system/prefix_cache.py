@@ -90,11 +90,7 @@ def network_doubts(network: "Network") -> list[str]:
 def _in_common(network: "Network", name: str, pool: "Pool") -> str:
     """Say by what it is known what a pool's prompts have in common; empty: by nothing."""
     # Jobs go on with the context, which policies of the paper count as it is asked for.
-    visitors = [
-        workflow
-        for workflow in network.workflows
-        if name in {stage.pool for stage in workflow.stages.values()}
-    ]
+    visitors = network.visitors(name)
     if not pool.server.by_lines and any(workflow.goes_on for workflow in visitors):
         return "context of a job"
     return HASH_IDS if any(workflow.prefixes is not None for workflow in visitors) else ""

@@ -2,22 +2,10 @@
 stays on one replica, and at most where that depends on the run.
 """
 
-from collections.abc import Callable, Iterable
-
 import numpy as np
 
-from penstock.inputs.arrays import Floats, Ints
+from penstock.inputs.arrays import Ints
 from penstock.workload.jobs import Jobs
-
-
-def mean_per_request(blocks: Iterable[Jobs], tokens: Callable[[Jobs], Ints], stages: int) -> Floats:
-    """Return the mean tokens of a stage's requests; shape (stages,)."""
-    requests = np.zeros(stages)
-    total = np.zeros(stages)
-    for jobs in blocks:
-        requests += np.bincount(jobs.stage, minlength=stages)
-        total += np.bincount(jobs.stage, tokens(jobs), stages)
-    return total / np.maximum(requests, 1)
 
 
 def shared_at_most(jobs: Jobs) -> Ints:
