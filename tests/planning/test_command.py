@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import penstock as ps
-from penstock.planning import plan as planned
+from penstock.planning import answers
 from penstock.planning.scenario import read_plan
 from tests.asked_once import asked_once
 from tests.conftest import Said
@@ -27,7 +27,7 @@ plan:
 
 @pytest.fixture(autouse=True)
 def _asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked_once(monkeypatch, planned, "plan")
+    asked_once(monkeypatch, answers, "plan")
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_a_bad_day_or_job_is_refused_before_the_search(penstock, tmp_path, monke
     def search(*args, **options):
         raise AssertionError("the search began")
 
-    monkeypatch.setattr("penstock.planning.plan.plan", search)
+    monkeypatch.setattr("penstock.planning.answers.plan", search)
     path = tmp_path / "bad.yaml"
     for section in (
         "job: {requests: 100}",

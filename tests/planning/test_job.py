@@ -13,7 +13,7 @@ from penstock.planning.deployment import Deployment, Kind
 from penstock.planning.job import TOKEN_BUDGETS, JobPlan, plan_job
 from penstock.planning.job_run import Job, arrivals_within, longest_s, simulate_job, work_s
 from penstock.planning.launch import launch
-from penstock.planning.scenario_job import job_of, read_job
+from penstock.planning.scenario import read_job
 from penstock.planning.space import Family
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
@@ -294,7 +294,8 @@ def test_a_scenario_says_what_a_job_is():
 
     def planned(job: object, servers: list[ps.Server], aim: Aim | None) -> JobPlan:
         families = [Family(Deployment(server, 1), tuple(range(1, 65))) for server in servers]
-        return job_of(read_job(job, LENGTHS, aim, LENGTHS), LENGTHS, families, aim, LENGTHS)
+        budgets = sorted(server.token_budget for server in servers)
+        return plan_job(read_job(job, LENGTHS, aim, LENGTHS, budgets), families)
 
     found = planned(given, [TP1], aim)
     assert (found.requests, found.deadline_s) == (400, pytest.approx(360))

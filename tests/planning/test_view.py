@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
+from penstock.planning.answers import Answers
 from penstock.planning.day import plan_day
 from penstock.planning.job import plan_job
 from penstock.planning.launch import launch
 from penstock.planning.plan import plan
 from penstock.planning.rates import RateProfile
 from penstock.planning.space import search_space
-from penstock.planning.view import plan_page
 from penstock.show import html
 from penstock.show.page import Page, Section, Table, Verdict
 from penstock.show.terminal import print_page
@@ -42,7 +42,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     day = plan_day(RateProfile([5.0, 20.0]), WORKLOAD, best, ["ttft_p99<2s"], most_replicas=16, requests=1_000)
     job = plan_job(WORKLOAD, [family.smallest for family in SPACE.families], requests=2_000, deadline_s=600)
     path = tmp_path_factory.mktemp("plan") / "page.html"
-    html.write(path, plan_page("cluster", found, day=day, job=job, launches=[launch(best)]))
+    html.write(path, Answers("cluster", found, day=day, job=job, launches=[launch(best)]).page())
     return path
 
 
@@ -100,7 +100,7 @@ def test_the_command_to_start_a_replica_is_on_the_page_as_it_is_typed(page: Path
 def test_a_target_that_no_deployment_reaches_is_missed_and_says_why_and_the_nearest(tmp_path: Path) -> None:
     found = plan(WORKLOAD, SPACE, ["ttft_p99<1ms"], requests=1_000)
     assert found.unreachable is not None
-    html.write(tmp_path / "page.html", plan_page("cluster", found))
+    html.write(tmp_path / "page.html", Answers("cluster", found).page())
     text = text_of(tmp_path / "page.html")
     assert "<title>unreachable: cluster</title>" in (tmp_path / "page.html").read_text()
     assert found.unreachable.why.split(";")[0] in text
@@ -112,7 +112,7 @@ def test_the_answer_says_the_router_where_there_are_several_replicas_and_only_th
     for rate, router, said in ((20.0, "round-robin", "behind round-robin, sarathi"), (0.5, "random", None)):
         space = search_space(SERVER, token_budget=[512], replicas=16, router=[router])
         found = plan(WORKLOAD.with_rate(rate), space, ["ttft_p99<2s"], requests=1_000)
-        answer = plan_page("cluster", found).head[1].text
+        answer = Answers("cluster", found).page().head[1].text
         assert found.best is not None
         assert (found.best.deployment.replicas > 1) == (said is not None)
         assert said in answer if said else "behind" not in answer and "1 replica of" in answer
@@ -123,21 +123,21 @@ def test_for_goodput_the_values_of_single_targets_are_facts_that_nothing_judges(
     found = plan(WORKLOAD, space, ["ttft_p99<2s", "tbt_p50<1ms"], objective="goodput", goodput=0.9, requests=1_000)
     loose = plan(WORKLOAD, space, ["ttft_p99<2s", "tbt_p99<1s"], objective="goodput", goodput=0.9, requests=1_000)
     assert loose.best is not None
-    html.write(tmp_path / "page.html", plan_page("cluster", loose))
+    html.write(tmp_path / "page.html", Answers("cluster", loose).page())
     text = text_of(tmp_path / "page.html")
-    judged = [line for line in plan_page("cluster", loose).head if line.judges]
+    judged = [line for line in Answers("cluster", loose).page().head if line.judges]
     assert [line.label for line in judged] == ["met"]
     assert judged[0].text.startswith("goodput of 0.9: ")
     assert re.search(r"TTFT p99 [\d.]+ m?s \(.*?\); limit ttft_p99&lt;2s TBT p99 [\d.]+ m?s", text)
     assert "target" not in text[text.index("What more buys") :]
-    html.write(tmp_path / "page.html", plan_page("cluster", found))
+    html.write(tmp_path / "page.html", Answers("cluster", found).page())
     assert "unreachable" in text_of(tmp_path / "page.html")
 
 
 def test_one_of_a_thing_is_singular(tmp_path: Path) -> None:
     space = search_space(SERVER, token_budget=[512], replicas=1)
     found = plan(WORKLOAD.with_rate(0.5), space, ["ttft_p99<2s"], requests=1_000)
-    html.write(tmp_path / "page.html", plan_page("cluster", found))
+    html.write(tmp_path / "page.html", Answers("cluster", found).page())
     text = text_of(tmp_path / "page.html")
     assert "of 1 deployment (" in text
     assert not re.search(r"\b1 (replicas|deployments|families|accelerators|requests)\b", text)
@@ -157,5 +157,5 @@ def test_sentences_break_and_stack_on_a_phone_and_figures_do_neither() -> None:
 
 def test_a_day_or_a_job_alone_has_a_page(tmp_path: Path) -> None:
     job = plan_job(WORKLOAD, [SPACE.families[0].smallest], requests=2_000, deadline_s=600)
-    html.write(tmp_path / "page.html", plan_page("cluster", job=job))
+    html.write(tmp_path / "page.html", Answers("cluster", job=job).page())
     assert re.findall(r"<h2>(.*?)</h2>", (tmp_path / "page.html").read_text()) == ["Offline work"]

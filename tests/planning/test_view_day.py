@@ -3,12 +3,12 @@
 import pytest
 
 import penstock as ps
+from penstock.planning.answers import Answers
 from penstock.planning.day import plan_day
 from penstock.planning.deployment import Deployment, Kind
 from penstock.planning.job import plan_job
 from penstock.planning.launch import launch
 from penstock.planning.rates import RateProfile
-from penstock.planning.view import plan_page
 from penstock.show.terminal import print_page
 
 WORKLOAD = ps.Workload.poisson(5.0, ps.Geometric(600), ps.Geometric(100), seed=3)
@@ -93,7 +93,7 @@ def test_one_replica_and_one_hour_are_not_several(capsys):
 
 def test_a_command_can_be_copied_from_the_terminal(capsys):
     found = launch(Deployment(REPLICA.server, 3), model="codellama/CodeLlama-34b-Instruct-hf")
-    print_page(plan_page("cluster", launches=[found]))
+    print_page(Answers("cluster", launches=[found]).page())
     text = capsys.readouterr().out
     assert found.shell in text
     assert "3 replicas, each on 1 GPU." in text

@@ -2,16 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from penstock import checks
-from penstock.checking.batch_means import LEAST_REQUESTS, checked_confidence
+from penstock.checking.batch_means import LEAST_REQUESTS
 from penstock.checking.targets import Estimate, Judgement, Target, parsed_targets
 from penstock.checking.verdict import Outcome
-from penstock.errors import InputError, nearest
-
-Objective = Literal["cost", "goodput"]
-OBJECTIVES: tuple[Objective, ...] = ("cost", "goodput")
+from penstock.errors import InputError
+from penstock.fields import Checked, Range
 
 REQUESTS = 5_000
 """Of one replica, to begin with."""
@@ -22,64 +19,58 @@ MOST_TIMES_LONGER = 16
 MOST_ROWS = 20_000_000
 """Requests of a run at most, each of which keeps a row in memory."""
 
+_GOODPUT = Range(0.01, 0.9999, "", "it is a share of the requests; 0.99 is 99%", "the goodput")
+CONFIDENCE = Range(0.5, 0.99999, "", "it is how often an interval holds its value")
+_ROWS = "fewer give no interval, and each keeps a row in memory"
+_REQUESTS = Range(LEAST_REQUESTS, MOST_ROWS, "", _ROWS, "requests")
+
 
 @dataclasses.dataclass(frozen=True)
-class Aim:
+class Aim(Checked):
     """What a deployment has to do."""
 
     targets: tuple[Target, ...]
     # `cost`: meet every target; `goodput`: let a share stay within all limits.
-    objective: Objective = "cost"
+    objective: Literal["cost", "goodput"] = "cost"
     # That share: of requests whose own TTFT, mean time per output token and E2E are within the
     # limits given, whatever the statistic of the target.
-    goodput: float = 0.99
-    confidence: float = 0.95  # how often an interval holds its value, whenever the simulation stops
+    goodput: Annotated[float, _GOODPUT] = 0.99
+    # How often an interval holds its value, whenever the simulation stops.
+    confidence: Annotated[float, CONFIDENCE] = 0.95
     # To begin with, and at most, on the replica that is simulated, or in a network on average on
     # each (fewer where all replicas together would have more than four million).
-    requests: int = REQUESTS
+    requests: Annotated[int, _REQUESTS] = REQUESTS
     most_requests: int = REQUESTS * MOST_TIMES_LONGER
+
+    def settle(self) -> None:
+        """Read targets that are text; refuse none, and two of one latency."""
+        if isinstance(self.targets, str) or not self.targets:
+            raise InputError(
+                "no target is given, so any stable fleet would do; give a list such as "
+                "['ttft_p99<2s']"
+            )
+        targets = tuple(parsed_targets(self.targets))
+        names = [target.name for target in targets]
+        twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+        if twice is not None:
+            raise InputError(f"two targets limit {twice}; keep the lower one")
+        reason = "the first run already has `requests`, and each keeps a row in memory"
+        rows = Range(self.requests, MOST_ROWS, "", reason, "most_requests")
+        vars(self).update(targets=targets, most_requests=rows.whole(self.most_requests))
 
     @classmethod
     def of(
         cls,
         targets: Sequence[Target | str],
-        *,
-        objective: str = "cost",
-        goodput: float = 0.99,
-        confidence: float = 0.95,
         requests: int | None = None,
         most_requests: int | None = None,
+        **asked: Any,
     ) -> Self:
-        """Check and return an aim; targets may be text such as ``ttft_p99<2s``."""
-        if isinstance(targets, str) or not targets:
-            raise InputError(
-                "no target is given, so any stable fleet would do; give a list such as "
-                "['ttft_p99<2s']"
-            )
-        limits = tuple(parsed_targets(targets))
-        names = [target.name for target in limits]
-        twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
-        if twice is not None:
-            raise InputError(f"two targets limit {twice}; keep the lower one")
-        if objective not in OBJECTIVES:
-            raise InputError(
-                f"unknown objective {checks.shown(objective)}{nearest(str(objective), OBJECTIVES)}"
-            )
-        share = checks.number(
-            "the goodput", goodput, 0.01, 0.9999, "", "it is a share of the requests; 0.99 is 99%"
-        )
-        sure = checked_confidence(confidence)
-        first = REQUESTS if requests is None else requests
-        reason = "fewer give no interval, and each keeps a row in memory"
-        first = checks.whole("requests", first, LEAST_REQUESTS, MOST_ROWS, "", reason)
-        most = (
-            min(MOST_TIMES_LONGER * max(first, REQUESTS), MOST_ROWS)
-            if most_requests is None
-            else most_requests
-        )
-        reason = "the first run already has `requests`, and each keeps a row in memory"
-        most = checks.whole("most_requests", most, first, MOST_ROWS, "", reason)
-        return cls(limits, objective, share, sure, first, most)
+        """Return an aim; targets may be text such as ``ttft_p99<2s``, what is None is as usual."""
+        first = _REQUESTS.whole(REQUESTS if requests is None else requests)
+        if most_requests is None:
+            most_requests = min(MOST_TIMES_LONGER * max(first, REQUESTS), MOST_ROWS)
+        return cls(targets, requests=first, most_requests=most_requests, **asked)  # type: ignore[arg-type]
 
     @property
     def looks(self) -> tuple[int, ...]:

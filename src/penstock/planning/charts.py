@@ -8,14 +8,11 @@ import polars as pl
 
 from penstock.planning.rates import HOUR_S
 from penstock.show.charts import COLOURS, on_grid
-from penstock.show.heat_map import significant
 from penstock.show.page import Figure, Table
-from penstock.words import amount
 
 if TYPE_CHECKING:
     from penstock.checking.targets import Target
     from penstock.planning.day import DayPlan
-    from penstock.planning.evaluate import Evaluation
     from penstock.planning.plan import Plan
 
 ANSWER = "answer"
@@ -29,7 +26,6 @@ _LOOKS = {
 
 _SPREAD = 20  # times the least latency: beyond it the axis is logarithmic
 _FARTHEST = 50  # times the limit, where latency is drawn at the edge
-_MOST_ROWS = 60
 _FLEETS = {
     "follows the day": (COLOURS[0], [1, 0], 2.4),
     "static: for the peak": (COLOURS[1], [7, 3], 1.8),
@@ -49,7 +45,7 @@ def figures(plan: "Plan | None", day: "DayPlan | None" = None) -> dict[str, Any]
     return {name: on_grid(alt.vconcat(*one.charts.values())) for name, one in drawn.items()}
 
 
-def frontier_figure(plan: "Plan") -> Figure:
+def frontier_figure(plan: "Plan", tables: Sequence[Table] = ()) -> Figure:
     """Draw cost against latency of all that was simulated."""
     of_goodput = plan.objective == "goodput"
     answer = "none has the goodput" if of_goodput else "none meets the targets"
@@ -57,48 +53,28 @@ def frontier_figure(plan: "Plan") -> Figure:
         answer = f"the answer is {plan.best.deployment.name}"
     label = plan.targets[0].label
     text = f"Cost over {label} of each deployment that was simulated; {answer}."
-    by_cost = sorted(plan.evaluated, key=lambda one: (one.deployment.cost, one.deployment.name))
-    rows = [
-        (
-            "unstable" if one.verdict == "unstable" else judged(plan, one),
-            one.deployment.family,
-            f"{one.deployment.replicas:,}",
-            amount(one.deployment.cost),
-            *(significant(estimate.value) for estimate in one.estimates),
-            "-" if one.goodput.value is None else f"{one.goodput.value:.1%}",
-        )
-        for one in by_cost[:_MOST_ROWS]
-    ]
-    cost = "Money per hour" if plan.priced else "Accelerators"
-    latencies = (f"{target.label} (s)" for target in plan.targets)
-    columns = ("Judged", "Deployment", "Replicas", cost, *latencies, "Goodput")
-    unseen = f"The first {_MOST_ROWS} of {len(by_cost):,}." if by_cost[_MOST_ROWS:] else ""
     return Figure(
         "Cost against latency",
         {text: frontier_chart(plan)},
-        [Table(columns, rows, unseen)],
+        tables,
         f"The dashed line is the {'limit of a good request' if of_goodput else 'target'}. "
         "Horizontal lines: intervals. Stairs: what more money, or less, buys.",
         wide=True,
     )
 
 
-def judged(plan: "Plan", evaluation: "Evaluation") -> str:
-    """Say what became of a deployment."""
-    return ANSWER if evaluation is plan.best else evaluation.answer
-
-
 def evaluations(plan: "Plan") -> pl.DataFrame:
     """Return a row for each simulated deployment that has the latency of the first target."""
-    # Cost per hour; latency_s, low_s, high_s of the first target; state: see `judged`.
+    # Cost per hour; latency_s, low_s, high_s of the first target; what became of it.
     numbers = dict.fromkeys(("cost", "latency_s", "low_s", "high_s"), pl.Float64)
     schema = {"deployment": pl.String, **numbers, "state": pl.String, "frontier": pl.Boolean}
     rows = []
     for one in plan.measured:
         first = one.estimates[0]
-        drawn = one.deployment.cost, first.value, first.low, first.high
+        state = ANSWER if one is plan.best else one.answer
         best = any(one is other for other in plan.frontier)
-        rows.append((one.deployment.name, *drawn, judged(plan, one), best))
+        name, cost = one.deployment.name, one.deployment.cost
+        rows.append((name, cost, first.value, first.low, first.high, state, best))
     return pl.DataFrame(rows, schema, orient="row").sort("cost", "latency_s", "deployment")
 
 

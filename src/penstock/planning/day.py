@@ -20,6 +20,7 @@ from penstock.planning.aim import Aim
 from penstock.planning.day_run import DayCheck, resampled, simulate_day
 from penstock.planning.deployment import SPLITTING, Deployment
 from penstock.planning.evaluate import Evaluation, network_of
+from penstock.planning.json_form import parts
 from penstock.planning.rates import HOUR_S, RateProfile
 from penstock.planning.search import Report, Search
 from penstock.planning.space import Family
@@ -29,6 +30,9 @@ from penstock.system.pool import MOST_REPLICAS
 from penstock.theory.certificate import certify
 from penstock.words import counted, span
 from penstock.workload.workload import Workload
+
+MOST = 1_024
+"""Replicas of a fleet, where nothing else is said."""
 
 RELAXATIONS = 5
 """Relaxation times in an interval from which on it counts as settled: a deviation is then below 1%
@@ -109,34 +113,22 @@ class DayPlan(Shown):
             "static": self.static_hours,
             "certified": self.certified_hours,
         }
-        return {
-            "profile": {"name": self.profile.name, "interval_s": self.profile.interval_s},
-            "deployment": self.deployment.as_dict(),
-            "targets": [str(target) for target in self.targets],
-            "startup_s": self.startup_s,
-            "periods": [
-                dataclasses.asdict(period)
-                | {"settles_s": period.settles_s if math.isfinite(period.settles_s) else None}
-                for period in self.periods
-            ],
-            "schedule": [
-                {"start_s": start, "replicas": replicas} for start, replicas in self.schedule
-            ],
+        price = self.deployment.kind.price
+        return parts(
+            self, "deployment", "targets", "startup_s", "periods", "saving", "check", "notices"
+        ) | {
+            "profile": parts(self.profile, "name", "interval_s"),
+            "schedule": [{"start_s": start, "replicas": count} for start, count in self.schedule],
             "accelerator_hours": hours,
-            "cost": {
-                name: hours[name] * self.deployment.kind.price for name in ("planned", "static")
-            },
-            "saving": self.saving,
+            "cost": {name: hours[name] * price for name in ("planned", "static")},
             "simulations": len(self.evaluations),
-            "check": self.check and self.check.as_dict(),
-            "notices": list(self.notices),
         }
 
     def page(self) -> Page:
         """Return the day as a page."""
-        from penstock.planning.view import plan_page
+        from penstock.planning.answers import Answers
 
-        return plan_page("day", day=self)
+        return Answers("day", day=self).page()
 
 
 def plan_day(
@@ -146,7 +138,7 @@ def plan_day(
     targets: Sequence[Target | str] | Aim,
     *,
     replicas: Sequence[int] = (),
-    most_replicas: int = 1_024,
+    most_replicas: int | None = None,
     least_replicas: int = 1,
     startup_minutes: float = 0.0,
     check: bool = True,
@@ -156,14 +148,13 @@ def plan_day(
     """Return the least replicas for each interval of a day, from the highest rate down."""
     # Recorded arrivals are resampled as Poisson ones. Targets are an `Aim`, or for `Aim.of`, with
     # what else is ``asked``. ``replicas`` are the numbers allowed; without them all from least to
-    # most. A starting replica is paid for.
+    # most (by default `MOST`). A starting replica is paid for.
     if deployment.other is not None:
         raise InputError(
             f"the fleet is {deployment.fleet}, but a day is planned for one kind of replica, for "
             "which of two to stop at night is not searched; give a fleet of one kind"
         )
-    step = sum(deployment.ratio or (1,))
-    counts = _counts(step, replicas, least_replicas, most_replicas)
+    counts = _counts(sum(deployment.ratio or (1,)), replicas, least_replicas, most_replicas)
     startup_s = 60 * checks.number(
         "startup_minutes", startup_minutes, 0, profile.span_s / 60, "minutes", "of the day"
     )
@@ -178,16 +169,15 @@ def plan_day(
         report(index / len(rates), f"{rate:.4g} requests/s")
         search = Search(_AtTheRate(workload.with_rate(rate), aim, family, simulated), [family])
         search.run()
-        fleets[rate] = counts[-1], False
-        if search.best is not None:
-            fleets[rate] = counts[search.prospects[0].answer or 0], True
+        met = search.best is not None
+        fleets[rate] = counts[search.prospects[0].answer or 0] if met else counts[-1], met
     periods = _periods(profile, workload, family, fleets)
     report(1.0, "whole days")
-    peak = deployment.with_replicas(max(period.replicas for period in periods))
+    held = [period.replicas for period in periods]
+    peak = deployment.with_replicas(max(held))
     days, why = None, []
     if check:
         try:
-            held = [period.replicas for period in periods]
             days = simulate_day(profile, workload, peak, held, aim.targets)
         except InputError as error:
             why = [f"whole days are not simulated: {error}"]
@@ -197,9 +187,11 @@ def plan_day(
     )  # fmt: skip
 
 
-def _counts(step: int, replicas: Sequence[int], least: int, most: int) -> tuple[int, ...]:
+def _counts(step: int, replicas: Sequence[int], least: int, most: int | None) -> tuple[int, ...]:
     """Return the numbers of replicas that the fleet may have, rising."""
     between = "the fleet is between these"
+    if most is None:
+        most = max(replicas, default=MOST)
     most = checks.whole("most_replicas", most, step, MOST_REPLICAS, "", between)
     least = checks.whole("least_replicas", least, 1, most, "", between)
     allowed = sorted(replicas) or range(step, most + 1, step)
@@ -292,32 +284,29 @@ def _cautions(
             "on: allow more (plan.day.most_replicas), or another deployment"
         )
     # where more arrives than is served nothing settles: that is a backlog
-    slow = [
-        (period.settles_s, -index)
-        for index, period in enumerate(periods)
-        if profile.interval_s < RELAXATIONS * period.settles_s < math.inf
-    ]
+    settles = {index: period.settles_s for index, period in enumerate(periods)}
+    slow = [i for i, s in settles.items() if profile.interval_s < RELAXATIONS * s < math.inf]
     if slow:
-        settles_s, index = max(slow)
+        worst = max(slow, key=settles.__getitem__)
         yield (
             f"queues settle slowly against intervals of {profile.interval_s:,.0f} s in "
-            f"{len(slow)} of {len(periods)} (relaxation time {settles_s:,.0f} s at "
-            f"{profile.clock(-index)}): what is planned there for a rate that lasts is not "
+            f"{len(slow)} of {len(periods)} (relaxation time {settles[worst]:,.0f} s at "
+            f"{profile.clock(worst)}): what is planned there for a rate that lasts is not "
             "reached, nor left, within the interval"
         )
-    backlog, index = max((period.backlog, -index) for index, period in enumerate(periods))
-    if backlog > 0:
+    fullest = max(range(len(periods)), key=lambda index: periods[index].backlog)
+    if backlog := periods[fullest].backlog:
         yield (
             "a backlog is carried into later intervals, of at least "
             f"{counted(max(int(backlog), 1), 'request')} at the end of the one from "
-            f"{profile.clock(-index)}: planning each by itself is wrong after it"
+            f"{profile.clock(fullest)}: planning each by itself is wrong after it"
         )
     if days is not None and days.above:
-        index, target, value = max(days.above, key=lambda excess: excess[2] / excess[1].limit_s)
-        above = len({index for index, _, _ in days.above})
+        most = max(days.above, key=lambda one: one.value / one.target.limit_s)
+        above = len({one.period for one in days.above})
         yield (
             f"in {counted(days.days, 'simulated day')} {above:,} of {many} lie above a target, "
-            f"most the one from {profile.clock(index)}: {value:.4g} s for {target}"
+            f"most the one from {profile.clock(most.period)}: {most.value:.4g} s for {most.target}"
         )
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +25,15 @@ _MOST_DAYS = 100
 _MOST_SIMULATED = 5_000_000
 
 
+@dataclasses.dataclass(frozen=True)
+class Above:
+    """A target that is exceeded in an interval, numbered from 0."""
+
+    period: int
+    target: Target
+    value: float  # seconds
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class DayCheck:
     """Whole days simulated, one after another, on a replica that gets its share of requests."""
@@ -35,24 +43,8 @@ class DayCheck:
     # For each interval, by metric and statistic, seconds, of the requests that arrive in it;
     # `tbt_s` has its mean.
     latency: tuple[Mapping[str, Mapping[str, float]], ...]
-    gaps: Mapping[str, float]  # `tbt_s` of whole days, by statistic, seconds
-    # (interval, target, value) where a target is exceeded.
-    above: tuple[tuple[int, Target, float], ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "days": self.days,
-            "requests": self.requests,
-            "latency": [
-                {metric: dict(values) for metric, values in of.items()} for of in self.latency
-            ],
-            "tbt_s": dict(self.gaps),
-            "above": [
-                {"period": index, "target": str(target), "value": value}
-                for index, target, value in self.above
-            ],
-        }
+    tbt_s: Mapping[str, float]  # of whole days, by statistic, seconds
+    above: tuple[Above, ...]  # where a target is exceeded
 
 
 def resampled(workload: Workload, rate: float) -> Workload:
@@ -96,13 +88,13 @@ def simulate_day(
     run = simulate(Workload.from_arrays(times, prompt, output), deployment.server, drain=True)
     latency = tuple(_latency(run, interval == index, targets) for index in range(shares.size))
     above = tuple(
-        (index, target, of[target.metric][target.statistic])
+        Above(index, target, of[target.metric][target.statistic])
         for index, of in enumerate(latency)
         for target in targets
         if of[target.metric].get(target.statistic, 0.0) > target.limit_s
     )
-    gaps = _statistics(run.gaps, "tbt_s", targets, run.tick_s)
-    return DayCheck(days, times.size, latency, gaps, above)
+    tbt_s = _statistics(run.gaps, "tbt_s", targets, run.tick_s)
+    return DayCheck(days, times.size, latency, tbt_s, above)
 
 
 def _latency(run: Run, chosen: Bools, targets: Sequence[Target]) -> dict[str, dict[str, float]]:

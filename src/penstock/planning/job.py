@@ -22,8 +22,10 @@ from typing import Any
 from penstock import checks
 from penstock.checking.targets import Target
 from penstock.errors import InputError
+from penstock.planning.day import MOST
 from penstock.planning.deployment import Deployment
 from penstock.planning.job_run import PACED_SHARE, Job, JobResult, Mode, simulate_job
+from penstock.planning.json_form import parts
 from penstock.planning.search import Question, Report, Search, Theory
 from penstock.planning.space import Discarded, Family
 from penstock.show.page import Page, Shown
@@ -33,9 +35,6 @@ from penstock.workload.workload import Workload
 
 TOKEN_BUDGETS = (128, 256, 512, 1024, 2048, 4096, 8192)
 """Those that are tried where none are given, beside the server's own."""
-
-MOST = 1_024
-"""Replicas of a fleet, where nothing else is said."""
 
 Fleets = Deployment | Family
 """Any number of replicas, or those that a search allows."""
@@ -67,29 +66,20 @@ class JobPlan(Shown):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {
-            "requests": self.requests,
-            "deadline_s": self.deadline_s,
-            "targets": [str(target) for target in self.targets],
-            "online_rate": self.online_rate,
-            "unreachable": self.unreachable or None,
-            "best": self.best and self.best.as_dict(),
-            "nearest": self.nearest and self.nearest.as_dict(),
-            "margin": self.margin,
-            "results": [result.as_dict() for result in self.results],
-            "discarded": [discarded.as_dict() for discarded in self.discarded],
-            "notices": list(self.notices),
-        }
+        return parts(
+            self, "requests", "deadline_s", "targets", "online_rate", "best", "nearest", "margin",
+            "results", "discarded", "notices",
+        ) | {"unreachable": self.unreachable or None}  # fmt: skip
 
     def page(self) -> Page:
         """Return the job as a page."""
-        from penstock.planning.view import plan_page
+        from penstock.planning.answers import Answers
 
-        return plan_page("job", job=self)
+        return Answers("job", job=self).page()
 
 
 def plan_job(
-    workload: Workload,
+    job: Job | Workload,
     fleets: Fleets | Sequence[Fleets],
     *,
     progress: Report | None = None,
@@ -97,10 +87,12 @@ def plan_job(
 ) -> JobPlan:
     """Find the least fleet that finishes a job by its deadline, and its fastest token budget.
 
-    What else is ``asked`` is as in `Job`: requests, deadline_s ... Fleets are families with their
-    numbers of replicas, or deployments with any up to ``most_replicas`` (by default `MOST`).
+    The job may be a workload, of which what is ``asked`` is as in `Job`: requests, deadline_s ...
+    Fleets are families with their numbers of replicas, or deployments with any up to
+    ``most_replicas`` (by default `MOST`).
     """
-    job = Job(workload, **asked)
+    if isinstance(job, Workload):
+        job = Job(job, **asked)
     families, refused = families_of(fleets, job)
     search = Search(ByDeadline(job), families, progress)
     search.run()
@@ -188,10 +180,11 @@ def families_of(
     families: dict[str, JobFamily] = {}
     refused: list[Discarded] = []
     for fleet in (fleets,) if isinstance(fleets, Deployment | Family) else fleets:
-        smallest = fleet.smallest if isinstance(fleet, Family) else fleet
-        counts = tuple(range(1, (job.most_replicas or MOST) + 1))
-        if isinstance(fleet, Family) and job.most_replicas is None:
-            counts = fleet.counts
+        if isinstance(fleet, Deployment):
+            fleet = Family(fleet, tuple(range(1, MOST + 1)))
+        smallest, counts = fleet.smallest, fleet.counts
+        if job.most_replicas is not None:
+            counts = tuple(range(1, job.most_replicas + 1))
         counts = counts[: bisect.bisect_left(counts, job.requests) + 1]  # more have nothing to do
         budgets = job.token_budgets or (smallest.server.token_budget, *TOKEN_BUDGETS)
         for budget in dict.fromkeys(budgets):
@@ -205,8 +198,7 @@ def families_of(
                 work = job.work_s(server)
             except InputError as error:
                 name = f"{smallest.family} with budget {checks.shown(budget)}"
-                ends = counts[0], counts[-1]
-                refused.append(Discarded(name, ends, len(counts), "impossible", str(error)))
+                refused.append(Discarded.of(name, counts, "impossible", error))
                 continue
             for mode in _modes(server, job):
                 family = JobFamily(single, counts, mode, work)

@@ -13,8 +13,9 @@ from penstock.checking.targets import Estimate, Judgement, Target, parsed_target
 from penstock.errors import InputError
 from penstock.fields import Checked, Range
 from penstock.inputs.arrays import Bools, Floats
-from penstock.planning.aim import together
+from penstock.planning.aim import CONFIDENCE, together
 from penstock.planning.deployment import Deployment
+from penstock.planning.json_form import parts
 from penstock.planning.rates import HOUR_S
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.intervals import merged, student
@@ -75,27 +76,20 @@ class JobResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {
-            "deployment": self.deployment.as_dict(),
-            "mode": self.mode,
+        return parts(
+            self, "deployment", "mode", "lower_bound_s", "tightness", "tokens_per_s",
+            "accelerator_hours", "online", "answer", "runs",
+        ) | {
             "makespan_s": self.makespan.as_dict(),
-            "lower_bound_s": self.lower_bound_s,
-            "tightness": self.tightness,
-            "tokens_per_s": self.tokens_per_s,
-            "accelerator_hours": self.accelerator_hours,
             "price": self.cost,
-            "online": [estimate.as_dict() for estimate in self.online],
-            "answer": self.answer,
-            "runs": self.runs,
             "runs_with_online": self.beside,
-        }
+        }  # fmt: skip
 
 
 _KEPT = "each keeps a row in memory; of a longer job plan a part, with its part of the time"
 _REQUESTS = Range(1, _MOST_ROWS, "", _KEPT, "the requests of the job")
 _DEADLINE = Range(1e-3, 1e9, "s", "the job has to be done by then")
 _RUNS = Range(2, 1_000, "", "an interval takes at least two")
-_CONFIDENCE = Range(0.5, 0.99999, "", "it is how often the interval is right")
 _REPLICAS = Range(1, MOST_REPLICAS, "", "the fleet has no more")
 
 
@@ -112,7 +106,7 @@ class Job(Checked):
     # Each draws requests anew (a recording as it is: one run), for an interval that holds the next
     # with this confidence.
     runs: Annotated[int, _RUNS] = 5
-    confidence: Annotated[float, _CONFIDENCE] = 0.95
+    confidence: Annotated[float, CONFIDENCE] = 0.95
     token_budgets: Sequence[int] = ()  # without any, each server's own and usual ones
     most_replicas: Annotated[int, _REPLICAS] | None = None  # None: as many as the fleets have
 
@@ -185,33 +179,35 @@ def longest_s(prompt: Tokens, output: Tokens, server: Server) -> float:
 
 def simulate_job(job: Job, deployment: Deployment, mode: Mode) -> JobResult:
     """Simulate every replica of a fleet until the job is done, once for each seed."""
-    server = deployment.server
+    kind = deployment.kind
     if mode == "priority":
-        server = dataclasses.replace(server, order="priority")
-    replicas = deployment.replicas
+        urgent = dataclasses.replace(kind.server, order="priority")
+        kind = dataclasses.replace(kind, server=urgent)
+    server, replicas = kind.server, deployment.replicas
     makespans: list[float] = []
+    bounds: list[float] = []
+    rates: list[float] = []
     statistics: list[list[float]] = []
-    tokens = 0.0
-    least = math.inf
     beside = 0
     for run, (prompt, output) in enumerate(job.drawn):
         # each replica gets its turn of the job, and its share of the online requests
         ends: list[float] = []
-        parts: list[_Sample] = []
+        online: list[_Sample] = []
         for replica in range(min(replicas, job.requests)):
             mine = slice(replica, None, replicas)
             draw = run, replica, replicas
-            end, online = _replica(job, server, mode, prompt[mine], output[mine], draw)
+            end, sample = _replica(job, server, mode, prompt[mine], output[mine], draw)
             ends.append(end)
-            parts += online
+            online += sample
         makespans.append(max(ends))
-        beside += any(chosen.any() for _, chosen in parts)
-        statistics.append([_statistic(parts, target) for target in job.targets])
-        each = float(server.tokens_per_request(prompt.mean(), output.mean()))
-        tokens += each * job.requests / max(ends)
+        beside += any(chosen.any() for _, chosen in online)
+        statistics.append([_statistic(online, target) for target in job.targets])
+        tokens = float(server.tokens_per_request(prompt.mean(), output.mean()))
+        rates.append(tokens * job.requests / max(ends))
         work = work_s(prompt, output, server) / replicas
-        least = min(least, max(work, longest_s(prompt, output, server)))
+        bounds.append(max(work, longest_s(prompt, output, server)))
     makespan = _estimate(makespans, job.confidence, of_next=True)
+    least = min(bounds)
     low = max(makespan.low or 0.0, min(least, *makespans))  # theory allows no less
     makespan = dataclasses.replace(makespan, low=low)
     estimates = tuple(_estimate(values, job.confidence) for values in zip(*statistics, strict=True))
@@ -219,11 +215,10 @@ def simulate_job(job: Job, deployment: Deployment, mode: Mode) -> JobResult:
     for target, estimate in zip(job.targets, estimates, strict=True):
         if estimate.value is not None:  # where no online request came, none was too slow
             judgements.append(target.judge(estimate))
-    runs = len(makespans)
-    kind = dataclasses.replace(deployment.kind, server=server)
-    fleet = dataclasses.replace(deployment, kind=kind)
-    answer = together(judgements)
-    return JobResult(fleet, mode, makespan, least, tokens / runs, estimates, answer, runs, beside)
+    return JobResult(
+        dataclasses.replace(deployment, kind=kind), mode, makespan, least,
+        sum(rates) / len(rates), estimates, together(judgements), len(makespans), beside,
+    )  # fmt: skip
 
 
 _Sample = tuple[Run, Bools]

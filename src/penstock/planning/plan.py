@@ -172,9 +172,9 @@ class Plan(Shown):
 
     def page(self) -> Page:
         """Return the plan as a page."""
-        from penstock.planning.view import plan_page
+        from penstock.planning.answers import Answers
 
-        return plan_page("plan", self)
+        return Answers("plan", self).page()
 
 
 def plan(

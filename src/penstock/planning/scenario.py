@@ -6,22 +6,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
-from penstock.planning.scenario_day import DaySection, peak_of, read_day
-from penstock.planning.scenario_job import JobSection, read_job
+from penstock.planning.day import DayPlan, plan_day
+from penstock.planning.day_run import resampled
+from penstock.planning.deployment import Deployment
+from penstock.planning.job_run import Job
+from penstock.planning.rates import HOUR_S, RateProfile, profile
+from penstock.planning.search import Report
 from penstock.planning.space import Discarded, Space, search_space
 from penstock.scenario.scenario import Scenario, build, describes_network
 from penstock.scenario.server import HardwareSection
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.engine_flags import ENGINE_NAMES
-from penstock.workload.workload import Workload
-
-DEFAULT_MOST_REPLICAS = 32
+from penstock.words import amount
+from penstock.workload.arrivals import Replay
+from penstock.workload.workload import Workload, read_trace
 
 
 def _as_list(value: Any) -> Any:
@@ -38,8 +42,9 @@ def _listed(value: Any) -> Any:
     return _as_list(value)
 
 
-Names = Annotated[list[str], BeforeValidator(_listed)]
-Limits = Annotated[list[Whole | None], BeforeValidator(_listed)]
+_Several = BeforeValidator(_listed)
+Limits = Annotated[list[Whole | None], _Several]
+Settings = Annotated[list[str | dict[str, Any]], _Several]
 
 
 class _Replicas(Section):
@@ -54,9 +59,8 @@ def _replicas(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     ends = _Replicas.model_validate(value)
-    most = checks.whole(
-        "search.replicas.max", ends.max, 1, 65_536, "", "it is a number of replicas"
-    )
+    reason = "it is a number of replicas"
+    most = checks.whole("search.replicas.max", ends.max, 1, 65_536, "", reason)
     least = checks.whole("search.replicas.min", ends.min, 1, most, "", "it is at most `max`")
     return list(range(least, most + 1))
 
@@ -68,16 +72,44 @@ class SearchSection(Section):
     h200-sxm], tensor_parallel: [2, 4]}`` are four. There a limit of null is what the engine takes.
     """
 
-    hardware: Annotated[list[str | dict[str, Any]], BeforeValidator(_listed)] | None = None
+    hardware: Settings | None = None
     token_budget: Limits | None = None
     max_batch_size: Limits | None = None
-    policy: Names | None = None
-    router: Annotated[list[str | dict[str, Any]], BeforeValidator(_listed)] | None = None
-    disaggregation: Annotated[list[str | None], BeforeValidator(_listed)] | None = None
+    policy: Annotated[list[str], _Several] | None = None
+    router: Settings | None = None
+    disaggregation: Annotated[list[str | None], _Several] | None = None
     replicas: Annotated[list[Whole], BeforeValidator(_replicas)] | None = None
     kv_tokens: Any = None
     mix: bool = False
     at_hand: dict[str, Any] | None = None
+
+
+class DaySection(Section):
+    """Rates of the day, and how its fleet may change.
+
+    ``rates``: a list, a CSV file, or ``trace``, the workload's own; ``trace`` instead: the file of
+    another; ``peak_rate`` stretches the rates.
+    """
+
+    rates: Any = None
+    trace: str | None = None
+    interval_minutes: float | None = None
+    peak_rate: float | None = None
+    startup_minutes: float = 0.0
+    least_replicas: Whole = 1
+    most_replicas: Whole | None = None
+    check_days: bool = Field(default=True, alias="check")
+
+
+class JobSection(Section):
+    """A job: how many requests, in how many hours, alone or beside the traffic (``online``)."""
+
+    requests: Whole
+    deadline_h: float
+    token_budgets: list[Whole] = Field(default_factory=list)
+    online: bool = False
+    most_replicas: Whole | None = None
+    runs: Whole = 5
 
 
 class PlanSection(Section):
@@ -103,6 +135,11 @@ class PlanSection(Section):
     job: Any = None
 
 
+_OF_AIM = {"targets", "objective", "goodput", "confidence", "most_requests"}
+_ASKED = {*_OF_AIM, "search", "rank", "day", "job"}
+"""Keys of a plan that do not say what a fleet costs."""
+
+
 class _Planned(Section):
     workload: Any
     server: Any = None
@@ -121,7 +158,7 @@ class PlanScenario:
     # What the fleet is planned for: the scenario's, or with a day its highest rate.
     workload: Workload
     day: DaySection | None = None
-    job: JobSection | None = None
+    job: Job | None = None
     rank: bool = False
 
 
@@ -161,44 +198,92 @@ def build_plan(
         scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
     # where to look, and what a deployment has to do there
     _refuse_idle_keys(wanted)
-    space = _space(sections, scenario, kinds)
+    space = _space(wanted, sections.server, scenario, kinds)
     space = dataclasses.replace(space, refused=(*refused, *space.refused))
     aim = None
     if wanted.targets:
         simulate = sections.simulate if isinstance(sections.simulate, Mapping) else {}
-        aim = Aim.of(
-            wanted.targets,
-            objective=wanted.objective,
-            goodput=wanted.goodput,
-            confidence=wanted.confidence,
-            requests=simulate.get("requests") if requests is None else requests,
-            most_requests=wanted.most_requests,
-        )
+        rows = simulate.get("requests") if requests is None else requests
+        aim = Aim.of(requests=rows, **wanted.model_dump(include=_OF_AIM))
     if aim is None and wanted.job is None:
         raise InputError(
             f"{path.name} names no target, so any stable fleet would do; give --target "
             "'ttft_p99<2s', or plan.targets"
         )
+    # mistakes in a day and a job are refused before any search
+    read = workload = scenario.workload
+    day = job = None
+    if wanted.day is not None:
+        day = read_day(wanted.day, read, scenario.folder)
+        workload = _peak_of(day.rates, read)
+    if wanted.job is not None:
+        budgets = sorted({one.smallest.server.token_budget for one in space.families})
+        several = len(budgets) > 1 or None not in (wanted.search.token_budget or [None])
+        job = read_job(wanted.job, read, aim, workload, budgets if several else [])
     shaped = sum(isinstance(kind, BatchTimeFile) for kind in kinds)
     rank = shaped > 1 if wanted.rank is None else wanted.rank
-    plan = PlanScenario(scenario, space, aim, scenario.workload, rank=rank)
-    return _with_day_and_job(plan, wanted)
+    return PlanScenario(scenario, space, aim, workload, day, job, rank)
 
 
-def _with_day_and_job(scenario: PlanScenario, wanted: PlanSection) -> PlanScenario:
-    """Read what the plan says of a day and a job: mistakes are refused before any search."""
-    read, folder = scenario.scenario.workload, scenario.scenario.folder
-    if wanted.day is not None:
-        day = read_day(wanted.day, read, folder)
-        scenario = dataclasses.replace(scenario, day=day, workload=peak_of(day, read))
-    if wanted.job is not None:
-        job, budgets = wanted.job, wanted.search.token_budget
-        if budgets and None not in budgets and isinstance(job, Mapping):
-            job = {"token_budgets": budgets, **job}
-        scenario = dataclasses.replace(
-            scenario, job=read_job(job, read, scenario.aim, scenario.workload)
+def read_day(day: Any, workload: Workload, folder: Path) -> DaySection:
+    """Return the day that a scenario describes, its rates read."""
+    document = day if isinstance(day, Mapping) else {"rates": day}
+    section = parsed(document, DaySection, "plan.day", "`rates`")
+    rates, minutes = section.rates, section.interval_minutes
+    if (rates is None) == (section.trace is None):
+        raise InputError("plan.day: give one of rates and trace, for example rates: [2, 1, 1, 4]")
+    if section.trace is not None:
+        rates = "trace"
+        workload = read_trace(folder / checks.path("plan.day.trace", section.trace))
+    interval_s = None if minutes is None else 60 * minutes
+    of_day = profile(rates, workload, folder, interval_s=interval_s)
+    if section.peak_rate is not None:
+        of_day = of_day.with_peak(section.peak_rate)
+    return section.model_copy(update={"rates": of_day})
+
+
+def day_of(
+    day: DaySection, workload: Workload, static: Deployment, aim: Aim, counts: Sequence[int],
+    progress: Report | None = None,
+) -> DayPlan:  # fmt: skip
+    """Plan a day with numbers of replicas that a search allows, beside the fleet that it found for
+    the highest rate.
+    """
+    plan = plan_day(
+        day.rates, workload, static, aim, replicas=counts, most_replicas=day.most_replicas,
+        least_replicas=day.least_replicas, startup_minutes=day.startup_minutes,
+        check=day.check_days, progress=progress,
+    )  # fmt: skip
+    return dataclasses.replace(plan, deployment=static)
+
+
+def _peak_of(rates: RateProfile, workload: Workload) -> Workload:
+    """Return the workload at the highest rate of a day."""
+    peak = resampled(workload, rates.peak)
+    at = rates.clock(int(rates.rates.argmax()))
+    notices = [
+        f"the plan is for the highest rate of the day, {amount(rates.peak)} requests/s from {at}"
+    ]
+    if isinstance(workload.arrivals, Replay):
+        notices.append("recorded requests are drawn at random, as Poisson arrivals of that rate")
+    return dataclasses.replace(peak, notices=(*peak.notices, *notices))
+
+
+def read_job(
+    job: Any, workload: Workload, aim: Aim | None, online: Workload, budgets: Sequence[int] = ()
+) -> Job:
+    """Return a scenario's job, with token budgets that the search fixes where it names none."""
+    section = parsed(job, JobSection, "plan.job", "`requests` and `deadline_h`")
+    if section.online and aim is None:
+        raise InputError(
+            "plan.job has online traffic but the plan has no targets for it; give plan.targets"
         )
-    return scenario
+    targets = aim.targets if section.online and aim else ()
+    return Job(
+        workload, section.requests, section.deadline_h * HOUR_S, online if section.online else None,
+        targets, section.runs, token_budgets=section.token_budgets or budgets,
+        most_replicas=section.most_replicas,
+    )  # fmt: skip
 
 
 def _refuse_idle_keys(wanted: PlanSection) -> None:
@@ -248,33 +333,29 @@ def _hardware(
     return kinds, refused, first
 
 
-def _space(sections: _Planned, scenario: Scenario, kinds: Sequence[str | BatchTimeFile]) -> Space:
+def _space(
+    wanted: PlanSection, server: Any, scenario: Scenario, kinds: Sequence[str | BatchTimeFile]
+) -> Space:
     """Return what may be deployed; without hardware to search, that of the server."""
-    wanted, search = sections.plan, sections.plan.search
-    axes = ("hardware", "token_budget", "max_batch_size", "policy", "router", "disaggregation")
-    varied: dict[str, Any] = {
-        name: getattr(search, name) for name in axes if getattr(search, name) is not None
-    }
+    varied = wanted.search.model_dump(exclude_none=True)
     if kinds:
         varied["hardware"] = kinds
     elif scenario.measured is not None and scenario.measured.name:
         varied["hardware"] = [scenario.measured]
-    server = sections.server if isinstance(sections.server, Mapping) else {}
-    given = {str(key).replace("-", "_") for key in server}
+    given = _names_of(server)
     if any(isinstance(kind, BatchTimeFile) for kind in kinds):  # as its engine takes them
         for limit in ("token_budget", "max_batch_size"):
             if not given & set(ENGINE_NAMES[limit]):
                 varied.setdefault(limit, [None])
         if "policy" not in given:
             varied.setdefault("policy", [None])
-    return search_space(
-        scenario.server, **varied, kv_tokens=search.kv_tokens, mix=search.mix,
-        at_hand=search.at_hand,
-        replicas=DEFAULT_MOST_REPLICAS if search.replicas is None else search.replicas,
-        price=wanted.price, accelerators=wanted.accelerators, max_cost=wanted.max_cost,
-        transfer_ms=wanted.transfer_ms, transfer_ms_per_token=wanted.transfer_ms_per_token,
-        transfer_gb_per_s=wanted.transfer_gb_per_s, kv_bytes_per_token=wanted.kv_bytes_per_token,
-    )  # fmt: skip
+    costs = wanted.model_dump(exclude=_ASKED, exclude_none=True)
+    return search_space(scenario.server, **varied, **costs)
+
+
+def _names_of(server: Any) -> set[str]:
+    """Return the keys of the server, with underscores."""
+    return {str(key).replace("-", "_") for key in server} if isinstance(server, Mapping) else set()
 
 
 def _with_base(document: Any, search: SearchSection, hardware: Any) -> Any:
@@ -283,14 +364,11 @@ def _with_base(document: Any, search: SearchSection, hardware: Any) -> Any:
     server = document.get("server") or {}
     if not isinstance(server, Mapping):
         return scenario  # refused where it is read
-    server = dict(server)
-    if hardware is not None and "hardware" not in server and "batch_time" not in server:
+    names, server = _names_of(server), dict(server)
+    if hardware is not None and not names & {"hardware", "batch_time"}:
         server["hardware"] = hardware
-    names = {str(key).replace("-", "_") for key in server}
-    budgets = search.token_budget
-    if budgets and None not in budgets and not names & set(ENGINE_NAMES["token_budget"]):
-        server["token_budget"] = budgets[0]
-    slots = search.max_batch_size
-    if slots and None not in slots and not names & set(ENGINE_NAMES["max_batch_size"]):
-        server["max_batch_size"] = slots[0]
+    for limit in ("token_budget", "max_batch_size"):
+        values = getattr(search, limit)
+        if values and None not in values and not names & set(ENGINE_NAMES[limit]):
+            server[limit] = values[0]
     return {**scenario, "server": server}

@@ -1,86 +1,61 @@
 """A plan as a page: the answer, what more buys, the day, the job, how to start it, why no other."""
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.checking.head import BECAUSE, MIDDLE
 from penstock.checking.view import traffic
 from penstock.planning.aim import MOST_ROWS
-from penstock.planning.view_day import (
-    day_in_short,
-    day_section,
-    job_line,
-    job_section,
-    launch_section,
-    reasons,
-)
+from penstock.planning.view_day import day_line, day_section, job_line, job_section
 from penstock.planning.why import in_words, shortfalls
 from penstock.show.page import MOST_LINES, Fact, Figure, Line, Page, Section, Table
 from penstock.words import amount, counted, duration, seconds, sentence, span
 
 if TYPE_CHECKING:
-    from penstock.planning.day import DayPlan
+    from penstock.planning.answers import Answers
     from penstock.planning.deployment import Deployment
     from penstock.planning.evaluate import Evaluation
-    from penstock.planning.job import JobPlan
     from penstock.planning.launch import Launch
     from penstock.planning.plan import Plan
+    from penstock.planning.ranking import Ranked
     from penstock.planning.space import Discarded
 
 _MOST_SHOWN = 12  # rows of the frontier
-
-_RULED_OUT = {
-    "theory": "",
-    "simulation": "more replicas of the same do not do, or are not known to; ",
-    "cost": "dearer than the answer; ",
-    "unsuited": "the policy is out of place there; ",
-    "impossible": "cannot be deployed or judged; ",
-}
-"""What is said of those that were not simulated, by what ruled them out."""
+_MOST_REASONS = 60
+_MOST_DRAWN = 60  # rows of its figure
 
 
-def plan_page(
-    title: str,
-    plan: "Plan | None" = None,
-    *,
-    day: "DayPlan | None" = None,  # the fleet that follows the day
-    no_day: str = "",  # or why there is none
-    job: "JobPlan | None" = None,  # the fleet for offline work
-    launches: "Sequence[Launch]" = (),
-    prices: str = "",  # what they are, where nobody gave them
-) -> Page:
-    """Show a plan; what is not given is left out."""
-    said = _head(title, plan, day, no_day, job)
+def answers_page(answers: "Answers") -> Page:
+    """Show all that a scenario asks for."""
+    plan, job = answers.plan, answers.job
+    said = _head(answers)
     sections = [Section(line.label, [line.text], why=True) for line in said[MOST_LINES:]]
     if plan is not None:
-        sections += [*_ranking(plan, prices), _answer(plan), *_frontier(plan)]
-    if day is not None:
-        sections.append(day_section(day))
+        sections += [*_ranking(plan, answers.prices), _answer(plan), *_frontier(plan)]
+    if answers.day is not None:
+        sections.append(day_section(answers.day))
     if job is not None:
-        sections.append(job_section(job))
-    sections += map(launch_section, launches)
-    if plan is not None:
-        sections += _others(plan)
+        sections.append(job_section(job, [_others(job.discarded)] if job.discarded else []))
+    sections += map(_start, answers.launches)
+    if plan is not None and plan.discarded:
+        others = _others(plan.discarded, _simulated(plan))
+        sections.append(Section("Why not the others", tables=[others]))
     return Page(
-        title,
+        answers.title,
         sections=sections,
         head=said[:MOST_LINES],
-        why="what binds it" + (", how to start it" if launches else ""),
+        why="what binds it" + (", how to start it" if answers.launches else ""),
         rest="why not the others" if plan is not None and plan.discarded else "",
     )
 
 
-def _head(
-    title: str,
-    plan: "Plan | None",
-    day: "DayPlan | None",
-    no_day: str,
-    job: "JobPlan | None",
-) -> list[Line]:
+def _head(answers: "Answers") -> list[Line]:
     """Say the cheapest fleet, what becomes of the targets, and what fewer would be; the lines that
     a head has no room for come last.
     """
+    plan, day, job = answers.plan, answers.day, answers.job
     asked, lines, last = "", [], []
     if plan is not None:
         asked = f"{traffic(plan.workload)}; {_targets(plan)}"
@@ -92,13 +67,13 @@ def _head(
                 last.append(Line("Next best", f"{other}."))
     if day is not None:
         asked = asked or f"{day.profile.name}; {' and '.join(map(str, day.targets))}"
-        lines.append(Line("Over the day", day_in_short(day)))
-    elif no_day:
-        lines.append(Line("Over the day", sentence(no_day)))
+        lines.append(day_line(day))
+    elif answers.no_day:
+        lines.append(Line("Over the day", sentence(answers.no_day)))
     if job is not None:
         lines.append(job_line(job))
         asked = asked or f"offline work of {counted(job.requests, 'request')}"
-    return [Line(title, f"{asked}."), *lines, *last] if asked else []
+    return [Line(answers.title, f"{asked}."), *lines, *last] if asked else []
 
 
 def _targets(plan: "Plan") -> str:
@@ -153,9 +128,7 @@ def _no_answer(plan: "Plan") -> Line:
     if plan.answer == "undecided":
         example = ""
         if not plan.undecided:
-            unknown = next(
-                evaluation for evaluation in plan.evaluated if evaluation.answer == "undecided"
-            )
+            unknown = next(one for one in plan.evaluated if one.answer == "undecided")
             example = f", such as {unknown.deployment.name}: {unknown.known_by}"
         return Line("undecided", f"nothing simulated is known to do{example}.", judges=True)
     unreachable = plan.unreachable
@@ -188,21 +161,14 @@ def _answer(plan: "Plan") -> Section:
                 Fact(target.label, "", f"{in_words(target, estimate)}; limit {target}")
                 for target, estimate in zip(plan.targets, best.estimates, strict=True)
             ]
-        facts.append(
-            Fact(
-                "Goodput", "", f"{in_words('goodput', best.goodput)} of requests within all limits"
-            )
-        )
+        goodput = in_words("goodput", best.goodput)
+        facts.append(Fact("Goodput", "", f"{goodput} of requests within all limits"))
     share = f" ({plan.simulations / plan.space:.1%})" if plan.space else ""
-    facts.append(
-        Fact(
-            "Simulated",
-            "",
-            f"{plan.simulations:,} of {counted(plan.space, 'deployment')}{share}, each on the "
-            "same requests; "
-            f"intervals of {plan.aim.confidence:.0%}",
-        )
+    simulated = (
+        f"{plan.simulations:,} of {counted(plan.space, 'deployment')}{share}, each on the same "
+        f"requests; intervals of {plan.aim.confidence:.0%}"
     )
+    facts.append(Fact("Simulated", "", simulated))
     notes = [*_undecided(plan), *plan.notices]
     return Section("The answer", facts=facts, notes=notes, why=True)
 
@@ -211,40 +177,39 @@ def _ranking(plan: "Plan", prices: str) -> list[Section]:
     """Put the cheapest fleets of all hardware side by side, and say why others have none."""
     if not plan.ranking:
         return []
-    shown = [(row, row.evaluation) for row in plan.ranking if row.evaluation is not None]
-    rows = []
-    for row, evaluation in shown:
-        rows.append(
-            (
-                evaluation.deployment.brief,
-                amount(row.cost),
-                f"{row.million_tokens:.3g}",
-                f"{row.million_outputs:.3g}",
-                "-" if row.watts is None else f"{row.watts / 1000:,.3g}",
-                f"{row.used:.0%}",
-                "-" if row.slow_replicas is None else f"{row.slow_replicas:,}",
-                *(seconds(estimate.value) for estimate in evaluation.estimates),
-                evaluation.answer if row.exact else "short run",
-            )
+
+    def latency(index: int) -> "Callable[[Ranked], str]":
+        return lambda row: seconds(
+            row.evaluation.estimates[index].value if row.evaluation else None
         )
-    columns = (
-        "Fleet", "Per hour" if plan.priced else "Acc.", "Per M", "Per M out", "kW",
-        "Used", "Slow", *(target.label for target in plan.targets), "Judged",
-    )  # fmt: skip
+
+    cells: dict[str, Callable[[Ranked], str]] = {
+        "Fleet": lambda row: row.evaluation.deployment.brief if row.evaluation else "",
+        "Per hour" if plan.priced else "Acc.": lambda row: amount(row.cost),
+        "Per M": lambda row: f"{row.million_tokens:.3g}",
+        "Per M out": lambda row: f"{row.million_outputs:.3g}",
+        "kW": lambda row: "-" if row.watts is None else f"{row.watts / 1000:,.3g}",
+        "Used": lambda row: f"{row.used:.0%}",
+        "Slow": lambda row: "-" if row.slow_replicas is None else f"{row.slow_replicas:,}",
+        **{target.label: latency(index) for index, target in enumerate(plan.targets)},
+        "Judged": lambda row: (
+            row.evaluation.answer if row.exact and row.evaluation else "short run"
+        ),
+    }
     caption = (
         "Per M: a million tokens. Slow: replicas with the slowest batch times that are likely, by "
         "short runs. Used: of what any scheduler can carry. Latencies in seconds."
     )
     caption += f" Prices: {prices}; yours: --prices FILE." if prices else ""
-    spare = ("Per M out", "kW", "Used")
-    table = Table(columns, rows, caption, spare=spare)
+    shown = [row for row in plan.ranking if row.evaluation is not None]
+    table = Table.of(cells, shown, caption=caption, spare=("Per M out", "kW", "Used"))
     others = [
         Fact(row.hardware, "" if math.isinf(row.cost) else f"from {amount(row.cost)}", row.why)
         for row in plan.ranking
         if row.evaluation is None
     ]
     return [
-        Section("", tables=[table] if rows else [], below=True),
+        Section("", tables=[table] if shown else [], below=True),
         Section("Not among them", facts=others, why=True),
     ]
 
@@ -295,94 +260,77 @@ def _frontier(plan: "Plan") -> list[Section]:
     def figures() -> list[Figure]:
         from penstock.planning.charts import frontier_figure
 
-        return [frontier_figure(plan)]
+        by_cost = sorted(plan.evaluated, key=lambda one: (one.deployment.cost, one.deployment.name))
+        unseen = f"The first {_MOST_DRAWN} of {len(by_cost):,}." if by_cost[_MOST_DRAWN:] else ""
+        table = _evaluations(plan, by_cost[:_MOST_DRAWN])
+        return [frontier_figure(plan, [dataclasses.replace(table, caption=unseen)])]
 
-    target = plan.targets[0]
-    least = f"The least {target.label} for the cost, of those simulated."
     if not plan.frontier:
         return [Section("What more buys", figures=figures)]
-    return [
-        Section(
-            "What more buys", [least], tables=[_frontier_table(plan)], figures=figures, why=True
-        )
-    ]
-
-
-def _frontier_table(plan: "Plan") -> Table:
-    rows: list[tuple[str, ...]] = []
-    strong = []
-    for evaluation in _about_the_best(plan.frontier, plan.best):
-        value, deployment = evaluation.estimates[0], evaluation.deployment
-        if evaluation is plan.best:
-            strong.append(len(rows))
-        rows.append(
-            (
-                deployment.brief,
-                amount(deployment.cost),
-                seconds(value.value),
-                f"{seconds(value.low)} to {seconds(value.high)}",
-                "-" if evaluation.goodput.value is None else f"{evaluation.goodput.value:.1%}",
-                f"{evaluation.rate / deployment.total_accelerators:,.3g}",
-                evaluation.answer,
-            )
-        )
-    cost = "Per hour" if plan.priced else "Acc."
-    per = "Req/s per acc."
-    columns = (
-        "Deployment",
-        cost,
-        f"{plan.targets[0].label} (s)",
-        "Interval",
-        "Goodput",
-        per,
-        "Judged",
-    )
-    return Table(columns, rows, strong=strong, spare=(per, "Interval"))
-
-
-def _about_the_best(
-    rows: "Sequence[Evaluation]", best: "Evaluation | None"
-) -> "Sequence[Evaluation]":
-    """Return at most so many rows, about the best."""
-    index = next((index for index, row in enumerate(rows) if row is best), len(rows) - 1)
+    # at most so many rows, about the best
+    rows = plan.frontier
+    index = next((index for index, row in enumerate(rows) if row is plan.best), len(rows) - 1)
     first = max(min(index - _MOST_SHOWN // 2, len(rows) - _MOST_SHOWN), 0)
-    return rows[first : first + _MOST_SHOWN]
+    table = _evaluations(plan, rows[first : first + _MOST_SHOWN])
+    least = f"The least {plan.targets[0].label} for the cost, of those simulated."
+    return [Section("What more buys", [least], tables=[table], figures=figures, why=True)]
 
 
-def _others(plan: "Plan") -> list[Section]:
-    """Say why others were left out: in groups with an example each, and every reason."""
-    if not plan.discarded:
-        return []
-    return [
-        Section(
-            "Why not the others",
-            facts=_groups(plan),
-            tables=[reasons(plan.discarded)],
-        )
-    ]
+def _evaluations(plan: "Plan", rows: "Sequence[Evaluation]") -> Table:
+    """Lay out deployments that were simulated."""
+    per = "Req/s per acc."
+
+    def interval(one: "Evaluation") -> str:
+        return f"{seconds(one.estimates[0].low)} to {seconds(one.estimates[0].high)}"
+
+    cells: dict[str, Callable[[Evaluation], str]] = {
+        "Deployment": lambda one: one.deployment.brief,
+        "Per hour" if plan.priced else "Acc.": lambda one: amount(one.deployment.cost),
+        f"{plan.targets[0].label} (s)": lambda one: seconds(one.estimates[0].value),
+        "Interval": interval,
+        "Goodput": lambda one: "-" if one.goodput.value is None else f"{one.goodput.value:.1%}",
+        per: lambda one: f"{one.rate / one.deployment.total_accelerators:,.3g}",
+        "Judged": lambda one: "unstable" if one.verdict == "unstable" else one.answer,
+    }
+    strong = [index for index, one in enumerate(rows) if one is plan.best]
+    return Table.of(cells, rows, strong=strong, spare=(per, "Interval"))
 
 
-def _groups(plan: "Plan") -> list[Fact]:
-    by_reason: dict[str, list[Discarded]] = {}
-    for discarded in plan.discarded:
-        by_reason.setdefault(discarded.by, []).append(discarded)
-    facts = []
-    for by, group in by_reason.items():
-        example = max(group, key=lambda discarded: discarded.count)
-        such = f"such as {span(*example.replicas, 'replica')} of {example.family}: {example.why}"
-        facts.append(Fact(by, f"{sum(one.count for one in group):,}", f"{_RULED_OUT[by]}{such}"))
-    for answer in ("missed", "undecided"):
-        simulated = [evaluation for evaluation in plan.evaluated if evaluation.answer == answer]
-        if simulated:
-            cheapest = min(simulated, key=lambda evaluation: evaluation.deployment.cost)
-            lacks = shortfalls(cheapest, plan.aim)
-            such = f"simulated; such as {cheapest.deployment.name}: {lacks}"
-            facts.append(Fact(answer, f"{len(simulated):,}", such))
-    more = sum(
-        evaluation.answer == "met" and evaluation is not plan.best for evaluation in plan.evaluated
-    )
-    if more:
-        facts.append(
-            Fact("met", f"{more:,}", "simulated, and cost more or are slower at the same cost")
-        )
-    return facts
+def _simulated(plan: "Plan") -> list[tuple[str, ...]]:
+    """Say of those simulated that are not the answer what became of them, with an example each."""
+    rows: list[tuple[str, ...]] = []
+    for answer in ("missed", "undecided", "met"):
+        alike = [one for one in plan.evaluated if one.answer == answer and one is not plan.best]
+        if alike:
+            cheapest = min(alike, key=lambda one: one.deployment.cost)
+            why = shortfalls(cheapest, plan.aim)
+            if answer == "met":
+                why = "they cost more or are slower at the same cost"
+            rows.append((answer, f"{len(alike):,}", cheapest.deployment.name, f"simulated: {why}"))
+    return rows
+
+
+def _others(discarded: "Sequence[Discarded]", simulated: Sequence[Sequence[str]] = ()) -> Table:
+    """Lay out why others were left out, the most frequent reason first."""
+    by_reason: dict[tuple[str, str], list[Discarded]] = {}
+    for one in discarded:
+        by_reason.setdefault((one.by, one.why), []).append(one)
+    counts = {reason: sum(one.count for one in alike) for reason, alike in by_reason.items()}
+    rows = list(simulated)
+    for by, why in sorted(counts, key=lambda key: -counts[key])[:_MOST_REASONS]:
+        first, *more = by_reason[by, why]
+        such = f"{first.family}, {span(*first.replicas, 'replica')}"
+        families = "family" if len(more) == 1 else "families"
+        such += f"\nand {len(more):,} more {families}" if more else ""
+        rows.append((by, f"{counts[by, why]:,}", such, why))
+    unseen = len(counts) - _MOST_REASONS
+    caption = f"The {_MOST_REASONS} most frequent reasons; {unseen:,} more." if unseen > 0 else ""
+    return Table(("By", "Deployments", "Such as", "Why"), rows, caption, detail=True)
+
+
+def _start(launch: "Launch") -> Section:
+    """Show the command line of one replica, after what to know before it is started."""
+    each = "" if launch.replicas == 1 else ", each"
+    where = f"{counted(launch.replicas, 'replica')}{each} on {counted(launch.accelerators, 'GPU')}."
+    paragraphs = [where, *map(sentence, launch.notes)]
+    return Section("To start", paragraphs, commands=[launch.shell], why=True)

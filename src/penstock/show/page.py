@@ -8,7 +8,7 @@ no use for them.
 import abc
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 GOOD = frozenset({"stable", "met", "held", "inside", "steady"})
@@ -88,6 +88,13 @@ class Table:
     spare: Sequence[str] = ()  # columns that a narrow terminal leaves out, the first one first
     detail: bool = False  # a terminal shows it only if everything is asked for
     links: Sequence[str] = ()  # where the name of each row leads to, in a browser
+
+    @classmethod
+    def of(
+        cls, cells: Mapping[str, Callable[[Any], str]], rows: Iterable[Any], **more: Any
+    ) -> "Table":
+        """Return a table of some things: by column, what it says of each."""
+        return cls(list(cells), [[cell(row) for cell in cells.values()] for row in rows], **more)
 
     @property
     def of_words(self) -> list[bool]:

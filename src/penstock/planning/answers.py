@@ -1,0 +1,125 @@
+"""All that a scenario with a plan asks for: the fleet, its day, a job, and how to start them."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import InputError
+from penstock.planning.day import DayPlan
+from penstock.planning.deployment import Deployment
+from penstock.planning.job import JobPlan, plan_job
+from penstock.planning.json_form import json_form
+from penstock.planning.launch import Launch, launches
+from penstock.planning.plan import Plan, plan
+from penstock.planning.scenario import PlanScenario, day_of
+from penstock.show import progress
+from penstock.show.page import Page, Shown
+from penstock.words import amount
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Answers(Shown):
+    """What a scenario asks for; what is not asked is left out."""
+
+    title: str
+    plan: Plan | None = None
+    day: DayPlan | None = None
+    no_day: str = ""  # why a day that was asked for is not planned
+    job: JobPlan | None = None
+    launches: Sequence[Launch] = ()
+    prices: str = ""  # what they are, where nobody gave them
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        parts = {"plan": self.plan, "day": self.day, "job": self.job}
+        document: dict[str, Any] = {
+            name: part.as_dict() for name, part in parts.items() if part is not None
+        }
+        if self.no_day:
+            document |= {"day": None, "notices": [self.no_day]}
+        return document | {"launch": json_form(list(self.launches))}
+
+    def page(self) -> Page:
+        """Return all of it as a page."""
+        from penstock.planning.view import answers_page
+
+        return answers_page(self)
+
+    def manifest(self, path: Path) -> str:
+        """Return the manifest of the first fleet, of two kinds both, to be written to a file."""
+        if not self.launches:
+            raise InputError(
+                f"--manifest {path}: there is no deployment that an engine can run; leave it out"
+            )
+        kinds = 2 if self.launches[0].kind else 1
+        return "---\n".join(one.manifest for one in self.launches[:kinds])
+
+
+def answered(
+    chosen: PlanScenario,
+    first: Callable[[Sequence[Deployment]], None] | None = None,
+    prices: str = "",
+) -> Answers:
+    """Search, then plan the day and the job that are asked for."""
+    workload, families = chosen.scenario.workload, chosen.space.families
+    fleet = day = job = None
+    best: Deployment | None = None
+    if chosen.aim is not None:
+        with progress.bar("Planning") as show:
+            fleet = plan(
+                chosen.workload, chosen.space, aim=chosen.aim, rank=chosen.rank, first=first,
+                progress=show,
+            )  # fmt: skip
+        best = None if fleet.best is None else fleet.best.deployment
+    no_day = _why_no_day(chosen, best)
+    if chosen.day is not None and not no_day and best is not None and chosen.aim is not None:
+        counts = next(family.counts for family in families if family.name == best.family)
+        with progress.bar("Planning the day") as show:
+            day = day_of(chosen.day, workload, best, chosen.aim, counts, show)
+    if chosen.job is not None:
+        alike = [
+            one for one in families
+            if not one.smallest.prefill_replicas and one.smallest.other is None
+        ]  # fmt: skip
+        with progress.bar("Planning the job") as show:
+            job = plan_job(chosen.job, alike or families, progress=show)
+    starts = [] if best is None else _launches(best)
+    if job is not None and job.best is not None:
+        note = "this is the fleet for the offline work"
+        if job.online_rate is not None:
+            note = (
+                f"this fleet serves both: {amount(job.online_rate)} online requests/s, and the "
+                f"offline work{'; start it instead of the first' if starts else ''}"
+            )
+        starts += _launches(job.best.deployment, note)
+    return Answers(chosen.scenario.name, fleet, day, no_day, job, starts, prices)
+
+
+def _why_no_day(chosen: PlanScenario, best: Deployment | None) -> str:
+    """Say why the day that was asked for is not planned; nothing where none was, or it is."""
+    if chosen.day is None:
+        return ""
+    if chosen.aim is None:
+        return "no day is planned: it takes targets; give plan.targets, or --target"
+    if best is None:
+        return (
+            "no day is planned: no deployment is known to meet the targets at its highest rate, "
+            f"{amount(chosen.workload.rate)} requests/s; allow more replicas or other hardware "
+            "(plan.search), or ask for less"
+        )
+    if best.other is not None:
+        return (
+            "no day is planned: the answer has two kinds of replica, and which of them to stop at "
+            "night is not searched; leave plan.search.mix out"
+        )
+    return ""
+
+
+def _launches(deployment: Deployment, *notes: str) -> list[Launch]:
+    """Return how to start each kind of replica, with more notes; nothing if no engine runs it."""
+    try:
+        starts = launches(deployment)
+    except InputError:
+        return []
+    return [dataclasses.replace(start, notes=(*notes, *start.notes)) for start in starts]
