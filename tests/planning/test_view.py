@@ -1,11 +1,13 @@
 """The page of a plan gives the answer first, every chart with its table, and why others were left out."""
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 
 import penstock as ps
+from penstock.checking.targets import Estimate, Target
 from penstock.planning.answers import Answers
 from penstock.planning.day import plan_day
 from penstock.planning.job import plan_job
@@ -13,6 +15,7 @@ from penstock.planning.launch import launch
 from penstock.planning.plan import plan
 from penstock.planning.rates import RateProfile
 from penstock.planning.space import search_space
+from penstock.planning.why import in_words
 from penstock.show import html
 from penstock.show.page import Page, Section, Table, Verdict
 from penstock.show.terminal import print_page
@@ -116,6 +119,17 @@ def test_the_answer_says_the_router_where_there_are_several_replicas_and_only_th
         assert found.best is not None
         assert (found.best.deployment.replicas > 1) == (said is not None)
         assert said in answer if said else "behind" not in answer and "1 replica of" in answer
+
+
+def test_a_cheaper_fleet_that_is_undecided_is_said_with_what_decides_it() -> None:
+    found = plan(WORKLOAD, SPACE, ["ttft_p99<2s"], requests=1_000)
+    assert found.best is not None
+    fewer = dataclasses.replace(found.best, deployment=found.best.deployment.with_replicas(1), answer="undecided")
+    page = Answers("cluster", dataclasses.replace(found, evaluated=(fewer, found.best))).page()
+    (said,) = (line.text for line in page.head if line.label == "Fewer")
+    assert said.endswith(f"{fewer.deployment.name} is cheaper, but undecided; --requests 20000 tells more.")
+    told = in_words(Target.parse("ttft_p99<2s"), Estimate(1.0, 0.5, 2.0))
+    assert told == "1 s (0.5 to the limit)"  # which alone is known of the upper end
 
 
 def test_for_goodput_the_values_of_single_targets_are_facts_that_nothing_judges(tmp_path: Path) -> None:

@@ -107,7 +107,9 @@ def part_of_report(report: Report | None, low: float, high: float) -> Report | N
 def _row(question: TargetsAtRate, family: Family, evaluation: Evaluation, exact: bool) -> Ranked:
     workload, fleet = question.workload, evaluation.deployment
     ends = at_both_ends(question, family, SKETCH)
-    slow = None if ends is None or ends.slow is None else ends.slow.deployment.replicas
+    slow = None
+    if ends is not None and ends.slow is not None:  # fewer than with the middle ones: by chance
+        slow = max(ends.slow.deployment.replicas, fleet.replicas)
     known = fleet.kind.known
     watts = known.served.gpu.sheet.watts if isinstance(known, ShapedHardware) else None
     of_a_token = fleet.cost / 3600 / workload.rate  # but for the tokens of a request

@@ -203,8 +203,10 @@ def build_plan(
     aim = None
     if wanted.targets:
         simulate = sections.simulate if isinstance(sections.simulate, Mapping) else {}
-        rows = simulate.get("requests") if requests is None else requests
-        aim = Aim.of(requests=rows, **wanted.model_dump(include=_OF_AIM))
+        asked = wanted.model_dump(include=_OF_AIM) | {"requests": simulate.get("requests")}
+        if requests is not None:
+            asked |= {"requests": requests, "most_requests": None}
+        aim = Aim.of(**asked)
     if aim is None and wanted.job is None:
         raise InputError(
             f"{path.name} names no target, so any stable fleet would do; give --target "

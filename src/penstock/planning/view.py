@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.checking.head import BECAUSE, MIDDLE
 from penstock.checking.view import traffic
-from penstock.planning.aim import MOST_ROWS
+from penstock.planning.aim import MOST_ROWS, MOST_TIMES_LONGER
 from penstock.planning.view_day import day_line, day_section, job_line, job_section
 from penstock.planning.why import in_words, shortfalls
 from penstock.show.page import MOST_LINES, Fact, Figure, Line, Page, Section, Table
@@ -61,7 +61,12 @@ def _head(answers: "Answers") -> list[Line]:
         asked = f"{traffic(plan.workload)}; {_targets(plan)}"
         lines = _verdicts(plan)
         if plan.best is not None:
-            last = [Line("Fewer", sentence(plan.binding))]
+            fewer = plan.binding
+            if plan.undecided:
+                name = plan.undecided[0].deployment.name
+                cheaper = "" if "undecided" in fewer else f"{name} is cheaper, but undecided; "
+                fewer = f"{fewer}; {cheaper}{_remedy(plan)}"
+            last = [Line("Fewer", sentence(fewer))]
             if plan.next_best is not None:
                 other = _next_best(plan, plan.best.deployment, plan.next_best.deployment)
                 last.append(Line("Next best", f"{other}."))
@@ -114,10 +119,10 @@ def _ends(plan: "Plan") -> list[Line]:
         "more than are searched" if end is None else end.deployment.fleet
         for end in (plan.ends.slow, plan.ends.fast)
     )
-    text = (
-        f"that is with the middle batch times; with the fast end of them {fast}, with the slow end "
-        f"{slow} ({plan.ends.origin})."
-    )
+    text = f"fast ones take {fast}, slow ones {slow}"
+    if slow == fast:
+        text = f"fast and slow ones take {slow}"
+    text = f"the fleet is for the middle ones; {text} ({plan.ends.origin})."
     if plan.hinges_on_calibration:
         return [Line("undecided", f"{BECAUSE}: {text}", judges=True)]
     return [Line("Batch times", text)]
@@ -189,7 +194,7 @@ def _ranking(plan: "Plan", prices: str) -> list[Section]:
         "Per M": lambda row: f"{row.million_tokens:.3g}",
         "Per M out": lambda row: f"{row.million_outputs:.3g}",
         "kW": lambda row: "-" if row.watts is None else f"{row.watts / 1000:,.3g}",
-        "Used": lambda row: f"{row.used:.0%}",
+        "Load": lambda row: f"{row.used:.0%}",
         "Slow": lambda row: "-" if row.slow_replicas is None else f"{row.slow_replicas:,}",
         **{target.label: latency(index) for index, target in enumerate(plan.targets)},
         "Judged": lambda row: (
@@ -197,12 +202,12 @@ def _ranking(plan: "Plan", prices: str) -> list[Section]:
         ),
     }
     caption = (
-        "Per M: a million tokens. Slow: replicas with the slowest batch times that are likely, by "
-        "short runs. Used: of what any scheduler can carry. Latencies in seconds."
+        "Fleet: with token budget/max batch size. Per M: a million tokens. Slow: replicas with the "
+        "slowest batch times that are likely, by short runs. Latencies in seconds."
     )
     caption += f" Prices: {prices}; yours: --prices FILE." if prices else ""
     shown = [row for row in plan.ranking if row.evaluation is not None]
-    table = Table.of(cells, shown, caption=caption, spare=("Per M out", "kW", "Used"))
+    table = Table.of(cells, shown, caption=caption, spare=("Per M out", "kW", "Load"))
     others = [
         Fact(row.hardware, "" if math.isinf(row.cost) else f"from {amount(row.cost)}", row.why)
         for row in plan.ranking
@@ -246,9 +251,9 @@ def _remedy(plan: "Plan") -> str:
             f"{plan.workload.rows:,} requests are recorded: take a longer recording, or arrivals: "
             "poisson"
         )
-    longer = 4 * plan.aim.most_requests
-    if longer <= MOST_ROWS:
-        return f"`plan: {{most_requests: {longer}}}` tells more"
+    first = 4 * plan.aim.most_requests // MOST_TIMES_LONGER
+    if first * MOST_TIMES_LONGER <= MOST_ROWS:
+        return f"--requests {first} tells more"
     return "it is too near its limit to tell"
 
 

@@ -24,6 +24,8 @@ def in_words(target: Target | str, estimate: Estimate) -> str:
         None if number is None else f"{number * scale:{digits}}"
         for number in (estimate.value, estimate.low, estimate.high)
     )
+    if isinstance(target, Target) and estimate.high == target.limit_s:
+        high = "the limit"
     if low == high == value:
         return f"{value}{unit}"
     if low is None and high is None:
