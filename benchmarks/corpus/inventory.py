@@ -92,15 +92,18 @@ def _words(annotation: Any) -> Iterator[str]:
 def values() -> Iterator[str]:
     """Yield what YAML and options may name: engines with their settings, policies, hardware."""
     import penstock as ps
+    from penstock.fields import parts_of
     from penstock.system.models.catalogue import catalogue
     from penstock.system.models.gpus import SHEETS
     from penstock.workload.trace_formats import FORMATS
 
     for name, engine in ps.ENGINES.items():
         yield f"engine {name}"
-        for setting, option in engine.known.items():
+        for setting, option in engine.known().items():
             yield from (f"engine {name} {key}" for key in (setting, option.alias) if key)
-            yield from (f"engine {name} {setting}={word}" for word in option.known or ())
+        for field in dataclasses.fields(engine):
+            if typing.get_origin(words := parts_of(field.type)[0]) is typing.Literal:
+                yield from (f"engine {name} {field.name}={word}" for word in typing.get_args(words))
     for name, router in ps.ROUTERS.items():
         yield f"router {name}"
         yield from (f"router {name} {setting}" for setting, _ in router.settings)
