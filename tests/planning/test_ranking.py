@@ -105,6 +105,17 @@ def test_the_ranking_is_that_of_simulating_every_deployment(rate: float) -> None
     assert '"ranking"' in text
 
 
+def test_a_fleet_that_short_runs_take_for_the_best_and_is_unstable_hides_no_cheaper_one() -> None:
+    """Small batches have the quickest tokens in a run that ends before their queue has grown."""
+    traffic = {"rate": 15.0, "prompt": 800, "output": 200, "trace": None}
+    asked, _ = described("Llama-3.1-8B", "l40s", "1", "vllm", None, traffic, False, ["tpot_p99<100ms"], None)
+    built = build_plan(asked, Path("x.yaml"))
+    found = plan(built.workload, built.space, aim=built.aim, rank=True)
+    assert found.best is not None
+    assert found.best.deployment.replicas == 2
+    assert sum(one.verdict == "unstable" for one in found.evaluated) == 2
+
+
 def test_the_cost_of_a_million_tokens_is_that_of_the_hours_that_they_take() -> None:
     workload = ps.Workload.poisson(4.0, 900, 100)
     kinds = [shaped_hardware(served_model("Llama-3.1-8B", gpu)) for gpu in ("h100-sxm", "h200-sxm")]

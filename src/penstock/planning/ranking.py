@@ -71,6 +71,14 @@ def ranked(
     chosen = [one for one in families if one.name in question.likely] or nearest
     search = Search(question, chosen, part_of_report(report, _SHARE, 1.0), BEYOND)
     search.run()
+    # A short run does not see whether a fleet is stable: what it takes for cheaper than the answer
+    # is searched, too.
+    while cheaper := _cheaper(sketch, search, chosen):
+        question.likely |= cheaper
+        more = [one for one in families if one.name in cheaper]
+        chosen = [*chosen, *more]
+        search.add(more)
+        search.run()
     rows |= {one.deployment.kind.title: (one, True) for one in search.by_hardware.values()}
     by_name = {family.name: family for family in families}
     shown = [
@@ -85,6 +93,20 @@ def ranked(
     ]
     shown.sort(key=lambda row: (row.evaluation is None, row.cost, row.hardware))
     return search, shown, left_out
+
+
+def _cheaper(
+    sketch: Search[Evaluation], search: Search[Evaluation], chosen: Sequence[Family]
+) -> dict[str, int]:
+    """Return fleets that do by a short run and cost less than the answer: replicas by family."""
+    most = math.inf if search.best is None else search.best.deployment.cost
+    names = {family.name for family in chosen}
+    does = [
+        one.deployment for one in sorted(sketch.results, key=sketch.rank)
+        if one.answer == "met" and one.deployment.cost < most
+        and one.deployment.family not in names
+    ]  # fmt: skip
+    return {one.family: one.replicas for one in reversed(does[: EXACTLY * _LIMITS])}
 
 
 def by_theory(question: TargetsAtRate, families: Sequence[Family]) -> list[Deployment]:

@@ -153,10 +153,17 @@ class Search(Generic[R]):
         self._results: dict[tuple[str, int], R] = {}
         self._report = report or (lambda share, what: None)
         self._done = 0
+        self.hopeless: list[Prospect] = []
+        self.prospects: list[Prospect] = []
+        self.add(families)
+
+    def add(self, families: Sequence[Family]) -> None:
+        """Let `run` search families, besides those that it has searched."""
         every = [self._prospect(family) for family in families]
-        self.hopeless = [one for one in every if one.hopeless]
-        self.prospects = [one for one in every if not one.hopeless]
-        self.prospects.sort(key=lambda prospect: prospect.order)
+        self.hopeless += [one for one in every if one.hopeless]
+        self._next = [one for one in every if not one.hopeless]
+        self._next.sort(key=lambda prospect: prospect.order)
+        self.prospects += self._next
 
     def _prospect(self, family: Family) -> Prospect:
         try:
@@ -181,7 +188,7 @@ class Search(Generic[R]):
 
     def run(self) -> None:
         """Search every family, once."""
-        for done, prospect in enumerate(self.prospects):
+        for done, prospect in enumerate(self._next, len(self.prospects) - len(self._next)):
             self._done = done
             hardware = prospect.family.smallest.kind.hardware
             best, rival = self.best, self.by_hardware.get(hardware)
@@ -194,6 +201,7 @@ class Search(Generic[R]):
             guess = prospect.theory.guess if asked_first else prospect.most
             self.search(prospect, min(guess, prospect.most))
         self._done = len(self.prospects)
+        self._next = []
 
     def _is_worse(self, prospect: Prospect, best: R) -> bool:
         """Return whether theory says that none of a family within the cost of the best beats it."""
