@@ -209,7 +209,7 @@ def build_plan(
         aim = Aim.of(**asked)
     if aim is None and wanted.job is None:
         raise InputError(
-            f"{path.name} names no target, so any stable fleet would do; give --target "
+            "the plan names no target, so any stable fleet would do; give --target "
             "'ttft_p99<2s', or plan.targets"
         )
     # mistakes in a day and a job are refused before any search

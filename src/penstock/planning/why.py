@@ -131,7 +131,11 @@ def why_unreachable(search: Search[Evaluation], aim: Aim, recorded: bool) -> Unr
     if not fits:
         reasons = [one.theory.why_not_fewer for one in search.hopeless if one.by == "theory"]
         reason = reasons[0] if reasons else shortfalls(largest[0], aim)
-        why = f"{reason}; allow more replicas or other hardware"
+        most = max(one.family.counts[-1] for one in (*search.hopeless, *search.prospects))
+        why = (
+            f"{reason}, and at most {most:,} are searched; allow more (plan.search.replicas) or "
+            "other hardware"
+        )
         return Unreachable("stability", why, None, None)
 
     # what none does, by the deployment that comes nearest to it; else the one nearest to all
