@@ -86,6 +86,7 @@ def test_lines_are_those_of_check_and_targets_are_judged(
     targets = ["--target", "ttft_p99<9s", "--target", "e2e_p99<100ms"] if replicas == "1" else []
     _, out, _ = penstock("check", downloaded, *targets)
     printed = " ".join(out.split())
+    assert 0 < told["simulation"]["latency"]["values"]["tbt_s"]["mean"] < 1
     same = [text for label, text, _ in lines if targets or label != "missed"]
     assert [text for text in same if " ".join(text.split()) not in printed] == []
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import checks
 from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_state
-from penstock.checking.batch_means import Statistics
+from penstock.checking.batch_means import GAP_SECTIONS, Statistics
 from penstock.checking.doubt import Doubt
 from penstock.checking.doubt_network import beyond_rows_of_network, doubt_of_network
 from penstock.checking.latency_network import NetworkSteadyState, network_steady_state
@@ -65,8 +65,8 @@ class StageAnswer:
     # Forward tokens of a request in each phase, on average.
     prefill_tokens: float
     decode_tokens: float
-    # In the steady state, by metric (`ttft_s`, `e2e_s`, at joins `join_wait_s`) and statistic; None
-    # where it is refused.
+    # In the steady state, by metric (`ttft_s`, `e2e_s`, `tbt_s` of the only stage, at joins
+    # `join_wait_s`) and statistic; None where it is refused.
     latency: Mapping[str, Statistics] | None
 
 
@@ -209,7 +209,9 @@ def of_network(
         certified(certificate)
     if stability is None and not network.ends:
         stability = flooded(network, seed, resolution, part_of(progress, 0.0, _TEST_SHARE))
-    run = run_network(network, jobs, seed, options)
+    # times between tokens say most of replicas that do nothing else
+    sections = GAP_SECTIONS if len(network.stages) == 1 else 0
+    run = run_network(network, jobs, seed, options, gap_sections=sections)
     windows: tuple[OutageWindow, ...] = ()
     if outages:
         shown = part_of(progress, _RUN_SHARE, 1.0)
@@ -307,6 +309,7 @@ def _workflows(
 
 
 def _stages(model: NetworkModel, latency: NetworkSteadyState | None) -> tuple[StageAnswer, ...]:
+    between = {"tbt_s": latency.tbt_s} if latency and latency.tbt_s else {}
     return tuple(
         StageAnswer(
             name,
@@ -314,7 +317,7 @@ def _stages(model: NetworkModel, latency: NetworkSteadyState | None) -> tuple[St
             float(model.visits[index]),
             float(model.prefill[index]),
             float(model.decode[index]),
-            latency.stages[name] if latency else None,
+            {**latency.stages[name], **between} if latency else None,
         )
         for index, name in enumerate(model.stages)
     )
