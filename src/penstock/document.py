@@ -45,9 +45,14 @@ class Section(BaseModel):
     @classmethod
     def known_keys(cls) -> list[str]:
         """Return the keys that it may have, as a file calls them."""
-        aliases = [field.validation_alias or name for name, field in cls.model_fields.items()]
-        names = [a.choices if isinstance(a, AliasChoices) else [a] for a in aliases]
-        return [str(name) for several in names for name in several]
+        return [name for own in cls.model_fields for name in cls.names_of(own)]
+
+    @classmethod
+    def names_of(cls, field: str) -> list[str]:
+        """Return the keys by which a file may call a field."""
+        alias = cls.model_fields[field].validation_alias or field
+        names = alias.choices if isinstance(alias, AliasChoices) else [alias]
+        return [str(name) for name in names]
 
 
 Sections = TypeVar("Sections", bound=Section)

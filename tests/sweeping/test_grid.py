@@ -119,6 +119,10 @@ def test_what_gives_no_values_is_refused_in_one_line(text: str) -> None:
 def test_engine_names_lead_to_the_same_field_and_replace_what_stands_there() -> None:
     place = fields.resolved("server.max-num-batched-tokens")
     assert place == fields.resolved("server.chunked_prefill_size") == ("server", "token_budget")
+    below = fields.resolved("server.memory.num_gpu_blocks")
+    assert below == ("server", "memory", "blocks")
+    document = {"server": {"memory": {"num-gpu-blocks": 9, "block_size": 16}}}
+    assert fields.at(document, [below], [5]) == {"server": {"memory": {"blocks": 5, "block_size": 16}}}
     document = {"server": {"max_num_batched_tokens": 512, "policy": "orca"}}
     assert fields.at(document, [place], [128]) == {"server": {"token_budget": 128, "policy": "orca"}}
     assert document == {"server": {"max_num_batched_tokens": 512, "policy": "orca"}}

@@ -13,7 +13,7 @@ from penstock.scenario.scenario import SimulateSection
 from penstock.scenario.server import ServerSection
 from penstock.scenario.workload import WorkloadSection
 from penstock.system.engine import explained
-from penstock.system.engine_flags import ENGINE_NAMES, plain
+from penstock.system.engine_flags import plain
 
 SECTIONS: dict[str, type[Section]] = {
     "workload": WorkloadSection,
@@ -85,14 +85,17 @@ def at(
     changed = copy.deepcopy(dict(document))
     for keys, value in zip(paths, values, strict=True):
         here = changed
+        kind: Any = SECTIONS
         for key in keys[:-1]:
+            section = _section(kind)
+            kind = section.model_fields[key].annotation if section else SECTIONS.get(key)
             if not isinstance(here.get(key), dict):
                 here[key] = {}
             here = here[key]
-        if len(keys) == 2 and keys[0] == "server":
-            names = ENGINE_NAMES.get(keys[1], (keys[1],))
-            for other in [key for key in here if plain(str(key)) in names]:
-                del here[other]
+        section = _section(kind)
+        names = section.names_of(keys[-1]) if section else []
+        for other in [key for key in here if plain(str(key)) in names]:
+            del here[other]
         here[keys[-1]] = value
     return changed
 
@@ -133,9 +136,7 @@ def _own_name(section: type[Section], key: str) -> str | None:
     """Return the field of a section that a key means, engine names included."""
     if key in section.model_fields:
         return key
-    if section is not ServerSection:
-        return None
-    return next((own for own, names in ENGINE_NAMES.items() if plain(key) in names), None)
+    return next((own for own in section.model_fields if plain(key) in section.names_of(own)), None)
 
 
 def _nearest_in(section: type[Section], where: str, key: str) -> str:
