@@ -30,7 +30,7 @@ def routers() -> None:
             )
             rows = ps.simulate(network, jobs=100_000 * min(replicas, 8)).rows
             assert rows is not None
-            ttft = (rows.first_token - rows.ready)[rows.ready.size // 5 :] * 1e-9
+            ttft = (rows.first_token - rows.arrival)[rows.arrival.size // 5 :] * 1e-9
             cells.append(f"{ttft.mean():.2f} / {np.quantile(ttft, 0.99):.1f}")
         print(_row([router, *cells]), flush=True)
 

@@ -36,12 +36,12 @@ def network(rate: float) -> ps.Network:
 def ttft_by_minute(rate: float, outages: list[ps.Outage]) -> pl.DataFrame:
     """Return the p99 of the time to first token of those who came in each minute."""
     run = ps.simulate(network(rate), jobs=round(rate * SECONDS), seed=1, outages=outages)
-    came = pl.col("ready_ns") / 1e9
+    came = pl.col("arrival_ns") / 1e9
     return (
         run.requests.filter(pl.col("first_token_ns").is_not_null())
         .with_columns(
             minute=(came / EVERY_S).floor().cast(pl.Int64),
-            ttft=(pl.col("first_token_ns") - pl.col("ready_ns")) / 1e9,
+            ttft=(pl.col("first_token_ns") - pl.col("arrival_ns")) / 1e9,
         )
         .group_by("minute")
         .agg(pl.col("ttft").quantile(0.99))

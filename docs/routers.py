@@ -53,7 +53,7 @@ class Case:
     reports_ms: tuple[int, ...] = (0, 50, 500)
     sessions: bool = False
 
-    def run(self, choice: str | Router, rate: float, report_ms: float, seed: int) -> ps.NetworkRun:
+    def run(self, choice: str | Router, rate: float, report_ms: float, seed: int) -> ps.Run:
         """Return a run behind a router."""
         pool = ps.Pool(self.server, REPLICAS, choice, report_ms=report_ms)
         network = ps.Network({"pool": pool}, [self.workflow(rate, seed)])
@@ -65,7 +65,7 @@ class Case:
         assert run.rows is not None
         half = run.last_arrival / 2
         calls = ((run.rows.finish > half) & (run.rows.finish <= run.last_arrival)).sum()
-        calls_of_job = run.rows.ready.size / run.arrived
+        calls_of_job = run.rows.arrival.size / run.arrived
         return float(calls) / calls_of_job / (half * run.tick_s)
 
 
@@ -110,17 +110,17 @@ def cases(folder: Path) -> tuple[Case, ...]:
     )
 
 
-def measured(run: ps.NetworkRun, second_half: bool) -> dict[str, float]:
+def measured(run: ps.Run, second_half: bool) -> dict[str, float]:
     """Return what a run shows."""
     rows = run.rows
     assert rows is not None
     assert rows.preemptions is not None
     counted = rows.first_token >= 0
     if second_half:
-        counted &= rows.ready >= run.last_arrival / 2
-    ttft = (rows.first_token - rows.ready)[counted] * run.tick_s
-    routed = np.flatnonzero(rows.ready >= 0)
-    order = routed[np.argsort(rows.ready[routed], kind="stable")]
+        counted &= rows.arrival >= run.last_arrival / 2
+    ttft = (rows.first_token - rows.arrival)[counted] * run.tick_s
+    routed = np.flatnonzero(rows.arrival >= 0)
+    order = routed[np.argsort(rows.arrival[routed], kind="stable")]
     return {
         "p50": float(np.median(ttft)),
         "p99": float(np.quantile(ttft, 0.99)),

@@ -23,7 +23,6 @@ from .measuring.fitting.readers import read_batches
 from .planning.deployment import Deployment
 from .planning.plan import Plan, plan
 from .planning.space import search_space
-from .simulation.network_run import NetworkRun
 from .simulation.quick import MemoryEstimate, memory_estimate
 from .simulation.run import Run
 from .simulation.simulate import simulate
@@ -98,7 +97,6 @@ __all__ = [
     "NetworkAnswer",
     "NetworkCertificate",
     "NetworkComparison",
-    "NetworkRun",
     "NetworkStability",
     "Order",
     "Outage",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.simulation.running import Running
 from penstock.simulation.session_server import Session
 from penstock.theory.fluid import fluid
 
@@ -37,8 +38,9 @@ def simulated(server: ps.Server, state: tuple[float, float], size: int, rate: fl
     session = Session(server, "requests", 1e-9, True, round(until * 1e9))
     session.add(workload.requests(arrival.size))
     session.prefilled(decoding)
-    session.run(final=True)
-    return session.finish([session.fold(everything=True)], session.stop)
+    running = Running(session, whole=True, drain=True, total=None)
+    running.through(iter(()))
+    return running.finish(server)
 
 
 def in_phases(run: ps.Run, time_s: Any) -> tuple[Any, Any]:

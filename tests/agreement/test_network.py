@@ -24,8 +24,7 @@ from network_systems import (
 import penstock.simulation.running
 from penstock.errors import InputError
 from penstock.scenario.network import read_network
-from penstock.simulation.network_simulation import simulate_jobs
-from penstock.simulation.simulate import simulate
+from penstock.simulation.simulate import simulate, simulate_jobs
 from penstock.system.network import Network
 from penstock.system.pool import Pool
 from penstock.system.presets import hardware
@@ -78,20 +77,23 @@ def compared(system, history, run):
     return {
         "preemptions": ([r.preemptions for r in came], preemptions),
         **{what: ([number(getattr(r, what), end) for r in came], getattr(run.rows, what)) for what in known},
-        "ready": ([number(r.came, end) for r in came], run.rows.ready),
+        "ready": ([number(r.came, end) for r in came], run.rows.arrival),
         "tries": ([r.tries for r in came], run.rows.tries if system.outages else none),
         "lost": ([r.lost for r in came], run.rows.lost if system.outages else none.astype(bool)),
         "cached": ([r.cached for r in came], run.rows.cached),
         "replica": (
             [number(place, len(history.replicas)) for place in places],
-            np.where(run.rows.ready >= 0, np.maximum(run.rows.replica, -1), -1),
+            np.where(run.rows.arrival >= 0, np.maximum(run.rows.replica, -1), -1),
         ),
         "arrival": ([tick for tick in arrival if tick <= end], run.arrival),
-        "n_batches": ([sum(b.end <= end for b in replica.batches) for replica in history.replicas], run.n_batches),
-        "busy": ([sum(min(b.end, end) - b.start for b in r.batches) for r in history.replicas], run.busy),
+        "n_batches": (
+            [sum(b.end <= end for b in replica.batches) for replica in history.replicas],
+            run.by_replica.batches,
+        ),
+        "busy": ([sum(min(b.end, end) - b.start for b in r.batches) for r in history.replicas], run.by_replica.busy),
         "tokens": (
             [sum(b.token_load for b in r.batches if b.end <= end and not b.died) for r in history.replicas],
-            run.tokens,
+            run.by_replica.tokens,
         ),
         "series": ([counted(instant) for instant in history.instants], without_progress(run)),
         "end": (end, np.array(run.end)),
@@ -105,8 +107,8 @@ def number(tick, end):
 
 def without_progress(run):
     """Return the kernel's series without the tokens in the batches in progress."""
-    servers = run.replica_pool.size
-    return np.delete(run.series_rows, slice(-1 - servers, -1), axis=1)
+    servers = run.by_replica.pool.size
+    return np.delete(run.queue_rows, slice(-1 - servers, -1), axis=1)
 
 
 def counted(instant):
@@ -189,8 +191,10 @@ def test_jobs_that_come_in_blocks_give_what_they_give_at_once(random):
     system = dataclasses.replace(system, outages=tuple(each for each in system.outages if each.start < last))
     sizes = [random.randint(1, 3) for _ in system.jobs]
     whole, streamed = kernel(system, compress=True), in_blocks(system, sizes)
-    for what in ("arrival", "finish", "n_batches", "busy", "tokens", "series_rows"):
-        assert getattr(whole, what).tolist() == getattr(streamed, what).tolist(), (what, sizes, system)
+    for what in ("arrival", "finish", "queue_rows"):
+        assert np.array_equal(getattr(whole, what), getattr(streamed, what)), (what, sizes, system)
+    for what, count in vars(whole.by_replica).items():
+        assert np.array_equal(count, getattr(streamed.by_replica, what)), (what, sizes, system)
     assert whole.end == streamed.end
     for stage, folded in enumerate(streamed.folded):
         samples = whole.samples(stage)
@@ -238,8 +242,10 @@ def assert_agree_in_ns(network, count):
     jobs = network.jobs(count)
     rows = simulate_jobs(network, jobs).rows
     history = simulation.simulate(reference_jobs(jobs, 1e-9), reference_of(network, 1e-9))
-    for what in ("ready", "first_token", "finish", "cached"):
-        assert getattr(rows, what).tolist() == [number(getattr(r, what), history.end) for r in history.requests], what
+    columns = {"arrival": "ready", "first_token": "first_token", "finish": "finish", "cached": "cached"}
+    for ours, theirs in columns.items():
+        expected = [number(getattr(r, theirs), history.end) for r in history.requests]
+        assert getattr(rows, ours).tolist() == expected, ours
     return history
 
 
@@ -329,7 +335,7 @@ def test_one_replica_is_the_single_server_to_the_tick(random):
         by_network = getattr(network.rows, what).tolist()
         assert by_network == [number(getattr(request, what), history.end) for request in history.requests]
         assert by_network == getattr(single.rows, what).tolist()
-    assert network.busy.tolist() == [single.busy]
+    assert network.busy == single.busy
     assert network.end == single.end
     assert_agree(system)
 

@@ -31,13 +31,13 @@ def assert_records_agree(system):
     """Compare batches, allocations and times between tokens; return the run."""
     run, history = kernel(system, compress=True, record="allocations"), system.reference()
     batches = [(batch.replica, batch.start, batch.duration) for batch in history.batches]
-    assert run.batch_rows[:, :3].tolist() == [list(batch) for batch in batches], system
+    assert run.batch_rows[:, [5, 0, 1]].tolist() == [list(batch) for batch in batches], system
     numbers, allocations = Counter(), []
     for batch in history.batches:
         for request, tokens in sorted(batch.allocation.items()):
             allocations.append([batch.replica, numbers[batch.replica], request, tokens])
         numbers[batch.replica] += 1
-    replica, number, request, prefill, decode = run.allocation_rows.T
+    number, request, prefill, decode, replica = run.allocation_rows.T
     assert np.column_stack([replica, number, request, prefill + decode]).tolist() == allocations, system
     engines = [dict(spec.system.settings) for spec in system.pools if hasattr(spec, "system")]
     if not any(settings.get("drafts") for settings in engines):  # they may stand beside the last token of a prompt
@@ -66,7 +66,7 @@ def receives(run, name, replica):
     """Whether a replica of engines goes on with KV memory from elsewhere."""
     pools, jobs = run.network.pools, run.rows.jobs
     here = (run.network.stage_pool[jobs.stage] == list(pools).index(name)) & (run.rows.replica == replica)
-    alone = (jobs.prompt == 0) & (jobs.output > 0) & (run.rows.ready >= 0)
+    alone = (jobs.prompt == 0) & (jobs.output > 0) & (run.rows.arrival >= 0)
     return not pools[name].server.by_lines and bool((here & alone).any())
 
 
@@ -166,7 +166,7 @@ def test_one_replica_records_what_the_single_server_does(policy):
         assert network.gaps.values.tolist() == single.gaps.values.tolist()
         assert network.gaps.counts.tolist() == single.gaps.counts.tolist()
         assert network.gaps.total == single.gaps.total
-        stages = network.series_rows
+        stages = network.queue_rows
         assert run.series["requests"].to_list() == (stages[:, 1] + stages[:, 2]).tolist()
         in_progress = run.series["uncompleted_tokens"] - run.series["unprocessed_tokens"]
         assert in_progress.to_list() == stages[:, -2].tolist()

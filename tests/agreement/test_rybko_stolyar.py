@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.simulation.network_simulation import simulate_jobs
+from penstock.simulation.simulate import simulate_jobs
 from penstock.theory.network.fluid import network_path
 from penstock.workload.jobs import Jobs
 from tests.network_examples import DESTABILISING, REVERSED, constant, rybko_stolyar, uniform
@@ -30,7 +30,7 @@ def test_tokens_grow_by_some_500_a_slot_under_the_destabilising_priorities(lengt
     rates = []
     for seed in range(4):
         run = ps.simulate(network, until=30_000.0, tick_s=1.0, seed=seed)
-        rates.append(run.series_rows[-1, -1] / run.end)
+        rates.append(run.queue_rows[-1, -1] / run.end)
     assert np.mean(rates) == pytest.approx(505, rel=0.05)
     assert max(rates) < 1.12 * 524
 
@@ -38,7 +38,7 @@ def test_tokens_grow_by_some_500_a_slot_under_the_destabilising_priorities(lengt
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_the_reversed_priorities_keep_some_160_requests_in_the_system(lengths: str) -> None:
     run = ps.simulate(rybko_stolyar(0.9, REVERSED, LENGTHS[lengths]), until=20_000.0, tick_s=1.0)
-    stages = run.series_rows[500:, 1:9].sum(axis=1)
+    stages = run.queue_rows[500:, 1:9].sum(axis=1)
     assert stages.mean() == pytest.approx(160, rel=0.08)
     assert stages.max() < 500
 
@@ -60,11 +60,11 @@ def _amplification(network: ps.Network, flood: int, seed: int) -> float:
     rows = simulate_jobs(network, jobs, tick_s=1.0).rows
     assert rows is not None
     of = {stage: rows.jobs.stage == number for number, stage in enumerate(network.stages)}
-    ready, finish = np.sort(rows.ready[of["a.long"]]), np.sort(rows.finish[of["a.long"]])
+    ready, finish = np.sort(rows.arrival[of["a.long"]]), np.sort(rows.finish[of["a.long"]])
     there = np.searchsorted(ready, finish, side="right") - np.arange(1, finish.size + 1)
     built_up = int(np.argmax(there > flood / 4))
     emptied = finish[built_up + np.argmax(there[built_up:] <= 80)]  # the usual number in decode
-    waiting = (rows.ready[of["b.short"]] <= emptied).sum() - (rows.finish[of["b.short"]] <= emptied).sum()
+    waiting = (rows.arrival[of["b.short"]] <= emptied).sum() - (rows.finish[of["b.short"]] <= emptied).sum()
     return float(waiting / flood)
 
 
@@ -74,9 +74,9 @@ def test_fluid_path_and_simulation_agree_on_when_each_queue_peaks() -> None:
     path = network_path(network.model(), DESTABILISING[0] + DESTABILISING[1], {"a.short": float(flood)})
     jobs = Jobs.joined([network.flooded("a.short", flood, 1), network.jobs(120_000, 1)])
     run = simulate_jobs(network, jobs, tick_s=1.0, until=50_000)
-    time = run.series_rows[:, 0].astype(float)
+    time = run.queue_rows[:, 0].astype(float)
     order = [path.classes.index(stage) for stage in network.stages]
-    seen = np.column_stack([run.series_rows[:, 1 + 2 * s] + run.series_rows[:, 2 + 2 * s] for s in range(4)])
+    seen = np.column_stack([run.queue_rows[:, 1 + 2 * s] + run.queue_rows[:, 2 + 2 * s] for s in range(4)])
     foretold = path.at(time)[:, order]
     # a switch some fifty slots off, at 12 requests a slot, is 3% of the flood; chance adds as much
     assert np.abs(seen - foretold).max() < 0.1 * flood

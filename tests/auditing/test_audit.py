@@ -10,7 +10,8 @@ from penstock.auditing.audit import MOST_KEPT, audit
 from penstock.auditing.conservation import Shortfall
 from penstock.errors import InputError
 from penstock.simulation.distribution import Distribution
-from penstock.simulation.run import Rows, Run
+from penstock.simulation.rows import ReplicaCounts, Rows
+from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine, BatchTime, Composition, PiecewiseConstant
 from penstock.system.memory import Memory
@@ -54,7 +55,8 @@ def served_by(choose, server, arrival, prompt, output, until=None):
     batches = [(b.start, b.duration, b.prefill_tokens, b.decode_tokens, b.requests) for b in history.batches]
     loads = [b.prefill_tokens + b.decode_tokens for b in history.batches]
     return Run(
-        server=server,
+        system=server,
+        by_replica=ReplicaCounts(*[NOTHING] * 9),
         tick_s=1.0,
         arrived=arrived.size,
         finished=int((finish >= 0).sum()),
@@ -64,7 +66,7 @@ def served_by(choose, server, arrival, prompt, output, until=None):
         busy=sum(min(b.end, history.end) - b.start for b in history.batches),
         tokens=sum(load for load, b in zip(loads, history.batches, strict=True) if b.end <= history.end),
         started_tokens=sum(loads),
-        gaps=Distribution.of(NOTHING),
+        counted_gaps=Distribution.of(NOTHING),
         mixes=(NOTHING, NOTHING),
         mix_ticks=NOTHING,
         series_rows=np.empty((0, 4), np.int64),

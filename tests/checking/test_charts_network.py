@@ -387,7 +387,7 @@ def test_queues_are_drawn_by_pool_with_the_requests_of_the_run() -> None:
         ns = round(time * 1e9)
         for stage in network.stages:
             own = rows.filter(rows["stage"] == stage)
-            there = ((own["ready_ns"] <= ns) & (own["finish_ns"] > ns)).sum()
+            there = ((own["arrival_ns"] <= ns) & (own["finish_ns"] > ns)).sum()
             drawn = queues.filter((queues["stage"] == stage) & (queues["time_s"] == time))["requests"].item()
             assert drawn == there
     assert queues["time_s"].max() <= run.last_arrival * run.tick_s

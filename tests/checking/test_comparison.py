@@ -114,7 +114,7 @@ def test_goodput_is_the_share_of_jobs_all_of_whose_calls_are_within_the_limits()
     apart = ps.Workflow.disaggregated(workload, prefill="p", decode="d", transfer_ms=200)
     network = ps.Network({"p": ps.Pool(server), "d": ps.Pool(server)}, [apart])
     found = compare_networks({"apart": network}, jobs=3_000, targets=["ttft_p99<100ms", "tbt_p99<25ms"])
-    rows = found.answers["apart"].run.requests.select("job", "prompt_tokens", "output_tokens", "ready_ns",
+    rows = found.answers["apart"].run.requests.select("job", "prompt_tokens", "output_tokens", "arrival_ns",
                                                       "first_token_ns", "finish_ns")  # fmt: skip
     good = np.ones(3_000, bool)
     for job, prompt, output, ready, first, finish in rows.iter_rows():

@@ -12,6 +12,7 @@ from penstock.checking.stability import Stability
 from penstock.checking.verdict import verdict
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.run import TICK_S
+from penstock.simulation.running import Running
 from penstock.simulation.session_server import open_session
 from penstock.system.server import Convention
 from penstock.workload.arrivals import OnOff
@@ -234,12 +235,12 @@ def test_requests_ready_to_decode_decode_from_the_first_batch_on(convention: Con
     session = open_session(server, "requests", TICK_S, True, NEVER)
     session.add(Requests(np.zeros(4), np.full(4, 300), output))
     session.prefilled(4)
-    assert session.run(final=True)
+    running = Running(session, whole=True, drain=True, total=4)
+    running.through(iter(()))
+    run = running.finish(server)
     tick = round(float(TP1(4)) / TICK_S)  # batches of 1 to 4 tokens take the same time
     decodes = output - (1 if convention == "engine" else 0)
-    rows = session.fold(everything=True)
-    assert rows.finish.tolist() == (decodes * tick).tolist()
-    run = session.finish([rows], 0)
+    assert run.finish.tolist() == (decodes * tick).tolist()
     assert run.finished == 4
     assert run.tokens == 1200 + decodes.sum()
 

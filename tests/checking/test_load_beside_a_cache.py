@@ -177,8 +177,8 @@ def test_each_pool_of_a_network_shows_the_load_that_its_run_measured(policy: str
     for caching in (None, False):
         network = agents("grow", 0.5, policy, prefix_caching=caching)
         certificate, run = ps.certify(network), ps.simulate(network, jobs=1_000)
-        assert run.recomputed_tokens.sum() == 0
-        tokens = np.bincount(run.replica_pool, run.tokens)
+        assert run.recomputed_tokens == 0
+        tokens = np.bincount(run.by_replica.pool, run.by_replica.tokens)
         loads[caching] = [*zip(pool_answers(network, certificate, run), certificate.pools, tokens, strict=True)]
     for (pool, loaded, tokens), (without, _, in_full) in zip(loads[None], loads[False], strict=True):
         assert pool.rho_at_least == loaded.rho <= pool.rho < pool.rho_without_cache == pytest.approx(without.rho)

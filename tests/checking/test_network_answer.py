@@ -236,7 +236,7 @@ def test_the_warm_up_of_quick_jobs_is_found_beside_slow_ones() -> None:
     run = ps.simulate(ps.Network({"server": ps.Pool(ONE_BY_ONE)}, [quick, slow]), jobs=2000)
     e2e = np.where(np.arange(2000) < 400, 100, 1000)
     e2e[run.workflow == 1] = np.random.default_rng(0).exponential(1e9, (run.workflow == 1).sum())
-    found = network_steady_state(dataclasses.replace(run, finish=run.arrival + e2e))
+    found = network_steady_state(dataclasses.replace(run, ends=dataclasses.replace(run.ends, finish=run.arrival + e2e)))
     assert 400 <= found.warmup_jobs <= 440
     assert found.workflows["quick"]["p50"].value == pytest.approx(1000 * run.tick_s)
 

@@ -57,7 +57,7 @@ def test_lost_requests_never_end_and_are_counted():
 
 def test_where_nobody_serves_requests_wait_until_a_replica_is_back():
     run = ps.simulate(network(replicas=1), jobs=400, drain=True, outages=[ps.Outage("pool", 0, 5, 9)])
-    away = run.requests.filter((run.requests["ready_ns"] >= 5e9) & (run.requests["ready_ns"] < 9e9))
+    away = run.requests.filter((run.requests["arrival_ns"] >= 5e9) & (run.requests["arrival_ns"] < 9e9))
     assert away.height > 0
     assert away["first_token_ns"].min() > 9e9
     assert run.finished == 400

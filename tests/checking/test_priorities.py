@@ -46,7 +46,7 @@ def test_runs_tell_latency_by_workflow_stage_and_priority(answer: NetworkAnswer)
     for row in table.filter(pl.col("stage").is_not_null()).iter_rows(named=True):
         mine = requests.filter((pl.col("stage") == row["stage"]) & (pl.col("priority") == row["priority"]))
         end = "first_token_ns" if row["metric"] == "ttft_s" else "finish_ns"
-        mean = ((mine[end] - mine["ready_ns"]).mean() or 0.0) / 1e9  # type: ignore[operator]
+        mean = ((mine[end] - mine["arrival_ns"]).mean() or 0.0) / 1e9  # type: ignore[operator]
         assert row["mean"] == pytest.approx(mean)
         assert row["requests"] == mine.height
     jobs = table.filter(pl.col("stage").is_null())

@@ -145,14 +145,14 @@ def differing_runs(seed: int) -> list[str]:
     assert rows is not None
     assert others is not None
     pairs: dict[str, tuple[Any, Any]] = {
-        "arrival": (rows.arrival, others.ready),
+        "arrival": (rows.arrival, others.arrival),
         "prompt": (rows.prompt_tokens, others.jobs.prompt),
         "output": (rows.output_tokens, others.jobs.output),
         "first token": (rows.first_token, others.first_token),
         "finish": (rows.finish, others.finish),
-        "busy": (alone.busy, network.busy[0]),
-        "tokens": (alone.tokens, network.tokens[0]),
-        "done again": (alone.recomputed_tokens, network.recomputed_tokens[0]),
+        "busy": (alone.busy, network.busy),
+        "tokens": (alone.tokens, network.tokens),
+        "done again": (alone.recomputed_tokens, network.recomputed_tokens),
         "end": (alone.end, network.end),
     }
     if rows.preemptions is not None:

@@ -12,8 +12,7 @@ from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import evaluate
 from penstock.planning.share import share_of
-from penstock.simulation.network_simulation import run_network
-from penstock.simulation.simulate import RunOptions
+from penstock.simulation.simulate import RunOptions, run_network
 
 SERVER = ps.Server(ps.Affine(c=0.01, a=1e-4), token_budget=256)
 WORKLOAD = ps.Workload.poisson(12.0, ps.Geometric(300, max=2_000), ps.Geometric(50, max=300))

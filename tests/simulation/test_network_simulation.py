@@ -12,22 +12,22 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import InputError
-from penstock.simulation.network_simulation import run_network, simulate_jobs
-from penstock.simulation.simulate import RunOptions
+from penstock.simulation.simulate import RunOptions, run_network, simulate_jobs
 from penstock.system.orders import ORDERS
 from tests.network_examples import REVERSED, UNIT, dag, fork_join, rybko_stolyar, self_reflection
 
 EXAMPLES = {"dag": dag, "fork_join": fork_join, "self_reflection": self_reflection, "crossing": rybko_stolyar}
-KEPT = ("replica", "ready", "first_token", "finish", "cached")
+KEPT = ("replica", "arrival", "first_token", "finish", "cached")
 
 
-def same(one: ps.NetworkRun, other: ps.NetworkRun) -> bool:
+def same(one: ps.Run, other: ps.Run) -> bool:
     """Whether two runs are equal to the last tick."""
     assert one.rows is not None
     assert other.rows is not None
     columns = all((getattr(one.rows, name) == getattr(other.rows, name)).all() for name in KEPT)
-    counters = all((getattr(one, name) == getattr(other, name)).all() for name in ("n_batches", "busy", "tokens"))
-    return columns and counters and (one.series_rows == other.series_rows).all() and one.end == other.end
+    counts, others = one.by_replica, other.by_replica
+    counters = all((getattr(counts, name) == getattr(others, name)).all() for name in ("batches", "busy", "tokens"))
+    return columns and counters and np.array_equal(one.queue_rows, other.queue_rows) and one.end == other.end
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -67,8 +67,8 @@ def test_a_run_in_windows_is_the_run_in_one_go(name: str) -> None:
     whole = ps.simulate(network, jobs=70_000, tick_s=1.0)
     windows = ps.simulate(network, jobs=70_000, tick_s=1.0, record="jobs")
     assert (whole.finish == windows.finish).all()
-    assert (whole.series_rows == windows.series_rows).all()
-    assert (whole.n_batches == windows.n_batches).all()
+    assert np.array_equal(whole.queue_rows, windows.queue_rows)
+    assert whole.n_batches == windows.n_batches
     with pytest.raises(InputError, match="did not keep its requests"):
         _ = windows.requests
 
@@ -140,18 +140,18 @@ def test_lengths_and_paths_do_not_depend_on_how_requests_are_served(
     for column in ("stage", "prompt", "output", "pending", "child", "coin"):
         assert (getattr(rows.jobs, column) == getattr(drawn, column)).all()
     assert run.finished == run.arrived == 40
-    assert (rows.ready < rows.first_token).all()
+    assert (rows.arrival < rows.first_token).all()
     assert (rows.first_token <= rows.finish).all()
     parents = np.flatnonzero(drawn.child)
     children = parents + drawn.child[parents]
-    assert (rows.ready[children] >= rows.finish[parents]).all()
+    assert (rows.arrival[children] >= rows.finish[parents]).all()
     joins = np.flatnonzero(drawn.pending > 1)
     for join in joins:
-        assert rows.ready[join] == max(rows.finish[p] for p in parents if p + drawn.child[p] == join or
+        assert rows.arrival[join] == max(rows.finish[p] for p in parents if p + drawn.child[p] == join or
                                        _later_sibling(drawn, p, join))  # fmt: skip
-    assert run.tokens.sum() == drawn.prompt.sum() + drawn.output.sum()
+    assert run.tokens == drawn.prompt.sum() + drawn.output.sum()
     assert run.series_rows[-1, 0] <= run.end
-    assert (run.busy <= run.end).all()
+    assert (run.by_replica.busy <= run.end).all()
     if affinity:
         where = pl.DataFrame({"job": drawn.job, "pool": network.stage_pool[drawn.stage], "replica": rows.replica})
         assert where.group_by("job", "pool").agg(pl.col("replica").n_unique())["replica"].max() == 1
@@ -179,13 +179,11 @@ def test_one_server_alone_is_the_single_server_to_the_nanosecond(policy: str, co
     assert network.rows is not None
     assert (alone.rows.first_token == network.rows.first_token).all()
     assert (alone.rows.finish == network.rows.finish).all()
-    assert network.tokens.sum() == alone.tokens
-    assert network.n_batches.sum() == alone.n_batches
+    assert network.tokens == alone.tokens
+    assert network.n_batches == alone.n_batches
     # both stop at the last finish, and sample the same instants until they have 2,000
     assert network.end == alone.end
-    assert (network.series_rows[:, 0] == alone.series_rows[:, 0]).all()
-    assert (network.series_rows[:, 1:3].sum(axis=1) == alone.series_rows[:, 1]).all()
-    assert (network.series_rows[:, 3] == alone.series_rows[:, 2]).all()
+    assert np.array_equal(network.series_rows, alone.series_rows)
 
 
 @pytest.mark.parametrize("replicas", [2, 8])
@@ -243,10 +241,10 @@ def test_a_run_up_to_a_time_stops_there_and_counts_what_is_unfinished() -> None:
     assert rows is not None
     assert run.end == 500
     assert 0 < run.finished < run.arrived
-    for column in (rows.ready, rows.first_token, rows.finish):
+    for column in (rows.arrival, rows.first_token, rows.finish):
         assert column.max() <= 500
-    assert run.requests.filter(pl.col("ready_ns").is_null())["replica"].is_null().all()
-    assert (run.busy <= 500).all()
+    assert run.requests.filter(pl.col("arrival_ns").is_null())["replica"].is_null().all()
+    assert (run.by_replica.busy <= 500).all()
     assert run.series_rows[-1, 0] == 500
     table = run.workflows()
     assert table["jobs"].sum() == run.arrived
@@ -279,9 +277,9 @@ def test_tables_say_what_the_rows_say() -> None:
     assert (replicas["load"] < replicas["busy"] + 1e-9).all()
     loads = network.model().rho
     assert replicas["load"].to_numpy() == pytest.approx(loads, rel=0.1)
-    series = run.series
+    series = run.queues
     assert set(series["what"].unique()) == {"job_tokens", "prefill", "decode", "unprocessed_tokens"}
-    assert series.filter(pl.col("what") == "job_tokens")["value"].to_list() == run.series_rows[:, -1].tolist()
+    assert series.filter(pl.col("what") == "job_tokens")["value"].to_list() == run.queue_rows[:, -1].tolist()
 
 
 def test_what_cannot_be_simulated_is_refused_in_one_line() -> None:
@@ -343,9 +341,8 @@ def test_one_replica_of_an_engine_is_that_engine_alone() -> None:
     server = ps.Server(ps.Affine(c=0.01, a=1e-5), 512, 16, policy="vllm", memory=memory)
     alone = ps.simulate(workload, server).requests
     network = ps.simulate(ps.Network.single(workload, server)).requests
-    columns = {"ready_ns": "arrival_ns", "first_token_ns": "first_token_ns", "finish_ns": "finish_ns"}
-    for ours, theirs in (columns | {"preemptions": "preemptions"}).items():
-        assert network[ours].to_list() == alone[theirs].to_list()
+    for column in ("arrival_ns", "first_token_ns", "finish_ns", "preemptions"):
+        assert network[column].to_list() == alone[column].to_list()
     assert alone["preemptions"].sum() > 0
 
 

@@ -13,7 +13,8 @@ from penstock.auditing.conservation import Conservation, supply_of, work_conserv
 from penstock.auditing.replay import Replay, replay
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints
-from penstock.simulation.run import Rows, Run
+from penstock.simulation.rows import Rows
+from penstock.simulation.run import Run
 from penstock.system.batch_time import Composition
 from penstock.system.server import Server
 
@@ -35,7 +36,7 @@ class Audit:
     admitted (in scope ``batch``: served) out of order of arrival, or if some were preempted, which
     order the queue as they please; nor if some came without a prompt, as they may in networks.
 
-    Of a replica of a network (`NetworkRun.at`) requests come in the order in which they arrived
+    Of a replica of a network (`Run.at`) requests come in the order in which they arrived
     there, whatever their stage and the age of their job, and K compares them all: an order that
     ranks stages or jobs makes it large. Requests without a prompt were admitted elsewhere, so they
     take part in the max batch size of scope ``running`` with the batches that serve them only.

@@ -10,7 +10,7 @@ certain.
 
 from typing import NamedTuple
 
-from penstock.simulation.run import Rows
+from penstock.simulation.rows import Rows
 from penstock.system.server import Server
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from penstock.auditing.preemption import Account, at_once, explain, recomputes, story
 from penstock.inputs.arrays import Bools, Ints
-from penstock.simulation.run import Rows, Run
+from penstock.simulation.rows import Rows
+from penstock.simulation.run import Run
 
 
 @dataclasses.dataclass(frozen=True)

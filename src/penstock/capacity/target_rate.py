@@ -12,9 +12,8 @@ from penstock.checking.latency_network import network_steady_state
 from penstock.checking.recordings import recording_notes
 from penstock.checking.targets import Estimate, Judgement, Target
 from penstock.errors import InputError
-from penstock.simulation.network_simulation import run_network
 from penstock.simulation.progress import Progress
-from penstock.simulation.simulate import RunOptions
+from penstock.simulation.simulate import RunOptions, run_network
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.theory.certificate import certify

@@ -28,7 +28,8 @@ from penstock.errors import InputError
 from penstock.show.page import Page
 from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.quick import MemoryEstimate, memory_is_full
-from penstock.simulation.run import TICK_S, Record, Run, stop_tick
+from penstock.simulation.rows import Record
+from penstock.simulation.run import TICK_S, Run, stop_tick
 from penstock.simulation.simulate import RunOptions, length_of_run, run_server, simulate
 from penstock.system.kinds import as_network, refuse, refuse_of_clients
 from penstock.system.outages import Outage, listed

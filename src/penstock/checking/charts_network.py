@@ -14,7 +14,7 @@ from penstock.checking.graph import network_graph as network_graph
 from penstock.checking.graph_layout import pool_of_stage
 from penstock.checking.stability import NetworkStability
 from penstock.show.charts import GRID, SHORT, line_channels
-from penstock.simulation.network_run import NetworkRun
+from penstock.simulation.run import Run
 from penstock.words import METRICS
 
 _SERIES_POINTS = 500
@@ -75,7 +75,7 @@ def _thinned(path: Any, most: int) -> Any:
     return path if len(path) <= most else path[np.linspace(0, len(path) - 1, most).astype(int)]
 
 
-def queue_lengths(run: NetworkRun) -> alt.ConcatChart:
+def queue_lengths(run: Run) -> alt.ConcatChart:
     """Requests in each stage over time while jobs arrive, in both phases, a panel per pool."""
     grid: alt.ConcatChart = (
         alt.concat(*queue_panels(run).values(), columns=_MOST_COLUMNS)
@@ -85,7 +85,7 @@ def queue_lengths(run: NetworkRun) -> alt.ConcatChart:
     return grid
 
 
-def queue_panels(run: NetworkRun) -> dict[str, alt.Chart]:
+def queue_panels(run: Run) -> dict[str, alt.Chart]:
     """Return the panels of `queue_lengths`, by pool."""
     served = pool_of_stage(run.network)
     queues = stage_queues(run)
@@ -110,11 +110,11 @@ def queue_panels(run: NetworkRun) -> dict[str, alt.Chart]:
     return panels
 
 
-def stage_queues(run: NetworkRun) -> pl.DataFrame:
+def stage_queues(run: Run) -> pl.DataFrame:
     """Return the requests at each stage while jobs arrive: time_s, stage, requests."""
     until = run.last_arrival * run.tick_s
     return (
-        run.series.filter(pl.col("what").is_in(["prefill", "decode"]) & (pl.col("time_s") <= until))
+        run.queues.filter(pl.col("what").is_in(["prefill", "decode"]) & (pl.col("time_s") <= until))
         .group_by("time_s", pl.col("name").alias("stage"), maintain_order=True)
         .agg(pl.col("value").sum().alias("requests"))
     )

@@ -20,7 +20,8 @@ from penstock.errors import InputError
 from penstock.show.page import Page, Shown
 from penstock.simulation import intervals
 from penstock.simulation.progress import Progress
-from penstock.simulation.run import Rows, Run, recorded
+from penstock.simulation.rows import Rows, recorded
+from penstock.simulation.run import Run
 from penstock.simulation.simulate import length_of_run, simulate
 from penstock.system.prefix_cache import as_serving, front_notes, unsaid
 from penstock.system.server import Server

@@ -21,9 +21,9 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints
 from penstock.show.page import Page, Shown
 from penstock.simulation.distribution import Distribution
-from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.progress import Progress, in_parts
-from penstock.simulation.run import recorded
+from penstock.simulation.rows import recorded
+from penstock.simulation.run import Run
 from penstock.system.network import Network
 from penstock.system.orders import resolve_order
 from penstock.words import gathered
@@ -292,7 +292,7 @@ def _compared(
     return NetworkComparison(answers, targets, rows, used, end - used, confidence)
 
 
-def _check_jobs(runs: Mapping[str, NetworkRun]) -> None:
+def _check_jobs(runs: Mapping[str, Run]) -> None:
     """Refuse runs of which not all had the same jobs."""
     (first_name, first), *others = runs.items()
     for name, run in others:
@@ -310,7 +310,7 @@ def _check_jobs(runs: Mapping[str, NetworkRun]) -> None:
 class _Question:
     """Runs of the same jobs, the batches that these are put into, and what is asked of them."""
 
-    runs: Mapping[str, NetworkRun]
+    runs: Mapping[str, Run]
     batch: Ints
     queues: Mapping[str, Queues]
     targets: tuple[Target, ...]
@@ -376,14 +376,14 @@ class _Question:
         return goodput_share(good[used], self.confidence, name in self.short)
 
 
-def _samples(run: NetworkRun, mine: Bools, batch: Ints) -> dict[str, Sample]:
+def _samples(run: Run, mine: Bools, batch: Ints) -> dict[str, Sample]:
     """Return TTFT of the calls and E2E of the jobs of a workflow, in batches of jobs."""
     rows = recorded(run.rows, "requests")
     job = rows.jobs.job
     prompts = np.flatnonzero(mine[job] & (rows.jobs.prompt > 0) & (rows.first_token >= 0))
     jobs = np.flatnonzero(mine & (run.finish >= 0))
     return {
-        "ttft_s": Sample(batched(batch, job[prompts], (rows.first_token - rows.ready)[prompts])),
+        "ttft_s": Sample(batched(batch, job[prompts], (rows.first_token - rows.arrival)[prompts])),
         "e2e_s": Sample(batched(batch, jobs, (run.finish - run.arrival)[jobs])),
     }
 

@@ -11,7 +11,7 @@ from penstock.checking.comparison import NetworkComparison
 from penstock.checking.graph_layout import network_ways, pool_cycles, pool_of_stage
 from penstock.checking.stability import NetworkStability
 from penstock.show.page import Figure, Table
-from penstock.simulation.network_run import NetworkRun
+from penstock.simulation.run import Run
 from penstock.system.network import Network
 from penstock.theory.network.certificate import NetworkCertificate
 from penstock.words import METRICS, amount, seconds
@@ -118,7 +118,7 @@ def flood_figure(stability: NetworkStability) -> Figure:
     )
 
 
-def queue_figure(run: NetworkRun) -> Figure:
+def queue_figure(run: Run) -> Figure:
     """Draw the requests at each stage over time, a chart per pool."""
     from penstock.checking import charts_network
 

@@ -189,7 +189,7 @@ class _Flooded:
         self.session = NetworkSession(network, TICK_S, True, NEVER)
         # Seconds that the jobs known bring to each pool, summed up.
         self.known = np.zeros((1, len(network.pools)))
-        self.done = self.requests = 0
+        self.requests = 0
         self.level = False
         self._add(Jobs.joined([_flood_of(network, self.stage, self.initial, seed, decodes), first]))
         brought = self.known[self.initial]
@@ -264,7 +264,7 @@ class _Flooded:
                 path = path[::2]
                 steps *= 2
             report(time_s / patience_s)
-        arrivals = max(self.done + self.session.arrived_jobs - self.initial, 0)
+        arrivals = max(self.session.arrived - self.initial, 0)
         return Flood(
             self.stage,
             outcome,
@@ -279,9 +279,8 @@ class _Flooded:
 
     def _go_on(self, steps: int) -> None:
         if self.session.run(False, steps=steps):
-            done = self.session.fold(everything=False).jobs.count
-            self.done += done
-            self.known = self.known[done:]
+            rows, _ = self.session.fold(everything=False)
+            self.known = self.known[rows.jobs.count :]
             self._add(next(self.source))
 
     def _look(self) -> tuple[float, float, float, bool]:

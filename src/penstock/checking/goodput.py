@@ -12,8 +12,8 @@ from penstock.checking.latency_network import NetworkSteadyState
 from penstock.checking.targets import Estimate, Target
 from penstock.inputs.arrays import Floats
 from penstock.simulation import intervals
-from penstock.simulation.network_run import NetworkRun
-from penstock.simulation.run import Run, recorded
+from penstock.simulation.rows import recorded
+from penstock.simulation.run import Run
 
 
 def own_latency(
@@ -70,14 +70,14 @@ def goodput_of_run(
 
 
 def goodput_of_jobs(
-    targets: Sequence[Target], run: NetworkRun, steady: NetworkSteadyState, confidence: float
+    targets: Sequence[Target], run: Run, steady: NetworkSteadyState, confidence: float
 ) -> Estimate:
     """Return the share of the jobs after the warm-up that are good, with all their calls."""
     good = good_jobs(run, targets)[steady.warmup_jobs :]
     return goodput_share(good, confidence, steady.too_short)
 
 
-def good_jobs(run: NetworkRun, targets: Sequence[Target]) -> npt.NDArray[np.bool_]:
+def good_jobs(run: Run, targets: Sequence[Target]) -> npt.NDArray[np.bool_]:
     """Return which jobs end within all limits, and all of whose calls do."""
     rows = recorded(run.rows, "requests")
     jobs = rows.jobs
@@ -85,9 +85,9 @@ def good_jobs(run: NetworkRun, targets: Sequence[Target]) -> npt.NDArray[np.bool
     # waits for no token.
     decodes = jobs.prompt == 0
     first_token = np.where(jobs.output == 0, rows.finish, rows.first_token)
-    first_token = np.where(decodes, rows.ready, first_token)
+    first_token = np.where(decodes, rows.arrival, first_token)
     output = jobs.output + decodes
-    ttft, gaps, _ = own_latency(rows.ready, first_token, rows.finish, output, run.tick_s)
+    ttft, gaps, _ = own_latency(rows.arrival, first_token, rows.finish, output, run.tick_s)
     e2e = np.where(run.finish < 0, np.inf, (run.finish - run.arrival) * run.tick_s)
     good = within(targets, ttft, gaps, e2e[jobs.job])
     return np.asarray(np.bincount(jobs.job[~good], minlength=run.arrived) == 0)

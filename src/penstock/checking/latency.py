@@ -29,7 +29,8 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
 from penstock.simulation import intervals
 from penstock.simulation.distribution import Distribution
-from penstock.simulation.run import Rows, Run, recorded
+from penstock.simulation.rows import Rows, recorded
+from penstock.simulation.run import Run
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,8 +34,8 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints, Ints32
 from penstock.simulation import intervals
 from penstock.simulation.distribution import Distribution
-from penstock.simulation.network_run import NetworkRun, RequestRows
-from penstock.simulation.run import recorded
+from penstock.simulation.rows import Rows, recorded
+from penstock.simulation.run import Run
 
 LEAST_JOBS = 1_000
 """Jobs after the warm-up below which no interval is given."""
@@ -84,7 +84,7 @@ class NetworkSteadyState:
 
 
 def network_steady_state(
-    run: NetworkRun,
+    run: Run,
     *,
     loads: npt.ArrayLike | None = None,
     confidence: float = 0.95,
@@ -96,10 +96,9 @@ def network_steady_state(
     # ended. Intervals of a recording are for it gone on with. ``loads``, shape (pools,), over what
     # each pool can carry, say whether the run is long enough (`relaxation_requests`); without them
     # only warm-up and batches tell. Statistics of targets are estimated, too.
-    if not isinstance(run, NetworkRun):
+    if not isinstance(run, Run):
         raise InputError(
-            f"network_steady_state takes a NetworkRun, not {checks.shown(run)}; simulate a "
-            "network first"
+            f"network_steady_state takes a Run, not {checks.shown(run)}; simulate a network first"
         )
     confidence = checked_confidence(confidence)
     rows = recorded(run.rows, "requests")
@@ -166,9 +165,7 @@ class _UsedJobs:
     relaxation: Sequence[float]
 
 
-def _used_jobs(
-    run: NetworkRun, rows: RequestRows, count: int, loads: npt.ArrayLike | None
-) -> _UsedJobs:
+def _used_jobs(run: Run, rows: Rows, count: int, loads: npt.ArrayLike | None) -> _UsedJobs:
     """Leave out the warm-up of the first ``count`` jobs, and put the others into batches."""
     e2e = (run.finish - run.arrival)[:count]
     removed, still_warming = intervals.warmup(_relative(e2e, run.workflow[:count]))
@@ -185,9 +182,7 @@ def _used_jobs(
     return _UsedJobs(batch, used, few, short, still_warming, relaxation)
 
 
-def _relaxations(
-    run: NetworkRun, rows: RequestRows, count: int, loads: npt.ArrayLike | None
-) -> list[float]:
+def _relaxations(run: Run, rows: Rows, count: int, loads: npt.ArrayLike | None) -> list[float]:
     """Return the relaxation time of each pool, in jobs; none where loads are not known."""
     pool_loads = [] if loads is None else np.asarray(loads, np.float64).tolist()
     arrival = run.arrival[:count]
@@ -206,12 +201,10 @@ class Queues:
     (`relaxation_requests`), empty where unknown; of several pools the longest counts.
     """
 
-    def __init__(
-        self, run: NetworkRun, batch: Ints, used: int, relaxation: Sequence[float]
-    ) -> None:
+    def __init__(self, run: Run, batch: Ints, used: int, relaxation: Sequence[float]) -> None:
         rows = recorded(run.rows, "requests")
         begun = np.flatnonzero(rows.first_token >= 0)
-        wait = (rows.first_token - rows.ready)[begun]
+        wait = (rows.first_token - rows.arrival)[begun]
         self.run, self.batch, self.used = run, batch, used
         self.relaxation = np.asarray(relaxation, np.float64)
         self.waited = np.bincount(rows.jobs.job[begun], wait, run.arrived).astype(np.int64)
@@ -263,7 +256,7 @@ def _by_name(
     }
 
 
-def _of_workflows(run: NetworkRun, count: int, batch: Ints) -> dict[str, Batches]:
+def _of_workflows(run: Run, count: int, batch: Ints) -> dict[str, Batches]:
     """Return E2E of the first ``count`` jobs by workflow, which all have ended."""
     e2e = (run.finish - run.arrival)[:count]
     chosen = [
@@ -275,7 +268,7 @@ def _of_workflows(run: NetworkRun, count: int, batch: Ints) -> dict[str, Batches
     }
 
 
-def _of_stages(run: NetworkRun, rows: RequestRows, batch: Ints) -> list[dict[str, Batches]]:
+def _of_stages(run: Run, rows: Rows, batch: Ints) -> list[dict[str, Batches]]:
     """Return the samples of each metric at each stage."""
     job = rows.jobs.job
     return [
@@ -288,7 +281,7 @@ def _of_stages(run: NetworkRun, rows: RequestRows, batch: Ints) -> list[dict[str
     ]
 
 
-def _tpot(run: NetworkRun, rows: RequestRows) -> tuple[Ints, Ints]:
+def _tpot(run: Run, rows: Rows) -> tuple[Ints, Ints]:
     """Return the jobs that ended with several tokens, and their ticks per token after the first."""
     output = np.bincount(rows.jobs.job, rows.jobs.output, run.arrived)
     several = np.flatnonzero((run.finish >= 0) & (output > 1))
@@ -306,7 +299,7 @@ def _of_gaps(sections: Sequence[Distribution], removed: float, few: bool) -> Bat
 
 
 def _of_priorities(
-    run: NetworkRun, rows: RequestRows, batch: Ints, queues: Queues
+    run: Run, rows: Rows, batch: Ints, queues: Queues
 ) -> dict[tuple[str, str | None], dict[int, dict[str, tuple[Batches, Waits]]]]:
     """Return samples of each metric, of jobs and by stage, apart by priority, with their waits."""
     priority, job = rows.jobs.priority, rows.jobs.job
@@ -355,7 +348,7 @@ def _filling(arrival: Ints, e2e: Ints) -> int:
 
 
 def _shortness(
-    run: NetworkRun,
+    run: Run,
     count: int,
     remaining: int,
     used: int,
@@ -409,11 +402,11 @@ def _shortness(
     return [f"{reason}; {would_do}" for reason in few]
 
 
-def _asked(run: NetworkRun, rows: RequestRows, pool: int, count: int) -> list[Floats]:
+def _asked(run: Run, rows: Rows, pool: int, count: int) -> list[Floats]:
     """Return what each of the first jobs asks of each limit of a pool."""
     jobs = rows.jobs
     here = run.network.stage_pool[jobs.stage] == pool
     server = list(run.network.pools.values())[pool].servers[0][0]
-    asked = works(server, (jobs.prompt - rows.cached)[here], jobs.output[here])
+    asked = works(server, (jobs.prompt - rows.found)[here], jobs.output[here])
     job = jobs.job[here]
     return [np.bincount(job, work, run.arrived)[:count].astype(np.float64) for work in asked]

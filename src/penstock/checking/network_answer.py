@@ -16,11 +16,9 @@ from penstock.checking.pools import PoolAnswer, pool_answers, pool_warnings
 from penstock.checking.stability import RECORDED, NetworkStability
 from penstock.checking.verdict import checked_of_network, verdict
 from penstock.show.page import Page
-from penstock.simulation.network_run import NetworkRun
-from penstock.simulation.network_simulation import jobs_of_run, refuse_late_outages, run_network
 from penstock.simulation.progress import Progress, part_of
-from penstock.simulation.run import TICK_S, stop_tick
-from penstock.simulation.simulate import RunOptions
+from penstock.simulation.run import TICK_S, Run, stop_tick
+from penstock.simulation.simulate import RunOptions, jobs_of_run, refuse_late_outages, run_network
 from penstock.system.network import Network, own_seed
 from penstock.system.network_model import NetworkModel
 from penstock.system.outages import Outage, checked_outages
@@ -105,7 +103,7 @@ class NetworkAnswer(AnyAnswer):
     network: Network
     certificate: NetworkCertificate
     stability: NetworkStability | None
-    run: NetworkRun
+    run: Run
     pools: tuple[PoolAnswer, ...]
     workflows: tuple[WorkflowAnswer, ...]
     stages: tuple[StageAnswer, ...]
@@ -292,7 +290,7 @@ def _loads(
 
 
 def _workflows(
-    network: Network, run: NetworkRun, latency: NetworkSteadyState | None
+    network: Network, run: Run, latency: NetworkSteadyState | None
 ) -> Iterator[WorkflowAnswer]:
     assert run.rows is not None
     earliest = earliest_of_jobs(network, run.rows.jobs)

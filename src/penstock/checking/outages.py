@@ -7,8 +7,8 @@ import numpy as np
 
 from penstock.inputs.arrays import Ints
 from penstock.show.page import Section, Table
-from penstock.simulation.network_run import NetworkRun
-from penstock.simulation.run import recorded
+from penstock.simulation.rows import recorded
+from penstock.simulation.run import Run
 from penstock.system.outages import LOST, Outage
 from penstock.words import counted, seconds
 
@@ -41,7 +41,7 @@ class OutageWindow:
         return dataclasses.asdict(self)
 
 
-def outage_windows(run: NetworkRun, undisturbed: NetworkRun) -> tuple[OutageWindow, ...]:
+def outage_windows(run: Run, undisturbed: Run) -> tuple[OutageWindow, ...]:
     """Return what outages do, by the run that has them and one of the same jobs without."""
     windows = []
     for outage, hit in zip(run.outages, run.hits, strict=True):
@@ -56,8 +56,8 @@ def outage_windows(run: NetworkRun, undisturbed: NetworkRun) -> tuple[OutageWind
 
 
 def _window(
-    run: NetworkRun,
-    undisturbed: NetworkRun,
+    run: Run,
+    undisturbed: Run,
     outage: Outage,
     hit: int,
     when: str,
@@ -85,20 +85,20 @@ def _window(
     )
 
 
-def _came(run: NetworkRun, pool: str, from_s: float, to_s: float) -> Ints:
+def _came(run: Run, pool: str, from_s: float, to_s: float) -> Ints:
     """Return the requests that came to a pool in a span of time."""
     rows = recorded(run.rows, "requests")
     place = tuple(run.network.pools).index(pool)
     at_pool = run.network.stage_pool[rows.jobs.stage] == place
-    came = (rows.ready >= from_s / run.tick_s) & (rows.ready < to_s / run.tick_s)
-    return np.flatnonzero(at_pool & came & (rows.ready >= 0))
+    came = (rows.arrival >= from_s / run.tick_s) & (rows.arrival < to_s / run.tick_s)
+    return np.flatnonzero(at_pool & came & (rows.arrival >= 0))
 
 
-def _quantiles(run: NetworkRun, event: str, requests: Ints) -> dict[str, float | None]:
+def _quantiles(run: Run, event: str, requests: Ints) -> dict[str, float | None]:
     """Return quantiles of the seconds up to an event, over the requests that have it."""
     rows = recorded(run.rows, "requests")
     tick: Ints = getattr(rows, event)[requests]
-    passed = (tick - rows.ready[requests])[tick >= 0]
+    passed = (tick - rows.arrival[requests])[tick >= 0]
     if not passed.size:
         return dict.fromkeys(LEVELS)
     values = np.quantile(passed, list(LEVELS.values())) * run.tick_s

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.simulation.network_run import NetworkRun
+from penstock.simulation.run import Run
 from penstock.system.network import Network
 from penstock.system.pool import Pool
 from penstock.theory.attention import prefill_at_least
@@ -52,12 +52,13 @@ class PoolAnswer:
 
 
 def pool_answers(
-    network: Network, certificate: NetworkCertificate, run: NetworkRun
+    network: Network, certificate: NetworkCertificate, run: Run
 ) -> tuple[PoolAnswer, ...]:
     """Return what each pool is asked for, and what it did."""
+    counts = run.by_replica
     busy, tokens, batches = (
-        np.bincount(run.replica_pool, of, len(network.pools))
-        for of in (run.busy, run.tokens, run.n_batches)
+        np.bincount(counts.pool, of, len(network.pools))
+        for of in (counts.busy, counts.tokens, counts.batches)
     )
     ticks = max(run.end, 1)
     return tuple(
@@ -81,7 +82,7 @@ def pool_answers(
     )
 
 
-def _load_of(network: Network, run: NetworkRun, index: int, loaded: PoolLoad) -> dict[str, Any]:
+def _load_of(network: Network, run: Run, index: int, loaded: PoolLoad) -> dict[str, Any]:
     """Return a pool's load and margin, named as in `PoolAnswer`: theory's, or the run's."""
     # Measured by the run where they depend on it.
     without = loaded.rho_without_cache
@@ -98,13 +99,13 @@ def _load_of(network: Network, run: NetworkRun, index: int, loaded: PoolLoad) ->
     }
 
 
-def _found_at(network: Network, run: NetworkRun, index: int) -> tuple[int, int, float]:
+def _found_at(network: Network, run: Run, index: int) -> tuple[int, int, float]:
     """Return prompt tokens served at a pool, those of them found, and the load thus spared."""
     assert run.rows is not None
     rows, model = run.rows, network.model()
     pool = list(network.pools.values())[index]
     here = np.flatnonzero((network.stage_pool[rows.jobs.stage] == index) & (rows.first_token >= 0))
-    stage, found = rows.jobs.stage[here], rows.cached[here].astype(np.float64)
+    stage, found = rows.jobs.stage[here], rows.found[here].astype(np.float64)
     capacity = sum(n * s.batch_time.by_tokens.capacity(s.most_tokens) for s, n in pool.servers)
     tokens = np.min(
         [
@@ -120,7 +121,7 @@ def _found_at(network: Network, run: NetworkRun, index: int) -> tuple[int, int, 
     return int(prompts.sum()), int(found.sum()), load
 
 
-def pool_warnings(network: Network, pools: Sequence[PoolAnswer], run: NetworkRun) -> list[str]:
+def pool_warnings(network: Network, pools: Sequence[PoolAnswer], run: Run) -> list[str]:
     """Say what limits waste, where they bind although tokens would fit, what loads leave out."""
     warnings = [*_idle_priorities(network), *reuse_warnings(network, run)]
     for answer, pool in zip(pools, network.pools.values(), strict=True):
@@ -139,7 +140,7 @@ def pool_warnings(network: Network, pools: Sequence[PoolAnswer], run: NetworkRun
     return warnings
 
 
-def reuse_warnings(network: Network, run: NetworkRun) -> list[str]:
+def reuse_warnings(network: Network, run: Run) -> list[str]:
     """Say how much of the prompts was found, where loads do not know it."""
     if network.reuse_is_certain or run.rows is None:
         return []

@@ -55,14 +55,14 @@ def _runs_table(comparison: NetworkComparison, what: str) -> Table:
     for name, answer in comparison.answers.items():
         test = answer.stability.verdict if answer.stability else "skipped"
         run = answer.run
-        preempted = "-" if run.preemptions is None else f"{run.preemptions:,}"
+        preempted = f"{run.preemptions:,}"
         good = [_share(of.get(name)) for of in goodput.values()]
         rows.append(
             (name, answer.certificate.verdict, test, preempted, f"{run.found_share:.1%}", *good)
         )
     table = Table((what, "Theory", "Test", "Preempted", "Found", *heads), rows)
     captions = []
-    if any(answer.run.preemptions is not None for answer in comparison.answers.values()):
+    if any(answer.run.preemptions for answer in comparison.answers.values()):
         captions.append("Preempted: how often requests lost their KV memory to others.")
     else:
         table = table.without("Preempted")

@@ -19,7 +19,7 @@ from penstock.checking.view import (
 )
 from penstock.scenario.network import NetworkScenario
 from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
-from penstock.simulation.network_run import NetworkRun
+from penstock.simulation.run import Run
 from penstock.system.network import Network
 from penstock.theory.network.certificate import NetworkCertificate
 from penstock.words import counted, digits, seconds
@@ -227,7 +227,7 @@ def _asked(answer: NetworkAnswer) -> Table:
     return Table(("", "Pool", "Visits/s", "Prefill tokens", "Decode tokens"), rows, strong=strong)
 
 
-def _run_in_words(run: NetworkRun) -> str:
+def _run_in_words(run: Run) -> str:
     return (
         f"{counted(run.arrived, 'job')} ({run.arrived - run.finished:,} unfinished), "
         f"{counted(run.requests.height, 'request')}, {run.seconds:,.0f} s; over the second half of "

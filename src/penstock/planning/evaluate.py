@@ -30,11 +30,10 @@ from penstock.planning.json_form import parts
 from penstock.planning.share import share_of
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.intervals import merged
-from penstock.simulation.network_run import NetworkRun
-from penstock.simulation.network_simulation import run_network
 from penstock.simulation.progress import Progress, part_of, silent
+from penstock.simulation.run import Run
 from penstock.simulation.servable import never_served
-from penstock.simulation.simulate import RunOptions
+from penstock.simulation.simulate import RunOptions, run_network
 from penstock.system.network import Network
 from penstock.system.network_checks import refuse_in_vain
 from penstock.system.pool import Pool
@@ -349,7 +348,7 @@ def _refuse_what_pools_drop(workload: Workload, server: Server) -> None:
             )
 
 
-def _with_transfers(run: NetworkRun) -> NetworkRun:
+def _with_transfers(run: Run) -> Run:
     """Count the time to a second token that another replica makes, as runs of engines do."""
     assert run.rows is not None
     jobs = run.rows.jobs
@@ -366,7 +365,7 @@ def _with_transfers(run: NetworkRun) -> NetworkRun:
     return dataclasses.replace(run, gap_sections=tuple(sections))
 
 
-def _of_network_run(run: NetworkRun, warmup: int) -> tuple[Floats, Floats, Floats]:
+def _of_network_run(run: Run, warmup: int) -> tuple[Floats, Floats, Floats]:
     """Return TTFT, mean time per output token, E2E of jobs after the warm-up, s; inf: none."""
     assert run.rows is not None
     jobs = run.rows.jobs

@@ -19,7 +19,8 @@ from penstock.planning.json_form import parts
 from penstock.planning.rates import HOUR_S
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.intervals import merged, student
-from penstock.simulation.run import Run, recorded
+from penstock.simulation.rows import recorded
+from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.pool import MOST_REPLICAS
 from penstock.system.server import Server

@@ -11,8 +11,6 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
-import polars as pl
-
 from penstock.capacity.target_rate import judge_of_network
 from penstock.checking.answer import Answer, check
 from penstock.checking.head_of_answer import head_of_network, head_of_server, said_of_targets
@@ -203,9 +201,5 @@ def _latency(answer: Answer | NetworkAnswer) -> Part | None:
 def _queue(answer: Answer | NetworkAnswer) -> Part:
     """Return the requests in the system over time."""
     series = answer.run.series
-    if isinstance(answer, NetworkAnswer):
-        present = pl.col("what").is_in(["prefill", "decode"])
-        by_time = series.filter(present).group_by("time_s", maintain_order=True)
-        series = by_time.agg(requests=pl.col("value").sum())
     series = series.gather_every(-(-series.height // _SERIES_POINTS))
     return {name: series[name].to_list() for name in ("time_s", "requests")}

@@ -8,7 +8,8 @@ import numpy as np
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.simulation.intervals import ratio_interval
-from penstock.simulation.run import Run, recorded
+from penstock.simulation.rows import recorded
+from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server

@@ -1,5 +1,6 @@
 """What one replica of a network did, as a run of its server."""
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -8,26 +9,27 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Ints
 from penstock.simulation.distribution import Distribution
-from penstock.simulation.run import Rows, Run, recorded
-from penstock.system.network import Network
+from penstock.simulation.rows import Rows, recorded
 
 if TYPE_CHECKING:
-    from penstock.simulation.network_run import NetworkRun
+    from penstock.simulation.run import Run
 
 
-def run_of_replica(run: "NetworkRun", pool: str, replica: int) -> Run:
-    """Return the run of a replica: see `NetworkRun.at`."""
-    pools = run.network.pools
+def run_of_replica(run: "Run", pool: str, replica: int) -> "Run":
+    """Return the run of a replica: see `Run.at`."""
+    pools, counts = run.network.pools, run.by_replica
     if pool not in pools:
         raise InputError(f"unknown pool {checks.shown(pool)}{nearest(str(pool), tuple(pools))}")
     most = pools[pool].replicas - 1
     meaning = f"it is one of the replicas of pool {pool!r}, which count from 0"
     place = tuple(pools).index(pool)
-    number = int(first_replicas(run.network)[place])
+    number = int(np.searchsorted(counts.pool, place))
     number += checks.whole("replica", replica, 0, most, "", meaning)
 
     batches = recorded(run.batch_rows, "batches")
-    batches = batches[batches[:, 0] == number, 1:]
+    if run.queue_rows is None:  # it is of a server
+        return run
+    batches = batches[batches[:, 5] == number, :5]
     if any(outage.name == f"{pool}/{replica}" for outage in run.outages):
         raise InputError(
             f"replica {replica} of pool {pool!r} died in this run, so that its rows do not tell "
@@ -36,57 +38,60 @@ def run_of_replica(run: "NetworkRun", pool: str, replica: int) -> Run:
     requests, rows = _rows(run, place, replica)
     allocations = run.allocation_rows
     if allocations is not None:
-        allocations = allocations[allocations[:, 0] == number, 1:]
+        allocations = allocations[allocations[:, 4] == number, :4]
         row_of = np.full(requests.max(initial=-1) + 1, -1, np.int64)
         row_of[requests] = np.arange(requests.size)
         allocations[:, 1] = row_of[allocations[:, 1]]
     mixes, mix_ticks = _compositions(batches[batches[:, 0] + batches[:, 1] <= run.end])
-    return Run(
-        server=pools[pool].server_of(replica),
-        tick_s=run.tick_s,
+    return dataclasses.replace(
+        run,
+        system=pools[pool].server_of(replica),
         arrived=requests.size,
         finished=int((rows.finish >= 0).sum()),
         n_batches=len(batches),
-        end=run.end,
         last_arrival=int(rows.arrival.max(initial=0)),
-        busy=int(run.busy[number]),
-        tokens=int(run.tokens[number]),
+        busy=int(counts.busy[number]),
+        tokens=int(counts.tokens[number]),
         started_tokens=int(batches[:, 2:4].sum()),
-        gaps=Distribution.of(np.zeros(0, np.int64)),
+        counted_gaps=Distribution.of(np.zeros(0, np.int64)),
         mixes=mixes,
         mix_ticks=mix_ticks,
-        series_rows=_series(run, rows, number),
+        series_rows=_series(run, rows, number, counts.pool.size),
         rows=rows,
-        folded=None,
         batch_rows=batches,
         allocation_rows=allocations,
-        preemptions=0 if rows.preemptions is None else int(rows.preemptions.sum()),
-        recomputed_tokens=int(run.recomputed_tokens[number]),
-        reused_tokens=int(run.reused_tokens[number]),
+        preemptions=int(counts.preemptions[number]),
+        recomputed_tokens=int(counts.recomputed_tokens[number]),
+        reused_tokens=int(counts.reused_tokens[number]),
+        ends=None,
+        queue_rows=None,
+        by_replica=counts.where([number]),
+        outages=(),
+        hits=(),
     )
 
 
-def _rows(run: "NetworkRun", pool: int, replica: int) -> tuple[Ints, Rows]:
+def _rows(run: "Run", pool: int, replica: int) -> tuple[Ints, Rows]:
     """Return a replica's requests, by their rows in the network, and what became of them."""
     rows = recorded(run.rows, "requests")
     jobs, stage_pool = rows.jobs, run.network.stage_pool
     server = list(run.network.pools.values())[pool].server
     engine = int(server.convention == "engine")
     prompt = jobs.prompt.astype(np.int64)
-    if server.by_lines:  # engines may have to compute it after all
+    if server.by_lines and rows.cached is not None:  # engines may compute it after all
         prompt -= rows.cached
     decodes = jobs.output - engine * ((jobs.prompt > 0) & (jobs.output > 0))
-    here = (stage_pool[jobs.stage] == pool) & (rows.replica == replica) & (rows.ready >= 0)
+    here = (stage_pool[jobs.stage] == pool) & (rows.replica == replica) & (rows.arrival >= 0)
     requests = np.flatnonzero(here & (prompt + decodes > 0))
     if not server.by_lines and (jobs.prompt[requests] == 0).any():
         raise InputError(
             f"replica {replica} goes on with KV memory from elsewhere, of which the run of a "
             "server alone says nothing; look at a pool that has prompts, or at the whole network"
         )
-    requests = requests[np.argsort(rows.ready[requests], kind="stable")]
+    requests = requests[np.argsort(rows.arrival[requests], kind="stable")]
     output = (decodes + engine)[requests]
     return requests, Rows(
-        arrival=rows.ready[requests],
+        arrival=rows.arrival[requests],
         prompt_tokens=prompt[requests].astype(np.int32),
         output_tokens=output.astype(np.int32),
         first_token=np.where(output > 0, rows.first_token[requests], -1),
@@ -105,18 +110,13 @@ def _compositions(batches: Ints) -> tuple[tuple[Ints, Ints], Ints]:
     return (keys, counts), ticks
 
 
-def _series(run: "NetworkRun", rows: Rows, number: int) -> Ints:
+def _series(run: "Run", rows: Rows, number: int, replicas: int) -> Ints:
     """Return tick, requests, and unprocessed and uncompleted tokens at the instants of a run."""
-    series = run.series_rows
+    series = recorded(run.queue_rows, "requests")
     tick = series[:, 0]
     requests = np.searchsorted(rows.arrival, tick, side="right")
     requests -= np.searchsorted(np.sort(rows.finish[rows.finish >= 0]), tick, side="right")
     column = 1 + 2 * len(run.network.stages) + number
     unprocessed = series[:, column]
-    in_progress = series[:, column + run.replica_pool.size]
+    in_progress = series[:, column + replicas]
     return np.column_stack([tick, requests, unprocessed, unprocessed + in_progress])
-
-
-def first_replicas(network: Network) -> Ints:
-    """Return the number of each pool's first replica, over all pools; shape (pools,)."""
-    return np.cumsum(network.replicas) - network.replicas

@@ -5,14 +5,22 @@ import dataclasses
 import itertools
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from penstock.inputs.arrays import Ints
 from penstock.kernel.due_epochs import NEVER
+from penstock.simulation.compositions import compositions
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.progress import Progress, silent
+from penstock.simulation.rows import JobEnds, Rows
+from penstock.simulation.run import Run
+from penstock.system.server import Server
+
+if TYPE_CHECKING:
+    from penstock.system.network import Network
+    from penstock.workload.workload import Workload
 
 _Item = TypeVar("_Item")
 _STEPS = 500_000  # batches between two reports of progress: a blink
@@ -34,10 +42,10 @@ class Running:
     total: int | None  # arrivals; None: the run stops at a tick
     progress: Progress = silent
     gap_sections: int = 0
-    passed: list[Any] = dataclasses.field(default_factory=list)
+    rows: list[Rows] = dataclasses.field(default_factory=list)
+    ends: list[JobEnds] = dataclasses.field(default_factory=list)
     gaps: list[Distribution] = dataclasses.field(default_factory=list)
     last_arrival: int = 0  # tick
-    arrived: int = 0
 
     def through(self, blocks: Iterator[Any]) -> None:
         """Run block after block; the last two together, as a batch may outlast a short last one."""
@@ -64,15 +72,16 @@ class Running:
         if known:
             self.last_arrival = int(session.arrivals[-1])
         self.run(known, final)
-        passed = session.fold(everything=final)
+        rows, ends = session.fold(everything=final)
+        if ends is not None:
+            self.ends.append(ends)
         if self.whole:
-            self.passed.append(passed)
+            self.rows.append(rows)
             return
-        for (ttft, e2e), columns in zip(session.folds, session.latencies(passed), strict=True):
-            arrival, first_token, finish = columns
-            ttft.add(arrival, first_token)
-            e2e.add(arrival, finish)
-        self.passed.append(session.ends_of(passed))
+        for (ttft, e2e), here in zip(session.folds, session.at_stages(rows), strict=True):
+            arrival = rows.arrival[here]
+            ttft.add(arrival, rows.first_token[here])
+            e2e.add(arrival, rows.finish[here])
 
     def run(self, known: int, final: bool) -> None:
         """Go on until so many arrivals are used up; final ones to the end, or the last arrival."""
@@ -91,17 +100,73 @@ class Running:
         ends = np.arange(1, self.gap_sections) * known // max(self.gap_sections, 1)
         return np.unique(ends[ends > 0])
 
-    @property
-    def sections(self) -> tuple[Distribution, ...]:
-        """Times between tokens of each section."""
-        pairs = itertools.pairwise([Distribution.of(_NONE), *self.gaps])
-        return tuple(later.since(earlier) for earlier, later in pairs)
+    def finish(self, system: "Server | Network", workload: "Workload | None" = None) -> Run:
+        """Put what is known at the end into a run."""
+        session = self.session
+        counts, raw = session.counts(), session.series_rows
+        of_server = isinstance(system, Server)
+        arrived, finished = session.arrived, session.finished
+        ends = rows = None
+        if self.ends:
+            ends = JobEnds.joined(self.ends).where(slice(arrived))
+            finished = int((ends.finish >= 0).sum())
+        if self.whole:
+            rows = Rows.joined(self.rows)
+            if rows.of_jobs is not None:
+                jobs = rows.of_jobs.first(arrived)  # others came too late
+                rows = dataclasses.replace(rows, of_jobs=None).where(slice(jobs.requests))
+                rows = dataclasses.replace(rows, of_jobs=jobs)
+        mixes, mix_ticks = compositions(session.world) if of_server else ((_NONE, _NONE), _NONE)
+        batch_rows, allocation_rows = session.recorded()
+        sections = itertools.pairwise([Distribution.of(_NONE), *self.gaps])
+        return Run(
+            system=system,
+            tick_s=session.tick_s,
+            arrived=arrived,
+            finished=finished,
+            n_batches=int((counts.batches + counts.in_progress).sum()),
+            end=session.now,
+            last_arrival=self.last_arrival if session.stop == NEVER else session.stop,
+            busy=int(counts.busy.sum()),
+            tokens=int(counts.tokens.sum()),
+            started_tokens=int(counts.started_tokens.sum()),
+            counted_gaps=session.gaps() if session.counts_gaps else None,
+            mixes=mixes,
+            mix_ticks=mix_ticks,
+            series_rows=_totals(raw, counts.pool.size),
+            rows=rows,
+            folded=tuple((ttft.distribution, e2e.distribution) for ttft, e2e in session.folds)
+            if session.folds and not self.whole
+            else None,
+            batch_rows=batch_rows,
+            allocation_rows=allocation_rows,
+            preemptions=int(counts.preemptions.sum()),
+            recomputed_tokens=int(counts.recomputed_tokens.sum()),
+            reused_tokens=int(counts.reused_tokens.sum()),
+            gap_sections=tuple(later.since(earlier) for earlier, later in sections),
+            ends=ends,
+            queue_rows=None if of_server else raw,
+            by_replica=counts,
+            workload=workload,
+        )
 
     def _report(self) -> None:
         if self.total is None:
             self.progress(self.session.now / self.session.stop)
         else:
             self.progress(self.session.share_of(self.total))
+
+
+def _totals(series: Ints, replicas: int) -> Ints:
+    """Return tick, requests, unprocessed and uncompleted tokens, from the series of a kernel."""
+    # It has requests in prefill and in decode for each stage, then tokens in no batch, and those in
+    # one, for each replica, and what jobs still need.
+    tick, of_stages = series[:, 0], series[:, 1 : -1 - 2 * replicas]
+    unprocessed, inside = np.split(series[:, -1 - 2 * replicas : -1], 2, axis=1)
+    unprocessed = unprocessed.sum(axis=1)
+    return np.column_stack(
+        [tick, of_stages.sum(axis=1), unprocessed, unprocessed + inside.sum(axis=1)]
+    )
 
 
 def _size(block: Any) -> int:

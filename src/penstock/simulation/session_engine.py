@@ -10,7 +10,8 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints
-from penstock.simulation.run import Record, Rows, Run
+from penstock.simulation.rows import Record, Rows
+from penstock.simulation.run import Run
 from penstock.simulation.servable import never_served
 from penstock.simulation.session_network import NetworkSession
 from penstock.simulation.session_server import OF_A_LINE, OneServer
@@ -187,35 +188,19 @@ class EngineSession(OneServer, NetworkSession):
 
     # -- what it makes
 
-    def fold(self, everything: bool) -> Rows:  # type: ignore[override]
+    def fold(self, everything: bool) -> tuple[Rows, None]:
         """Drop the requests at the front that are done, or all, and return what became of them."""
-        passed = NetworkSession.fold(self, everything)
-        jobs = passed.jobs
-        return Rows(
-            passed.arrival, jobs.prompt, jobs.output, passed.first_token, passed.finish,
-            passed.preemptions,
-        )  # fmt: skip
+        rows, _ = NetworkSession.fold(self, everything)
+        return dataclasses.replace(rows, cached=None, replica=None, of_jobs=None), None
 
-    def finish(self, parts: Sequence[Rows] | None, last_arrival: int) -> Run:
-        """Put what is known into a `Run`."""
-        run = super().finish(parts, last_arrival)
-        rows, allocations = run.rows, run.allocation_rows
-        if rows and self.left_out:
-            rows = self._with_left_out(rows)
-            if allocations is not None and rows.dropped is not None:
-                allocations[:, 1] = np.flatnonzero(~rows.dropped)[allocations[:, 1]]
-        return dataclasses.replace(
-            run,
-            rows=rows,
-            preemptions=int(self.engine.preemptions),
-            recomputed_tokens=int(self.engine.lost),
-            reused_tokens=int(self.engine.reused),
-            dropped=sum(numbers.size for numbers, _ in self.left_out),
-        )
-
-    def _with_left_out(self, rows: Rows) -> Rows:
+    def with_left_out(self, run: Run) -> Run:
         """Put requests that were left out back at their places, without times."""
+        if not self.left_out:
+            return run
         numbers = np.concatenate([numbers for numbers, _ in self.left_out])
+        run = dataclasses.replace(run, dropped=numbers.size)
+        if run.rows is None:
+            return run
         out = Requests.joined([requests for _, requests in self.left_out])
         never = np.full(numbers.size, -1, np.int64)
         filling = Rows(
@@ -223,9 +208,9 @@ class EngineSession(OneServer, NetworkSession):
             out.prompt_tokens.astype(np.int32), out.output_tokens.astype(np.int32),
             never, never, np.zeros(numbers.size, np.int64), np.ones(numbers.size, bool),
         )  # fmt: skip
-        rows = dataclasses.replace(rows, dropped=np.zeros(rows.finish.size, bool))
-        before = numbers - np.arange(numbers.size)  # np.insert counts in what is there
-        names = [field.name for field in dataclasses.fields(Rows)]
-        return Rows(
-            *(np.insert(getattr(rows, name), before, getattr(filling, name)) for name in names)
-        )
+        served = dataclasses.replace(run.rows, dropped=np.zeros(run.rows.finish.size, bool))
+        rows = Rows.joined([served, filling])
+        place = np.append(np.delete(np.arange(rows.finish.size), numbers), numbers)
+        if run.allocation_rows is not None:
+            run.allocation_rows[:, 1] = place[run.allocation_rows[:, 1]]
+        return dataclasses.replace(run, rows=rows.where(np.argsort(place)))

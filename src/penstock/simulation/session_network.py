@@ -3,14 +3,12 @@ with.
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from penstock.errors import InputError
-from penstock.inputs.arrays import Bools, Ints, Ints32
+from penstock.inputs.arrays import Bools, Ints
 from penstock.kernel import records
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.outages import HIT, SERVER, TICK, WHAT
@@ -27,7 +25,6 @@ from penstock.kernel.signatures import (
 )
 from penstock.simulation.distribution import Fold
 from penstock.simulation.jobs_in_ticks import JobsInTicks
-from penstock.simulation.network_run import NetworkRecord
 from penstock.simulation.new_world import (
     be_patient,
     frozen,
@@ -36,8 +33,8 @@ from penstock.simulation.new_world import (
     wider_table,
     with_outages,
 )
-from penstock.simulation.replica_run import first_replicas
-from penstock.simulation.session_world import WorldSession, gap_bits
+from penstock.simulation.rows import JobEnds, Record, Rows
+from penstock.simulation.session_world import WorldSession, gap_bits, level_of
 from penstock.system.network import Network
 from penstock.system.outages import SENT_AGAIN, Outage
 from penstock.workload.jobs import Jobs
@@ -58,29 +55,7 @@ _PER_REQUEST = (
     "tries",
 )
 _PER_JOB = ("job_arrival", "job_root", "job_tokens")
-_WITHOUT_GAPS: tuple[NetworkRecord, ...] = ("jobs", "requests")
-_LEVELS: dict[NetworkRecord, int] = {
-    "batches": records.BATCH_ROWS,
-    "allocations": records.ALLOCATION_ROWS,
-}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Passed:
-    """Jobs of which all is known, or that the run ended with; ticks, -1: it did not happen."""
-
-    jobs: Jobs
-    arrival: Ints  # shape (jobs,)
-    server: Ints32  # shape (requests,) as all that follow: replica over all pools
-    ready: Ints  # first arrival at its pool
-    first_token: Ints
-    finish: Ints
-    cached: Ints32
-    preemptions: Ints | None = None  # None where nothing can be preempted
-    # How often it was sent again, and whether it was lost, with a replica that died; None where
-    # none does.
-    tries: Ints | None = None
-    lost: Bools | None = None
+_WITHOUT_GAPS: tuple[Record, ...] = ("jobs", "requests")
 
 
 class NetworkSession(WorldSession):
@@ -91,7 +66,7 @@ class NetworkSession(WorldSession):
     """
 
     of_requests = ("job_arrival",)
-    added = 0  # jobs
+    jobs_before = 0  # that were folded away
 
     def __init__(
         self,
@@ -99,7 +74,7 @@ class NetworkSession(WorldSession):
         tick_s: float,
         compress: bool,
         stop: int,
-        record: NetworkRecord = "jobs",
+        record: Record = "jobs",
         outages: Sequence[Outage] = (),
         of_server: bool = False,  # it is a server, of which all is counted
     ) -> None:
@@ -111,8 +86,10 @@ class NetworkSession(WorldSession):
             for server, count in pool.servers
         ]
         pools_of, servers, replicas = zip(*self.kinds, strict=True)
+        self.pool_of_replica = np.repeat(np.array(pools_of), replicas)
+        self.first_replica = np.searchsorted(self.pool_of_replica, network.stage_pool)
         stages = list(zip(network.stage_pool, network.stage_line, strict=True))
-        level = _LEVELS.get(record, records.NO_ROWS)
+        level = level_of(record)
         world = new_world(servers, replicas, pools_of, stages, tick_s, level, of_server)
         orders = [pool.order for pool in self.pools if not pool.order.single_line]
         routers = [pool.router for pool in self.pools if pool.router.function is not None]
@@ -153,8 +130,9 @@ class NetworkSession(WorldSession):
 
     def _death(self, outage: Outage) -> tuple[int, int]:
         """Return when a replica dies, and which over all pools."""
-        first = dict(zip(self.network.pools, first_replicas(self.network), strict=True))
-        return round(outage.start_s / self.tick_s), int(first[outage.pool]) + outage.replica
+        pool = list(self.network.pools).index(outage.pool)
+        first = int(np.searchsorted(self.pool_of_replica, pool))
+        return round(outage.start_s / self.tick_s), first + outage.replica
 
     def hits(self, outages: Sequence[Outage]) -> tuple[int, ...]:
         """Return how many requests were at the replica of each outage when it died."""
@@ -212,8 +190,12 @@ class NetworkSession(WorldSession):
 
     def share_of(self, total: int) -> float:
         """Return which share is done of a run of so many jobs."""
-        waiting = self.jobs.count - self.arrived_jobs
-        return (self.added - waiting) / total
+        return self.arrived / total
+
+    @property
+    def arrived(self) -> int:
+        """Jobs that have arrived."""
+        return self.jobs_before + self.arrived_jobs
 
     @property
     def arrived_jobs(self) -> int:
@@ -225,12 +207,6 @@ class NetworkSession(WorldSession):
         """Unprocessed tokens of the jobs that have arrived, their requests to come included."""
         return int(self.clock.future)
 
-    @functools.cached_property
-    def pool_of_replica(self) -> Ints:
-        """Shape (replicas,)."""
-        index, _, counts = zip(*self.kinds, strict=True)
-        return np.repeat(np.array(index), counts)
-
     @property
     def processed(self) -> Ints:
         """Shape (pools,): tokens in batches that ended."""
@@ -241,7 +217,6 @@ class NetworkSession(WorldSession):
     def add(self, jobs: Jobs) -> None:
         """Let these jobs arrive after those known so far."""
         before = self.jobs.count
-        self.added += jobs.count
         jobs = self.network.within_context(jobs)
         self._check(jobs)
         arrays = self._in_ticks.arrays(jobs)
@@ -310,82 +285,68 @@ class NetworkSession(WorldSession):
             "let it serve something whenever it can"
         )
 
-    def fold(self, everything: bool) -> Passed:
+    def fold(self, everything: bool) -> tuple[Rows, JobEnds | None]:
         """Drop the jobs at the front that are done, or all, and return what became of them."""
         world = self.world
         if everything:
             world.first_token[world.first_token > self.now] = -1  # of batches still in progress
         open_requests = np.flatnonzero(world.finish == -1)
-        jobs = self.jobs.count
+        count = self.jobs.count
         if open_requests.size and not everything:
-            jobs = int(np.searchsorted(self.jobs.first_request, open_requests[0], side="right")) - 1
-        count = int(self.jobs.first_request[jobs])
-        passed = Passed(
-            self.jobs.span(0, jobs),
-            world.job_arrival[:jobs],
-            world.rows.server[:count].copy(),
-            world.ready[:count],
-            world.first_token[:count],
-            world.finish[:count],
-            world.cached[:count],
-            world.again.times[:count].astype(np.int64) if self.has_engines else None,
-        )
-        if self.has_outages:
-            came = world.tries.came[:count]
-            passed = dataclasses.replace(
-                passed,
-                ready=np.where(came >= 0, came, passed.ready),
-                # Its row may know already where its job is at home.
-                server=np.where(passed.ready >= 0, passed.server, -1),
-                finish=np.maximum(passed.finish, -1),
-                tries=world.tries.times[:count].astype(np.int64),
-                lost=world.finish[:count] == records.LOST,
-            )
-        if everything:
-            return passed
-        self.drop(count)
-        self.clock.next_job -= jobs
-        kept = {name: getattr(world, name)[count:].copy() for name in _PER_REQUEST}
-        kept |= {name: getattr(world, name)[jobs:].copy() for name in _PER_JOB}
-        kept["job_root"] -= count
-        self.world = world._replace(**kept)
-        self.jobs = self.jobs.span(jobs, self.jobs.count)
-        return passed
-
-    def latencies(self, passed: Any) -> Iterator[tuple[Ints, Ints, Ints]]:
-        """Yield for each stage when requests came, had a first token, and were done."""
-        for stage, _ in enumerate(self.folds):
-            here = passed.jobs.stage == stage
-            yield passed.ready[here], passed.first_token[here], passed.finish[here]
-
-    def ends_of(self, passed: Any) -> Any:
-        """Keep of each job its arrival and its end."""
-        unknown = passed.ready[:0]
-        return Passed(
-            passed.jobs.without_requests(), passed.arrival, passed.server[:0], unknown, unknown,
-            job_finish(passed), passed.cached[:0],
+            first_open = open_requests[0]
+            count = int(np.searchsorted(self.jobs.first_request, first_open, side="right")) - 1
+        jobs = self.jobs.span(0, count)
+        requests = slice(jobs.requests)
+        finish, ready = world.finish[requests], world.ready[requests]
+        replica = world.rows.server[requests] - self.first_replica[jobs.stage]
+        rows = Rows(
+            ready, jobs.prompt, jobs.output, world.first_token[requests], finish,
+            world.again.times[requests].astype(np.int64) if self.has_engines else None,
+            cached=world.cached[requests], replica=replica, of_jobs=jobs,
         )  # fmt: skip
+        if self.has_outages:
+            came = world.tries.came[requests]
+            rows = dataclasses.replace(
+                rows,
+                arrival=np.where(came >= 0, came, ready),
+                # Its row may know already where its job is at home.
+                replica=np.where(ready >= 0, replica, -1),
+                finish=np.maximum(finish, -1),
+                tries=world.tries.times[requests].astype(np.int64),
+                lost=finish == records.LOST,
+            )
+        ends = JobEnds(jobs.workflow, world.job_arrival[:count], _job_finish(rows))
+        if everything:
+            return rows, ends
+        self.drop(jobs.requests)
+        self.clock.next_job -= count
+        self.jobs_before += count
+        kept = {name: getattr(world, name)[jobs.requests :].copy() for name in _PER_REQUEST}
+        kept |= {name: getattr(world, name)[count:].copy() for name in _PER_JOB}
+        kept["job_root"] -= jobs.requests
+        self.world = world._replace(**kept)
+        self.jobs = self.jobs.span(count, self.jobs.count)
+        return rows, ends
 
-    def by_replica(self, field: str) -> Ints:
-        """Return a field of engines for all replicas, 0 for those of lines."""
-        engines = self.world.engines
-        values = np.zeros(len(self.world.servers), np.int64)
-        values[engines.server] = engines[field]
-        return values
+    def at_stages(self, rows: Rows) -> Iterator[Bools]:
+        """Yield which requests are at each stage of which latencies are folded."""
+        for stage, _ in enumerate(self.folds):
+            yield rows.jobs.stage == stage
 
     def recorded(self) -> tuple[Ints | None, Ints | None]:
         """Return batches, and rows of their requests in the same order; None: not recorded."""
         batches, rows = self.batch_rows(), self.allocation_rows()
         if batches is None or rows is None:
             return batches, None
-        by_replica = np.argsort(batches[:, 0], kind="stable")
-        first = np.searchsorted(batches[by_replica, 0], np.arange(len(self.world.servers)))
-        batch = by_replica[first[rows[:, 0]] + rows[:, 1]]
-        rows = rows[np.lexsort((rows[:, 2], batch))]
+        by_replica = np.argsort(batches[:, 5], kind="stable")
+        first = np.searchsorted(batches[by_replica, 5], np.arange(len(self.world.servers)))
+        batch = by_replica[first[rows[:, 4]] + rows[:, 0]]
+        rows = rows[np.lexsort((rows[:, 1], batch))]
         # An order that splits batches may serve a prompt twice in one.
-        starts = np.flatnonzero((np.diff(rows[:, :3], axis=0, prepend=-1) != 0).any(axis=1))
+        named = rows[:, [4, 0, 1]]
+        starts = np.flatnonzero((np.diff(named, axis=0, prepend=-1) != 0).any(axis=1))
         merged = rows[starts]
-        merged[:, 3:] = np.add.reduceat(rows[:, 3:], starts)
+        merged[:, 2:4] = np.add.reduceat(rows[:, 2:4], starts)
         return batches, merged
 
 
@@ -396,14 +357,11 @@ def _no_jobs() -> Jobs:
                 np.zeros(0, np.uint32))  # fmt: skip
 
 
-def job_finish(passed: Passed) -> Ints:
+def _job_finish(rows: Rows) -> Ints:
     """Return when the last request of each job finished, -1 while one has not."""
-    if not passed.jobs.count:
-        return np.zeros(0, np.int64)
-    if (
-        passed.finish.size == passed.jobs.count
-    ):  # one left of each: see `NetworkSession.ends_of`, or one request per job
-        return passed.finish
-    first = passed.jobs.first_request[:-1]
-    last = np.maximum.reduceat(passed.finish, first)
-    return np.where(np.minimum.reduceat(passed.finish, first) < 0, -1, last)
+    jobs = rows.jobs
+    if jobs.requests == jobs.count:
+        return rows.finish
+    first = jobs.first_request[:-1]
+    last = np.maximum.reduceat(rows.finish, first)
+    return np.where(np.minimum.reduceat(rows.finish, first) < 0, -1, last)

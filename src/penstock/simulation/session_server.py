@@ -3,43 +3,45 @@ on with.
 """
 
 import abc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
-from penstock.kernel import in_progress, records
-from penstock.kernel.compiled_code import from_python
+from penstock.kernel import records
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.server import compiled_advance
 from penstock.kernel.server_arrays import new_arrays
 from penstock.kernel.signatures import ASK_FOR, NOT_ASKED_FOR
-from penstock.simulation.compositions import compositions
-from penstock.simulation.distribution import Distribution, Fold
+from penstock.simulation.distribution import Fold
 from penstock.simulation.new_world import NO_LIMIT, new_world
-from penstock.simulation.run import Record, Rows, Run
-from penstock.simulation.session_world import WorldSession, chain, gap_bits, views
+from penstock.simulation.rows import Record, Rows
+from penstock.simulation.run import Run
+from penstock.simulation.session_world import (
+    WorldSession,
+    begun_batches,
+    chain,
+    gap_bits,
+    level_of,
+    views,
+)
 from penstock.simulation.ticks import arrivals_in_ticks, check_costs, terms_of
 from penstock.system.server import Server
 from penstock.words import counted
 from penstock.workload.prefixes import Prefixes
 from penstock.workload.workload import Requests
 
-RECORDS: tuple[Record, ...] = ("summary", "requests", "batches", "allocations")
-
 OF_A_LINE = ("arrived", "waiting_tokens", "decoding", "arrived_tokens")
 """What is read of a line after every few batches."""
-
-_begun_again = from_python(in_progress.begun_again)
 
 
 class OneServer(WorldSession, abc.ABC):
     """What sessions on one server have in common: what is known of it, and the run it makes."""
 
     server: Server
-    folds: list[tuple[Fold, Fold]]  # of what was folded: TTFT, and E2E
+    pool_of_replica = np.zeros(1, np.int64)
     line: Any  # the record of what waits and decodes
     _line: Any
 
@@ -87,9 +89,7 @@ class OneServer(WorldSession, abc.ABC):
     @property
     def begun(self) -> int:
         """How many of the equal batches in progress have begun: they count as done."""
-        if not self._replica.equal.item():
-            return 0
-        return 1 + int(_begun_again(self.replica, self.now))
+        return begun_batches(self.replica, self.now) if self._replica.equal.item() else 0
 
     @property
     def decodes_left(self) -> int:
@@ -138,44 +138,23 @@ class OneServer(WorldSession, abc.ABC):
     # -- what it makes
 
     @abc.abstractmethod
-    def fold(self, everything: bool) -> Rows:
+    def fold(self, everything: bool) -> tuple[Rows, None]:
         """Drop the requests at the front that are done, or all, and return what became of them."""
 
-    def latencies(self, passed: Any) -> Iterator[tuple[Ints, Ints, Ints]]:
-        """Yield when requests came, had a first token, and were done."""
-        yield passed.arrival, passed.first_token, passed.finish
+    def at_stages(self, rows: Rows) -> Iterator[Any]:
+        """Yield which requests are at each stage: all are at the only one."""
+        yield slice(None)
 
-    def ends_of(self, passed: Any) -> Any:
-        """Keep nothing of requests that are folded."""
+    def with_left_out(self, run: Run) -> Run:
+        """Put requests that were left out back at their places: there are none."""
+        return run
 
-    def finish(self, parts: Sequence[Rows] | None, last_arrival: int) -> Run:
-        """Put what is known into a `Run`; without ``parts`` of requests only as it was folded."""
-        mixes, mix_ticks = compositions(self.world)
-        # Of the series: requests in either phase, tokens in no batch, and those in one beside them.
-        tick, prefilling, decoding, unprocessed, inside = self.series_rows.T[:5]
-        batches, allocations = self.batch_rows(), self.allocation_rows()
-        return Run(
-            server=self.server,
-            tick_s=self.tick_s,
-            arrived=self.arrived,
-            finished=self.finished,
-            n_batches=int(self.replica.batches) + self.begun,
-            end=self.now,
-            last_arrival=last_arrival,
-            busy=int(self.busy()[0]),
-            tokens=int(self.replica.processed),
-            started_tokens=self.started,
-            gaps=self.gaps(),
-            folded=_folded(self.folds) if parts is None else None,
-            mixes=mixes,
-            mix_ticks=mix_ticks,
-            series_rows=np.column_stack(
-                [tick, prefilling + decoding, unprocessed, unprocessed + inside]
-            ),
-            rows=None if parts is None else Rows.joined(parts),
-            batch_rows=None if batches is None else batches[:, 1:],
-            allocation_rows=None if allocations is None else allocations[:, 1:],
-        )
+    def recorded(self) -> tuple[Ints | None, Ints | None]:
+        """Return batches, and rows of their requests; None: not recorded. They name no replica."""
+        batches, rows = self.batch_rows(), self.allocation_rows()
+        return (
+            None if batches is None else batches[:, :5], None if rows is None else rows[:, :4]
+        )  # fmt: skip
 
     def _refuse(self, status: int) -> None:
         """Say why it cannot go on: nobody can be served, or a batch is empty or negative."""
@@ -203,11 +182,6 @@ class OneServer(WorldSession, abc.ABC):
         )
 
 
-def _folded(folds: list[tuple[Fold, Fold]]) -> tuple[Distribution, Distribution]:
-    ((ttft, e2e),) = folds
-    return ttft.distribution, e2e.distribution
-
-
 class Session(OneServer):
     """On a server of the paper, whose loop is the faster one."""
 
@@ -217,7 +191,7 @@ class Session(OneServer):
     def __init__(
         self, server: Server, record: Record, tick_s: float, compress: bool, stop: int
     ) -> None:
-        level = max(RECORDS.index(record) - 1, 0)
+        level = level_of(record)
         world = new_world([server], [1], [0], [(0, 0)], tick_s, level, counts_compositions=True)
         bits = gap_bits(record, [server])
         self.folds = [(Fold(), Fold())]
@@ -296,12 +270,16 @@ class Session(OneServer):
         state.decoding = count - alone.sum()
         state.decode_tokens = world.output[:count].sum(dtype=np.int64) - count * engine
 
+    def by_replica(self, field: str) -> Ints:
+        """Return what engines count, of which there is nothing."""
+        return np.zeros(1, np.int64)
+
     def _advance(self) -> int:
         """Call the kernel once."""
         advance = compiled_advance(self.terms is not None)
         return advance(self.address.of(self.world), self.terms)
 
-    def fold(self, everything: bool) -> Rows:
+    def fold(self, everything: bool) -> tuple[Rows, None]:
         """Drop the requests at the front that are done, or all, and return what became of them."""
         world = self.world
         if everything:  # tokens that batches still in progress will bring
@@ -313,7 +291,7 @@ class Session(OneServer):
         rows = Rows(*(getattr(world, name)[:count] for name in self.of_requests))
         if not everything:
             self._forget(count)
-        return rows
+        return rows, None
 
     def _forget(self, count: int) -> None:
         """Forget the first requests, which arrived before any coming instant of the series."""

@@ -10,17 +10,19 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
-from penstock.kernel import counting, due_epochs, records
+from penstock.kernel import counting, due_epochs, in_progress, records
 from penstock.kernel.by_reference import Address
 from penstock.kernel.compiled_code import from_python
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.gaps import CARRY
 from penstock.kernel.records import World
-from penstock.simulation.distribution import LEADING_BITS, Distribution
+from penstock.simulation.distribution import LEADING_BITS, Distribution, Fold
 from penstock.simulation.new_world import more_slots
+from penstock.simulation.rows import ReplicaCounts
 from penstock.system.server import Server
 
 chain = from_python(due_epochs.chain)
+_begun_again = from_python(in_progress.begun_again)
 
 
 def views(table: Any, *names: str) -> SimpleNamespace:
@@ -39,6 +41,9 @@ class WorldSession:
     """
 
     of_requests: tuple[str, ...] = ()  # arrays of those that the kernel knows to arrive
+    pool_of_replica: Ints  # shape (replicas,)
+    folds: list[tuple[Fold, Fold]]  # TTFT and E2E of what was folded, at each stage
+    counts_gaps = True
     has_workflows = has_outages = has_transfers = False
     _is_loaded = False  # the functions that its pools need
 
@@ -173,7 +178,7 @@ class WorldSession:
 
     def batch_rows(self) -> Ints | None:
         """Return each batch, in order of start; None: not recorded."""
-        # Replica, start, ticks, prefill tokens, decode tokens, requests.
+        # Start, ticks, prefill tokens, decode tokens, requests, replica.
         if self.clock.record < records.BATCH_ROWS:
             return None
         self._keep_rows()
@@ -184,14 +189,14 @@ class WorldSession:
         ]
         rows = np.concatenate([*self.kept_batches, np.reshape(on_their_way, (-1, 6))])
         rows = rows.astype(np.int64)
-        return rows[np.lexsort((rows[:, 0], rows[:, 1]))]
+        return rows[np.lexsort((rows[:, 0], rows[:, 1]))][:, [1, 2, 3, 4, 5, 0]]
 
     def allocation_rows(self) -> Ints | None:
-        """Return rows of replica, batch, request, prefill and decode tokens; None: not recorded."""
+        """Return rows of batch, request, prefill and decode tokens, replica; None: none is kept."""
         if self.clock.record < records.ALLOCATION_ROWS:
             return None
         self._keep_rows()
-        return np.concatenate(self.kept_allocations)
+        return np.concatenate(self.kept_allocations)[:, [1, 2, 3, 4, 0]]
 
     @property
     def series_rows(self) -> Ints:
@@ -216,6 +221,29 @@ class WorldSession:
         servers = self.world.servers
         running = np.maximum(self.now - servers.start, 0)
         return np.asarray(servers.busy + np.where(servers.equal > 0, running, 0))
+
+    def by_replica(self, field: str) -> Ints:
+        """Return a field of engines for all replicas, 0 for those of lines."""
+        engines = self.world.engines
+        values = np.zeros(len(self.world.servers), np.int64)
+        values[engines.server] = engines[field]
+        return values
+
+    def counts(self) -> ReplicaCounts:
+        """Return what each replica has done up to now; equal batches that have begun are done."""
+        servers = self.world.servers
+        begun = np.array([begun_batches(server, self.now) for server in servers])
+        return ReplicaCounts(
+            pool=self.pool_of_replica,
+            batches=servers.batches.copy(),
+            in_progress=begun,
+            busy=self.busy(),
+            tokens=servers.processed.copy(),
+            started_tokens=servers.processed + begun * servers.tokens,
+            preemptions=self.by_replica("preemptions"),
+            recomputed_tokens=self.by_replica("lost"),
+            reused_tokens=self.by_replica("reused"),
+        )
 
     @property
     def endless(self) -> str:
@@ -266,6 +294,17 @@ class WorldSession:
         self.clock.requests_before += count
         if self.clock.clients:
             self.clock.next_sent -= count
+
+
+def begun_batches(server: Any, now: int) -> int:
+    """Return how many of the equal batches that a replica has in progress have begun."""
+    return 1 + int(_begun_again(server, now)) if server.equal else 0
+
+
+def level_of(record: str) -> int:
+    """Return up to which level the kernel writes down batches, and who is in them."""
+    levels = {"batches": records.BATCH_ROWS, "allocations": records.ALLOCATION_ROWS}
+    return levels.get(record, records.NO_ROWS)
 
 
 def gap_bits(record: str, servers: Sequence[Server]) -> int:

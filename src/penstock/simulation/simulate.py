@@ -1,6 +1,4 @@
-"""Simulate: validate, turn into integer ticks, run the kernel, hand back a `Run`, or a
-`NetworkRun`.
-"""
+"""Simulate: validate, turn into integer ticks, run the kernel, hand back a `Run`."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -12,19 +10,19 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.progress import Progress, part_of, silent
-from penstock.simulation.run import TICK_S, Record, Run, checked_tick, stop_tick
+from penstock.simulation.rows import RECORDS, Record
+from penstock.simulation.run import TICK_S, Run, checked_tick, stop_tick
 from penstock.simulation.running import Running
-from penstock.simulation.session_server import RECORDS, OneServer, open_session
+from penstock.simulation.session_server import OneServer, open_session
 from penstock.system.batch_time import Composition
 from penstock.system.kinds import as_network, refuse
-from penstock.system.outages import Outage, listed
+from penstock.system.outages import Outage, checked_outages, listed
 from penstock.system.server import Server
 from penstock.workload.arrivals import MOST_ARRIVALS
 from penstock.workload.pairs import Independent
 from penstock.workload.workload import ClosedLoop, Requests, Workload
 
 if TYPE_CHECKING:
-    from penstock.simulation.network_run import NetworkRecord, NetworkRun
     from penstock.system.network import Network
     from penstock.workload.jobs import Jobs
 
@@ -64,13 +62,13 @@ def simulate(
     jobs: int | None = None,
     until: float | None = None,
     seed: int | None = None,
-    record: "NetworkRecord" = "requests",
+    record: Record = "requests",
     drain: bool | None = None,
     tick_s: float = TICK_S,
     compress: bool = True,
     progress: Progress | None = None,
     outages: Sequence[Outage] = (),
-) -> "NetworkRun": ...
+) -> Run: ...
 def simulate(
     workload: "Workload | Network",
     server: Server | None = None,
@@ -79,13 +77,13 @@ def simulate(
     jobs: int | None = None,
     until: float | None = None,
     seed: int | None = None,
-    record: "Record | NetworkRecord" = "requests",
+    record: Record = "requests",
     drain: bool | None = None,
     tick_s: float = TICK_S,
     compress: bool = True,
     progress: Progress | None = None,
     outages: Sequence[Outage] = (),
-) -> "Run | NetworkRun":
+) -> Run:
     """Run a workload through a server, or the workflows of a network through its pools.
 
     Parameters
@@ -140,8 +138,6 @@ def simulate(
         )
     network = as_network("simulate", workload, server)
     refuse(requests=requests)
-    from penstock.simulation.network_simulation import jobs_of_run, run_network
-
     return run_network(network, jobs_of_run(network, jobs, until), seed, options, record)
 
 
@@ -155,61 +151,171 @@ def run_server(
     gap_sections: int = 0,
 ) -> Run:
     """Run so many requests through a server, or those that arrive until the run stops."""
-    level = checked_record(record, RECORDS)
+    level = _checked_record(record, RECORDS[1:])
+    session = open_session(
+        server, level, options.tick_s, options.compress, options.stop, workload.prefixes
+    )
     if isinstance(workload, ClosedLoop):
-        return _closed(workload, server, requests, options, level)
+        return _closed(workload, requests or workload.rows, session, options)
     drain = options.drain
     if drain is None:
         drain = workload.rows is not None or not _overloads(workload, server)
-    session = _session(workload, server, level, options)
     total = requests if options.stop == NEVER else None
     running = Running(session, level != "summary", drain, total, options.progress, gap_sections)
-    blocks = cut(workload.blocks(), requests, options.stop, options.tick_s)
+    blocks = _cut(workload.blocks(), requests, options.stop, options.tick_s)
     running.through(map(session.keep, blocks))
-    return _finished(session, running)
-
-
-def _session(workload: Workload, server: Server, level: Record, options: RunOptions) -> OneServer:
-    """Return the session of a run."""
-    return open_session(
-        server, level, options.tick_s, options.compress, options.stop, workload.prefixes
-    )
-
-
-def _finished(session: OneServer, running: Running) -> Run:
-    """Return the run of a session that has come to its end."""
-    last_arrival = running.last_arrival if session.stop == NEVER else session.stop
-    run = session.finish(running.passed if running.whole else None, last_arrival)
-    return dataclasses.replace(run, gap_sections=running.sections)
-
-
-def checked_record(record: str, records: Sequence[_Level]) -> _Level:
-    """Return what is to be kept of a run, if it is one of those that can be."""
-    if checks.named(record, records):
-        return records[records.index(record)]
-    raise InputError(f"unknown record {checks.shown(record)}{nearest(str(record), records)}")
+    return session.with_left_out(running.finish(session.server, workload))
 
 
 def _closed(
-    workload: ClosedLoop, server: Server, requests: int | None, options: RunOptions, level: Record
+    workload: ClosedLoop, count: int | None, session: OneServer, options: RunOptions
 ) -> Run:
     """Run a closed loop: a client sends the first request left when its own has ended."""
-    tick_s, count = options.tick_s, requests or workload.rows
-    session = _session(workload, server, level, options)
-    blocks = cut(workload.blocks(), count, NEVER, tick_s)
+    blocks = _cut(workload.blocks(), count, NEVER, options.tick_s)
     session.add(Requests.joined([session.keep(block) for block in blocks]))
-    session.close_loop(workload.clients, round(workload.pause_s / tick_s))
+    session.close_loop(workload.clients, round(workload.pause_s / options.tick_s))
     running = Running(session, True, True, count, options.progress)
     running.through(iter(()))
-    run = _finished(session, running)
+    run = session.with_left_out(running.finish(session.server, workload))
     assert run.rows is not None
     sent = run.rows.where(run.rows.arrival < NEVER)
     if options.stop >= NEVER and run.finished + run.dropped < (count or 0):
         raise InputError(
-            f"{count:,} requests of {workload.pace} take more ticks of {tick_s:g} s than can be "
-            "counted; ask for fewer requests, a shorter pause, or a larger tick_s"
+            f"{count:,} requests of {workload.pace} take more ticks of {options.tick_s:g} s than "
+            "can be counted; ask for fewer requests, a shorter pause, or a larger tick_s"
         )
     return dataclasses.replace(run, rows=sent, last_arrival=int(sent.arrival.max(initial=0)))
+
+
+def run_network(
+    network: "Network",
+    jobs: int | None,
+    seed: int | None,
+    options: RunOptions,
+    record: str = "requests",
+    *,
+    gap_sections: int = 0,
+) -> Run:
+    """Run so many jobs, those that arrive until the run stops, or whole recordings."""
+    # With ``gap_sections`` times between tokens are counted in so many parts of the run, too.
+    level = _checked_record(record, RECORDS)
+    drain = options.drain
+    if drain is None:
+        # with prompts found in caches the load is at most what the model says
+        drain = network.ends or not network.reuse_is_certain or not (network.model().rho > 1).any()
+    blocks = _blocks(network, jobs, seed, options)
+    run = _run_jobs(network, blocks, jobs, options, level, drain, gap_sections)
+    _check_outages(run.last_arrival * run.tick_s, run.outages)
+    return run
+
+
+def simulate_jobs(
+    network: "Network",
+    jobs: "Jobs",
+    *,
+    tick_s: float = TICK_S,
+    until: int | None = None,
+    compress: bool = True,
+    record: Record = "requests",
+    outages: Sequence[Outage] = (),
+) -> Run:
+    """Run given jobs through a network, up to a tick if one is given."""
+    stop = NEVER if until is None else until
+    options = RunOptions(stop, tick_s=tick_s, compress=compress, outages=outages)
+    return _run_jobs(network, iter([jobs]), jobs.count, options, record)
+
+
+def _run_jobs(
+    network: "Network",
+    blocks: Iterator["Jobs"],
+    count: int | None,
+    options: RunOptions,
+    record: Record,
+    drain: bool = True,
+    gap_sections: int = 0,
+) -> Run:
+    """Run blocks of jobs, and say what each outage hit."""
+    # Imported here, as a paper server alone does without the loop of all others.
+    from penstock.simulation.session_network import NetworkSession
+
+    outages = checked_outages(options.outages, network.pools)
+    session = NetworkSession(
+        network,
+        options.tick_s,
+        options.compress,
+        options.stop,
+        "summary" if gap_sections else record,
+        outages,
+    )
+    whole = record not in ("jobs", "summary")
+    running = Running(session, whole, drain, count, options.progress, gap_sections)
+    running.through(blocks)
+    run = running.finish(network)
+    return dataclasses.replace(run, outages=outages, hits=session.hits(outages))
+
+
+def refuse_late_outages(
+    network: "Network",
+    jobs: int | None,
+    seed: int | None,
+    options: RunOptions,
+    outages: Sequence[Outage],
+) -> None:
+    """Refuse outages that begin when nobody arrives any more, as the run would after it."""
+    last_s = options.stop * options.tick_s
+    if options.stop == NEVER and outages:
+        *_, last = _blocks(network, jobs, seed, options)
+        last_s = float(last.arrival_s[-1])
+    _check_outages(last_s, outages)
+
+
+def _check_outages(last_s: float, outages: Sequence[Outage]) -> None:
+    """Refuse outages that begin when nobody arrives any more."""
+    for outage in outages:
+        if outage.start_s >= last_s:
+            raise InputError(
+                f"an outage of {outage.name} begins at {outage.start_s:g} s, but the last job of "
+                f"the run arrives at {last_s:.6g} s; simulate more, or let it begin earlier"
+            )
+
+
+def jobs_of_run(
+    network: "Network",
+    jobs: int | None,
+    until: float | None,
+    most: int = MOST_ARRIVALS,
+    meaning: str = "it is the number of jobs that arrive",
+) -> int | None:
+    """Check what was asked for, up to ``most`` jobs; return None: `until` or recordings end it."""
+    _refuse_both("jobs", jobs, until)
+    if jobs is not None:
+        return checks.whole("jobs", jobs, 1, most, "", meaning)
+    if until is None and not network.ends:
+        raise InputError("the workflows never end; say how much to simulate with `jobs` or `until`")
+    return None
+
+
+def _blocks(
+    network: "Network", jobs: int | None, seed: int | None, options: RunOptions
+) -> Iterator["Jobs"]:
+    """Yield jobs up to so many, or up to the tick at which to stop."""
+    arrived = 0
+    for block in _cut(network.blocks(seed), jobs, options.stop, options.tick_s):
+        arrived += block.count
+        yield block
+    if jobs is not None and arrived < jobs:
+        raise InputError(
+            f"jobs is {jobs:,}, but the recording has {arrived:,} and is replayed once; ask for "
+            "fewer, or give it "
+            "a rate"
+        )
+
+
+def _checked_record(record: str, records: Sequence[_Level]) -> _Level:
+    """Return what is to be kept of a run, if it is one of those that can be."""
+    if checks.named(record, records):
+        return records[records.index(record)]
+    raise InputError(f"unknown record {checks.shown(record)}{nearest(str(record), records)}")
 
 
 def _overloads(workload: Workload, server: Server) -> bool:
@@ -233,7 +339,7 @@ def _overloads(workload: Workload, server: Server) -> bool:
     return offered / capacity + workload.rate * attention > 1
 
 
-def refuse_both(unit: str, count: int | None, until: float | None) -> None:
+def _refuse_both(unit: str, count: int | None, until: float | None) -> None:
     """Refuse a run that is to end in two ways: after so many arrivals, and at a time."""
     if count is not None and until is not None:
         raise InputError(f"{unit}={count} and until={until}: give one of them")
@@ -241,7 +347,7 @@ def refuse_both(unit: str, count: int | None, until: float | None) -> None:
 
 def length_of_run(workload: Workload, requests: int | None, until: float | None) -> int | None:
     """Check what was asked for; return the number of arrivals, None where `until` bounds it."""
-    refuse_both("requests", requests, until)
+    _refuse_both("requests", requests, until)
     if until is not None:
         if workload.rows is None and isinstance(workload, ClosedLoop):
             raise InputError(
@@ -268,7 +374,7 @@ def length_of_run(workload: Workload, requests: int | None, until: float | None)
 _Block = TypeVar("_Block", Requests, "Jobs")
 
 
-def cut(blocks: Iterator[_Block], count: int | None, stop: int, tick_s: float) -> Iterator[_Block]:
+def _cut(blocks: Iterator[_Block], count: int | None, stop: int, tick_s: float) -> Iterator[_Block]:
     """Yield blocks up to so many arrivals, or up to the tick ``stop``."""
     left = NEVER if count is None else count
     for block in blocks:

@@ -1,0 +1,35 @@
+"""Columns of the same length, as one table."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+
+
+class Columns:
+    """A dataclass of arrays of the same length, some of which may be None."""
+
+    def where(self, chosen: Any) -> Self:
+        """Return some of the rows, by their places or a mask."""
+        columns = {name: value[chosen] for name, value in self._columns()}
+        return dataclasses.replace(self, **columns)  # type: ignore[type-var]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Put tables after one another; one alone is not copied."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        columns = {
+            name: getattr(type(value), "joined", np.concatenate)(
+                [getattr(part, name) for part in parts]
+            )
+            for name, value in first._columns()
+        }
+        return dataclasses.replace(first, **columns)  # type: ignore[type-var]
+
+    def _columns(self) -> list[tuple[str, Any]]:
+        """Return the columns that are there, by name."""
+        columns = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        return [(name, value) for name, value in columns if value is not None]

@@ -1,0 +1,101 @@
+"""What a run keeps, in columns: of requests, of jobs, of replicas."""
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
+
+import numpy as np
+
+from penstock.errors import InputError
+from penstock.inputs.arrays import Bools, Ints, Ints32
+from penstock.inputs.columns import Columns
+
+if TYPE_CHECKING:
+    from penstock.workload.jobs import Jobs
+
+T = TypeVar("T")
+Record = Literal["jobs", "summary", "requests", "batches", "allocations"]
+RECORDS: tuple[Record, ...] = get_args(Record)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows(Columns):
+    """What became of each request; ticks, -1 for what did not happen. Shape (requests,) each."""
+
+    arrival: Ints  # when it first came to its pool
+    prompt_tokens: Ints32
+    output_tokens: Ints32
+    first_token: Ints
+    finish: Ints
+    preemptions: Ints | None = None  # None where nothing can be preempted
+    dropped: Bools | None = None  # those that could never fit; None where all could
+    # Of a network: prompt tokens that the replica had from an earlier request, and the replica, at
+    # its pool from 0.
+    cached: Ints32 | None = None
+    replica: Ints | None = None
+    # How often it was sent again, and whether it was lost, with a replica that died; of one that
+    # was sent again all but its arrival is of its last try. None where no replica dies.
+    tries: Ints | None = None
+    lost: Bools | None = None
+    of_jobs: "Jobs | None" = None  # None: each request is a job of its own
+
+    @functools.cached_property
+    def jobs(self) -> "Jobs":
+        """The jobs that the requests are of."""
+        from penstock.workload.jobs import Jobs
+        from penstock.workload.workload import Requests
+
+        if self.of_jobs is not None:
+            return self.of_jobs
+        columns = (self.arrival.astype(float), self.prompt_tokens, self.output_tokens)
+        return Jobs.of_requests(Requests(*columns))  # type: ignore[arg-type]
+
+    @property
+    def found(self) -> Ints32:
+        """Prompt tokens that the replica had from an earlier request."""
+        return np.zeros_like(self.prompt_tokens) if self.cached is None else self.cached
+
+    @property
+    def tpot(self) -> Ints:
+        """Times per output token, as benchmarks have them: from the first token to the last, over
+        the tokens after the first; ticks, of the requests that finished with several.
+        """
+        several = (self.finish >= 0) & (self.output_tokens > 1)
+        decoding = (self.finish - self.first_token)[several]
+        return np.rint(decoding / (self.output_tokens[several] - 1)).astype(np.int64)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class JobEnds(Columns):
+    """When jobs came and ended; shape (jobs,) each."""
+
+    workflow: Ints32  # its place in the network
+    arrival: Ints  # ticks
+    finish: Ints  # ticks; -1: it did not end
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ReplicaCounts(Columns):
+    """What each replica did; shape (replicas,) each, of all pools."""
+
+    pool: Ints  # its place in the network
+    batches: Ints  # that ended
+    in_progress: Ints  # batches that have begun, and not ended
+    busy: Ints  # ticks
+    tokens: Ints  # in batches that ended
+    started_tokens: Ints  # in batches that started
+    preemptions: Ints
+    recomputed_tokens: Ints
+    reused_tokens: Ints
+
+    @property
+    def number(self) -> Ints:
+        """Shape (replicas,), its number at its pool, from 0."""
+        return np.arange(self.pool.size) - np.searchsorted(self.pool, self.pool)
+
+
+def recorded(rows: T | None, level: Record) -> T:
+    """Return what a run kept at this level of recording, or say how to have it kept."""
+    if rows is None:
+        raise InputError(f"this run did not keep its {level}; simulate with record={level!r}")
+    return rows
