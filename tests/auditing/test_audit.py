@@ -372,7 +372,7 @@ def test_whatever_is_tampered_with_is_named_with_its_place_and_value(change, com
 def test_too_many_requests_are_found_in_either_scope(scope, policy, limit, complaint):
     budget = 1 if policy == "vllm-vanilla" else 8
     run = simulated([0, 0, 0], [1, 1, 1], [2, 2, 2], Server(ONE_TICK, budget, policy=policy))
-    found = audit(dataclasses.replace(run, server=Server(ONE_TICK, budget, limit, policy=policy, scope=scope)))
+    found = audit(dataclasses.replace(run, system=Server(ONE_TICK, budget, limit, policy=policy, scope=scope)))
     assert found.violations[0].startswith(complaint)
     assert found.violations[0].endswith("(eq:batch-size-constraint)")
 
@@ -380,7 +380,7 @@ def test_too_many_requests_are_found_in_either_scope(scope, policy, limit, compl
 def test_one_request_a_batch_is_within_a_limit_on_the_batch_even_if_three_are_running():
     run = simulated([0, 0, 0], [1, 1, 1], [2, 2, 2], Server(ONE_TICK, 1, policy="vllm-vanilla"))
     limited = Server(ONE_TICK, 1, 1, policy="vllm-vanilla", scope="batch")
-    assert audit(dataclasses.replace(run, server=limited)).feasible
+    assert audit(dataclasses.replace(run, system=limited)).feasible
 
 
 def test_every_violation_is_counted_and_only_the_first_are_put_into_words():
@@ -418,5 +418,5 @@ def test_batches_take_as_long_as_what_is_in_them_says_where_that_is_certain(poli
     )
     assert (run.preemptions > 0) == (memory is not None)
     assert audit(run).feasible
-    slower = dataclasses.replace(run, server=dataclasses.replace(run.server, batch_time=Affine(1.0, 0.0)))
+    slower = dataclasses.replace(run, system=dataclasses.replace(run.server, batch_time=Affine(1.0, 0.0)))
     assert not audit(slower).feasible

@@ -153,7 +153,7 @@ def test_tampering_with_a_preemption_is_named_with_its_place_and_value(changed, 
         run.allocation_rows[row, column] = value
     elif "blocks" in changed:
         memory = None if changed["blocks"] is None else Memory(changed["blocks"], 1)
-        run = dataclasses.replace(run, server=dataclasses.replace(run.server, memory=memory))
+        run = dataclasses.replace(run, system=dataclasses.replace(run.server, memory=memory))
     else:
         run = dataclasses.replace(run, **changed)
     violations = audit(run).violations
@@ -166,7 +166,7 @@ def test_memory_reserved_to_completion_is_held_from_the_first_batch_on(capacity)
     run = preempted(Memory(8, 1), "tensorrt-llm", {"capacity": "max_utilization"})
     assert audit(run).feasible
     claimed = run.server.policy.with_options({"capacity": capacity})
-    found = audit(dataclasses.replace(run, server=dataclasses.replace(run.server, policy=claimed)))
+    found = audit(dataclasses.replace(run, system=dataclasses.replace(run.server, policy=claimed)))
     assert "batch 0 (tick 0) holds 16 KV blocks, reserved to completion, of 8 (memory)" in found.violations
 
 
@@ -177,7 +177,7 @@ def test_decodes_beyond_the_budget_are_sglangs_to_make_but_not_everybodys(policy
     run = simulated([0, 0, 0], [1, 1, 2], [4, 4, 4], server)
     assert run.batch_rows[2, 2:4].tolist() == [0, 3]
     assert audit(run).feasible
-    other = dataclasses.replace(run, server=Server(ONE_TICK, 2, 2, policy=policy))
+    other = dataclasses.replace(run, system=Server(ONE_TICK, 2, 2, policy=policy))
     assert "batch 2 (tick 2) has 3 tokens, over the budget of 2 (eq:batch-constraint)" in audit(other).violations
 
 

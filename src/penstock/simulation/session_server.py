@@ -3,6 +3,7 @@ on with.
 """
 
 import abc
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from penstock.kernel.server_arrays import new_arrays
 from penstock.kernel.signatures import ASK_FOR, NOT_ASKED_FOR
 from penstock.simulation.distribution import Fold
 from penstock.simulation.new_world import NO_LIMIT, new_world
-from penstock.simulation.rows import Record, Rows
+from penstock.simulation.rows import Record, ReplicaCounts, Rows
 from penstock.simulation.run import Run
 from penstock.simulation.session_world import (
     WorldSession,
@@ -269,6 +270,10 @@ class Session(OneServer):
         self.clock.finished = alone.sum()
         state.decoding = count - alone.sum()
         state.decode_tokens = world.output[:count].sum(dtype=np.int64) - count * engine
+
+    def counts(self) -> ReplicaCounts:
+        """Return what has been done; the loop counts tokens of batches as they start."""
+        return dataclasses.replace(super().counts(), started_tokens=np.array([self.started]))
 
     def by_replica(self, field: str) -> Ints:
         """Return what engines count, of which there is nothing."""
