@@ -298,8 +298,8 @@ def test_a_scenario_says_what_a_job_is():
         return plan_job(read_job(job, LENGTHS, aim, LENGTHS, budgets), families)
 
     found = planned(given, [TP1], aim)
-    assert (found.requests, found.deadline_s) == (400, pytest.approx(360))
-    assert found.targets == aim.targets
+    assert (found.job.requests, found.job.deadline_s) == (400, pytest.approx(360))
+    assert found.job.targets == aim.targets
     assert found.as_dict()["best"]["answer"] == "met"
     several = [ps.Server(TP1.batch_time, budget, 128) for budget in (200, 400)]
     found = planned({"requests": 400, "deadline_h": 0.1, "runs": 2}, several, None)

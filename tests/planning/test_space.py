@@ -127,6 +127,7 @@ def test_a_policy_that_is_out_of_place_is_called_unsuited_and_that_of_the_scenar
         ({"policy": ["sarahti"]}, "sarathi"),
         ({"policy": ["maxweight"], "max_batch_size": [64]}, "maxweight starves decodes"),
         ({"router": ["rnadom"]}, "random"),
+        ({"router": ["jsq", "rnadom"]}, "random"),
         ({"router": [{"prefix": {"mtach": 0.5}}]}, "router prefix has no setting 'mtach'; it has match, spill, times"),
         ({"router": [{"prefix": 0.5}]}, "one name with its settings, such as {prefix: {match: 0.5}}"),
         ({"disaggregation": ["1/2"]}, "search.disaggregation is '1/2'"),

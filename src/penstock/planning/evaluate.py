@@ -87,22 +87,12 @@ class Evaluation:
         """Requests/s that are carried; 0 where it is not known to be stable."""
         return self.rate if self.verdict == "stable" else 0.0
 
-    @property
-    def throughput_per_cost(self) -> float:
-        """Requests/s that are carried for the money, or accelerators."""
-        return self.throughput / self.deployment.cost
-
-    @property
-    def goodput_per_cost(self) -> float:
-        """The same of requests within all limits."""
-        return self.throughput_per_cost * (self.goodput.value or 0.0)
-
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         judged = zip(self.estimates, self.judgements, strict=True)
         return parts(
             self, "deployment", "verdict", "known_by", "answer", "goodput", "latency", "requests",
-            "throughput", "throughput_per_cost", "goodput_per_cost", "notices",
+            "throughput", "notices",
         ) | {"targets": [one.as_dict() | {"answer": answer} for one, answer in judged]}  # fmt: skip
 
 

@@ -20,13 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from penstock import checks
-from penstock.checking.targets import Target
 from penstock.errors import InputError
 from penstock.planning.day import MOST
 from penstock.planning.deployment import Deployment
 from penstock.planning.job_run import PACED_SHARE, Job, JobResult, Mode, simulate_job
 from penstock.planning.json_form import parts
-from penstock.planning.search import Question, Report, Search, Theory
+from penstock.planning.search import Prospect, Question, Report, Search
 from penstock.planning.space import Discarded, Family
 from penstock.show.page import Page, Shown
 from penstock.system.server import Server
@@ -47,29 +46,58 @@ _GAIN = 0.02  # of the time, by twice the fleet; below it no larger one is tried
 class JobPlan(Shown):
     """How to finish a job."""
 
-    requests: int
-    deadline_s: float
-    targets: tuple[Target, ...]  # of the online traffic
-    online_rate: float | None  # requests/s of the whole fleet; None: no online traffic
+    job: Job
     # The least cost per hour that meets the deadline and the targets, of several the shortest.
     best: JobResult | None
     nearest: JobResult | None  # `best`, or else the one that misses the least
-    unreachable: str  # why there is no best, and what to change; empty where there is one
     results: tuple[JobResult, ...]  # all that was simulated
     discarded: tuple[Discarded, ...]  # all others, and why
-    notices: tuple[str, ...]
 
     @property
     def margin(self) -> float | None:
         """What the best leaves until the deadline, as a share, at the high end of its interval."""
-        return None if self.best is None else 1 - (self.best.makespan.high or 0.0) / self.deadline_s
+        if self.best is None:
+            return None
+        return 1 - (self.best.makespan.high or 0.0) / self.job.deadline_s
+
+    @property
+    def online_rate(self) -> float | None:
+        """Requests/s of online traffic of the whole fleet; None: there is none."""
+        return None if self.job.online is None else self.job.online.rate
+
+    @property
+    def unreachable(self) -> str | None:
+        """Why there is no best, and what to change; None where there is one."""
+        if self.best is not None:
+            return None
+        job, nearest = self.job, self.nearest
+        later = "give a later deadline (plan.job.deadline_h), or faster hardware"
+        more = (
+            "allow more (plan.search.replicas, plan.max_cost, plan.job.most_replicas), or give a "
+            "later deadline"
+        )
+        if nearest is None:
+            reasons = [one.why for one in self.discarded]
+            alone = next((why for why in reasons if why.startswith(_LONGEST)), "")
+            return f"{alone}; {later}" if alone else f"{reasons[-1]}; {more}"
+        work = job.work_s(nearest.deployment.server) / nearest.deployment.replicas
+        if work < 0.5 * nearest.seconds and not job.targets:
+            return f"more replicas hardly help, since the longest requests decide; {later}"
+        late = nearest.makespan.high is None or nearest.makespan.high >= job.deadline_s
+        fails = "be done" if late else "meet the targets of online requests"
+        return f"no fleet allowed is sure to {fails} by then; {more}"
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What the user should know of the answer, or of the nearest."""
+        return tuple(_notices(self.job, self.nearest))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return parts(
-            self, "requests", "deadline_s", "targets", "online_rate", "best", "nearest", "margin",
-            "results", "discarded", "notices",
-        ) | {"unreachable": self.unreachable or None}  # fmt: skip
+        return parts(self.job, "requests", "deadline_s", "targets") | parts(
+            self, "online_rate", "unreachable", "best", "nearest", "margin", "results",
+            "discarded", "notices",
+        )  # fmt: skip
 
     def page(self) -> Page:
         """Return the job as a page."""
@@ -94,16 +122,12 @@ def plan_job(
     if isinstance(job, Workload):
         job = Job(job, **asked)
     families, refused = families_of(fleets, job)
-    search = Search(ByDeadline(job), families, progress)
+    question = ByDeadline(job)
+    search = Search(question, families, progress)
     search.run()
-    best = search.best
-    nearest = best or min(search.results, key=lambda result: _excess(result, job), default=None)
+    nearest = search.best or min(search.results, key=question.excess, default=None)
     discarded = (*refused, *search.discarded())
-    return JobPlan(
-        job.requests, job.deadline_s, job.targets, None if job.online is None else job.online.rate,
-        best, nearest, "" if best is not None else _unreachable(job, nearest, discarded),
-        search.results, discarded, tuple(_notices(job, nearest)),
-    )  # fmt: skip
+    return JobPlan(job, search.best, nearest, search.results, discarded)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +151,7 @@ class ByDeadline(Question[JobResult]):
     def __init__(self, job: Job) -> None:
         self.job = job
 
-    def theory(self, family: Family) -> Theory:
+    def prospect(self, family: Family) -> Prospect:
         """Say how many replicas the work takes at least, and where the longest request is late."""
         assert isinstance(family, JobFamily)
         job, counts, server = self.job, family.counts, family.smallest.server
@@ -136,13 +160,14 @@ class ByDeadline(Question[JobResult]):
             late = (
                 f"{_LONGEST} takes {alone:,.4g} s, beyond the deadline of {job.deadline_s:,.4g} s"
             )
-            return Theory(len(counts), 0, late)
+            return Prospect(family, len(counts), 0, late)
         fewest = math.ceil(family.work_s / job.deadline_s * (1 - 1e-12))
         least = bisect.bisect_left(counts, fewest)
         likely = bisect.bisect_left(counts, job.likely(server, family.work_s))
         guess = min(max(likely, least), len(counts) - 1)
         over = f", above {counts[-1]:,}" if least == len(counts) else ""
-        return Theory(least, guess, f"the work takes at least {counted(fewest, 'replica')}{over}")
+        why = f"the work takes at least {counted(fewest, 'replica')}{over}"
+        return Prospect(family, least, guess, why)
 
     def judge(self, family: Family, count: int, report: Callable[[float], None]) -> JobResult:
         """Simulate so many replicas until the job is done."""
@@ -163,14 +188,19 @@ class ByDeadline(Question[JobResult]):
         replicas = counted(result.deployment.replicas, "replica")
         return f"with {replicas} it is done after {result.seconds:,.4g} s"
 
+    def excess(self, result: JobResult) -> float:
+        """Return by how much the worst of deadline and targets is exceeded."""
+        online = zip(self.job.targets, result.online, strict=True)
+        over = [(estimate.value or 0.0) / target.limit_s for target, estimate in online]
+        return max([result.seconds / self.job.deadline_s, *over])
+
     def in_vain(self, results: Sequence[JobResult]) -> bool:
         """Return whether twice as many replicas, or more, hardly helped: long requests decide."""
         last = results[-1]
-        return any(
-            _excess(last, self.job) > (1 - _GAIN) * _excess(fewer, self.job)
-            for fewer in results
-            if 2 * fewer.deployment.replicas <= last.deployment.replicas
-        )
+        fewer = [
+            one for one in results if 2 * one.deployment.replicas <= last.deployment.replicas
+        ]  # fmt: skip
+        return any(self.excess(last) > (1 - _GAIN) * self.excess(one) for one in fewer)
 
 
 def families_of(
@@ -214,31 +244,6 @@ def _modes(server: Server, job: Job) -> tuple[Mode, ...]:
     if job.online is None:
         return ("alone",)
     return ("priority", "paced") if "priority" in server.policy.queue.orders else ("paced",)
-
-
-def _excess(result: JobResult, job: Job) -> float:
-    """Return by how much the worst of deadline and targets is exceeded."""
-    online = zip(job.targets, result.online, strict=True)
-    over = [(estimate.value or 0.0) / target.limit_s for target, estimate in online]
-    return max([result.seconds / job.deadline_s, *over])
-
-
-def _unreachable(job: Job, nearest: JobResult | None, discarded: Sequence[Discarded]) -> str:
-    """Say why no fleet does, and what to change."""
-    later = "give a later deadline (plan.job.deadline_h), or faster hardware"
-    more = (
-        "allow more (plan.search.replicas, plan.max_cost, plan.job.most_replicas), or give a "
-        "later deadline"
-    )
-    if nearest is None:
-        alone = next((one.why for one in discarded if one.why.startswith(_LONGEST)), "")
-        return f"{alone}; {later}" if alone else f"{discarded[-1].why}; {more}"
-    work = job.work_s(nearest.deployment.server) / nearest.deployment.replicas
-    if work < 0.5 * nearest.seconds and not job.targets:
-        return f"more replicas hardly help, since the longest requests decide; {later}"
-    late = nearest.makespan.high is None or nearest.makespan.high >= job.deadline_s
-    fails = "be done" if late else "meet the targets of online requests"
-    return f"no fleet allowed is sure to {fails} by then; {more}"
 
 
 def _notices(job: Job, shown: JobResult | None) -> Iterator[str]:

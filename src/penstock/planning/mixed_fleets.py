@@ -1,7 +1,6 @@
 """Fleets of two kinds of replica: which may stand together, and how many there are of each."""
 
 import bisect
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,6 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.batch_time_file import BatchTimeFile
-from penstock.system.measured_times import Measured
 from penstock.system.network import Network
 from penstock.system.server import Server
 from penstock.theory.kv_blocks import STANDARD_ERRORS
@@ -74,25 +72,6 @@ def _holds_no_less(server: Server, other: Server) -> bool:
     return (server.usable_blocks or 0) >= (other.usable_blocks or 0)
 
 
-def best_of(servers: Sequence[Server]) -> Server:
-    """Return a server on which no batch takes longer than on any of these, alike but for that."""
-    best = servers[0]
-    for other in servers[1:]:
-        tokens = max(best.most_tokens, other.most_tokens)
-        costs, others = (_costs(each.batch_time, tokens) for each in (best, other))
-        if costs is None or others is None:
-            raise InputError(
-                f"batch times of {type(best.batch_time).__name__} and "
-                f"{type(other.batch_time).__name__} cannot be compared, so a fleet of both cannot "
-                "be planned; take times by token load, or Composition"
-            )
-        if (costs > others).any():
-            best = dataclasses.replace(best, batch_time=_of_costs(np.minimum(costs, others)))
-        if not _holds_no_less(best, other):
-            best = dataclasses.replace(best, memory=other.memory, gpu=None)
-    return best
-
-
 def _costs(batch_time: BatchTime, tokens: int) -> Floats | None:
     """Return seconds of 1 .. ``tokens`` tokens, then a `Composition`'s costs beside token load."""
     # None: it counts otherwise.
@@ -109,13 +88,6 @@ def _costs(batch_time: BatchTime, tokens: int) -> Floats | None:
         batch_time.with_prefill,
     )
     return np.concatenate([by_tokens, beside])
-
-
-def _of_costs(costs: Floats) -> BatchTime:
-    """Return batch times of such costs."""
-    by_tokens, beside = costs[:-_BESIDE], costs[-_BESIDE:]
-    linear = Measured(range(1, by_tokens.size + 1), by_tokens.tolist())
-    return Composition(linear, *beside.tolist()) if beside.any() else linear
 
 
 class MixedLoad:

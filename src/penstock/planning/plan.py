@@ -249,11 +249,11 @@ def plan(
         search = Search(question, space.families, progress)
         search.run()
     if not search.prospects and all(family.by == "impossible" for family in search.hopeless):
-        raise InputError(f"no deployment can be judged: {search.hopeless[0].theory.why_not_fewer}")
+        raise InputError(f"no deployment can be judged: {search.hopeless[0].why_not_fewer}")
     best = search.best
     notices, unreachable, next_best, ends = [], None, None, None
     if best is None:
-        unreachable = why_unreachable(search, aim, workload.rows is not None)
+        unreachable = why_unreachable(search, aim)
         notices = _of_the_middle(space)
     else:
         if not rank:  # else a larger fleet is of no interest beside other hardware
@@ -303,7 +303,7 @@ def _not_judged(search: Search[Evaluation]) -> list[str]:
     if not left:
         return []
     count = sum(len(one.family.counts) for one in left)
-    name, why = left[0].family.name, left[0].theory.why_not_fewer
+    name, why = left[0].family.name, left[0].why_not_fewer
     return [f"{count:,} deployments are left out, such as {name}: {why}"]
 
 
@@ -340,7 +340,7 @@ def _next_best(search: Search[Evaluation], best: Evaluation) -> Evaluation | Non
     if untried and not met()[0]:
         # those that failed at the cost of the answer come after those never asked
         prospect = min(untried, key=lambda one: (one.most >= one.least, one.order))
-        start = prospect.theory.guess
+        start = prospect.guess
         if prospect.most >= prospect.least:
             start = max(start, prospect.most + 1)
         prospect.most = len(prospect.family.counts) - 1

@@ -159,7 +159,7 @@ def _not_shown(sketch: Search[Evaluation], title: str) -> Ranked:
     mine = [one for one in of_theory if one.family.smallest.kind.title == title]
     tried = [one for one in sketch.results if one.deployment.kind.title == title]
     cost = min((one.cost(one.least) for one in mine if not one.hopeless), default=math.inf)
-    why = mine[0].theory.why_not_fewer
+    why = mine[0].why_not_fewer
     if tried:
         why = sketch.question.lacks(max(tried, key=lambda one: one.deployment.replicas))
     return Ranked(title, cost, None, False, math.nan, math.nan, math.nan, None, None, why)

@@ -45,25 +45,48 @@ class Result(Protocol):
 R = TypeVar("R", bound=Result)
 
 
-@dataclasses.dataclass(frozen=True)
-class Theory:
-    """What theory says of a family, before anything is simulated."""
+@dataclasses.dataclass
+class Prospect:
+    """What is known of a family: by theory, then on its way through a search."""
 
-    # Indices, in `Family.counts`: of the fewest that it does not rule out, beyond the last where it
-    # rules out all; and where to begin.
+    family: Family
+    # Indices, in `Family.counts`: of the fewest that theory does not rule out, beyond the last
+    # where it rules out all; and where to begin.
     least: int
     guess: int
     why_not_fewer: str
     # How many times the limit a latency is that no policy undercuts; infinite where it is ruled out
     # otherwise.
     excess: float = math.inf
+    by: Reason = "theory"  # what rules out fewer than `least`
+    most: int = -1  # index of the most that were searched; below `least` where none were
+    # Why more than those are not asked; None: they cost more than the answer.
+    why_not_more: tuple[Reason, str] | None = None
+    answer: int | None = None  # index of the fewest that do what is asked
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it is ruled out at any number of replicas."""
+        return self.least == len(self.family.counts)
+
+    @property
+    def order(self) -> tuple[float, float, str]:
+        """By what families are put in order: the cost that is guessed."""
+        return self.cost(self.guess), self.cost(self.least), self.family.name
+
+    def cost(self, index: int) -> float:
+        """Return what the deployment at an index costs."""
+        return self.family.at(self.family.counts[index]).cost
 
 
 class Question(abc.ABC, Generic[R]):
     """What is asked of a fleet."""
 
+    asks_the_most = True
+    """Whether a family whose first guess misses is asked with the most replicas at once."""
+
     @abc.abstractmethod
-    def theory(self, family: Family) -> Theory:
+    def prospect(self, family: Family) -> Prospect:
         """Say what theory knows of a family; refuse one that cannot be judged."""
 
     @abc.abstractmethod
@@ -86,50 +109,9 @@ class Question(abc.ABC, Generic[R]):
         """Return what no policy undercuts in `worth`."""
         return -math.inf
 
-    asks_the_most = True
-    """Whether a family whose first guess misses is asked with the most replicas at once."""
-
     def in_vain(self, results: Sequence[R]) -> bool:
         """Return whether ever more replicas of a family hardly helped, so that no more will do."""
         return False
-
-
-@dataclasses.dataclass
-class Prospect:
-    """What is known of a family on its way through a search."""
-
-    family: Family
-    theory: Theory
-    by: Reason = "theory"  # what rules out fewer than `least`
-    most: int = -1  # index of the most that were searched; below `least` where none were
-    why_not_more: tuple[Reason, str] | None = None  # None: they cost more than the answer
-    answer: int | None = None  # index of the fewest that do what is asked
-
-    @property
-    def least(self) -> int:
-        """Index of the fewest replicas that theory does not rule out."""
-        return self.theory.least
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether it is ruled out at any number of replicas."""
-        return self.least == len(self.family.counts)
-
-    @property
-    def order(self) -> tuple[float, float, str]:
-        """By what families are put in order: the cost that is guessed."""
-        return self.cost(self.theory.guess), self.cost(self.theory.least), self.family.name
-
-    def cost(self, index: int) -> float:
-        """Return what the deployment at an index costs."""
-        return self.family.at(self.family.counts[index]).cost
-
-    def last_within(self, cost: float) -> int:
-        """Return the index of the most replicas that cost no more; -1 if none do."""
-        family = self.family
-        if math.isinf(cost):
-            return len(family.counts) - 1
-        return bisect.bisect_right(family.counts, cost, key=lambda n: family.at(n).cost) - 1
 
 
 class Search(Generic[R]):
@@ -167,9 +149,9 @@ class Search(Generic[R]):
 
     def _prospect(self, family: Family) -> Prospect:
         try:
-            return Prospect(family, self.question.theory(family))
+            return self.question.prospect(family)
         except InputError as error:  # such as a request that no replica has the memory for
-            return Prospect(family, Theory(len(family.counts), 0, str(error)), "impossible")
+            return Prospect(family, len(family.counts), 0, str(error), by="impossible")
 
     @property
     def results(self) -> tuple[R, ...]:
@@ -190,32 +172,32 @@ class Search(Generic[R]):
         """Search every family, once."""
         for done, prospect in enumerate(self._next, len(self.prospects) - len(self._next)):
             self._done = done
-            hardware = prospect.family.smallest.kind.hardware
+            counts, hardware = prospect.family.counts, prospect.family.smallest.kind.hardware
             best, rival = self.best, self.by_hardware.get(hardware)
-            costs = [self.beyond * best.deployment.cost] if best else []
-            costs += [rival.deployment.cost] if rival else []
-            prospect.most = prospect.last_within(min(costs, default=math.inf))
-            if prospect.most < prospect.least or (best and self._is_worse(prospect, best)):
-                continue
-            asked_first = best is None or (self.beyond > 1 and rival is None)
-            guess = prospect.theory.guess if asked_first else prospect.most
-            self.search(prospect, min(guess, prospect.most))
+            prospect.most = len(counts) - 1
+            if best is not None:
+                most = self.beyond * best.deployment.cost
+                most = most if rival is None else min(most, rival.deployment.cost)
+                costs = range(len(counts))
+                prospect.most = bisect.bisect_right(costs, most, key=prospect.cost) - 1
+                if prospect.most == prospect.least and self._is_no_better(prospect, best):
+                    prospect.most -= 1
+                    why = "no fleet of the same cost is better than the answer"
+                    prospect.why_not_more = "theory", why
+            if prospect.most >= prospect.least:
+                asked_first = best is None or (self.beyond > 1 and rival is None)
+                start = prospect.guess if asked_first else prospect.most
+                self.search(prospect, min(start, prospect.most))
         self._done = len(self.prospects)
         self._next = []
 
-    def _is_worse(self, prospect: Prospect, best: R) -> bool:
-        """Return whether theory says that none of a family within the cost of the best beats it."""
-        family = prospect.family
-        count = family.counts[prospect.least]
-        if (
-            prospect.most > prospect.least
-            or family.at(count).cost < best.deployment.cost
-            or self.question.worth_at_least(family, count) < self.question.worth(best)
-        ):
-            return False
-        prospect.most = prospect.least - 1
-        prospect.why_not_more = "theory", "no fleet of the same cost is better than the answer"
-        return True
+    def _is_no_better(self, prospect: Prospect, best: R) -> bool:
+        """Return whether theory says that the fewest of a family are no better than the best."""
+        least = self.question.worth_at_least(
+            prospect.family, prospect.family.counts[prospect.least]
+        )
+        costs = prospect.cost(prospect.least) >= best.deployment.cost
+        return costs and least >= self.question.worth(best)
 
     def search(self, prospect: Prospect, start: int) -> None:
         """Find the fewest replicas that do, from an index to begin with."""
@@ -231,12 +213,10 @@ class Search(Generic[R]):
             return self.at(prospect, index).answer == "missed"
 
         # the answer lies above the most that is known to miss, up to the least that is known not to
-        failed = prospect.least - 1
-        top = start
+        failed, top = prospect.least - 1, start
         upward = missed(start)
         if upward:
-            failed = start
-            top = prospect.most
+            failed, top = start, prospect.most
             if start == top or (self.question.asks_the_most and missed(top)):
                 return
         step = 1
@@ -331,20 +311,17 @@ class Search(Generic[R]):
         below = [index for index in untried if index < prospect.least]
         fewer = [index for index in untried if prospect.least <= index <= last]
         more = [index for index in untried if index > max(last, prospect.least - 1)]
-        parts: list[tuple[list[int], Reason, str]] = [
-            (below, prospect.by, prospect.theory.why_not_fewer)
-        ]
+        parts: list[tuple[list[int], Reason, str]] = [(below, prospect.by, prospect.why_not_fewer)]
         if fewer:
             larger = results[fewer[-1] + 1 :]
             failed = next(one for one in larger if one is not None and one.answer != "met")
             parts.append((fewer, "simulation", self.question.lacks(failed)))
-        if more:
-            by, why = prospect.why_not_more or ("cost", "")
-            if not why:
-                bound = self.best.deployment.cost if self.best else 0.0
-                least = amount(prospect.cost(more[0]))
-                why = f"they cost {least} or more, the answer {amount(bound)}"
-            parts.append((more, by, why))
+        if more and prospect.why_not_more:
+            parts.append((more, *prospect.why_not_more))
+        elif more:
+            least, best = amount(prospect.cost(more[0])), self.best
+            bound = amount(best.deployment.cost if best else 0.0)
+            parts.append((more, "cost", f"they cost {least} or more, the answer {bound}"))
         return [
             Discarded.of(family.name, [counts[index] for index in part], by, why)
             for part, by, why in parts

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from penstock import checks
@@ -18,7 +18,7 @@ from penstock.system.kv_transfer import checked_link, link_ms_per_token
 from penstock.system.models.served import ShapedHardware
 from penstock.system.pool import MOST_REPLICAS
 from penstock.system.presets import hardware as preset
-from penstock.system.routing import Router
+from penstock.system.routing import Router, resolve_router
 from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server, with_kv_tokens
 
@@ -157,10 +157,11 @@ def search_space(
     InputError
         If a value cannot be used, or no deployment can exist.
     """
+    checks.seconds("transfer_ms", transfer_ms)
     known = [preset(one) if isinstance(one, str) else one for one in hardware]
     choices = _Choices(
-        server, _allowed_counts(replicas), kv_tokens, price, accelerators,
-        _Link(transfer_ms, transfer_ms_per_token, transfer_gb_per_s, kv_bytes_per_token),
+        server, _allowed_counts(replicas), kv_tokens, price, accelerators, transfer_ms,
+        _link_ms_per_token(transfer_ms_per_token, transfer_gb_per_s, kv_bytes_per_token),
         math.inf if max_cost is None
         else checks.number("max_cost", max_cost, 0, 1e15, "", "it is the most a fleet may cost"),
         Stock.of(at_hand, known),
@@ -168,7 +169,8 @@ def search_space(
     axes: dict[str, Sequence[Any]] = {
         "hardware": known, "token_budget": token_budget or (server.token_budget,),
         "max_batch_size": max_batch_size or (server.max_batch_size,),
-        "policy": policy or (server.policy,), "router": router,
+        "policy": policy or (server.policy,),
+        "router": [resolve_router(choice) for choice in router],
         "disaggregation": [_ratio(text) for text in disaggregation],
     }  # fmt: skip
     if mix:
@@ -195,30 +197,6 @@ def search_space(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Link:
-    """What sends the KV memory of a prompt to the replica that decodes."""
-
-    ms: float
-    ms_per_token: float
-    gb_per_s: float | None
-    bytes_per_token: float | None
-
-    def __post_init__(self) -> None:
-        checks.seconds("transfer_ms", self.ms)
-        checks.seconds("transfer_ms_per_token", self.ms_per_token)
-        checked_link(self.ms_per_token, self.gb_per_s, self.bytes_per_token)
-        if self.gb_per_s is not None:  # whatever the model
-            link_ms_per_token(self.gb_per_s, self.bytes_per_token or 1)
-
-    def between(self, kind: Kind) -> float:
-        """Return the milliseconds that a token takes between such replicas."""
-        if self.gb_per_s is None:
-            return self.ms_per_token
-        gpu = kind.server.gpu if kind.known is None else kind.known.gpu
-        return link_ms_per_token(self.gb_per_s, self.bytes_per_token, gpu)
-
-
-@dataclasses.dataclass(frozen=True)
 class _Choices:
     """What all deployments of a search space share."""
 
@@ -227,14 +205,14 @@ class _Choices:
     kv_tokens: int | Mapping[str, int] | None
     price: float | Mapping[str, float] | None
     accelerators: int
-    link: _Link
+    transfer_ms: float
+    transfer_ms_per_token: Callable[[Kind], float]
     max_cost: float
     stock: Stock
 
     def families(
         self, hardware: Sequence[BatchTimeFile | None], budget: int | None, slots: int | None,
-        policy: str | Scheduler | None, router: str | Router | Mapping[str, Any],
-        ratio: Ratio | None,
+        policy: str | Scheduler | None, router: Router, ratio: Ratio | None,
     ) -> Sequence[Family | Discarded]:  # fmt: skip
         """Return the families of one kind of replica or of two, or why there are none."""
         kinds: list[Kind] = []
@@ -274,15 +252,15 @@ class _Choices:
         return Kind(replica, name, accelerators, price, known)
 
     def _of_ratio(
-        self, kind: Kind, router: Any, ratio: Ratio | None, decode: Kind | None = None
+        self, kind: Kind, router: Router, ratio: Ratio | None, decode: Kind | None = None
     ) -> Family:
         """Return the family of a kind; ``decode`` is that of those which decode, if another."""
         if ratio is None:
             smallest = Deployment(kind, 1, router)
         else:
-            per_token = self.link.between(kind)
+            per_token = self.transfer_ms_per_token(kind)
             smallest = Deployment(
-                kind, sum(ratio), router, ratio[0], self.link.ms, per_token, other=decode
+                kind, sum(ratio), router, ratio[0], self.transfer_ms, per_token, decode
             )
         family = self._affordable(smallest)
         if family is None:
@@ -294,7 +272,7 @@ class _Choices:
             )
         return family
 
-    def _side_by_side(self, kinds: list[Kind], router: Any) -> list[Family]:
+    def _side_by_side(self, kinds: list[Kind], router: Router) -> list[Family]:
         """Return families of two kinds in one pool, one for each number of the slower."""
         # Slower in full batches; the faster are counted up, and come first at the router.
         one, two = kinds
@@ -317,10 +295,24 @@ class _Choices:
         return Family(smallest.with_replicas(allowed[0]), allowed) if allowed else None
 
 
+def _link_ms_per_token(
+    ms_per_token: float, gb_per_s: float | None, bytes_per_token: float | None
+) -> Callable[[Kind], float]:
+    """Return what tells how long a token takes the link between replicas of a kind."""
+    checks.seconds("transfer_ms_per_token", ms_per_token)
+    checked_link(ms_per_token, gb_per_s, bytes_per_token)
+    if gb_per_s is None:
+        return lambda kind: ms_per_token
+    link_ms_per_token(gb_per_s, bytes_per_token or 1)  # checks both, whatever the model
+    return lambda kind: link_ms_per_token(
+        gb_per_s, bytes_per_token, kind.server.gpu if kind.known is None else kind.known.gpu
+    )
+
+
 def _allowed_counts(replicas: int | Sequence[int]) -> tuple[int, ...]:
     """Return the numbers of replicas that are allowed, rising: a list, or all up to the most."""
     reason = "it is a number of replicas; a list, or the most"
-    if isinstance(replicas, Sequence) and not isinstance(replicas, str):
+    if isinstance(replicas, Iterable) and not isinstance(replicas, str):
         counts = {
             checks.whole("search.replicas", count, 1, MOST_REPLICAS, "", reason)
             for count in replicas

@@ -19,8 +19,8 @@ from penstock.planning.evaluate import (
     refuse_idle_router,
     sketched,
 )
-from penstock.planning.mixed_fleets import MixedLoad, best_of, no_worse
-from penstock.planning.search import Question, Search, Theory
+from penstock.planning.mixed_fleets import MixedLoad, no_worse
+from penstock.planning.search import Prospect, Question, Search
 from penstock.planning.space import Family
 from penstock.planning.why import with_replicas
 from penstock.system.server import Server
@@ -78,26 +78,26 @@ class TargetsAtRate(Question[Evaluation]):
         """Say what so many replicas do not do."""
         return with_replicas(result, self.aim)
 
-    def theory(self, family: Family) -> Theory:
+    def prospect(self, family: Family) -> Prospect:
         """Say how many replicas may be stable and quick enough under some policy."""
         deployment, counts = family.smallest, family.counts
         # The smallest may have one replica, before which no router is asked.
         refuse_idle_router(self.workload, family.at(counts[-1]))
         least, usual, reason = self.stability(family)
         if least == len(counts):
-            return Theory(least, least, reason)
+            return Prospect(family, least, least, reason)
         if self.aim.objective == "cost" and not deployment.prefill_replicas:
             fewest = bisect.bisect_left(
                 range(least, len(counts)), True, key=lambda index: not self._too_slow(family, index)
             )
             if least + fewest == len(counts):
                 excess, reason = max(self._too_slow(family, len(counts) - 1))
-                return Theory(len(counts), len(counts), reason, excess)
+                return Prospect(family, len(counts), len(counts), reason, excess)
             if fewest:
                 least += fewest
                 reason = max(self._too_slow(family, least - 1))[1]
         guess = self._guess(family, least, usual)
-        return Theory(least, min(max(guess, least), len(counts) - 1), reason)
+        return Prospect(family, least, min(max(guess, least), len(counts) - 1), reason)
 
     def stability(self, family: Family) -> Stability:
         """Say how many replicas may be stable, and how many have a usual load."""
@@ -136,14 +136,13 @@ class TargetsAtRate(Question[Evaluation]):
     def _too_slow(self, family: Family, index: int) -> list[tuple[float, str]]:
         """Return targets that no policy can meet: least latency over the limit, and why."""
         fleet = family.at(family.counts[index])
-        if fleet.others:  # all requests may go to the kind of replica that is faster for them
-            server = best_of([kind.server for kind, _ in fleet.kinds])
+        of_one, condition = self._of_one(fleet), f"with {counted(fleet.replicas, 'replica')}"
+        if fleet.others:
+            if not self.more_helps(fleet):
+                return []  # either kind may be the faster for some requests
             of_one = self.workload.with_rate(_NO_LOAD * self.workload.rate)
-            condition = "without load"
-        else:
-            server, of_one = fleet.server, self._of_one(fleet)
-            condition = f"with {counted(fleet.replicas, 'replica')}"
-        bounds_of = lower_bounds(of_one, server)
+            condition = "without load"  # for all requests may go to the better kind
+        bounds_of = lower_bounds(of_one, fleet.server)
         slow = []
         for target in self.aim.targets:
             bound = bounds_of.get(target.metric, {}).get(target.statistic, 0.0)

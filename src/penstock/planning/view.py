@@ -77,7 +77,7 @@ def _head(answers: "Answers") -> list[Line]:
         lines.append(Line("Over the day", sentence(answers.no_day)))
     if job is not None:
         lines.append(job_line(job))
-        asked = asked or f"offline work of {counted(job.requests, 'request')}"
+        asked = asked or f"offline work of {counted(job.job.requests, 'request')}"
     return [Line(answers.title, f"{asked}."), *lines, *last] if asked else []
 
 

@@ -134,9 +134,11 @@ def job_section(job: "JobPlan", others: Sequence[Table]) -> Section:
     """Show the fleet for a job, what bounds it, and what else was tried."""
     beside = ""
     if job.online_rate is not None:
-        limits = " and ".join(map(str, job.targets))
+        limits = " and ".join(map(str, job.job.targets))
         beside = f" beside {amount(job.online_rate)} online requests/s with {limits}"
-    paragraphs = [f"{counted(job.requests, 'request')} by {span_of_time(job.deadline_s)}{beside}."]
+    paragraphs = [
+        f"{counted(job.job.requests, 'request')} by {span_of_time(job.job.deadline_s)}{beside}."
+    ]
     facts = [] if job.nearest is None else _job_facts(job, job.nearest)
     if job.best is None and job.nearest is not None:
         paragraphs.append(f"The nearest is {_fleet(job.nearest)}.")
@@ -150,7 +152,7 @@ def _job_facts(job: "JobPlan", result: "JobResult") -> list[Fact]:
     low, high = result.makespan.low or 0.0, result.makespan.high or math.inf
     margin = "" if job.margin is None else f", {job.margin:.0%} of the time left"
     within = f"{span_of_time(low)} to {span_of_time(high)}{margin}"
-    left_out = ", online traffic left out" if job.targets else ""
+    left_out = ", online traffic left out" if job.job.targets else ""
     least = f"by theory, {result.tightness:.1%} of it{left_out}"
     hours = amount(result.accelerator_hours)
     facts = [
@@ -161,7 +163,7 @@ def _job_facts(job: "JobPlan", result: "JobResult") -> list[Fact]:
     ]
     if result.deployment.kind.price != 1:
         facts.append(Fact("Cost", f"{result.cost:,.2f}", "until it is done"))
-    for target, estimate in zip(job.targets, result.online, strict=True):
+    for target, estimate in zip(job.job.targets, result.online, strict=True):
         within = f"{seconds(estimate.low)} to {seconds(estimate.high)} s: {target.judge(estimate)}"
         if estimate.value is None:
             within = "no online request came while the job lasted"

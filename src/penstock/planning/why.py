@@ -103,33 +103,31 @@ class Unreachable:
 class _Want(NamedTuple):
     """What is asked of a deployment, and how near it comes."""
 
+    excess: float  # times the limit
     words: str
     value: float | None
-    excess: float  # times the limit
     met: bool
 
 
 def _wants(evaluation: Evaluation, aim: Aim) -> list[_Want]:
     if aim.objective == "goodput":
         share = evaluation.goodput.value
-        excess = aim.goodput / share if share else math.inf
-        return [
-            _Want(f"goodput of {aim.goodput:.4g}", share, excess, evaluation.answer == "met")
-        ]  # fmt: skip
+        excess, met = aim.goodput / share if share else math.inf, evaluation.answer == "met"
+        return [_Want(excess, f"goodput of {aim.goodput:.4g}", share, met)]
     wants = []
     judged = zip(aim.targets, evaluation.estimates, evaluation.judgements, strict=True)
     for target, estimate, answer in judged:
         excess = math.inf if estimate.value is None else estimate.value / target.limit_s
-        wants.append(_Want(str(target), estimate.value, excess, answer == "met"))
+        wants.append(_Want(excess, str(target), estimate.value, answer == "met"))
     return wants
 
 
-def why_unreachable(search: Search[Evaluation], aim: Aim, recorded: bool) -> Unreachable:
+def why_unreachable(search: Search[Evaluation], aim: Aim) -> Unreachable:
     """Say what keeps all deployments from the answer, and how near they come."""
     largest = _largest(search)
-    fits = [(one, _wants(one, aim)) for one in largest if one.verdict == "stable"]
-    if not fits:
-        reasons = [one.theory.why_not_fewer for one in search.hopeless if one.by == "theory"]
+    wants = {one: _wants(one, aim) for one in largest if one.verdict == "stable"}
+    if not wants:
+        reasons = [one.why_not_fewer for one in search.hopeless if one.by == "theory"]
         reason = reasons[0] if reasons else shortfalls(largest[0], aim)
         most = max(one.family.counts[-1] for one in (*search.hopeless, *search.prospects))
         why = (
@@ -137,27 +135,18 @@ def why_unreachable(search: Search[Evaluation], aim: Aim, recorded: bool) -> Unr
             "other hardware"
         )
         return Unreachable("stability", why, None, None)
+    # of what none does, or else of all, the deployment that comes nearest
+    indices = range(len(next(iter(wants.values()))))
+    never = [index for index in indices if not any(of[index].met for of in wants.values())]
 
-    # what none does, by the deployment that comes nearest to it; else the one nearest to all
-    def excess(
-        fit: tuple[Evaluation, list[_Want]], index: int | None = None
-    ) -> tuple[float, float]:
-        wants = fit[1] if index is None else [fit[1][index]]
-        return max(want.excess for want in wants), fit[0].deployment.cost
+    def excess(one: Evaluation) -> tuple[float, float]:
+        return max(wants[one][index].excess for index in never or indices), one.deployment.cost
 
-    indices = range(len(fits[0][1]))
-    never = [index for index in indices if not any(wants[index].met for _, wants in fits)]
-    before = ""
-    if never:
-        nearest = {index: min(fits, key=lambda fit: excess(fit, index)) for index in never}
-        index = max(never, key=lambda index: excess(nearest[index], index)[0])
-        best, wants = nearest[index]
-    else:
-        best, wants = min(fits, key=excess)
-        index = max(indices, key=lambda index: wants[index].excess)
-        before = "each target is met by some deployment, but none meets all; "
-    why = before + _why_not(search, best, aim, recorded)
-    return Unreachable(wants[index].words, why, wants[index].value, best.deployment)
+    nearest = min(wants, key=excess)
+    want = max(wants[nearest][index] for index in never or indices)
+    some = "" if never else "each target is met by some deployment, but none meets all; "
+    why = some + _why_not(search, nearest, aim)
+    return Unreachable(want.words, why, want.value, nearest.deployment)
 
 
 def _largest(search: Search[Evaluation]) -> list[Evaluation]:
@@ -166,22 +155,18 @@ def _largest(search: Search[Evaluation]) -> list[Evaluation]:
         search.peek(one.family, one.family.counts[one.most]) for one in search.prospects
     ]  # fmt: skip
     largest = [one for one in simulated if one is not None]
-    too_slow = [one for one in search.hopeless if one.theory.excess < math.inf]
+    too_slow = [one for one in search.hopeless if one.excess < math.inf]
     if too_slow:
-        family = min(too_slow, key=lambda one: one.theory.excess).family
+        family = min(too_slow, key=lambda one: one.excess).family
         largest.append(search.simulate(family, family.counts[-1]))
     return largest
 
 
-def _why_not(search: Search[Evaluation], nearest: Evaluation, aim: Aim, recorded: bool) -> str:
+def _why_not(search: Search[Evaluation], nearest: Evaluation, aim: Aim) -> str:
     """Say what the nearest deployment does not do."""
     fleet = nearest.deployment
     for hopeless in search.hopeless:
         if hopeless.family.name == fleet.family:
-            return f"{hopeless.theory.why_not_fewer}; the simulation of {fleet.name} agrees"
-    reason = shortfalls(nearest, aim)
-    if nearest.answer == "undecided":
-        reason += "; simulate more requests to decide it"
-        reason += ", of a recording drawn at random (arrivals: poisson)" if recorded else ""
+            return f"{hopeless.why_not_fewer}; the simulation of {fleet.name} agrees"
     most = counted(fleet.replicas, "replica")
-    return f"with {most} of {fleet.family}, the most allowed, {reason}"
+    return f"with {most} of {fleet.family}, the most allowed, {shortfalls(nearest, aim)}"
