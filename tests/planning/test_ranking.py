@@ -23,7 +23,7 @@ BASE = ps.Server(ps.Affine(c=0.01, a=1e-4), token_budget=256)
 
 
 def document(gpus: str = "h100-sxm,l40s", tp: str | None = "1", prices: Path | None = None) -> dict[str, object]:
-    found, _ = described("Llama-3.1-8B", gpus, tp, "vllm", None, TRAFFIC, False, ["ttft_p99<2s"], prices)
+    found, _ = described("Llama-3.1-8B", TRAFFIC | {"gpus": gpus, "tp": tp}, targets=["ttft_p99<2s"], prices=prices)
     return found
 
 
@@ -47,7 +47,7 @@ def test_prices_of_ones_own_take_the_place_of_the_table(tmp_path: Path) -> None:
     for text, said in (("{h100: 2}", "no price of l4"), ("[1]", "has no prices"), ("{l4: free}", "l4 is 'free'")):
         prices.write_text(text)
         with pytest.raises(ps.InputError, match=said):
-            described("Llama-3.1-8B", "l4", "1", "vllm", None, TRAFFIC, False, None, prices)
+            described("Llama-3.1-8B", TRAFFIC | {"gpus": "l4", "tp": "1"}, prices=prices)
 
 
 def test_a_gpu_has_its_price_by_any_of_its_names() -> None:
@@ -107,8 +107,8 @@ def test_the_ranking_is_that_of_simulating_every_deployment(rate: float) -> None
 
 def test_a_fleet_that_short_runs_take_for_the_best_and_is_unstable_hides_no_cheaper_one() -> None:
     """Small batches have the quickest tokens in a run that ends before their queue has grown."""
-    traffic = {"rate": 15.0, "prompt": 800, "output": 200, "trace": None}
-    asked, _ = described("Llama-3.1-8B", "l40s", "1", "vllm", None, traffic, False, ["tpot_p99<100ms"], None)
+    given = {"rate": 15.0, "prompt": 800, "output": 200, "gpus": "l40s", "tp": "1"}
+    asked, _ = described("Llama-3.1-8B", given, targets=["tpot_p99<100ms"])
     built = build_plan(asked, Path("x.yaml"))
     found = plan(built.workload, built.space, aim=built.aim, rank=True)
     assert found.best is not None

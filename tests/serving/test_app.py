@@ -282,7 +282,9 @@ def test_what_a_page_cannot_begin_with_is_one_line(penstock: Penstock, options: 
 
 def test_a_page_begins_with_a_model_without_a_file() -> None:
     load = {"rate": 3.0, "prompt": 900, "output": 90, "trace": None}
-    described = one_described("Qwen3-8B", "l40s", "2", "sglang", "fp8", load, ["ttft_p99<2s"])
+    described = one_described(
+        "Qwen3-8B", load | {"gpus": "l40s", "tp": "2", "engine": "sglang", "precision": "fp8"}, ["ttft_p99<2s"]
+    )
     values = Controls(described=described, name="Qwen3-8B").values
     assert values == {
         "model": "Qwen3-8B", "gpu": "l40s", "tensor_parallel": 2, "rate": 3.0, "prompt": 900, "output": 90,

@@ -128,20 +128,20 @@ def plan(
     from penstock.planning.scenario import build_plan
     from penstock.planning.without_file import as_text, described, refuse_beside
 
-    traffic = {"rate": rate, "prompt": prompt, "output": output, "trace": trace}
-    beside = {"gpus": gpus, "tp": tp, "engine": engine, "precision": precision, **traffic}
+    given = {
+        "gpus": gpus, "tp": tp, "engine": engine, "precision": precision, "rate": rate,
+        "prompt": prompt, "output": output, "trace": trace,
+    }  # fmt: skip
     if (scenario is None) == (model is None):
         raise InputError(
             "plan takes a scenario, or --model with --rate, --prompt, --output and --target; give "
             "one of the two"
         )
     if scenario is not None:
-        refuse_beside(beside | {"apart": apart or None, "prices": prices, "write": write}, scenario)
+        refuse_beside(given | {"apart": apart or None, "prices": prices, "write": write}, scenario)
         document, path, said = read_document(scenario), scenario, ""
     else:
-        document, said = described(
-            str(model), gpus, tp, engine or "vllm", precision, traffic, apart, targets, prices
-        )
+        document, said = described(str(model), given, apart, targets, prices)
         path = Path(f"{Path(str(model)).name.removesuffix('.json')}.yaml")
         if write is not None:
             write_whole(write, as_text(document, said).encode())

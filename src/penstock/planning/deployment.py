@@ -256,7 +256,8 @@ class Deployment(Checked):
             hardware += f" + {self.others} x" if self.others else ", decode on"
             hardware += f" {self.other.brief}"
         ratio = f" {self.ratio[0]}:{self.ratio[1]}" if self.ratio else ""
-        router = f" {self.router_title}" if self.router.name != "jsq" else ""
+        asked = self.total_replicas > 1 and self.router.name != "jsq"
+        router = f" {self.router_title}" if asked else ""
         return f"{hardware} {server.policy.name} {server.token_budget:,}{slots}{ratio}{router}"
 
     @property

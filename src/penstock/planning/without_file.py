@@ -24,63 +24,48 @@ _APART = [None, "1:1", "1:2", "2:1"]
 
 def described(
     model: str,
-    gpus: str | None,
-    tp: str | None,
-    engine: str,
-    precision: str | None,
-    traffic: Mapping[str, Any],
-    apart: bool,
-    targets: list[str] | None,
-    prices: Path | None,
+    given: Mapping[str, Any],
+    apart: bool = False,
+    targets: list[str] | None = None,
+    prices: Path | None = None,
 ) -> tuple[dict[str, Any], str]:
-    """Return a scenario as a document, and what its prices are."""
+    """Return a scenario as a document, and what its prices are; ``given`` are options by name."""
     table, said = _prices(prices)
-    kinds = [known_gpu(name).name for name in (_listed("--gpus", gpus) if gpus else table)]
+    hardware = _hardware(model, given, list(table), list(_PARALLEL))
+    kinds = hardware["gpu"] = [known_gpu(name).name for name in hardware["gpu"]]
     unknown = [kind for kind in kinds if longest_part(table, kind) is None]
     if unknown:
         raise InputError(
             f"no price of {unknown[0]} is known ({', '.join(table)} are), so fleets of it cannot "
             "be put beside others; give --prices FILE, such as {l4: 0.8}, money for a GPU an hour"
         )
-    search: dict[str, Any] = {
-        "hardware": _hardware(model, kinds, _numbers("--tp", tp) or list(_PARALLEL),
-                              _listed("--engine", engine), precision),
-        **_LIMITS,
-        "replicas": {"max": _MOST_REPLICAS},
-    }  # fmt: skip
+    search = {"hardware": hardware, **_LIMITS, "replicas": {"max": _MOST_REPLICAS}}
     if apart:
         search["disaggregation"] = _APART
     priced = {longest_part(table, kind) for kind in kinds}
     price = {key: money for key, money in table.items() if key in priced}
     plan = {"targets": targets or [], "search": search, "rank": True, "price": price}
-    return {"workload": workload_of(traffic), "plan": plan}, said
+    return {"workload": workload_of(given), "plan": plan}, said
 
 
 def one_described(
-    model: str,
-    gpus: str | None,
-    tp: str | None,
-    engine: str,
-    precision: str | None,
-    traffic: Mapping[str, Any],
-    targets: list[str] | None,
+    model: str, given: Mapping[str, Any], targets: list[str] | None = None
 ) -> dict[str, Any]:
     """Return a scenario of one server, with targets of its own, as a document."""
-    if gpus is None:
+    if given.get("gpus") is None:
         raise InputError(
             "--gpus is missing; name the GPU of --model, such as h100-sxm (`penstock hardware` "
             "lists them)"
         )
-    kinds, engines = _listed("--gpus", gpus), _listed("--engine", engine)
-    parallel = _numbers("--tp", tp) or [1]
-    for option, values in (("--gpus", kinds), ("--tp", parallel), ("--engine", engines)):
-        if len(values) > 1:
+    hardware = _hardware(model, given, [], [1])
+    for option, key in (("gpus", "gpu"), ("tp", "tensor_parallel"), ("engine", "engine")):
+        hardware[key], *others = hardware[key]
+        if others:
             raise InputError(
-                f"{option} names {len(values)}, but a page begins with one, and has the others to "
-                "choose from; give one"
+                f"--{option} names {1 + len(others)}, but a page begins with one, and has the "
+                "others to choose from; give one"
             )
-    hardware = _hardware(model, kinds[0], parallel[0], engines[0], precision)
-    document = {"workload": workload_of(traffic), "server": {"hardware": hardware}}
+    document = {"workload": workload_of(given), "server": {"hardware": hardware}}
     return document | ({"plan": {"targets": targets}} if targets else {})
 
 
@@ -92,18 +77,23 @@ def refuse_beside(given: Mapping[str, Any], scenario: Path | None) -> None:
 
 
 def _hardware(
-    model: str, gpu: Any, tensor_parallel: Any, engine: Any, precision: str | None
+    model: str, given: Mapping[str, Any], gpus: list[str], parallel: list[int]
 ) -> dict[str, Any]:
-    """Return a model on GPUs; each of them one, or a list to search."""
-    hardware = {
-        "model": _found(model), "gpu": gpu, "tensor_parallel": tensor_parallel, "engine": engine,
-    }  # fmt: skip
+    """Return a model on GPUs, lists of each; without options for them on these."""
+    listed = {name: given.get(name) for name in ("gpus", "tp", "engine")}
+    hardware: dict[str, Any] = {
+        "model": _found(model),
+        "gpu": _listed("--gpus", listed["gpus"]) if listed["gpus"] else gpus,
+        "tensor_parallel": _numbers("--tp", listed["tp"]) or parallel,
+        "engine": _listed("--engine", listed["engine"] or "vllm"),
+    }
+    precision = given.get("precision")
     return hardware | ({} if precision is None else {"precision": precision})
 
 
-def workload_of(traffic: Mapping[str, Any]) -> dict[str, Any]:
+def workload_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what arrives: requests of a trace, or of two lengths at a rate."""
-    given = {name: value for name, value in traffic.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     if "trace" in given:
         if idle := [name for name in ("prompt", "output") if name in given]:
             raise InputError(

@@ -64,15 +64,17 @@ def serve(
     from penstock.serving.app import application
     from penstock.serving.controls import Controls
 
-    traffic = {"rate": rate, "prompt": prompt, "output": output, "trace": trace}
+    given = {
+        "gpus": gpus, "tp": tp, "engine": engine, "precision": precision, "rate": rate,
+        "prompt": prompt, "output": output, "trace": trace,
+    }  # fmt: skip
     if model is None:
-        beside = {"gpus": gpus, "tp": tp, "engine": engine, "precision": precision}
-        refuse_beside(beside | traffic, scenario)
+        refuse_beside(given, scenario)
         controls = Controls(scenario, targets=targets)
     elif scenario is not None:
         raise InputError(f"--model is given beside {scenario}, which says it; leave one out")
     else:
-        described = one_described(model, gpus, tp, engine or "vllm", precision, traffic, targets)
+        described = one_described(model, given, targets)
         controls = Controls(described=described, name=Path(model).name.removesuffix(".json"))
     checks.whole("--port", port, 0, 65_535, "", "it is a port; give a free one, or 0 for any")
     every_s = duration("--every", every)
