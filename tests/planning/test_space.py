@@ -1,5 +1,7 @@
 """The search space holds every combination once, each with its cost, and says what cannot exist."""
 
+import dataclasses
+
 import pytest
 
 import penstock as ps
@@ -7,7 +9,7 @@ from penstock.errors import InputError
 from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import network_of
 from penstock.planning.space import search_space
-from penstock.system.batch_time_file import GPU_MEMORY_GIB
+from penstock.system.models.gpus import SHEETS
 
 SERVER = ps.Server(ps.Affine(c=0.01, a=1e-4), token_budget=256)
 
@@ -168,7 +170,7 @@ def test_the_kv_memory_of_an_engine_is_that_of_each_hardware() -> None:
 def test_hardware_that_cannot_hold_the_weights_is_refused_and_a_number_of_tokens_goes_before_the_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(GPU_MEMORY_GIB, "A100 80 GB", 40.0)
+    monkeypatch.setitem(SHEETS, "a100-sxm", dataclasses.replace(SHEETS["a100-sxm"], memory_gib=40.0))
     names = ["llama-2-70b-a100-tp2", "llama-2-70b-a100-tp4"]
     preset = ps.hardware(names[1])
     server = ps.Server(preset.batch_time, 2048, 256, policy="vllm", gpu=preset.gpu)

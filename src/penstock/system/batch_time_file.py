@@ -20,7 +20,7 @@ from penstock.system.batch_time import (
     Hinge,
     PiecewiseConstant,
 )
-from penstock.system.gpu_memory import GPU_MEMORY_GIB, MODELS, Gpu
+from penstock.system.gpu_memory import Gpu
 from penstock.system.measured_times import Measured
 from penstock.system.uncertain import Allowed, Known, Seen, Uncertainty, Within
 from penstock.words import digits
@@ -232,14 +232,19 @@ class BatchTimeFile:
     @property
     def gpu(self) -> Gpu | None:
         """The model on its GPUs, where the memory of both is known."""
-        if self.model not in MODELS or self.accelerator not in GPU_MEMORY_GIB:
+        from penstock.system.models.catalogue import catalogue  # which reads a file
+
+        if self.model is None or self.model not in catalogue() or self.memory_gib is None:
             return None
-        return Gpu(self.model, GPU_MEMORY_GIB[self.accelerator], self.tensor_parallel or 1)
+        return Gpu(self.model, self.memory_gib, self.tensor_parallel or 1)
 
     @property
     def memory_gib(self) -> float | None:
         """Memory of the GPU, GiB; None where it is not known."""
-        return GPU_MEMORY_GIB.get(self.accelerator or "")
+        from penstock.system.models.gpus import sheet_of
+
+        sheet = sheet_of(self.accelerator)
+        return None if sheet is None else sheet.memory_gib
 
     @property
     def uncertainty(self) -> dict[str, Any] | None:

@@ -4,8 +4,8 @@ engine keeps for itself.
     KV tokens = (what the engine may use of a GPU - weights / TP - overhead) / (KV bytes per token
     of a GPU)
 
-A token's keys and values take 2 x layers x KV heads x head dimension x 2 bytes; tensor parallelism
-shares out the KV heads, and copies them where there are fewer heads than GPUs. The engines' rules:
+Weights, and what a token leaves, follow from the shape of the model (`penstock.system.models`). The
+engines' rules:
 
 * vllm (0.33): a share of 0.92 of the memory, in which CUDA graphs count since 0.21; they take about
   2%.
@@ -18,18 +18,16 @@ publishes: 1 GiB and 100 KiB per token of the token budget. Of eleven start-up l
 0.19, with models of 7 to 20 billion parameters on one to four GPUs of 24 to 80 GB, nine lie within
 `UNCERTAIN_GIB` of that; two of vLLM 0.6.5 took 1.3 and 3.1 GiB more. Large mixtures of experts may
 take more too. So this is an estimate, and the engine's log decides.
-
-Models are left out whose KV memory is not of that form: latent attention (DeepSeek), sliding
-windows (gpt-oss), linear attention (Qwen3.5). A shape (`penstock.system.models`) knows the first
-two.
 """
 
 import dataclasses
-from typing import Annotated, Protocol
+import functools
+from typing import Annotated
 
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.fields import Checked, Range
+from penstock.system.models.shape import ModelShape, Numbers
 from penstock.system.scheduler import GpuBytes, Scheduler
 
 GIB = 2**30
@@ -43,80 +41,54 @@ _GPUS = Range(1, 1024, "", "it is a number of GPUs", "gpu.tensor_parallel")
 _IN_USE = "it is the share of the memory that the engine uses"
 _SHARE = Range(0.01, 1, "", _IN_USE, "gpu.gpu_memory_utilization")
 _OVERHEAD_BYTES_PER_TOKEN = 100 * 2**10
-_VARIANTS = ("-hf", "-chat", "-instruct")  # of a model, whose weights are as many
-_KV_BYTES = 2  # of a number, in 16 bits
-
-
-class ModelMemory(Protocol):
-    """The memory that a model takes: the weights, and what each token leaves."""
-
-    @property
-    def weights_gb(self) -> float:
-        """10^9 bytes of all its weights."""
-
-    def windows(self, tensor_parallel: int) -> str:
-        """Return what to know of its layers with a sliding window; empty: it has none."""
-
-    def weights_bytes(self, tensor_parallel: int) -> float:
-        """Return the bytes of weights on one of so many GPUs."""
-
-    def kv_bytes(self, tensor_parallel: int) -> float:
-        """Return the bytes that a token takes on one of so many GPUs."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
-    """What decides the memory of a language model."""
+class ModelMemory:
+    """The memory that a model takes: the weights, and what each token leaves."""
 
-    weights_gb: float  # 10^9 bytes of all its weights
-    # Of its attention: the keys and values that a token leaves.
-    layers: int
-    kv_heads: int
-    head_dim: int
+    shape: ModelShape
+    asked: Numbers | None = None  # how its numbers are to be stored; None: as it is published
+
+    @property
+    def numbers(self) -> Numbers:
+        """How its numbers are stored."""
+        return self.shape.stored if self.asked is None else self.asked
+
+    @property
+    def weights_gb(self) -> float:
+        """10^9 bytes of all weights."""
+        return self.weights_bytes(1) / 1e9
+
+    def windows(self, tensor_parallel: int) -> str:
+        """Return what to know of its layers with a sliding window; empty: it has none."""
+        shape = self.shape
+        if not shape.windowed_layers:
+            return ""
+        if not shape.looking:
+            return (
+                f"All layers have a sliding window of {shape.window:,} tokens, so a request holds "
+                "no more than these in the engine, but all of its tokens here"
+            )
+        kept = shape.window_bytes(self.numbers, tensor_parallel) / 1e6
+        return (
+            f"{shape.windowed_layers} of {shape.layers} layers have a sliding window of "
+            f"{shape.window:,} tokens. That takes up to {kept:,.1f} MB more of each GPU for each "
+            "request, left out here. The engine logs another number, which counts a token once "
+            "for each kind of layer"
+        )
 
     def weights_bytes(self, tensor_parallel: int) -> float:
         """Return the bytes of weights on one of so many GPUs."""
-        return self.weights_gb * 1e9 / tensor_parallel
+        if self.asked is None and self.shape.published_gb is not None:
+            return self.shape.published_gb * 1e9 / tensor_parallel
+        return self.shape.weights_bytes(self.numbers, tensor_parallel)
 
-    def kv_bytes(self, tensor_parallel: int) -> int:
-        """Return the bytes that a token takes on one of so many GPUs."""
-        heads = -(-self.kv_heads // tensor_parallel)
-        return 2 * self.layers * heads * self.head_dim * _KV_BYTES
-
-
-MODELS = {
-    "BLOOM-176B": Model(352.49, 70, 112, 128),
-    "CodeLlama-34B": Model(67.49, 48, 8, 128),
-    "Llama-2-7B": Model(13.48, 32, 32, 128),
-    "Llama-2-70B": Model(137.95, 80, 8, 128),
-    "Llama-3-8B": Model(16.06, 32, 8, 128),
-    "Llama-3.1-8B": Model(16.06, 32, 8, 128),
-    "Llama-3.1-70B": Model(141.11, 80, 8, 128),
-    "Llama-3.1-70B-FP8": Model(72.66, 80, 8, 128),
-    "Llama-3.1-405B": Model(811.71, 126, 8, 128),
-    "Mixtral-8x7B": Model(93.41, 32, 8, 128),
-    "Mixtral-8x22B": Model(281.24, 56, 8, 128),
-    "Qwen3-8B": Model(16.38, 36, 8, 128),
-    "Qwen3-30B-A3B": Model(61.06, 48, 4, 128),
-    "Qwen3-32B": Model(65.52, 64, 8, 128),
-    "Qwen3-32B-FP8": Model(34.32, 64, 8, 128),
-    "Qwen3-235B-A22B": Model(470.19, 94, 4, 128),
-    "Qwen3-235B-A22B-FP8": Model(236.34, 94, 4, 128),
-}
-"""Known models, from the config.json that their makers publish; weights in 16 bits, FP8 with
-embeddings in 16.
-"""
-
-GPU_MEMORY_GIB = {"A100 80 GB": 79.2, "H100 80 GB": 79.2, "RTX 4090": 23.5, "RTX PRO 6000": 95.0}
-"""Memory of known GPUs, as their driver reports it."""
-
-
-def _plain(model: str) -> str:
-    """Return the name of a model in small letters, without its organisation and variant."""
-    name = model.lower().rpartition("/")[2]
-    for variant in _VARIANTS:
-        name = name.removesuffix(variant)
-    return name
+    def kv_bytes(self, tensor_parallel: int) -> float:
+        """Return the bytes that a token takes on one of so many GPUs, while it is in a window."""
+        if self.shape.looking:
+            return self.shape.kv_bytes_per_token(self.numbers, tensor_parallel)
+        return self.shape.window_bytes(self.numbers, tensor_parallel) / self.shape.window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +107,7 @@ class Gpu(Checked):
     Attributes
     ----------
     model
-        A name in `MODELS`.
+        A name in the catalogue of shapes (`penstock.system.models`).
     memory_gib
         Memory of one GPU, GiB.
     tensor_parallel
@@ -147,7 +119,7 @@ class Gpu(Checked):
     engine
         Whose KV memory a policy has that stands in the place of an engine; a server keeps it here.
     known
-        The memory of a model that is not in `MODELS`, such as one known by its shape.
+        The memory of a model that is not in the catalogue, or whose precision is chosen.
     """
 
     model: str
@@ -159,17 +131,25 @@ class Gpu(Checked):
 
     def settle(self) -> None:
         """Find the model by its name, however spelled."""
-        names = {name.lower(): name for name in MODELS}
-        name = names.get(_plain(self.model)) if isinstance(self.model, str) else None
         if self.known is not None:
-            name = self.model
-        if name is None:
+            return
+        from penstock.system.models.catalogue import by_name, catalogue  # which reads a file
+
+        shape = by_name(self.model) if isinstance(self.model, str) else None
+        if shape is None:
             raise InputError(
                 f"the memory of the model {checks.shown(self.model)} is not "
-                f"known{nearest(str(self.model), MODELS)}; "
+                f"known{nearest(str(self.model), catalogue())}; "
                 "or give kv_tokens, which the engine logs at its start"
             )
-        object.__setattr__(self, "model", name)
+        vars(self).update(model=shape.name)
+
+    @functools.cached_property
+    def memory(self) -> ModelMemory:
+        """The memory that the model takes."""
+        from penstock.system.models.catalogue import catalogue
+
+        return self.known or ModelMemory(catalogue()[self.model])
 
     def kv_tokens(self, engine: Scheduler, token_budget: int) -> KVTokens:
         """Return how many tokens' keys and values an engine has room for.
@@ -180,7 +160,7 @@ class Gpu(Checked):
             If the weights leave no room.
         """
         left = self._left_bytes(engine, token_budget)
-        model = self._memory
+        model = self.memory
         bytes_per_token = model.kv_bytes(self.tensor_parallel)
         uncertain = UNCERTAIN_GIB * GIB
         tokens = int(left / bytes_per_token)
@@ -197,14 +177,9 @@ class Gpu(Checked):
         )
 
     @property
-    def _memory(self) -> Model | ModelMemory:
-        """The memory that the model takes."""
-        return MODELS[self.model] if self.known is None else self.known
-
-    @property
     def windows(self) -> str:
         """What to know of its layers with a sliding window; empty: it has none."""
-        return "" if self.known is None else self.known.windows(self.tensor_parallel)
+        return self.memory.windows(self.tensor_parallel)
 
     @property
     def words(self) -> str:
@@ -229,7 +204,7 @@ class Gpu(Checked):
     def _left_bytes(self, engine: Scheduler, token_budget: int) -> float:
         """Return the bytes that an engine has for keys and values on each GPU."""
         assert engine.memory.gpu_rule is not None
-        weights = self._memory.weights_bytes(self.tensor_parallel)
+        weights = self.memory.weights_bytes(self.tensor_parallel)
         overhead = _OVERHEAD_GIB * GIB + _OVERHEAD_BYTES_PER_TOKEN * token_budget
         gpu = GpuBytes(self.memory_gib * GIB, weights, overhead, token_budget, self.tensor_parallel)
         return engine.memory.gpu_rule.left(gpu, self._share(engine))

@@ -5,7 +5,7 @@ import numpy as np
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints
-from penstock.system.gpu_memory import MODELS, Gpu
+from penstock.system.gpu_memory import Gpu
 from penstock.workload.jobs import Jobs
 
 _LEAST_GB_PER_S, _MOST_GB_PER_S = 1e-3, 1e6
@@ -43,7 +43,7 @@ def link_ms_per_token(
                 "without the model; give kv_bytes_per_token (2 x layers x KV heads x head "
                 "dimension x bytes of a number), or transfer_ms_per_token"
             )
-        kv_bytes_per_token = MODELS[gpu.model].kv_bytes(1)
+        kv_bytes_per_token = gpu.memory.kv_bytes(1)
     what = "it is the keys and values of one token"
     checks.number("kv_bytes_per_token", kv_bytes_per_token, 1, _MOST_BYTES, "bytes", what)
     return kv_bytes_per_token / gb_per_s / 1e6

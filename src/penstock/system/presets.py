@@ -53,7 +53,7 @@ def hardware(name: str) -> BatchTimeFile:
     if not checks.named(name, HARDWARE):
         from penstock.system.models import gpus
 
-        if isinstance(name, str) and gpus.is_known(name):
+        if isinstance(name, str) and gpus.sheet_of(name):
             raise InputError(
                 f"{name} is a GPU, and batch times depend on the model, too: `penstock hardware "
                 f"Llama-3.1-8B --gpu {name}` works them out, and so does hardware: {{model: "

@@ -6,7 +6,7 @@ from penstock.measuring.hardware.view import batch_times
 from penstock.show.page import Fact, Page, Section
 from penstock.system.batch_time_file import section_of
 from penstock.system.engines import ENGINES
-from penstock.system.models.served import ServedModel, ShapeMemory
+from penstock.system.models.served import ModelMemory, ServedModel
 
 _CONTEXT = 8_192
 _SHOWN_TOKENS = 16_384  # up to which batch times are written out
@@ -47,7 +47,7 @@ def shaped_page(served: ServedModel) -> Page:
     experts = "" if served.shape.experts is None else f", experts in {numbers.experts}"
     if numbers.attention != numbers.dense:
         experts += f", attention in {numbers.attention}"
-    kept = ShapeMemory(served.shape, numbers)
+    kept = ModelMemory(served.shape, numbers)
     each, windows = kept.kv_bytes(served.tensor_parallel), kept.windows(served.tensor_parallel)
     logged = "another" if windows and served.shape.looking else "the true"
     flops = served.shape.flops_per_token(_CONTEXT) / 1e9

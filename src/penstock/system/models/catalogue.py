@@ -25,7 +25,8 @@ _PARTS = {"latent": Latent, "experts": Experts, "stored": Numbers}
 @functools.cache
 def catalogue() -> Mapping[str, ModelShape]:
     """Return the known shapes by name."""
-    entries: dict[str, dict[str, Any]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    entries: dict[str, dict[str, Any]] = yaml.load(_FILE.read_text(encoding="utf-8"), fast)
     shapes = {}
     for name, entry in entries.items():
         parts = {key: kind(**entry[key]) for key, kind in _PARTS.items() if key in entry}
@@ -42,20 +43,36 @@ def model_shape(model: str, folder: Path = Path()) -> ModelShape:
         return read_shape(path)
     if (path / "config.json").is_file():
         return read_shape(path / "config.json")
-    names = {name.lower(): name for name in catalogue()}
     called = model.rpartition("/")[2]
     plain = called.lower().removeprefix("meta-")
     converted = re.sub(_INT4, "", plain).removesuffix("-quantized")
     if converted != plain:
-        shape = model_shape(converted)
-        return dataclasses.replace(shape, name=called, stored=shape.numbers("int4"))
-    for variant in _VARIANTS:
-        plain = plain.removesuffix(variant).replace(f"{variant}-", "-")
-    found = names.get(plain) or names.get(re.sub(_VERSION, "", plain))
-    if found:
-        return catalogue()[found]
+        shape = dataclasses.replace(model_shape(converted), name=called, published_gb=None)
+        return dataclasses.replace(shape, stored=shape.numbers("int4"))
+    if (known := by_name(model)) is not None:
+        return known
+    names = [name.lower() for name in catalogue()]
+    plain = _plain(model)
     near = [name for name in names if name.startswith(plain)] or names
     raise InputError(
         f"the shape of {checks.shown(model)} is not known{nearest(plain, near)}; give the path of "
         "its config.json"
     )
+
+
+def by_name(model: str) -> ModelShape | None:
+    """Return the shape of a model of the catalogue, whose name may have an organisation before it,
+    and a variant or a version behind it; None: there is none.
+    """
+    names = {name.lower(): name for name in catalogue()}
+    plain = _plain(model)
+    name = names.get(plain) or names.get(re.sub(_VERSION, "", plain))
+    return None if name is None else catalogue()[name]
+
+
+def _plain(model: str) -> str:
+    """Return the name of a model in small letters, without organisation and variants."""
+    plain = model.rpartition("/")[2].lower().removeprefix("meta-")
+    for variant in _VARIANTS:
+        plain = plain.removesuffix(variant).replace(f"{variant}-", "-")
+    return plain

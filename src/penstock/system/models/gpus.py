@@ -133,14 +133,16 @@ _OTHERS = {
 """Makers whose processors run other kernels, by the beginnings of their names."""
 
 
-def is_known(name: object) -> bool:
-    """Return whether a GPU has that name, as it is written or without ``-sxm``."""
-    return _spelled(name) in SHEETS
+def sheet_of(name: object) -> Sheet | None:
+    """Return the sheet of a GPU, by its name as it is written or without ``-sxm``; None: no GPU is
+    called so.
+    """
+    return SHEETS.get(_spelled(name))
 
 
 def _spelled(name: object) -> str:
     """Return a name as `SHEETS` spells it."""
-    plain = re.sub("nvidia|tesla|geforce|[-_ ]", "", str(name).lower())
+    plain = re.sub("nvidia|tesla|geforce|[-_ ]", "", str(name).lower()).removesuffix("80gb")
     names = {known.replace("-", ""): known for known in SHEETS}
     return names.get(plain) or names.get(f"{plain}sxm") or plain
 

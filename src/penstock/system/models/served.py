@@ -10,7 +10,7 @@ from penstock.errors import InputError
 from penstock.system.batch_time import MOST_TOKENS
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.engines import ENGINES, choosing, engine_defaults
-from penstock.system.gpu_memory import GIB, Gpu
+from penstock.system.gpu_memory import GIB, Gpu, ModelMemory
 from penstock.system.models.batch_times import MOST_WINDOW, LayerTimes
 from penstock.system.models.catalogue import model_shape
 from penstock.system.models.gpus import SHEET_ALONE, KnownGpu, known_gpu
@@ -22,47 +22,6 @@ from penstock.words import counted
 _WEIGHTS_ALONE = ("mxfp4", "int4", "w8a16")  # widened before they are computed with, on any GPU
 _USUAL_BUDGET = 8_192  # tokens, where an engine chooses none
 _KEPT_GIB = 1.0  # of a GPU, that no engine fills with weights
-
-
-@dataclasses.dataclass(frozen=True)
-class ShapeMemory:
-    """The memory that a shape takes: what `Gpu` asks of a model."""
-
-    shape: ModelShape
-    numbers: Numbers
-
-    @property
-    def weights_gb(self) -> float:
-        """10^9 bytes of all weights."""
-        return self.shape.weights_bytes(self.numbers) / 1e9
-
-    def windows(self, tensor_parallel: int) -> str:
-        """Return what to know of its layers with a sliding window; empty: it has none."""
-        shape = self.shape
-        if not shape.windowed_layers:
-            return ""
-        if not shape.looking:
-            return (
-                f"All layers have a sliding window of {shape.window:,} tokens, so a request holds "
-                "no more than these in the engine, but all of its tokens here"
-            )
-        kept = shape.window_bytes(self.numbers, tensor_parallel) / 1e6
-        return (
-            f"{shape.windowed_layers} of {shape.layers} layers have a sliding window of "
-            f"{shape.window:,} tokens. That takes up to {kept:,.1f} MB more of each GPU for each "
-            "request, left out here. The engine logs another number, which counts a token once "
-            "for each kind of layer"
-        )
-
-    def weights_bytes(self, tensor_parallel: int) -> float:
-        """Return the bytes of weights on one of so many GPUs."""
-        return self.shape.weights_bytes(self.numbers, tensor_parallel)
-
-    def kv_bytes(self, tensor_parallel: int) -> float:
-        """Return the bytes that a token takes on one of so many GPUs, while it is in a window."""
-        if self.shape.looking:
-            return self.shape.kv_bytes_per_token(self.numbers, tensor_parallel)
-        return self.shape.window_bytes(self.numbers, tensor_parallel) / self.shape.window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +60,7 @@ class ServedModel:
     @property
     def on_gpus(self) -> Gpu:
         """The model on its GPUs, from which KV memory follows."""
-        memory = ShapeMemory(self.shape, self.numbers)
+        memory = ModelMemory(self.shape, self.numbers)
         return Gpu(self.shape.name, self.gpu.sheet.memory_gib, self.tensor_parallel, known=memory)
 
     @property

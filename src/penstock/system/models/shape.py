@@ -124,6 +124,7 @@ class ModelShape:
     latent: Latent | None = None
     experts: Experts | None = None
     stored: Numbers = Numbers("bf16", "bf16", "bf16")  # how its maker publishes the numbers
+    published_gb: float | None = None  # 10^9 bytes of the weights so published; None: as counted
 
     @property
     def expert_layers(self) -> int:
