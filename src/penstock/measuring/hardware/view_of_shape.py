@@ -6,7 +6,8 @@ from penstock.measuring.hardware.view import batch_times
 from penstock.show.page import Fact, Page, Section
 from penstock.system.batch_time_file import section_of
 from penstock.system.engines import ENGINES
-from penstock.system.models.served import ModelMemory, ServedModel
+from penstock.system.gpu_memory import ModelMemory
+from penstock.system.models.served import ServedModel
 
 _CONTEXT = 8_192
 _SHOWN_TOKENS = 16_384  # up to which batch times are written out

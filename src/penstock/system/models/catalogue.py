@@ -11,7 +11,6 @@ import yaml
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.system.models.config import read_shape
 from penstock.system.models.shape import Experts, Latent, ModelShape, Numbers
 
 _FILE = Path(__file__).parent / "shapes.yaml"
@@ -39,10 +38,11 @@ def model_shape(model: str, folder: Path = Path()) -> ModelShape:
     # A name may lack its organisation. A path ends with ``.json``, or is a folder that holds a
     # `config.json`.
     path = folder / checks.path("model", model)
-    if path.suffix == ".json":
-        return read_shape(path)
-    if (path / "config.json").is_file():
-        return read_shape(path / "config.json")
+    config = path if path.suffix == ".json" else path / "config.json"
+    if config == path or config.is_file():
+        from penstock.system.models.config import read_shape  # names need no configs
+
+        return read_shape(config)
     called = model.rpartition("/")[2]
     plain = called.lower().removeprefix("meta-")
     converted = re.sub(_INT4, "", plain).removesuffix("-quantized")
