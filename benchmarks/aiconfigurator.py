@@ -40,7 +40,6 @@ from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import evaluate
 from penstock.planning.space import search_space
-from penstock.system.machine_pace import scaled
 from penstock.system.models.served import served_model, shaped_hardware
 
 USERS = Path(__file__).parents[2] / "shared" / "data" / "user_cases"
@@ -227,7 +226,7 @@ def deployed(question: Question, fleet: dict[str, Any], limits: dict[str, int]) 
 
 def judged(question: Question, rate: float, one: Deployment, slower: float) -> dict[str, Any]:
     """Return what a fleet does at a rate, with batch times so many times as long."""
-    server = dataclasses.replace(one.server, batch_time=scaled(one.server.batch_time, slower))
+    server = dataclasses.replace(one.server, batch_time=one.server.batch_time.scaled(slower))
     workload = ps.Workload.poisson(rate, question.prompt, question.output, seed=0)
     aim = Aim.of(question.targets, requests=2_000, most_requests=128_000)
     found = evaluate(

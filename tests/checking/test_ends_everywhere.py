@@ -15,7 +15,6 @@ from penstock.serving.controls import Controls
 from penstock.serving.theory import theory
 from penstock.system.batch_time import Affine, Composition
 from penstock.system.batch_time_file import BatchTimeFile, read_batch_time, write_batch_time
-from penstock.system.machine_pace import scaled
 from penstock.system.uncertain import PARAMETERS, Allowed, Seen, Uncertainty, Within
 from penstock.theory.ends import server_ends
 
@@ -59,7 +58,7 @@ def asked(*words: str) -> tuple[dict[str, object], str]:
 
 def test_a_file_keeps_how_well_batch_times_are_known(tmp_path: Path) -> None:
     seen = Seen("vllm", (100.0, 200.0), (10.0, 20.0), 64.0)
-    extremes = tuple(scaled(MODEL, times) for times in (0.9, 1.1))
+    extremes = tuple(MODEL.scaled(times) for times in (0.9, 1.1))
     for known in (dataclasses.replace(WITHIN, seen=seen), Allowed(extremes, seen)):
         model = dataclasses.replace(MODEL, uncertainty=known)
         write_batch_time(tmp_path / "known.yaml", BatchTimeFile("mine", model, "a test"))

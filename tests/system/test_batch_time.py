@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from penstock.errors import InputError
 from penstock.system.batch_time import MOST_TOKENS, Affine, BatchTime, Composition, Hinge, PiecewiseConstant
-from penstock.system.machine_pace import scaled
 from penstock.system.measured_times import Measured
 from penstock.system.server import Server
 
@@ -399,7 +398,7 @@ def test_policies_weigh_the_budgets_of_the_linear_part():
 def test_a_machine_half_as_fast_takes_twice_as_long_for_any_batch(model):
     most = 8 if isinstance(model, Measured) else 300
     for prefill, decode in (([], [5, 9]), ([(most - 2, 3)], [7, 2])):
-        assert scaled(model, 2.0).of_batch(prefill, decode) == pytest.approx(2 * model.of_batch(prefill, decode))
+        assert model.scaled(2.0).of_batch(prefill, decode) == pytest.approx(2 * model.of_batch(prefill, decode))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from penstock.live.limits import Carried, Limits
 from penstock.live.pace import Pace, pace
 from penstock.live.reading import Change
 from penstock.live.scrape import Scrape
-from penstock.system.machine_pace import with_host
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 
@@ -158,11 +157,11 @@ class Engine:
             gap_s = self._fitted_server.gap_s
             if not gap_s:
                 return server
-            return dataclasses.replace(server, batch_time=with_host(server.batch_time, gap_s))
+            return dataclasses.replace(server, batch_time=server.batch_time.with_host(gap_s))
         host = max(speed.host_s.value, 0.0)
         if self._host_s is None or abs(host - self._host_s) > _HOST_MOVED * speed.batch_s.value:
             self._host_s = host
-        return dataclasses.replace(server, batch_time=with_host(server.batch_time, self._host_s))
+        return dataclasses.replace(server, batch_time=server.batch_time.with_host(self._host_s))
 
     def _with_memory(self, server: Server) -> Server:
         """Return the server with the KV memory that the engine says it has, if none was given."""

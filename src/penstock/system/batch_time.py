@@ -136,6 +136,17 @@ class BatchTime(abc.ABC):
         sums = ((new * new).sum(), (new * before).sum(), decodes.sum())
         return float(self.of_batches(new.sum(), decodes.size, new.size + decodes.size, *sums))
 
+    def scaled(self, factor: float) -> "BatchTime":
+        """Return times so many times as long, as of another machine."""
+        return _Scaled(self, factor)
+
+    def with_host(self, seconds: float) -> "BatchTime":
+        """Return times so many seconds longer: the host's between two batches."""
+        raise InputError(
+            f"{checks.shown(self)} is a model of your own, to which you alone can add the host's "
+            "time; give another"
+        )
+
     def table(self, token_budget: int) -> Floats:
         """Return t_b for b = 0 .. token_budget, in seconds; shape (token_budget + 1,)."""
         remedy = "a batch carries at least one token"
@@ -161,8 +172,30 @@ class BatchTime(abc.ABC):
         return best + 1, float(rates[best])
 
 
+@dataclasses.dataclass(frozen=True)
+class _Scaled(BatchTime):
+    """A model of the user's own, so many times as long."""
+
+    model: BatchTime
+    factor: float
+
+    def _seconds(self, tokens: Floats) -> Floats:
+        return self.factor * self.model._seconds(tokens)
+
+
 class _Formula(Checked, BatchTime):
-    """Batch times by a formula."""
+    """Batch times by a formula: what every batch takes, and what is more with its tokens."""
+
+    c: float
+    a: float
+
+    def scaled(self, factor: float) -> BatchTime:
+        """Return times so many times as long."""
+        return dataclasses.replace(self, c=self.c * factor, a=self.a * factor)  # type: ignore[type-var]
+
+    def with_host(self, seconds: float) -> BatchTime:
+        """Return times so many seconds longer."""
+        return dataclasses.replace(self, c=self.c + seconds)  # type: ignore[type-var]
 
     def settle(self) -> None:
         """Refuse one by which a token takes no time."""
@@ -307,6 +340,17 @@ class Composition(Checked, BatchTime):
     def by_tokens(self) -> BatchTime:
         """The linear part."""
         return self.linear
+
+    def scaled(self, factor: float) -> "Composition":
+        """Return times so many times as long, without what is known of them."""
+        known = {name: getattr(self, name) for name in COSTS}
+        costs: dict[str, Any] = {n: s if s is None else s * factor for n, s in known.items()}
+        linear = self.linear.scaled(factor)
+        return dataclasses.replace(self, linear=linear, uncertainty=None, **costs)
+
+    def with_host(self, seconds: float) -> BatchTime:
+        """Return times so many seconds longer."""
+        return dataclasses.replace(self, linear=self.linear.with_host(seconds))
 
     @property
     def of_decodes(self) -> tuple[float, float]:

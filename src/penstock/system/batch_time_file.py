@@ -25,6 +25,13 @@ from penstock.system.measured_times import Measured
 from penstock.system.uncertain import Allowed, Known, Seen, Uncertainty, Within
 from penstock.words import digits
 
+_KEYS: dict[type[BatchTime], tuple[str, ...]] = {
+    PiecewiseConstant: ("c_ms", "a_ms", "b0"),
+    Affine: ("c_ms", "a_ms_per_token"),
+    Hinge: ("c_ms", "a_ms_per_token", "b0"),
+}
+"""What stands for the fields of a formula, in order."""
+
 _KINDS = ("affine", "hinge", "table", "measured", "composition", "file")
 
 
@@ -71,16 +78,9 @@ class BatchTimeSection(Section):
                 f"not {' and '.join(kinds) or 'none'}"
             )
         if self.affine:
-            return Affine(
-                _seconds("c_ms", self.affine.c_ms),
-                _seconds("a_ms_per_token", self.affine.a_ms_per_token),
-            )
+            return _formula(Affine, self.affine)
         if self.hinge:
-            c, a = (
-                _seconds("c_ms", self.hinge.c_ms),
-                _seconds("a_ms_per_token", self.hinge.a_ms_per_token),
-            )
-            return Hinge(c, a, self.hinge.b0)
+            return _formula(Hinge, self.hinge)
         if self.table is not None:
             return Measured.read(folder / checks.path("server.batch_time.table", self.table))
         if self.measured:
@@ -92,13 +92,13 @@ class BatchTimeSection(Section):
             return self.composition.build(folder)
         if self.file is not None:
             return self.read_file(folder).batch_time
-        if self.c_ms is None or self.a_ms is None or self.b0 is None:
-            missing = ", ".join(name for name, value in steps.items() if value is None)
+        missing = ", ".join(name for name, value in steps.items() if value is None)
+        if missing:
             raise InputError(
                 f"server.batch_time: {missing} missing; the steps c + a ceil(b / b0) need c_ms, "
                 "a_ms and b0"
             )
-        return PiecewiseConstant(_seconds("c_ms", self.c_ms), _seconds("a_ms", self.a_ms), self.b0)
+        return _formula(PiecewiseConstant, self)
 
     def read_file(self, folder: Path) -> "BatchTimeFile":
         """Return the batch-time file that it names."""
@@ -127,6 +127,12 @@ class _Composition(Section):
 
 
 BatchTimeSection.model_rebuild()
+
+
+def _formula(kind: type[BatchTime], section: Section) -> BatchTime:
+    """Return batch times by a formula, whose section has milliseconds in place of seconds."""
+    values = {key: getattr(section, key) for key in _KEYS[kind]}
+    return kind(*(_seconds(key, value) if "ms" in key else value for key, value in values.items()))
 
 
 def _seconds(name: str, ms: float) -> float:
@@ -350,12 +356,11 @@ def write_batch_time(path: str | Path, file: BatchTimeFile) -> None:
 def section_of(model: BatchTime) -> dict[str, Any]:
     """Return a model as a scenario's ``batch_time`` says it."""
     match model:
-        case PiecewiseConstant(c, a, b0):
-            return {"c_ms": c * 1e3, "a_ms": a * 1e3, "b0": b0}
-        case Affine(c, a):
-            return {"affine": {"c_ms": c * 1e3, "a_ms_per_token": a * 1e3}}
-        case Hinge(c, a, b0):
-            return {"hinge": {"c_ms": c * 1e3, "a_ms_per_token": a * 1e3, "b0": b0}}
+        case PiecewiseConstant() | Affine() | Hinge():
+            values = zip(_KEYS[type(model)], dataclasses.astuple(model), strict=True)
+            written = {key: value * 1e3 if "ms" in key else value for key, value in values}
+            name = type(model).__name__.lower()
+            return {name: written} if name in _KINDS else written
         case Measured(tokens, seconds):
             return {"measured": {"tokens": list(tokens), "ms": [s * 1e3 for s in seconds]}}
         case Composition():

@@ -112,6 +112,14 @@ class Measured(BatchTime):
         read.refuse_falling(source.name)
         return read
 
+    def scaled(self, factor: float) -> BatchTime:
+        """Return times so many times as long."""
+        return dataclasses.replace(self, seconds=[each * factor for each in self.seconds])
+
+    def with_host(self, seconds: float) -> BatchTime:
+        """Return times so many seconds longer."""
+        return dataclasses.replace(self, seconds=[each + seconds for each in self.seconds])
+
     def refuse_falling(self, name: str) -> None:
         """Refuse times that fall from one load to a larger one by more than measurements do."""
         seconds = np.array(self.seconds)

@@ -17,7 +17,6 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.inputs.special_functions import ndtri
 from penstock.system.batch_time import Composition
-from penstock.system.machine_pace import scaled
 from penstock.system.measured_times import Measured
 from penstock.system.models.adjusted import Adjustment
 
@@ -112,7 +111,7 @@ class Within:
 
     def others(self, batch_time: Composition) -> list[Composition]:
         """Return the slowest and the fastest."""
-        return [scaled(batch_time, times) for times in (self.factor, 1 / self.factor)]
+        return [batch_time.scaled(times) for times in (self.factor, 1 / self.factor)]
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as a batch-time file holds it."""
@@ -179,7 +178,7 @@ class Uncertainty:
         draws = self.draws(_DRAWS)
         noise = np.random.default_rng(1).permutation(_normal_quantiles(len(draws))) * self.noise
         return [
-            scaled(self.moved(batch_time, change), math.exp(more))
+            self.moved(batch_time, change).scaled(math.exp(more))
             for change, more in zip(draws, noise.tolist(), strict=True)
         ]
 
