@@ -45,7 +45,6 @@ from .theory.certificate import Certificate, certify
 from .theory.fluid import FluidPath, fluid
 from .theory.latency_bounds import lower_bounds
 from .theory.mean_backlog import MeanBacklog
-from .theory.network.certificate import NetworkCertificate
 from .theory.region import Region, region
 from .workload.lengths import Constant, Gamma, Geometric, LogNormal, Mixture, Uniform
 from .workload.pairs import Empirical
@@ -95,7 +94,6 @@ __all__ = [
     "Mixture",
     "Network",
     "NetworkAnswer",
-    "NetworkCertificate",
     "NetworkComparison",
     "NetworkStability",
     "Order",

@@ -64,7 +64,8 @@ def test_what_only_a_network_has_is_refused_of_a_server_with_the_right_word(
         verb(CHAT, SERVER, **options)
 
 
-def test_a_question_about_a_server_loads_nothing_of_networks() -> None:
+def test_a_question_about_a_server_loads_no_session_and_no_cycles_of_networks() -> None:
+    """It is certified as a network of one pool, and run by a loop of its own."""
     asked = """
 import sys
 import penstock as ps
@@ -74,4 +75,9 @@ loaded = [name for name in sys.modules if name.startswith("penstock.") and "netw
 print(*loaded)
 """
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+    described = {"penstock.system.network", "penstock.system.network_model"}
+    certified = {
+        f"penstock.theory.network{part}"
+        for part in ("", ".rules", ".fluid_classes", ".unequal_replicas", ".cyclic_pools")
+    }
+    assert set(done.stdout.split()) <= described | certified

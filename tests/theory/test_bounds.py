@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.theory.bounds import Bound, bounds
+from penstock.theory.limits import Bound, bounds
 from penstock.theory.load import load
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
@@ -18,7 +18,7 @@ CHAT = ps.Workload.poisson(1.0, 129, 112)
 
 
 def of(workload: ps.Workload, server: ps.Server) -> tuple[Bound, ...]:
-    return bounds(workload, server, load(workload, server))
+    return bounds(load(workload, server))
 
 
 def test_each_limit_that_can_bind_has_a_bound() -> None:

@@ -317,10 +317,12 @@ def test_what_recorded_prompts_have_in_common_counts_once_where_it_may_be_cached
     )
     assert plain.verdict == "unstable"
     assert caching.verdict == "unknown"
-    assert [bound.name for bound in caching.bounds] == ["token budget", "max batch size"]
+    assert [bound.name for bound in caching.bounds] == ["token budget", "max batch size", "KV memory"]
     tokens = (2_000 + 99) / 100
     one = ps.certify(ps.Workload.poisson(1.0, ps.Geometric(tokens), 10), ps.Server(TP1, 512, 64, "vllm"))
-    assert [bound.max_rate for bound in caching.bounds] == pytest.approx([bound.max_rate for bound in one.bounds])
+    assert [bound.max_rate for bound in caching.bounds[:2]] == pytest.approx([bound.max_rate for bound in one.bounds])
+    # Of the blocks that requests hold only one of outputs is surely their own.
+    assert caching.bounds[2].max_rate == pytest.approx(1_999 / (9 * float(TP1(1))))
     assert caching.rho_without_cache == plain.rho
     assert caching.rho == pytest.approx(recorded.rate / one.bounds[0].max_rate)
     # Without ids nothing is in common, so nothing is found.

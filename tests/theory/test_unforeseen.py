@@ -7,7 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock.theory.load import load
-from penstock.theory.network.hypotheses import FORESEEN
+from penstock.theory.network.rules import FORESEEN
 from penstock.workload.lengths import Length
 
 BATCH_TIME = ps.Affine(0.01, 1e-4)
@@ -47,8 +47,10 @@ def test_networks_of_several_pools_count_it_too() -> None:
 
 
 def test_where_a_network_does_not_know_how_often_it_happens_it_says_so() -> None:
-    tight = dataclasses.replace(AHEAD, memory=ps.Memory(1000), max_batch_size=128)
-    certificate = ps.certify(chain(early(0.7), tight))
+    ample = dataclasses.replace(AHEAD, memory=ps.Memory(1000), max_batch_size=128)
+    assert ps.certify(chain(early(0.7), ample)).verdict == "stable"
+    twice = {"first": ps.Stage("one", "job", "job", then="second"), "second": ps.Stage("one", "job", "job")}
+    certificate = ps.certify(ps.Network({"one": ps.Pool(ample)}, [ps.Workflow("w", early(0.3), twice)]))
     assert certificate.verdict == "unknown"
     assert FORESEEN in [h.name for h in certificate.hypotheses if not h.held]
 

@@ -81,7 +81,7 @@ def candidates(
     """Return the servers worth simulating: other policies and token budgets, all else as it is."""
     # Budgets from a quarter of the current one to four times it, near those that waste nothing, and
     # the one at which Sarathi-Serve carries most. Ruled out is what cannot carry the load, or as
-    # much as is known to be carried, by `penstock.theory.bounds` and, for Sarathi-Serve under a max
+    # much as is known to be carried, by `penstock.theory.limits` and, for Sarathi-Serve under a max
     # batch size, its own region (`sarathi_region`). ``policies``: simple to subtle.
     # ``most_stable``: only the most that can be carried matters. ``short_gaps``: so does the
     # batch's time, so smaller budgets are tried.

@@ -31,7 +31,6 @@ from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
     from penstock.system.network import Network
-    from penstock.theory.network.certificate import NetworkCertificate
 
 SIMULATION = "simulation"
 """What is known by no theorem."""
@@ -137,7 +136,7 @@ class MaxLoad:
     known: str  # the theorem that says stable at `load`, or `simulation`
     # No policy is stable above it, even if requests find all of their prompts that they may.
     bound: float
-    certificate: "NetworkCertificate" = dataclasses.field(repr=False)  # of the network as it is
+    certificate: Certificate = dataclasses.field(repr=False)  # of the network as it is
     trials: tuple[Trial[NetworkStability], ...] = dataclasses.field(repr=False)  # in order
     targets: TargetRate | None = None  # with the middle batch times
     # The same at the slow and the fast end of the batch times.
@@ -285,7 +284,7 @@ def max_rate(
         network = as_network("max_rate", workload, server)
         refuse(alpha=alpha, requests=requests)
         distance = _checked_precision(precision, 0.05)
-        from penstock.theory.network.ends import network_ends
+        from penstock.theory.ends import network_ends
 
         jobs = checks.whole(
             "jobs",
@@ -357,6 +356,7 @@ def _max_rate(
     certificate = certify(workload, server)
     bound, certified = certificate.max_rate, certificate.certified_rate or 0.0
     certificate = certify(workload.with_rate((certified or bound) / 2), server)
+    bound, certified = certificate.max_rate, certificate.certified_rate or 0.0  # but for rounding
     low = 0.0 if certificate.trusted else certified
     high = bound
     trials: tuple[Trial[Stability], ...] = ()

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from penstock.checking.stability import NetworkStability
     from penstock.scenario.scenario import Scenario
     from penstock.system.network import Network
-    from penstock.theory.network.certificate import NetworkCertificate
     from penstock.theory.operating_point import OperatingPoint
 
 ROWS_UP_TO = 1_000_000
@@ -261,7 +260,7 @@ def check(
     progress: Progress | None = None,
     outages: Sequence[Outage] = (),
     stability: "NetworkStability | None" = None,
-    certified: "Callable[[NetworkCertificate], object] | None" = None,
+    certified: Callable[[Certificate], object] | None = None,
 ) -> "NetworkAnswer": ...
 def check(
     workload: "Workload | Network",

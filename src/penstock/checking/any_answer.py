@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from penstock.checking.latency_network import NetworkSteadyState
     from penstock.checking.stability import NetworkStability, Stability
     from penstock.theory.certificate import Certificate
-    from penstock.theory.network.certificate import NetworkCertificate
 
 
 class AnyAnswer(Shown):
@@ -31,7 +30,7 @@ class AnyAnswer(Shown):
         What is not known of the batch times; None: they are taken as exact.
     """
 
-    certificate: "Certificate | NetworkCertificate"
+    certificate: "Certificate"
     stability: "Stability | NetworkStability | None"
     latency: "SteadyState | NetworkSteadyState | None"
     warnings: tuple[str, ...]
@@ -64,7 +63,7 @@ class AnyAnswer(Shown):
         return not self.calibration.holds(self._deciding.verdict)
 
     @property
-    def _deciding(self) -> "Certificate | NetworkCertificate | Stability | NetworkStability":
+    def _deciding(self) -> "Certificate | Stability | NetworkStability":
         if self.certificate.verdict == "unknown" and self.stability is not None:
             return self.stability
         return self.certificate
@@ -101,7 +100,7 @@ class AnyAnswer(Shown):
 
 
 def no_steady_state(
-    certificate: "Certificate | NetworkCertificate",
+    certificate: "Certificate",
     stability: "Stability | NetworkStability | None",
 ) -> str | None:
     """Return why the latency of a steady state is refused, or None."""
@@ -114,7 +113,7 @@ def no_steady_state(
 
 
 def latency_warnings(
-    certificate: "Certificate | NetworkCertificate",
+    certificate: "Certificate",
     stability: "Stability | NetworkStability | None",
     latency: "SteadyState | NetworkSteadyState | None",
 ) -> list[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.checking.network_answer import NetworkAnswer
     from penstock.scenario.network import NetworkScenario
     from penstock.system.network import Network
-    from penstock.theory.network.certificate import NetworkCertificate
+    from penstock.theory.certificate import Certificate
 
 
 Jobs = Annotated[int | None, typer.Option("--jobs", help="Of a network: jobs to simulate.")]
@@ -54,7 +54,7 @@ def answer_network(
     from penstock.checking.answer import check
     from penstock.checking.head import first_lines_of_network
 
-    def say(certificate: "NetworkCertificate") -> None:
+    def say(certificate: "Certificate") -> None:
         name, network = chosen.name, chosen.network
         form.begin(first_lines_of_network(name, network, certificate, chosen.hardware))
 

@@ -7,10 +7,8 @@ from penstock.checking.flood_test import flood_test
 from penstock.checking.verdict import RESOLUTION_OF_NETWORKS
 from penstock.simulation.progress import silent
 from penstock.system.network import Network, own_seed
-from penstock.theory.certificate import certify
-from penstock.theory.ends import Ends
-from penstock.theory.network.certificate import NetworkCertificate
-from penstock.theory.network.ends import network_ends
+from penstock.theory.certificate import Certificate, certify
+from penstock.theory.ends import Ends, network_ends
 
 _UNIT = "times this load"
 
@@ -48,13 +46,13 @@ def reach_of_network(network: Network) -> Reach | None:
 @functools.lru_cache(maxsize=4)  # the first lines of an answer say it, then the doubt, then a page
 def _ends(
     network: Network,
-) -> tuple[Ends[Network], NetworkCertificate, NetworkCertificate] | None:
+) -> tuple[Ends[Network], Certificate, Certificate] | None:
     """Return the slow and the fast end of a network, and what theory says of both."""
     ends = network_ends(network)
     return None if ends is None else (ends, certify(ends.slow), certify(ends.fast))
 
 
-def _reach(ends: Ends[Network], slow: NetworkCertificate, fast: NetworkCertificate) -> Reach:
+def _reach(ends: Ends[Network], slow: Certificate, fast: Certificate) -> Reach:
     most = Interval(slow.max_load, fast.max_load)
     load = Interval(1 / most.high, 1 / most.low)
     cached = any(pool.rho_without_cache is not None for pool in slow.pools)
@@ -82,7 +80,7 @@ def beyond_rows_of_network(network: Network) -> list[str]:
 
 def _end_of_network(
     network: Network,
-    certificate: NetworkCertificate,
+    certificate: Certificate,
     seed: int | None,
     resolution: float | None,
 ) -> End:

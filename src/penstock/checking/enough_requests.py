@@ -14,8 +14,8 @@ from penstock.simulation.run import TICK_S, Run, checked_tick
 from penstock.simulation.simulate import RunOptions, length_of_run, run_server
 from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.server import Server
-from penstock.theory.bounds import bounds
 from penstock.theory.hypotheses import refuse_without_rate
+from penstock.theory.limits import bounds
 from penstock.theory.load import load
 from penstock.workload.workload import Workload
 
@@ -137,7 +137,7 @@ def estimate_latency(workload: Workload, server: Server) -> SteadyState:
     """
     refuse_without_rate("estimate_latency", workload, server)
     requests = min(_AT_ONCE, workload.rows or _AT_ONCE)
-    limits = bounds(workload, server, load(workload, server))
+    limits = bounds(load(workload, server))
     rho = workload.rate / min(bound.max_rate for bound in limits)
     return estimate(workload, server, requests=requests, rho=rho)[1]
 

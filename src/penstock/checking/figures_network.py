@@ -13,7 +13,7 @@ from penstock.checking.stability import NetworkStability
 from penstock.show.page import Figure, Table
 from penstock.simulation.run import Run
 from penstock.system.network import Network
-from penstock.theory.network.certificate import NetworkCertificate
+from penstock.theory.certificate import Certificate
 from penstock.words import METRICS, amount, seconds
 
 _SHARES = (0.1, 0.5, 0.9, 0.95, 0.99, 0.999)  # of a table of a distribution
@@ -28,7 +28,7 @@ _FLOODS = (
 
 def graph_figure(
     network: Network,
-    certificate: NetworkCertificate | None = None,
+    certificate: Certificate | None = None,
     loads: Mapping[str, float] | None = None,
 ) -> Figure:
     """Draw pools, stages and the ways of jobs."""

@@ -15,7 +15,7 @@ from penstock.checking.graph_layout import (
 )
 from penstock.show.charts import COLOURS
 from penstock.system.network import Network
-from penstock.theory.network.certificate import NetworkCertificate
+from penstock.theory.certificate import Certificate
 
 LOADS = ("#f7fbff", "#c6dbef", "#6baed6", "#2171b5", "#08306b")
 """Of a pool at load 0 to 1: lighter is idler, on a grey printer too."""
@@ -30,7 +30,7 @@ _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 def network_graph(
     network: Network,
-    certificate: NetworkCertificate | None = None,
+    certificate: Certificate | None = None,
     loads: Mapping[str, float] | None = None,
 ) -> alt.LayerChart:
     """Pools as lanes, coloured by load, their stages, and the ways of jobs between them."""
@@ -265,9 +265,7 @@ def _early(path: Any) -> tuple[float, float]:
     return float(np.interp(at, length, path[:, 0])), float(np.interp(at, length, path[:, 1]))
 
 
-def _stages(
-    network: Network, layout: Layout, certificate: NetworkCertificate | None
-) -> list[alt.Chart]:
+def _stages(network: Network, layout: Layout, certificate: Certificate | None) -> list[alt.Chart]:
     """Draw the stages with what is asked of them, and where jobs come from."""
     canvas, model = _Canvas(layout), network.model()
     several = len(network.workflows) > 1

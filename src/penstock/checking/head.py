@@ -13,9 +13,8 @@ from penstock.show.page import Line
 from penstock.system.network import Network
 from penstock.system.prefix_cache import doubts_of, network_doubts
 from penstock.system.server import Server
-from penstock.theory.certificate import Certificate
+from penstock.theory.certificate import SPIRAL, VIRTUAL, Certificate
 from penstock.theory.hypotheses import Hypothesis
-from penstock.theory.network.certificate import SPIRAL, VIRTUAL, NetworkCertificate
 from penstock.words import counted, sentence
 from penstock.workload.sessions import Sessions
 from penstock.workload.workflow import Workflow
@@ -125,7 +124,7 @@ def doubted(doubts: Sequence[str]) -> list[Line]:
 def first_lines_of_network(
     name: str,
     network: Network,
-    certificate: NetworkCertificate,
+    certificate: Certificate,
     hardware: Mapping[str, str] | None = None,
 ) -> list[Line]:
     """Say what arrives at a network, and what a theorem says of it."""
@@ -154,7 +153,7 @@ def first_lines_of_network(
 
 
 def _proved(
-    certificate: Certificate | NetworkCertificate,
+    certificate: Certificate,
     load: float,
     uncached: float | None,
     reach: Reach | None,

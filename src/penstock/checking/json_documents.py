@@ -12,7 +12,6 @@ from penstock.words import STATISTICS
 
 if TYPE_CHECKING:
     from penstock.checking.network_answer import NetworkAnswer, StageAnswer, WorkflowAnswer
-    from penstock.theory.network.certificate import NetworkCertificate
 
 
 def load_as_dict(certificate: Certificate) -> dict[str, float | None]:
@@ -104,7 +103,7 @@ def network_as_dict(answer: "NetworkAnswer") -> dict[str, Any]:
     }
 
 
-def certificate_as_dict(certificate: "NetworkCertificate") -> dict[str, Any]:
+def certificate_as_dict(certificate: Certificate) -> dict[str, Any]:
     """Return the JSON form of a certificate."""
     anyone, virtual = certificate.any_policy, certificate.virtual_station
     return {

@@ -23,11 +23,10 @@ from penstock.system.network import Network, own_seed
 from penstock.system.network_model import NetworkModel
 from penstock.system.outages import Outage, checked_outages
 from penstock.system.prefix_cache import network_notes
-from penstock.theory.certificate import certify
-from penstock.theory.network.certificate import SPIRAL, VIRTUAL, NetworkCertificate
+from penstock.theory.certificate import SPIRAL, VIRTUAL, Certificate, certify
 from penstock.theory.network.cyclic_pools import CERTIFIED
 from penstock.theory.network.earliest import earliest_of_jobs
-from penstock.theory.network.hypotheses import CARRIED
+from penstock.theory.network.rules import CARRIED
 
 if TYPE_CHECKING:
     from penstock.scenario.network import NetworkScenario
@@ -101,7 +100,7 @@ class NetworkAnswer(AnyAnswer):
     """
 
     network: Network
-    certificate: NetworkCertificate
+    certificate: Certificate
     stability: NetworkStability | None
     run: Run
     pools: tuple[PoolAnswer, ...]
@@ -192,7 +191,7 @@ def of_network(
     progress: Progress | None,
     outages: Sequence[Outage] = (),
     stability: NetworkStability | None = None,
-    certified: Callable[[NetworkCertificate], object] | None = None,
+    certified: Callable[[Certificate], object] | None = None,
 ) -> NetworkAnswer:
     """Answer for a network: see `penstock.check`."""
     # What cannot be done is refused before the test, not after.
@@ -275,7 +274,7 @@ def _length_of_run(network: Network, jobs: int | None, until: float | None) -> i
 
 
 def _loads(
-    certificate: NetworkCertificate, pools: Sequence[PoolAnswer], stability: NetworkStability | None
+    certificate: Certificate, pools: Sequence[PoolAnswer], stability: NetworkStability | None
 ) -> list[float]:
     """Return each pool's load over what it carries: by its limits, and its virtual station."""
     # Of a single stage the flood says what its policy and KV memory carry.

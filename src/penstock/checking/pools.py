@@ -10,11 +10,11 @@ from penstock.simulation.run import Run
 from penstock.system.network import Network
 from penstock.system.pool import Pool
 from penstock.theory.attention import prefill_at_least
+from penstock.theory.certificate import Certificate
 from penstock.theory.hypotheses import CRITICAL_BAND
 from penstock.theory.kv_blocks import fits
-from penstock.theory.network.certificate import NetworkCertificate
-from penstock.theory.network.loads import PoolLoad
-from penstock.theory.network.pool_limits import PoolLimit
+from penstock.theory.limits import Limit
+from penstock.theory.loads import PoolLoad
 from penstock.workload.workflow import Workflow
 
 _LOSS_WORTH_A_WARNING = 0.01
@@ -36,13 +36,13 @@ class PoolAnswer:
     # it; negative where none is stable. 1 - rho where the token budget binds.
     margin: float
     binding: tuple[str, ...]  # the limits that set it; `batch time` where none does
-    drain_s: float | None  # as in `penstock.theory.network.certificate.PoolLoad`
+    drain_s: float | None  # as in `penstock.theory.loads.PoolLoad`
     busy: float  # share of the simulated time in batches, over all replicas
     tokens_per_s: float  # simulated, all replicas together
     # Simulated, on average; 0 without batches. Replicas can be busy all the time at a low load:
     # with small batches.
     tokens_per_batch: float
-    limits: tuple[PoolLimit, ...]
+    limits: tuple[Limit, ...]
     # Where what requests find of their prompts depends on the run: the share of the tokens of
     # prompts that they found in this one, and the load if they found all that they may, and
     # nothing; else None.
@@ -51,9 +51,7 @@ class PoolAnswer:
     rho_without_cache: float | None = None
 
 
-def pool_answers(
-    network: Network, certificate: NetworkCertificate, run: Run
-) -> tuple[PoolAnswer, ...]:
+def pool_answers(network: Network, certificate: Certificate, run: Run) -> tuple[PoolAnswer, ...]:
     """Return what each pool is asked for, and what it did."""
     counts = run.by_replica
     busy, tokens, batches = (

@@ -21,7 +21,7 @@ from penstock.scenario.network import NetworkScenario
 from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
 from penstock.simulation.run import Run
 from penstock.system.network import Network
-from penstock.theory.network.certificate import NetworkCertificate
+from penstock.theory.certificate import Certificate
 from penstock.words import counted, digits, seconds
 
 _POOLS = (
@@ -143,7 +143,7 @@ def _cached(pool: PoolAnswer) -> str:
     )
 
 
-def _virtual_station(certificate: NetworkCertificate) -> list[Fact]:
+def _virtual_station(certificate: Certificate) -> list[Fact]:
     """Return up to which load a priority order is not known to fail."""
     virtual = certificate.virtual_station
     if not virtual:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from penstock.errors import InputError
 from penstock.simulation.quick import memory_estimate, saturated
 from penstock.system.server import Server
-from penstock.theory.bounds import bounds
+from penstock.theory.limits import bounds
 from penstock.theory.load import load
 from penstock.workload.lengths import Constant, Length, LogNormal
 from penstock.workload.workload import Workload
@@ -86,9 +86,7 @@ def _rates(
     """Return requests/s of full batches, and of memory and slots: estimated, or as bounded."""
     workload = Workload.poisson(1.0, _length(prompt, spreads[0]), _length(output, spreads[1]))
     demand = load(workload, server)
-    rates: dict[str, float] = {
-        bound.name: bound.max_rate for bound in bounds(workload, server, demand)
-    }
+    rates: dict[str, float] = {bound.name: bound.max_rate for bound in bounds(demand)}
     rates["token budget"] = min(rates["token budget"], demand.full_batch_rate)
     if not estimated or _is_ample(server, prompt, output):
         return rates

@@ -40,7 +40,6 @@ from penstock.system.pool import Pool
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.kv_blocks import drawn, served
-from penstock.theory.network.certificate import NetworkCertificate
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
 
@@ -218,7 +217,7 @@ def _alone(workload: Workload, deployment: Deployment, aim: Aim) -> _Simulated:
 
 
 def _stability(
-    certificate: Certificate | NetworkCertificate, rho: float, tested: Callable[[], _Stability]
+    certificate: Certificate, rho: float, tested: Callable[[], _Stability]
 ) -> _Stability:
     """Return what a theorem says, else what the test says; a load at the limit is not tested."""
     if certificate.verdict in ("stable", "unstable"):

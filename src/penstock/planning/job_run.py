@@ -162,7 +162,7 @@ class Job(Checked):
 def work_s(prompt: Tokens, output: Tokens, server: Server) -> float:
     """Return the seconds that one replica takes for some requests at least, under any policy."""
     # Token budget, max batch size and KV memory each bound requests/s by what a server conserves
-    # (`penstock.theory.bounds`), whenever they arrive: so many take so many seconds.
+    # (`penstock.theory.limits`), whenever they arrive: so many take so many seconds.
     rows = max(prompt.size, 2)  # one has no arrival rate
     even = Workload.from_arrays(
         np.arange(rows, dtype=np.float64), np.resize(prompt, rows), np.resize(output, rows)

@@ -12,8 +12,8 @@ from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.network import Network
 from penstock.system.server import Server
+from penstock.theory.certificate import DIFFER
 from penstock.theory.kv_blocks import STANDARD_ERRORS
-from penstock.theory.network.certificate import DIFFER
 from penstock.theory.network.unequal_replicas import ReplicaLoads, replica_loads
 from penstock.words import counted, digits
 

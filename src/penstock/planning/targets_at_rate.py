@@ -24,10 +24,10 @@ from penstock.planning.search import Prospect, Question, Search
 from penstock.planning.space import Family
 from penstock.planning.why import with_replicas
 from penstock.system.server import Server
-from penstock.theory.bounds import bounds
 from penstock.theory.ends import Ends, server_ends
 from penstock.theory.kv_blocks import drawn
 from penstock.theory.latency_bounds import lower_bounds
+from penstock.theory.limits import bounds
 from penstock.theory.load import load
 from penstock.words import counted, digits
 from penstock.workload.arrivals import Deterministic, Poisson
@@ -119,9 +119,7 @@ class TargetsAtRate(Question[Evaluation]):
             load_of_one = float(network.model().rho.max()) * deployment.replicas
             limit = "Theorem 1(a)", "token budget"
         else:
-            limits = bounds(
-                self.workload, deployment.server, load(self.workload, deployment.server)
-            )
+            limits = bounds(load(self.workload, deployment.server))
             tightest = min(limits, key=lambda bound: bound.max_rate)
             load_of_one = self.workload.rate / tightest.max_rate
             limit = tightest.theorem, tightest.name

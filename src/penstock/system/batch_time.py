@@ -16,6 +16,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.fields import Checked, Range
 from penstock.inputs.arrays import Floats
+from penstock.inputs.caching import cached
 
 if TYPE_CHECKING:
     from penstock.system.uncertain import Known
@@ -164,6 +165,12 @@ class BatchTime(abc.ABC):
         """
         return self.best_load(token_budget)[1]
 
+    @cached(256)
+    def rate_of(self, tokens: int) -> float:
+        """Return the tokens/s of batches of so many tokens."""
+        return tokens / float(self(tokens))
+
+    @cached(256)
     def best_load(self, token_budget: int) -> tuple[int, float]:
         """Return the token load at which b / t_b is largest, and that rate in tokens/s."""
         seconds = self.table(token_budget)[1:]

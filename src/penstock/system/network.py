@@ -12,7 +12,7 @@ from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Bools, Floats, Ints
 from penstock.kernel.signatures import ROUTE_BY_FUNCTION, ROUTE_WORK
 from penstock.system.kv_transfer import received_tokens
-from penstock.system.network_model import NetworkModel, unequal_rates
+from penstock.system.network_model import NetworkModel, StageTokens, unequal_rates
 from penstock.system.pool import Pool as Pool
 from penstock.system.prefix_cache import names_for
 from penstock.system.reuse import computed_once, reused, shared_at_most
@@ -401,6 +401,12 @@ class Network:
         """The means of each workflow."""
         return tuple(workflow.means() for workflow in self.workflows)
 
+    @functools.cached_property
+    def visits(self) -> Floats:
+        """Shape (stages,), requests/s of each stage."""
+        pairs = zip(self.workflows, self.means, strict=True)
+        return np.concatenate([workflow.rate * means.visits for workflow, means in pairs])
+
     def stacked(self, field: str) -> Floats:
         """Return a mean of all stages, shape (stages,)."""
         return np.asarray(np.concatenate([getattr(means, field) for means in self.means]))
@@ -573,9 +579,16 @@ class Network:
             total += np.bincount(jobs.stage, tokens(jobs), stages)
         return total / np.maximum(requests, 1)
 
-    def model(self) -> NetworkModel:
-        """Return what the theory sees: mean tokens, routes, rates and capacities."""
-        rates = np.repeat([workflow.rate for workflow in self.workflows], np.diff(self.first_stage))
+    def tokens(self) -> StageTokens:
+        """Return mean tokens of requests, as means of its jobs say."""
+        least = None if self.reuse_is_certain else self.least_prefill_means
+        return StageTokens(self.prefill_means, self.decode_means, least)
+
+    def model(self, tokens: StageTokens | None = None) -> NetworkModel:
+        """Return what the theory sees: mean tokens (these, or its own), routes, rates and more."""
+        prefill, decode, least = tokens or self.tokens()
+        pairs = zip(self.workflows, self.means, strict=True)
+        external = [workflow.rate * means.external for workflow, means in pairs]
         sampled = [means.sampled for means in self.means if means.sampled is not None]
         pools = self.pools.values()
         full = [sum(n * s.full_batch_rate for s, n in pool.servers) for pool in pools]
@@ -583,11 +596,11 @@ class Network:
             stages=self.stages,
             pools=tuple(self.pools),
             pool=self.stage_pool,
-            prefill=self.prefill_means,
-            decode=self.decode_means,
-            external=rates * self.stacked("external"),
+            prefill=prefill,
+            decode=decode,
+            external=np.concatenate(external),
             onward=self.onward,
-            visits=rates * self.stacked("visits"),
+            visits=self.visits,
             replicas=self.replicas,
             capacity=np.array([sum(n * s.capacity for s, n in pool.servers) for pool in pools]),
             full_batch=np.array(full),
@@ -595,12 +608,14 @@ class Network:
             sampled=min(sampled, default=None),
             standard_error=self._standard_error(),
             unequal=tuple(unequal_rates(pool.servers) for pool in pools),
-            least_prefill=None if self.reuse_is_certain else self.least_prefill_means,
+            least_prefill=least,
         )
 
     def _standard_error(self) -> Floats:
         """Return that of each pool's offered tokens/s, shape (pools,)."""
         variance = np.zeros(len(self.pools))
+        if all(means.sampled is None for means in self.means):
+            return variance
         for workflow, first, means in zip(
             self.workflows, self.first_stage, self.means, strict=False
         ):

@@ -1,7 +1,9 @@
 """What the theory sees of a network: mean tokens, routes, rates and capacities."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +20,14 @@ class ReplicaRates:
     # Shape (replicas,), weights in proportion to which a router that does not look at the replicas
     # sends them requests; None: equal ones.
     shares: Floats | None = None
+
+
+class StageTokens(NamedTuple):
+    """Mean forward tokens of a request at each stage; shape (stages,)."""
+
+    prefill: Floats
+    decode: Floats
+    least_prefill: Floats | None  # as in `NetworkModel`
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,12 +74,12 @@ class NetworkModel:
         """Shape (stages,), whether each stage waits for branches."""
         return self.branches > 0
 
-    @property
+    @functools.cached_property
     def offered(self) -> Floats:
         """Shape (pools,), forward tokens that arrive per second at each pool."""
         return self._at_pools(self.prefill)
 
-    @property
+    @functools.cached_property
     def least_offered(self) -> Floats:
         """Shape (pools,), the same if requests find all of their prompts that they may."""
         return self._at_pools(self.prefill if self.least_prefill is None else self.least_prefill)

@@ -259,7 +259,7 @@ class Server:
     @property
     def full_batch_rate(self) -> float:
         """Tokens/s of batches filled to the token budget."""
-        return self.token_budget / float(self.batch_time(self.token_budget))
+        return self.batch_time.rate_of(self.token_budget)
 
     @property
     def most_requests(self) -> int | None:

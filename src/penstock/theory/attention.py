@@ -54,6 +54,7 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints
+from penstock.inputs.caching import cached
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.server import Server
 from penstock.theory.kv_blocks import STANDARD_ERRORS, drawn, outputs_of_prefill, reserves
@@ -77,6 +78,7 @@ class Attention(NamedTuple):
 NONE = Attention(0.0, 0.0)
 
 
+@cached(64)
 def attention(lengths: Lengths, server: Server, *, reused: bool = False) -> Attention:
     """Return what the attention of a mean request takes, at least and at most.
 

@@ -49,6 +49,7 @@ import numpy as np
 from numba import types
 
 from penstock.inputs.arrays import Floats, Ints
+from penstock.inputs.caching import cached
 from penstock.kernel.compiled_code import entry
 from penstock.kernel.signatures import (
     BATCH_FIELDS,
@@ -84,6 +85,7 @@ class Drift:
     why: str
 
 
+@cached(32)
 def drift(lengths: Lengths, server: Server) -> Drift:
     """Find the weights under which a backlog drains at the highest rate."""
     # With w = (a / m_p, (1 - a) / m_d) a request weighs 1, and a batch drains f(a) = (w_p x + w_d

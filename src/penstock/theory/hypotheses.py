@@ -1,21 +1,30 @@
-"""Hypotheses of the stability theorems, each with what was looked at."""
+"""Hypotheses of the stability theorems, each with what was looked at: of a server and what arrives
+there, which is each replica of any pool.
+"""
 
 import dataclasses
+from typing import Literal
 
 from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.server import Server
-from penstock.theory.bounds import Bound
 from penstock.theory.drift import Drift
-from penstock.theory.kv_blocks import SAMPLE, Longest, Served, at_once, largest, reuses
+from penstock.theory.kv_blocks import SAMPLE, Longest, Served, at_once, largest
 from penstock.theory.load import Load, refuse_no_rate
 from penstock.theory.unforeseen import with_wasted
 from penstock.workload.pairs import Independent, Lengths
 from penstock.workload.workload import Workload
 
+Verdict = Literal["stable", "unstable", "critical", "unknown"]
+
 CRITICAL_BAND = 1e-9
 """Rates this close to a limit are called critical: the theorem says nothing there."""
 
+BOUNDED = "bounded lengths"
 AMPLE = "KV memory never binds"
+FILLS = "work-conserving policy"
+SLOTS = "max batch size never binds"
+CARRIES = "full batches carry the load"
+DRAINS = "every batch under a backlog drains"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,22 +50,29 @@ def if_trusted(hypotheses: tuple[Hypothesis, ...]) -> str:
     return f", if what is taken on trust holds: {', '.join(trusted)}" if trusted else ""
 
 
-def shared(workload: Workload, server: Server, demand: Load) -> tuple[Hypothesis, ...]:
-    """Return the hypotheses of every sufficient condition."""
-    hypotheses = [
-        independent_arrivals(workload),
-        independent_lengths(workload),
-        bounded_lengths(workload),
-    ]
-    if server.memory is not None:
-        declares = workload.declared is not None
-        longest = with_wasted(largest(demand.work.lengths), server, declares=declares)
-        hypotheses += [
-            *dropped(demand.work),
-            kv_memory(server, longest, reused=reuses(workload, server)),
-        ]
-    hypotheses += cut(demand.work)
-    return (*hypotheses, *sampled_attention(demand))
+def of_requests(workload: Workload) -> tuple[Hypothesis, ...]:
+    """Return what every sufficient condition asks of requests."""
+    return independent_arrivals(workload), independent_lengths(workload), bounded_lengths(workload)
+
+
+def of_sample(demand: Load) -> tuple[Hypothesis, ...]:
+    """Return what of a load is as a sample of the lengths says."""
+    return (*dropped(demand.work), *cut(demand.work), *sampled_attention(demand))
+
+
+def of_server(demand: Load) -> tuple[Hypothesis, ...]:
+    """Return what Theorem 1(b) asks of a server and what arrives there."""
+    server = demand.server
+    memory = () if server.memory is None else (ample_memory(demand),)
+    fills = work_conserving(server), batch_size(server), full_batches_carry_it(demand)
+    return (*of_requests(demand.workload), *memory, *of_sample(demand), *fills)
+
+
+def ample_memory(demand: Load) -> Hypothesis:
+    """All requests that may run at once fit into the KV memory, by the law of their lengths."""
+    declares = demand.workload.declared is not None
+    longest = with_wasted(largest(demand.work.lengths), demand.server, declares=declares)
+    return kv_memory(demand.server, longest, reused=demand.reused)
 
 
 def independent_arrivals(workload: Workload) -> Hypothesis:
@@ -92,7 +108,7 @@ def bounded_lengths(workload: Workload) -> Hypothesis:
         what = "prompts" if lengths.max_prompt is None else "outputs"
         reason = f"{what} have no upper limit; give their distribution a `max`"
     checked = not workload.bounded or _known_lengths(lengths)
-    return Hypothesis("bounded lengths", workload.bounded, reason, checked)
+    return Hypothesis(BOUNDED, workload.bounded, reason, checked)
 
 
 def dropped(work: Served) -> tuple[Hypothesis, ...]:
@@ -122,12 +138,12 @@ def cut(work: Served) -> tuple[Hypothesis, ...]:
     return (Hypothesis("outputs that max_model_len leaves", True, reason, checked=False),)
 
 
-def sampled_bound(bound: Bound) -> tuple[Hypothesis, ...]:
+def sampled_limit(name: str, *, sampled: bool) -> tuple[Hypothesis, ...]:
     """What a limit carries is what a sample of the lengths says, where no formula does."""
-    if not bound.sampled:
+    if not sampled:
         return ()
     reason = f"from {SAMPLE:,} draws, four standard errors on the safe side"
-    return (Hypothesis(f"what the {bound.name} carries", True, reason, checked=False),)
+    return (Hypothesis(f"what the {name} carries", True, reason, checked=False),)
 
 
 def kv_memory(server: Server, longest: Longest | None, *, reused: bool) -> Hypothesis:
@@ -183,7 +199,7 @@ def work_conserving(server: Server) -> Hypothesis:
     checked = not conserves or policy.is_proved
     if not checked:
         reason += ", as its author claims; `audit` can refute it"
-    return Hypothesis("work-conserving policy", bool(conserves), reason, checked)
+    return Hypothesis(FILLS, bool(conserves), reason, checked)
 
 
 def batch_size(server: Server) -> Hypothesis:
@@ -204,10 +220,10 @@ def batch_size(server: Server) -> Hypothesis:
             f"{limit:,} is below twice the token budget of {server.token_budget:,}, and a step "
             "ahead those who end with the batch in progress keep their places"
         )
-    return Hypothesis("max batch size never binds", held, reason)
+    return Hypothesis(SLOTS, held, reason)
 
 
-def full_batches_carry_it(server: Server, demand: Load) -> Hypothesis:
+def full_batches_carry_it(demand: Load) -> Hypothesis:
     """Batches filled to the token budget carry the load; ones that stop short may carry more."""
     held = demand.arrival_rate < demand.full_batch_rate * (1 - CRITICAL_BAND)
     attention = demand.attention_s[1]
@@ -218,7 +234,7 @@ def full_batches_carry_it(server: Server, demand: Load) -> Hypothesis:
     )
     reason = (
         f"{demand.arrival_rate * demand.most_tokens_per_request:,.0f} tokens/s arrive, batches of "
-        f"{server.token_budget:,} tokens carry {demand.full_batch_tokens_per_s:,.0f}{most}"
+        f"{demand.server.token_budget:,} tokens carry {demand.full_batch_tokens_per_s:,.0f}{most}"
     )
     if demand.wasted[1]:
         reason += f", with up to {demand.wasted[1]:.3g} of a request after an end not foreseen"
@@ -228,7 +244,7 @@ def full_batches_carry_it(server: Server, demand: Load) -> Hypothesis:
             f" but batches of {demand.best_token_load:,} would carry "
             f"{demand.best_batch_tokens_per_s:,.0f}: lower it"
         )
-    return Hypothesis("full batches carry the load", held, reason)
+    return Hypothesis(CARRIES, held, reason)
 
 
 def every_batch_drains(demand: Load, drift: Drift) -> Hypothesis:
@@ -236,7 +252,7 @@ def every_batch_drains(demand: Load, drift: Drift) -> Hypothesis:
     rate = drift.certified_rate
     held = rate is not None and demand.arrival_rate < rate * (1 - CRITICAL_BAND)
     reason = drift.why if rate is None else f"{drift.why}, and {demand.arrival_rate:.4g} arrive"
-    return Hypothesis("every batch under a backlog drains", held, reason)
+    return Hypothesis(DRAINS, held, reason)
 
 
 def _known_lengths(lengths: Lengths) -> bool:

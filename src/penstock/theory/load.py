@@ -12,6 +12,7 @@ from penstock.errors import InputError
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.theory.attention import (
+    WITH_ATTENTION,
     attention,
     attention_of_a_decode,
     beside,
@@ -24,8 +25,10 @@ from penstock.workload.workload import Workload
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What a workload asks of a server."""
+    """What a workload asks of a server, or of each replica of a pool."""
 
+    workload: Workload = dataclasses.field(repr=False, compare=False)
+    server: Server = dataclasses.field(repr=False, compare=False)  # with its prefix cache
     arrival_rate: float  # requests/s
     # Forward tokens of a request, on average: prompt + output (convention `paper`), or prompt +
     # output - 1 (`engine`: the end of prefill yields the first output token), and what it surely
@@ -92,6 +95,16 @@ class Load:
         """Requests/s above which no policy is stable."""
         return self.capacity_tokens_per_s / self.tokens_per_request
 
+    @property
+    def reused(self) -> bool:
+        """Whether prompts may be found in a prefix cache."""
+        return reuses(self.workload, self.server)
+
+    @property
+    def extended(self) -> str:
+        """What the names of theorems have added to them."""
+        return WITH_ATTENTION if any(self.attention_s) else ""
+
 
 def refuse_no_rate(workload: Workload) -> None:
     """Refuse lengths without arrivals, clients who wait, and requests that come all at once."""
@@ -103,9 +116,10 @@ def refuse_no_rate(workload: Workload) -> None:
         )
 
 
-def load(workload: Workload, server: Server) -> Load:
-    """Return what a workload asks of a server."""
-    refuse_no_rate(workload)
+def load(workload: Workload, server: Server, rate: float | None = None) -> Load:
+    """Return what a workload asks of a server, at its own rate or at another, requests/s."""
+    if rate is None:
+        refuse_no_rate(workload)
     server = as_serving(workload, server)
     linear = server.batch_time.by_tokens
     best, capacity = linear.best_load(server.most_tokens)
@@ -121,11 +135,13 @@ def load(workload: Workload, server: Server) -> Load:
     if most_wasted:
         most += attention_of_a_decode(work.lengths, server)
     return Load(
-        arrival_rate=workload.rate,
+        workload=workload,
+        server=server,
+        arrival_rate=workload.rate if rate is None else rate,
         tokens_per_request=tokens * work.share,
         best_batch_tokens_per_s=capacity,
         best_token_load=best,
-        filled_batch_tokens_per_s=full / float(linear(full)),
+        filled_batch_tokens_per_s=linear.rate_of(full),
         work=work,
         attention_s=(least * work.share, most * work.share),
         sampled=sampled,

@@ -64,13 +64,11 @@ class MeanBacklog:
         return {"low": self.low, "high": self.high, "failed": failed}
 
 
-def mean_backlog(workload: Workload, server: Server, demand: Load) -> MeanBacklog:
-    """Return the bounds for a workload on a server with a load."""
+def mean_backlog(demand: Load) -> MeanBacklog:
+    """Return the bounds for a server with a load."""
+    workload, server = demand.workload, demand.server
     asked = (
-        *conditions.shared(workload, server, demand),
-        conditions.work_conserving(server),
-        conditions.batch_size(server),
-        conditions.full_batches_carry_it(server, demand),
+        *conditions.of_server(demand),
         _poisson(workload),
         _by_lines(server),
         _full_batches_are_best(server),

@@ -8,8 +8,8 @@ from typing import Any
 from penstock.system.prefix_cache import as_serving
 from penstock.system.scheduler import words_where
 from penstock.system.server import Server
-from penstock.theory.bounds import Bound, bounds
 from penstock.theory.kv_blocks import least_on_average, reuses
+from penstock.theory.limits import Bound, bounds
 from penstock.theory.load import load
 from penstock.theory.long_prompts import sarathi_region
 from penstock.theory.region import Optimum, Region, linear_program, region
@@ -110,7 +110,7 @@ def operating_point(
     budget, slots = server.token_budget, server.max_batch_size
     long_prompts = slots is not None and slots < budget and prompt >= budget - slots + 1
     by_load = server.batch_time.by_load
-    bound = min(bounds(workload, server, demand), key=lambda bound: bound.max_rate)
+    bound = min(bounds(demand), key=lambda bound: bound.max_rate)
     if memory_rate is not None and memory_rate >= bound.max_rate:
         memory_rate = None
     notes = words_where(

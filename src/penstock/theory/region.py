@@ -18,7 +18,7 @@ it too). Then (x, y, k_p) is linear in y, and for each token load only y = 0 and
 matter: two columns per token load describe all that the condition allows, for any batch-time model
 by token load. It is a necessary one, so what can be carried may be less. Where batches take longer
 for what is in them, t_{x+y} is the least for so many tokens, and the region holds still more than
-can be carried; the bounds of a workload (`penstock.theory.bounds`)
+can be carried; the bounds of a workload (`penstock.theory.limits`)
 count its attention.
 """
 

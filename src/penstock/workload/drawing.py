@@ -50,7 +50,7 @@ class Drawing:
         """Mean requests of a job, if so many can be drawn; else of a few if no formula gives it."""
         routes = self.plan.routes
         limited = routes.limited
-        mean = self._requests_of_few(256, 1024) if limited else float(routes.visits().sum())
+        mean = self._requests_of_few(256, 1024) if limited else float(routes.visits.sum())
         if limited and mean > 1024:  # fewer do for longer ones
             mean = self._requests_of_few(32, MOST_REQUESTS_OF_JOB)
         if mean > MOST_REQUESTS_OF_JOB:

@@ -21,7 +21,7 @@ NO_LIMIT = 2**31 - 1
 _ROUNDING = 1e-9
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Routes:
     """Where jobs go, by places of stages."""
 
@@ -336,17 +336,20 @@ class Routes:
             )
         )
 
+    @functools.cached_property
     def visits(self) -> Floats:
-        """Return a job's mean requests at each stage, shape (stages,); exact if none is limited."""
+        """A job's mean requests at each stage, shape (stages,); exact if none is limited."""
         visits = np.zeros(len(self.names))
         for (stage, _), mean in self._visits.items():
             visits[stage] += mean
+        visits.flags.writeable = False
         return visits
 
+    @functools.cached_property
     def onward(self) -> Floats:
-        """Return mean requests of each stage that one's end releases; shape (stages, stages)."""
+        """Mean requests of each stage that one's end releases; shape (stages, stages)."""
         # An edge into a join of k branches counts 1/k. Exact where no stage is limited.
-        matrix, visits = self._matrix(), self.visits()
+        matrix, visits = self._matrix(), self.visits
         for stage, targets in enumerate(self.targets):
             shares = [
                 self._visits[stage, f] / len(self.targets[f])
@@ -356,6 +359,7 @@ class Routes:
             for target in targets:
                 if self.joins[target] and visits[stage] > 0:
                     matrix[stage, target] *= sum(shares) / visits[stage]
+        matrix.flags.writeable = False
         return matrix
 
     def branches(self) -> npt.NDArray[np.int64]:
@@ -387,3 +391,10 @@ def _loops(ways: Floats) -> bool:
 
     together, _ = csgraph.connected_components(ways > 0, connection="strong")
     return bool(together < len(ways) or ways.diagonal().any())
+
+
+@functools.lru_cache(maxsize=64)
+def checked(routes: Routes) -> Routes:
+    """Return routes that are checked: the first of those that are alike, with what it knows."""
+    routes.check()
+    return routes

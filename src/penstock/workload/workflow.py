@@ -20,7 +20,7 @@ from penstock.workload.jobs import MOST_JOBS, Jobs, checked_seed, first_jobs
 from penstock.workload.lengths import Length
 from penstock.workload.means import MOST_SAMPLED, Means, Sample, sampled_jobs
 from penstock.workload.prefixes import Prefixes
-from penstock.workload.routes import END, Routes
+from penstock.workload.routes import END, Routes, checked
 from penstock.workload.stage import Stage, check_delay, check_name, check_stage, is_fork, released
 from penstock.workload.unfold import unfold
 from penstock.workload.workload import Workload
@@ -99,7 +99,7 @@ class Workflow:
                     f"{self.name} begins at the unknown stage {checks.shown(first)}"
                     f"{nearest(str(first), self.stages)}"
                 )
-        self._plan.routes.check()
+        _ = self._plan.routes  # which are checked
 
     @classmethod
     def chain(
@@ -357,7 +357,7 @@ class Workflow:
             )
             counts = np.bincount(self._begins.places(prompts), minlength=len(self.stages))
             shares = tuple(counts[[index[each] for each in self.begins]] / prompts.size)
-        return Routes(
+        routes = Routes(
             workflow=self.name,
             names=tuple(self.stages),
             firsts=tuple(index[stage] for stage in self.begins),
@@ -371,6 +371,7 @@ class Workflow:
                 for stage in self.stages.values()
             ),
         )
+        return checked(routes)
 
     @functools.cached_property
     def _drawing(self) -> Drawing:
@@ -405,11 +406,15 @@ class Workflow:
                 )
                 max_prompt = np.where(max_prompt > 0, most, 0)
         if not routes.limited:
-            onward = routes.onward()
+            onward = routes.onward
+        if routes.limited or by_length:
+            visits = np.asarray(np.linalg.solve(np.eye(len(stages)) - onward.T, external))
+        else:
+            visits = routes.visits
         return Means(
             external,
             onward,
-            np.asarray(np.linalg.solve(np.eye(len(stages)) - onward.T, external), np.float64),
+            visits,
             prompt,
             output,
             both,

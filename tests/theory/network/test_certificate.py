@@ -24,11 +24,11 @@ from penstock.errors import InputError
 from penstock.system.network import Network, Pool
 from penstock.system.network_model import NetworkModel
 from penstock.system.orders import ORDERS, Order
-from penstock.theory.certificate import certify
-from penstock.theory.hypotheses import Hypothesis
-from penstock.theory.network.certificate import NetworkCertificate, network_certificate
+from penstock.theory.certificate import Certificate, certify, network_certificate
+from penstock.theory.demand import of_network
+from penstock.theory.hypotheses import FILLS, SLOTS, Hypothesis
 from penstock.theory.network.fluid import network_path
-from penstock.theory.network.hypotheses import PoolRules, pool_rules
+from penstock.theory.network.rules import PoolRules, pool_rules
 from penstock.workload.stage import Stage
 from penstock.workload.workflow import Workflow
 
@@ -252,9 +252,10 @@ def test_the_bad_priority_of_the_rybko_stolyar_network_fails_above_its_virtual_s
         assert f"it fails above {608 / 1088 / rho:.4f} times this load" in found.reason
 
 
-@pytest.mark.parametrize("fields", [{"slots_bind": True}, {"work_conserving": None}])
-def test_a_virtual_station_says_nothing_where_the_fluid_model_does_not_hold(fields: dict[str, object]) -> None:
-    static = [dataclasses.replace(rule, **fields) for rule in ranked(rybko_stolyar(), BAD_ORDER)]  # type: ignore[arg-type]
+@pytest.mark.parametrize("name", [SLOTS, FILLS])
+def test_a_virtual_station_says_nothing_where_the_fluid_model_does_not_hold(name: str) -> None:
+    fails = (Hypothesis(name, False, "it does not"),)
+    static = [dataclasses.replace(rule, replica=fails) for rule in ranked(rybko_stolyar(), BAD_ORDER)]
     found = network_certificate(rybko_stolyar(0.9), static)
     assert (found.verdict, found.virtual_station) == ("unknown", None)
     sure, model = ranked(rybko_stolyar(), BAD_ORDER), rybko_stolyar(0.9)
@@ -373,28 +374,26 @@ def test_the_bad_priority_is_known_to_fail_at_replicas_that_all_get_the_same_sha
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    ("name", "why"),
     [
-        (
-            {"work_conserving": False, "policy": "vllm-vanilla"},
-            "s0: vllm-vanilla leaves room in batches while requests wait",
-        ),
-        ({"work_conserving": None, "policy": "mine"}, "nothing is known of mine"),
-        ({"slots_bind": True}, "max batch size never binds' (s0: it is below the token budget"),
+        (FILLS, "vllm-vanilla leaves room in batches while requests wait"),
+        (FILLS, "nothing is known of mine"),
+        (SLOTS, "8 is below the token budget"),
     ],
 )
-def test_a_pool_that_may_leave_batches_short_is_named_and_nothing_is_certified(
-    fields: dict[str, object], why: str
-) -> None:
+def test_a_pool_that_may_leave_batches_short_is_named_and_nothing_is_certified(name: str, why: str) -> None:
     model = faster(route([0, 1], [1, 1]), 0.5)
-    found = network_certificate(model, [PoolRules(**fields), PoolRules()])  # type: ignore[arg-type]
+    short = PoolRules(replica=(Hypothesis(name, False, why),))
+    found = network_certificate(model, [short, PoolRules()])
     assert (found.verdict, found.theorem, found.certified_load) == ("unknown", None, None)
-    assert why in found.reason
-    assert network_certificate(faster(model, 3), [PoolRules(**fields), PoolRules()]).verdict == "unstable"  # type: ignore[arg-type]
+    assert f"'{name}" in found.reason
+    assert f"(s0: {why}" in found.reason
+    assert network_certificate(faster(model, 3), [short, PoolRules()]).verdict == "unstable"
 
 
 def test_a_claim_about_a_policy_is_reported_as_trust() -> None:
-    found = network_certificate(route([0], [0.5]), [PoolRules(checked=False)])
+    claim = Hypothesis(FILLS, True, "mine fills the token budget", checked=False)
+    found = network_certificate(route([0], [0.5]), [PoolRules(replica=(claim,))])
     assert found.verdict == "stable"
     assert found.reason.endswith("if what is taken on trust holds: work-conserving policy at every pool")
 
@@ -415,7 +414,7 @@ def test_full_batches_that_carry_less_than_others_certify_only_what_they_carry()
 
 
 def test_sampled_means_too_near_load_1_are_not_judged() -> None:
-    def sampled(rho: float) -> NetworkCertificate:
+    def sampled(rho: float) -> Certificate:
         model = dataclasses.replace(route([0], [rho]), sampled=65_536, standard_error=np.array([0.01]))
         return network_certificate(model, [PoolRules()])
 
@@ -427,8 +426,14 @@ def test_attention_sampled_too_near_load_1_is_not_judged() -> None:
     """The error comes from what attention takes; the means themselves are exact."""
     server = ps.Server(ps.Composition(ps.Affine(c=0.01, a=1e-4), decode_attention=1e-7), 512, policy="vllm")
     lengths = ps.Geometric(600, max=2_400), ps.Geometric(100, max=400)
-    load = ps.certify(ps.Network.single(ps.Workload.poisson(1.0, *lengths), server, 2)).pools[0].rho
-    certificate = ps.certify(ps.Network.single(ps.Workload.poisson(1.0 / load, *lengths), server, 2))
+
+    def twice(rate: float) -> ps.Network:
+        stages = {"one": ps.Stage("pool", "job", "job", then="two"), "two": ps.Stage("pool", "job", "job")}
+        workflow = ps.Workflow("w", ps.Workload.poisson(rate, *lengths), stages)
+        return ps.Network({"pool": ps.Pool(server, 2)}, [workflow])
+
+    load = ps.certify(twice(1.0)).pools[0].rho
+    certificate = ps.certify(twice(1.0 / load))
     assert certificate.verdict == "unknown"
     assert "by sampled jobs, too near 1 to tell" in certificate.reason
 
@@ -447,7 +452,7 @@ def test_loops_whose_later_visits_differ_are_not_certified_by_their_means() -> N
 
 
 def test_an_upper_bound_on_the_load_proves_stability_and_no_overload() -> None:
-    def found(load: float, least: float) -> NetworkCertificate:
+    def found(load: float, least: float) -> Certificate:
         model = route([0], [load])
         prefill = (model.prefill + model.decode) * least / load - model.decode
         return network_certificate(dataclasses.replace(model, least_prefill=prefill), [PoolRules()])
@@ -562,10 +567,13 @@ def test_rules_of_pools_say_what_orders_and_policies_do() -> None:
     network = Network({"a": Pool(own, 3, "random", affinity=True), "b": Pool(SERVER, order="hlpps")}, [
         Workflow("w", workload, {"x": Stage("a", 10, 10, then="y"), "y": Stage("b", 10, 10)})
     ])  # fmt: skip
-    first, second = pool_rules(network)
-    assert (first.policy, first.work_conserving, first.decode_first, first.checked) == ("mine", True, False, False)
-    assert (first.slots_bind, first.router, first.affinity, first.phases) == (True, "random", True, True)
-    assert (second.order, second.phases, second.checked, second.k_fcfs) == ("hlpps", False, True, False)
+    first, second = pool_rules(network, of_network(network)[1])
+    fills, slots = (next(h for h in first.replica if h.name == name) for name in (FILLS, SLOTS))
+    assert (fills.held, fills.checked, first.decode_first, slots.held) == (True, False, False, False)
+    assert fills.why.startswith("mine fills the token budget")
+    assert (first.router, first.affinity, first.phases) == ("random", True, True)
+    assert (second.order, second.phases, second.k_fcfs) == ("hlpps", False, False)
+    assert all(h.checked for h in second.replica)
 
 
 def test_a_network_of_one_server_is_certified_as_the_server_is() -> None:

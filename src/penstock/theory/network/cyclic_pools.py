@@ -1,18 +1,20 @@
 """What is known of pools between which jobs go round."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.errors import InputError
 from penstock.system.network_model import NetworkModel
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
-from penstock.theory.network.cycles import GlobalStability, global_stability, priority_stability
-from penstock.theory.network.fluid import network_path
 from penstock.theory.network.fluid_classes import fluid_classes
-from penstock.theory.network.hypotheses import PoolRules
+from penstock.theory.network.rules import PoolRules
 from penstock.theory.network.unequal_replicas import SHORTEST
-from penstock.theory.network.virtual_stations import VirtualStation, priority_limit
+
+if TYPE_CHECKING:
+    from penstock.theory.network.cycles import GlobalStability
+    from penstock.theory.network.virtual_stations import VirtualStation
 
 CERTIFIED = "cycles of pools are certified"
 
@@ -33,6 +35,10 @@ class Cycles:
         self.hypotheses: tuple[Hypothesis, ...] = ()
         if not cyclic:
             return
+        # What few networks need is loaded where they do.
+        from penstock.theory.network.cycles import global_stability, priority_stability
+        from penstock.theory.network.virtual_stations import priority_limit
+
         phases = [rule.phases for rule in rules]
         balanced = [rule.router in SHORTEST and not rule.affinity for rule in rules]
         self.anyone = global_stability(model, phases, balanced)
@@ -77,6 +83,8 @@ def _spiral(
     """Return the stage whose flood grows the most on the fluid path, and the factor, or None."""
     if (model.replicas > 1).any() or model.joins.any():
         return None
+    from penstock.theory.network.fluid import network_path
+
     grown = {}
     for stage in fluid_classes(model, phases).names:
         try:
@@ -88,7 +96,7 @@ def _spiral(
     return max(grown.items(), key=lambda pair: pair[1], default=None)
 
 
-def _alike(model: NetworkModel, rules: Sequence[PoolRules], virtual: VirtualStation) -> bool:
+def _alike(model: NetworkModel, rules: Sequence[PoolRules], virtual: "VirtualStation") -> bool:
     """Whether replicas have equal shares of both pools' fluid; others may serve both at once."""
     both = [model.pools.index(name) for name in virtual.pools]
     return all(model.replicas[s] == 1 or rules[s].router == "random" for s in both)
@@ -98,8 +106,8 @@ def _cycle_hypotheses(
     model: NetworkModel,
     rules: Sequence[PoolRules],
     cyclic: list[int],
-    anyone: GlobalStability,
-    fixed: GlobalStability | None,
+    anyone: "GlobalStability",
+    fixed: "GlobalStability | None",
 ) -> tuple[Hypothesis, ...]:
     # Jobs at a stage must be alike, whichever way they came.
     remembered = _remembered(model, rules, cyclic)

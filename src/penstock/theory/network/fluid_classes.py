@@ -93,51 +93,58 @@ def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> 
         )
     count = len(model.stages)
     split = np.broadcast_to(chooses, len(model.pools))[model.pool]
-    tokens = np.concatenate(
-        [np.where(split, model.prefill, model.prefill + model.decode), split * model.decode]
-    )
-    # First the classes of a stage's prompts or whole, then of its decodes.
-    onward = np.zeros((2 * count, 2 * count))
-    onward[np.arange(count), np.arange(count) + count] = 1.0
-    onward[count:, :count] = model.onward
-    external = np.concatenate([model.external, np.zeros(count)])
-    joins = np.concatenate([model.joins, np.zeros(count, np.bool_)])
-    rate = np.concatenate([model.visits, model.visits])
+    stage, phase = np.arange(count), np.where(split, PREFILL, BOTH)
+    tokens = np.where(split, model.prefill, model.prefill + model.decode)
+    external, joins, rate, onward = model.external, model.joins, model.visits, model.onward
+    if split.any():  # first the classes of a stage's prompts or whole, then of its decodes
+        stage, phase = np.concatenate([stage, stage]), np.concatenate([phase, [DECODE] * count])
+        tokens = np.concatenate([tokens, split * model.decode])
+        onward = np.zeros((2 * count, 2 * count))
+        onward[np.arange(count), np.arange(count) + count] = 1.0
+        onward[count:, :count] = model.onward
+        external = np.concatenate([external, np.zeros(count)])
+        joins = np.concatenate([joins, np.zeros(count, np.bool_)])
+        rate = np.concatenate([rate, rate])
     kept = (tokens > 0) & (rate > 0)
     if not kept.any():
         raise InputError(
             "no stage that jobs visit has a token, so there is no load; give one a prompt or an "
             "output"
         )
-    through = np.linalg.solve(
-        np.eye((~kept).sum()) - onward[np.ix_(~kept, ~kept)], onward[np.ix_(~kept, kept)]
-    )
-    stage = np.concatenate([np.arange(count), np.arange(count)])
-    phase = np.concatenate([np.where(split, PREFILL, BOTH), np.full(count, DECODE)])
+    left_out = set(range(count)) - set(stage[kept].tolist())
+    if not kept.all():
+        # What follows an empty stage comes, and waits, as it would.
+        among, past = np.ix_(~kept, ~kept), np.ix_(~kept, kept)
+        through = np.linalg.solve(np.eye((~kept).sum()) - onward[among], onward[past])
+        external = external[kept] + external[~kept] @ through
+        joins = joins[kept] | (joins[~kept] @ through > 0)
+        onward = onward[np.ix_(kept, kept)] + onward[np.ix_(kept, ~kept)] @ through
+        stage, phase, tokens, rate = stage[kept], phase[kept], tokens[kept], rate[kept]
+    station = model.pool[stage]
     return FluidClasses(
         names=tuple(
-            model.stages[s] + _PHASES[p] for s, p in zip(stage[kept], phase[kept], strict=True)
+            model.stages[s] + _PHASES[p]
+            for s, p in zip(stage.tolist(), phase.tolist(), strict=True)
         ),
-        stage=stage[kept],
-        phase=phase[kept],
-        station=model.pool[stage[kept]],
-        seconds=tokens[kept] / model.full_batch[model.pool[stage[kept]]],
-        fastest=tokens[kept] / model.capacity[model.pool[stage[kept]]],
-        external=external[kept] + external[~kept] @ through,
-        onward=onward[np.ix_(kept, kept)] + onward[np.ix_(kept, ~kept)] @ through,
-        rate=rate[kept],
-        joins=joins[kept]
-        | (joins[~kept] @ through > 0),  # what follows an empty stage waits as it would
+        stage=stage,
+        phase=phase,
+        station=station,
+        seconds=tokens / model.full_batch[station],
+        fastest=tokens / model.capacity[station],
+        external=external,
+        onward=onward,
+        rate=rate,
+        joins=joins,
         pools=model.pools,
-        left_out=tuple(
-            name for k, name in enumerate(model.stages) if not (kept[k] or kept[count + k])
-        ),
+        left_out=tuple(model.stages[s] for s in sorted(left_out)),
     )
 
 
 def components(classes: FluidClasses) -> list[tuple[int, ...]]:
     """Return the strongly connected components of stations, in topological order."""
     # Stations that no job can leave and come back to by way of another are components of one.
+    if len(classes.pools) == 1:
+        return [(0,)]
     from scipy.sparse import csr_array  # takes a while to load
     from scipy.sparse.csgraph import connected_components
 

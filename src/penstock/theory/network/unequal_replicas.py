@@ -38,8 +38,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.system.network_model import ReplicaRates
-from penstock.theory.certificate import Verdict
-from penstock.theory.hypotheses import CRITICAL_BAND
+from penstock.theory.hypotheses import CRITICAL_BAND, Verdict
 
 SHORTEST = ("jsq", "tokens", "work", "measure", "fastest")
 """Routers to the least of a measure that vanishes only at an empty replica (rem:jsq+), up to the

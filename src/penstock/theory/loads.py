@@ -1,15 +1,19 @@
 """Loads of the pools of a network, how fast they drain, and how much can wait at its joins."""
 
 import dataclasses
+import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.inputs.arrays import Bools
+from penstock.inputs.arrays import Bools, Floats
 from penstock.system.network_model import NetworkModel
+from penstock.theory.demand import Asked
+from penstock.theory.limits import Limit, binding, tightest
+from penstock.theory.load import Load
 from penstock.theory.network.fluid_classes import FluidClasses
-from penstock.theory.network.hypotheses import PoolRules
-from penstock.theory.network.pool_limits import PoolLimit, PoolLimits
+from penstock.theory.network.rules import PoolProof, PoolRules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +36,13 @@ class PoolLoad:
     # Factor on all rates above which no policy is stable at this pool, under all of its limits,
     # even if requests find all of their prompts that they may.
     max_load: float
-    binding: tuple[str, ...] = ("token budget",)  # what sets it; `batch time` where no limit does
     # How much of each limit is asked for, the token budget first; none where only the means of the
     # pool are known, or nothing arrives.
-    limits: tuple[PoolLimit, ...] = ()
+    limits: tuple[Limit, ...] = ()
     # The load if requests find nothing of their prompts but what they surely do; None: it is rho.
     rho_without_cache: float | None = None
+    # What is asked of it; None where only the means of the pool are known.
+    asked: Asked | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def rho(self) -> float:
@@ -49,18 +54,27 @@ class PoolLoad:
         """The share left before no policy is stable: 1 - rho where the token budget binds."""
         return 1 - 1 / self.max_load
 
-    def within(self, limits: PoolLimits) -> "PoolLoad":
-        """Return the load with all limits of the pool."""
-        if not limits.limits:
-            return dataclasses.replace(self, binding=())
-        tightest = limits.tightest.load
-        most = min(self.max_load, 1 / tightest) if tightest > 0 else self.max_load
+    @property
+    def load(self) -> Load | None:
+        """The load of each replica, where the law of all that comes is known."""
+        return None if self.asked is None else self.asked.load
+
+    @functools.cached_property
+    def binding(self) -> tuple[str, ...]:
+        """What sets the max load; `batch time` where no limit does."""
+        return ("token budget",) if self.asked is None else binding(self.asked, self.limits)
+
+    def of(self, asked: Asked, limits: tuple[Limit, ...]) -> "PoolLoad":
+        """Return the load with what is asked of the pool, and all of its limits."""
+        if not limits:
+            return dataclasses.replace(self, asked=asked)
+        without = None if asked.in_full is None else asked.in_full / asked.capacity
         return dataclasses.replace(
             self,
-            max_load=most,
-            binding=limits.binding,
-            limits=limits.limits,
-            rho_without_cache=limits.without_cache,
+            max_load=tightest(limits).carried,
+            limits=limits,
+            rho_without_cache=without,
+            asked=asked,
         )
 
 
@@ -95,10 +109,40 @@ class JoinBound:
         )
 
 
+def with_limits(
+    model: NetworkModel, asked: Sequence[tuple[Asked, tuple[Limit, ...]]]
+) -> NetworkModel:
+    """Return the means with what each pool carries beside the least that attention takes."""
+    offered, capacity = model.least_offered, model.capacity.copy()
+    errors = model.standard_error.copy()
+    without: Floats = model.offered / capacity
+    for s, (of, limits) in enumerate(asked):
+        if not limits:
+            continue
+        carried = offered[s] / limits[0].load
+        if not math.isclose(carried, capacity[s], rel_tol=1e-5):
+            capacity[s] = carried
+        errors[s] = max(errors[s], limits[0].standard_error * capacity[s])
+        without[s] = model.offered[s] / capacity[s]
+        if of.in_full is not None:
+            without[s] = of.in_full / of.capacity
+    known = any(of.in_full is not None for of, _ in asked)
+    return dataclasses.replace(
+        model,
+        capacity=capacity,
+        standard_error=errors,
+        loads_without_cache=without if known else None,
+    )
+
+
 def pool_loads(
-    model: NetworkModel, stages: FluidClasses, sets: list[tuple[int, ...]]
+    model: NetworkModel,
+    stages: FluidClasses,
+    sets: list[tuple[int, ...]],  # in topological order
+    proofs: Sequence[PoolProof],
+    asked: Sequence[tuple[Asked, tuple[Limit, ...]]],  # of all pools, or of none
 ) -> tuple[PoolLoad, ...]:
-    """Return the load of each pool; the sets of pools are in topological order."""
+    """Return the load of each pool."""
     leads = stages.leads
     np.fill_diagonal(leads, False)
     seconds = np.zeros(len(model.pools))
@@ -108,8 +152,9 @@ def pool_loads(
         for s in stations:
             before = seconds[leads[:, s]].max(initial=0.0)
             drains = len(stations) == 1 and full[s] < 1 and model.replica_rates(s) is None
+            drains = drains and not proofs[s].by_drift
             seconds[s] = (1 + before) / (1 - full[s]) if drains else np.inf
-    return tuple(
+    loads = tuple(
         PoolLoad(
             name,
             float(least[s]),
@@ -120,10 +165,15 @@ def pool_loads(
         )
         for s, name in enumerate(model.pools)
     )
+    if not asked:
+        return loads
+    return tuple(load.of(*known) for load, known in zip(loads, asked, strict=True))
 
 
 def join_bounds(model: NetworkModel, rules: Sequence[PoolRules]) -> tuple[JoinBound, ...]:
     """Return a bound for each stage that waits and is visited."""
+    if not model.joins.any():
+        return ()
     visited, prompts = model.visits > 0, model.prefill > 0
     decode_only = set(model.pool[visited & ~prompts & (model.decode > 0)].tolist())
     overtaken = decode_only & set(model.pool[visited & prompts].tolist())

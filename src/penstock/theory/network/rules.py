@@ -1,0 +1,463 @@
+"""Hypotheses of the theorems on networks: how each pool chooses, what is asked of each of its
+replicas, and of all pools and workflows together.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.inputs.arrays import Ints
+from penstock.system.network import Network
+from penstock.system.network_model import NetworkModel
+from penstock.system.orders import ORDERS
+from penstock.system.routing import ROUTERS, Router
+from penstock.system.server import Server
+from penstock.theory import hypotheses as conditions
+from penstock.theory.demand import Asked
+from penstock.theory.drift import drift
+from penstock.theory.hypotheses import (
+    AMPLE,
+    BOUNDED,
+    CARRIES,
+    CRITICAL_BAND,
+    DRAINS,
+    FILLS,
+    SLOTS,
+    Hypothesis,
+)
+from penstock.theory.kv_blocks import STANDARD_ERRORS, fits
+from penstock.theory.load import Load
+from penstock.theory.network.fluid_classes import FluidClasses
+from penstock.theory.network.unequal_replicas import OF_TWO, SHORTEST, of_rates
+from penstock.theory.unforeseen import declares, wasted_at_stages, with_wasted
+from penstock.workload.lengths import Length
+from penstock.workload.sessions import Sessions
+from penstock.workload.stage import Stage
+
+CARRIED = "full batches carry the load of every pool"
+ROUTED = "replicas drain as one server would"
+BY_TOKENS = "batch times go by the token load"
+FORESEEN = "what is served after ends that nobody foresees is known"
+LINKS_FREE = "no transfer of KV memory waits for a link"
+UNEQUAL = "what replicas that differ get is known"
+
+_OF_ALL = {
+    FILLS: (f"{FILLS} at every pool", "batches are filled whenever what waits allows"),
+    SLOTS: (SLOTS, "there is none below the token budget"),
+    CARRIES: (CARRIED, "each has less than its full batches can process"),
+    UNEQUAL: (UNEQUAL, "by the shares that their routers send to each set of them"),
+    AMPLE: (AMPLE, "all requests that may run at once fit"),
+    BY_TOKENS: (BY_TOKENS, ""),
+    FORESEEN: (FORESEEN, ""),
+    LINKS_FREE: (LINKS_FREE, ""),
+    DRAINS: (DRAINS, "at every pool whose batches may have room"),
+    ROUTED: (ROUTED, "their routers keep requests from busy ones, or share them out"),
+}
+"""Names of hypotheses of single pools for all of them, and what is said where none fails."""
+
+_ATTENTION = "attention takes time besides, which the theorems on such pools do not know"
+_UNFORESEEN = (
+    "it composes batches a step ahead, and requests may end before the outputs that they declare, "
+    "which costs each a token at most"
+)
+_LINKS = "a link carries one transfer at a time, which the theorems on networks do not know"
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolRules:
+    """How a pool chooses, and what is asked of its replicas."""
+
+    decode_first: bool = True  # decodes of a stage go before its prompts: it is one class of fluid
+    order: str = "fcfs"  # between stages, of `penstock.system.orders`; any other: an unknown order
+    # The pool's stages, the highest first, for a static order.
+    ranking: tuple[str, ...] | None = None
+    router: str = "jsq"  # of `penstock.system.routing`
+    affinity: bool = False  # a job stays with its replica
+    # Stages with lengths of the job: its later requests are like its earlier.
+    of_job: tuple[str, ...] = ()
+    delays_vary: bool = False  # requests may overtake one another on their way to the pool
+    load: Load | None = None  # of each replica, where the law of all that comes is known
+    replica: tuple[Hypothesis, ...] = ()  # what is asked of each; what is not named holds
+
+    @property
+    def phases(self) -> bool:
+        """Whether the two phases of a stage are two classes of fluid."""
+        served_by_stage = ("fcfs", "priority", "back-pressure", "hlpps", "round-robin")
+        return self.order != "decode-first" and not (
+            self.decode_first and self.order in served_by_stage
+        )
+
+    @property
+    def k_fcfs(self) -> bool:
+        """Whether requests leave about in order of release to the pool, if all have a prompt."""
+        # Else one without decodes may leave before any number of older ones that decode.
+        return self.order == "fcfs" and self.decode_first and not self.delays_vary
+
+
+def pool_rules(network: Network, asked: Sequence[Asked]) -> tuple[PoolRules, ...]:
+    """Return how each pool of a network chooses, and what is asked of its replicas."""
+    unknown = {
+        name
+        for name, (least, most) in zip(network.pool_names, wasted_at_stages(network), strict=True)
+        if least < most
+    }
+    rules = []
+    for (name, pool), priorities, own in zip(
+        network.pools.items(), network.priorities, asked, strict=True
+    ):
+        stages = [
+            (f"{w.name}.{n}", s)
+            for w in network.workflows
+            for n, s in w.stages.items()
+            if s.pool == name
+        ]
+        namesake = ORDERS.get(pool.order.name)
+        named = namesake is not None and namesake.function is pool.order.function
+        by_arrival = all(server.order == "fcfs" for server, _ in pool.servers)
+        rules.append(
+            PoolRules(
+                decode_first=all(server.policy.decode_first for server, _ in pool.servers),
+                order=pool.order.name if named and by_arrival else f"order {name}",
+                ranking=None
+                if priorities is None
+                else tuple(network.stages[stage] for stage in priorities),
+                router=_router(pool.router),
+                affinity=pool.affinity,
+                of_job=tuple(full for full, stage in stages if _of_job(stage)),
+                delays_vary=any(
+                    isinstance(s.delay_ms, Length) or s.transfer_ms_per_token > 0 for _, s in stages
+                ),
+                load=own.load,
+                replica=_of_replicas(network, name, own.load, name not in unknown),
+            )
+        )
+    return tuple(rules)
+
+
+def _of_replicas(
+    network: Network, name: str, demand: Load | None, foreseen: bool
+) -> tuple[Hypothesis, ...]:
+    """Return what is asked of each replica of a pool, of the kind of server where it fails."""
+    pool = network.pools[name]
+    servers = [server for server, _ in pool.servers]
+    gets, sends, takes_time = handed_over(network, name)
+    memory = _ample_memory(network, name, demand, gets, sends)
+    asked = [] if memory is None else [memory]
+    if demand is not None:
+        asked += conditions.of_sample(demand)
+    if pool.order.fills:  # what memory may prevent is a hypothesis of its own
+        asked.append(Hypothesis(FILLS, True, f"order {pool.order.name} fills batches"))
+    else:
+        asked.append(_worst([conditions.work_conserving(server) for server in servers]))
+    asked.append(_worst([conditions.batch_size(server) for server in servers]))
+    if demand is not None:
+        carried = conditions.full_batches_carry_it(demand)
+        if pool.replicas > 1:
+            carried = dataclasses.replace(carried, why=f"at each replica {carried.why}")
+        asked.append(carried)
+    elif not all(server.batch_time.by_load for server in servers):
+        asked.append(Hypothesis(BY_TOKENS, False, _ATTENTION))
+    if demand is None and not foreseen:
+        asked.append(Hypothesis(FORESEEN, False, _UNFORESEEN))
+    if takes_time:
+        asked.append(Hypothesis(LINKS_FREE, False, _LINKS))
+    return tuple(asked)
+
+
+def _worst(hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+    """Return the first that fails, else the first on trust, else the first."""
+    return min(hypotheses, key=lambda hypothesis: (hypothesis.held, hypothesis.checked))
+
+
+def _ample_memory(
+    network: Network, name: str, demand: Load | None, gets: bool, sends: bool
+) -> Hypothesis | None:
+    """Return whether the longest requests of a pool fit its memory at once; None: it has none."""
+    servers = [server for server, _ in network.pools[name].servers if server.memory is not None]
+    if not servers:
+        return None
+    if gets or sends:
+        where = "comes from another pool" if gets else "is sent to another pool"
+        why = f"requests hold memory while theirs {where}"
+        return Hypothesis(AMPLE, False, why)
+    if demand is not None:
+        return conditions.ample_memory(demand)
+    most = [
+        (means.max_prompt[place], means.max_output[place])
+        for workflow in network.workflows
+        for means in (workflow.means(),)
+        for place, stage in enumerate(workflow.stages.values())
+        if stage.pool == name
+    ]
+    prompt, output = np.array(most).T
+    longest = None
+    if np.isfinite(prompt).all() and np.isfinite(output).all():
+        longest = prompt.astype(np.int64), np.maximum(output, 1).astype(np.int64)
+    reused = bool(network.reuse_depends[list(network.pools).index(name)])
+    ahead = any(map(declares, network.workflows))
+    return _worst(
+        [
+            _never_fits(server, longest)
+            or conditions.kv_memory(
+                server,
+                with_wasted(longest, server, declares=ahead),
+                reused=reused and server.caches_prefixes,
+            )
+            for server in servers
+        ]
+    )
+
+
+def _never_fits(server: Server, longest: tuple[Ints, Ints] | None) -> Hypothesis | None:
+    """Say that a request may come which no max batch size lets in; None: none may."""
+    # One server drops it. In a network it is part of a job, so it waits, and so do those behind.
+    if longest is None or fits(*longest, server).all():
+        return None
+    prompt, output = (int(tokens[~fits(*longest, server)][0]) for tokens in longest)
+    why = (
+        f"a prompt of {prompt:,} tokens with an output of {output:,} never fits, and would block a "
+        "replica for ever; raise the limit, or cut the lengths"
+    )
+    return Hypothesis(AMPLE, False, why)
+
+
+def handed_over(network: Network, name: str) -> tuple[bool, bool, bool]:
+    """Return whether KV memory comes to a pool, leaves it, and whether links take time for it."""
+    if not network.sends_memory:
+        return False, False, False
+    pool = list(network.pools).index(name)
+    stages = [stage for workflow in network.workflows for stage in workflow.stages.values()]
+    gets = sends = takes_time = False
+    for stage, here, senders in zip(stages, network.stage_pool, network.senders, strict=True):
+        gets_here = bool(senders) and here == pool
+        sends_here = pool in network.stage_pool[list(senders)]
+        gets, sends = gets or gets_here, sends or sends_here
+        takes_time |= (gets_here or sends_here) and stage.transfer_ms_per_token > 0
+    return gets, sends, takes_time
+
+
+def _router(router: Router) -> str:
+    """Return the name by which theorems know a router; another one where it is the user's own."""
+    namesake = ROUTERS.get(router.name)
+    if router.function is None or (namesake and namesake.function is router.function):
+        return router.name
+    return f"of the user's own, {router.name}"
+
+
+def workflow_hypotheses(network: Network) -> tuple[Hypothesis, ...]:
+    """Return what every theorem asks of the workflows, each hypothesis for all of them."""
+    renewals, drawn, bounded = [], [], []
+    for workflow in network.workflows:
+        process = (
+            workflow.arrivals if isinstance(workflow, Sessions) else workflow.arrivals.arrivals
+        )
+        if process is None or not process.iid:
+            renewals.append(f"those of {workflow.name} are not i.i.d.; try arrivals 'poisson'")
+        uses = any(_of_job(stage) for stage in workflow.stages.values())
+        if uses and not isinstance(workflow, Sessions) and not workflow.arrivals.lengths.iid:
+            drawn.append(
+                f"those of {workflow.name} are recorded in order; resample them with arrivals "
+                "'poisson'"
+            )
+        if not workflow.means().bounded:
+            remedy = "give their distributions a `max`"
+            if not isinstance(workflow, Sessions) and workflow.grows_without_end:
+                remedy = "contexts grow with every round of a loop, so limit it by `most_visits`"
+            bounded.append(f"those of {workflow.name} have no upper limit; {remedy}")
+    return (
+        _of_all("i.i.d. arrivals", renewals, "those of all workflows are renewals"),
+        _of_all("i.i.d. jobs", drawn, "lengths and paths are drawn anew for each job"),
+        _of_all(BOUNDED, bounded, "all prompts and outputs have upper limits"),
+    )
+
+
+def _of_job(stage: Stage) -> bool:
+    """Whether its lengths come with the job."""
+    return stage.prompt == "job" or stage.output in ("job", "rest")
+
+
+def _of_all(name: str, failed: list[str], held: str) -> Hypothesis:
+    return Hypothesis(name, not failed, "; ".join(failed) or held)
+
+
+class PoolProof(NamedTuple):
+    """What is proved of a pool."""
+
+    hypotheses: Mapping[str, Hypothesis]  # asked of it, by their names for single pools
+    certified: float | None  # factor on all rates below which all of them hold; None: at none
+
+    @property
+    def by_drift(self) -> bool:
+        """Whether every batch under a backlog is looked at, as some may have room."""
+        return DRAINS in self.hypotheses
+
+
+def pool_proofs(
+    model: NetworkModel,
+    stages: FluidClasses,
+    sets: list[tuple[int, ...]],  # cut at strongly connected components
+    rules: Sequence[PoolRules],  # shape (pools,)
+    sound: bool,  # what is asked of all workflows holds
+) -> tuple[PoolProof, ...]:
+    """Return what is proved of each pool."""
+    cyclic = {s for stations in sets if len(stations) > 1 for s in stations}
+    return tuple(_proof(model, stages, s, rules[s], s in cyclic, sound) for s in range(len(rules)))
+
+
+def _proof(
+    model: NetworkModel, stages: FluidClasses, s: int, rules: PoolRules, cyclic: bool, sound: bool
+) -> PoolProof:
+    asked = {hypothesis.name: hypothesis for hypothesis in rules.replica}
+    for name, reason in _of_pool(model, stages, s, rules, cyclic).items():
+        asked[name] = Hypothesis(name, reason is None, reason or "")
+    most_offered = float(model.offered[s] + STANDARD_ERRORS * model.standard_error[s])
+    if CARRIES not in asked:
+        reason = _not_carried(model, s, most_offered, rules.router)
+        asked[CARRIES] = Hypothesis(CARRIES, reason is None, reason or "")
+    sound = sound and all(
+        of.held for name, of in asked.items() if name not in (FILLS, SLOTS, CARRIES)
+    )
+    fills = all(asked[name].held for name in (FILLS, SLOTS) if name in asked)
+    if not sound:
+        return PoolProof(asked, None)
+    if fills or rules.load is None or cyclic or rules.order != "fcfs":
+        carried = _carried(model, s, most_offered, rules) if fills else None
+        return PoolProof(asked, carried or None)
+    # Memory holds all that may run, so batches are as without a limit.
+    server = dataclasses.replace(rules.load.server, memory=None, gpu=None)
+    backlog = drift(rules.load.work.lengths, server)
+    drains = conditions.every_batch_drains(rules.load, backlog)
+    if drains.held:
+        asked = {name: of for name, of in asked.items() if name not in (FILLS, SLOTS, CARRIES)}
+    asked[DRAINS] = drains
+    rate = backlog.certified_rate
+    return PoolProof(asked, None if rate is None else rate / rules.load.arrival_rate)
+
+
+def _carried(model: NetworkModel, s: int, most_offered: float, rules: PoolRules) -> float:
+    """Return the factor on all rates up to which full batches carry the load of a pool."""
+    if rules.load is not None:
+        return rules.load.full_batch_rate / rules.load.arrival_rate
+    if not most_offered:
+        return np.inf
+    carried = float(model.full_batch[s]) / most_offered
+    rates = model.replica_rates(s)
+    loads = None if rates is None else of_rates(most_offered, rates, rules.router)
+    if loads is not None and loads.sufficient is not None:
+        carried = min(carried, 1 / loads.sufficient)
+    return carried
+
+
+def _of_pool(
+    model: NetworkModel, stages: FluidClasses, s: int, rules: PoolRules, cyclic: bool
+) -> dict[str, str | None]:
+    """Return what is asked of a pool beside its replicas, and why it fails; None: it holds."""
+    asked: dict[str, str | None] = {}
+    if model.replica_rates(s) is not None:
+        asked[UNEQUAL] = _not_known(model, s, rules, cyclic)
+    if cyclic and rules.load is not None:
+        least, most = rules.load.wasted
+        if rules.load.extended:
+            asked[BY_TOKENS] = _ATTENTION
+        if least < most:
+            asked[FORESEEN] = _UNFORESEEN
+    if model.replicas[s] > 1:
+        here = (model.pool == s) & (model.visits > 0)  # those without a token, too
+        comes_back = bool(stages.leads[s, s])
+        sampled = model.sampled is not None
+        asked[ROUTED] = _not_routed(rules, int(here.sum()), comes_back, cyclic, sampled)
+    return asked
+
+
+def of_all_pools(model: NetworkModel, proofs: Sequence[PoolProof]) -> tuple[Hypothesis, ...]:
+    """Return the hypotheses of all pools, each of them for all."""
+    names = dict.fromkeys([*_OF_ALL, *(name for proof in proofs for name in proof.hypotheses)])
+    merged = []
+    for name in names:
+        at = {
+            pool: proof.hypotheses[name]
+            for pool, proof in zip(model.pools, proofs, strict=True)
+            if name in proof.hypotheses
+        }
+        if not at and (name not in (FILLS, SLOTS) or all(proof.by_drift for proof in proofs)):
+            continue
+        title, held = _OF_ALL.get(name, (name, "; ".join(of.why for of in at.values())))
+        failed = [f"{pool}: {of.why}" for pool, of in at.items() if not of.held]
+        checked = bool(failed) or all(of.checked for of in at.values())
+        if name == FILLS and not checked:
+            held += ", as the author of one claims"
+        merged.append(dataclasses.replace(_of_all(title, failed, held), checked=checked))
+    return tuple(merged)
+
+
+def _not_carried(model: NetworkModel, pool: int, most_offered: float, router: str) -> str | None:
+    """Return why full batches of a pool may not carry what is offered, or None if they do."""
+    if most_offered < model.full_batch[pool] * (1 - CRITICAL_BAND):
+        rates = model.replica_rates(pool)
+        loads = None if rates is None else of_rates(most_offered, rates, router)
+        if loads is None or loads.sufficient is None or loads.sufficient < 1 - CRITICAL_BAND:
+            return None
+        return (
+            f"{router} sends some replicas {loads.sufficient:.3f} times what their full batches "
+            f"carry: {loads.why}; take jsq, or shares by capacity"
+        )
+    better = (
+        ""
+        if model.capacity[pool] <= model.full_batch[pool] * (1 + CRITICAL_BAND)
+        else "; smaller ones carry more"
+    )
+    return (
+        f"{model.offered[pool]:,.0f} tokens/s arrive, full batches carry "
+        f"{model.full_batch[pool]:,.0f}{better}"
+    )
+
+
+def _not_known(model: NetworkModel, pool: int, rules: PoolRules, cyclic: bool) -> str | None:
+    """Return why it is not known what replicas that differ get, or None."""
+    rates = model.replica_rates(pool)
+    if rates is None:
+        return None
+    if cyclic:
+        return "in a cycle of pools nothing is shown of replicas that differ"
+    loads = of_rates(0.0, rates, rules.router)
+    return None if loads.sufficient is not None else f"{loads.why}; take jsq"
+
+
+def _not_routed(
+    rules: PoolRules, stages: int, comes_back: bool, cyclic: bool, sampled: bool
+) -> str | None:
+    """Return why several replicas may not drain as one server would; None: they do."""
+    # Requests that come back to random replicas that are alike do no harm: a generalised Jackson
+    # network.
+    if rules.router in SHORTEST:
+        if cyclic and rules.affinity:
+            return "affinity sends requests back to busy replicas in a cycle of pools"
+        return None
+    if cyclic:
+        return f"{rules.router} may send requests to busy replicas, in a cycle of pools; take jsq"
+    if rules.router == "random":
+        if comes_back and not rules.affinity and (stages > 1 or sampled or rules.of_job):
+            return (
+                "random sends requests that come back to other replicas, which makes a cycle of "
+                "them; take jsq"
+            )
+        return None
+    if rules.router == "round-robin":
+        if stages > 1 or comes_back:
+            return (
+                "round-robin need not give each replica its share of every stage; take jsq or "
+                "random"
+            )
+        if sampled or rules.of_job:
+            return (
+                "round-robin may give one replica all the long requests, since their lengths "
+                "depend; take jsq"
+            )
+        return None
+    if rules.router in OF_TWO:
+        if comes_back or rules.affinity:
+            return f"{rules.router} may send requests that come back to busy replicas; take jsq"
+        return None
+    return f"nothing is known of the router {rules.router}; take jsq"
