@@ -57,7 +57,7 @@ _OF_ALL = {
 }
 """Names of hypotheses of single pools for all of them, and what is said where none fails."""
 
-_ATTENTION = "attention takes time besides, which the theorems on such pools do not know"
+_ATTENTION = "attention takes time besides, which the theorems on networks do not know"
 _UNFORESEEN = (
     "it composes batches a step ahead, and requests may end before the outputs that they declare, "
     "which costs each a token at most"
