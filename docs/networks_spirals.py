@@ -20,7 +20,7 @@ import polars as pl
 
 import penstock as ps
 from penstock.checking import charts_network as plotting_network
-from penstock.scenario.network import read_network
+from penstock.scenario.scenario import read_scenario
 from penstock.show import charts
 from penstock.theory.network.fluid import network_path
 
@@ -98,7 +98,7 @@ def arrows(x: np.ndarray, y: np.ndarray) -> pl.DataFrame:
 
 def main() -> None:
     """Compute, simulate and draw."""
-    network = read_network(DOCS.parent / "examples" / "rybko_stolyar.yaml").network
+    network = read_scenario(DOCS.parent / "examples" / "rybko_stolyar.yaml").network
     spirals = alt.hconcat(
         spiral(network, 0.65, 16, "These priorities, load .65"),
         spiral(network, 0.5, 24, "These priorities, load .50"),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from penstock.scenario.network import build_network
+from penstock.scenario.scenario import build
 
 PAGE = Path(__file__).parents[1] / "docs" / "networks.md"
 
@@ -18,7 +18,7 @@ def test_the_yaml_and_the_python_of_the_page_describe_one_network() -> None:
     first = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
     made: dict[str, Any] = {}
     exec(compile(first, PAGE.name, "exec"), made)
-    described = build_network(yaml.safe_load(document), PAGE.parent).network
+    described = build(yaml.safe_load(document), PAGE.parent).network
     assert described.stages == made["research"].stages
     assert described.pools.keys() == made["research"].pools.keys()
     one, other = described.model(), made["research"].model()

@@ -23,7 +23,7 @@ from network_systems import (
 
 import penstock.simulation.running
 from penstock.errors import InputError
-from penstock.scenario.network import read_network
+from penstock.scenario.scenario import read_scenario
 from penstock.simulation.simulate import simulate, simulate_jobs
 from penstock.system.network import Network
 from penstock.system.pool import Pool
@@ -251,7 +251,7 @@ def assert_agree_in_ns(network, count):
 
 @pytest.mark.parametrize("example", ["research_fork_join", "self_reflection", "disaggregated", "rybko_stolyar"])
 def test_the_examples_agree_to_the_nanosecond_under_overload(example):
-    network = read_network(EXAMPLES / f"{example}.yaml").network.with_load(3.0)
+    network = read_scenario(EXAMPLES / f"{example}.yaml").network.with_load(3.0)
     assert_agree_in_ns(network, 40)
 
 

@@ -10,8 +10,7 @@ import penstock as ps
 from penstock.capacity.heads import head_of_loads, head_of_rates, head_of_recommendation, head_of_region
 from penstock.capacity.max_rate import Trial
 from penstock.capacity.view import recommend_page
-from penstock.scenario.network import NetworkScenario, read_network
-from penstock.scenario.scenario import Scenario
+from penstock.scenario.scenario import Scenario, read_scenario
 from penstock.show.page import MOST_LINES, Line
 from penstock.theory.operating_point import operating_point
 
@@ -63,7 +62,7 @@ def test_of_many_policies_the_highest_rates_stand_in_one_line_and_a_contradictio
     assert (first.label, first.judges) == ("contradiction", True)
 
 
-def test_a_network_that_carries_less_than_its_load_says_so(example: NetworkScenario) -> None:
+def test_a_network_that_carries_less_than_its_load_says_so(example: Scenario) -> None:
     found = ps.max_rate(example.network, precision=0.3)
     said = texts(head_of_loads({"as it is": found}, example))
     assert said["Max load"].startswith(f"{found.load:,.4g} times this load, so this load is not known to be carried;")
@@ -71,8 +70,8 @@ def test_a_network_that_carries_less_than_its_load_says_so(example: NetworkScena
 
 
 @pytest.fixture(scope="module")
-def example() -> NetworkScenario:
-    return read_network(Path(__file__).parents[2] / "examples" / "rybko_stolyar.yaml")
+def example() -> Scenario:
+    return read_scenario(Path(__file__).parents[2] / "examples" / "rybko_stolyar.yaml")
 
 
 def test_keep_stands_first_with_the_trade_that_it_leaves() -> None:

@@ -19,7 +19,7 @@ from penstock.checking.charts_network import (
 from penstock.checking.graph import CYCLE, CYCLE_DASH, DARK, LOADS, PLAIN, load_in_words, network_graph, pool_loads
 from penstock.checking.graph_layout import BAR, HEADER, HEIGHT, STUB, Layout, network_layout, network_ways, pool_cycles
 from penstock.checking.verdict import verdict
-from penstock.scenario.network import read_network
+from penstock.scenario.scenario import read_scenario
 from penstock.show import charts
 from penstock.simulation.simulate import simulate
 from penstock.system.network import Network, Pool
@@ -36,7 +36,7 @@ GOOD = ["search.look_up", "complaint.look_into", "complaint.understand", "search
 
 
 def rybko_stolyar() -> Network:
-    return read_network(EXAMPLES / "rybko_stolyar.yaml").network
+    return read_scenario(EXAMPLES / "rybko_stolyar.yaml").network
 
 
 def nested() -> Network:
@@ -100,7 +100,7 @@ def chain() -> Network:
 
 
 def example(name: str) -> Network:
-    return read_network(EXAMPLES / f"{name}.yaml").network
+    return read_scenario(EXAMPLES / f"{name}.yaml").network
 
 
 def by_length() -> Network:

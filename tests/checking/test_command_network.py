@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.checking.answer import check
-from penstock.scenario.network import read_network
+from penstock.scenario.scenario import read_scenario
 from tests.conftest import Said
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -21,7 +21,7 @@ def test_json_is_the_answer_of_the_library_with_the_choices_of_the_command_line(
         "check", RESEARCH, "--jobs", 700, "--seed", 3, "--resolution", 0.1, "--json", "--strict"
     )
     assert status == 0, err
-    expected = check(read_network(RESEARCH).network, jobs=700, seed=3, resolution=0.1)
+    expected = check(read_scenario(RESEARCH).network, jobs=700, seed=3, resolution=0.1)
     assert json.loads(out) == json.loads(json.dumps(expected.as_dict()))
     assert expected.run.arrived == 700
 

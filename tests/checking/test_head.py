@@ -13,7 +13,6 @@ from penstock import Workload, certify, check
 from penstock.checking import answer
 from penstock.checking.head import first_lines_of_network
 from penstock.cli import command_line
-from penstock.scenario.network import read_network
 from penstock.scenario.scenario import read_scenario
 from penstock.show.page import Line
 from penstock.show.terminal import print_page
@@ -120,7 +119,7 @@ def test_the_first_two_lines_come_before_anything_is_compiled(name: str) -> None
 
 
 def proved(name: str) -> str:
-    network = read_network(EXAMPLES / f"{name}.yaml").network
+    network = read_scenario(EXAMPLES / f"{name}.yaml").network
     return first_lines_of_network(name, network, certify(network))[1].text
 
 
@@ -143,7 +142,7 @@ def test_an_agent_has_one_load_with_the_caches_of_engines_and_its_other_end_is_t
     name: str,
 ) -> None:
     """With all that caches may find pool big is the fuller one, without it pool small is."""
-    network = read_network(CASES / f"{name}.yaml").network
+    network = read_scenario(CASES / f"{name}.yaml").network
     found = certify(network)
     pools = {pool.name: pool.rho_without_cache or 0.0 for pool in found.pools}
     assert pools["big"] < pools["small"]

@@ -10,8 +10,7 @@ from penstock.checking import answer
 from penstock.checking.comparison import NetworkComparison, compare_networks
 from penstock.checking.head_of_comparison import head_of_networks, head_of_policies
 from penstock.checking.variants import with_router
-from penstock.scenario.network import read_network
-from penstock.scenario.scenario import Scenario
+from penstock.scenario.scenario import Scenario, read_scenario
 from penstock.show.page import MOST_LINES
 from penstock.words import duration
 
@@ -64,7 +63,7 @@ def test_a_contradiction_stands_before_all(answers: dict[str, answer.Answer]) ->
 
 @pytest.fixture(scope="module")
 def routers() -> NetworkComparison:
-    network = read_network(Path(__file__).parents[2] / "examples" / "research_fork_join.yaml").network
+    network = read_scenario(Path(__file__).parents[2] / "examples" / "research_fork_join.yaml").network
     networks = {name: with_router(network, name) for name in ("random", "jsq")}
     return compare_networks(networks, jobs=2_500, resolution=0.1)
 

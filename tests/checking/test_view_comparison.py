@@ -6,7 +6,7 @@ from pathlib import Path
 from penstock.checking.comparison import compare_networks, compare_orders
 from penstock.checking.variants import with_router
 from penstock.checking.view_comparison import comparison_page, signed
-from penstock.scenario.network import build_network, read_network
+from penstock.scenario.scenario import build, read_scenario
 from penstock.show.html import render
 from penstock.words import seconds
 from tests.checking.test_view_network import LONG, in_words
@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_orders_fit_the_terminal_whatever_they_are_called(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    scenario = build_network(LONG, Path())
+    scenario = build(LONG, Path())
     orders = {"as it is": {}, "back-pressure-phase": "back-pressure-phase", "[bold]mine": "hlpps"}
     found = compare_orders(scenario.network, orders, jobs=600, resolution=0.1)  # type: ignore[arg-type]
     for width in (80, 120):
@@ -26,7 +26,7 @@ def test_orders_fit_the_terminal_whatever_they_are_called(capsys, monkeypatch) -
 
 
 def test_latencies_and_differences_stand_below_each_other(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    scenario = read_network(EXAMPLES / "research_fork_join.yaml")
+    scenario = read_scenario(EXAMPLES / "research_fork_join.yaml")
     networks = {name: with_router(scenario.network, name) for name in ("random", "jsq")}
     found = compare_networks(networks, jobs=2_500, targets=["ttft_p99<2s"], resolution=0.1)
     page = comparison_page(found, "research", "Router")
@@ -47,7 +47,7 @@ def test_latencies_and_differences_stand_below_each_other(capsys, monkeypatch) -
 
 
 def test_what_has_no_steady_state_has_no_latency_and_says_why(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    scenario = read_network(EXAMPLES / "rybko_stolyar.yaml")
+    scenario = read_scenario(EXAMPLES / "rybko_stolyar.yaml")
     network = scenario.network.with_load(0.7)
     found = compare_orders(network, {"own": {}, "fcfs": "fcfs"}, jobs=1500, resolution=0.1)
     assert found.first == "fcfs"

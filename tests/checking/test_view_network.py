@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.checking.figures_network import graph_figure
 from penstock.checking.network_answer import NetworkAnswer
 from penstock.checking.view_network import _POOLS, _pools_table
-from penstock.scenario.network import NetworkScenario, build_network, read_network
+from penstock.scenario.scenario import Scenario, build, read_scenario
 from penstock.show import page as pages
 from penstock.show.html import render, write
 from penstock.show.terminal import print_page
@@ -58,8 +58,8 @@ class Body(html.parser.HTMLParser):
             self.rows[-1][-1] += data.strip()
 
 
-def answered(name: str, folder: Path, jobs: int) -> tuple[NetworkScenario, NetworkAnswer, Body]:
-    scenario = read_network(EXAMPLES / f"{name}.yaml")
+def answered(name: str, folder: Path, jobs: int) -> tuple[Scenario, NetworkAnswer, Body]:
+    scenario = read_scenario(EXAMPLES / f"{name}.yaml")
     answer = ps.check(scenario.network, jobs=jobs, seed=0)
     path = folder / "new" / f"{name}.html"
     write(path, answer.page(scenario))
@@ -67,23 +67,23 @@ def answered(name: str, folder: Path, jobs: int) -> tuple[NetworkScenario, Netwo
 
 
 @pytest.fixture(scope="module")
-def research(tmp_path_factory: pytest.TempPathFactory) -> tuple[NetworkScenario, NetworkAnswer, Body]:
+def research(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, NetworkAnswer, Body]:
     return answered("research_fork_join", tmp_path_factory.mktemp("report"), 2000)
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> tuple[NetworkScenario, NetworkAnswer, Body]:
+def apart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, NetworkAnswer, Body]:
     """Of which no theorem says anything."""
     return answered("disaggregated", tmp_path_factory.mktemp("report"), 1000)
 
 
 @pytest.fixture(scope="module")
-def crossed(tmp_path_factory: pytest.TempPathFactory) -> tuple[NetworkScenario, NetworkAnswer, Body]:
+def crossed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, NetworkAnswer, Body]:
     return answered("rybko_stolyar", tmp_path_factory.mktemp("report"), 1000)
 
 
 def test_the_verdict_that_knows_comes_first_and_both_are_there(
-    apart: tuple[NetworkScenario, NetworkAnswer, Body], crossed: tuple[NetworkScenario, NetworkAnswer, Body]
+    apart: tuple[Scenario, NetworkAnswer, Body], crossed: tuple[Scenario, NetworkAnswer, Body]
 ) -> None:
     _, answer, page = apart
     assert answer.certificate.verdict == "unknown"
@@ -95,7 +95,7 @@ def test_the_verdict_that_knows_comes_first_and_both_are_there(
 
 
 def test_every_pool_is_told_with_its_load_and_what_it_did(
-    research: tuple[NetworkScenario, NetworkAnswer, Body],
+    research: tuple[Scenario, NetworkAnswer, Body],
 ) -> None:
     _, answer, page = research
     (heads, *rows) = next(rows for rows in page.tables.values() if rows and rows[0][0] == "Pool")
@@ -109,7 +109,7 @@ def test_every_pool_is_told_with_its_load_and_what_it_did(
 
 
 def test_every_stage_has_its_rate_and_its_latency_with_an_interval(
-    research: tuple[NetworkScenario, NetworkAnswer, Body],
+    research: tuple[Scenario, NetworkAnswer, Body],
 ) -> None:
     _, answer, page = research
     assert answer.latency is not None
@@ -134,7 +134,7 @@ def test_every_stage_has_its_rate_and_its_latency_with_an_interval(
 
 
 def test_latency_is_refused_with_its_reason_where_there_is_no_steady_state(
-    crossed: tuple[NetworkScenario, NetworkAnswer, Body],
+    crossed: tuple[Scenario, NetworkAnswer, Body],
 ) -> None:
     _, answer, page = crossed
     assert answer.latency is None
@@ -144,7 +144,7 @@ def test_latency_is_refused_with_its_reason_where_there_is_no_steady_state(
 
 
 def test_the_priority_order_that_fails_is_named_with_its_limit(
-    crossed: tuple[NetworkScenario, NetworkAnswer, Body],
+    crossed: tuple[Scenario, NetworkAnswer, Body],
 ) -> None:
     _, answer, page = crossed
     virtual = answer.certificate.virtual_station
@@ -158,7 +158,7 @@ def test_the_priority_order_that_fails_is_named_with_its_limit(
 
 
 def test_every_drawing_has_words_for_those_who_cannot_see_it_and_its_numbers_as_a_table(
-    research: tuple[NetworkScenario, NetworkAnswer, Body],
+    research: tuple[Scenario, NetworkAnswer, Body],
 ) -> None:
     _, answer, page = research
     graph, floods, *queues = dict.fromkeys(page.drawings)  # some once more, narrow
@@ -175,7 +175,7 @@ def test_every_drawing_has_words_for_those_who_cannot_see_it_and_its_numbers_as_
 
 
 def test_columns_of_words_are_flush_left_and_those_of_numbers_are_not(
-    research: tuple[NetworkScenario, NetworkAnswer, Body],
+    research: tuple[Scenario, NetworkAnswer, Body],
 ) -> None:
     table = _pools_table(research[1])
     words = [name for name, of_words in zip(table.columns, table.of_words, strict=True) if of_words]
@@ -183,7 +183,7 @@ def test_columns_of_words_are_flush_left_and_those_of_numbers_are_not(
 
 
 def test_a_narrow_terminal_shows_the_router_of_a_pool_with_replicas(
-    research: tuple[NetworkScenario, NetworkAnswer, Body], capsys, monkeypatch
+    research: tuple[Scenario, NetworkAnswer, Body], capsys, monkeypatch
 ) -> None:  # type: ignore[no-untyped-def]
     scenario, answer, _ = research
     said = in_words(capsys, monkeypatch, 80)(answer.page(scenario))
@@ -192,7 +192,7 @@ def test_a_narrow_terminal_shows_the_router_of_a_pool_with_replicas(
     assert ["jsq" in row.split() for row in rows] == [pool.replicas > 1 for pool in answer.pools]
 
 
-def test_hypotheses_that_fail_come_first(apart: tuple[NetworkScenario, NetworkAnswer, Body]) -> None:
+def test_hypotheses_that_fail_come_first(apart: tuple[Scenario, NetworkAnswer, Body]) -> None:
     _, answer, page = apart
     states = [
         word
@@ -205,7 +205,7 @@ def test_hypotheses_that_fail_come_first(apart: tuple[NetworkScenario, NetworkAn
 
 
 def test_branches_that_may_end_are_told_with_their_probabilities() -> None:
-    network = read_network(EXAMPLES / "self_reflection.yaml").network
+    network = read_scenario(EXAMPLES / "self_reflection.yaml").network
     figure = graph_figure(network)
     (table,) = figure.tables
     follows = {row[0]: row[-1] for row in table.rows}
@@ -217,7 +217,7 @@ def test_recorded_jobs_are_reported_without_a_test(tmp_path: Path) -> None:
     server = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512)
     network = ps.Network.single(arrivals, server)
     answer = ps.check(network)
-    page = Body(render(answer.page(NetworkScenario("recorded", network, None, None, tmp_path))))
+    page = Body(render(answer.page(Scenario("recorded", network, None, None, tmp_path))))
     assert answer.stability is None
     assert "not tested" in page.words
     assert "Floods" not in page.words
@@ -225,7 +225,7 @@ def test_recorded_jobs_are_reported_without_a_test(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_one_line(
-    crossed: tuple[NetworkScenario, NetworkAnswer, Body], tmp_path: Path
+    crossed: tuple[Scenario, NetworkAnswer, Body], tmp_path: Path
 ) -> None:
     scenario, answer, _ = crossed
     (tmp_path / "file").write_text("in the way")
@@ -271,9 +271,9 @@ LONG = {
 
 
 @pytest.fixture(scope="module", params=[*NETWORKS, "long names"])
-def any_network(request: pytest.FixtureRequest) -> tuple[NetworkScenario, NetworkAnswer]:
+def any_network(request: pytest.FixtureRequest) -> tuple[Scenario, NetworkAnswer]:
     name = request.param
-    scenario = build_network(LONG, Path()) if name == "long names" else read_network(EXAMPLES / f"{name}.yaml")
+    scenario = build(LONG, Path()) if name == "long names" else read_scenario(EXAMPLES / f"{name}.yaml")
     return scenario, ps.check(scenario.network, jobs=600, resolution=0.1)
 
 
@@ -352,7 +352,7 @@ def test_every_number_printed_of_pools_stages_and_workflows_is_that_of_the_answe
 
 
 def test_what_makes_priorities_fail_is_said_with_its_numbers(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    scenario = read_network(EXAMPLES / "rybko_stolyar.yaml")
+    scenario = read_scenario(EXAMPLES / "rybko_stolyar.yaml")
     found = ps.check(scenario.network, jobs=200)
     virtual = found.certificate.virtual_station
     assert virtual is not None
@@ -375,7 +375,7 @@ def lazy(queue, limits, params):  # type: ignore[no-untyped-def]
 def test_a_contradiction_is_shouted(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     server = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 1024, policy=lazy)
     network = ps.Network.single(ps.Workload.poisson(12.0, 129, 112), server)
-    scenario = NetworkScenario("lazy", network, 300, None, Path())
+    scenario = Scenario("lazy", network, 300, None, Path())
     said = in_words(capsys, monkeypatch, 80)(ps.check(network, jobs=300).page(scenario))
     assert "CONTRADICTION: Theorem 1(b) says stable, but the test says unstable" in " ".join(said.split("\n"))
 
@@ -383,6 +383,6 @@ def test_a_contradiction_is_shouted(capsys, monkeypatch) -> None:  # type: ignor
 def test_what_is_not_tested_is_said(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     recorded = ps.Workload.from_arrays(list(range(300)), [100] * 300, [20] * 300)
     network = ps.Network.single(recorded, ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512))
-    scenario = NetworkScenario("recorded", network, None, None, Path())
+    scenario = Scenario("recorded", network, None, None, Path())
     said = in_words(capsys, monkeypatch, 80)(ps.check(network).page(scenario))
     assert "NOT TESTED: all jobs are recorded" in said

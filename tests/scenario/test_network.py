@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 import penstock as ps
-from penstock.scenario.network import NetworkScenario, build_network, read_network
-from penstock.scenario.scenario import build, describes_network
+from penstock.scenario.scenario import Scenario, build, describes_network, read_scenario
 from penstock.system.orders import ORDERS
 from penstock.workload.sessions import Sessions
 from penstock.workload.workflow import Workflow
@@ -27,14 +26,14 @@ POISSON = {"arrivals": {"poisson": 2}}
 
 def made(
     pool: dict[str, object] | None = None, workflow: dict[str, object] | None = None, folder: Path | None = None
-) -> NetworkScenario:
+) -> Scenario:
     """A network of one pool and one workflow, with some keys of them changed."""
     flow = workflow or POISSON | {"stages": {"call": CALL}}
     document = {"network": {"pools": {"p": SERVER | (pool or {})}, "workflows": {"w": flow}}}
-    return build_network(document, folder or Path())
+    return build(document, folder or Path())
 
 
-def workflow(scenario: NetworkScenario) -> Workflow:
+def workflow(scenario: Scenario) -> Workflow:
     found = scenario.network.workflows[0]
     assert isinstance(found, Workflow)
     return found
@@ -42,14 +41,14 @@ def workflow(scenario: NetworkScenario) -> Workflow:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_examples_are_networks_below_capacity_that_can_be_unfolded(path: Path) -> None:
-    scenario = read_network(path)
-    assert scenario.jobs >= 5_000
+    scenario = read_scenario(path)
+    assert scenario.arrivals >= 5_000
     assert (scenario.network.model().rho < 1).all()
     assert scenario.network.jobs(100).requests >= 100
 
 
 def test_the_example_of_rybko_and_stolyar_is_that_of_the_paper() -> None:
-    network = read_network(Path(__file__).parents[2] / "examples" / "rybko_stolyar.yaml").network
+    network = read_scenario(Path(__file__).parents[2] / "examples" / "rybko_stolyar.yaml").network
     model = network.model()
     np.testing.assert_allclose(model.rho, 0.9, rtol=1e-4)
     assert model.prefill.tolist() == pytest.approx([32, 512, 32, 512])
@@ -86,7 +85,7 @@ def test_an_order_may_be_a_ranking_or_a_function_beside_the_file(tmp_path: Path)
             {"network": {"pools": {"p": SERVER | {"order": "own_ranking.py:last"}}, "workflows": {"w": flow}}}
         )
     )
-    order = read_network(tmp_path / "s.yaml").network.pools["p"].order
+    order = read_scenario(tmp_path / "s.yaml").network.pools["p"].order
     assert order.name == "last"
     assert order(np.zeros((2, 8)))[1].tolist() == [[0, 0], [1, 0]]
     assert made({"order": "fcfs"}).network.pools["p"].order is ORDERS["fcfs"]
@@ -132,7 +131,7 @@ def test_stages_may_take_the_lengths_of_a_trace(tmp_path: Path) -> None:
         },
     }
     scenario = made(workflow=flow, folder=tmp_path)
-    assert scenario.jobs is None  # the recording, whole
+    assert scenario.arrivals is None  # the recording, whole
     jobs = scenario.network.jobs(3)
     assert jobs.prompt.tolist() == [10, 0, 20, 0, 30, 0]
     assert jobs.output.tolist() == [1, 4, 1, 5, 1, 6]
@@ -149,7 +148,7 @@ def test_requests_may_go_to_one_pool_or_to_a_disaggregated_pair() -> None:
         ({"transfer_gb_per_s": 25, "kv_bytes_per_token": 1e6}, 4e-5),
     ):
         document = {"pools": {"p": SERVER, "d": SERVER}, "workflows": {"w": {"disaggregated": pair | how}}}
-        jobs = build_network({"network": document}, Path()).network.jobs(1)
+        jobs = build({"network": document}, Path()).network.jobs(1)
         assert (jobs.prompt.tolist(), jobs.output.tolist()) == ([100, 0], [1, 49])
         assert jobs.delay_s.tolist() == pytest.approx([0, 0.005])
         assert jobs.column("transfer_s").tolist() == pytest.approx([0, 100 * seconds])
@@ -180,7 +179,7 @@ def test_a_transfer_that_cannot_be_is_one_clear_line(pair: dict[str, object], co
     requests = {"poisson": {"rate": 2, "prompt": 100, "output": 50}}
     flow = {"disaggregated": {"workload": requests, "prefill": "p", "decode": "d"} | pair}
     with pytest.raises(ps.InputError) as caught:
-        build_network({"network": {"pools": {"p": VLLM, "d": VLLM}, "workflows": {"w": flow}}}, Path())
+        build({"network": {"pools": {"p": VLLM, "d": VLLM}, "workflows": {"w": flow}}}, Path())
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -190,7 +189,7 @@ def test_how_much_a_token_takes_has_to_be_known() -> None:
     requests = {"poisson": {"rate": 2, "prompt": 100, "output": 50}}
     flow = {"disaggregated": {"workload": requests, "prefill": "p", "decode": "d", "transfer_gb_per_s": 25}}
     with pytest.raises(ps.InputError, match="is not known without the model; give kv_bytes_per_token"):
-        build_network({"network": {"pools": {"p": server, "d": server}, "workflows": {"w": flow}}}, Path())
+        build({"network": {"pools": {"p": server, "d": server}, "workflows": {"w": flow}}}, Path())
 
 
 @pytest.mark.parametrize("before", ["nothing", "the same pool", "a decode"])
@@ -205,10 +204,10 @@ def test_a_stage_that_only_decodes_needs_a_prefill_of_another_pool(before: str) 
     }[before]  # fmt: skip
     workflows = {"w": POISSON | {"stages": flow}}
     with pytest.raises(ps.InputError) as caught:
-        build_network({"network": {"pools": {"p": VLLM, "d": VLLM}, "workflows": workflows}}, Path())
+        build({"network": {"pools": {"p": VLLM, "d": VLLM}, "workflows": workflows}}, Path())
     assert str(caught.value).startswith("network: stage 'w.decode' only decodes (its prompt is 0) at pool 'd'")
     by_lines = {"p": SERVER, "d": SERVER}  # where no KV memory is sent
-    assert build_network({"network": {"pools": by_lines, "workflows": workflows}}, Path()).network.stages
+    assert build({"network": {"pools": by_lines, "workflows": workflows}}, Path()).network.stages
 
 
 def test_memory_smaller_than_a_request_is_said_with_its_pool() -> None:
@@ -227,7 +226,7 @@ def test_a_pool_has_several_kinds_of_server_behind_a_router_with_settings() -> N
     }  # fmt: skip
     stages = {"a": CALL | {"then": "b"}, "b": CALL}
     flow = POISSON | {"priority": -3, "stages": stages}
-    network = build_network({"network": {"pools": {"p": pool}, "workflows": {"w": flow}}}, Path()).network
+    network = build({"network": {"pools": {"p": pool}, "workflows": {"w": flow}}}, Path()).network
     (made,) = network.pools.values()
     assert [count for _, count in made.servers] == [2, 1]
     assert {server.order for server, _ in made.servers} == {"priority"}
@@ -271,7 +270,7 @@ def test_a_router_of_ones_own_may_lie_beside_the_file(tmp_path: Path) -> None:
 def test_engines_of_a_pool_choose_their_limits_by_the_gpu_as_one_server_does(engine: str) -> None:
     keys = {"hardware": "codellama-34b-a100-tp1", "policy": engine, "gpu": {"memory_gib": 80}}
     document = {"network": {"pools": {"p": keys}, "workflows": {"w": POISSON | {"stages": {"call": CALL}}}}}
-    (pool,) = build_network(document, Path()).network.pools.values()
+    (pool,) = build(document, Path()).network.pools.values()
     workload = {"poisson": {"rate": 1, "prompt": 9, "output": 5}}
     alone = build({"workload": workload, "server": keys}, Path(), "one").server
     assert pool.server == alone
@@ -281,7 +280,7 @@ def test_prompts_of_a_length_go_to_a_pool_of_their_own() -> None:
     requests = {"poisson": {"rate": 2, "prompt": {"uniform": [1, 4000]}, "output": 50}}
     flow = {"by_length": {"workload": requests, "pools": {"long": None, "short": 1000}}, "priority": 2}
     document = {"network": {"pools": {"short": SERVER, "long": SERVER}, "workflows": {"w": flow}}}
-    network = build_network(document, Path()).network
+    network = build(document, Path()).network
     jobs = network.jobs(2_000)
     by_stage = np.array([network.stages.index("w.long"), network.stages.index("w.short")])
     assert (jobs.stage == by_stage[(jobs.prompt <= 1000).astype(int)]).all()
@@ -316,7 +315,7 @@ def test_sessions_are_read_from_beside_the_file_and_keep_their_context(tmp_path:
     scenario = made(workflow={"sessions": {"trace": "sessions.csv"}, "pool": "p"}, folder=tmp_path)
     assert isinstance(scenario.network.workflows[0], Sessions)
     assert scenario.network.stages == ("w.call",)
-    assert scenario.jobs is None
+    assert scenario.arrivals is None
     assert scenario.network.reuse_is_certain
     assert scenario.network.prefill_means.tolist() == pytest.approx([(100 + 180 - 64 + 50) / 3])
     endless = {"sessions": {"trace": "sessions.csv", "rate": 0.5, "most_requests": 1}, "pool": "p"}
@@ -329,11 +328,11 @@ def test_sessions_are_read_from_beside_the_file_and_keep_their_context(tmp_path:
 def test_retention_and_length_of_the_run_are_read() -> None:
     flow = POISSON | {"context": "reuse", "stages": {"a": CALL | {"then": "b"}, "b": CALL}}
     document = {"network": {"pools": {"p": SERVER}, "workflows": {"w": flow}, "retention_s": 60}}
-    scenario = build_network(document | {"simulate": {"until": 500, "seed": 3}}, Path(), "talk.yaml")
-    assert (scenario.name, scenario.jobs, scenario.until) == ("talk", None, 500)
+    scenario = build(document | {"simulate": {"until": 500, "seed": 3}}, Path(), "talk.yaml")
+    assert (scenario.name, scenario.arrivals, scenario.until) == ("talk", None, 500)
     assert scenario.network.retention_s == 60
     assert workflow(scenario).arrivals.seed == 3
-    assert build_network(document | {"simulate": {"jobs": 1e3}}, Path()).jobs == 1000
+    assert build(document | {"simulate": {"jobs": 1e3}}, Path()).jobs == 1000
 
 
 def test_a_join_that_may_be_forgotten_is_among_the_warnings_of_the_answer() -> None:
@@ -351,7 +350,7 @@ def test_a_scenario_of_a_network_is_known_by_its_first_key() -> None:
 
 def test_a_scenario_for_one_server_is_told_from_one_of_a_network() -> None:
     with pytest.raises(ps.InputError, match="workload is not a key of a scenario"):
-        build_network({"workload": {}, "server": {}}, Path())
+        build({"workload": {}, "server": {}}, Path())
 
 
 POOLS = "{p: {hardware: codellama-34b-a100-tp1, token_budget: 512}}"
@@ -663,7 +662,7 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(what: str, tmp_pat
     text, complaint = BAD[what]
     (tmp_path / "s.yaml").write_text(text)
     with pytest.raises(ps.InputError) as caught:
-        read_network(tmp_path / "s.yaml")
+        read_scenario(tmp_path / "s.yaml")
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500

@@ -17,7 +17,7 @@ WORKLOAD = {"poisson": {"rate": 2, "prompt": 100, "output": 50}}
 def test_the_example_is_a_scenario() -> None:
     scenario = read_scenario(Path(__file__).parents[2] / "examples" / "azure_code.yaml")
     assert scenario.workload.rate == 1.2
-    assert scenario.requests == 20_000
+    assert scenario.arrivals == 20_000
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_table_and_a_trace_are_looked_for_beside_the_scenario(tmp_path: Path) 
         "workload: {trace: calls.csv}\nserver: {batch_time: {table: measured.csv}, token_budget: 512}\n"
     )
     scenario = read_scenario(tmp_path / "s.yaml")
-    assert scenario.requests == scenario.workload.rows == 3
+    assert scenario.arrivals == scenario.workload.rows == 3
     assert float(scenario.server.batch_time(512)) == 0.05
 
 
@@ -202,7 +202,7 @@ def test_aliases_that_stand_for_billions_of_values_are_refused_at_once(tmp_path:
 def test_a_whole_number_may_be_written_as_1e3(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(said("{preset: azure-code, rate: 1e-1}") + "\nsimulate: {requests: 1e3}")
     scenario = read_scenario(tmp_path / "s.yaml")
-    assert (scenario.requests, scenario.workload.rate) == (1000, 0.1)
+    assert (scenario.arrivals, scenario.workload.rate) == (1000, 0.1)
 
 
 def test_random_bytes_and_missing_files_are_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from penstock.errors import InputError
-from penstock.scenario.network import NetworkScenario
+from penstock.scenario.scenario import Scenario
 from penstock.serving.controls import Controls, field_of
 
 ENGINE = {
@@ -59,8 +59,8 @@ def test_what_is_changed_stands_in_the_scenario_and_the_rest_stays(controls: Con
 
 def test_several_replicas_are_a_network_of_one_pool(controls: Controls) -> None:
     case = controls.case(controls.values_of({"replicas": "3", "router": "random"}))
-    assert isinstance(case.scenario, NetworkScenario)
-    assert (case.replicas, case.scenario.jobs, case.server.token_budget) == (3, 500, 512)
+    assert isinstance(case.scenario, Scenario)
+    assert (case.replicas, case.scenario.arrivals, case.server.token_budget) == (3, 500, 512)
     assert case.scenario.network.pools["pool"].router.name == "random"
 
 

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 import penstock as ps
-from penstock.scenario.network import build_network
 from penstock.scenario.scenario import build
 from penstock.scenario.server import GpuSection, HardwareSection, MemorySection, ServerSection
 from penstock.system.engine import explained
@@ -49,7 +48,7 @@ def built(change: dict[str, Any], place: str = "server", policy: str = "vllm", f
     workload, simulate = server.pop("workload", WORKLOAD), server.pop("simulate", {})
     if place == "pool":
         network = {"pools": {"p": server}, "workflows": {"w": {"workload": workload, "pool": "p"}}}
-        build_network({"network": network, "simulate": simulate}, folder)
+        build({"network": network, "simulate": simulate}, folder)
     else:
         build({"workload": workload, "server": server, "simulate": simulate}, folder)
 

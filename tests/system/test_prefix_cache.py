@@ -12,7 +12,7 @@ import yaml
 
 import penstock as ps
 from penstock.capacity import recommend
-from penstock.scenario.network import build_network
+from penstock.scenario.scenario import build
 from penstock.system.prefix_cache import cache_notes, names_for, network_notes
 from tests.asked_once import asked_once
 
@@ -187,9 +187,7 @@ def test_the_agent_of_a_user_has_the_caches_of_its_engines() -> None:
     """Nothing is said of caches in the one, all in the other: both are the same system."""
     from penstock.document import read_document
 
-    plain, cached = (
-        build_network(read_document(CASES / f"{name}.yaml"), CASES).network for name in ("agent", "agent_cached")
-    )
+    plain, cached = (build(read_document(CASES / f"{name}.yaml"), CASES).network for name in ("agent", "agent_cached"))
     assert not network_notes(plain)
     first, second = (ps.simulate(network, jobs=100) for network in (plain, cached))
     assert first.found_share == second.found_share > 0.1

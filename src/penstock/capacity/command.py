@@ -18,7 +18,7 @@ from penstock.checking.command_choices import (
     read_either,
     varied,
 )
-from penstock.checking.command_network import Jobs, Orders, Routers, chosen_network
+from penstock.checking.command_network import Jobs, Orders, Routers
 from penstock.errors import InputError
 from penstock.show import progress
 from penstock.show.options import Form, ScenarioPath, Seed, answers, files_of
@@ -28,7 +28,6 @@ from penstock.words import gathered
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.scenario.network import NetworkScenario
     from penstock.scenario.scenario import Scenario
     from penstock.system.network import Network
 
@@ -44,7 +43,7 @@ def region(
     the server back.
     """
     form.check(files_of(scenario))
-    chosen = chosen_scenario(scenario, policy, None, None)
+    chosen = chosen_scenario(scenario, policy)
     progress.announce_compilation()
     from penstock.capacity.view import region_page
     from penstock.checking.doubt import known_within, reach_of_server
@@ -110,7 +109,14 @@ def max_rate(
     progress.announce_compilation()
     if is_network:
         axes = {"policies": policies, "routers": routers, "orders": orders}
-        _max_load(chosen_network(scenario, document, jobs), axes, precision, targets, seed, form)
+        _max_load(
+            chosen_scenario(scenario, arrivals=jobs, document=document),
+            axes,
+            precision,
+            targets,
+            seed,
+            form,
+        )
         return
     chosen = chosen_scenario(scenario, None, requests, seed, document)
     _max_rate(chosen, policies, precision, targets, alpha, form)
@@ -135,7 +141,7 @@ def _max_rate(
         found = {
             name: search.max_rate(
                 chosen.workload, server, precision=precision, alpha=alpha,
-                seed=chosen.workload.seed, targets=targets or (), requests=chosen.requests,
+                seed=chosen.workload.seed, targets=targets or (), requests=chosen.arrivals,
                 progress=part,
             )
             for (name, server), part in in_parts(show, servers.items())
@@ -157,7 +163,7 @@ def _max_rate(
 
 
 def _max_load(
-    chosen: "NetworkScenario",
+    chosen: "Scenario",
     axes: "Mapping[str, str | None]",
     precision: float | None,
     targets: list[str] | None,
@@ -176,8 +182,8 @@ def _max_load(
     with progress.bar("Searching") as show:
         found = {
             name: search.max_rate(
-                network, precision=precision, seed=seed, targets=targets or (), jobs=chosen.jobs,
-                progress=part,
+                network, precision=precision, seed=seed, targets=targets or (),
+                jobs=chosen.arrivals, progress=part,
             )
             for (name, network), part in in_parts(show, networks.items())
         }  # fmt: skip
@@ -254,7 +260,7 @@ def recommend(
             chosen.workload, chosen.server, objective=objective,  # type: ignore[arg-type]
             policies=None if policies is None else chosen_policies(chosen, policies, ()),
             targets=targets or (),
-            requests=None if whole_trace else chosen.requests, precision=precision, alpha=alpha,
+            requests=None if whole_trace else chosen.arrivals, precision=precision, alpha=alpha,
             progress=show,
         )  # fmt: skip
     form.show(recommend_page(found, chosen), found.as_dict())

@@ -8,7 +8,6 @@ from penstock.checking.doubt import reach_of_server
 from penstock.checking.head import asked_of_network, asked_of_server, doubted, share_of
 from penstock.checking.head_of_answer import said_of_targets
 from penstock.checking.view import contradictions
-from penstock.scenario.network import NetworkScenario
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
 from penstock.system.prefix_cache import doubts_of
@@ -47,7 +46,7 @@ def _asked(scenario: Scenario, server: Server, policies: int = 1) -> list[Line]:
     return [asked, *doubted(doubts_of(scenario.workload, server))]
 
 
-def head_of_loads(loads: Mapping[str, MaxLoad], scenario: NetworkScenario) -> list[Line]:
+def head_of_loads(loads: Mapping[str, MaxLoad], scenario: Scenario) -> list[Line]:
     """Say what a network carries as it is, or in each of several variants."""
     first = next(iter(loads.values()))
     fullest = f"pool {first.certificate.bottleneck.name}"

@@ -20,7 +20,6 @@ from penstock.checking.view import (
     with_interval,
 )
 from penstock.checking.view_network import network_heading
-from penstock.scenario.network import NetworkScenario
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Fact, Page, Section, Table
 from penstock.system.prefix_cache import front_notes
@@ -190,7 +189,7 @@ def _highest(
 
 def max_load_page(
     loads: Mapping[str, MaxLoad],
-    scenario: NetworkScenario,
+    scenario: Scenario,
     what: str,
     notes: Sequence[str],
 ) -> Page:

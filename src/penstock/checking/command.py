@@ -23,7 +23,6 @@ from penstock.checking.command_network import (
     OrdersBeside,
     Routers,
     answer_network,
-    chosen_network,
     compare_variants,
 )
 from penstock.errors import InputError
@@ -83,7 +82,13 @@ def check(
     }  # fmt: skip
     document, is_network = read_either(scenario, of_server, {"--jobs": jobs, "--orders": orders})
     if is_network:
-        answer_network(chosen_network(scenario, document, jobs), seed, resolution, orders, form)
+        answer_network(
+            chosen_scenario(scenario, arrivals=jobs, document=document),
+            seed,
+            resolution,
+            orders,
+            form,
+        )
         return
     chosen = chosen_scenario(scenario, policy, requests, seed, document)
     from penstock.checking import answer
@@ -94,7 +99,7 @@ def check(
     name = chosen.server.policy.name
     with progress.bar(f"Simulating {name}") as show:
         result = answer.check(
-            chosen.workload, chosen.server, requests=chosen.requests, until=chosen.until,
+            chosen.workload, chosen.server, requests=chosen.arrivals, until=chosen.until,
             targets=limits, precision=precision, alpha=alpha, resolution=resolution, progress=show,
             certified=partial(_begin, form, chosen),
         )  # fmt: skip
@@ -158,7 +163,9 @@ def compare(
     if is_network:
         axes = {"policies": policies, "routers": routers, "orders": orders}
         asked = {"seed": seed, "resolution": resolution, "targets": targets or ()}
-        compare_variants(chosen_network(scenario, document, jobs), axes, asked, form)
+        compare_variants(
+            chosen_scenario(scenario, arrivals=jobs, document=document), axes, asked, form
+        )
         return
     chosen = chosen_scenario(scenario, None, requests, seed, document)
     progress.announce_compilation()
@@ -177,7 +184,7 @@ def compare(
         for (name, server), part in in_parts(show, servers.items()):
             try:
                 results[name] = answer.check(
-                    chosen.workload, server, requests=chosen.requests, until=chosen.until,
+                    chosen.workload, server, requests=chosen.arrivals, until=chosen.until,
                     alpha=alpha, resolution=resolution, progress=part,
                 )  # fmt: skip
             except InputError as error:
@@ -214,7 +221,7 @@ def simulate(
     from penstock.theory.certificate import certify
     from penstock.theory.kv_blocks import served
 
-    answer.RunAsked(chosen.workload, chosen.requests, chosen.until)  # or refused
+    answer.RunAsked(chosen.workload, chosen.arrivals, chosen.until)  # or refused
     # The load is said beside the run, where there is one, though no verdict is drawn from it.
     rated = chosen.workload.has_rate
     certificate = certify(chosen.workload, chosen.server) if rated else None
@@ -226,9 +233,9 @@ def simulate(
         run = run_once(
             chosen.workload,
             chosen.server,
-            requests=chosen.requests,
+            requests=chosen.arrivals,
             until=chosen.until,
-            record=answer.record_for(chosen.requests, chosen.until),
+            record=answer.record_for(chosen.arrivals, chosen.until),
             progress=show,
         )
     front, warnings, load = front_notes(chosen.workload, run.server), [], None

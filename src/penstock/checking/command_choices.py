@@ -13,7 +13,6 @@ from penstock.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from penstock.scenario.network import NetworkScenario
     from penstock.scenario.scenario import Scenario
     from penstock.system.network import Network
     from penstock.system.orders import Order
@@ -55,24 +54,28 @@ def measured(scenario: "Scenario") -> dict[str, Any] | None:
 
 
 def chosen_scenario(
-    path: Path, policy: str | None, requests: int | None, seed: int | None, document: Any = None
+    path: Path,
+    policy: str | None = None,
+    arrivals: int | None = None,
+    seed: int | None = None,
+    document: Any = None,
 ) -> "Scenario":
     """Read a scenario, unless it is read, and put the choices of the command line over it."""
+    # ``policy`` and ``seed`` are of a server alone; so is what is asked where it is read here.
     from penstock.document import read_document
-    from penstock.scenario.scenario import build, describes_network
+    from penstock.scenario.scenario import build
     from penstock.system.policies import resolve
 
-    document = read_document(path) if document is None else document
-    if describes_network(document):
-        raise InputError(f"{path} describes a network, not a server; ask `penstock check {path}`")
-    scenario = build(document, path.parent, path.name)
-    if policy is not None:
-        chosen = resolve(policy, folder=scenario.folder)
-        scenario = dataclasses.replace(scenario, server=scenario.server.with_policy(chosen))
-    if requests is not None:
-        scenario = dataclasses.replace(scenario, requests=requests, until=None)
-    if seed is not None:
-        scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
+    scenario = build(read_document(path) if document is None else document, path.parent, path.name)
+    if document is None or not scenario.is_network:
+        workload, server = scenario.workload, scenario.server
+        if policy is not None:
+            server = server.with_policy(resolve(policy, folder=scenario.folder))
+        if seed is not None:
+            workload = workload.with_seed(seed)
+        scenario = dataclasses.replace(scenario, system=(workload, server))
+    if arrivals is not None:
+        scenario = dataclasses.replace(scenario, arrivals=arrivals, until=None)
     return scenario
 
 
@@ -95,7 +98,7 @@ def chosen_servers(
 
 
 def chosen_policies(
-    scenario: "Scenario | NetworkScenario",
+    scenario: "Scenario",
     policies: str | None,
     default: "Sequence[str | Scheduler]",
 ) -> "list[Scheduler]":
@@ -108,9 +111,7 @@ def chosen_policies(
     return _chosen("--policies", policies, POLICIES, resolved)
 
 
-def chosen_variants(
-    scenario: "NetworkScenario", axes: "Mapping[str, str | None]"
-) -> "dict[str, Network]":
+def chosen_variants(scenario: "Scenario", axes: "Mapping[str, str | None]") -> "dict[str, Network]":
     """Return the network under all named combinations, by name; as it is where none are named."""
     from penstock.checking.variants import with_order, with_policy, with_router
     from penstock.system.network_checks import refuse_in_vain
@@ -185,14 +186,6 @@ def _without_twins(option: str, chosen: "list[Named]") -> "list[Named]":
 _INSTEAD = {"--requests": "--jobs", "--jobs": "--requests"}
 
 
-def refuse_options(what: str, options: dict[str, Any]) -> None:
-    """Refuse an option of the other kind of scenario."""
-    for option, value in options.items():
-        if value is not None:
-            remedy = f"give {_INSTEAD[option]}" if option in _INSTEAD else "leave it out"
-            raise InputError(f"{what}, which knows no {option}; {remedy}")
-
-
 def read_either(
     path: Path, of_server: dict[str, Any], of_network: dict[str, Any]
 ) -> tuple[Any, bool]:
@@ -202,10 +195,11 @@ def read_either(
 
     document = read_document(path)
     is_network = describes_network(document)
-    if is_network:
-        refuse_options(f"{path} describes a network", of_server)
-    else:
-        refuse_options(f"{path} describes one server", of_network)
+    what, options = ("a network", of_server) if is_network else ("one server", of_network)
+    for option, value in options.items():
+        if value is not None:
+            remedy = f"give {_INSTEAD[option]}" if option in _INSTEAD else "leave it out"
+            raise InputError(f"{path} describes {what}, which knows no {option}; {remedy}")
     return document, is_network
 
 

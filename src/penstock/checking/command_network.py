@@ -1,7 +1,5 @@
 """What ``penstock check`` and ``compare`` say of a network: a scenario of pools and workflows."""
 
-import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.checking.network_answer import NetworkAnswer
-    from penstock.scenario.network import NetworkScenario
+    from penstock.scenario.scenario import Scenario
     from penstock.system.network import Network
     from penstock.theory.certificate import Certificate
 
@@ -39,7 +37,7 @@ Routers = Annotated[
 
 
 def answer_network(
-    chosen: "NetworkScenario",
+    chosen: "Scenario",
     seed: int | None,
     resolution: float | None,
     orders: str | None,
@@ -62,7 +60,7 @@ def answer_network(
     with progress.bar(f"Simulating {chosen.name}") as show:
         answer = check(
             chosen.network,
-            jobs=chosen.jobs,
+            jobs=chosen.arrivals,
             until=chosen.until,
             seed=seed,
             resolution=resolution,
@@ -77,7 +75,7 @@ def answer_network(
 
 
 def compare_variants(
-    chosen: "NetworkScenario",
+    chosen: "Scenario",
     axes: "Mapping[str, str | None]",
     asked: dict[str, Any],
     form: Form,
@@ -95,7 +93,7 @@ def compare_variants(
 
 
 def _compare(
-    chosen: "NetworkScenario",
+    chosen: "Scenario",
     networks: "Mapping[str, Network]",
     what: str,
     asked: dict[str, Any],
@@ -112,7 +110,7 @@ def _compare(
     progress.announce_compilation()
     with progress.bar("Simulating") as show:
         comparison = compare_networks(
-            networks, jobs=chosen.jobs, until=chosen.until, progress=show, **asked
+            networks, jobs=chosen.arrivals, until=chosen.until, progress=show, **asked
         )
     if form.figures is not None:
         from penstock.checking.charts_network import compared_latencies
@@ -122,21 +120,13 @@ def _compare(
     form.leave(any(answer.verdict != "stable" for answer in comparison.answers.values()))
 
 
-def _beside_its_own(chosen: "NetworkScenario", orders: str) -> "dict[str, Network]":
+def _beside_its_own(chosen: "Scenario", orders: str) -> "dict[str, Network]":
     """Return the network under its own order and those named, its own first."""
     from penstock.checking.variants import own_order
 
     variants = chosen_variants(chosen, {"policies": None, "routers": None, "orders": orders})
     own = {own_order(chosen.network): chosen.network}
     return own | variants | own
-
-
-def chosen_network(path: Path, document: Any, jobs: int | None) -> "NetworkScenario":
-    """Build a scenario with the command line's choices."""
-    from penstock.scenario.network import build_network
-
-    scenario = build_network(document, path.parent, path.name)
-    return scenario if jobs is None else dataclasses.replace(scenario, jobs=jobs, until=None)
 
 
 def _draw(form: Form, answer: "NetworkAnswer") -> None:

@@ -29,7 +29,7 @@ from penstock.system.orders import resolve_order
 from penstock.words import gathered
 
 if TYPE_CHECKING:
-    from penstock.scenario.network import NetworkScenario
+    from penstock.scenario.scenario import Scenario
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class NetworkComparison(Shown):
         """The network that the others are compared with; None where none has a steady state."""
         return self.rows[0].network if self.rows else None
 
-    def page(self, scenario: "NetworkScenario | None" = None, what: str = "Network") -> Page:
+    def page(self, scenario: "Scenario | None" = None, what: str = "Network") -> Page:
         """Return the comparison as a page; a scenario says how the question is called, ``what``
         how the networks are.
         """

@@ -30,7 +30,11 @@ SAME = 0.01  # share by which a certified rate may lie below the limit of all sc
 
 
 def asked_of_server(
-    name: str, workload: Workload, server: Server, hardware: str = "", policies: int = 1
+    name: str,
+    workload: Workload,
+    server: Server,
+    hardware: Mapping[str, str] | None = None,
+    policies: int = 1,
 ) -> Line:
     """Say what arrives at a server, and what serves it; of several policies, how many there are."""
     parts = [server.policy.name if policies == 1 else f"{policies} policies"]
@@ -40,7 +44,8 @@ def asked_of_server(
     if server.memory is not None:
         estimated = " (estimated)" if server.memory.estimated else ""
         parts.append(f"KV memory of {server.memory.tokens:,} tokens{estimated}")
-    on = f" {'to' if workload.has_rate else 'on'} {hardware}" if hardware else ""
+    name_of_it = (hardware or {}).get("server")
+    on = f" {'to' if workload.has_rate else 'on'} {name_of_it}" if name_of_it else ""
     return Line(name, f"{workload.pace}{on}; {', '.join(parts)}")
 
 
@@ -85,7 +90,7 @@ def first_lines(
     workload: Workload,
     server: Server,
     certificate: Certificate | None,
-    hardware: str = "",
+    hardware: Mapping[str, str] | None = None,
 ) -> list[Line]:
     """Say what arrives at a server, what to doubt of that, and what a theorem says of it."""
     # None: nothing that theory speaks of, for it has no rate.

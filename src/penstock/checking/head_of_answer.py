@@ -25,7 +25,6 @@ from penstock.checking.head import (
 )
 from penstock.checking.network_answer import NetworkAnswer
 from penstock.checking.stability import NetworkStability
-from penstock.scenario.network import NetworkScenario
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
 from penstock.simulation.run import Run
@@ -43,7 +42,7 @@ BEHIND_ALL = "every statistic with its interval"
 def head_of_server(answer: Answer, scenario: Scenario | None) -> list[Line]:
     """Return all lines of the answer for a server."""
     name, file = (scenario.name, scenario.file) if scenario else ("check", "SCENARIO")
-    hardware = scenario.hardware if scenario else ""
+    hardware = scenario.hardware if scenario else {}
     lines = first_lines(name, answer.workload, answer.server, answer.certificate, hardware)
     lines += [*_of_test(answer), *_of_targets(answer)]
     mind = _to_mind(answer)
@@ -68,7 +67,7 @@ def head_of_server(answer: Answer, scenario: Scenario | None) -> list[Line]:
 def head_of_clients(answer: ClosedAnswer, scenario: Scenario | None) -> list[Line]:
     """Return all lines of the answer for a closed loop."""
     name, file = (scenario.name, scenario.file) if scenario else ("check", "SCENARIO")
-    hardware = scenario.hardware if scenario else ""
+    hardware = scenario.hardware if scenario else {}
     lines = first_lines(name, answer.workload, answer.server, None, hardware)
     if answer.targets:
         word, said = said_of_targets(answer.targets)
@@ -98,7 +97,7 @@ def _carried(answer: ClosedAnswer) -> str:
     return f"{of.value:,.4g} requests/s{between}{near}"
 
 
-def head_of_network(answer: NetworkAnswer, scenario: NetworkScenario | None) -> list[Line]:
+def head_of_network(answer: NetworkAnswer, scenario: Scenario | None) -> list[Line]:
     """Return all lines of the answer for a network."""
     name = scenario.name if scenario else "check"
     hardware = scenario.hardware if scenario else {}

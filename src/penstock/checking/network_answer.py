@@ -29,7 +29,7 @@ from penstock.theory.network.earliest import earliest_of_jobs
 from penstock.theory.network.rules import CARRIED
 
 if TYPE_CHECKING:
-    from penstock.scenario.network import NetworkScenario
+    from penstock.scenario.scenario import Scenario
 
 MOST_JOBS = 10_000_000
 """Of a run: each keeps a row per request in memory."""
@@ -122,7 +122,7 @@ class NetworkAnswer(AnyAnswer):
         """Why there is no test, or None."""
         return None if self.stability else RECORDED
 
-    def page(self, scenario: "NetworkScenario | None" = None) -> Page:
+    def page(self, scenario: "Scenario | None" = None) -> Page:
         """Return the answer as a page; a scenario says how the question is called."""
         from penstock.checking.view_network import network_page
 

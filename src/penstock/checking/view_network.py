@@ -17,7 +17,7 @@ from penstock.checking.view import (
     theorem_and_test,
     with_interval,
 )
-from penstock.scenario.network import NetworkScenario
+from penstock.scenario.scenario import Scenario
 from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
 from penstock.simulation.run import Run
 from penstock.system.network import Network
@@ -40,7 +40,7 @@ _STATISTICS = ("mean", "p50", "p90", "p99")
 _LATENCY = {"ttft_s": "TTFT", "e2e_s": "E2E", "join_wait_s": "Wait at the join"}
 
 
-def network_page(answer: NetworkAnswer, scenario: NetworkScenario | None = None) -> Page:
+def network_page(answer: NetworkAnswer, scenario: Scenario | None = None) -> Page:
     """Show the answer for a network: verdicts first."""
     certificate = answer.certificate
     used = (

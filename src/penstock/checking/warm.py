@@ -134,7 +134,7 @@ def _check(server: dict[str, Any]) -> None:
 def _check_network() -> None:
     """Ask of a small network what `penstock check` asks."""
     from penstock.checking.answer import check
-    from penstock.scenario.network import build_network
+    from penstock.scenario.scenario import build
 
     document = {
         "network": {
@@ -151,4 +151,4 @@ def _check_network() -> None:
             },
         }
     }
-    check(build_network(document, Path(), "warm").network, jobs=200)
+    check(build(document, Path(), "warm").network, jobs=200)

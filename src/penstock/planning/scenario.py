@@ -195,7 +195,8 @@ def build_plan(
             "simulate.requests"
         )
     if seed is not None:
-        scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
+        system = (scenario.workload.with_seed(seed), scenario.server)
+        scenario = dataclasses.replace(scenario, system=system)
     # where to look, and what a deployment has to do there
     _refuse_idle_keys(wanted)
     space = _space(wanted, sections.server, scenario, kinds)

@@ -15,23 +15,18 @@ network:
 simulate: {jobs: 20000, seed: 0}
 """
 
-import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from penstock import checks
-from penstock.document import Section, Whole, parsed, read_document, short
+from penstock.document import Section, Whole, parsed, short
 from penstock.scenario.pools import PoolSection, within
-from penstock.scenario.scenario import RunSection
+from penstock.scenario.scenario import DEFAULT_ARRIVALS, RunSection, Scenario
 from penstock.scenario.workflows import WorkflowSection
 from penstock.system.network import Network
 from penstock.system.network_checks import refuse_in_vain
 from penstock.system.outages import SENT_AGAIN, Outage, checked_outages
-
-DEFAULT_JOBS = 20_000
 
 
 class NetworkSection(Section):
@@ -83,36 +78,14 @@ class _Document(Section):
     simulate: SimulateSection = SimulateSection()
 
 
-@dataclasses.dataclass(frozen=True)
-class NetworkScenario:
-    """What a scenario file of a network describes, ready to use."""
-
-    name: str  # the file's
-    network: Network  # what serves, and what visits it
-    # How much to simulate: jobs, or seconds since the first; one of them is None, both for whole
-    # recordings.
-    jobs: int | None
-    until: float | None
-    folder: Path  # where the file's own paths are looked for
-    outages: tuple[Outage, ...] = ()  # replicas that die and come back while it is simulated
-    # How the file calls what each pool runs on; empty where it has no name.
-    hardware: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
-def read_network(path: str | Path) -> NetworkScenario:
-    """Read a scenario file of a network."""
-    path = checks.path("the name of a scenario", path)
-    return build_network(read_document(path), path.parent, path.name)
-
-
-def build_network(document: Any, folder: Path, name: str = "scenario") -> NetworkScenario:
+def build_network(document: Any, folder: Path, name: str = "scenario") -> Scenario:
     """Return the scenario of a network that a parsed YAML document describes."""
     sections = parsed(document, _Document, name, "`network`")
     simulate = sections.simulate
     jobs = simulate.arrivals("jobs")
     network = sections.network.build(folder, simulate.seed)
     if jobs is None and simulate.until is None and not network.ends:
-        jobs = DEFAULT_JOBS
+        jobs = DEFAULT_ARRIVALS
     outages = []
     for index, section in enumerate(simulate.outages):
         with within(f"simulate.outages.{index}"):
@@ -120,6 +93,13 @@ def build_network(document: Any, folder: Path, name: str = "scenario") -> Networ
     with within("simulate.outages"):
         checked = checked_outages(outages, network.pools)
     hardware = {name: pool.hardware_name for name, pool in sections.network.pools.items()}
-    return NetworkScenario(
-        Path(name).stem, network, jobs, simulate.until, folder, checked, hardware
+    return Scenario(
+        name=Path(name).stem,
+        system=network,
+        arrivals=jobs,
+        until=simulate.until,
+        folder=folder,
+        file=str(folder / name),
+        hardware=hardware,
+        outages=checked,
     )

@@ -1,8 +1,9 @@
 """A scenario: one YAML file that says what arrives, what serves, and how long to look."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document
@@ -14,7 +15,11 @@ from penstock.system.server import Server
 from penstock.workload.arrivals import MOST_ARRIVALS
 from penstock.workload.workload import Workload
 
-DEFAULT_REQUESTS = 20_000
+if TYPE_CHECKING:
+    from penstock.system.network import Network
+    from penstock.system.outages import Outage
+
+DEFAULT_ARRIVALS = 20_000
 
 
 class RunSection(Section):
@@ -59,16 +64,48 @@ class Scenario:
     """What a scenario file describes, ready to use."""
 
     name: str  # the file's
-    workload: Workload
-    server: Server
-    # How much to simulate: arrivals, or seconds since the first; one of them is None.
-    requests: int | None
+    system: "Network | tuple[Workload, Server]"
+    # How much to simulate: arrivals of requests or jobs, or seconds since the first; one of them is
+    # None, both for whole recordings of a network.
+    arrivals: int | None
     until: float | None
     folder: Path  # where the file's own paths are looked for
     file: str = "scenario.yaml"  # its path, for commands that name it
-    # Where the batch times are from; None: they stand in the scenario.
+    # Where the batch times of a server are from; None: they stand in the scenario.
     measured: BatchTimeFile | None = None
-    hardware: str = ""  # how the file calls it; empty where it has none
+    # How the file calls what each pool runs on, a server under ``server``; empty: it has no name.
+    hardware: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    outages: "tuple[Outage, ...]" = ()  # replicas that die and come back while it is simulated
+
+    @property
+    def is_network(self) -> bool:
+        """Whether it describes pools and workflows."""
+        return not isinstance(self.system, tuple)
+
+    @property
+    def workload(self) -> Workload:
+        """What arrives at the server."""
+        return self._of_server[0]
+
+    @property
+    def server(self) -> Server:
+        """What serves it."""
+        return self._of_server[1]
+
+    @property
+    def _of_server(self) -> tuple[Workload, Server]:
+        if isinstance(self.system, tuple):
+            return self.system
+        raise InputError(
+            f"{self.file} describes a network, not a server; ask `penstock check {self.file}`"
+        )
+
+    @property
+    def network(self) -> "Network":
+        """The network; a workload and a server are short for one pool and one workflow."""
+        from penstock.system.network import Network
+
+        return self.system if isinstance(self.system, Network) else Network.single(*self.system)
 
 
 def read_scenario(path: str | Path) -> Scenario:
@@ -78,10 +115,15 @@ def read_scenario(path: str | Path) -> Scenario:
 
 
 def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
-    """Return the scenario that a parsed YAML document describes."""
+    """Return the scenario that a parsed YAML document describes, of a server or of a network."""
+    if describes_network(document):
+        # Imported here, as a server alone does without networks.
+        from penstock.scenario.network import build_network
+
+        return build_network(document, folder, name)
     sections = parsed(document, _Document, name, "`workload` and `server`")
     simulate = sections.simulate
-    requests = simulate.arrivals("requests")
+    arrivals = simulate.arrivals("requests")
     workload = sections.workload.build(folder, simulate.seed)
     server = sections.server.build(folder)
     notices = workload.notices
@@ -98,18 +140,17 @@ def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
         )
     notices += sections.server.notes(folder, server)
     workload = dataclasses.replace(workload, notices=notices)
-    if requests is None and simulate.until is None:
-        requests = workload.rows or DEFAULT_REQUESTS
+    if arrivals is None and simulate.until is None:
+        arrivals = workload.rows or DEFAULT_ARRIVALS
     return Scenario(
-        Path(name).stem,
-        workload,
-        server,
-        requests,
-        simulate.until,
-        folder,
-        str(folder / name),
-        sections.server.measured(folder),
-        sections.server.hardware_name,
+        name=Path(name).stem,
+        system=(workload, server),
+        arrivals=arrivals,
+        until=simulate.until,
+        folder=folder,
+        file=str(folder / name),
+        measured=sections.server.measured(folder),
+        hardware={"server": sections.server.hardware_name},
     )
 
 

@@ -16,8 +16,7 @@ from penstock.checking.answer import Answer, check
 from penstock.checking.head_of_answer import head_of_network, head_of_server, said_of_targets
 from penstock.checking.network_answer import NetworkAnswer
 from penstock.errors import InputError
-from penstock.scenario.network import DEFAULT_JOBS, NetworkScenario
-from penstock.scenario.scenario import Scenario
+from penstock.scenario.scenario import DEFAULT_ARRIVALS, Scenario
 from penstock.serving import theory
 from penstock.serving.controls import Case, Controls, Values, field_of
 from penstock.show.page import MOST_LINES, Line
@@ -150,14 +149,14 @@ def _simulated(case: Case, going: Progress) -> Part:
     of = case.scenario
     if isinstance(of, Scenario):
         answer = check(
-            of.workload, of.server, requests=of.requests, until=of.until, targets=case.targets,
+            of.workload, of.server, requests=of.arrivals, until=of.until, targets=case.targets,
             progress=going,
         )  # fmt: skip
         lines = head_of_server(answer, of)
     else:
         checked, judged = part_of(going, 0.0, _CHECK_SHARE), part_of(going, _CHECK_SHARE, 1.0)
         answer = check(
-            of.network, jobs=of.jobs, until=of.until, outages=of.outages, progress=checked
+            of.network, jobs=of.arrivals, until=of.until, outages=of.outages, progress=checked
         )
         lines = head_of_network(answer, of)
         if case.targets:
@@ -172,7 +171,7 @@ def _simulated(case: Case, going: Progress) -> Part:
     }
 
 
-def _of_targets(answer: NetworkAnswer, case: Case, of: NetworkScenario, progress: Progress) -> Line:
+def _of_targets(answer: NetworkAnswer, case: Case, of: Scenario, progress: Progress) -> Line:
     """Say whether replicas behind a router meet the targets."""
     targets = ", ".join(map(str, case.targets))
     if answer.latency_refused:
@@ -183,7 +182,7 @@ def _of_targets(answer: NetworkAnswer, case: Case, of: NetworkScenario, progress
             "undecided", f"{targets}: replicas are not judged by one run {why}.", judges=True
         )
     carried = min(1 - min(answer.stability.drift, 0.0), answer.max_load)
-    jobs, seed = of.jobs or DEFAULT_JOBS, case.workload.seed
+    jobs, seed = of.arrivals or DEFAULT_ARRIVALS, case.workload.seed
     trial = judge_of_network(of.network, case.targets, carried, jobs, seed)(1.0, progress)
     word, texts = said_of_targets([*trial.answers.values()])
     return Line(word, f"{'; '.join(texts)}.", judges=True)

@@ -18,7 +18,6 @@ from penstock import checks
 from penstock.checking.targets import Target, parsed_targets
 from penstock.document import files_named, parsed, read_document
 from penstock.errors import InputError
-from penstock.scenario.network import NetworkScenario, build_network
 from penstock.scenario.pools import PoolSection
 from penstock.scenario.scenario import Scenario, build, describes_network
 from penstock.scenario.server import HardwareSection
@@ -80,7 +79,7 @@ class Case:
     """A state of the page, ready to be answered."""
 
     text: str  # the scenario as YAML
-    scenario: Scenario | NetworkScenario
+    scenario: Scenario
     workload: Workload  # what arrives in all
     server: Server  # one of the servers
     replicas: int  # how many servers there are
@@ -89,7 +88,7 @@ class Case:
     @property
     def network(self) -> Network | None:
         """The servers behind their router; None: there is one, without a router."""
-        return self.scenario.network if isinstance(self.scenario, NetworkScenario) else None
+        return self.scenario.network if self.scenario.is_network else None
 
 
 class Controls:
@@ -177,18 +176,16 @@ class Controls:
         document = self._with(values)
         text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
         targets = parsed_targets(_listed(values.get("target", "")))
-        if not describes_network(document):
-            one = build(document, self._folder, self.file_name)
-            one = dataclasses.replace(one, name=self.name, file=self.file_name)
-            return Case(text, one, one.workload, one.server, 1, targets)
-        many = build_network(document, self._folder, self.file_name)
-        many = dataclasses.replace(many, name=self.name)
-        (pool,) = many.network.pools.values()
-        (workflow,) = many.network.workflows
+        scenario = build(document, self._folder, self.file_name)
+        scenario = dataclasses.replace(scenario, name=self.name, file=self.file_name)
+        if not scenario.is_network:
+            return Case(text, scenario, scenario.workload, scenario.server, 1, targets)
+        (pool,) = scenario.network.pools.values()
+        (workflow,) = scenario.network.workflows
         workload = workflow.arrivals
         assert isinstance(workload, Workload)
         (server, replicas), *_ = pool.servers
-        return Case(text, many, workload, server, replicas, targets)
+        return Case(text, scenario, workload, server, replicas, targets)
 
     def _own_values(self, targets: list[str] | None) -> Values:
         case = self.case({})
@@ -289,10 +286,7 @@ def _check(document: Any, folder: Path, name: str) -> None:
             f"{name} holds {checks.shown(document)}, which is no scenario, so there is nothing to "
             "show; give a YAML file with a workload and a server"
         )
-    if describes_network(document):
-        build_network(document, folder, name)
-    else:
-        build(document, folder, name)
+    build(document, folder, name)
 
 
 def _only(document: dict[str, Any], part: str) -> dict[str, Any]:

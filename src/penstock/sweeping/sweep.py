@@ -12,7 +12,7 @@ import polars as pl
 from penstock import checks
 from penstock.document import Section, Whole, files_named, parsed, read_document
 from penstock.errors import InputError
-from penstock.scenario.scenario import DEFAULT_REQUESTS, describes_network
+from penstock.scenario.scenario import DEFAULT_ARRIVALS, describes_network
 from penstock.sweeping import grid, store, workers
 from penstock.sweeping.fields import resolved
 from penstock.sweeping.grid import Point
@@ -277,7 +277,7 @@ def _chunk_size(plan: Sweep, left: int, count: int) -> int:
     """Return how many of the points left one of so many workers gets at a time."""
     simulate = plan.job.document.get("simulate")
     requests = simulate.get("requests") if isinstance(simulate, Mapping) else None
-    requests = requests if isinstance(requests, int) and requests > 0 else DEFAULT_REQUESTS
+    requests = requests if isinstance(requests, int) and requests > 0 else DEFAULT_ARRIVALS
     return max(1, min(_REQUESTS_TO_A_CHUNK // requests, left // (8 * count), _MOST_TO_A_CHUNK))
 
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from penstock.checking.doubt import end_of_server
 from penstock.document import Section, one_line
 from penstock.errors import InputError
-from penstock.scenario.scenario import DEFAULT_REQUESTS, SimulateSection
+from penstock.scenario.scenario import DEFAULT_ARRIVALS, SimulateSection
 from penstock.scenario.server import ServerSection
 from penstock.scenario.workload import WorkloadSection
 from penstock.simulation.run import Run
@@ -90,7 +90,7 @@ def _found(document: Mapping[str, Any], job: Job, seed: int) -> Row:
     server = _server(json.dumps(document.get("server", {}), default=str), job.folder)
     requests = settings.requests
     if requests is None and settings.until is None:
-        requests = workload.rows or DEFAULT_REQUESTS
+        requests = workload.rows or DEFAULT_ARRIVALS
     _refuse_endless(workload, requests, settings.until)
     certificate = certify(workload, server)
     run = simulate(workload, server, requests=requests, until=settings.until, record="summary")
