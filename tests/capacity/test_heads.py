@@ -21,7 +21,7 @@ ROUGH = {"requests": 2_000, "precision": 0.05}
 
 
 def scenario(server: ps.Server = SERVER, workload: ps.Workload = WORKLOAD) -> Scenario:
-    return Scenario("mine.yaml", workload, server, 500, None, Path())
+    return Scenario("mine.yaml", (workload, server), 500, None, Path())
 
 
 def texts(lines: list[Line]) -> dict[str, str]:
@@ -103,7 +103,7 @@ def test_where_nothing_meets_a_target_no_change_is_told_but_what_is_nearest_at_w
 
 @pytest.mark.parametrize(("rate", "word"), [(1.2, "inside"), (2.0, "outside")])
 def test_a_region_says_which_side_and_how_far(rate: float, word: str) -> None:
-    given = dataclasses.replace(scenario(), workload=WORKLOAD.with_rate(rate))
+    given = dataclasses.replace(scenario(), system=(WORKLOAD.with_rate(rate), SERVER))
     point = operating_point(given.workload, given.server)
     lines = head_of_region(point, given)
     assert lines[1] == Line(word, lines[1].text, judges=True)

@@ -1,5 +1,7 @@
 """What a replica that dies does, beside the same jobs without that."""
 
+from pathlib import Path
+
 import pytest
 
 import penstock as ps
@@ -105,12 +107,12 @@ def test_a_scenario_names_its_outages():
         },
         "simulate": {"outages": [{"pool": "chat", "replica": 1, "from": 5, "to": 8, "requests": "lost"}]},
     }
-    assert build(document, None).outages == (ps.Outage("chat", 1, 5, 8, "lost"),)
+    assert build(document, Path()).outages == (ps.Outage("chat", 1, 5, 8, "lost"),)
     document["simulate"]["outages"][0]["to"] = 4
     with pytest.raises(ps.InputError, match=r"simulate\.outages\.0: an outage ends at 4 s, but begins at 5 s"):
-        build(document, None)
+        build(document, Path())
     document["simulate"]["outages"] = [{"pool": "chat", "start": 5, "end": 8}]
     with pytest.raises(
         ps.InputError, match=r"outages\.0\.start is not a key .* known: pool, replica, from, to, requests"
     ):
-        build(document, None)
+        build(document, Path())

@@ -320,7 +320,7 @@ def test_sessions_are_read_from_beside_the_file_and_keep_their_context(tmp_path:
     assert scenario.network.prefill_means.tolist() == pytest.approx([(100 + 180 - 64 + 50) / 3])
     endless = {"sessions": {"trace": "sessions.csv", "rate": 0.5, "most_requests": 1}, "pool": "p"}
     drawn = made(workflow=endless, folder=tmp_path)
-    assert drawn.jobs == 20_000
+    assert drawn.arrivals == 20_000
     assert drawn.network.model().external.tolist() == [0.5]
     assert drawn.network.jobs(50).requests == 50
 
@@ -332,7 +332,7 @@ def test_retention_and_length_of_the_run_are_read() -> None:
     assert (scenario.name, scenario.arrivals, scenario.until) == ("talk", None, 500)
     assert scenario.network.retention_s == 60
     assert workflow(scenario).arrivals.seed == 3
-    assert build(document | {"simulate": {"jobs": 1e3}}, Path()).jobs == 1000
+    assert build(document | {"simulate": {"jobs": 1e3}}, Path()).arrivals == 1000
 
 
 def test_a_join_that_may_be_forgotten_is_among_the_warnings_of_the_answer() -> None:
@@ -350,7 +350,15 @@ def test_a_scenario_of_a_network_is_known_by_its_first_key() -> None:
 
 def test_a_scenario_for_one_server_is_told_from_one_of_a_network() -> None:
     with pytest.raises(ps.InputError, match="workload is not a key of a scenario"):
-        build({"workload": {}, "server": {}}, Path())
+        build({"workload": {}, "network": {}}, Path())
+    with pytest.raises(ps.InputError, match="describes a network, not a server"):
+        _ = made().server
+
+
+def test_a_scenario_of_a_server_is_one_of_a_network_of_one_pool() -> None:
+    workload = {"poisson": {"rate": 1, "prompt": 100, "output": 10}}
+    scenario = build({"workload": workload, "server": SERVER}, Path())
+    assert ps.certify(scenario.network).max_load == pytest.approx(ps.certify(*scenario.system).max_rate)
 
 
 POOLS = "{p: {hardware: codellama-34b-a100-tp1, token_budget: 512}}"
@@ -378,7 +386,7 @@ REQUESTS = "{poisson: {rate: 1, prompt: 9, output: 5}}"
 CALLED = "pool: p, prompt: 9, output: 5"
 REUSING = f"{{w: {{arrivals: {{poisson: 2}}, context: reuse, stages: {{a: {{{CALLED}, then: b}}, b: {{{CALLED}}}}}}}}}"
 BAD = {
-    "nothing": ("", "holds nothing, but a scenario is a mapping with `network`"),
+    "nothing": ("", "holds nothing, but a scenario is a mapping with `workload` and `server`, or `network`"),
     "a misspelt network": ("netwrk: {}", "netwrk is not a key of a scenario; did you mean 'network'"),
     "no pools": ("network: {workflows: {}}", "network.pools is missing"),
     "pools in a list": (said(pools="[p]"), "network.pools must be a mapping of keys, not ['p']"),

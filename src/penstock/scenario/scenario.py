@@ -58,6 +58,11 @@ class _Document(Section):
     plan: Any = None  # what `penstock plan` looks for, and
     sweep: Any = None  # what `penstock sweep` varies: each reads its own
 
+    @classmethod
+    def known_keys(cls) -> list[str]:
+        """Return the keys of a scenario, that of networks too."""
+        return [*super().known_keys(), "network"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
@@ -121,7 +126,7 @@ def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
         from penstock.scenario.network import build_network
 
         return build_network(document, folder, name)
-    sections = parsed(document, _Document, name, "`workload` and `server`")
+    sections = parsed(document, _Document, name, "`workload` and `server`, or `network`")
     simulate = sections.simulate
     arrivals = simulate.arrivals("requests")
     workload = sections.workload.build(folder, simulate.seed)

@@ -147,7 +147,7 @@ def _simulated(case: Case, going: Progress) -> Part:
     """Return what `penstock check` says."""
     answer: Answer | NetworkAnswer
     of = case.scenario
-    if isinstance(of, Scenario):
+    if not of.is_network:
         answer = check(
             of.workload, of.server, requests=of.arrivals, until=of.until, targets=case.targets,
             progress=going,

@@ -5,7 +5,6 @@ from typing import Any
 
 from penstock.checking.enough_requests import estimate_latency
 from penstock.checking.head import first_lines, first_lines_of_network
-from penstock.scenario.scenario import Scenario
 from penstock.serving.controls import Case
 from penstock.show.page import Line, tone
 from penstock.system.prefix_cache import as_serving
@@ -25,7 +24,7 @@ def theory(case: Case) -> dict[str, Any]:
     """Return the first lines of the answer, certificate, load, and the region with what arrives."""
     # Of a network, region and load are those of all replicas together.
     server, workload, of = case.server, case.workload, case.scenario
-    if isinstance(of, Scenario):
+    if not of.is_network:
         certificate = certify(workload, server)
         rho, most, said = certificate.rho, certificate.max_rate, certificate.as_dict()
         lines = first_lines(of.name, workload, server, certificate, of.hardware)
