@@ -15,7 +15,7 @@ from penstock.show.page import MOST_LINES
 from penstock.words import duration
 
 SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512)
-GIVEN = Scenario("mine", ps.Workload.poisson(1.2, 1_964, 28), SERVER, 2_000, None, Path())
+GIVEN = Scenario("mine", (ps.Workload.poisson(1.2, 1_964, 28), SERVER), 2_000, None, Path())
 
 
 @pytest.fixture(scope="module")

@@ -200,7 +200,7 @@ def test_a_run_without_gaps_has_a_report() -> None:
 
 def scenario(limit: int | None, rate: float = 12.0) -> Scenario:
     workload = ps.Workload.poisson(rate, prompt=129, output=112)
-    return Scenario("cluster.yaml", workload, dataclasses.replace(SERVER, max_batch_size=limit), 500, None, Path())
+    return Scenario("cluster.yaml", (workload, dataclasses.replace(SERVER, max_batch_size=limit)), 500, None, Path())
 
 
 def asked(given: Scenario, policies: list[str], *targets: str) -> dict[str, answer.Answer]:
