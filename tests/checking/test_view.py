@@ -208,7 +208,7 @@ def asked(given: Scenario, policies: list[str], *targets: str) -> dict[str, answ
         name: answer.check(
             given.workload,
             given.server.with_policy(name),
-            requests=given.requests,
+            requests=given.arrivals,
             targets=[Target.parse(target) for target in targets],
             resolution=0.05,
         )
