@@ -325,8 +325,9 @@ def _proof(
     if fills or rules.load is None or cyclic or rules.order != "fcfs":
         carried = _carried(model, s, most_offered, rules) if fills else None
         return PoolProof(asked, carried or None)
-    # Memory holds all that may run, so batches are as without a limit.
-    server = dataclasses.replace(rules.load.server, memory=None, gpu=None)
+    server = rules.load.server
+    if server.memory is not None:  # it holds all that may run, so batches are as without a limit
+        server = dataclasses.replace(server, memory=None, gpu=None)
     backlog = drift(rules.load.work.lengths, server)
     drains = conditions.every_batch_drains(rules.load, backlog)
     if drains.held:
