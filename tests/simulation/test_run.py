@@ -112,3 +112,22 @@ def test_a_fold_keeps_the_leading_digits_of_spans_of_any_length_and_their_exact_
     kept = np.repeat(folded.values, folded.counts).tolist()
     for value, exact in zip(kept, sorted(length), strict=True):
         assert abs(value - exact) <= exact >> LEADING_BITS
+
+
+@pytest.mark.parametrize("policy", ["sarathi", "vllm"])
+def test_a_run_of_a_server_has_the_tables_of_its_network_of_one(policy: str) -> None:
+    """In either loop; priorities and arrivals are those of the workload."""
+    rng = np.random.default_rng(3)
+    arrival_s, priority = np.sort(rng.uniform(0, 100, 200)), rng.integers(0, 2, 200)
+    workload = ps.Workload.from_arrays(arrival_s, rng.integers(1, 900, 200), rng.integers(1, 60, 200), priority)
+    server = ps.Server(
+        ps.Affine(c=0.02, a=1e-4), 512, 16, policy=policy, order="priority" if policy == "vllm" else "fcfs"
+    )
+    alone, network = ps.simulate(workload, server), ps.simulate(ps.Network.single(workload, server))
+    assert alone.rows is not None
+    np.testing.assert_array_equal(alone.rows.jobs.arrival_s, workload.requests(200).arrival_s)
+    for table in ("jobs", "series"):
+        assert getattr(alone, table).equals(getattr(network, table))
+    for table in ("stages", "priorities", "replicas", "workflows"):
+        assert getattr(alone, table)().equals(getattr(network, table)()), table
+    assert alone.priorities()["priority"].unique().to_list() == [0, 1]

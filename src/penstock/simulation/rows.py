@@ -1,8 +1,7 @@
 """What a run keeps, in columns: of requests, of jobs, of replicas."""
 
 import dataclasses
-import functools
-from typing import TYPE_CHECKING, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
 import numpy as np
 
@@ -37,18 +36,25 @@ class Rows(Columns):
     # was sent again all but its arrival is of its last try. None where no replica dies.
     tries: Ints | None = None
     lost: Bools | None = None
-    of_jobs: "Jobs | None" = None  # None: each request is a job of its own
+    of_jobs: "Jobs | None" = None  # at a server each request is one
 
-    @functools.cached_property
+    @property
     def jobs(self) -> "Jobs":
         """The jobs that the requests are of."""
-        from penstock.workload.jobs import Jobs
-        from penstock.workload.workload import Requests
+        if self.of_jobs is None:
+            raise InputError(
+                "of some requests of several jobs, or of one replica, the jobs are not known; look "
+                "at the rows of the whole run"
+            )
+        return self.of_jobs
 
-        if self.of_jobs is not None:
-            return self.of_jobs
-        columns = (self.arrival.astype(float), self.prompt_tokens, self.output_tokens)
-        return Jobs.of_requests(Requests(*columns))  # type: ignore[arg-type]
+    def where(self, chosen: Any) -> Self:
+        """Return some of the requests; without jobs, where these have several requests each."""
+        rows = Columns.where(dataclasses.replace(self, of_jobs=None), chosen)
+        jobs = self.of_jobs
+        if jobs is None or jobs.requests > jobs.count:
+            return rows
+        return dataclasses.replace(rows, of_jobs=jobs.taken(np.arange(jobs.count)[chosen]))
 
     @property
     def found(self) -> Ints32:

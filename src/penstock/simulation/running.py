@@ -112,10 +112,9 @@ class Running:
             finished = int((ends.finish >= 0).sum())
         if self.whole:
             rows = Rows.joined(self.rows)
-            if rows.of_jobs is not None:
-                jobs = rows.of_jobs.first(arrived)  # others came too late
-                rows = dataclasses.replace(rows, of_jobs=None).where(slice(jobs.requests))
-                rows = dataclasses.replace(rows, of_jobs=jobs)
+            if not of_server and rows.jobs.count > arrived:  # some came too late
+                jobs = rows.jobs.first(arrived)
+                rows = dataclasses.replace(rows.where(slice(jobs.requests)), of_jobs=jobs)
         mixes, mix_ticks = compositions(session.world) if of_server else ((_NONE, _NONE), _NONE)
         batch_rows, allocation_rows = session.recorded()
         sections = itertools.pairwise([Distribution.of(_NONE), *self.gaps])

@@ -191,7 +191,7 @@ class EngineSession(OneServer, NetworkSession):
     def fold(self, everything: bool) -> tuple[Rows, None]:
         """Drop the requests at the front that are done, or all, and return what became of them."""
         rows, _ = NetworkSession.fold(self, everything)
-        return dataclasses.replace(rows, cached=None, replica=None, of_jobs=None), None
+        return dataclasses.replace(rows, cached=None, replica=None), None
 
     def with_left_out(self, run: Run) -> Run:
         """Put requests that were left out back at their places, without times."""
@@ -203,10 +203,10 @@ class EngineSession(OneServer, NetworkSession):
             return run
         out = Requests.joined([requests for _, requests in self.left_out])
         never = np.full(numbers.size, -1, np.int64)
+        jobs = Jobs.of_requests(out)
         filling = Rows(
-            arrivals_in_ticks(out.arrival_s, self.tick_s),
-            out.prompt_tokens.astype(np.int32), out.output_tokens.astype(np.int32),
-            never, never, np.zeros(numbers.size, np.int64), np.ones(numbers.size, bool),
+            arrivals_in_ticks(out.arrival_s, self.tick_s), jobs.prompt, jobs.output, never, never,
+            np.zeros(numbers.size, np.int64), np.ones(numbers.size, bool), of_jobs=jobs,
         )  # fmt: skip
         served = dataclasses.replace(run.rows, dropped=np.zeros(run.rows.finish.size, bool))
         rows = Rows.joined([served, filling])

@@ -107,11 +107,6 @@ class Jobs:
         """Return the first ``count`` of them, or all if there are fewer."""
         return self.span(0, min(count, self.count))
 
-    def without_requests(self) -> "Jobs":
-        """Return them with none of their requests, where only how many there are matters."""
-        columns = self._columns(slice(0))
-        return Jobs(self.arrival_s, self.workflow, np.zeros(self.count + 1, np.int64), **columns)
-
     def taken(self, chosen: Ints) -> "Jobs":
         """Return the jobs of these numbers, in this order."""
         counts = np.diff(self.first_request)[chosen]
