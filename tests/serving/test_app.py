@@ -268,7 +268,7 @@ def test_nothing_outside_the_folder_of_the_page_is_read(client: TestClient) -> N
         (["x.yaml", "--rate", "3"], "--rate goes with --model, and x.yaml says it; leave it out"),
         (["x.yaml", "--model", "Qwen3-8B"], "--model is given beside x.yaml"),
         (["--model", "Qwen3-8B", "--rate", "3"], "--gpus is missing; name the GPU of --model"),
-        (["--model", "Qwen3-8B", "--gpus", "l40s", "--rate", "3"], "--prompt and --output of the load is missing"),
+        (["--model", "Qwen3-8B", "--gpus", "l40s", "--rate", "3"], "the load lacks --prompt and --output; give"),
         (["--model", "Qwen3-8B", "--gpus", "l40s,l4", "--rate", "3"], "--gpus names 2, but a page begins with one"),
         (["--model", "Qwen3-8B", "--gpus", "l40", "--rate", "0", "--prompt", "9", "--output", "9"], "rate is 0"),
     ],

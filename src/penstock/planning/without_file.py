@@ -103,8 +103,8 @@ def workload_of(options: Mapping[str, Any]) -> dict[str, Any]:
         return {"trace": _found(given["trace"]), **at}
     if lacking := [f"--{name}" for name in ("rate", "prompt", "output") if name not in given]:
         raise InputError(
-            f"{' and '.join(lacking)} of the load is missing; give --rate (requests/s), --prompt "
-            "and --output (tokens), or --trace FILE"
+            f"the load lacks {' and '.join(lacking)}; give --rate (requests/s), --prompt and "
+            "--output (tokens), or --trace FILE"
         )
     return {"poisson": {name: given[name] for name in ("rate", "prompt", "output")}}
 

@@ -146,7 +146,9 @@ class Form:
             return
         from penstock.show.terminal import print_page
 
-        depth: Depth = "all" if self.everything else "why" if self.why else "head"
+        depth: Depth = "why" if self.why else "head"
+        if self.everything:
+            depth = "all"
         print_page(page, depth=depth, begun=self.begun)
 
     def leave(self, is_no: bool) -> None:

@@ -138,9 +138,10 @@ def _diagnosed(load: Load, flat: bool) -> Diagnosed:
 
 def _verdict(load: Load, flat: bool) -> str:
     short = _short(load)
+    if load.closed and short:
+        return "too short"
     if load.closed:
-        queued = flat or _kept_waiting(load)
-        return "too short" if short else "saturated" if queued else "closed"
+        return "saturated" if flat or _kept_waiting(load) else "closed"
     if load.under_way >= _AT_LIMIT * (load.clients or math.inf) and (
         load.sent_per_s < _LESS * load.row["rate"]
     ):
