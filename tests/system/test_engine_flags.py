@@ -11,7 +11,7 @@ import yaml
 import penstock as ps
 from penstock.scenario.scenario import build
 from penstock.scenario.server import GpuSection, HardwareSection, MemorySection, ServerSection
-from penstock.system.engine import explained
+from penstock.system.engine import Engine, explained, kinds
 from penstock.system.engine_flags import _GIVEN, _NOT_MODELLED
 from penstock.system.engines import ENGINES
 
@@ -151,3 +151,11 @@ def test_a_slip_of_the_pen_is_not_taken_for_a_flag(section: type[ServerSection])
 def test_a_value_in_place_of_a_section_is_answered_with_its_keys() -> None:
     said = refusal({"gpu": 80})
     assert said.startswith("server.gpu must be a mapping of keys (memory_gib, a100, offline, model, tensor_parallel, ")
+
+
+def test_a_scheduler_that_somebody_derives_from_an_engine_is_in_no_hint() -> None:
+    kind = type(ENGINES["vllm"])
+    derived = type("Derived", (kind,), {"name": "derived"})
+    beside = type("Beside", (Engine,), {"name": "beside"})
+    assert {derived, beside}.isdisjoint(kinds())
+    assert kinds() == [type(engine) for engine in ENGINES.values()]

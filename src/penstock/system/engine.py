@@ -150,12 +150,19 @@ class Engine(Checked, Scheduler):
             )
 
 
+def kinds() -> list[type[Engine]]:
+    """Return the engines of `penstock.system.engines`, those that are used the most first."""
+    own = f"{__package__}.engines."
+    known = [kind for kind in Engine.__subclasses__() if kind.__module__.startswith(own)]
+    return sorted(known, key=lambda kind: kind.place)
+
+
 def explained(flag: str) -> str | None:
     """Say what a flag of an engine is here, or why it is nothing; None: it is no such flag."""
     name = plain(flag).removeprefix("no_")
     said = [
         f"`policy: {engine.name}, policy_params: {{{key}: ...}}`"
-        for engine in Engine.__subclasses__()
+        for engine in kinds()
         for key, setting in engine.known().items()
         if name and name in (key, setting.alias)
     ]

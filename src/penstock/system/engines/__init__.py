@@ -11,15 +11,12 @@ from typing import NamedTuple
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.system.engine import Engine
+from penstock.system.engine import Engine, kinds
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
-_OWN = [kind for kind in Engine.__subclasses__() if kind.__module__.startswith(f"{__name__}.")]
 
-ENGINES: dict[str, Engine] = {
-    kind.name: kind() for kind in sorted(_OWN, key=lambda kind: kind.place)
-}
+ENGINES: dict[str, Engine] = {kind.name: kind() for kind in kinds()}
 """The schedulers of engines that have a name."""
 
 
