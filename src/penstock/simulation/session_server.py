@@ -31,7 +31,6 @@ from penstock.simulation.session_world import (
 from penstock.simulation.ticks import arrivals_in_ticks, check_costs, terms_of
 from penstock.system.server import Server
 from penstock.words import counted
-from penstock.workload.jobs import Jobs
 from penstock.workload.prefixes import Prefixes
 from penstock.workload.workload import Requests
 
@@ -204,7 +203,7 @@ class Session(OneServer):
         self.world = new_arrays(self.world, room)
         self.line = self.world.state[0]
         self._line = views(self.world.state, *OF_A_LINE, "head", "started")
-        self.jobs: list[Jobs] = []  # those that came, where requests are recorded
+        self.requests: list[Requests] = []  # that came, where they are recorded
         self._records_requests = record != "summary"
 
     @property
@@ -231,7 +230,7 @@ class Session(OneServer):
     def add(self, requests: Requests) -> None:
         """Let these requests arrive after those known so far."""
         if self._records_requests:
-            self.jobs.append(Jobs.of_requests(requests))
+            self.requests.append(requests)
         # Linked anew where the longest output asks for a larger ring of due epochs.
         never = np.full(requests.arrival_s.size, -1, np.int64)
         columns = (
@@ -301,8 +300,8 @@ class Session(OneServer):
         rows = Rows(*(getattr(world, name)[:count] for name in self.of_requests))
         if not everything:
             self._forget(count)
-        elif self.jobs:
-            rows = dataclasses.replace(rows, of_jobs=Jobs.joined(self.jobs))
+        elif self.requests:
+            rows = dataclasses.replace(rows, of_jobs=Requests.joined(self.requests))
         return rows, None
 
     def _forget(self, count: int) -> None:

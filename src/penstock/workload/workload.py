@@ -51,7 +51,9 @@ class Requests(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence["Requests"]) -> "Requests":
-        """Put blocks after one another."""
+        """Put blocks after one another; one alone is not copied."""
+        if len(parts) == 1:
+            return parts[0]
         columns = zip(*parts, strict=True)
         return cls(*(None if one[0] is None else np.concatenate(one) for one in columns))  # type: ignore[arg-type]
 
