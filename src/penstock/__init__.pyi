@@ -10,7 +10,7 @@ from .checking.comparison import NetworkComparison, compare_networks, compare_or
 from .checking.enough_requests import estimate, estimate_latency
 from .checking.latency import SteadyState, steady_state
 from .checking.network_answer import NetworkAnswer
-from .checking.stability import NetworkStability, Stability
+from .checking.stability import Stability
 from .checking.targets import Target
 from .checking.verdict import verdict
 from .errors import InputError
@@ -95,7 +95,6 @@ __all__ = [
     "Network",
     "NetworkAnswer",
     "NetworkComparison",
-    "NetworkStability",
     "Order",
     "Outage",
     "PiecewiseConstant",

@@ -119,7 +119,7 @@ def highest_rate(kind: str) -> float:
     return (found.rate + found.above) / 2
 
 
-def figures(kind: str, rate: float, seed: int, stability: ps.Stability | ps.NetworkStability) -> dict[str, Estimate]:
+def figures(kind: str, rate: float, seed: int, stability: ps.Stability) -> dict[str, Estimate]:
     """Return mean and p99 of the latencies that `check` answers with."""
     system = studied(kind, rate, seed)
     if isinstance(system, ps.Network):

@@ -352,11 +352,11 @@ def test_a_graph_is_written_with_all_its_words(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def stability() -> flood_test.NetworkStability:
+def stability() -> flood_test.Stability:
     return verdict(chain(), resolution=0.3)
 
 
-def test_every_flood_is_a_line_between_the_barriers_of_the_test(stability: flood_test.NetworkStability) -> None:
+def test_every_flood_is_a_line_between_the_barriers_of_the_test(stability: flood_test.Stability) -> None:
     drawn = layers(flood_paths(stability))
     (lines,) = [layer for layer in drawn if layer["mark"]["type"] == "line"]
     assert [f.stage for f in stability.floods] == lines["encoding"]["color"]["scale"]["domain"]
@@ -393,7 +393,7 @@ def test_queues_are_drawn_by_pool_with_the_requests_of_the_run() -> None:
     assert queues["time_s"].max() <= run.last_arrival * run.tick_s
 
 
-def test_figures_of_networks_are_written(stability: flood_test.NetworkStability, tmp_path: Path) -> None:
+def test_figures_of_networks_are_written(stability: flood_test.Stability, tmp_path: Path) -> None:
     run = simulate(chain(), jobs=200, seed=1)
     drawings = {
         "floods": flood_paths(stability),
@@ -424,7 +424,7 @@ def test_networks_of_any_size_can_be_drawn() -> None:
 def test_many_floods_are_thinned_to_what_a_chart_holds() -> None:
     looks = np.column_stack([np.linspace(0, 9, 500), np.linspace(1, 0.4, 500)])
     floods = [flood_test.Flood(f"w.s{i}", "stable", 1, 1, 0.4, 1.0, 8.0, looks) for i in range(30)]
-    drawn = layers(flood_paths(flood_test.NetworkStability("stable", 0.02, tuple(floods))))
+    drawn = layers(flood_paths(flood_test.Stability("stable", 0.02, floods=tuple(floods))))
     (lines,) = [layer for layer in drawn if layer["mark"]["type"] == "line"]
     for flood in floods:
         own = [row for row in lines["rows"] if row["stage"] == flood.stage]

@@ -5,7 +5,7 @@ every rate; of a server in requests/s, of a network in times its load.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from penstock import checks
 from penstock.capacity.target_rate import (
@@ -18,7 +18,7 @@ from penstock.capacity.target_rate import (
 )
 from penstock.checking.answer import RunAsked
 from penstock.checking.network_answer import MOST_JOBS
-from penstock.checking.stability import RECORDED, NetworkStability, Stability
+from penstock.checking.stability import RECORDED, Stability
 from penstock.checking.targets import Target, parsed_targets, refuse_gaps_of_one_token
 from penstock.checking.verdict import verdict
 from penstock.errors import InputError
@@ -42,14 +42,11 @@ _STABLE_SHARE = 0.2  # of the work, where there are targets
 _GUIDED = 6  # trials that go by the drift of those before; then halves are taken
 
 
-Test = TypeVar("Test", Stability, NetworkStability)
-
-
-class Trial(NamedTuple, Generic[Test]):
+class Trial(NamedTuple):
     """A rate that was tried, requests/s, or a load, and what was found."""
 
     rate: float
-    stability: Test
+    stability: Stability
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,7 +76,7 @@ class MaxRate:
     above: float
     known: str
     certificate: Certificate = dataclasses.field(repr=False)
-    trials: tuple[Trial[Stability], ...] = dataclasses.field(repr=False)
+    trials: tuple[Trial, ...] = dataclasses.field(repr=False)
     targets: TargetRate | None = None
     ends: Ends["MaxRate"] | None = dataclasses.field(default=None, repr=False)
 
@@ -137,7 +134,7 @@ class MaxLoad:
     # No policy is stable above it, even if requests find all of their prompts that they may.
     bound: float
     certificate: Certificate = dataclasses.field(repr=False)  # of the network as it is
-    trials: tuple[Trial[NetworkStability], ...] = dataclasses.field(repr=False)  # in order
+    trials: tuple[Trial, ...] = dataclasses.field(repr=False)  # in order
     targets: TargetRate | None = None  # with the middle batch times
     # The same at the slow and the fast end of the batch times.
     ends: Ends["MaxLoad"] | None = dataclasses.field(default=None, repr=False)
@@ -194,7 +191,7 @@ def _ends_as_dict(ends: Ends[Any] | None, name: str) -> dict[str, Any] | None:
 Found = TypeVar("Found", MaxRate, MaxLoad)
 
 
-def _trials_as_dicts(trials: Sequence[Trial[Any]], unit: str = "rate") -> list[dict[str, Any]]:
+def _trials_as_dicts(trials: Sequence[Trial], unit: str = "rate") -> list[dict[str, Any]]:
     """Return the JSON form of what was tried."""
     return [
         {
@@ -359,7 +356,7 @@ def _max_rate(
     bound, certified = certificate.max_rate, certificate.certified_rate or 0.0  # but for rounding
     low = 0.0 if certificate.trusted else certified
     high = bound
-    trials: tuple[Trial[Stability], ...] = ()
+    trials: tuple[Trial, ...] = ()
     if low * (1 + precision) < bound:
         low, high, trials = _searched(judge, low, bound, precision, progress)
     if not low:
@@ -386,7 +383,7 @@ def _max_load(
     if certificate.virtual_station is not None:
         high = min(high, max(certificate.virtual_station.max_load, low))
     load = low
-    trials: tuple[Trial[NetworkStability], ...] = ()
+    trials: tuple[Trial, ...] = ()
     if low * (1 + precision) < high:
         load, high, trials = _tested(network, low, high, precision, seed, progress)
     known = SIMULATION
@@ -402,14 +399,14 @@ def _tested(
     precision: float,
     seed: int,
     progress: Progress | None,
-) -> tuple[float, float, tuple[Trial[NetworkStability], ...]]:
+) -> tuple[float, float, tuple[Trial, ...]]:
     """Search between a load stable by theorem, if there is one, and the least that is not."""
     from penstock.checking.flood_test import flood_test
 
     if network.ends:
         raise InputError(RECORDED)
 
-    def judge(load: float, part: Progress) -> NetworkStability:
+    def judge(load: float, part: Progress) -> Stability:
         return flood_test(network.with_load(load), precision / 2, seed, None, part, tries=1)
 
     low, high, trials = _searched(judge, low, high, precision, progress)
@@ -430,17 +427,17 @@ def _checked_precision(precision: float | None, default: float) -> float:
 
 
 def _searched(
-    judge: Callable[[float, Progress], Test],
+    judge: Callable[[float, Progress], Stability],
     low: float,
     high: float,
     precision: float,
     progress: Progress | None,
-) -> tuple[float, float, tuple[Trial[Test], ...]]:
+) -> tuple[float, float, tuple[Trial, ...]]:
     """Return the highest rate that is stable, the lowest above it that is not, and all tried."""
     # ``low`` 0 and ``high`` infinity are not known. A relative distance of ``precision`` is left; 0
     # is returned where nothing far below is stable.
     report = part_of(progress, 0.0, 1.0)
-    trials: list[Trial[Test]] = []
+    trials: list[Trial] = []
     rate = high / (1 + precision) if high < math.inf else max(low, 1.0)
     while (low == 0 or high > low * (1 + precision) * (1 + 1e-9)) and len(trials) <= _HALVINGS:
         done = len(trials)
@@ -451,7 +448,7 @@ def _searched(
     return low, high, tuple(trials)
 
 
-def _next(low: float, high: float, trials: Sequence[Trial[Test]], precision: float) -> float:
+def _next(low: float, high: float, trials: Sequence[Trial], precision: float) -> float:
     """Return the rate to try: where drift would be 0, on the unknown side; else the middle."""
     rate, found = trials[-1]
     guess = rate * (1 - found.drift)  # so much was served

@@ -42,7 +42,6 @@ from penstock.workload.workload import ClosedLoop, Workload
 if TYPE_CHECKING:
     from penstock.checking.closed_loop import ClosedAnswer
     from penstock.checking.network_answer import NetworkAnswer
-    from penstock.checking.stability import NetworkStability
     from penstock.scenario.scenario import Scenario
     from penstock.system.network import Network
     from penstock.theory.operating_point import OperatingPoint
@@ -259,7 +258,7 @@ def check(
     resolution: float | None = None,
     progress: Progress | None = None,
     outages: Sequence[Outage] = (),
-    stability: "NetworkStability | None" = None,
+    stability: Stability | None = None,
     certified: Callable[[Certificate], object] | None = None,
 ) -> "NetworkAnswer": ...
 def check(
@@ -277,7 +276,7 @@ def check(
     estimate_memory: bool = True,
     progress: Progress | None = None,
     outages: Sequence[Outage] = (),
-    stability: "Stability | NetworkStability | None" = None,
+    stability: Stability | None = None,
     certified: Callable[[Any], object] | None = None,
 ) -> "Answer | ClosedAnswer | NetworkAnswer":
     """Certify a system, test it, simulate it, and refuse the latency of a steady state that it has
@@ -337,7 +336,7 @@ def check(
         certificate = certify(workload, server)
         if certified is not None:
             certified(certificate)
-        if not isinstance(stability, Stability):
+        if stability is None:
             tested = part_of(progress, 0.0, _TEST_SHARE)
             stability = verdict(workload, server, alpha, resolution, workload.seed, progress=tested)
         simulated = part_of(progress, _TEST_SHARE, 1.0)
@@ -352,9 +351,8 @@ def check(
     )
     from penstock.checking.network_answer import of_network
 
-    of_floods = None if isinstance(stability, Stability) else stability
     return of_network(
-        network, jobs, until, seed, resolution, progress, outages, of_floods, certified
+        network, jobs, until, seed, resolution, progress, outages, stability, certified
     )
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from penstock.checking.doubt import Doubt
     from penstock.checking.latency import SteadyState
     from penstock.checking.latency_network import NetworkSteadyState
-    from penstock.checking.stability import NetworkStability, Stability
+    from penstock.checking.stability import Stability
     from penstock.theory.certificate import Certificate
 
 
@@ -31,7 +31,7 @@ class AnyAnswer(Shown):
     """
 
     certificate: "Certificate"
-    stability: "Stability | NetworkStability | None"
+    stability: "Stability | None"
     latency: "SteadyState | NetworkSteadyState | None"
     warnings: tuple[str, ...]
     calibration: "Doubt | None"
@@ -63,7 +63,7 @@ class AnyAnswer(Shown):
         return not self.calibration.holds(self._deciding.verdict)
 
     @property
-    def _deciding(self) -> "Certificate | Stability | NetworkStability":
+    def _deciding(self) -> "Certificate | Stability":
         if self.certificate.verdict == "unknown" and self.stability is not None:
             return self.stability
         return self.certificate
@@ -101,7 +101,7 @@ class AnyAnswer(Shown):
 
 def no_steady_state(
     certificate: "Certificate",
-    stability: "Stability | NetworkStability | None",
+    stability: "Stability | None",
 ) -> str | None:
     """Return why the latency of a steady state is refused, or None."""
     if certificate.verdict in ("unstable", "critical"):
@@ -114,7 +114,7 @@ def no_steady_state(
 
 def latency_warnings(
     certificate: "Certificate",
-    stability: "Stability | NetworkStability | None",
+    stability: "Stability | None",
     latency: "SteadyState | NetworkSteadyState | None",
 ) -> list[str]:
     """Say what is in doubt of a latency."""

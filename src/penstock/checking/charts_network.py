@@ -12,7 +12,7 @@ from penstock.checking.comparison import NetworkComparison
 from penstock.checking.flood_test import FALLEN
 from penstock.checking.graph import network_graph as network_graph
 from penstock.checking.graph_layout import pool_of_stage
-from penstock.checking.stability import NetworkStability
+from penstock.checking.stability import Stability
 from penstock.show.charts import GRID, SHORT, line_channels
 from penstock.simulation.run import Run
 from penstock.words import METRICS
@@ -27,7 +27,7 @@ def _line_channels(column: str, names: Sequence[str], title: str) -> dict[str, A
     return line_channels(column, names, legend)
 
 
-def flood_paths(stability: NetworkStability) -> alt.LayerChart:
+def flood_paths(stability: Stability) -> alt.LayerChart:
     """Work over that at the start, by time, a line per flooded stage, between the barriers."""
     names = [flood.name for flood in stability.floods]
     rose = [flood.barrier for flood in stability.floods if flood.outcome == "unstable"]

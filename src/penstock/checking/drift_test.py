@@ -95,7 +95,7 @@ def drift_test(
     outcome, watches = up_to_unstable(
         [functools.partial(test.watch, start) for start in starts], progress
     )
-    return Stability(outcome, alpha, resolution, watches)
+    return Stability(outcome, resolution, watches, alpha=alpha)
 
 
 @dataclasses.dataclass(frozen=True)

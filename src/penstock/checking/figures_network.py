@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.checking.comparison import NetworkComparison
 from penstock.checking.graph_layout import network_ways, pool_cycles, pool_of_stage
-from penstock.checking.stability import NetworkStability
+from penstock.checking.stability import Stability
 from penstock.show.page import Figure, Table
 from penstock.simulation.run import Run
 from penstock.system.network import Network
@@ -78,7 +78,7 @@ def _then_in_words(fork: bool, targets: dict[str, float]) -> str:
     return ", ".join(said + ([f"end {ends:.3g}"] if 1e-9 < ends < 1 else [])) or "end"
 
 
-def flood_figure(stability: NetworkStability) -> Figure:
+def flood_figure(stability: Stability) -> Figure:
     """Draw how the work went after each flood."""
     from penstock.checking import charts_network
 

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from penstock.checking.stability import Flood, NetworkStability
+from penstock.checking.stability import Flood, Stability
 from penstock.checking.verdict import Outcome, up_to_unstable
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints
@@ -76,7 +76,7 @@ def flood_test(
     progress: Progress,
     *,
     tries: int = _TRIES,
-) -> NetworkStability:
+) -> Stability:
     """Flood each stage of a network in turn: see `penstock.verdict`."""
     # With one of ``tries`` a load near its limit whose work stays level is left undecided, in a
     # fraction of the time that larger floods take.
@@ -101,7 +101,7 @@ def flood_test(
         if _decodes_may_starve(network, stage)
     ]
     outcome, seen = up_to_unstable(floods, progress)
-    return NetworkStability(outcome, resolution, seen)
+    return Stability(outcome, resolution, floods=seen)
 
 
 def _decodes_may_starve(network: Network, stage: int) -> bool:

@@ -24,7 +24,6 @@ from penstock.checking.head import (
     share_of,
 )
 from penstock.checking.network_answer import NetworkAnswer
-from penstock.checking.stability import NetworkStability
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
 from penstock.simulation.run import Run
@@ -217,36 +216,8 @@ def _of_test(answer: AnyAnswer) -> list[Line]:
     ends = ""
     if doubt is not None and test.verdict == "stable":
         ends = ", also with the slowest and the fastest batch times that are likely"
-    text = f"by simulation: {_in_short(answer)}{ends}."
+    text = f"by simulation: {test.deciding.in_short(test)}{ends}."
     return [Line(test.verdict, text, judges=True)]
-
-
-def _in_short(answer: AnyAnswer) -> str:
-    """Say what the test saw."""
-    test = answer.stability
-    assert test is not None
-    unsure = "too little to tell, so there may be no steady state whose latency is below"
-    if isinstance(test, NetworkStability):
-        flood = test.deciding
-        match test.verdict:
-            case "stable":
-                return "a large backlog was worked off, at whichever stage it began"
-            case "unstable":
-                return (
-                    f"a backlog at {flood.name} grew to {flood.ratio:.2g} times its work while "
-                    f"{flood.arrivals:,} jobs arrived"
-                )
-        return f"a backlog at {flood.name} went to {flood.ratio:.2f} times its work, {unsure}"
-    if test.interval is None:
-        return "a large backlog was worked off quickly"
-    low, high = test.interval
-    does = f"under a large backlog it does {1 - test.drift:.3g} times what arrives"
-    match test.verdict:
-        case "stable":
-            return does
-        case "unstable":
-            return f"{does}, so the backlog grows without end"
-    return f"{does} ({1 - high:.4g} to {1 - low:.4g}), {unsure}"
 
 
 def _of_targets(answer: Answer) -> list[Line]:

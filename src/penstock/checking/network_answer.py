@@ -13,7 +13,7 @@ from penstock.checking.doubt_network import beyond_rows_of_network, doubt_of_net
 from penstock.checking.latency_network import NetworkSteadyState, network_steady_state
 from penstock.checking.outages import OutageWindow, outage_windows
 from penstock.checking.pools import PoolAnswer, pool_answers, pool_warnings
-from penstock.checking.stability import RECORDED, NetworkStability
+from penstock.checking.stability import RECORDED, Stability
 from penstock.checking.verdict import checked_of_network, verdict
 from penstock.show.page import Page
 from penstock.simulation.progress import Progress, part_of
@@ -101,7 +101,7 @@ class NetworkAnswer(AnyAnswer):
 
     network: Network
     certificate: Certificate
-    stability: NetworkStability | None
+    stability: Stability | None
     run: Run
     pools: tuple[PoolAnswer, ...]
     workflows: tuple[WorkflowAnswer, ...]
@@ -190,7 +190,7 @@ def of_network(
     resolution: float | None,
     progress: Progress | None,
     outages: Sequence[Outage] = (),
-    stability: NetworkStability | None = None,
+    stability: Stability | None = None,
     certified: Callable[[Certificate], object] | None = None,
 ) -> NetworkAnswer:
     """Answer for a network: see `penstock.check`."""
@@ -251,7 +251,7 @@ def flooded(
     seed: int | None = None,
     resolution: float | None = None,
     progress: Progress | None = None,
-) -> NetworkStability:
+) -> Stability:
     """Return the verdict of the floods, under the seed of the network where none is given."""
     of_floods = own_seed(network.workflows[0]) if seed is None else seed
     return verdict(network, resolution=resolution, seed=of_floods, progress=progress)
@@ -274,7 +274,7 @@ def _length_of_run(network: Network, jobs: int | None, until: float | None) -> i
 
 
 def _loads(
-    certificate: Certificate, pools: Sequence[PoolAnswer], stability: NetworkStability | None
+    certificate: Certificate, pools: Sequence[PoolAnswer], stability: Stability | None
 ) -> list[float]:
     """Return each pool's load over what it carries: by its limits, and its virtual station."""
     # Of a single stage the flood says what its policy and KV memory carry.

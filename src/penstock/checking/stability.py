@@ -16,11 +16,12 @@ RECORDED = (
 _BEGUN = {"prefill": " of prompts", "mixed": "", "decode": " of decodes"}
 _FAR = 10**7  # arrivals that nobody will wait for
 _EQUALLY_FAST = 1.05  # times the work of the slowest
+_UNSURE = "too little to tell, so there may be no steady state whose latency is below"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Watch:
-    """The test from one backlog."""
+    """The test of a server from one backlog."""
 
     # The initial backlog: prompts, prompts beside decoding requests at every stage, or decodes.
     start: Start
@@ -44,130 +45,61 @@ class Watch:
         """Whether there was a backlog to watch; else it and all that arrived had left before."""
         return self.arrivals > 0
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Stability:
-    """Whether the backlog of a server shrinks.
-
-    Attributes
-    ----------
-    verdict
-        ``stable``, ``unstable`` or ``undecided``.
-    alpha, resolution
-        Share of wrong verdicts that the test aims at, for loads that are at least the resolution
-        away from the critical one; checked by experiment.
-    watches
-        The test from each backlog: prefill, mixed, decode. Those after one that says unstable are
-        left out, and all but the first where no request decodes.
-    """
-
-    verdict: Outcome
-    alpha: float
-    resolution: float
-    watches: tuple[Watch, ...]
-
     @property
-    def deciding(self) -> Watch:
-        """Of the watches that gave the verdict, a measured one first, that whose backlog shrank
-        least or grew most.
-        """
-        gave = (watch for watch in self.watches if watch.outcome == self.verdict)
-        return max(gave, key=lambda watch: (watch.measured, watch.drift))
+    def rank(self) -> tuple[float, ...]:
+        """What the deciding one has most of: it was measured, and shrank least or grew most."""
+        return (self.measured, self.drift)
 
-    @property
-    def arrivals(self) -> int:
-        """Requests that arrived under the deciding watch, the warm-up not counted."""
-        return self.deciding.arrivals
-
-    @property
-    def drift(self) -> float:
-        """Change of the deciding backlog, as a share of the work that arrived; below 0 it shrinks.
-
-        A rough figure where `interval` is None.
-        """
-        return self.deciding.drift
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """Confidence interval of the drift, at level 1 - alpha.
-
-        Where no backlog was `measured`, that of all of them if they were gone equally fast whatever
-        they began with, else None: then they tell of their beginnings, and not of what the server
-        does under a backlog.
-        """
-        if self.deciding.measured or self.verdict != "stable":
-            return self.deciding.interval
-        done = [1 - watch.drift for watch in self.watches]
-        if not max(done) <= _EQUALLY_FAST * min(done):
-            return None
-        return min(watch.interval[0] for watch in self.watches), max(
-            watch.interval[1] for watch in self.watches
-        )
-
-    @property
-    def reason(self) -> str:
-        """One sentence."""
-        watch = self.deciding
-        if self.interval is None:
+    def reason(self, test: "Stability") -> str:
+        """Say in a sentence what the test saw, of which this decides."""
+        if test.interval is None:
             return (
                 "the server worked off a large backlog, and all that arrived meanwhile, so "
-                "quickly that the test was "
-                "over before its rate could be measured"
+                "quickly that the test was over before its rate could be measured"
             )
-        low, high = self.interval
+        low, high = test.interval
         span = (
-            f"seen over {self.arrivals:,} arrivals" if watch.measured else "seen until it was gone"
+            f"seen over {self.arrivals:,} arrivals" if self.measured else "seen until it was gone"
         )
-        if watch.outcome != "undecided" and abs(watch.drift) < self.resolution:
+        if self.outcome != "undecided" and abs(self.drift) < test.resolution:
             span += (
-                f"; so close to the limit, within {self.resolution:.1%}, it may be wrong more often"
+                f"; so close to the limit, within {test.resolution:.1%}, it may be wrong more often"
             )
-        sure = f"{1 - self.alpha:.2%} interval".replace(".00%", "%")
+        sure = f"{1 - (test.alpha or 0.0):.2%} interval".replace(".00%", "%")
         does = (
-            f"the server does {1 - watch.drift:,.4g} times what arrives ({sure} {1 - high:,.4g} to "
+            f"the server does {1 - self.drift:,.4g} times what arrives ({sure} {1 - high:,.4g} to "
             f"{1 - low:,.4g})"
         )
-        match self.verdict:
+        match self.outcome:
             case "stable":
                 return f"under a large backlog {does}, {span}"
             case "unstable":
-                begun = _BEGUN[watch.start]
+                begun = _BEGUN[self.start]
                 return f"under a large backlog{begun} {does}, so the backlog grows; {span}"
         more = ""
-        if watch.needed:
-            more = (
-                f"; about {watch.needed:,} would be needed"
-                if watch.needed < _FAR
-                else "; it is at its limit"
-            )
+        if self.needed:
+            more = "; it is at its limit"
+            if self.needed < _FAR:
+                more = f"; about {self.needed:,} would be needed"
         return f"under a large backlog {does}, {span}: too little to tell at this resolution{more}"
 
-    @property
-    def error(self) -> str:
-        """What a wrong verdict is, and what to do about it."""
-        return (
-            f"this is one of the wrong verdicts that the test has in a share alpha of cases "
-            f"({self.alpha:g} is aimed at), or a bug: try another seed"
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        watch = self.deciding
-        return {
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "alpha": self.alpha,
-            "resolution": self.resolution,
-            "arrivals": self.arrivals,
-            "drift": watch.drift if self.interval else None,
-            "interval": list(self.interval) if self.interval else None,
-            "needed": watch.needed if self.verdict == "undecided" else None,
-        }
+    def in_short(self, test: "Stability") -> str:
+        """Say it in the head of an answer."""
+        if test.interval is None:
+            return "a large backlog was worked off quickly"
+        low, high = test.interval
+        does = f"under a large backlog it does {1 - self.drift:.3g} times what arrives"
+        match self.outcome:
+            case "stable":
+                return does
+            case "unstable":
+                return f"{does}, so the backlog grows without end"
+        return f"{does} ({1 - high:.4g} to {1 - low:.4g}), {_UNSURE}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Flood:
-    """The test with one stage flooded."""
+    """The test of a network with one stage flooded."""
 
     stage: str
     outcome: Outcome  # `stable`: the work fell to half; `unstable`: it rose to the barrier
@@ -181,87 +113,160 @@ class Flood:
     path: Floats = dataclasses.field(repr=False)
     decodes: bool = False  # flooded with requests that have nothing but decodes left
 
+    needed = None  # jobs that would decide it: not known of a flood
+
     @property
     def name(self) -> str:
         """The stage, and with what it was flooded where that is not its requests."""
         return f"{self.stage}, decodes alone" if self.decodes else self.stage
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class NetworkStability:
-    """Whether the work of a network drains.
-
-    Attributes
-    ----------
-    verdict
-        ``stable``, ``unstable`` or ``undecided``.
-    resolution
-        Networks whose loads are at least so far from the critical ones are decided.
-    floods
-        One for each stage; those after one from which the work rises are left out.
-    """
-
-    verdict: Outcome
-    resolution: float
-    floods: tuple[Flood, ...]
-
     @property
-    def deciding(self) -> Flood:
-        """Of the floods that gave the verdict, the one whose work rose highest."""
-        return max(
-            (flood for flood in self.floods if flood.outcome == self.verdict),
-            key=lambda flood: flood.highest,
-        )
+    def rank(self) -> tuple[float, ...]:
+        """What the deciding one has most of: its work rose highest."""
+        return (self.highest,)
 
     @property
     def drift(self) -> float:
-        """Change of the deciding backlog, as a share of the jobs that arrived; below 0 it shrinks.
-
-        A rough figure: a job of a flood may bring less work than one that arrives.
+        """Change of the work, as a share of the jobs that arrived: rough, as a job of a flood may
+        bring less work than one that arrives.
         """
-        flood = self.deciding
-        return (flood.ratio - 1) * flood.initial / max(flood.arrivals, 1)
+        return (self.ratio - 1) * self.initial / max(self.arrivals, 1)
 
-    @property
-    def reason(self) -> str:
-        """One sentence."""
-        flood = self.deciding
-        begun = f"{flood.initial:,} jobs put at {flood.name}"
-        arrived = f"while {flood.arrivals:,} more arrived"
-        match self.verdict:
+    def reason(self, _: "Stability") -> str:
+        """Say in a sentence what the test saw, of which this decides."""
+        begun = f"{self.initial:,} jobs put at {self.name}"
+        arrived = f"while {self.arrivals:,} more arrived"
+        match self.outcome:
             case "stable":
-                rose = (
-                    f", after rising to {flood.highest:.2f} times" if flood.highest > 1.05 else ""
-                )
+                rose = f", after rising to {self.highest:.2f} times" if self.highest > 1.05 else ""
                 hardest = f"hardest with {begun}{rose}, {arrived}"
                 return f"a large backlog put at any one stage was worked down to half ({hardest})"
             case "unstable":
                 return (
-                    f"with {begun}, the work left rose to {flood.ratio:.1f} times what it was "
+                    f"with {begun}, the work left rose to {self.ratio:.1f} times what it was "
                     f"{arrived}"
                 )
         return (
-            f"with {begun}, the work left went to {flood.ratio:.2f} times what it was {arrived}: "
-            "too little to tell at "
-            "this resolution"
+            f"with {begun}, the work left went to {self.ratio:.2f} times what it was {arrived}: "
+            "too little to tell at this resolution"
         )
 
-    @property
-    def error(self) -> str:
-        """What a wrong verdict is, and what to do about it."""
-        return (
-            "the test is wrong at this resolution, or there is a bug: try another seed and a "
-            "finer resolution"
-        )
+    def in_short(self, _: "Stability") -> str:
+        """Say it in the head of an answer."""
+        match self.outcome:
+            case "stable":
+                return "a large backlog was worked off, at whichever stage it began"
+            case "unstable":
+                return (
+                    f"a backlog at {self.name} grew to {self.ratio:.2g} times its work while "
+                    f"{self.arrivals:,} jobs arrived"
+                )
+        return f"a backlog at {self.name} went to {self.ratio:.2f} times its work, {_UNSURE}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         names = (
             "stage", "decodes", "outcome", "initial", "arrivals", "ratio", "highest", "barrier",
         )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stability:
+    """Whether a large backlog is worked off.
+
+    Attributes
+    ----------
+    verdict
+        ``stable``, ``unstable`` or ``undecided``.
+    resolution
+        Loads that are at least so far from the critical one, as a share of it, are decided.
+    watches
+        Of a server: the test from each backlog: prompts, prompts beside decodes, decodes. Those
+        after one that says unstable are left out, and all but the first where no request decodes.
+    floods
+        Of a network: one for each stage, up to one from which the work rises.
+    alpha
+        Of a server: share of wrong verdicts that the test aims at; checked by experiment.
+    """
+
+    verdict: Outcome
+    resolution: float
+    watches: tuple[Watch, ...] = ()
+    floods: tuple[Flood, ...] = ()
+    alpha: float | None = None
+
+    @property
+    def deciding(self) -> Watch | Flood:
+        """Of the backlogs that gave the verdict the hardest: of a server, a measured one first,
+        the one that shrank least or grew most; of a network, whose work rose highest.
+        """
+        backlogs: tuple[Watch | Flood, ...] = self.watches or self.floods
+        gave = [one for one in backlogs if one.outcome == self.verdict]
+        return max(gave, key=lambda one: one.rank)
+
+    @property
+    def arrivals(self) -> int:
+        """Requests or jobs that arrived while the deciding backlog was watched."""
+        return self.deciding.arrivals
+
+    @property
+    def drift(self) -> float:
+        """Change of the deciding backlog, as a share of what arrived; below 0 it shrinks.
+
+        A rough figure where `interval` is None.
+        """
+        return self.deciding.drift
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Confidence interval of the drift of a server, at level 1 - alpha.
+
+        Where no backlog was `measured`, that of all of them if they were gone equally fast whatever
+        they began with, else None: then they tell of their beginnings, and not of what the server
+        does under a backlog.
+        """
+        deciding = self.deciding
+        if isinstance(deciding, Flood):
+            return None
+        if deciding.measured or self.verdict != "stable":
+            return deciding.interval
+        done = [1 - watch.drift for watch in self.watches]
+        if not max(done) <= _EQUALLY_FAST * min(done):
+            return None
+        return min(watch.interval[0] for watch in self.watches), max(
+            watch.interval[1] for watch in self.watches
+        )
+
+    @property
+    def reason(self) -> str:
+        """One sentence."""
+        return self.deciding.reason(self)
+
+    @property
+    def error(self) -> str:
+        """What a wrong verdict is, and what to do about it."""
+        if self.alpha is None:
+            return (
+                "the test is wrong at this resolution, or there is a bug: try another seed and a "
+                "finer resolution"
+            )
+        return (
+            f"this is one of the wrong verdicts that the test has in a share alpha of cases "
+            f"({self.alpha:g} is aimed at), or a bug: try another seed"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        known = self.interval is not None or self.alpha is None
         return {
             "verdict": self.verdict,
             "reason": self.reason,
+            "alpha": self.alpha,
             "resolution": self.resolution,
-            "floods": [{name: getattr(flood, name) for name in names} for flood in self.floods],
+            "arrivals": self.arrivals,
+            "drift": self.drift if known else None,
+            "interval": list(self.interval) if self.interval else None,
+            "needed": self.deciding.needed if self.verdict == "undecided" else None,
+            "floods": [flood.as_dict() for flood in self.floods],
         }

@@ -11,7 +11,7 @@ from penstock.system.server import Server
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from penstock.checking.stability import Flood, NetworkStability, Stability, Watch
+    from penstock.checking.stability import Flood, Stability, Watch
     from penstock.system.network import Network
 
 RESOLUTION_OF_NETWORKS = 0.02
@@ -40,7 +40,7 @@ def verdict(
     seed: int = 0,
     most_jobs: int | None = None,
     progress: Progress | None = None,
-) -> "NetworkStability": ...
+) -> "Stability": ...
 def verdict(
     workload: "Workload | Network",
     server: Server | None = None,
@@ -51,7 +51,7 @@ def verdict(
     most_arrivals: int | None = None,
     most_jobs: int | None = None,
     progress: Progress | None = None,
-) -> "Stability | NetworkStability":
+) -> "Stability":
     """Say by simulation whether a workload on a server, or a network, is stable.
 
     Parameters
