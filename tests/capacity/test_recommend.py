@@ -98,7 +98,7 @@ def test_where_nothing_meets_a_target_the_nearest_is_recommended_and_said_so() -
         (None, " on one server, as nothing has a steady state; "),
         (Estimate(None), ", as now: not known; "),
     ):
-        undecided = target._replace(estimate=estimate, judgement="undecided")
+        undecided = dataclasses.replace(target, estimate=estimate, judgement="undecided")
         only = dataclasses.replace(found.recommended, targets=(undecided,))
         reason = dataclasses.replace(found, candidates=(only,), recommended=only).reason
         assert said in reason

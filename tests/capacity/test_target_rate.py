@@ -63,7 +63,7 @@ def test_of_a_network_it_lies_where_a_grid_of_loads_says() -> None:
     words = {load: judge(load, silent).judgement for load in loads}
     assert {words[load] for load in loads if load <= found.rate} == {"met"}
     assert {words[load] for load in loads if load >= found.missed} == {"missed"}
-    assert found.binding == "ttft_p99<0.4s of workload.call"
+    assert found.binding == "ttft_p99<0.4s"
     # jobs of more than 2 s are not good, though their mean is below it
     assert found.goodput_rate == pytest.approx(12 * found.rate * (found.goodput.value or 0))
     assert 0.8 < (found.goodput.value or 0) < 0.95
@@ -91,7 +91,7 @@ def test_goodput_counts_requests_within_all_limits_as_vllm_s_benchmark_does() ->
     (trial,) = (one for one in found.trials if one.rate == found.rate)
     run, steady = ps.estimate(WORKLOAD.with_rate(found.rate), SARATHI, requests=4_000, targets=parsed_targets(targets))
     assert run.rows is not None
-    rows = run.rows.where(slice(steady.warmup_requests, None))
+    rows = run.rows.where(slice(steady.warmup_jobs, None))
     tpot = (rows.finish - rows.first_token) * run.tick_s / np.maximum(rows.output_tokens - 1, 1)
     good = (tpot <= 0.07) & ((rows.finish - rows.arrival) * run.tick_s <= 8)
     assert trial.goodput.value == pytest.approx(good.mean(), abs=0.01)

@@ -13,7 +13,6 @@ import penstock as ps
 from penstock.checking.batch_means import DOUBT, LEAST_REQUESTS, RELAXATIONS, Batches, Waits, relaxation_requests
 from penstock.checking.enough_requests import estimate
 from penstock.checking.latency import steady_state
-from penstock.checking.latency_network import network_steady_state
 from penstock.checking.targets import Estimate, Target, share
 from penstock.errors import InputError
 from penstock.simulation import intervals
@@ -223,7 +222,7 @@ def test_in_heavy_traffic_as_many_bursts_are_seen_as_are_expected() -> None:
     for statistic in ("p90", "p95"):
         bursts = found.estimates["ttft_s"][statistic].bursts
         assert bursts is not None
-        expected = (1 - share(statistic)) * found.requests / relaxation_requests(0.9, 2.0)
+        expected = (1 - share(statistic)) * found.jobs / relaxation_requests(0.9, 2.0)
         assert 0.5 <= bursts / expected <= 2
 
 
@@ -285,7 +284,7 @@ def test_the_mean_time_between_tokens_needs_no_sections_but_its_percentiles_do()
     run = ps.simulate(CODE, SARATHI, requests=5_000)
     found = steady_state(run)
     whole, tbt = run.latency().row(1, named=True), found.estimates["tbt_s"]
-    assert found.warmup_requests < 100
+    assert found.warmup_jobs < 100
     assert tbt["mean"].value == pytest.approx(whole["mean"], rel=0.01)
     assert tbt["mean"].low is not None
     assert tbt["mean"].high is not None
@@ -296,7 +295,7 @@ def test_a_quick_estimate_is_a_run_of_20_000_requests_and_the_same_each_time() -
     found = ps.estimate_latency(CODE, SARATHI)
     assert found == ps.estimate_latency(CODE, SARATHI)
     assert found != ps.estimate_latency(CODE.with_seed(5), SARATHI)
-    assert found.requests + found.warmup_requests == 20_000
+    assert found.jobs + found.warmup_jobs == 20_000
     run = ps.simulate(CODE, SARATHI, requests=20_000)
     mean = steady_state(run).estimates["e2e_s"]["mean"].value
     assert found.estimates["e2e_s"]["mean"].value == mean
@@ -324,7 +323,7 @@ def test_a_quick_estimate_without_a_steady_state_says_so_and_has_no_upper_ends(l
 def test_a_quick_estimate_of_a_recording_is_of_its_first_requests() -> None:
     recorded = ps.Workload.from_arrays(np.arange(500.0), np.full(500, 100), np.full(500, 5))
     found = ps.estimate_latency(recorded, SARATHI)
-    assert found.requests + found.warmup_requests == 500
+    assert found.jobs + found.warmup_jobs == 500
 
 
 def test_doubling_stops_once_every_mean_is_precise() -> None:
@@ -375,12 +374,12 @@ def test_the_time_per_output_token_is_that_of_each_request_as_benchmarks_define_
     rows = run.rows.where(run.rows.output_tokens > 1)  # type: ignore[union-attr]
     each = (rows.finish - rows.first_token) * run.tick_s / (rows.output_tokens - 1)
     found = steady_state(run, targets=targets)
-    used = np.flatnonzero(run.rows.output_tokens[found.warmup_requests :] > 1)  # type: ignore[union-attr]
+    used = np.flatnonzero(run.rows.output_tokens[found.warmup_jobs :] > 1)  # type: ignore[union-attr]
     assert found.estimates["tpot_s"]["mean"].value == pytest.approx(each[-used.size :].mean(), rel=1e-6)
     assert found.estimates["tpot_s"]["p99"].value == pytest.approx(np.quantile(each[-used.size :], 0.99), rel=0.01)
     assert "tpot_s" not in steady_state(run).estimates
     network = ps.simulate(ps.Network.single(workload, server), jobs=4_000)
-    alone = network_steady_state(network, targets=targets).tpot_s  # type: ignore[arg-type]
+    alone = steady_state(network, targets=targets).estimates["tpot_s"]  # type: ignore[arg-type]
     assert alone["mean"].value == pytest.approx(found.estimates["tpot_s"]["mean"].value, rel=0.02)
 
 
@@ -399,7 +398,7 @@ def test_requests_behind_the_first_unfinished_one_are_left_out() -> None:
     assert run.rows is not None
     found = steady_state(run)
     first = int(np.flatnonzero(run.rows.finish < 0)[0])
-    assert first - 20 < found.requests + found.warmup_requests <= first
+    assert first - 20 < found.jobs + found.warmup_jobs <= first
 
 
 def test_a_few_requests_have_values_but_no_intervals() -> None:

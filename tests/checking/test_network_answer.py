@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.checking.answer import check
-from penstock.checking.latency_network import NetworkSteadyState, network_steady_state
+from penstock.checking.latency import SteadyState, steady_state
 from penstock.checking.network_answer import NetworkAnswer
 from penstock.errors import InputError
 from penstock.theory.operating_point import operating_point
@@ -88,7 +88,7 @@ def test_without_a_warm_up_the_means_are_those_of_the_run() -> None:
     }
     workflow = ps.Workflow("research", ps.Workload.poisson(2.0, 1, 1), stages)
     run = ps.simulate(ps.Network({"pool": ps.Pool(ps.Server(TP1, 512), 2)}, [workflow]), jobs=150)
-    found = network_steady_state(run)
+    found = steady_state(run)
     assert (found.jobs, found.warmup_jobs, found.too_short) == (150, 0, True)
     assert found.workflows["research"]["mean"].value == pytest.approx(run.workflows()["mean"][0])
     seen = 0
@@ -105,12 +105,12 @@ def test_without_a_warm_up_the_means_are_those_of_the_run() -> None:
 def test_the_steady_state_of_one_pool_is_that_of_its_server(load: float | None) -> None:
     workload, server = ps.Workload.poisson(8.0, 129, ps.Geometric(112)), ps.Server(TP1, 1024)
     run_of_network = ps.simulate(ps.Network.single(workload, server), jobs=4000)
-    found = network_steady_state(run_of_network, loads=None if load is None else [load])
+    found = steady_state(run_of_network, rho=None if load is None else [load])
     run = ps.simulate(workload, server, requests=4000)
     assert run.rows is not None
     rows = run.rows.where(slice(found.warmup_jobs, None))
     alone = ps.steady_state(dataclasses.replace(run, rows=rows), rho=load)
-    assert (found.jobs, 0) == (alone.requests, alone.warmup_requests)
+    assert (found.jobs, 0) == (alone.jobs, alone.warmup_jobs)
     (stage,) = found.stages.values()
     (workflow,) = found.workflows.values()
     for metric, known in (("ttft_s", stage["ttft_s"]), ("e2e_s", stage["e2e_s"]), ("e2e_s", workflow)):
@@ -132,7 +132,7 @@ def test_few_upper_ends_of_mean_e2e_lie_below_the_exact_one_in_a_network_near_sa
     below, given = 0, 0
     for seed in range(runs):
         network = ps.Network.single(ps.Workload.poisson(rate, 1, ps.Geometric(9), seed=seed), server)
-        found = network_steady_state(ps.simulate(network, jobs=12_000), loads=[rate * mean])
+        found = steady_state(ps.simulate(network, jobs=12_000), rho=[rate * mean])
         (workflow,) = found.workflows.values()
         given += workflow["mean"].high is not None
         below += workflow["mean"].high is not None and workflow["mean"].high < exact
@@ -140,12 +140,12 @@ def test_few_upper_ends_of_mean_e2e_lie_below_the_exact_one_in_a_network_near_sa
     assert below <= 0.04 * given
 
 
-def two_queues(seed: int) -> NetworkSteadyState:
+def two_queues(seed: int) -> SteadyState:
     """Two workflows share a server that serves token after token: an M/G/1 queue with two kinds of customers."""
     short = ps.Workflow.single(ps.Workload.poisson(0.1, 1, ps.Geometric(2)), "server", name="short")
     long = ps.Workflow.single(ps.Workload.poisson(0.04, 1, ps.Geometric(9)), "server", name="long")
     network = ps.Network({"server": ps.Pool(ONE_BY_ONE)}, [short, long])
-    return network_steady_state(ps.simulate(network, jobs=10_000, seed=seed), loads=[0.7])
+    return steady_state(ps.simulate(network, jobs=10_000, seed=seed), rho=[0.7])
 
 
 def test_intervals_hold_the_e2e_of_two_classes_by_pollaczek_khinchine_nineteen_times_of_twenty() -> None:
@@ -165,7 +165,7 @@ def test_intervals_hold_the_e2e_of_two_classes_by_pollaczek_khinchine_nineteen_t
 
 def test_a_run_too_short_for_its_load_says_so_and_has_no_upper_end() -> None:
     run = ps.simulate(fork_join(0.97), jobs=2500)
-    found = network_steady_state(run, loads=[0.1, 0.97, 0.1, 0.1])
+    found = steady_state(run, rho=[0.1, 0.97, 0.1, 0.1])
     assert found.too_short
     assert any("pool searcher" in notice and "relaxation" in notice for notice in found.notices)
     assert found.workflows["research"]["mean"].high is None
@@ -175,7 +175,7 @@ def test_a_run_too_short_for_its_load_says_so_and_has_no_upper_end() -> None:
 def test_jobs_that_begin_within_twice_the_mean_e2e_of_the_start_are_left_out() -> None:
     """Those of an empty network are quicker, and of jobs that take so long nothing else tells."""
     run = ps.simulate(fork_join(0.6), jobs=6000)
-    found = network_steady_state(run)
+    found = steady_state(run)
     assert found.warmup_jobs > 0
     e2e = (run.finish - run.arrival).mean()
     assert run.arrival[found.warmup_jobs] - run.arrival[0] >= 2 * e2e
@@ -183,7 +183,7 @@ def test_jobs_that_begin_within_twice_the_mean_e2e_of_the_start_are_left_out() -
 
 @pytest.mark.parametrize("jobs", [200, 1100])
 def test_no_interval_is_given_below_a_thousand_jobs_after_the_warm_up(jobs: int) -> None:
-    found = network_steady_state(ps.simulate(fork_join(0.6), jobs=jobs), loads=[0.3, 0.6, 0.3, 0.3])
+    found = steady_state(ps.simulate(fork_join(0.6), jobs=jobs), rho=[0.3, 0.6, 0.3, 0.3])
     mean = found.workflows["research"]["mean"]
     assert (mean.low, mean.high) == (None, None)
     assert any("which need 1,000" in notice for notice in found.notices)
@@ -193,11 +193,11 @@ def test_no_interval_is_given_below_a_thousand_jobs_after_the_warm_up(jobs: int)
 def test_as_many_jobs_as_a_short_run_says_would_do_do(rho: float) -> None:
     network, loads = fork_join(rho), [0.3, rho, 0.3, 0.3]
     for seed in range(2):
-        said = network_steady_state(ps.simulate(network, jobs=1000, seed=seed), loads=loads).notices
+        said = steady_state(ps.simulate(network, jobs=1000, seed=seed), rho=loads).notices
         told = {notice.split("; ")[-1] for notice in said}
         assert len(told) == 1  # the same of every reason
         would_do = "".join(re.findall(r"\d", told.pop()))
-        found = network_steady_state(ps.simulate(network, jobs=int(would_do), seed=seed), loads=loads)
+        found = steady_state(ps.simulate(network, jobs=int(would_do), seed=seed), rho=loads)
         assert not found.too_short, found.notices
 
 
@@ -236,7 +236,7 @@ def test_the_warm_up_of_quick_jobs_is_found_beside_slow_ones() -> None:
     run = ps.simulate(ps.Network({"server": ps.Pool(ONE_BY_ONE)}, [quick, slow]), jobs=2000)
     e2e = np.where(np.arange(2000) < 400, 100, 1000)
     e2e[run.workflow == 1] = np.random.default_rng(0).exponential(1e9, (run.workflow == 1).sum())
-    found = network_steady_state(dataclasses.replace(run, ends=dataclasses.replace(run.ends, finish=run.arrival + e2e)))
+    found = steady_state(dataclasses.replace(run, ends=dataclasses.replace(run.ends, finish=run.arrival + e2e)))
     assert 400 <= found.warmup_jobs <= 440
     assert found.workflows["quick"]["p50"].value == pytest.approx(1000 * run.tick_s)
 
@@ -249,7 +249,7 @@ def test_near_the_limit_of_its_priorities_a_run_must_be_long_although_no_pool_is
 
 def test_jobs_from_the_first_unfinished_one_on_are_left_out() -> None:
     run = ps.simulate(fork_join(0.6), until=500.0)
-    found = network_steady_state(run)
+    found = steady_state(run)
     first = int(np.flatnonzero(run.finish < 0)[0])
     assert found.jobs + found.warmup_jobs == first < run.arrived
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.checking.latency_network import network_steady_state
+from penstock.checking.latency import steady_state
 from penstock.errors import InputError
 from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
@@ -91,7 +91,7 @@ def test_goodput_is_the_share_of_the_requests_within_all_limits() -> None:
     run, steady = ps.estimate(
         WORKLOAD, SERVER, requests=4_000, most_requests=4_000, rho=ps.certify(WORKLOAD, SERVER).rho
     )
-    rows = run.requests[steady.warmup_requests :]
+    rows = run.requests[steady.warmup_jobs :]
     ttft, e2e = rows["first_token_ns"] - rows["arrival_ns"], rows["finish_ns"] - rows["arrival_ns"]
     gap = (rows["finish_ns"] - rows["first_token_ns"]) / (rows["output_tokens"] - 1).clip(1)
     good = (ttft <= limits["ttft"] * 1e9) & (gap <= limits["tbt"] * 1e9) & (e2e <= limits["e2e"] * 1e9)
@@ -129,8 +129,12 @@ def test_replicas_behind_chance_are_judged_alike_alone_and_together(kind: str) -
     alone = evaluate(WORKLOAD.with_rate(30.0), Deployment(server, 4), aim)
     network = ps.Network.single(WORKLOAD.with_rate(30.0), server, 4, "random")
     run = run_network(network, 64_000, 1, RunOptions(drain=True), gap_sections=40)
-    steady = network_steady_state(run, loads=[0.7], targets=aim.targets)
-    together = [steady.stages[network.stages[0]]["ttft_s"]["mean"], steady.tbt_s["mean"], steady.tbt_s["p99"]]
+    steady = steady_state(run, rho=[0.7], targets=aim.targets)
+    together = [
+        steady.stages[network.stages[0]]["ttft_s"]["mean"],
+        steady.estimates["tbt_s"]["mean"],
+        steady.estimates["tbt_s"]["p99"],
+    ]
     for one, all_of_them in zip(alone.estimates, together, strict=False):
         assert one.low <= all_of_them.high  # type: ignore[operator]
         assert all_of_them.low <= one.high  # type: ignore[operator]

@@ -68,7 +68,7 @@ def _differences(one: Candidate, other: Candidate, metric: str) -> tuple[Floats,
     a, b = one.answer.run.rows, other.answer.run.rows
     assert a is not None
     assert b is not None
-    warm = max(c.answer.latency.warmup_requests for c in (one, other) if c.answer.latency)
+    warm = max(c.answer.latency.warmup_jobs for c in (one, other) if c.answer.latency)
     both = np.flatnonzero((a.finish >= 0) & (b.finish >= 0))
     both = both[both >= warm]
     both = both[both.size % BATCHES :]

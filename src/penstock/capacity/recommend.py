@@ -17,9 +17,10 @@ from penstock.capacity.recommendation import (
     Recommendation,
     bargain,
 )
-from penstock.checking.answer import ROWS_UP_TO, check, judged, longer_run
+from penstock.checking.answer import ROWS_UP_TO, check, longer_run
 from penstock.checking.doubt import doubt_of_server
 from penstock.checking.enough_requests import estimate
+from penstock.checking.latency import judged
 from penstock.checking.targets import Target, parsed_targets, refuse_gaps_of_one_token
 from penstock.checking.verdict import Outcome, verdict
 from penstock.errors import InputError, nearest

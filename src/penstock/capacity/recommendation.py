@@ -7,8 +7,9 @@ import numpy as np
 
 from penstock.capacity.candidates import SAFE, Pruned
 from penstock.capacity.max_rate import MaxRate
-from penstock.checking.answer import Answer, TargetAnswer, left_open, longer_run
+from penstock.checking.answer import Answer, left_open, longer_run
 from penstock.checking.doubt import Doubt, beyond_rows
+from penstock.checking.targets import TargetAnswer
 from penstock.system.server import Server
 from penstock.words import METRICS, NOUNS, duration
 
@@ -102,7 +103,7 @@ class Candidate:
             "latency": steady.get("latency"),
             "latency_interval": steady.get("intervals"),
             "refused": self.answer.latency_refused,
-            "targets": {str(target): judgement for target, _, judgement in self.targets},
+            "targets": {str(one.target): one.judgement for one in self.targets},
         }
 
 
@@ -213,7 +214,7 @@ class Recommendation:
     def why(self) -> str:
         """What decided."""
         new, old = self.recommended, self.current
-        targets = " and ".join(str(target) for target, _, _ in new.targets)
+        targets = " and ".join(str(one.target) for one in new.targets)
         if new.missed:
             return self._nearest(targets)
         if targets and self.change and not old.hopeful:
@@ -258,11 +259,11 @@ class Recommendation:
         if not new.missed:
             return None
         if all(target.judgement != "missed" for target in new.targets):
-            asked = " ".join(f"--target '{target}'" for target, _, _ in new.targets)
+            asked = " ".join(f"--target '{one.target}'" for one in new.targets)
             last = new.longer or new.answer
             call = f"penstock recommend {file} --requests {longer_run(last)} {asked}"
             return f"longer runs may decide it: `{call}`" if longer_run(last) else left_open(last)
-        named = ", ".join(str(target) for target, _, _ in new.targets)
+        named = ", ".join(str(one.target) for one in new.targets)
         return (
             f"`plan: {{targets: [{named}]}}` in the scenario lets `penstock plan {file}` find how "
             "many replicas do, if any"

@@ -4,15 +4,17 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.checking.answer import TargetAnswer, judged
+import numpy as np
+
 from penstock.checking.batch_means import GAP_SECTIONS
-from penstock.checking.enough_requests import MOST_TIMES_LONGER, estimate
-from penstock.checking.goodput import goodput_of_jobs, goodput_of_run
-from penstock.checking.latency_network import network_steady_state
+from penstock.checking.enough_requests import MOST_TIMES_LONGER, estimate, until_known
+from penstock.checking.goodput import goodput
+from penstock.checking.latency import SteadyState, judged
 from penstock.checking.recordings import recording_notes
-from penstock.checking.targets import Estimate, Judgement, Target
+from penstock.checking.targets import Estimate, Judgement, Target, TargetAnswer
 from penstock.errors import InputError
 from penstock.simulation.progress import Progress
+from penstock.simulation.run import Run
 from penstock.simulation.simulate import RunOptions, run_network
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
@@ -27,7 +29,6 @@ REQUESTS = 20_000
 
 _ALONE = 1e-3  # of the stable rate: there each request is served alone
 _CONFIDENCE = 0.95
-_WORDS: tuple[Judgement, ...] = ("met", "undecided", "missed")  # from good to bad
 
 
 class TargetTrial(NamedTuple):
@@ -40,12 +41,7 @@ class TargetTrial(NamedTuple):
     @property
     def worst(self) -> str:
         """Which target is furthest from being met, and so decides."""
-
-        def excess(name: str) -> tuple[int, float]:
-            target, of, judgement = self.answers[name]
-            return _WORDS.index(judgement), ((of and of.value) or 0.0) / target.limit_s
-
-        return max(self.answers, key=excess)
+        return max(self.answers, key=lambda name: self.answers[name].excess)
 
     @property
     def judgement(self) -> Judgement:
@@ -168,8 +164,7 @@ def judge_of_server(
             offered, server, requests=requests, targets=targets, confidence=_CONFIDENCE,
             rho=rate / stable, progress=part,
         )  # fmt: skip
-        answers = {str(target): judged(target, steady) for target in targets}
-        return TargetTrial(rate, answers, goodput_of_run(targets, run, steady, _CONFIDENCE))
+        return _trial(rate, targets, run, steady)
 
     return judge
 
@@ -178,44 +173,33 @@ def judge_of_network(
     network: "Network", targets: Sequence[Target], stable: float, jobs: int, seed: int
 ) -> Judge:
     """Return what judges a network at a load: the worst stage or workflow counts."""
-    model, pools = network.model(), certify(network).pools
-    calls = [name for name, tokens in zip(model.stages, model.prefill, strict=True) if tokens > 0]
-    if len(calls) > len(network.workflows) and any(one.metric == "tpot_s" for one in targets):
+    pools = certify(network).pools
+    calls = np.count_nonzero(network.prefill_means)
+    if calls > len(network.workflows) and any(one.metric == "tpot_s" for one in targets):
         raise InputError(
             "a target limits tpot, which in jobs of several calls counts what lies between these; "
             "limit tbt"
         )
-    # While undecided the run doubles; all looks together are as sure as asked (Bonferroni).
-    sizes = [jobs * 2**double for double in range(MOST_TIMES_LONGER.bit_length())]
-    level = 1 - (1 - _CONFIDENCE) / len(sizes)
     fullest = min(pool.max_load for pool in pools)
 
     def judge(load: float, part: Progress) -> TargetTrial:
         loads = [load / stable * fullest / pool.max_load for pool in pools]
         offered = network.with_load(load)
-        for size in sizes:
-            options = RunOptions(drain=True, progress=part)
-            run = run_network(offered, size, seed, options, gap_sections=GAP_SECTIONS)
-            steady = network_steady_state(
-                run, confidence=level, targets=targets,
-                loads=loads if network.reuse_is_certain else None,
-            )  # fmt: skip
-            places = {
-                "ttft_s": {call: steady.stages[call]["ttft_s"] for call in calls},
-                "tbt_s": {"": steady.tbt_s},
-                "tpot_s": {"": steady.tpot_s},
-                "e2e_s": steady.workflows,
-            }
-            answers = {
-                f"{target} of {place}" if place else str(target): TargetAnswer(
-                    target, of[target.statistic], target.judge(of[target.statistic])
-                )
-                for target in targets
-                for place, of in places[target.metric].items()
-            }
-            trial = TargetTrial(load, answers, goodput_of_jobs(targets, run, steady, level))
-            if trial.judgement != "undecided":
-                break
-        return trial
+
+        def simulated(size: int, share: Progress) -> Run:
+            options = RunOptions(drain=True, progress=share)
+            return run_network(offered, size, seed, options, gap_sections=GAP_SECTIONS)
+
+        run, steady = until_known(
+            simulated, jobs, MOST_TIMES_LONGER * jobs, targets,
+            loads if network.reuse_is_certain else None, confidence=_CONFIDENCE, progress=part,
+        )  # fmt: skip
+        return _trial(load, targets, run, steady)
 
     return judge
+
+
+def _trial(rate: float, targets: Sequence[Target], run: Run, steady: SteadyState) -> TargetTrial:
+    """Return what a run says of the targets, at each stage or of each workflow, and of goodput."""
+    answers = {str(one): one for target in targets for one in steady.answers(target)}
+    return TargetTrial(rate, answers, goodput(targets, run, steady, _CONFIDENCE))

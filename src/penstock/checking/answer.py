@@ -5,21 +5,20 @@ run side by side.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from penstock import checks
 from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_state
 from penstock.checking.doubt import Doubt, beyond_rows, doubt_of_server
 from penstock.checking.enough_requests import checked_precision, estimate
 from penstock.checking.json_documents import latency_as_dict, load_as_dict, run_as_dict
-from penstock.checking.latency import SteadyState
+from penstock.checking.latency import SteadyState, judged
 from penstock.checking.notes import kv_notes, load_warnings, memory_warnings
 from penstock.checking.recordings import recording_notes
 from penstock.checking.stability import Stability
 from penstock.checking.targets import (
-    Estimate,
-    Judgement,
     Target,
+    TargetAnswer,
     parsed_targets,
     refuse_gaps_of_one_token,
 )
@@ -36,7 +35,6 @@ from penstock.system.outages import Outage, listed
 from penstock.system.prefix_cache import as_serving, cache_notes, doubts_of, unsaid
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
-from penstock.words import duration
 from penstock.workload.workload import ClosedLoop, Workload
 
 if TYPE_CHECKING:
@@ -52,31 +50,6 @@ ROWS_UP_TO = 1_000_000
 _TIMES_LONGER = 16  # where a target is undecided
 _FIRST_REQUESTS = 300
 _TEST_SHARE = 0.2  # of the work, for the progress bar
-
-
-class TargetAnswer(NamedTuple):
-    """A latency target, its estimate (None: there is no steady state), and the judgement."""
-
-    target: Target
-    estimate: Estimate | None
-    judgement: Judgement
-
-    @property
-    def value(self) -> str:
-        """The latency in words, with its interval where that decides nothing."""
-        if self.estimate is None:
-            return "no steady state"
-        value, low, high = self.estimate.value, self.estimate.low, self.estimate.high
-        if value is None:
-            return "not known"
-        if self.judgement != "undecided" or low is None:
-            return duration(value)
-        return f"{duration(value)}, {duration(low)} to {'?' if high is None else duration(high)}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        known = self.estimate.as_dict() if self.estimate else {"value": None, "interval": None}
-        return {"target": str(self.target), "answer": self.judgement, **known}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -476,15 +449,6 @@ class Drawn:
         from penstock.theory.operating_point import operating_point
 
         return operating_point(self.workload, self.server)
-
-
-def judged(target: Target, latency: SteadyState | None) -> TargetAnswer:
-    """Judge a target by the latency of a steady state; without one it is missed."""
-    if latency is None:
-        return TargetAnswer(target, None, "missed")
-    return TargetAnswer(
-        target, latency.estimates[target.metric][target.statistic], latency.judge(target)
-    )
 
 
 def record_for(requests: int | None, until: float | None) -> Record:

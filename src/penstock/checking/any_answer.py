@@ -8,7 +8,6 @@ from penstock.show.page import Shown
 if TYPE_CHECKING:
     from penstock.checking.doubt import Doubt
     from penstock.checking.latency import SteadyState
-    from penstock.checking.latency_network import NetworkSteadyState
     from penstock.checking.stability import Stability
     from penstock.theory.certificate import Certificate
 
@@ -32,7 +31,7 @@ class AnyAnswer(Shown):
 
     certificate: "Certificate"
     stability: "Stability | None"
-    latency: "SteadyState | NetworkSteadyState | None"
+    latency: "SteadyState | None"
     warnings: tuple[str, ...]
     calibration: "Doubt | None"
     audited = ""  # how one finds out whether what is taken on trust holds
@@ -115,7 +114,7 @@ def no_steady_state(
 def latency_warnings(
     certificate: "Certificate",
     stability: "Stability | None",
-    latency: "SteadyState | NetworkSteadyState | None",
+    latency: "SteadyState | None",
 ) -> list[str]:
     """Say what is in doubt of a latency."""
     warnings = []

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.checking.answer import TargetAnswer, judged
 from penstock.checking.batch_means import BATCHES, LEAST_REQUESTS
 from penstock.checking.doubt import Interval, beyond_rows, latency_factors
 from penstock.checking.head import stable_because
 from penstock.checking.json_documents import run_as_dict
-from penstock.checking.latency import SteadyState, steady_state
-from penstock.checking.targets import Estimate, Target
+from penstock.checking.latency import SteadyState, judged, steady_state
+from penstock.checking.targets import Estimate, Target, TargetAnswer
 from penstock.errors import InputError
 from penstock.show.page import Page, Shown
 from penstock.simulation import intervals
@@ -99,7 +98,7 @@ class ClosedAnswer(Shown):
     @property
     def asked(self) -> int:
         """Requests that are counted."""
-        return self.latency.requests + self.latency.warmup_requests
+        return self.latency.jobs + self.latency.warmup_jobs
 
     def page(self, scenario: "Scenario | None" = None) -> Page:
         """Return the answer as a page; a scenario says how the question is called."""
@@ -173,7 +172,7 @@ def closed_answer(
 
 def _throughput(rows: Rows, latency: SteadyState, tick_s: float) -> Estimate:
     """Return requests that end per second after the warm-up, with the interval of batch means."""
-    ended = np.sort(rows.finish[rows.finish >= 0])[latency.warmup_requests :] * tick_s
+    ended = np.sort(rows.finish[rows.finish >= 0])[latency.warmup_jobs :] * tick_s
     if ended.size < 2 or ended[-1] <= ended[0]:
         return Estimate(None)
     rate = float((ended.size - 1) / (ended[-1] - ended[0]))

@@ -12,7 +12,7 @@ from penstock.checking.answer import check
 from penstock.checking.batch_means import BATCHES, Batches, Statistics, Waits, few_bursts
 from penstock.checking.differences import Sample, difference
 from penstock.checking.goodput import good_jobs, goodput_share
-from penstock.checking.latency_network import LEAST_JOBS, Queues, batched, in_batches
+from penstock.checking.latency import LEAST_JOBS, Queues, batched, in_batches
 from penstock.checking.network_answer import NetworkAnswer
 from penstock.checking.pools import reuse_warnings
 from penstock.checking.targets import Estimate, Target, parsed_targets

@@ -2,11 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock import checks
 from penstock.checking.batch_means import GAP_SECTIONS, checked_confidence
-from penstock.checking.latency import SteadyState, steady_state
+from penstock.checking.latency import SteadyState, judged, steady_state
 from penstock.checking.targets import Target
 from penstock.checking.verdict import verdict
 from penstock.simulation.progress import Progress, part_of
@@ -79,10 +79,36 @@ def estimate(
     precision = checked_precision(precision)
     budget = _budget(workload, begin, most_requests)
     drain = workload.rows is not None or load(workload, server).rho <= 1
+
+    def simulated(count: int, part: Progress) -> Run:
+        options = RunOptions(drain=drain, tick_s=tick_s, progress=part)
+        return run_server(workload, server, count, options, gap_sections=GAP_SECTIONS)
+
     if rho is None:
         rho = 1 / (1 - min(verdict(workload, server, seed=workload.seed).drift, _MOST_DRIFT))
     if rho >= 1 or (precision is None and not targets):
         budget = begin
+    return until_known(
+        simulated, begin, budget, targets, [rho], precision, confidence=confidence,
+        progress=progress,
+    )  # fmt: skip
+
+
+def until_known(
+    simulated: Callable[[int, Progress], Run],
+    begin: int,
+    budget: int,
+    targets: Sequence[Target],
+    rho: Sequence[float] | None,
+    precision: float | None = None,
+    *,
+    confidence: float = 0.95,
+    progress: Progress | None = None,
+) -> tuple[Run, SteadyState]:
+    """Simulate twice as much while what was asked for is not known: see `estimate`.
+
+    ``rho`` is that of each pool; None: not known.
+    """
     # Who looks several times is wrong more often, so each interval has the confidence
     # 1 - (1 - confidence) / looks, and all looks together the one asked for (Bonferroni).
     looks = 1 + math.ceil(math.log2(budget / begin))
@@ -90,8 +116,7 @@ def estimate(
     count = begin
     while True:
         part = part_of(progress, 0.0, count / budget)
-        options = RunOptions(drain=drain, tick_s=tick_s, progress=part)
-        run = run_server(workload, server, count, options, gap_sections=GAP_SECTIONS)
+        run = simulated(count, part)
         steady = steady_state(run, targets=targets, rho=rho, confidence=level)
         missing = _missing(steady, precision, targets)
         if not missing or count >= budget:
@@ -99,7 +124,8 @@ def estimate(
         count = min(2 * count, budget)
     notices = steady.notices
     if missing:
-        said = f"{run.arrived:,} requests were not enough to {' or to '.join(missing)}"
+        unit = "requests" if isinstance(run.system, Server) else "jobs"
+        said = f"{run.arrived:,} {unit} were not enough to {' or to '.join(missing)}"
         notices = (*notices, said)
     return run, dataclasses.replace(steady, confidence=confidence, notices=notices)
 
@@ -163,7 +189,8 @@ def checked_precision(precision: float | None) -> float | None:
 
 def _missing(steady: SteadyState, precision: float | None, targets: Sequence[Target]) -> list[str]:
     """Say what the run was asked for and did not give."""
-    missing = [f"decide {target}" for target in targets if steady.judge(target) == "undecided"]
+    answers = [judged(target, steady) for target in targets]
+    missing = [f"decide {one.target}" for one in answers if one.judgement == "undecided"]
     if precision is not None and not steady.precision <= precision:
         missing.insert(0, f"know every mean to {precision:.3g} of its value")
     return missing

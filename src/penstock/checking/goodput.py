@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from penstock.checking.batch_means import BATCHES, LEAST_REQUESTS
 from penstock.checking.latency import SteadyState
-from penstock.checking.latency_network import NetworkSteadyState
 from penstock.checking.targets import Estimate, Target
 from penstock.inputs.arrays import Floats
 from penstock.simulation import intervals
@@ -57,20 +56,8 @@ def goodput_share(good: npt.NDArray[np.bool_], confidence: float, too_short: boo
     return Estimate(float(good[good.size - size :].mean()), None if too_short else low, high)
 
 
-def goodput_of_run(
+def goodput(
     targets: Sequence[Target], run: Run, steady: SteadyState, confidence: float
-) -> Estimate:
-    """Return the share of the requests after the warm-up that are good."""
-    rows = recorded(run.rows, "requests").where(slice(steady.warmup_requests, None))
-    good = within(
-        targets,
-        *own_latency(rows.arrival, rows.first_token, rows.finish, rows.output_tokens, run.tick_s),
-    )
-    return goodput_share(good, confidence, steady.too_short)
-
-
-def goodput_of_jobs(
-    targets: Sequence[Target], run: Run, steady: NetworkSteadyState, confidence: float
 ) -> Estimate:
     """Return the share of the jobs after the warm-up that are good, with all their calls."""
     good = good_jobs(run, targets)[steady.warmup_jobs :]
@@ -90,4 +77,4 @@ def good_jobs(run: Run, targets: Sequence[Target]) -> npt.NDArray[np.bool_]:
     ttft, gaps, _ = own_latency(rows.arrival, first_token, rows.finish, output, run.tick_s)
     e2e = np.where(run.finish < 0, np.inf, (run.finish - run.arrival) * run.tick_s)
     good = within(targets, ttft, gaps, e2e[jobs.job])
-    return np.asarray(np.bincount(jobs.job[~good], minlength=run.arrived) == 0)
+    return np.asarray(np.bincount(jobs.job[~good], minlength=run.finish.size) == 0)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from penstock.checking.answer import (
     Answer,
-    TargetAnswer,
     left_open,
     longer_run,
     most_requests,
@@ -24,6 +23,7 @@ from penstock.checking.head import (
     share_of,
 )
 from penstock.checking.network_answer import NetworkAnswer
+from penstock.checking.targets import TargetAnswer
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import MOST_LINES, Line
 from penstock.simulation.run import Run
@@ -53,7 +53,7 @@ def head_of_server(answer: Answer, scenario: Scenario | None) -> list[Line]:
     if answer.latency is not None:
         of = answer.latency
         if not of.too_short:  # else another length would do
-            enough = enough_for_bursts(_shown(of.estimates), of.confidence, of.requests)
+            enough = enough_for_bursts(_shown(of.estimates), of.confidence, of.jobs)
         if enough is not None and enough > most_requests(answer.workload):
             enough = None
         texts = {label: _latency(of.estimates[metric]) for metric, label in LATENCIES.items()}
@@ -115,7 +115,7 @@ def head_of_network(answer: NetworkAnswer, scenario: Scenario | None) -> list[Li
         enough = enough_for_bursts(_shown(whole | first), of.confidence, of.jobs)
     texts = {
         "First token": _worst(first),
-        **({"Per token": _latency(of.tbt_s)} if of.tbt_s else {}),
+        **({"Per token": _latency(of.estimates["tbt_s"])} if "tbt_s" in of.estimates else {}),
         "Whole call": _worst(whole),
     }
     longer = f"--jobs {enough}" if enough else ""

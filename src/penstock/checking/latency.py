@@ -1,11 +1,18 @@
-"""Steady-state latency: what a run says of the long run, how surely, and if it was long enough."""
+"""Steady-state latency: what a run says of the long run, how surely, and if it was long enough.
+
+The methods are those of `penstock.simulation.intervals`. A batch is a number of jobs in order of
+arrival (at a server each request is a job), so the samples of a workflow or a stage differ in
+number from batch to batch, and each mean is a ratio of sums.
+"""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock import checks
 from penstock.checking.batch_means import (
@@ -20,17 +27,35 @@ from penstock.checking.batch_means import (
     checked_confidence,
     ends,
     few_bursts,
+    rounded_up,
     unsteady,
     values,
 )
 from penstock.checking.binding_work import relaxation_of, works
-from penstock.checking.targets import Estimate, Judgement, Target
+from penstock.checking.targets import Estimate, Judgement, Target, TargetAnswer
 from penstock.errors import InputError
-from penstock.inputs.arrays import Ints
+from penstock.inputs.arrays import Floats, Ints, Ints32
 from penstock.simulation import intervals
 from penstock.simulation.distribution import Distribution
-from penstock.simulation.rows import Rows, recorded
+from penstock.simulation.rows import recorded
 from penstock.simulation.run import Run
+from penstock.system.server import Server
+
+LEAST_JOBS = 1_000
+"""Jobs of a network after the warm-up below which no interval is given."""
+
+FILLING = 2.0
+"""Mean E2E from the start over which jobs are left out: the first ones meet a network that is not
+yet full.
+"""
+
+MOST_PRIORITIES = 12
+"""Of which latencies are told apart."""
+
+# times as long as it is itself that a run can say a run should be; a shorter one names a least
+_FORESIGHT = 10
+_GROUPS = 100  # of jobs, over which the variability of what they bring is measured (`variability`)
+_NO_RUN = 1e8  # jobs that no run has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,47 +65,86 @@ class SteadyState:
     Attributes
     ----------
     estimates
-        By metric (``ttft_s``, ``tbt_s``, ``e2e_s``, and ``tpot_s`` where a target limits it) and
-        statistic (``mean``, ``p50``, ...).
-    requests, warmup_requests
-        Requests used, and removed before them.
+        By metric and statistic (``mean``, ``p50``, ...), of all requests: ``ttft_s`` where there is
+        one stage, ``tbt_s`` where it was counted in parts, ``e2e_s`` of jobs where there is one
+        workflow, and ``tpot_s`` of jobs, from the first token of their first request, where a
+        target limits it. A server has them all.
+    stages
+        By stage and metric: ``ttft_s`` and ``e2e_s`` from arrival at a replica, and at joins
+        ``join_wait_s``, what a branch that is done waits for the others.
+    workflows
+        E2E of the jobs of each workflow, by statistic.
+    priorities
+        By workflow and stage (None: E2E of jobs, by the priority of their first request), then by
+        priority and metric; empty where requests have none, or more than `MOST_PRIORITIES`.
+    calls
+        The stages that have a prompt, whose first tokens somebody waits for.
+    jobs, warmup_jobs
+        Jobs used, and removed before them; at a server each request is a job.
     confidence
         With which each interval holds its value.
     too_short
         Whether the run is too short to bound latency from above. It starts empty, so what it misses
         lies above.
     notices
-        What the user should know besides, a sentence each.
+        What the user should know besides, a sentence each; those of ``bursts_notice`` among them.
+    bursts_notice
+        Which percentiles have no upper end, as few bursts lie beyond them.
+    relaxation
+        By pool, the relaxation time of its queue in jobs; empty: not known.
     """
 
     estimates: Mapping[str, Statistics]
-    requests: int
-    warmup_requests: int
+    stages: Mapping[str, Mapping[str, Statistics]]
+    workflows: Mapping[str, Statistics]
+    priorities: Mapping[tuple[str, str | None], Mapping[int, Mapping[str, Statistics]]]
+    calls: tuple[str, ...]
+    jobs: int
+    warmup_jobs: int
     confidence: float
     too_short: bool
     notices: tuple[str, ...]
+    bursts_notice: tuple[str, ...] = ()
+    relaxation: Sequence[float] = ()
 
     def judge(self, target: Target) -> Judgement:
-        """Judge a target by the interval of its statistic.
+        """Judge a target by the interval of its statistic, where it is furthest from being met.
 
         Raises
         ------
         InputError
             If that was not estimated.
         """
-        statistics = self.estimates[target.metric]
-        if target.statistic not in statistics:
-            raise InputError(
-                f"{target} needs the {target.statistic}, but only {', '.join(statistics)} were "
-                "estimated; "
-                "give the target to steady_state or estimate"
-            )
-        return target.judge(statistics[target.statistic])
+        return judged(target, self).judgement
+
+    def answers(self, target: Target) -> list[TargetAnswer]:
+        """Judge a target for all requests, or else at each stage with a prompt, or of each
+        workflow.
+        """
+        metric = target.metric
+        places: Mapping[str, Statistics] = {"": self.estimates.get(metric, {})}
+        if metric not in self.estimates and metric == "ttft_s":
+            places = {call: self.stages[call][metric] for call in self.calls}
+        elif metric not in self.estimates and metric == "e2e_s":
+            places = self.workflows
+        for statistics in places.values():
+            if target.statistic not in statistics:
+                known = ", ".join(statistics) or "none"
+                raise InputError(
+                    f"{target} needs the {target.statistic}, but only {known} were estimated; give "
+                    "the target to steady_state or estimate"
+                )
+        return [
+            TargetAnswer(target, of[target.statistic], target.judge(of[target.statistic]), place)
+            for place, of in places.items()
+        ]
 
     @property
     def precision(self) -> float:
         """Largest relative half-width of the interval of a mean; infinite where one has no end."""
-        means = [of["mean"] for of in self.estimates.values() if of["mean"].value]
+        known = [*self.estimates.values(), *self.workflows.values()]
+        known += [of for metrics in self.stages.values() for of in metrics.values()]
+        means = [of["mean"] for of in known if of["mean"].value]
         return max((_half_width(mean) for mean in means), default=math.inf)
 
     def as_dict(self) -> dict[str, Any]:
@@ -88,8 +152,8 @@ class SteadyState:
         they rest on.
         """
         return {
-            "requests": self.requests,
-            "warmup_requests": self.warmup_requests,
+            "requests": self.jobs,
+            "warmup_requests": self.warmup_jobs,
             "confidence": self.confidence,
             "latency": {metric: values(of) for metric, of in self.estimates.items()},
             "intervals": {metric: ends(of) for metric, of in self.estimates.items()},
@@ -97,18 +161,27 @@ class SteadyState:
         }
 
 
+def judged(target: Target, latency: SteadyState | None) -> TargetAnswer:
+    """Judge a target where it is furthest from being met; without a steady state it is missed."""
+    if latency is None:
+        return TargetAnswer(target, None, "missed")
+    return max(latency.answers(target), key=lambda answer: answer.excess)
+
+
 def steady_state(
     run: Run,
     *,
     targets: Sequence[Target] = (),
-    rho: float | None = None,
+    rho: npt.ArrayLike | None = None,
     confidence: float = 0.95,
 ) -> SteadyState:
     """Estimate the latency of the steady state from one run.
 
-    The methods are those of `penstock.simulation.intervals`, on requests in order of arrival up to
-    the first unfinished one. The warm-up is the longer of those found in TTFT and E2E. Intervals of
-    a recording are for it gone on with.
+    The methods are those of `penstock.simulation.intervals`, on jobs in order of arrival up to the
+    first unfinished one, since behind it only quick ones ended. At a server the warm-up is the
+    longer of those found in TTFT and E2E; in a network it is found in the E2E of all jobs, each
+    over its workflow's mean, and has `FILLING` mean E2E at least. Intervals of a recording are for
+    it gone on with.
 
     Parameters
     ----------
@@ -118,7 +191,7 @@ def steady_state(
     targets
         Whose statistics are to be estimated besides the usual ones.
     rho
-        Rate over the rate that the server can carry, to say whether the run is long enough
+        Rate over the rate that can be carried, of each pool, to say whether the run is long enough
         (`relaxation_requests`). Without it only warm-up and batches tell.
     confidence
         Of each interval.
@@ -133,118 +206,438 @@ def steady_state(
             f"steady_state takes a Run, not {checks.shown(run)}; give it what simulate returned"
         )
     confidence = checked_confidence(confidence)
-    if rho is not None:
-        rho = checks.number(
-            "rho", rho, 0.0, 1e9, "", "it is the rate over the rate that can be carried"
-        )
-    rows, notices = _finished(recorded(run.rows, "requests"))
-    # The warm-up goes, and what is left is cut to equal batches.
-    count = rows.arrival.size
-    removed, still_warming = max(
-        intervals.warmup(rows.first_token - rows.arrival),
-        intervals.warmup(rows.finish - rows.arrival),
-    )
-    used = (count - removed) // BATCHES * BATCHES
-    batched = _in_batches(run, rows, used)
-    if any(target.metric == "tpot_s" for target in targets):
-        batched["tpot_s"] = _tpot_batches(rows, used)
-    # Near saturation a queue forgets slowly: the run must see many of its relaxation times.
-    relaxation = 0.0
-    if rho is not None and used >= LEAST_REQUESTS:
-        asked = works(run.server, rows.prompt_tokens, rows.output_tokens)
-        relaxation = relaxation_of(rho, rows.arrival, asked, np.ptp(rows.arrival) * run.tick_s)
-    short = _shortness(count, used, still_warming, batched, rho, relaxation)
-
-    waits = Waits.of(batched["ttft_s"], used, relaxation)
-    estimates = {
-        metric: waits.estimates(metric, batches, targets, confidence, run.tick_s, bool(short))
-        for metric, batches in batched.items()
-    }
-    if not short:
-        by_name = {
-            metric.removesuffix("_s"): statistics for metric, statistics in estimates.items()
-        }
-        notices += few_bursts(by_name, confidence, used, "requests")
-    return SteadyState(estimates, used, count - used, confidence, bool(short), (*notices, *short))
-
-
-def _in_batches(run: Run, rows: Rows, used: int) -> dict[str, Batches]:
-    """Put the samples of the last requests used into batches, or all in one if too few."""
-    if used < LEAST_REQUESTS:
-        samples = {"ttft_s": run.ttft, "tbt_s": run.gaps, "e2e_s": run.e2e}
-        return {metric: Batches.none(whole) for metric, whole in samples.items()}
-    removed = rows.arrival.size - used
-
-    def equal(ticks: Ints) -> Batches:
-        return Batches.of([Distribution.of(part) for part in np.split(ticks[removed:], BATCHES)])
-
-    return {
-        "ttft_s": equal(rows.first_token - rows.arrival),
-        "tbt_s": _gap_batches(run, rows, removed),
-        "e2e_s": equal(rows.finish - rows.arrival),
-    }
-
-
-def _finished(rows: Rows) -> tuple[Rows, list[str]]:
-    """Return the requests before the first unfinished one, those that were dropped left out."""
+    loads = _checked_loads(rho)
+    rows = recorded(run.rows, "requests")
     if rows.dropped is not None:
-        rows = rows.where(~rows.dropped)
-    count, notices = before_unfinished(rows.finish, "request", "finished")
-    return rows.where(slice(count)), notices
+        run = dataclasses.replace(run, rows=rows.where(~rows.dropped))
+    used = _Used.of(run, loads)
+    samples = _of_stages(run, used.batch, used.alone)
+    if used.alone:
+        of_jobs = [samples[0]["e2e_s"]]
+        steady = [samples[0]["ttft_s"], samples[0]["e2e_s"]]
+    else:
+        of_jobs = steady = _of_workflows(run, used)
+    short = used.shortness(loads, steady)
+
+    names = _Names.of(run)
+    queues = Queues(run, used.batch, used.jobs, used.relaxation)
+
+    def estimated(metric: str, batches: Batches, waits: Waits) -> Statistics:
+        return waits.estimates(metric, batches, targets, confidence, run.tick_s, bool(short))
+
+    stages = {
+        name: {
+            metric: estimated(metric, batches, queues.of_stage(index, metric, metrics))
+            for metric, batches in metrics.items()
+        }
+        for index, (name, metrics) in enumerate(zip(names.stages, samples, strict=True))
+    }
+    workflows = {
+        name: estimated("e2e_s", batches, queues.of_workflow(index))
+        for index, (name, batches) in enumerate(zip(names.workflows, of_jobs, strict=True))
+    }
+    # What one number says of all requests.
+    estimates: dict[str, Statistics] = {}
+    if len(stages) == 1:
+        estimates["ttft_s"] = next(iter(stages.values()))["ttft_s"]
+    if used.alone or run.gap_sections:
+        estimates["tbt_s"] = estimated("tbt_s", _of_gaps(run, used), queues.of_all())
+    if len(workflows) == 1:
+        estimates["e2e_s"] = next(iter(workflows.values()))
+    if any(target.metric == "tpot_s" for target in targets):
+        estimates["tpot_s"] = estimated("tpot_s", batched(used.batch, *_tpot(run)), queues.of_all())
+    few = []
+    if not short:
+        few = few_bursts(_by_name(estimates, stages, workflows), confidence, used.jobs, used.unit)
+    return SteadyState(
+        estimates,
+        stages,
+        workflows,
+        {
+            where: {
+                priority: {metric: estimated(metric, *sample) for metric, sample in of.items()}
+                for priority, of in of_priorities.items()
+            }
+            for where, of_priorities in _of_priorities(run, used.batch, queues).items()
+        },
+        names.calls,
+        used.jobs,
+        used.count - used.jobs,
+        confidence,
+        bool(short),
+        (*used.notices, *few, *short),
+        tuple(few),
+        used.relaxation,
+    )
 
 
-def _gap_batches(run: Run, rows: Rows, removed: int) -> Batches:
-    """Put times between tokens in batches: sections after warm-up in pairs, else by request."""
+class _Names(NamedTuple):
+    """What stages and workflows are called."""
+
+    stages: tuple[str, ...]
+    workflows: tuple[str, ...]
+    calls: tuple[str, ...]  # stages that have a prompt
+
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        """Return those of a network; a server has one."""
+        if isinstance(run.system, Server):  # clients who wait for answers have no network
+            name = run.workload.name if run.workload else "workload"
+            return cls((f"{name}.call",), (name,), (f"{name}.call",))
+        network = run.network
+        prompts = network.prefill_means > 0
+        calls = tuple(itertools.compress(network.stages, prompts))
+        return cls(network.stages, tuple(of.name for of in network.workflows), calls)
+
+
+def _checked_loads(rho: npt.ArrayLike | None) -> list[float]:
+    """Return the load of each pool; none where it is not known."""
+    if rho is None:
+        return []
+    why = "it is the rate over the rate that can be carried"
+    return [checks.number("rho", one, 0.0, 1e9, "", why) for one in np.atleast_1d(rho).tolist()]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Used:
+    """Jobs of which the steady state is told: those after the warm-up."""
+
+    run: Run
+    alone: bool  # at a server, where each job is a request
+    count: int  # jobs before the first unfinished one
+    filling: int  # jobs that begin before the network has filled
+    after_warmup: int  # jobs, as many as batches of one size have
+    few: bool  # too few for batches
+    jobs: int  # after the warm-up; where they are few, all that there are
+    batch: Ints  # shape (jobs of the run,), the batch of each; -1: left out
+    still_warming: bool  # the warm-up may go on half-way through the run
+    relaxation: Sequence[float]  # by pool, `relaxation_requests` in jobs; empty: not known
+    notices: list[str]
+
+    @classmethod
+    def of(cls, run: Run, loads: Sequence[float]) -> "_Used":
+        """Leave out the warm-up, and what comes from the first unfinished job on."""
+        alone = isinstance(run.system, Server)
+        ended = ("request", "finished") if alone else ("job", "ended")
+        count, notices = before_unfinished(run.finish, *ended)
+        e2e = (run.finish - run.arrival)[:count]
+        if alone:
+            rows = recorded(run.rows, "requests")
+            ttft = (rows.first_token - rows.arrival)[:count]
+            filling, least = 0, LEAST_REQUESTS
+            removed, still_warming = max(intervals.warmup(ttft), intervals.warmup(e2e))
+        else:
+            filling, least = _filling(run.arrival[:count], e2e), LEAST_JOBS
+            removed, still_warming = intervals.warmup(_relative(e2e, run.workflow[:count]))
+        after_warmup = max(count - max(removed, filling), 0) // BATCHES * BATCHES
+        few = after_warmup < least
+        jobs = count if few else after_warmup
+        batch = in_batches(run.finish.size, count - jobs, count, few)
+        relaxation = _relaxations(run, count, loads)
+        return cls(
+            run, alone, count, filling, after_warmup, few, jobs, batch, still_warming, relaxation,
+            notices,
+        )  # fmt: skip
+
+    @property
+    def unit(self) -> str:
+        """What jobs are called."""
+        return "requests" if self.alone else "jobs"
+
+    def shortness(self, loads: Sequence[float], steady: Sequence[Batches]) -> list[str]:
+        """Say why the run is too short, if so: for intervals, by latency, or for such queues."""
+        if self.alone:
+            return self._short_at_server(loads, steady)
+        short = self._short_in_network(loads)
+        if not self.few:
+            short += unsteady("E2E", self.still_warming, steady, self.count, self.unit)
+        return short
+
+    def _short_at_server(self, loads: Sequence[float], steady: Sequence[Batches]) -> list[str]:
+        """Say whether the requests are too few."""
+        if self.few:
+            return [
+                f"{self.after_warmup:,} requests are too few for intervals, which need "
+                f"{LEAST_REQUESTS:,} after the warm-up"
+            ]
+        reasons = unsteady("latency", self.still_warming, steady, self.count, self.unit)
+        for rho, relaxation in zip(loads, self.relaxation, strict=True):
+            enough = DOUBT * RELAXATIONS * relaxation
+            if relaxation == math.inf:
+                reasons.append(
+                    "as far as can be told, no less arrives than can be carried: there may be no "
+                    "steady state"
+                )
+            elif self.count < enough:
+                would_do = (
+                    f"{enough:,.0f} would do" if enough < _NO_RUN else "no run is long enough"
+                )
+                reasons.append(
+                    f"at {rho:.3f} of what can be carried the queue forgets its past over "
+                    f"{relaxation:,.0f} requests (its relaxation time), so {self.count:,} are too "
+                    f"few; {would_do}"
+                )
+        return reasons
+
+    def _short_in_network(self, loads: Sequence[float]) -> list[str]:
+        """Say whether the jobs are too few, and how many would do."""
+        few = []
+        never = []
+        remaining = self.count - self.filling
+        # Jobs of a batch. Relaxation times of pools add up, since work of the one is work of the
+        # next, and twice, since batches of one relaxation time are correlated by .54, of two by
+        # .33.
+        batch = at_once = self._at_once
+        if self.few:
+            few = [
+                f"{self.after_warmup:,} jobs after the warm-up are too few for intervals, which "
+                f"need {LEAST_JOBS:,}"
+            ]
+        elif remaining < BATCHES * at_once:
+            few = [
+                f"{at_once:,.0f} jobs are in the network at once, and each {BATCHES}th of the run "
+                f"must have as many, so {remaining:,} after the warm-up are too few"
+            ]
+        for name, load, relaxation in zip(
+            self.run.network.pools, loads, self.relaxation, strict=False
+        ):
+            if load >= 1:
+                never.append(
+                    f"as far as can be told, no less arrives at pool {name} than it carries: it "
+                    "may never be steady"
+                )
+                continue
+            batch += 2 * relaxation
+            if remaining < DOUBT * RELAXATIONS * relaxation:
+                few.append(
+                    f"at {load:.3f} of what pool {name} can carry its queue forgets its past over "
+                    f"{relaxation:,.0f} jobs (its relaxation time), so {remaining:,} after the "
+                    "warm-up are too few"
+                )
+        if never:
+            return [*few, *never]
+        # Three standard errors of a variance are added. A warm-up that is found in E2E is half the
+        # run at most.
+        doubt = 1 + 3 * math.sqrt(2 / max(min(self.count // 10, _GROUPS), 1))
+        enough = max(2 * LEAST_JOBS, doubt * (BATCHES * batch + FILLING * at_once))
+        if enough >= _NO_RUN:
+            return [f"{reason}; no run is long enough" for reason in few]
+        would_do = f"{rounded_up(enough):,} would do"
+        # Too little may have been seen of the steady state to promise anything.
+        if self.count < enough / _FORESIGHT:
+            would_do = f"simulate {rounded_up(enough):,} or more"
+        return [f"{reason}; {would_do}" for reason in few]
+
+    @property
+    def _at_once(self) -> float:
+        """Jobs in the network at once, on average (Little's law)."""
+        arrival = self.run.arrival[: self.count]
+        e2e = self.run.finish[: self.count] - arrival
+        span = max(int(np.ptp(arrival)), 1) if self.count else 1
+        return min(float(e2e.sum()) / span, float(self.count))
+
+
+def _relaxations(run: Run, count: int, loads: Sequence[float]) -> list[float]:
+    """Return the relaxation time of each pool, in jobs; none where loads are not known."""
+    arrival = run.arrival[:count]
+    span = float(np.ptp(arrival)) * run.tick_s if count else 0.0
+    replicas = [pool.replicas for pool in run.network.pools.values()] if loads else []
+    return [
+        relaxation_of(load, arrival, _asked(run, pool, count), span * replicas[pool])
+        for pool, load in enumerate(loads)
+    ]
+
+
+class Queues:
+    """Waits of a run's requests, by stage and over whole jobs, to tell whether it was lucky.
+
+    The batch of each job is -1 where it is left out. ``relaxation`` is by pool, in jobs
+    (`relaxation_requests`), empty where unknown; of several pools the longest counts.
+    """
+
+    def __init__(self, run: Run, batch: Ints, used: int, relaxation: Sequence[float]) -> None:
+        rows = recorded(run.rows, "requests")
+        begun = np.flatnonzero(rows.first_token >= 0)
+        wait = (rows.first_token - rows.arrival)[begun]
+        self.run, self.batch, self.used = run, batch, used
+        self.relaxation = np.asarray(relaxation, np.float64)
+        self.waited = np.bincount(rows.jobs.job[begun], wait, run.finish.size).astype(np.int64)
+
+    def of_stage(self, stage: int, metric: str, samples: Mapping[str, Batches]) -> Waits:
+        """Return the waits behind a metric at a stage, by number, given all its metrics."""
+        if metric == "join_wait_s":  # for branches, wherever they are
+            workflow = int(np.searchsorted(self.run.network.first_stage, stage, "right")) - 1
+            return self._at(samples[metric], workflow=workflow)
+        return self._at(samples["ttft_s"], stage=stage)
+
+    def of_workflow(self, workflow: int) -> Waits:
+        """Return the waits of the jobs of a workflow, by its number."""
+        return self.of_jobs(np.flatnonzero(self.run.workflow == workflow), workflow)
+
+    def of_jobs(self, jobs: Ints, workflow: int) -> Waits:
+        """Return the waits of some jobs of a workflow."""
+        return self._at(batched(self.batch, jobs, self.waited[jobs]), workflow=workflow)
+
+    def of_all(self) -> Waits:
+        """Return the waits of all jobs."""
+        return self._at(batched(self.batch, np.arange(self.waited.size), self.waited))
+
+    def _at(
+        self, batches: Batches, *, stage: int | None = None, workflow: int | None = None
+    ) -> Waits:
+        """Return waits at the pool of a stage, at those of a workflow, or at all."""
+        relaxation = self.relaxation
+        if relaxation.size > 1:
+            network, stages = self.run.network, slice(None)
+            if stage is not None:
+                stages = slice(stage, stage + 1)
+            elif workflow is not None:
+                stages = slice(*network.first_stage[workflow : workflow + 2])
+            relaxation = relaxation[network.stage_pool[stages]]
+        return Waits.of(batches, self.used, float(relaxation.max(initial=0.0)))
+
+
+def in_batches(arrived: int, begin: int, end: int, few: bool) -> Ints:
+    """Return each job's batch, -1 for those before and after some; all in one if they are few."""
+    batch = np.full(arrived, -1)
+    batch[begin:end] = np.arange(end - begin) * (1 if few else BATCHES) // max(end - begin, 1)
+    return batch
+
+
+def _by_name(
+    estimates: Mapping[str, Statistics],
+    stages: Mapping[str, Mapping[str, Statistics]],
+    workflows: Mapping[str, Statistics],
+) -> dict[str, Statistics]:
+    """Return estimates by the names that notices call them."""
+    whole = {metric.removesuffix("_s"): of for metric, of in estimates.items()}
+    if len(stages) == 1:
+        return whole
+    named = {f"{name} e2e": statistics for name, statistics in workflows.items()} | {
+        f"{stage} {metric.removesuffix('_s')}": statistics
+        for stage, metrics in stages.items()
+        for metric, statistics in metrics.items()
+    }
+    return named | {"tbt": whole["tbt"]} if "tbt" in whole else named
+
+
+def _of_workflows(run: Run, used: _Used) -> list[Batches]:
+    """Return E2E of the jobs of each workflow."""
+    e2e = (run.finish - run.arrival)[: used.count]
+    chosen = [
+        np.flatnonzero(run.workflow[: used.count] == index)
+        for index in range(len(run.network.workflows))
+    ]
+    return [batched(used.batch, jobs, e2e[jobs]) for jobs in chosen]
+
+
+def _of_stages(run: Run, batch: Ints, alone: bool) -> list[dict[str, Batches]]:
+    """Return the samples of each metric at each stage."""
+    rows = recorded(run.rows, "requests")
+    if alone:
+        done = np.flatnonzero(rows.finish >= 0)
+        return [
+            {
+                "ttft_s": batched(batch, done, (rows.first_token - rows.arrival)[done]),
+                "e2e_s": batched(batch, done, (rows.finish - rows.arrival)[done]),
+            }
+        ]
+    return [
+        {
+            metric: batched(batch, rows.jobs.job[requests], ticks.astype(np.int64))
+            for metric, (requests, ticks) in run.samples(index).items()
+            if metric != "tpot_s"  # which is no whole number of ticks
+        }
+        for index in range(len(run.network.stages))
+    ]
+
+
+def _tpot(run: Run) -> tuple[Ints, Ints]:
+    """Return the jobs that ended with several tokens, and their ticks per token after the first."""
+    rows = recorded(run.rows, "requests")
+    output = np.bincount(rows.jobs.job, rows.jobs.output, run.finish.size)
+    several = np.flatnonzero((run.finish >= 0) & (output > 1))
+    first_token = rows.first_token[rows.jobs.first_request[:-1][several]]
+    ticks = (run.finish[several] - first_token) / (output[several] - 1)
+    return several, np.rint(ticks).astype(np.int64)
+
+
+def _of_gaps(run: Run, used: _Used) -> Batches:
+    """Put times between tokens in batches: sections after warm-up in pairs, or else by request."""
     if run.gap_sections:
-        return Batches.of_sections(run.gap_sections, removed / rows.arrival.size)
-    decoding = (rows.finish - rows.first_token)[removed:].reshape(BATCHES, -1)
-    counts = (rows.output_tokens[removed:].astype(np.int64) - 1).reshape(BATCHES, -1)
+        whole = intervals.merged(run.gap_sections)
+        if used.few or not whole.size:
+            return Batches.none(whole)
+        return Batches.of_sections(run.gap_sections, 1 - used.jobs / max(used.count, 1))
+    if used.few:
+        return Batches.none(run.gaps)
+    rows = recorded(run.rows, "requests").where(slice(used.count - used.jobs, used.count))
+    decoding = (rows.finish - rows.first_token).reshape(BATCHES, -1)
+    counts = (rows.output_tokens.astype(np.int64) - 1).reshape(BATCHES, -1)
     return Batches(
         decoding.sum(axis=1).astype(float), counts.sum(axis=1).astype(float), (), run.gaps
     )
 
 
-def _tpot_batches(rows: Rows, used: int) -> Batches:
-    """Put times per output token of the last requests used into batches, or in one if too few."""
-    if used < LEAST_REQUESTS:
-        return Batches.none(Distribution.of(rows.tpot))
-    size = rows.arrival.size
-    cuts = range(size - used, size, used // BATCHES)
-    parts = (rows.where(slice(cut, cut + used // BATCHES)) for cut in cuts)
-    return Batches.of([Distribution.of(part.tpot) for part in parts])
+def _of_priorities(
+    run: Run, batch: Ints, queues: Queues
+) -> dict[tuple[str, str | None], dict[int, dict[str, tuple[Batches, Waits]]]]:
+    """Return samples of each metric, of jobs and by stage, apart by priority, with their waits."""
+    jobs_of = recorded(run.rows, "requests").jobs
+    priority, job = jobs_of.priority, jobs_of.job
+    samples: dict[tuple[str, str | None], dict[int, dict[str, tuple[Batches, Waits]]]] = {}
+    if priority is None or not 1 < np.unique(priority).size <= MOST_PRIORITIES:
+        return samples
+    workflows = [workflow.name for workflow in run.network.workflows]
+    for workflow, stage, metric, requests, ticks in run.samples_by_priority():
+        by_priority = samples.setdefault((workflow, stage), {})
+        for value, mine in run.of_priorities(requests):
+            jobs = job[requests[mine]]
+            of = batched(batch, jobs, ticks[mine].astype(np.int64))
+            metrics = by_priority.setdefault(value, {})
+            if stage is None:
+                waits = queues.of_jobs(jobs, workflows.index(workflow))
+            elif metric == "ttft_s":  # the first of a stage
+                waits = queues.of_stage(run.network.stages.index(stage), metric, {metric: of})
+            else:
+                waits = metrics["ttft_s"][1]
+            metrics[metric] = of, waits
+    return samples
 
 
-def _shortness(
-    requests: int,
-    used: int,
-    still_warming: bool,
-    batched: Mapping[str, Batches],
-    rho: float | None,
-    relaxation: float,
-) -> list[str]:
-    """Say why the run is too short, if so: for intervals, by latency, or for such a queue."""
-    if used < LEAST_REQUESTS:
-        return [
-            f"{used:,} requests are too few for intervals, which need {LEAST_REQUESTS:,} after "
-            "the warm-up"
-        ]
-    reasons = unsteady(
-        "latency", still_warming, [batched["ttft_s"], batched["e2e_s"]], requests, "requests"
-    )
-    enough = DOUBT * RELAXATIONS * relaxation
-    if relaxation == math.inf:
-        reasons.append(
-            "as far as can be told, no less arrives than can be carried: there may be no steady "
-            "state"
-        )
-    elif requests < enough:
-        would_do = f"{enough:,.0f} would do" if enough < 1e8 else "no run is long enough"
-        reasons.append(
-            f"at {rho:.3f} of what can be carried the queue forgets its past over "
-            f"{relaxation:,.0f} requests (its "
-            f"relaxation time), so {requests:,} are too few; {would_do}"
-        )
-    return reasons
+def batched(batch: Ints, job: Ints, ticks: Ints) -> Batches:
+    """Put samples into the batches of their jobs, or together if they are too few."""
+    of_job = batch[job]
+    size = int(batch.max(initial=0)) + 1
+    batches = Batches.of([Distribution.of(ticks[of_job == index]) for index in range(size)])
+    if size == 1 or batches.whole.size < LEAST_REQUESTS:
+        return Batches.none(batches.whole)
+    return batches
+
+
+def _relative(e2e: Ints, workflow: Ints32) -> Floats:
+    """Return E2E over the mean of its workflow, so that long workflows do not drown the others."""
+    counts = np.maximum(np.bincount(workflow), 1)
+    means = np.bincount(workflow, e2e) / counts
+    return np.asarray(e2e / np.maximum(means, 1.0)[workflow])
+
+
+def _filling(arrival: Ints, e2e: Ints) -> int:
+    """Return how many jobs begin before the network has filled."""
+    if not e2e.size:
+        return 0
+    return int(np.searchsorted(arrival, arrival[0] + FILLING * e2e.mean()))
+
+
+def _asked(run: Run, pool: int, count: int) -> list[Floats]:
+    """Return what each of the first jobs asks of each limit of a pool."""
+    rows = recorded(run.rows, "requests")
+    jobs = rows.jobs
+    here = run.network.stage_pool[jobs.stage] == pool
+    server = list(run.network.pools.values())[pool].servers[0][0]
+    asked = works(server, (jobs.prompt - rows.found)[here], jobs.output[here])
+    job = jobs.job[here]
+    return [np.bincount(job, work, run.finish.size)[:count].astype(np.float64) for work in asked]
 
 
 def _half_width(mean: Estimate) -> float:

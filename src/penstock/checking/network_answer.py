@@ -10,7 +10,7 @@ from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_
 from penstock.checking.batch_means import GAP_SECTIONS, Statistics
 from penstock.checking.doubt import Doubt
 from penstock.checking.doubt_network import beyond_rows_of_network, doubt_of_network
-from penstock.checking.latency_network import NetworkSteadyState, network_steady_state
+from penstock.checking.latency import SteadyState, steady_state
 from penstock.checking.outages import OutageWindow, outage_windows
 from penstock.checking.pools import PoolAnswer, pool_answers, pool_warnings
 from penstock.checking.stability import RECORDED, Stability
@@ -106,7 +106,7 @@ class NetworkAnswer(AnyAnswer):
     pools: tuple[PoolAnswer, ...]
     workflows: tuple[WorkflowAnswer, ...]
     stages: tuple[StageAnswer, ...]
-    latency: NetworkSteadyState | None
+    latency: SteadyState | None
     warnings: tuple[str, ...]
     priorities: tuple[PriorityAnswer, ...] = ()
     outages: tuple[OutageWindow, ...] = ()
@@ -218,8 +218,8 @@ def of_network(
     pools = pool_answers(network, certificate, run)
     latency = None
     if not no_steady_state(certificate, stability):
-        latency = network_steady_state(
-            run, loads=_loads(certificate, pools, stability) if network.reuse_is_certain else None
+        latency = steady_state(
+            run, rho=_loads(certificate, pools, stability) if network.reuse_is_certain else None
         )
     warnings = [notice for workflow in network.workflows for notice in workflow.notices]
     if network.ends:
@@ -288,9 +288,7 @@ def _loads(
     return [max(1 - pool.margin, least.get(pool.name, 0.0)) for pool in pools]
 
 
-def _workflows(
-    network: Network, run: Run, latency: NetworkSteadyState | None
-) -> Iterator[WorkflowAnswer]:
+def _workflows(network: Network, run: Run, latency: SteadyState | None) -> Iterator[WorkflowAnswer]:
     assert run.rows is not None
     earliest = earliest_of_jobs(network, run.rows.jobs)
     for index, workflow in enumerate(network.workflows):
@@ -305,8 +303,10 @@ def _workflows(
         )
 
 
-def _stages(model: NetworkModel, latency: NetworkSteadyState | None) -> tuple[StageAnswer, ...]:
-    between = {"tbt_s": latency.tbt_s} if latency and latency.tbt_s else {}
+def _stages(model: NetworkModel, latency: SteadyState | None) -> tuple[StageAnswer, ...]:
+    between = {}
+    if latency and "tbt_s" in latency.estimates:
+        between["tbt_s"] = latency.estimates["tbt_s"]
     return tuple(
         StageAnswer(
             name,
@@ -320,7 +320,7 @@ def _stages(model: NetworkModel, latency: NetworkSteadyState | None) -> tuple[St
     )
 
 
-def _priorities(latency: NetworkSteadyState | None) -> tuple[PriorityAnswer, ...]:
+def _priorities(latency: SteadyState | None) -> tuple[PriorityAnswer, ...]:
     return tuple(
         PriorityAnswer(workflow, stage, priority, metrics)
         for (workflow, stage), by_priority in (latency.priorities if latency else {}).items()

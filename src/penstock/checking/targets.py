@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.words import LIMITED, STATISTICS
+from penstock.words import LIMITED, STATISTICS, duration
 from penstock.workload.workload import Workload
 
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}  # so many to the second
@@ -16,6 +16,7 @@ UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}  # so many to the second
 _PERCENTILE = r"p[0-9]+(\.[0-9]+)?"
 
 Judgement = Literal["met", "missed", "undecided"]
+_WORDS: tuple[Judgement, ...] = ("met", "undecided", "missed")  # from good to bad
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +146,43 @@ class Target:
         if estimate.low is not None and estimate.low > self.limit_s:
             return "missed"
         return "undecided"
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetAnswer:
+    """A latency target, its estimate (None: there is no steady state), and the judgement."""
+
+    target: Target
+    estimate: Estimate | None
+    judgement: Judgement
+    place: str = ""  # the stage or workflow whose latency it is; empty: of all requests
+
+    def __str__(self) -> str:
+        """Return the target, and where."""
+        return f"{self.target} of {self.place}" if self.place else str(self.target)
+
+    @property
+    def excess(self) -> tuple[int, float]:
+        """How far it is from being met."""
+        latency = (self.estimate and self.estimate.value) or 0.0
+        return _WORDS.index(self.judgement), latency / self.target.limit_s
+
+    @property
+    def value(self) -> str:
+        """The latency in words, with its interval where that decides nothing."""
+        if self.estimate is None:
+            return "no steady state"
+        value, low, high = self.estimate.value, self.estimate.low, self.estimate.high
+        if value is None:
+            return "not known"
+        if self.judgement != "undecided" or low is None:
+            return duration(value)
+        return f"{duration(value)}, {duration(low)} to {'?' if high is None else duration(high)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        known = self.estimate.as_dict() if self.estimate else {"value": None, "interval": None}
+        return {"target": str(self.target), "answer": self.judgement, **known}
 
 
 def share(statistic: str) -> float:

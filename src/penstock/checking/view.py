@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock.checking.answer import Answer, Drawn, TargetAnswer
+from penstock.checking.answer import Answer, Drawn
 from penstock.checking.any_answer import AnyAnswer
 from penstock.checking.closed_loop import ClosedAnswer
 from penstock.checking.figures import gantt_figure, latency_figure, region_figure, token_figure
@@ -19,7 +19,7 @@ from penstock.checking.head_of_answer import (
 )
 from penstock.checking.head_of_comparison import head_of_policies
 from penstock.checking.latency import SteadyState
-from penstock.checking.targets import Estimate
+from penstock.checking.targets import Estimate, TargetAnswer
 from penstock.scenario.scenario import Scenario
 from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
 from penstock.simulation.run import Run
@@ -263,15 +263,13 @@ def batch_times(answer: AnyAnswer) -> list[Section]:
 
 def target_verdicts(targets: Sequence[TargetAnswer]) -> list[Verdict]:
     """Return each target, whether it is met, and the estimate that says so."""
-    return [
-        Verdict(
-            judgement,
-            f"{with_interval(estimate)} s." if estimate else "there is no steady state.",
-            "",
-            str(target),
-        )
-        for target, estimate, judgement in targets
-    ]
+    verdicts = []
+    for answer in targets:
+        text = "there is no steady state."
+        if answer.estimate:
+            text = f"{with_interval(answer.estimate)} s."
+        verdicts.append(Verdict(answer.judgement, text, "", str(answer)))
+    return verdicts
 
 
 def with_interval(estimate: Estimate) -> str:

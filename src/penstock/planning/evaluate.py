@@ -17,8 +17,8 @@ import numpy as np
 from penstock.checking.batch_means import GAP_SECTIONS
 from penstock.checking.enough_requests import estimate
 from penstock.checking.flood_test import flood_test
-from penstock.checking.goodput import goodput_of_run, goodput_share, own_latency, within
-from penstock.checking.latency_network import network_steady_state
+from penstock.checking.goodput import goodput, goodput_share, own_latency, within
+from penstock.checking.latency import steady_state
 from penstock.checking.targets import Estimate, Judgement, share
 from penstock.checking.verdict import Outcome, verdict
 from penstock.errors import InputError
@@ -210,8 +210,8 @@ def _alone(workload: Workload, deployment: Deployment, aim: Aim) -> _Simulated:
             alone, server, requests=size, targets=aim.targets, confidence=level, rho=stability.rho,
             most_requests=size, progress=part,
         )  # fmt: skip
-        goodput = goodput_of_run(aim.targets, run, steady, level)
-        return _Look(goodput, steady.estimates, run.arrived, steady.notices, steady.too_short)
+        share = goodput(aim.targets, run, steady, level)
+        return _Look(share, steady.estimates, run.arrived, steady.notices, steady.too_short)
 
     return stability, sizes, look
 
@@ -250,19 +250,14 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim) -> _Simulate
     def look(size: int, level: float, part: Progress) -> _Look:
         options = RunOptions(drain=True, progress=part)
         run = run_network(network, size, workload.seed, options, gap_sections=GAP_SECTIONS)
-        steady = network_steady_state(
+        steady = steady_state(
             _with_transfers(run) if deployment.server.by_lines else run,
-            loads=loads, confidence=level, targets=aim.targets,
+            rho=loads, confidence=level, targets=aim.targets,
         )  # fmt: skip
-        latency = {
-            "ttft_s": steady.stages[network.stages[0]]["ttft_s"],
-            "tbt_s": steady.tbt_s,
-            "e2e_s": steady.workflows[network.workflows[0].name],
-        }
-        latency |= {"tpot_s": steady.tpot_s} if steady.tpot_s else {}
+        latency = {"ttft_s": steady.stages[network.stages[0]]["ttft_s"], **steady.estimates}
         good = within(aim.targets, *_of_network_run(run, steady.warmup_jobs))
-        goodput = goodput_share(good, level, steady.too_short)
-        return _Look(goodput, latency, size, steady.notices, steady.too_short)
+        share = goodput_share(good, level, steady.too_short)
+        return _Look(share, latency, size, steady.notices, steady.too_short)
 
     return _stability(certificate, certificate.rho, tested), sizes, look
 
