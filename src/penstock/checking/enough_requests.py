@@ -14,9 +14,8 @@ from penstock.simulation.run import TICK_S, Run, checked_tick
 from penstock.simulation.simulate import RunOptions, length_of_run, run_server
 from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.server import Server
-from penstock.theory.hypotheses import refuse_without_rate
 from penstock.theory.limits import bounds
-from penstock.theory.load import load
+from penstock.theory.load import load, refuse_without_rate
 from penstock.workload.workload import Workload
 
 MOST_TIMES_LONGER = 16

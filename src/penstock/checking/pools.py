@@ -13,8 +13,7 @@ from penstock.theory.attention import prefill_at_least
 from penstock.theory.certificate import Certificate
 from penstock.theory.hypotheses import CRITICAL_BAND
 from penstock.theory.kv_blocks import fits
-from penstock.theory.limits import Limit
-from penstock.theory.loads import PoolLoad
+from penstock.theory.limits import Limit, PoolLoad
 from penstock.workload.workflow import Workflow
 
 _LOSS_WORTH_A_WARNING = 0.01
@@ -36,7 +35,7 @@ class PoolAnswer:
     # it; negative where none is stable. 1 - rho where the token budget binds.
     margin: float
     binding: tuple[str, ...]  # the limits that set it; `batch time` where none does
-    drain_s: float | None  # as in `penstock.theory.loads.PoolLoad`
+    drain_s: float | None  # as in `penstock.theory.limits.PoolLoad`
     busy: float  # share of the simulated time in batches, over all replicas
     tokens_per_s: float  # simulated, all replicas together
     # Simulated, on average; 0 without batches. Replicas can be busy all the time at a low load:

@@ -54,50 +54,30 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.system.kinds import as_network
-from penstock.system.network import Network
-from penstock.system.network_model import NetworkModel
 from penstock.system.server import Server
-from penstock.theory.attention import WITH_ATTENTION, prefill_at_least
-from penstock.theory.demand import Asked, is_one_server, of_network
+from penstock.theory.attention import prefill_at_least
 from penstock.theory.hypotheses import (
-    BOUNDED,
     CRITICAL_BAND,
     Hypothesis,
+    Proof,
     Verdict,
     if_trusted,
+    of_replica,
     of_requests,
     of_sample,
+    proof_of,
     sampled_limit,
 )
-from penstock.theory.kv_blocks import STANDARD_ERRORS, drawn
-from penstock.theory.limits import (
-    TOKENS,
-    Bound,
-    Limit,
-    as_bounds,
-    limits_of,
-    tightest,
-)
-from penstock.theory.load import Load, refuse_no_rate
-from penstock.theory.loads import JoinBound, PoolLoad, join_bounds, pool_loads, with_limits
-from penstock.theory.mean_backlog import MeanBacklog, mean_backlog
-from penstock.theory.network.cyclic_pools import CERTIFIED, Cycles
-from penstock.theory.network.fluid_classes import components, fluid_classes
-from penstock.theory.network.rules import (
-    CARRIED,
-    ROUTED,
-    PoolProof,
-    PoolRules,
-    of_all_pools,
-    pool_proofs,
-    pool_rules,
-    workflow_hypotheses,
-)
-from penstock.theory.network.unequal_replicas import of_rates
+from penstock.theory.kv_blocks import drawn
+from penstock.theory.limits import Bound, Limit, PoolLoad, as_bounds, tightest
+from penstock.theory.load import Load, load, refuse_no_rate
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
+    from penstock.system.network import Network
+    from penstock.theory.mean_backlog import MeanBacklog
     from penstock.theory.network.cycles import GlobalStability
+    from penstock.theory.network.loads import JoinBound
     from penstock.theory.network.virtual_stations import VirtualStation
 
 __all__ = ["CRITICAL_BAND", "Bound", "Certificate", "Hypothesis", "Verdict", "certify"]
@@ -114,15 +94,6 @@ SPIRAL = "fluid path of a static priority"
 VIRTUAL = "virtual station (Rybko and Stolyar 1992; Dai and Vande Vate 2000)"
 
 _ROUNDING = 1e-12
-_BACK_PRESSURE = (
-    "back-pressure is throughput-optimal in networks without batches (Tassiulas and Ephremides "
-    "1992)"
-)
-_KNOWN_ELSEWHERE = {
-    "hlpps": "single-token fluid models under HLPPS are stable below load 1 (Bramson 1996)",
-    "back-pressure": _BACK_PRESSURE,
-    "back-pressure-phase": _BACK_PRESSURE,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,10 +140,10 @@ class Certificate:
     hypotheses: tuple[Hypothesis, ...]
     pools: tuple[PoolLoad, ...]
     certified_load: float | None
-    any_policy: "GlobalStability | None"
-    virtual_station: "VirtualStation | None"
-    order: tuple[tuple[str, ...], ...]
-    joins: tuple[JoinBound, ...]
+    any_policy: "GlobalStability | None" = None
+    virtual_station: "VirtualStation | None" = None
+    order: tuple[tuple[str, ...], ...] = ()
+    joins: "tuple[JoinBound, ...]" = ()
     rate: float = 1.0
     measured: float | None = None
     of_server: bool = False
@@ -256,10 +227,12 @@ class Certificate:
         return bound
 
     @functools.cached_property
-    def mean_backlog(self) -> MeanBacklog:
+    def mean_backlog(self) -> "MeanBacklog":
         """Bounds of the long-run mean of the work that a server has left, tokens (Appendix C,
         corrected).
         """
+        from penstock.theory.mean_backlog import mean_backlog  # the verdict does not need it
+
         return mean_backlog(self.load)
 
     def with_found(self, share: float, server: Server) -> "Certificate":
@@ -294,8 +267,8 @@ class Certificate:
 @overload
 def certify(workload: Workload, server: Server) -> Certificate: ...
 @overload
-def certify(network: Network, /) -> Certificate: ...
-def certify(workload: Workload | Network, server: Server | None = None) -> Certificate:
+def certify(network: "Network", /) -> Certificate: ...
+def certify(workload: "Workload | Network", server: Server | None = None) -> Certificate:
     """Say by theorem whether a workload on a server, or a network, is stable, where a theorem can.
 
     A server is a network of one pool of one replica. Which theorems say *stable* and *unstable*,
@@ -318,86 +291,15 @@ def certify(workload: Workload | Network, server: Server | None = None) -> Certi
     """
     if isinstance(workload, Workload) and isinstance(server, Server):
         refuse_no_rate(workload)
-        network = Network.single(workload, server)
-    else:
-        network = as_network("certify", workload, server)
-        network.check_rates()
-    model, asked = of_network(network)
-    limits = [(one, limits_of(one)) for one in asked]
-    model = with_limits(model, limits)
-    alone = asked[0].load if is_one_server(network) else None
-    requests = workflow_hypotheses(network) if alone is None else of_requests(alone.workload)
-    certificate = _certificate(model, pool_rules(network, asked), requests, limits, alone)
-    rate = sum(workflow.rate for workflow in network.workflows)
-    return dataclasses.replace(certificate, rate=rate)
+        alone = load(workload, server)
+        return of_server(alone, of_replica(alone), by_arrival=server.order == "fcfs")
+    network = as_network("certify", workload, server)
+    from penstock.theory.network.certificate import of_network  # servers need not wait for it
+
+    return of_network(network)
 
 
-def network_certificate(
-    model: NetworkModel,
-    rules: Sequence[PoolRules],  # shape (pools,)
-    of_arrivals: Sequence[Hypothesis] = (),  # what the caller has looked at: arrivals, lengths
-) -> Certificate:
-    """Say by theorem whether a network of which only the means are known is stable."""
-    return _certificate(model, rules, of_arrivals, (), None)
-
-
-def _certificate(
-    model: NetworkModel,
-    rules: Sequence[PoolRules],
-    of_arrivals: Sequence[Hypothesis],
-    limits: Sequence[tuple[Asked, tuple[Limit, ...]]],  # of all pools, or of none
-    alone: Load | None,  # of one server
-) -> Certificate:
-    """Certify pools of which means, rules and limits are known."""
-    if len(rules) != len(model.pools):
-        raise InputError(f"{len(rules)} rules for {len(model.pools)} pools; give one per pool")
-    stages = fluid_classes(model, False)
-    sets = components(stages)
-    cycles = Cycles(model, rules, [s for stations in sets for s in stations if len(stations) > 1])
-    proofs = pool_proofs(model, stages, sets, rules, all(h.held for h in of_arrivals))
-    pools = pool_loads(model, stages, sets, proofs, limits)
-    if alone is not None:
-        asked = (*of_arrivals, *proofs[0].hypotheses.values())
-        answer = _of_server(alone, pools[0], proofs[0], asked)
-    else:
-        asked = (*of_arrivals, *of_all_pools(model, proofs), *cycles.hypotheses)
-        # Where the fluid model is not known to hold, an order that fails in it proves nothing.
-        failed = {h.name for h in asked if not h.held} - {CARRIED, CERTIFIED}
-        if not failed <= {BOUNDED, ROUTED} or model.least_prefill is not None:
-            cycles.virtual = cycles.spiral = None
-        answer = _of_network(model, rules, pools, proofs, asked, cycles, sets)
-    return Certificate(
-        *answer,
-        pools=pools,
-        certified_load=_certified_load(pools, proofs, cycles, of_arrivals),
-        any_policy=cycles.anyone,
-        virtual_station=cycles.virtual,
-        order=tuple(tuple(model.pools[s] for s in stations) for stations in sets),
-        joins=join_bounds(model, rules),
-        of_server=alone is not None,
-    )
-
-
-def _certified_load(
-    pools: Sequence[PoolLoad],
-    proofs: Sequence[PoolProof],
-    cycles: Cycles,
-    of_arrivals: Sequence[Hypothesis],
-) -> float | None:
-    """Return the factor on all rates up to which pools and cycles are certified."""
-    alike = all(h.held for h in cycles.hypotheses if h.name != CERTIFIED)
-    carried = [proof.certified for proof in proofs if proof.certified is not None]
-    if len(carried) < len(proofs) or not alike or not all(h.held for h in of_arrivals):
-        return None
-    limits = [
-        stability.max_load for stability in (cycles.anyone, cycles.fixed) if stability is not None
-    ]
-    certified = min([*carried, max(limits)] if limits else carried)
-    most = min(pool.max_load for pool in pools)  # the same, up to rounding, where theorems meet
-    return most if math.isclose(certified, most, rel_tol=_ROUNDING) else certified or None
-
-
-class _Answer(NamedTuple):
+class Answer(NamedTuple):
     """The first four fields of a certificate."""
 
     verdict: Verdict
@@ -406,250 +308,112 @@ class _Answer(NamedTuple):
     hypotheses: tuple[Hypothesis, ...]
 
 
-# Of a server
+def of_server(
+    load: Load, asked: tuple[Hypothesis, ...], *, by_arrival: bool, name: str = "pool"
+) -> Certificate:
+    """Certify a server by its load and what is asked of it, beside requests."""
+    requests = of_requests(load.workload)
+    sound = all(hypothesis.held for hypothesis in requests)
+    proof = proof_of(load, asked, sound=sound, by_arrival=by_arrival)
+    pool = PoolLoad.of_server(name, load, fills=not proof.by_drift)
+    return Certificate(
+        *_answer(load, pool, proof, (*requests, *proof.hypotheses.values())),
+        pools=(pool,),
+        certified_load=certified_load((pool,), proof.certified),
+        order=((name,),),
+        rate=load.arrival_rate,
+        of_server=True,
+    )
 
 
-def _of_server(
-    demand: Load, pool: PoolLoad, proof: PoolProof, asked: tuple[Hypothesis, ...]
-) -> _Answer:
+def certified_load(pools: Sequence[PoolLoad], certified: float | None) -> float | None:
+    """Return what is certified; where theorems meet the same as what is carried, but rounding."""
+    most = min(pool.max_load for pool in pools)
+    if certified is not None and math.isclose(certified, most, rel_tol=_ROUNDING):
+        return most
+    return certified or None
+
+
+def _answer(load: Load, pool: PoolLoad, proof: Proof, asked: tuple[Hypothesis, ...]) -> Answer:
     """Say whether a server is stable: by its limits first, above which no hypothesis matters."""
-    binds = tightest(pool.limits)
     exceeded = [limit for limit in pool.limits if limit.exceeded]
     if exceeded:
-        overload = _overload(demand, exceeded[0])
-        return _Answer("unstable", exceeded[0].theorem, _why_unstable(demand, exceeded), overload)
+        reason = _why_unstable(load, exceeded)
+        return Answer("unstable", exceeded[0].theorem, reason, _overload(load, exceeded[0]))
+
+    binds = tightest(pool.limits)
     if binds.load >= 1 - CRITICAL_BAND:
-        what = f"the arrival rate is exactly what the {binds.name} can carry, where no theorem"
-        what = f"{what} applies"
+        what = (
+            f"the arrival rate is exactly what the {binds.name} can carry, where no theorem applies"
+        )
         if binds.name == "token budget":
             what = "the load is exactly 1, where Theorem 1 says nothing"
         reason = f"{what}: any randomness lets the queues wander without bound"
-        return _Answer("critical", None, reason, ())
-    most = demand.arrival_rate / binds.load
+        return Answer("critical", None, reason, ())
+
     failed = ", ".join(f"'{h.name}' ({h.why})" for h in asked if not h.held)
     if failed:
         reason = (
             f"the arrival rate is {1 - binds.load:.1%} below what the {binds.name} can carry, "
-            f"{most:,.4g} requests/s, but no theorem says stable, because these hypotheses fail: "
-            f"{failed}"
+            f"{load.arrival_rate / binds.load:,.4g} requests/s, but no theorem says stable, "
+            f"because these hypotheses fail: {failed}"
         )
-        return _Answer("unknown", None, reason, asked)
-    policy = demand.server.policy.name
+        return Answer("unknown", None, reason, asked)
+
+    policy = load.server.policy.name
+    theorem = WORK_CONSERVING
+    reason = f"the load is {load.rho:.3f} and {policy} is work-conserving"
     if proof.by_drift:
-        up_to = (proof.certified or 0.0) * demand.arrival_rate
+        up_to = (proof.certified or 0.0) * load.arrival_rate
         theorem = DRIFT
         reason = (
             f"every batch that {policy} forms under a backlog drains it, at up to {up_to:,.4g} "
             "requests/s"
         )
-    else:
-        theorem = WORK_CONSERVING
-        reason = f"the load is {demand.rho:.3f} and {policy} is work-conserving"
     reason = f"{reason}, so the queues stay finite and have a steady state{if_trusted(asked)}"
-    return _Answer("stable", theorem + demand.extended, reason, asked)
+    return Answer("stable", theorem + load.extended, reason, asked)
 
 
-def _overload(demand: Load, limit: Limit) -> tuple[Hypothesis, ...]:
-    recorded = demand.workload.rows is not None
-    most = demand.arrival_rate / limit.load
-    if limit.name == "token budget" and math.isclose(most, demand.max_rate):
+def _overload(load: Load, limit: Limit) -> tuple[Hypothesis, ...]:
+    """Return what an overload rests on: the numbers, and that averages exist."""
+    most = load.arrival_rate / limit.load
+    if limit.name == "token budget" and math.isclose(most, load.max_rate):
         name = "load above 1"
         reason = (
-            f"{demand.offered_tokens_per_s:,.0f} tokens/s arrive, the best batch "
-            f"({demand.best_token_load:,} tokens) carries {demand.capacity_tokens_per_s:,.0f}"
+            f"{load.offered_tokens_per_s:,.0f} tokens/s arrive, the best batch "
+            f"({load.best_token_load:,} tokens) carries {load.capacity_tokens_per_s:,.0f}"
         )
-        if demand.attention_s[0]:
+        if load.attention_s[0]:
             reason += (
-                f" of such requests, each with {demand.attention_s[0]:.4g} s of attention at least"
+                f" of such requests, each with {load.attention_s[0]:.4g} s of attention at least"
             )
     else:
         name = f"arrival rate above the {limit.name}'s"
         reason = (
-            f"{demand.arrival_rate:,.4g} requests/s arrive, at most {most:,.4g} are carried: "
+            f"{load.arrival_rate:,.4g} requests/s arrive, at most {most:,.4g} are carried: "
             f"{limit.why}"
         )
-    average = (
-        "the recording, gone on with at this pattern"
-        if recorded
-        else "the arrival process has a rate"
-    )
+    averages = Hypothesis("long-run averages exist", True, "the arrival process has a rate")
+    if load.workload.rows is not None:
+        why = "the recording, gone on with at this pattern"
+        averages = dataclasses.replace(averages, why=why, checked=False)
     return (
         Hypothesis(name, True, reason),
-        Hypothesis("long-run averages exist", True, average, checked=not recorded),
-        *of_sample(demand),
+        averages,
+        *of_sample(load),
         *sampled_limit(limit.name, sampled=limit.sampled),
     )
 
 
-def _why_unstable(demand: Load, exceeded: list[Limit]) -> str:
+def _why_unstable(load: Load, exceeded: list[Limit]) -> str:
     first, *others = exceeded
-    rate = demand.arrival_rate
+    rate = load.arrival_rate
+    reason = (
+        f"{rate:,.4g} requests/s arrive, but the {first.name} lets no policy carry more than "
+        f"{rate / first.load:,.4g}"
+    )
     if first.name == "token budget":
         reason = f"tokens arrive {first.load:.3f} times as fast as any policy can process them"
-    else:
-        reason = (
-            f"{rate:,.4g} requests/s arrive, but the {first.name} lets no policy carry more than "
-            f"{rate / first.load:,.4g}"
-        )
-    reason += "".join(
-        f" (the {limit.name} allows {rate / limit.load:,.4g} requests/s at most)"
-        for limit in others
-    )
+    for limit in others:
+        reason += f" (the {limit.name} allows {rate / limit.load:,.4g} requests/s at most)"
     return f"{reason}, so the backlog grows for ever"
-
-
-# Of a network
-
-
-def _of_network(
-    model: NetworkModel,
-    rules: Sequence[PoolRules],
-    pools: Sequence[PoolLoad],
-    proofs: Sequence[PoolProof],
-    asked: tuple[Hypothesis, ...],
-    cycles: Cycles,
-    sets: list[tuple[int, ...]],
-) -> _Answer:
-    """Say whether a network is stable: by tokens, other limits, order and routers, hypotheses."""
-    by_tokens = _by_tokens(model)
-    if by_tokens is not None and by_tokens[0] == "unstable":
-        return _Answer("unstable", TOKENS, by_tokens[1], asked)
-    if by_tokens is None and (reason := _why_the_order_fails(cycles)):
-        theorem = VIRTUAL if cycles.spiral is None else SPIRAL
-        return _Answer("unstable", theorem, reason, asked)
-    in_turns = not any(h.name == ROUTED and not h.held for h in asked)
-    if reason := _overfed(model, rules, in_turns):
-        return _Answer("unstable", DIFFER, reason, asked)
-    exceeded = [
-        (limit.load, pool, limit) for pool in pools for limit in pool.limits if limit.exceeded
-    ]
-    if exceeded:
-        _, pool, limit = max(exceeded, key=lambda each: each[0])
-        return _Answer("unstable", limit.theorem, _why_exceeded(pool, limit), asked)
-    if by_tokens is not None:
-        verdict, reason = by_tokens
-        return _Answer(verdict, None, reason, asked)
-    # Below load 1 everywhere the hypotheses decide.
-    highest = int(np.argmax(model.rho))
-    most = f"{model.pools[highest]} the highest with {model.rho[highest]:.3f}"
-    if all(h.held for h in asked):
-        round_trips = "".join(f"; {h.why}" for h in asked if h.name == CERTIFIED)
-        reason = (
-            f"every pool has a load below 1, {most}{round_trips}; so the queues stay finite and "
-            f"have a steady state{if_trusted(asked)}"
-        )
-        return _Answer("stable", _theorem(model, sets, rules, proofs), reason, asked)
-    failed = "; ".join(f"'{h.name}' ({h.why})" for h in asked if not h.held)
-    elsewhere = {_KNOWN_ELSEWHERE[rule.order] for rule in rules if rule.order in _KNOWN_ELSEWHERE}
-    reason = (
-        f"no pool has a load above 1, {most}, but no theorem says stable, because these "
-        f"hypotheses fail: {failed}"
-        + "".join(f"; {what}, which is not shown here" for what in sorted(elsewhere))
-    )
-    return _Answer("unknown", None, reason, asked)
-
-
-def _by_tokens(model: NetworkModel) -> tuple[Verdict, str] | None:
-    """Return what loads say by the tokens that arrive; None: they are below 1 everywhere."""
-    # Sampled means are doubted by their error, on the side that makes the verdict harder.
-    rho, error = model.rho, STANDARD_ERRORS * model.standard_error / model.capacity
-    least = model.least_offered / model.capacity
-    worst = int(np.argmax(least - error))
-    if least[worst] - error[worst] > 1 + CRITICAL_BAND:
-        return "unstable", (
-            f"tokens arrive at pool {model.pools[worst]} {least[worst]:.3f} times as fast as any "
-            "policy can process them, so its backlog grows for ever"
-        )
-    worst = int(np.argmax(rho + error))
-    name = model.pools[worst]
-    if rho[worst] + error[worst] < 1 - CRITICAL_BAND:
-        return None
-    if least[worst] < rho[worst]:
-        return "unknown", (
-            f"if replicas reuse nothing, the load of pool {name} is {rho[worst]:.3f}, and if they "
-            f"reuse all that they may {least[worst]:.3f}; how much they reuse depends on the run, "
-            "so no theorem says anything"
-        )
-    if error[worst] > 0:
-        jobs = f"{model.sampled:,} sampled jobs" if model.sampled else "sampled jobs"
-        return "unknown", (
-            f"the load of pool {name} is {rho[worst]:.4f} +- {error[worst]:.4f} by {jobs}, "
-            "too near 1 to tell"
-        )
-    return "critical", (
-        f"the load of pool {name} is exactly 1, where no theorem says anything: any randomness "
-        "lets its queues wander without bound"
-    )
-
-
-def _why_exceeded(pool: PoolLoad, limit: Limit) -> str:
-    """Say what a limit of a pool carries, beside the token budget."""
-    assert pool.asked is not None
-    kinds = pool.asked.kinds
-    what = f"the {limit.name}"
-    if limit.name == "max batch size" and len(kinds) == 1:
-        what += f" of {kinds[0][0].max_batch_size:,}"
-    if limit.name == "transfers":
-        what = "the time that transfers take its links"
-    sampled = f", a load of {limit.in_words} by sampled jobs" if limit.standard_error else ""
-    return (
-        f"under any policy {what} lets pool {pool.name} carry at most {1 / limit.load:.3f} times "
-        f"what arrives{sampled}, so its backlog grows for ever"
-    )
-
-
-def _why_the_order_fails(cycles: Cycles) -> str | None:
-    """Return why a static priority order makes a network unstable, or None."""
-    virtual, spiral = cycles.virtual, cycles.spiral
-    if spiral is not None:
-        return (
-            f"every cycle multiplies a backlog of {spiral[0]} by {spiral[1]:.4g}, in the fluid "
-            "model of this order"
-        )
-    if virtual is None or virtual.max_load >= 1 - CRITICAL_BAND:
-        return None
-    return virtual.reason
-
-
-def _theorem(
-    model: NetworkModel,
-    sets: list[tuple[int, ...]],
-    rules: Sequence[PoolRules],
-    proofs: Sequence[PoolProof],
-) -> str:
-    """Name what is used; every part of it is needed."""
-    if any(len(stations) > 1 for stations in sets):
-        name = CYCLE
-    elif model.joins[model.visits > 0].any():
-        name = FORK_JOIN
-    else:
-        name = MULTICLASS if len(sets) == 1 else DAG
-    several = [
-        rule.router for rule, replicas in zip(rules, model.replicas, strict=True) if replicas > 1
-    ]
-    if several:
-        stretched = any(router not in ("jsq", "random") for router in several)
-        proposition = DIFFER if any(rates is not None for rates in model.unequal) else PARALLEL
-        name += f", {proposition}" + (f" with {REMARK}" if stretched else "")
-    if any(proof.by_drift for proof in proofs):
-        name += f", {DRIFT}"
-    extended = any(rule.load is not None and rule.load.extended for rule in rules)
-    return name + (WITH_ATTENTION if extended else "")
-
-
-def _overfed(model: NetworkModel, rules: Sequence[PoolRules], in_turns: bool) -> str | None:
-    """Return why a router gives some replicas more than they carry under any policy."""
-    # ``in_turns``: whether round robin gives each replica its share of the work.
-    least_offered = model.least_offered - STANDARD_ERRORS * model.standard_error
-    for s, rule in enumerate(rules):
-        rates = model.replica_rates(s)
-        if rates is None or (rule.router == "round-robin" and not in_turns):
-            continue
-        loads = of_rates(max(float(least_offered[s]), 0.0), rates, rule.router)
-        if loads.verdict == "unstable":
-            return (
-                f"router {rule.router} sends some replicas of pool {model.pools[s]} "
-                f"{loads.necessary:.3f} times what they carry under any policy ({loads.why}), so "
-                "their backlog grows for ever"
-            )
-    return None

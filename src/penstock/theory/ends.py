@@ -16,9 +16,8 @@ from penstock.system.batch_time import Composition
 from penstock.system.network import Network
 from penstock.system.server import Server
 from penstock.system.uncertain import Known
-from penstock.theory.demand import of_load, of_network
 from penstock.theory.limits import limits_of, tightest
-from penstock.theory.load import load
+from penstock.theory.load import demand_of, load
 from penstock.workload.workload import Workload
 
 System = TypeVar("System")
@@ -57,7 +56,7 @@ def server_ends(workload: Workload, server: Server) -> Ends[Server] | None:
     if known is None:
         return None
     servers = _others_of(load(workload, server).server, known)
-    asked = [tightest(limits_of(of_load(load(workload, one)))).load for one in servers]
+    asked = [tightest(limits_of(demand_of(load(workload, one)))).load for one in servers]
     slow, fast = _places_of(asked, known)
     return Ends(servers[slow], servers[fast], known.origin, known.calibrated, servers, known.ends)
 
@@ -115,8 +114,10 @@ def _changed(
 
 def _pool_loads(network: Network) -> list[float]:
     """Return how much of its tightest limit each pool is asked for."""
-    _, asked = of_network(network)
-    return [tightest(limits_of(of)).load if of.tokens else 0.0 for of in asked]
+    from penstock.theory.network.demand import network_demand  # servers need not wait for it
+
+    _, demands = network_demand(network)
+    return [tightest(limits_of(one)).load if one.tokens else 0.0 for one in demands]
 
 
 def _with(server: Server, batch_time: Composition) -> Server:

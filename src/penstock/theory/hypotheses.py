@@ -3,16 +3,18 @@ there, which is each replica of any pool.
 """
 
 import dataclasses
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.server import Server
-from penstock.theory.drift import Drift
 from penstock.theory.kv_blocks import SAMPLE, Longest, Served, at_once, largest
-from penstock.theory.load import Load, refuse_no_rate
+from penstock.theory.load import Load
 from penstock.theory.unforeseen import with_wasted
 from penstock.workload.pairs import Independent, Lengths
 from penstock.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from penstock.theory.drift import Drift
 
 Verdict = Literal["stable", "unstable", "critical", "unknown"]
 
@@ -25,6 +27,8 @@ FILLS = "work-conserving policy"
 SLOTS = "max batch size never binds"
 CARRIES = "full batches carry the load"
 DRAINS = "every batch under a backlog drains"
+
+OF_FULL_BATCHES = (FILLS, SLOTS, CARRIES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,24 +59,75 @@ def of_requests(workload: Workload) -> tuple[Hypothesis, ...]:
     return independent_arrivals(workload), independent_lengths(workload), bounded_lengths(workload)
 
 
-def of_sample(demand: Load) -> tuple[Hypothesis, ...]:
+def of_sample(load: Load) -> tuple[Hypothesis, ...]:
     """Return what of a load is as a sample of the lengths says."""
-    return (*dropped(demand.work), *cut(demand.work), *sampled_attention(demand))
+    return (*dropped(load.work), *cut(load.work), *sampled_attention(load))
 
 
-def of_server(demand: Load) -> tuple[Hypothesis, ...]:
-    """Return what Theorem 1(b) asks of a server and what arrives there."""
-    server = demand.server
-    memory = () if server.memory is None else (ample_memory(demand),)
-    fills = work_conserving(server), batch_size(server), full_batches_carry_it(demand)
-    return (*of_requests(demand.workload), *memory, *of_sample(demand), *fills)
+def of_replica(
+    load: Load, fills: Hypothesis | None = None, memory: Hypothesis | None = None
+) -> tuple[Hypothesis, ...]:
+    """Return what Theorem 1(b) asks of a server, but for what of it is known otherwise."""
+    server = load.server
+    if memory is None and server.memory is not None:
+        memory = ample_memory(load)
+    return (
+        *(() if memory is None else (memory,)),
+        *of_sample(load),
+        fills or work_conserving(server),
+        batch_size(server),
+        full_batches_carry_it(load),
+    )
 
 
-def ample_memory(demand: Load) -> Hypothesis:
+class Proof(NamedTuple):
+    """What is proved of a pool."""
+
+    hypotheses: Mapping[str, Hypothesis]  # asked of it, by their names for single pools
+    certified: float | None  # factor on all rates below which all of them hold; None: at none
+
+    @property
+    def by_drift(self) -> bool:
+        """Whether every batch under a backlog is looked at, as some may have room."""
+        return DRAINS in self.hypotheses
+
+
+def others_hold(hypotheses: Mapping[str, Hypothesis]) -> bool:
+    """Return whether all hold but those on full batches, which the drift can do without."""
+    return all(h.held for name, h in hypotheses.items() if name not in OF_FULL_BATCHES)
+
+
+def proof_of(load: Load, asked: Iterable[Hypothesis], *, sound: bool, by_arrival: bool) -> Proof:
+    """Prove that a replica drains: by its full batches, or by the drift of every batch.
+
+    ``sound``: what is asked of arrivals holds; ``by_arrival``: requests are served in that order.
+    """
+    hypotheses = {hypothesis.name: hypothesis for hypothesis in asked}
+    if not (sound and others_hold(hypotheses)):
+        return Proof(hypotheses, None)
+    if hypotheses[FILLS].held and hypotheses[SLOTS].held:
+        return Proof(hypotheses, load.full_batch_rate / load.arrival_rate or None)
+    if not by_arrival:
+        return Proof(hypotheses, None)
+    from penstock.theory.drift import drift  # most servers fill their batches
+
+    server = load.server
+    if server.memory is not None:  # it holds all that may run, so batches are as without a limit
+        server = dataclasses.replace(server, memory=None, gpu=None)
+    backlog = drift(load.work.lengths, server)
+    drains = every_batch_drains(load, backlog)
+    if drains.held:
+        hypotheses = {name: h for name, h in hypotheses.items() if name not in OF_FULL_BATCHES}
+    hypotheses[DRAINS] = drains
+    rate = backlog.certified_rate
+    return Proof(hypotheses, None if rate is None else rate / load.arrival_rate)
+
+
+def ample_memory(load: Load) -> Hypothesis:
     """All requests that may run at once fit into the KV memory, by the law of their lengths."""
-    declares = demand.workload.declared is not None
-    longest = with_wasted(largest(demand.work.lengths), demand.server, declares=declares)
-    return kv_memory(demand.server, longest, reused=demand.reused)
+    declares = load.workload.declared is not None
+    longest = with_wasted(largest(load.work.lengths), load.server, declares=declares)
+    return kv_memory(load.server, longest, reused=load.reused)
 
 
 def independent_arrivals(workload: Workload) -> Hypothesis:
@@ -119,11 +174,11 @@ def dropped(work: Served) -> tuple[Hypothesis, ...]:
     return (Hypothesis("share of the requests that are dropped", True, reason, checked=False),)
 
 
-def sampled_attention(demand: Load) -> tuple[Hypothesis, ...]:
+def sampled_attention(load: Load) -> tuple[Hypothesis, ...]:
     """What a mean request's attention takes is a sample's, if lengths are not Penstock's."""
-    if not demand.sampled:
+    if not load.sampled:
         return ()
-    low, high = demand.attention_s
+    low, high = load.attention_s
     reason = (
         f"from {low:.4g} to {high:.4g} s by {SAMPLE:,} draws, four standard errors on the safe side"
     )
@@ -223,35 +278,35 @@ def batch_size(server: Server) -> Hypothesis:
     return Hypothesis(SLOTS, held, reason)
 
 
-def full_batches_carry_it(demand: Load) -> Hypothesis:
+def full_batches_carry_it(load: Load) -> Hypothesis:
     """Batches filled to the token budget carry the load; ones that stop short may carry more."""
-    held = demand.arrival_rate < demand.full_batch_rate * (1 - CRITICAL_BAND)
-    attention = demand.attention_s[1]
+    held = load.arrival_rate < load.full_batch_rate * (1 - CRITICAL_BAND)
+    attention = load.attention_s[1]
     most = (
         f" even with the most that attention takes, {attention:.4g} s a request"
         if attention
         else ""
     )
     reason = (
-        f"{demand.arrival_rate * demand.most_tokens_per_request:,.0f} tokens/s arrive, batches of "
-        f"{demand.server.token_budget:,} tokens carry {demand.full_batch_tokens_per_s:,.0f}{most}"
+        f"{load.arrival_rate * load.most_tokens_per_request:,.0f} tokens/s arrive, batches of "
+        f"{load.server.token_budget:,} tokens carry {load.full_batch_tokens_per_s:,.0f}{most}"
     )
-    if demand.wasted[1]:
-        reason += f", with up to {demand.wasted[1]:.3g} of a request after an end not foreseen"
-    falls = demand.filled_batch_tokens_per_s < demand.best_batch_tokens_per_s * (1 - CRITICAL_BAND)
+    if load.wasted[1]:
+        reason += f", with up to {load.wasted[1]:.3g} of a request after an end not foreseen"
+    falls = load.filled_batch_tokens_per_s < load.best_batch_tokens_per_s * (1 - CRITICAL_BAND)
     if not held and falls and not attention:
         reason += (
-            f" but batches of {demand.best_token_load:,} would carry "
-            f"{demand.best_batch_tokens_per_s:,.0f}: lower it"
+            f" but batches of {load.best_token_load:,} would carry "
+            f"{load.best_batch_tokens_per_s:,.0f}: lower it"
         )
     return Hypothesis(CARRIES, held, reason)
 
 
-def every_batch_drains(demand: Load, drift: Drift) -> Hypothesis:
+def every_batch_drains(load: Load, drift: "Drift") -> Hypothesis:
     """Every batch that a backlog leads to takes more weighted tokens than arrive while it lasts."""
     rate = drift.certified_rate
-    held = rate is not None and demand.arrival_rate < rate * (1 - CRITICAL_BAND)
-    reason = drift.why if rate is None else f"{drift.why}, and {demand.arrival_rate:.4g} arrive"
+    held = rate is not None and load.arrival_rate < rate * (1 - CRITICAL_BAND)
+    reason = drift.why if rate is None else f"{drift.why}, and {load.arrival_rate:.4g} arrive"
     return Hypothesis(DRAINS, held, reason)
 
 
@@ -267,9 +322,3 @@ def _known_lengths(lengths: Lengths) -> bool:
 def _of_penstock(thing: object) -> bool:
     """Whether what it says of itself is Penstock's own statement."""
     return type(thing).__module__.partition(".")[0] == "penstock"
-
-
-def refuse_without_rate(asker: str, workload: Workload, server: Server) -> None:
-    """Refuse what is no workload or server, and what has no rate."""
-    refuse_all_but_a_server(asker, workload, server)
-    refuse_no_rate(workload)

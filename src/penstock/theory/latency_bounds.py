@@ -50,7 +50,6 @@ from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.theory.attention import attention_of, prefill_seconds
-from penstock.theory.hypotheses import refuse_without_rate
 from penstock.theory.kv_blocks import (
     STANDARD_ERRORS,
     drawn,
@@ -59,6 +58,7 @@ from penstock.theory.kv_blocks import (
     reuses,
     served,
 )
+from penstock.theory.load import refuse_without_rate
 from penstock.workload.arrivals import Poisson
 from penstock.workload.pairs import Empirical, Lengths
 from penstock.workload.workload import Workload

@@ -40,6 +40,7 @@ prompts.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Literal
 
@@ -49,10 +50,9 @@ from penstock.inputs.caching import cached
 from penstock.system.measured_times import Measured
 from penstock.system.server import Server
 from penstock.theory.attention import WITH_ATTENTION
-from penstock.theory.demand import Asked, Sampled, iteration_s, of_load
 from penstock.theory.hypotheses import CRITICAL_BAND
 from penstock.theory.kv_blocks import SAMPLE, STANDARD_ERRORS, reserves
-from penstock.theory.load import Load
+from penstock.theory.load import NOTHING, Demand, Estimate, Load, demand_of, iteration_s
 from penstock.theory.region import Region, linear_program, region
 from penstock.workload.lengths import Length
 from penstock.workload.pairs import Lengths
@@ -125,9 +125,93 @@ class Bound:
     sampled: bool = False  # by a sample of the lengths, with four standard errors on the safe side
 
 
-def bounds(demand: Load) -> tuple[Bound, ...]:
+@dataclasses.dataclass(frozen=True)
+class PoolLoad:
+    """Load of one pool."""
+
+    name: str
+    # Forward tokens that arrive, without those that requests may find of their prompts, and the
+    # most that its replicas can process.
+    offered_tokens_per_s: float
+    capacity_tokens_per_s: float
+    standard_error: float  # of the offered tokens/s where means are sampled, else 0
+    # Seconds after which the pool has drained, in the fluid model, per second of work: a backlog
+    # that brings no pool more than w seconds of work, in all its stages, has left pool s after w
+    # T_s seconds with T_s = (1 + the largest T of the pools before it) / (1 - rho_s). Until those
+    # have drained it may wait for work, and after that it works at its full rate until none is left
+    # (thm:dag). Fluid of a pool is spread evenly over its replicas. None: beside or behind a cycle
+    # or replicas that differ, or overloaded.
+    drain_s: float | None
+    # Factor on all rates above which no policy is stable at this pool, under all of its limits,
+    # even if requests find all of their prompts that they may.
+    max_load: float
+    # How much of each limit is asked for, the token budget first; none where only the means of the
+    # pool are known, or nothing arrives.
+    limits: tuple[Limit, ...] = ()
+    # The load if requests find nothing of their prompts but what they surely do; None: it is rho.
+    rho_without_cache: float | None = None
+    # What is asked of it; None where only the means of the pool are known.
+    demand: Demand | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of_server(cls, name: str, load: Load, *, fills: bool) -> "PoolLoad":
+        """Return the load of a pool of one replica; ``fills``: its full batches drain it."""
+        demand = demand_of(load)
+        limits = limits_of(demand)
+        capacity = demand.capacity
+        if demand.attention.mean:
+            capacity = demand.tokens / limits[0].load
+        full = load.arrival_rate / load.full_batch_rate
+        drain_s = 1 / (1 - full) if fills and full < 1 else None
+        pool = cls(name, demand.tokens, capacity, 0.0, drain_s, limits[0].carried)
+        return pool.under(limits, demand)
+
+    @property
+    def rho(self) -> float:
+        """Offered token rate over the capacity (eq:load-dag), at least."""
+        return self.offered_tokens_per_s / self.capacity_tokens_per_s
+
+    @property
+    def margin(self) -> float:
+        """The share left before no policy is stable: 1 - rho where the token budget binds."""
+        return 1 - 1 / self.max_load
+
+    @property
+    def load(self) -> Load | None:
+        """The load of each replica, where the law of all that comes is known."""
+        return None if self.demand is None else self.demand.load
+
+    @functools.cached_property
+    def binding(self) -> tuple[str, ...]:
+        """What sets the max load; `batch time` where only faster batches would help."""
+        if self.demand is None:
+            return ("token budget",)
+        if not self.limits:
+            return ()
+        name, kinds = tightest(self.limits).name, self.demand.kinds
+        if name in ("KV memory", "transfers") or len(kinds) > 1:
+            return (name,)
+        server, replicas = kinds[0]
+        rates = np.array([self.demand.prefill, self.demand.decode]) / replicas
+        return linear_program(unhurried(server), rates, prompt=self.demand.prompt).binding
+
+    def under(self, limits: tuple[Limit, ...], demand: Demand) -> "PoolLoad":
+        """Return the load under all limits of the pool, with what is asked of it."""
+        if not limits:
+            return dataclasses.replace(self, demand=demand)
+        rho = demand.without_cache
+        return dataclasses.replace(
+            self,
+            max_load=tightest(limits).carried,
+            limits=limits,
+            rho_without_cache=None if rho is None else rho / demand.capacity,
+            demand=demand,
+        )
+
+
+def bounds(load: Load) -> tuple[Bound, ...]:
     """Return what each limit of a server can carry, the token budget first."""
-    return as_bounds(limits_of(of_load(demand)), demand.arrival_rate)
+    return as_bounds(limits_of(demand_of(load)), load.arrival_rate)
 
 
 def as_bounds(limits: tuple[Limit, ...], rate: float) -> tuple[Bound, ...]:
@@ -141,88 +225,80 @@ def tightest(limits: tuple[Limit, ...]) -> Limit:
     return next(limit for limit in limits if limit.load * (1 + CRITICAL_BAND) >= most)
 
 
-def limits_of(asked: Asked) -> tuple[Limit, ...]:
+def limits_of(demand: Demand) -> tuple[Limit, ...]:
     """Return how much of each limit of a pool is asked for, the token budget first."""
-    if not asked.tokens:
+    if not demand.tokens:
         return ()
-    beside = asked.attention.times(1 / asked.capacity)
-    by_tokens = asked.tokens / asked.capacity
-    limits = [
-        Limit(
-            "token budget",
-            by_tokens + beside.mean,
-            math.hypot(by_tokens * asked.error, beside.error),
-            TOKENS + (WITH_ATTENTION if beside.mean else ""),
-            _of_a_request(asked) or _of_a_replica(asked, beside.mean),
-        )
-    ]
-    kinds = asked.kinds
+    attention = demand.attention.times(1 / demand.capacity)
+    limits = [_token_budget(demand, attention)]
+    kinds = demand.kinds
     if any((server.max_batch_size or math.inf) < server.most_tokens for server, _ in kinds):
-        limits.append(_max_batch_size(asked, beside))
-    if asked.held.mean:
-        limits.append(_kv_memory(asked))
-    if asked.links.mean:
-        links = asked.links.times(1 / asked.replicas)
-        why = f"transfers take {asked.links.mean:.4g} s of links a second, of {asked.replicas:,}"
-        limits.append(Limit("transfers", *links, LINKS, why))
+        limits.append(_max_batch_size(demand, attention))
+    if demand.memory.mean:
+        limits.append(_kv_memory(demand))
+    if demand.links.mean:
+        seconds, replicas = demand.links.mean, demand.replicas
+        why = f"transfers take {seconds:.4g} s of links a second, of {replicas:,}"
+        limits.append(Limit("transfers", *demand.links.times(1 / replicas), LINKS, why))
     return tuple(limits)
 
 
-def binding(asked: Asked, limits: tuple[Limit, ...]) -> tuple[str, ...]:
-    """Return what sets the tightest limit; `batch time` where only faster batches would help."""
-    if not limits:
-        return ()
-    name = tightest(limits).name
-    if name in ("KV memory", "transfers") or len(asked.kinds) > 1:
-        return (name,)
-    server, replicas = asked.kinds[0]
-    rates = np.array([asked.prefill, asked.decode]) / replicas
-    return linear_program(unhurried(server), rates, prompt=asked.prompt).binding
+def _token_budget(demand: Demand, attention: Estimate) -> Limit:
+    """Return Theorem 1(a), given the load that attention adds."""
+    by_tokens = demand.tokens / demand.capacity
+    server, replicas = demand.kinds[0]
+    beside = ""
+    if attention.mean:
+        beside = f", and {attention.mean:.4g} s of attention a second at least"
+    if demand.load is not None and replicas == 1:
+        why = _of_a_request(demand, demand.load)
+    elif len(demand.kinds) == 1:
+        best, capacity = server.batch_time.by_tokens.best_load(server.most_tokens)
+        why = (
+            f"a replica gets {demand.tokens / replicas:,.0f} tokens/s, its best batch ({best:,} "
+            f"tokens) carries {capacity:,.0f}{beside}"
+        )
+    else:
+        why = (
+            f"{demand.tokens:,.0f} tokens/s arrive, the best batches of all replicas carry "
+            f"{demand.capacity:,.0f} together{beside}"
+        )
+    return Limit(
+        "token budget",
+        by_tokens + attention.mean,
+        math.hypot(by_tokens * demand.error, attention.error),
+        TOKENS + (WITH_ATTENTION if attention.mean else ""),
+        why,
+    )
 
 
-def _of_a_request(asked: Asked) -> str | None:
+def _of_a_request(demand: Demand, load: Load) -> str:
     """Return the numbers of the token budget where one server gets requests of one kind."""
-    demand = asked.load
-    if demand is None or asked.replicas > 1:
-        return None
-    tokens = asked.tokens / demand.arrival_rate
-    seconds = asked.attention.mean / asked.capacity / demand.arrival_rate
-    if seconds and not demand.reused:  # one capacity on a page: that with attention
-        capacity = f"the capacity of {demand.capacity_tokens_per_s:,.0f} tokens/s"
+    tokens = demand.tokens / load.arrival_rate
+    seconds = demand.attention.mean / demand.capacity / load.arrival_rate
+    if seconds and not load.reused:  # one capacity on a page: that with attention
+        capacity = f"the capacity of {load.capacity_tokens_per_s:,.0f} tokens/s"
         return f"{capacity} over the {tokens:,.6g} tokens of a request"
+    least = "at least " if load.reused else ""
     beside = f", and at least {seconds:.4g} s of attention" if seconds else ""
     return (
-        f"the best batch ({demand.best_token_load:,} tokens) carries "
-        f"{demand.best_batch_tokens_per_s:,.0f} tokens/s, and a request has "
-        f"{'at least ' if demand.reused else ''}{tokens:,.6g} of them{beside}"
+        f"the best batch ({load.best_token_load:,} tokens) carries "
+        f"{load.best_batch_tokens_per_s:,.0f} tokens/s, and a request has {least}{tokens:,.6g} of "
+        f"them{beside}"
     )
 
 
-def _of_a_replica(asked: Asked, attention: float) -> str:
-    beside = f", and {attention:.4g} s of attention a second at least" if attention else ""
-    if len(asked.kinds) > 1:
-        return (
-            f"{asked.tokens:,.0f} tokens/s arrive, the best batches of all replicas carry "
-            f"{asked.capacity:,.0f} together{beside}"
-        )
-    server, replicas = asked.kinds[0]
-    best, capacity = server.batch_time.by_tokens.best_load(server.most_tokens)
-    return (
-        f"a replica gets {asked.tokens / replicas:,.0f} tokens/s, its best batch ({best:,} tokens) "
-        f"carries {capacity:,.0f}{beside}"
-    )
-
-
-def _max_batch_size(asked: Asked, attention: Sampled) -> Limit:
-    """Return the limit of the requests in a batch, given what attention adds."""
-    kinds = asked.kinds
+def _max_batch_size(demand: Demand, attention: Estimate) -> Limit:
+    """Return the limit of the requests in a batch, given the load that attention adds."""
+    kinds = demand.kinds
     # Tokens computed anew may ride along in batches short of requests.
     again = any(server.memory is not None and not reserves(server) for server, _ in kinds)
-    counted = Sampled(0.0, 0.0) if again or len(kinds) > 1 else attention
-    rates = np.array([asked.prefill, asked.decode])
-    regions = [(_region_of(server, asked.prompt), count) for server, count in kinds]
-    prices = np.concatenate([each.normals for each, _ in regions])
-    earned = sum(count * (prices @ each.vertices.T).max(axis=1) for each, count in regions)
+    if again or len(kinds) > 1:
+        attention = NOTHING
+    rates = np.array([demand.prefill, demand.decode])
+    regions = [(_region_of(server, demand.prompt), count) for server, count in kinds]
+    prices = np.concatenate([region.normals for region, _ in regions])
+    earned = sum(count * (prices @ region.vertices.T).max(axis=1) for region, count in regions)
     outputs = max(server.policy.batching.outputs_per_decode for server, _ in kinds)
     load = float((prices @ rates / earned).max()) / outputs
     why = "the best mix of batches of all kinds of replicas, within their limits"
@@ -232,15 +308,15 @@ def _max_batch_size(asked: Asked, attention: Sampled) -> Limit:
             f"the best mix of batches of at most {server.max_batch_size:,} requests and "
             f"{server.most_tokens:,} tokens"
         )
-        if asked.load is not None and asked.replicas == 1 and counted.mean:
-            why += f", and at least {counted.mean / asked.load.arrival_rate:.4g} s of attention"
-    if outputs > 1 and len(kinds) == 1:
-        why += f", with {outputs:.3g} outputs from a decode"
+        if demand.load is not None and demand.replicas == 1 and attention.mean:
+            why += f", and at least {attention.mean / demand.load.arrival_rate:.4g} s of attention"
+        if outputs > 1:
+            why += f", with {outputs:.3g} outputs from a decode"
     return Limit(
         "max batch size",
-        load + counted.mean,
-        math.hypot(load * asked.error, counted.error),
-        SLOTS + (WITH_ATTENTION if counted.mean else ""),
+        load + attention.mean,
+        math.hypot(load * demand.error, attention.error),
+        SLOTS + (WITH_ATTENTION if attention.mean else ""),
         why,
     )
 
@@ -250,31 +326,32 @@ def _region_of(server: Server, prompt: Length | Lengths) -> Region:
     return region(unhurried(server), prompt=prompt)
 
 
-def _kv_memory(asked: Asked) -> Limit:
+def _kv_memory(demand: Demand) -> Limit:
     """Return the limit that KV memory sets."""
-    load = asked.held.times(1 / sum(count * _token_rate(server) for server, count in asked.kinds))
-    server, replicas = asked.kinds[0]
-    memory, demand = server.memory, asked.load
-    if len(asked.kinds) > 1 or memory is None:
-        why = f"requests hold at least {load.mean:.4g} of the KV memory of all replicas on average"
-        return Limit("KV memory", *load, MEMORY, why)
+    most = sum(count * _token_rate(server) for server, count in demand.kinds)
+    share = demand.memory.times(1 / most)
+    server, replicas = demand.kinds[0]
+    memory, load = server.memory, demand.load
+    if len(demand.kinds) > 1 or memory is None:
+        why = f"requests hold at least {share.mean:.4g} of the KV memory of all replicas on average"
+        return Limit("KV memory", *share, MEMORY, why)
     size, usable = memory.block_size, server.usable_blocks or 0
-    of = "tokens" if size == 1 else f"blocks of {size:,} tokens"
-    if demand is not None and replicas == 1:
-        held = asked.held.mean / size / demand.arrival_rate / demand.work.share
-        held /= server.policy.batching.outputs_per_decode
+    unit = "tokens" if size == 1 else f"blocks of {size:,} tokens"
+    if load is not None and replicas == 1:
+        blocks = demand.memory.mean / size / load.arrival_rate / load.work.share
+        blocks /= server.policy.batching.outputs_per_decode
         why = (
-            f"{usable:,} {of}, of which a request holds at least {held:,.6g} summed over its "
+            f"{usable:,} {unit}, of which a request holds at least {blocks:,.6g} summed over its "
             f"iterations, each of at least {server.shortest_s:.4g} s"
         )
-        if asked.held_by_sample:
+        if demand.memory_sampled:
             why += f", by {SAMPLE:,} draws of lengths"
     else:
         why = (
-            f"a replica has {usable:,} {of}; requests hold at least {load.mean * usable:,.0f} on "
-            f"average, with batches of {server.shortest_s:.4g} s, the least"
+            f"a replica has {usable:,} {unit}; requests hold at least {share.mean * usable:,.0f} "
+            f"on average, with batches of {server.shortest_s:.4g} s, the least"
         )
-    return Limit("KV memory", *load, MEMORY, why, asked.held_by_sample)
+    return Limit("KV memory", *share, MEMORY, why, demand.memory_sampled)
 
 
 def _token_rate(server: Server) -> float:

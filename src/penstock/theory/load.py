@@ -1,4 +1,4 @@
-"""Load: how much is asked of a server, and how much it can give.
+"""Load: how much is asked of a server, or of a pool, and how much it can give.
 
 Only means matter. A batch time that is random, drawn anew for each batch with mean t_b, has the
 load of t_b itself, and both halves of Theorem 1 hold for it (remark after thm:main): so any
@@ -7,8 +7,12 @@ batch-time model of means will do. Several measurements at one token load are to
 """
 
 import dataclasses
+from typing import NamedTuple
+
+import numpy as np
 
 from penstock.errors import InputError
+from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.theory.attention import (
@@ -18,8 +22,17 @@ from penstock.theory.attention import (
     beside,
     beside_prefill,
 )
-from penstock.theory.kv_blocks import Served, reuses, served
+from penstock.theory.kv_blocks import (
+    Served,
+    block_iterations_of,
+    least_held,
+    least_on_average,
+    reuses,
+    served,
+)
 from penstock.theory.unforeseen import wasted
+from penstock.workload.lengths import Length
+from penstock.workload.pairs import Empirical, Lengths
 from penstock.workload.workload import Workload
 
 
@@ -116,6 +129,12 @@ def refuse_no_rate(workload: Workload) -> None:
         )
 
 
+def refuse_without_rate(asker: str, workload: Workload, server: Server) -> None:
+    """Refuse what is no workload or server, and what has no rate."""
+    refuse_all_but_a_server(asker, workload, server)
+    refuse_no_rate(workload)
+
+
 def load(workload: Workload, server: Server, rate: float | None = None) -> Load:
     """Return what a workload asks of a server, at its own rate or at another, requests/s."""
     if rate is None:
@@ -147,3 +166,97 @@ def load(workload: Workload, server: Server, rate: float | None = None) -> Load:
         sampled=sampled,
         wasted=(least_wasted * work.share, most_wasted * work.share),
     )
+
+
+class Estimate(NamedTuple):
+    """A mean per second, and its standard error: 0 where the mean is exact."""
+
+    mean: float
+    error: float = 0.0
+
+    def times(self, factor: float) -> "Estimate":
+        """Return it in other units."""
+        return Estimate(self.mean * factor, self.error * factor)
+
+
+NOTHING = Estimate(0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """What comes to a pool per second, and the least that it takes there under any policy."""
+
+    kinds: tuple[tuple[Server, int], ...]  # each kind of replica, and how many there are
+    load: Load | None  # of each replica, where the law of all that comes is known
+    capacity: float  # tokens/s that all replicas process in batches of any size
+    prefill: float  # tokens/s
+    decode: float  # tokens/s
+    error: float  # standard error of these tokens/s, as a share of them
+    prompt: Length | Lengths  # what is known of prompts, for what batches can be made of
+    attention: Estimate  # tokens/s that replicas would process meanwhile
+    memory: Estimate  # tokens in blocks of KV memory over all iterations; nothing without memory
+    links: Estimate  # seconds of links that transfers take
+    # Tokens/s with attention if requests find nothing of their prompts; None: it is the same.
+    without_cache: float | None = None
+    memory_sampled: bool = False  # a sample of the law, four standard errors on the safe side
+
+    @property
+    def tokens(self) -> float:
+        """Forward tokens/s."""
+        return self.prefill + self.decode
+
+    @property
+    def replicas(self) -> int:
+        """How many there are."""
+        return sum(count for _, count in self.kinds)
+
+
+def demand_of(load: Load, replicas: int = 1, links: Estimate = NOTHING) -> Demand:
+    """Return what is asked of replicas that have such a load each."""
+    server, lengths, share = load.server, load.work.lengths, load.work.share
+    least = least_on_average(load.work, load.workload, server).lengths
+    prompt = least.mean_prompt * share
+    tokens = server.tokens_per_request(least.mean_prompt, least.mean_output) * share
+    tokens += load.wasted[0]
+    rate, capacity = load.arrival_rate * replicas, load.best_batch_tokens_per_s
+    seconds = load.attention_s[0]
+    without_cache = None
+    if load.reused:
+        without_cache = rate * (load.tokens_per_request + seconds * capacity)
+        seconds = attention(lengths, server, reused=True).least * share
+    kv_tokens, by_sample = _kv_tokens(load)
+    return Demand(
+        kinds=((server, replicas),),
+        load=load,
+        capacity=capacity * replicas,
+        prefill=rate * prompt,
+        decode=rate * (tokens - prompt),
+        error=0.0,
+        prompt=least,
+        attention=Estimate(rate * seconds * capacity),
+        memory=Estimate(rate * share * kv_tokens),
+        links=links,
+        without_cache=without_cache,
+        memory_sampled=by_sample,
+    )
+
+
+def _kv_tokens(load: Load) -> tuple[float, bool]:
+    """Return the least that a request holds over all its iterations, and whether by a sample."""
+    memory, lengths = load.server.memory, load.work.lengths
+    if memory is None:
+        return 0.0, False
+    if not load.reused:
+        blocks, by_sample = least_held(lengths, load.server, memory)
+        return blocks * memory.block_size, by_sample
+    if not isinstance(lengths, Empirical):
+        return 0.0, False
+    # Blocks of a prompt may be those of others; those of its outputs are its own.
+    output = lengths.output_tokens
+    own = block_iterations_of(np.zeros_like(output), output, load.server, memory)
+    return float(own.mean()) * memory.block_size, False
+
+
+def iteration_s(server: Server) -> float:
+    """Return the least time that an iteration of a request takes for each output, s."""
+    return server.shortest_s / server.policy.batching.outputs_per_decode

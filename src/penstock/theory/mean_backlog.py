@@ -64,11 +64,12 @@ class MeanBacklog:
         return {"low": self.low, "high": self.high, "failed": failed}
 
 
-def mean_backlog(demand: Load) -> MeanBacklog:
+def mean_backlog(load: Load) -> MeanBacklog:
     """Return the bounds for a server with a load."""
-    workload, server = demand.workload, demand.server
+    workload, server = load.workload, load.server
     asked = (
-        *conditions.of_server(demand),
+        *conditions.of_requests(load.workload),
+        *conditions.of_replica(load),
         _poisson(workload),
         _by_lines(server),
         _full_batches_are_best(server),
@@ -81,8 +82,8 @@ def mean_backlog(demand: Load) -> MeanBacklog:
     asked = (*asked, Hypothesis("mean square of lengths is known", squares is not None, known))
     if squares is None:
         return MeanBacklog(None, None, asked)
-    spare = server.full_batch_rate - demand.offered_tokens_per_s
-    least, most = (demand.arrival_rate * square / (2 * spare) for square in squares)
+    spare = server.full_batch_rate - load.offered_tokens_per_s
+    least, most = (load.arrival_rate * square / (2 * spare) for square in squares)
     budget = server.token_budget
     decodes = max(longest - outputs_of_prefill(server), 0)
     return MeanBacklog(least, most + budget / 2 + (budget - 1) * (1 + decodes), asked)

@@ -24,9 +24,10 @@ from penstock.errors import InputError
 from penstock.system.network import Network, Pool
 from penstock.system.network_model import NetworkModel
 from penstock.system.orders import ORDERS, Order
-from penstock.theory.certificate import Certificate, certify, network_certificate
-from penstock.theory.demand import of_network
+from penstock.theory.certificate import Certificate, certify
 from penstock.theory.hypotheses import FILLS, SLOTS, Hypothesis
+from penstock.theory.network.certificate import of_pools
+from penstock.theory.network.demand import network_demand
 from penstock.theory.network.fluid import network_path
 from penstock.theory.network.rules import PoolRules, pool_rules
 from penstock.workload.stage import Stage
@@ -87,7 +88,7 @@ def test_without_cycles_a_network_is_stable_exactly_if_every_load_is_below_1(
         s: tuple(n for n, p in zip(model.stages, model.pool, strict=True) if p == s) for s in range(len(model.pools))
     }
     given_rules = [PoolRules(order=order, ranking=ranking[s] if order == "priority" else None) for s in ranking]
-    found = network_certificate(model, given_rules)
+    found = of_pools(model, given_rules)
     assert found.verdict == verdict
     assert found.rho == pytest.approx(rho)
     assert found.margin == pytest.approx(1 - rho)
@@ -107,7 +108,7 @@ def test_pools_drain_no_later_than_the_certificate_says(model: NetworkModel, ran
     """Wherever a backlog is, under any priority order."""
     ranking = [name for name, rate in zip(model.stages, model.visits, strict=True) if rate > 0]
     random.shuffle(ranking)  # type: ignore[attr-defined]
-    found = network_certificate(model, rules(model))
+    found = of_pools(model, rules(model))
     start = {name: float(random.randint(0, 3)) for name in ranking}  # type: ignore[attr-defined]
     start[ranking[0]] = 1.0
     path = network_path(model, ranking, start)
@@ -123,30 +124,30 @@ def test_pools_drain_no_later_than_the_certificate_says(model: NetworkModel, ran
 
 
 def test_drain_times_add_up_along_a_chain() -> None:
-    found = network_certificate(faster(route([0, 1], [1, 2]), 0.25), rules(route([0, 1], [1, 2])))
+    found = of_pools(faster(route([0, 1], [1, 2]), 0.25), rules(route([0, 1], [1, 2])))
     assert [pool.drain_s for pool in found.pools] == pytest.approx([1 / 0.75, (1 + 1 / 0.75) / 0.5])
 
 
 @pytest.mark.parametrize("order", ["fcfs", "priority"])
 def test_a_fork_join_with_one_pool_near_saturation_is_stable_and_just_beyond_unstable(order: str) -> None:
-    found = network_certificate(*fork_join(0.99, order))
+    found = of_pools(*fork_join(0.99, order))
     assert (found.verdict, found.theorem) == ("stable", "fork-join theorem")
     assert (found.bottleneck.name, found.order[0], found.order[-1]) == ("s4", ("s0",), ("s4",))
     assert found.certified_load == pytest.approx(1 / 0.99)
-    beyond = network_certificate(*fork_join(1.01, order))
+    beyond = of_pools(*fork_join(1.01, order))
     assert (beyond.verdict, beyond.theorem) == ("unstable", "Theorem 1(a)")
     assert "tokens arrive at pool s4 1.010 times as fast as any policy can process them" in beyond.reason
 
 
 def test_the_bound_on_a_join_counts_the_fullest_branch_only_where_all_pools_serve_in_order_of_arrival() -> None:
-    (found,) = network_certificate(*fork_join(0.9)).joins
+    (found,) = of_pools(*fork_join(0.9)).joins
     assert (found.stage, found.branches, found.k_fcfs) == ("w.4", 3, True)
     at_most = "done branches that wait: at most 2 for each unfinished request in"
     assert found.bound == f"{at_most} the fullest branch, and a constant number more"
-    (other,) = network_certificate(*fork_join(0.9, "priority")).joins
+    (other,) = of_pools(*fork_join(0.9, "priority")).joins
     assert other.bound == f"{at_most} any branch"
     model, fcfs = fork_join(0.9)
-    (spread,) = network_certificate(dataclasses.replace(model, replicas=np.array([1, 2, 1, 1, 1])), fcfs).joins
+    (spread,) = of_pools(dataclasses.replace(model, replicas=np.array([1, 2, 1, 1, 1])), fcfs).joins
     assert not spread.k_fcfs
 
 
@@ -154,12 +155,12 @@ def test_decodes_alone_overtake_prompts_so_no_bound_on_a_join_counts_the_fullest
     """In a line with both, decodes go in order of entering decode; a prompt waits while they fill the batches."""
     model, fcfs = fork_join(0.9)
     beside = dataclasses.replace(model, pool=np.array([0, 1, 2, 1, 4]), prefill=model.prefill * [1, 1, 1, 0, 1])
-    (found,) = network_certificate(beside, fcfs).joins
+    (found,) = of_pools(beside, fcfs).joins
     assert not found.k_fcfs
-    (alone,) = network_certificate(dataclasses.replace(beside, pool=model.pool), fcfs).joins
+    (alone,) = of_pools(dataclasses.replace(beside, pool=model.pool), fcfs).joins
     assert alone.k_fcfs
     for fields in ({"decode_first": False}, {"delays_vary": True}):
-        (found,) = network_certificate(model, [dataclasses.replace(rule, **fields) for rule in fcfs]).joins
+        (found,) = of_pools(model, [dataclasses.replace(rule, **fields) for rule in fcfs]).joins
         assert not found.k_fcfs
 
 
@@ -196,7 +197,7 @@ def test_under_decode_first_stages_that_only_decode_go_before_all_with_a_prompt(
     )
     for rho, verdict in ((0.9, "unstable"), (0.57, "unstable"), (0.56, "stable")):
         model = faster(decode_last, rho * 768 / 576)
-        assert network_certificate(model, rules(model, order="decode-first")).verdict == verdict
+        assert of_pools(model, rules(model, order="decode-first")).verdict == verdict
 
 
 def test_round_robin_spreads_no_stage_evenly_beside_one_without_tokens() -> None:
@@ -241,7 +242,7 @@ def test_in_a_cycle_lengths_that_come_with_the_job_are_no_new_draws() -> None:
 def test_the_bad_priority_of_the_rybko_stolyar_network_fails_above_its_virtual_station(
     rho: float, verdict: str
 ) -> None:
-    found = network_certificate(rybko_stolyar(rho), ranked(rybko_stolyar(), BAD_ORDER))
+    found = of_pools(rybko_stolyar(rho), ranked(rybko_stolyar(), BAD_ORDER))
     assert found.verdict == verdict
     assert found.certified_load == pytest.approx(608 / 1088 / rho, rel=1e-5)
     assert found.virtual_station is not None
@@ -256,16 +257,16 @@ def test_the_bad_priority_of_the_rybko_stolyar_network_fails_above_its_virtual_s
 def test_a_virtual_station_says_nothing_where_the_fluid_model_does_not_hold(name: str) -> None:
     fails = (Hypothesis(name, False, "it does not"),)
     static = [dataclasses.replace(rule, replica=fails) for rule in ranked(rybko_stolyar(), BAD_ORDER)]
-    found = network_certificate(rybko_stolyar(0.9), static)
+    found = of_pools(rybko_stolyar(0.9), static)
     assert (found.verdict, found.virtual_station) == ("unknown", None)
     sure, model = ranked(rybko_stolyar(), BAD_ORDER), rybko_stolyar(0.9)
     less = dataclasses.replace(model, least_prefill=model.prefill * 0)
-    assert network_certificate(less, sure).verdict == "unknown"
+    assert of_pools(less, sure).verdict == "unknown"
 
 
 @pytest.mark.parametrize("rho", [0.5, 0.9, 0.999])
 def test_the_reversed_priority_is_stable_by_the_linear_program(rho: float) -> None:
-    found = network_certificate(rybko_stolyar(rho), ranked(rybko_stolyar(), GOOD_ORDER))
+    found = of_pools(rybko_stolyar(rho), ranked(rybko_stolyar(), GOOD_ORDER))
     assert found.verdict == "stable"
     assert found.theorem == "linear program (Dai and Vande Vate 2000)"
     assert found.certified_load == pytest.approx(1 / rho)
@@ -290,37 +291,35 @@ def test_the_reversed_priority_is_stable_by_the_linear_program(rho: float) -> No
 def test_orders_that_are_not_static_are_certified_as_far_as_any_order_is(
     order: str, decode_first: bool, limit: float
 ) -> None:
-    below = network_certificate(
-        rybko_stolyar(limit * 0.999), rules(rybko_stolyar(), order=order, decode_first=decode_first)
-    )
+    below = of_pools(rybko_stolyar(limit * 0.999), rules(rybko_stolyar(), order=order, decode_first=decode_first))
     assert below.verdict == "stable"
     assert below.certified_load == pytest.approx(1 / 0.999, rel=1e-5)
     if limit < 1:
-        above = network_certificate(rybko_stolyar(0.9), rules(rybko_stolyar(), order=order, decode_first=decode_first))
+        above = of_pools(rybko_stolyar(0.9), rules(rybko_stolyar(), order=order, decode_first=decode_first))
         assert (above.verdict, above.theorem) == ("unknown", None)
         assert above.certified_load == pytest.approx(limit / 0.9, rel=1e-5)
         assert "of pools are certified' (jobs go round between s0 - s1; the linear program certifies" in above.reason
 
 
 def test_what_others_have_shown_of_an_order_is_said_and_not_claimed() -> None:
-    found = network_certificate(rybko_stolyar(0.9), rules(rybko_stolyar(), order="hlpps"))
+    found = of_pools(rybko_stolyar(0.9), rules(rybko_stolyar(), order="hlpps"))
     assert "under HLPPS are stable below load 1 (Bramson 1996), which is not shown here" in found.reason
 
 
 def test_a_ring_without_a_virtual_station_is_unstable_by_its_fluid_paths() -> None:
     model = ring(3, long=0.9, rho=0.7)
-    found = network_certificate(model, ranked(model, long_calls_first(model)))
+    found = of_pools(model, ranked(model, long_calls_first(model)))
     assert (found.verdict, found.theorem) == ("unstable", "fluid path of a static priority")
     assert found.virtual_station is None
     assert f"by {(0.63 / 0.37) ** 3:.4g}" in found.reason
-    assert network_certificate(faster(model, 0.78), ranked(model, long_calls_first(model))).verdict == "stable"
+    assert of_pools(faster(model, 0.78), ranked(model, long_calls_first(model))).verdict == "stable"
 
 
 @pytest.mark.parametrize("rho", [0.3, 0.9, 0.99])
 def test_self_reflection_is_stable_under_any_order_of_stages(rho: float) -> None:
     model = loop(2, 0.4, [400, 650], [250, 40], rho)
     for order in ("fcfs", "hlpps", "round-robin"):
-        assert network_certificate(model, rules(model, order=order)).verdict == "stable"
+        assert of_pools(model, rules(model, order=order)).verdict == "stable"
 
 
 @pytest.mark.parametrize("replicas", [2, 8, 64])
@@ -328,9 +327,9 @@ def test_self_reflection_is_stable_under_any_order_of_stages(rho: float) -> None
 def test_parallel_replicas_of_one_stage_are_stable_up_to_their_summed_capacity(router: str, replicas: int) -> None:
     model = network_model([0], [129], [112], [1.0], [[0.0]], replicas=[replicas])
     for rho, verdict in ((0.95, "stable"), (1.05, "unstable")):
-        found = network_certificate(faster(model, rho / 241), rules(model, router=router))
+        found = of_pools(faster(model, rho / 241), rules(model, router=router))
         assert found.verdict == verdict
-    assert network_certificate(faster(model, 0.5 / 241), rules(model, router=router)).theorem == (
+    assert of_pools(faster(model, 0.5 / 241), rules(model, router=router)).theorem == (
         "multi-class theorem, parallel-server proposition"
         + ("" if router in ("jsq", "random") else " with its remark on routers")
     )
@@ -350,16 +349,16 @@ def test_two_stages_of_a_pool_of_replicas_are_covered_for_routers_that_keep_them
 ) -> None:
     model = network_model([0, 0], [10, 20], [5, 5], [0.01, 0.01], onward, replicas=[4])
     for router in ("jsq", "tokens", "work", "measure", "random", "round-robin", "power-of-two", "my own"):
-        found = network_certificate(model, rules(model, router=router, affinity=affinity))
+        found = of_pools(model, rules(model, router=router, affinity=affinity))
         assert found.verdict == ("stable" if router in known else "unknown"), router
         assert (found.certified_load is None) == (router not in known)
 
 
 def test_replicas_in_a_cycle_need_a_router_that_spares_busy_ones() -> None:
     model = rybko_stolyar(0.5, replicas=4)
-    assert network_certificate(model, rules(model)).verdict == "stable"
+    assert of_pools(model, rules(model)).verdict == "stable"
     for fields in ({"router": "random"}, {"affinity": True}, {"router": "round-robin"}):
-        assert network_certificate(model, rules(model, **fields)).verdict == "unknown"
+        assert of_pools(model, rules(model, **fields)).verdict == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -369,7 +368,7 @@ def test_the_bad_priority_is_known_to_fail_at_replicas_that_all_get_the_same_sha
     """Behind the shortest queue, simulated, four replicas stand loads at which one server fails: some run dry first."""
     model = rybko_stolyar(0.6, replicas=4)
     static = [dataclasses.replace(rule, router=router) for rule in ranked(model, BAD_ORDER)]
-    found = network_certificate(model, static)
+    found = of_pools(model, static)
     assert (found.verdict, found.virtual_station is not None) == (verdict, verdict == "unstable")
 
 
@@ -384,29 +383,29 @@ def test_the_bad_priority_is_known_to_fail_at_replicas_that_all_get_the_same_sha
 def test_a_pool_that_may_leave_batches_short_is_named_and_nothing_is_certified(name: str, why: str) -> None:
     model = faster(route([0, 1], [1, 1]), 0.5)
     short = PoolRules(replica=(Hypothesis(name, False, why),))
-    found = network_certificate(model, [short, PoolRules()])
+    found = of_pools(model, [short, PoolRules()])
     assert (found.verdict, found.theorem, found.certified_load) == ("unknown", None, None)
     assert f"'{name}" in found.reason
     assert f"(s0: {why}" in found.reason
-    assert network_certificate(faster(model, 3), [short, PoolRules()]).verdict == "unstable"
+    assert of_pools(faster(model, 3), [short, PoolRules()]).verdict == "unstable"
 
 
 def test_a_claim_about_a_policy_is_reported_as_trust() -> None:
     claim = Hypothesis(FILLS, True, "mine fills the token budget", checked=False)
-    found = network_certificate(route([0], [0.5]), [PoolRules(replica=(claim,))])
+    found = of_pools(route([0], [0.5]), [PoolRules(replica=(claim,))])
     assert found.verdict == "stable"
     assert found.reason.endswith("if what is taken on trust holds: work-conserving policy at every pool")
 
 
 def test_hypotheses_of_the_caller_count() -> None:
     failed = Hypothesis("i.i.d. arrivals", False, "recorded")
-    assert network_certificate(route([0], [0.5]), [PoolRules()], [failed]).verdict == "unknown"
-    assert network_certificate(route([0], [1.5]), [PoolRules()], [failed]).verdict == "unstable"
+    assert of_pools(route([0], [0.5]), [PoolRules()], [failed]).verdict == "unknown"
+    assert of_pools(route([0], [1.5]), [PoolRules()], [failed]).verdict == "unstable"
 
 
 def test_full_batches_that_carry_less_than_others_certify_only_what_they_carry() -> None:
     model = dataclasses.replace(route([0], [0.9]), full_batch=np.array([0.8]))
-    found = network_certificate(model, [PoolRules()])
+    found = of_pools(model, [PoolRules()])
     assert found.verdict == "unknown"
     assert found.certified_load == pytest.approx(0.8 / 0.9)
     assert found.max_load == pytest.approx(1 / 0.9)
@@ -416,7 +415,7 @@ def test_full_batches_that_carry_less_than_others_certify_only_what_they_carry()
 def test_sampled_means_too_near_load_1_are_not_judged() -> None:
     def sampled(rho: float) -> Certificate:
         model = dataclasses.replace(route([0], [rho]), sampled=65_536, standard_error=np.array([0.01]))
-        return network_certificate(model, [PoolRules()])
+        return of_pools(model, [PoolRules()])
 
     assert [sampled(rho).verdict for rho in (0.95, 0.97, 1.03, 1.05)] == ["stable", "unknown", "unknown", "unstable"]
     assert "is 0.9700 +- 0.0400 by 65,536 sampled jobs, too near 1 to tell" in sampled(0.97).reason
@@ -440,14 +439,14 @@ def test_attention_sampled_too_near_load_1_is_not_judged() -> None:
 
 def test_loops_whose_later_visits_differ_are_not_certified_by_their_means() -> None:
     model = dataclasses.replace(loop(2, 0.4, [10, 10], [5, 5], 0.5), sampled=65_536)
-    found = network_certificate(model, rules(model))
+    found = of_pools(model, rules(model))
     assert (found.verdict, found.certified_load) == ("unknown", None)
     assert "stages forget the way to them" in found.reason
     chain = dataclasses.replace(route([0, 1], [0.5, 0.5]), sampled=65_536)
-    assert network_certificate(chain, rules(chain)).verdict == "stable"
+    assert of_pools(chain, rules(chain)).verdict == "stable"
     rough = dataclasses.replace(chain, capacity=chain.capacity * 2, full_batch=chain.capacity * 0.51)
     rough = dataclasses.replace(rough, standard_error=np.array([0.01, 0.01]))
-    found = network_certificate(rough, rules(rough))
+    found = of_pools(rough, rules(rough))
     assert (found.verdict, found.certified_load) == ("unknown", pytest.approx(0.51 / 0.54))
 
 
@@ -455,7 +454,7 @@ def test_an_upper_bound_on_the_load_proves_stability_and_no_overload() -> None:
     def found(load: float, least: float) -> Certificate:
         model = route([0], [load])
         prefill = (model.prefill + model.decode) * least / load - model.decode
-        return network_certificate(dataclasses.replace(model, least_prefill=prefill), [PoolRules()])
+        return of_pools(dataclasses.replace(model, least_prefill=prefill), [PoolRules()])
 
     assert found(0.9, 0.8).verdict == "stable"
     between = found(1.5, 0.8)
@@ -469,12 +468,12 @@ def test_an_upper_bound_on_the_load_proves_stability_and_no_overload() -> None:
 
 def test_rules_and_rankings_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match="1 rules for 2 pools; give one per pool"):
-        network_certificate(rybko_stolyar(0.5), [PoolRules()])
+        of_pools(rybko_stolyar(0.5), [PoolRules()])
     wrong = [PoolRules(order="priority", ranking=("A.1", "A.2")), PoolRules(order="priority", ranking=("A.2", "B.1"))]
     with pytest.raises(
         InputError, match=re.escape("the ranking of pool 's0' has the stages A.1, A.2, but it serves A.1, B.2")
     ):
-        network_certificate(rybko_stolyar(0.5), wrong)
+        of_pools(rybko_stolyar(0.5), wrong)
 
 
 SERVER = ps.Server(ps.PiecewiseConstant(c=1.0, a=0.0, b0=768), token_budget=768, convention="paper")
@@ -567,7 +566,7 @@ def test_rules_of_pools_say_what_orders_and_policies_do() -> None:
     network = Network({"a": Pool(own, 3, "random", affinity=True), "b": Pool(SERVER, order="hlpps")}, [
         Workflow("w", workload, {"x": Stage("a", 10, 10, then="y"), "y": Stage("b", 10, 10)})
     ])  # fmt: skip
-    first, second = pool_rules(network, of_network(network)[1])
+    first, second = pool_rules(network, network_demand(network)[1])
     fills, slots = (next(h for h in first.replica if h.name == name) for name in (FILLS, SLOTS))
     assert (fills.held, fills.checked, first.decode_first, slots.held) == (True, False, False, False)
     assert fills.why.startswith("mine fills the token budget")

@@ -12,7 +12,8 @@ from network_models import loop, network_model, route
 import penstock as ps
 from penstock.errors import InputError
 from penstock.system.network_model import NetworkModel, ReplicaRates
-from penstock.theory.certificate import DIFFER, network_certificate
+from penstock.theory.certificate import DIFFER
+from penstock.theory.network.certificate import of_pools
 from penstock.theory.network.rules import PoolRules
 from penstock.theory.network.unequal_replicas import SHORTEST, replica_loads
 
@@ -107,7 +108,7 @@ def unequal(model: NetworkModel, *rates: list[float] | None, shares: list[float]
 def test_a_pool_of_a_slow_and_a_fast_server_is_certified_by_its_router(router, shares, verdict) -> None:  # type: ignore[no-untyped-def]
     """Three servers' worth arrives at a server of one and one of three: half is too much for the slow one."""
     model = unequal(route([0], [3.0]), [1.0, 3.0], shares=shares)
-    found = network_certificate(model, [PoolRules(router=router)])
+    found = of_pools(model, [PoolRules(router=router)])
     assert found.verdict == verdict, found.reason
     assert DIFFER in (found.theorem or "")
     if verdict == "stable":
@@ -115,7 +116,7 @@ def test_a_pool_of_a_slow_and_a_fast_server_is_certified_by_its_router(router, s
         assert found.pools[0].rho == pytest.approx(0.75)
     else:
         assert "replica 0 gets 0.5 of the requests and has 0.25 of the capacity" in found.reason
-        half = network_certificate(unequal(route([0], [1.9]), [1.0, 3.0]), [PoolRules(router=router)])
+        half = of_pools(unequal(route([0], [1.9]), [1.0, 3.0]), [PoolRules(router=router)])
         assert half.verdict == "stable"
         assert half.certified_load == pytest.approx(2 / 1.9)
 
@@ -124,19 +125,19 @@ def test_two_slow_of_four_get_too_much_by_power_of_two_and_not_by_jsq() -> None:
     """Of six pairs one is the two slow ones: they get a sixth, and have a tenth."""
     rates = [0.5, 4.5, 0.5, 4.5]
     model = unequal(route([0], [7.0]), rates)
-    found = network_certificate(model, [PoolRules(router="power-of-two")])
+    found = of_pools(model, [PoolRules(router="power-of-two")])
     assert found.verdict == "unstable"
     assert "the 2 slowest of 4 replicas get 0.1667 of the requests and have 0.1 of the capacity" in found.reason
-    assert network_certificate(model, [PoolRules(router="jsq")]).verdict == "stable"
+    assert of_pools(model, [PoolRules(router="jsq")]).verdict == "stable"
 
 
 def test_what_a_router_of_a_users_own_or_a_cycle_does_to_unequal_replicas_is_not_known() -> None:
     model = unequal(route([0], [1.0]), [1.0, 3.0])
-    found = network_certificate(model, [PoolRules(router="own")])
+    found = of_pools(model, [PoolRules(router="own")])
     assert found.verdict == "unknown"
     assert "nothing is known of what own sends to each replica" in found.reason
     cycle = loop(2, 0.5, [1.0, 1.0], [0.0, 0.0], 0.5)
-    found = network_certificate(unequal(cycle, [1.0, 3.0], None), [PoolRules(), PoolRules()])
+    found = of_pools(unequal(cycle, [1.0, 3.0], None), [PoolRules(), PoolRules()])
     assert found.verdict == "unknown"
     assert "in a cycle of pools nothing is shown of replicas that differ" in found.reason
     assert found.certified_load is None
@@ -146,16 +147,16 @@ def test_turns_among_several_stages_prove_no_overload() -> None:
     """One replica may get all the short calls."""
     onward = [[0, 0], [0, 0]]
     model = unequal(network_model([0, 0], [1.0, 3.0], [0, 0], [0.7, 0.7], onward), [1.0, 3.0])
-    assert network_certificate(model, [PoolRules(router="round-robin")]).verdict == "unknown"
-    assert network_certificate(model, [PoolRules(router="random")]).verdict == "unstable"
+    assert of_pools(model, [PoolRules(router="round-robin")]).verdict == "unknown"
+    assert of_pools(model, [PoolRules(router="random")]).verdict == "unstable"
 
 
 def test_replicas_that_are_alike_are_certified_as_if_nothing_were_said_of_them() -> None:
     plain = dataclasses.replace(route([0], [3.0]), capacity=np.array([4.0]), full_batch=np.array([4.0]))
     plain = dataclasses.replace(plain, replicas=np.array([4]))
     for router in ("jsq", "random", "round-robin", "power-of-two"):
-        one = network_certificate(plain, [PoolRules(router=router)])
-        other = network_certificate(unequal(plain, [1.0] * 4), [PoolRules(router=router)])
+        one = of_pools(plain, [PoolRules(router=router)])
+        other = of_pools(unequal(plain, [1.0] * 4), [PoolRules(router=router)])
         assert one.verdict == other.verdict == "stable"
         assert one.certified_load == pytest.approx(other.certified_load)
 

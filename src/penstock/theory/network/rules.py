@@ -3,8 +3,7 @@ replicas, and of all pools and workflows together.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,11 +11,10 @@ from penstock.inputs.arrays import Ints
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
 from penstock.system.orders import ORDERS
+from penstock.system.pool import Pool
 from penstock.system.routing import ROUTERS, Router
 from penstock.system.server import Server
 from penstock.theory import hypotheses as conditions
-from penstock.theory.demand import Asked
-from penstock.theory.drift import drift
 from penstock.theory.hypotheses import (
     AMPLE,
     BOUNDED,
@@ -26,12 +24,16 @@ from penstock.theory.hypotheses import (
     FILLS,
     SLOTS,
     Hypothesis,
+    Proof,
+    others_hold,
+    proof_of,
 )
 from penstock.theory.kv_blocks import STANDARD_ERRORS, fits
-from penstock.theory.load import Load
+from penstock.theory.load import Demand, Load
+from penstock.theory.network.demand import declares, wasted_at_stages
 from penstock.theory.network.fluid_classes import FluidClasses
 from penstock.theory.network.unequal_replicas import OF_TWO, SHORTEST, of_rates
-from penstock.theory.unforeseen import declares, wasted_at_stages, with_wasted
+from penstock.theory.unforeseen import with_wasted
 from penstock.workload.lengths import Length
 from penstock.workload.sessions import Sessions
 from penstock.workload.stage import Stage
@@ -96,71 +98,70 @@ class PoolRules:
         return self.order == "fcfs" and self.decode_first and not self.delays_vary
 
 
-def pool_rules(network: Network, asked: Sequence[Asked]) -> tuple[PoolRules, ...]:
+def pool_rules(network: Network, demands: Sequence[Demand]) -> tuple[PoolRules, ...]:
     """Return how each pool of a network chooses, and what is asked of its replicas."""
-    unknown = {
-        name
-        for name, (least, most) in zip(network.pool_names, wasted_at_stages(network), strict=True)
-        if least < most
+    wasted = zip(network.pool_names, wasted_at_stages(network), strict=True)
+    unforeseen = {name for name, (least, most) in wasted if least < most}
+    stages = {
+        f"{workflow.name}.{name}": stage
+        for workflow in network.workflows
+        for name, stage in workflow.stages.items()
     }
     rules = []
-    for (name, pool), priorities, own in zip(
-        network.pools.items(), network.priorities, asked, strict=True
+    for (name, pool), priorities, demand in zip(
+        network.pools.items(), network.priorities, demands, strict=True
     ):
-        stages = [
-            (f"{w.name}.{n}", s)
-            for w in network.workflows
-            for n, s in w.stages.items()
-            if s.pool == name
-        ]
-        namesake = ORDERS.get(pool.order.name)
-        named = namesake is not None and namesake.function is pool.order.function
-        by_arrival = all(server.order == "fcfs" for server, _ in pool.servers)
+        here = {full: stage for full, stage in stages.items() if stage.pool == name}
+        ranking = None
+        if priorities is not None:
+            ranking = tuple(network.stages[stage] for stage in priorities)
         rules.append(
             PoolRules(
                 decode_first=all(server.policy.decode_first for server, _ in pool.servers),
-                order=pool.order.name if named and by_arrival else f"order {name}",
-                ranking=None
-                if priorities is None
-                else tuple(network.stages[stage] for stage in priorities),
+                order=_order(pool),
+                ranking=ranking,
                 router=_router(pool.router),
                 affinity=pool.affinity,
-                of_job=tuple(full for full, stage in stages if _of_job(stage)),
+                of_job=tuple(full for full, stage in here.items() if _of_job(stage)),
                 delays_vary=any(
-                    isinstance(s.delay_ms, Length) or s.transfer_ms_per_token > 0 for _, s in stages
+                    isinstance(stage.delay_ms, Length) or stage.transfer_ms_per_token > 0
+                    for stage in here.values()
                 ),
-                load=own.load,
-                replica=_of_replicas(network, name, own.load, name not in unknown),
+                load=demand.load,
+                replica=_of_replicas(network, name, demand.load, name not in unforeseen),
             )
         )
     return tuple(rules)
 
 
 def _of_replicas(
-    network: Network, name: str, demand: Load | None, foreseen: bool
+    network: Network, name: str, load: Load | None, foreseen: bool
 ) -> tuple[Hypothesis, ...]:
     """Return what is asked of each replica of a pool, of the kind of server where it fails."""
     pool = network.pools[name]
     servers = [server for server, _ in pool.servers]
     gets, sends, takes_time = handed_over(network, name)
-    memory = _ample_memory(network, name, demand, gets, sends)
-    asked = [] if memory is None else [memory]
-    if demand is not None:
-        asked += conditions.of_sample(demand)
-    if pool.order.fills:  # what memory may prevent is a hypothesis of its own
-        asked.append(Hypothesis(FILLS, True, f"order {pool.order.name} fills batches"))
-    else:
-        asked.append(_worst([conditions.work_conserving(server) for server in servers]))
-    asked.append(_worst([conditions.batch_size(server) for server in servers]))
-    if demand is not None:
-        carried = conditions.full_batches_carry_it(demand)
+    # What memory may prevent is a hypothesis of its own.
+    fills = _worst([conditions.work_conserving(server) for server in servers])
+    if pool.order.fills:
+        fills = Hypothesis(FILLS, True, f"order {pool.order.name} fills batches")
+    memory = None
+    if (gets or sends) and any(server.memory is not None for server in servers):
+        where = "comes from another pool" if gets else "is sent to another pool"
+        memory = Hypothesis(AMPLE, False, f"requests hold memory while theirs {where}")
+    if load is not None:
+        *asked, carries = conditions.of_replica(load, fills, memory)
         if pool.replicas > 1:
-            carried = dataclasses.replace(carried, why=f"at each replica {carried.why}")
-        asked.append(carried)
-    elif not all(server.batch_time.by_load for server in servers):
-        asked.append(Hypothesis(BY_TOKENS, False, _ATTENTION))
-    if demand is None and not foreseen:
-        asked.append(Hypothesis(FORESEEN, False, _UNFORESEEN))
+            carries = dataclasses.replace(carries, why=f"at each replica {carries.why}")
+        asked.append(carries)
+    else:
+        memory = memory or _ample_memory(network, name)
+        asked = [] if memory is None else [memory]
+        asked += [fills, _worst([conditions.batch_size(server) for server in servers])]
+        if not all(server.batch_time.by_load for server in servers):
+            asked.append(Hypothesis(BY_TOKENS, False, _ATTENTION))
+        if not foreseen:
+            asked.append(Hypothesis(FORESEEN, False, _UNFORESEEN))
     if takes_time:
         asked.append(Hypothesis(LINKS_FREE, False, _LINKS))
     return tuple(asked)
@@ -171,27 +172,20 @@ def _worst(hypotheses: Sequence[Hypothesis]) -> Hypothesis:
     return min(hypotheses, key=lambda hypothesis: (hypothesis.held, hypothesis.checked))
 
 
-def _ample_memory(
-    network: Network, name: str, demand: Load | None, gets: bool, sends: bool
-) -> Hypothesis | None:
+def _ample_memory(network: Network, name: str) -> Hypothesis | None:
     """Return whether the longest requests of a pool fit its memory at once; None: it has none."""
     servers = [server for server, _ in network.pools[name].servers if server.memory is not None]
     if not servers:
         return None
-    if gets or sends:
-        where = "comes from another pool" if gets else "is sent to another pool"
-        why = f"requests hold memory while theirs {where}"
-        return Hypothesis(AMPLE, False, why)
-    if demand is not None:
-        return conditions.ample_memory(demand)
-    most = [
-        (means.max_prompt[place], means.max_output[place])
-        for workflow in network.workflows
-        for means in (workflow.means(),)
-        for place, stage in enumerate(workflow.stages.values())
-        if stage.pool == name
-    ]
-    prompt, output = np.array(most).T
+    longest_at = []
+    for workflow in network.workflows:
+        means = workflow.means()
+        longest_at += [
+            (means.max_prompt[place], means.max_output[place])
+            for place, stage in enumerate(workflow.stages.values())
+            if stage.pool == name
+        ]
+    prompt, output = np.array(longest_at).T
     longest = None
     if np.isfinite(prompt).all() and np.isfinite(output).all():
         longest = prompt.astype(np.int64), np.maximum(output, 1).astype(np.int64)
@@ -238,6 +232,14 @@ def handed_over(network: Network, name: str) -> tuple[bool, bool, bool]:
     return gets, sends, takes_time
 
 
+def _order(pool: Pool) -> str:
+    """Return the name by which theorems know an order; another one where it is the user's own."""
+    namesake = ORDERS.get(pool.order.name)
+    theirs = namesake is not None and namesake.function is pool.order.function
+    by_arrival = all(server.order == "fcfs" for server, _ in pool.servers)
+    return pool.order.name if theirs and by_arrival else f"of the user's own, {pool.order.name}"
+
+
 def _router(router: Router) -> str:
     """Return the name by which theorems know a router; another one where it is the user's own."""
     namesake = ROUTERS.get(router.name)
@@ -282,25 +284,13 @@ def _of_all(name: str, failed: list[str], held: str) -> Hypothesis:
     return Hypothesis(name, not failed, "; ".join(failed) or held)
 
 
-class PoolProof(NamedTuple):
-    """What is proved of a pool."""
-
-    hypotheses: Mapping[str, Hypothesis]  # asked of it, by their names for single pools
-    certified: float | None  # factor on all rates below which all of them hold; None: at none
-
-    @property
-    def by_drift(self) -> bool:
-        """Whether every batch under a backlog is looked at, as some may have room."""
-        return DRAINS in self.hypotheses
-
-
 def pool_proofs(
     model: NetworkModel,
     stages: FluidClasses,
     sets: list[tuple[int, ...]],  # cut at strongly connected components
     rules: Sequence[PoolRules],  # shape (pools,)
     sound: bool,  # what is asked of all workflows holds
-) -> tuple[PoolProof, ...]:
+) -> tuple[Proof, ...]:
     """Return what is proved of each pool."""
     cyclic = {s for stations in sets if len(stations) > 1 for s in stations}
     return tuple(_proof(model, stages, s, rules[s], s in cyclic, sound) for s in range(len(rules)))
@@ -308,39 +298,26 @@ def pool_proofs(
 
 def _proof(
     model: NetworkModel, stages: FluidClasses, s: int, rules: PoolRules, cyclic: bool, sound: bool
-) -> PoolProof:
-    asked = {hypothesis.name: hypothesis for hypothesis in rules.replica}
-    for name, reason in _of_pool(model, stages, s, rules, cyclic).items():
-        asked[name] = Hypothesis(name, reason is None, reason or "")
+) -> Proof:
+    beside = _of_pool(model, stages, s, rules, cyclic)
+    hypotheses = [*rules.replica]
+    hypotheses += [Hypothesis(name, why is None, why or "") for name, why in beside.items()]
+    if rules.load is not None:
+        by_arrival = rules.order == "fcfs" and not cyclic
+        return proof_of(rules.load, hypotheses, sound=sound, by_arrival=by_arrival)
     most_offered = float(model.offered[s] + STANDARD_ERRORS * model.standard_error[s])
+    asked = {hypothesis.name: hypothesis for hypothesis in hypotheses}
     if CARRIES not in asked:
-        reason = _not_carried(model, s, most_offered, rules.router)
-        asked[CARRIES] = Hypothesis(CARRIES, reason is None, reason or "")
-    sound = sound and all(
-        of.held for name, of in asked.items() if name not in (FILLS, SLOTS, CARRIES)
-    )
+        why = _not_carried(model, s, most_offered, rules.router)
+        asked[CARRIES] = Hypothesis(CARRIES, why is None, why or "")
     fills = all(asked[name].held for name in (FILLS, SLOTS) if name in asked)
-    if not sound:
-        return PoolProof(asked, None)
-    if fills or rules.load is None or cyclic or rules.order != "fcfs":
-        carried = _carried(model, s, most_offered, rules) if fills else None
-        return PoolProof(asked, carried or None)
-    server = rules.load.server
-    if server.memory is not None:  # it holds all that may run, so batches are as without a limit
-        server = dataclasses.replace(server, memory=None, gpu=None)
-    backlog = drift(rules.load.work.lengths, server)
-    drains = conditions.every_batch_drains(rules.load, backlog)
-    if drains.held:
-        asked = {name: of for name, of in asked.items() if name not in (FILLS, SLOTS, CARRIES)}
-    asked[DRAINS] = drains
-    rate = backlog.certified_rate
-    return PoolProof(asked, None if rate is None else rate / rules.load.arrival_rate)
+    if not (sound and fills and others_hold(asked)):
+        return Proof(asked, None)
+    return Proof(asked, _carried(model, s, most_offered, rules) or None)
 
 
 def _carried(model: NetworkModel, s: int, most_offered: float, rules: PoolRules) -> float:
     """Return the factor on all rates up to which full batches carry the load of a pool."""
-    if rules.load is not None:
-        return rules.load.full_batch_rate / rules.load.arrival_rate
     if not most_offered:
         return np.inf
     carried = float(model.full_batch[s]) / most_offered
@@ -372,7 +349,7 @@ def _of_pool(
     return asked
 
 
-def of_all_pools(model: NetworkModel, proofs: Sequence[PoolProof]) -> tuple[Hypothesis, ...]:
+def of_all_pools(model: NetworkModel, proofs: Sequence[Proof]) -> tuple[Hypothesis, ...]:
     """Return the hypotheses of all pools, each of them for all."""
     names = dict.fromkeys([*_OF_ALL, *(name for proof in proofs for name in proof.hypotheses)])
     merged = []

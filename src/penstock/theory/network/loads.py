@@ -1,7 +1,6 @@
 """Loads of the pools of a network, how fast they drain, and how much can wait at its joins."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 
@@ -9,73 +8,11 @@ import numpy as np
 
 from penstock.inputs.arrays import Bools, Floats
 from penstock.system.network_model import NetworkModel
-from penstock.theory.demand import Asked
-from penstock.theory.limits import Limit, binding, tightest
-from penstock.theory.load import Load
+from penstock.theory.hypotheses import Proof
+from penstock.theory.limits import Limit, PoolLoad
+from penstock.theory.load import Demand
 from penstock.theory.network.fluid_classes import FluidClasses
-from penstock.theory.network.rules import PoolProof, PoolRules
-
-
-@dataclasses.dataclass(frozen=True)
-class PoolLoad:
-    """Load of one pool."""
-
-    name: str
-    # Forward tokens that arrive, without those that requests may find of their prompts, and the
-    # most that its replicas can process.
-    offered_tokens_per_s: float
-    capacity_tokens_per_s: float
-    standard_error: float  # of the offered tokens/s where means are sampled, else 0
-    # Seconds after which the pool has drained, in the fluid model, per second of work: a backlog
-    # that brings no pool more than w seconds of work, in all its stages, has left pool s after w
-    # T_s seconds with T_s = (1 + the largest T of the pools before it) / (1 - rho_s). Until those
-    # have drained it may wait for work, and after that it works at its full rate until none is left
-    # (thm:dag). Fluid of a pool is spread evenly over its replicas. None: beside or behind a cycle
-    # or replicas that differ, or overloaded.
-    drain_s: float | None
-    # Factor on all rates above which no policy is stable at this pool, under all of its limits,
-    # even if requests find all of their prompts that they may.
-    max_load: float
-    # How much of each limit is asked for, the token budget first; none where only the means of the
-    # pool are known, or nothing arrives.
-    limits: tuple[Limit, ...] = ()
-    # The load if requests find nothing of their prompts but what they surely do; None: it is rho.
-    rho_without_cache: float | None = None
-    # What is asked of it; None where only the means of the pool are known.
-    asked: Asked | None = dataclasses.field(default=None, repr=False, compare=False)
-
-    @property
-    def rho(self) -> float:
-        """Offered token rate over the capacity (eq:load-dag), at least."""
-        return self.offered_tokens_per_s / self.capacity_tokens_per_s
-
-    @property
-    def margin(self) -> float:
-        """The share left before no policy is stable: 1 - rho where the token budget binds."""
-        return 1 - 1 / self.max_load
-
-    @property
-    def load(self) -> Load | None:
-        """The load of each replica, where the law of all that comes is known."""
-        return None if self.asked is None else self.asked.load
-
-    @functools.cached_property
-    def binding(self) -> tuple[str, ...]:
-        """What sets the max load; `batch time` where no limit does."""
-        return ("token budget",) if self.asked is None else binding(self.asked, self.limits)
-
-    def of(self, asked: Asked, limits: tuple[Limit, ...]) -> "PoolLoad":
-        """Return the load with what is asked of the pool, and all of its limits."""
-        if not limits:
-            return dataclasses.replace(self, asked=asked)
-        without = None if asked.in_full is None else asked.in_full / asked.capacity
-        return dataclasses.replace(
-            self,
-            max_load=tightest(limits).carried,
-            limits=limits,
-            rho_without_cache=without,
-            asked=asked,
-        )
+from penstock.theory.network.rules import PoolRules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,28 +47,29 @@ class JoinBound:
 
 
 def with_limits(
-    model: NetworkModel, asked: Sequence[tuple[Asked, tuple[Limit, ...]]]
+    model: NetworkModel, limits: Sequence[tuple[Demand, tuple[Limit, ...]]]
 ) -> NetworkModel:
     """Return the means with what each pool carries beside the least that attention takes."""
     offered, capacity = model.least_offered, model.capacity.copy()
     errors = model.standard_error.copy()
     without: Floats = model.offered / capacity
-    for s, (of, limits) in enumerate(asked):
-        if not limits:
+    for s, (demand, of_pool) in enumerate(limits):
+        if not of_pool:
             continue
-        carried = offered[s] / limits[0].load
+        token_budget = of_pool[0]
+        carried = offered[s] / token_budget.load
         if not math.isclose(carried, capacity[s], rel_tol=1e-5):
             capacity[s] = carried
-        errors[s] = max(errors[s], limits[0].standard_error * capacity[s])
+        errors[s] = max(errors[s], token_budget.standard_error * capacity[s])
         without[s] = model.offered[s] / capacity[s]
-        if of.in_full is not None:
-            without[s] = of.in_full / of.capacity
-    known = any(of.in_full is not None for of, _ in asked)
+        if demand.without_cache is not None:
+            without[s] = demand.without_cache / demand.capacity
+    cached = any(demand.without_cache is not None for demand, _ in limits)
     return dataclasses.replace(
         model,
         capacity=capacity,
         standard_error=errors,
-        loads_without_cache=without if known else None,
+        loads_without_cache=without if cached else None,
     )
 
 
@@ -139,8 +77,8 @@ def pool_loads(
     model: NetworkModel,
     stages: FluidClasses,
     sets: list[tuple[int, ...]],  # in topological order
-    proofs: Sequence[PoolProof],
-    asked: Sequence[tuple[Asked, tuple[Limit, ...]]],  # of all pools, or of none
+    proofs: Sequence[Proof],
+    limits: Sequence[tuple[Demand, tuple[Limit, ...]]],  # of all pools, or of none
 ) -> tuple[PoolLoad, ...]:
     """Return the load of each pool."""
     leads = stages.leads
@@ -165,9 +103,11 @@ def pool_loads(
         )
         for s, name in enumerate(model.pools)
     )
-    if not asked:
+    if not limits:
         return loads
-    return tuple(load.of(*known) for load, known in zip(loads, asked, strict=True))
+    return tuple(
+        load.under(under, demand) for load, (demand, under) in zip(loads, limits, strict=True)
+    )
 
 
 def join_bounds(model: NetworkModel, rules: Sequence[PoolRules]) -> tuple[JoinBound, ...]:

@@ -1,10 +1,9 @@
-"""What requests ask of a pool: tokens, the time of their attention, KV memory, time of links.
+"""What requests ask of the pools of a network: tokens, time of attention, KV memory, time of links.
 
 Where all that comes to a pool is of one kind whose lengths have a known law (`Load`), means are
 those of the law; else they are means of a sample of jobs, with their standard errors.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -17,24 +16,22 @@ from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel, StageTokens
 from penstock.system.reuse import shared_at_most
 from penstock.system.server import Server
-from penstock.theory.attention import attention, attention_of
+from penstock.theory.attention import attention_of
 from penstock.theory.kv_blocks import (
     block_iterations_of,
     decode_blocks,
     fits,
     largest,
-    least_held,
-    least_on_average,
     outputs_of_prefill,
     peak_blocks,
     reserves,
 )
-from penstock.theory.load import Load, load
-from penstock.theory.unforeseen import wasted_at_stages
+from penstock.theory.load import NOTHING, Demand, Estimate, Load, demand_of, iteration_s, load
+from penstock.theory.unforeseen import NONE, Share, share, wastes_each
 from penstock.workload.jobs import Jobs
-from penstock.workload.lengths import Geometric, Length
+from penstock.workload.lengths import Geometric
 from penstock.workload.means import Means, sampled_jobs
-from penstock.workload.pairs import Empirical, Independent, Lengths
+from penstock.workload.pairs import Independent
 from penstock.workload.recorded import pair_of
 from penstock.workload.sample import sample
 from penstock.workload.sessions import Sessions
@@ -43,119 +40,35 @@ from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
 
 
-class Sampled(NamedTuple):
-    """A mean per second, and its standard error."""
-
-    mean: float
-    error: float
-
-    def times(self, factor: float) -> "Sampled":
-        """Return it in other units."""
-        return Sampled(self.mean * factor, self.error * factor)
-
-
-NOTHING = Sampled(0.0, 0.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """What comes to a pool per second, and the least that it takes there."""
-
-    kinds: tuple[tuple[Server, int], ...]  # each kind of replica, and how many there are
-    load: Load | None  # of each replica, where the law of all that comes is known
-    capacity: float  # tokens/s that all replicas process in batches of any size
-    prefill: float  # tokens/s
-    decode: float  # tokens/s
-    error: float  # standard error of these tokens/s, as a share of them
-    prompt: Length | Lengths  # what is known of prompts, for what batches can be made of
-    attention: Sampled  # tokens/s that replicas would process meanwhile
-    held: Sampled  # tokens in blocks of KV memory over all iterations; nothing without memory
-    links: Sampled  # seconds of links that transfers take
-    # Tokens/s with attention if requests find nothing of their prompts; None: it is the same.
-    in_full: float | None = None
-    held_by_sample: bool = False  # a sample of the law, four standard errors on the safe side
-
-    @property
-    def tokens(self) -> float:
-        """Forward tokens/s."""
-        return self.prefill + self.decode
-
-    @property
-    def replicas(self) -> int:
-        """How many there are."""
-        return sum(count for _, count in self.kinds)
-
-
-def capacity_of(server: Server) -> float:
-    """Return the tokens/s that a server processes in batches of any size."""
-    return server.batch_time.by_tokens.capacity(server.most_tokens)
-
-
-def of_load(demand: Load, replicas: int = 1, links: Sampled = NOTHING) -> Asked:
-    """Return what is asked of replicas that have such a load each."""
-    server, lengths, share = demand.server, demand.work.lengths, demand.work.share
-    work = least_on_average(demand.work, demand.workload, server)
-    prompt, reused = work.lengths.mean_prompt, demand.reused
-    tokens = server.tokens_per_request(prompt, work.lengths.mean_output) * share
-    tokens += demand.wasted[0]
-    seconds = demand.attention_s[0]
-    in_full = None
-    rate, capacity = demand.arrival_rate * replicas, demand.best_batch_tokens_per_s
-    if reused:
-        in_full = rate * (demand.tokens_per_request + seconds * capacity)
-        seconds = attention(lengths, server, reused=True).least * share
-    held, by_sample = 0.0, False
-    if server.memory is not None and reused and isinstance(lengths, Empirical):
-        # Blocks of a prompt may be those of others; those of its outputs are its own.
-        output = lengths.output_tokens
-        blocks = block_iterations_of(np.zeros_like(output), output, server, server.memory)
-        held = float(blocks.mean())
-    elif server.memory is not None and not reused:
-        held, by_sample = least_held(lengths, server, server.memory)
-    size = server.memory.block_size if server.memory is not None else 0
-    return Asked(
-        kinds=((server, replicas),),
-        load=demand,
-        capacity=capacity * replicas,
-        prefill=rate * prompt * share,
-        decode=rate * (tokens - prompt * share),
-        error=0.0,
-        prompt=work.lengths,
-        attention=Sampled(rate * seconds * capacity, 0.0),
-        held=Sampled(rate * share * held * size, 0.0),
-        links=links,
-        in_full=in_full,
-        held_by_sample=by_sample,
-    )
-
-
-def of_network(network: Network) -> tuple[NetworkModel, tuple[Asked, ...]]:
+def network_demand(network: Network) -> tuple[NetworkModel, tuple[Demand, ...]]:
     """Return the means of a network, and what is asked of each pool."""
     visits = network.visits
     pools = list(network.pools.values())
     loads = [_load_at(network, visits, index) for index in range(len(pools))]
-    means = _per_second(network, _beside_tokens(network, loads))
+    sampled = _per_second(network, _beside_tokens(network, loads))
     tokens = _tokens(network, loads)
-    known = [
-        None if own is None else of_load(own, pool.replicas, links)
-        for own, pool, (*_, links) in zip(loads, pools, means, strict=True)
-    ]
-    for index, asked in enumerate(known):
+    demands: list[Demand | None] = []
+    for index, (law, pool, (*_, links)) in enumerate(zip(loads, pools, sampled, strict=True)):
+        if law is None:
+            demands.append(None)
+            continue
+        demand = demand_of(law, pool.replicas, links)
+        demands.append(demand)
+        # The means of the law stand in for those of the stage.
         here = (network.stage_pool == index) & (visits > 0)
-        if asked is not None and asked.load is not None:
-            decode = asked.decode / visits[here]
-            tokens.prefill[here] = asked.load.tokens_per_request - decode
-            tokens.decode[here] = decode
-            if tokens.least_prefill is not None:
-                tokens.least_prefill[here] = asked.prefill / visits[here]
+        decode = demand.decode / visits[here]
+        tokens.prefill[here] = law.tokens_per_request - decode
+        tokens.decode[here] = decode
+        if tokens.least_prefill is not None:
+            tokens.least_prefill[here] = demand.prefill / visits[here]
     model = network.model(tokens)
-    for index, own in enumerate(loads):
-        if own is not None and (own.extended or own.wasted[1] > own.wasted[0]):
-            tokens_per_request = own.tokens_per_request * pools[index].replicas
-            model.full_batch[index] = tokens_per_request * own.full_batch_rate
+    for index, law in enumerate(loads):
+        if law is not None and (law.extended or law.wasted[1] > law.wasted[0]):
+            tokens_per_request = law.tokens_per_request * pools[index].replicas
+            model.full_batch[index] = tokens_per_request * law.full_batch_rate
     return model, tuple(
-        asked or _of_means(pool.servers, model, index, means[index])
-        for index, (asked, pool) in enumerate(zip(known, pools, strict=True))
+        demand or _of_means(pool.servers, model, index, sampled[index])
+        for index, (demand, pool) in enumerate(zip(demands, pools, strict=True))
     )
 
 
@@ -174,10 +87,10 @@ def _of_means(
     kinds: tuple[tuple[Server, int], ...],
     model: NetworkModel,
     index: int,
-    sampled: Sequence[Sampled],
-) -> Asked:
+    sampled: Sequence[Estimate],
+) -> Demand:
     """Return what is asked of a pool of which only means are known."""
-    beside, in_full, held, links = sampled
+    attention, in_full, memory, links = sampled
     here = model.pool == index
     least = model.prefill if model.least_prefill is None else model.least_prefill
     visits, prefill = model.visits[here], least[here]
@@ -186,19 +99,24 @@ def _of_means(
     # there is none.
     prompts = float(visits[prefill > 0].sum())
     mean = max(float(visits @ prefill) / prompts, 1.0) if prompts else 1.0
-    return Asked(
+    return Demand(
         kinds=kinds,
         load=None,
-        capacity=sum(count * capacity_of(server) for server, count in kinds),
+        capacity=sum(count * _capacity(server) for server, count in kinds),
         prefill=float(visits @ prefill),
         decode=float(visits @ model.decode[here]),
         error=float(model.standard_error[index]) / max(offered, 1e-300),
         prompt=Geometric(mean),
-        attention=beside,
-        held=held,
+        attention=attention,
+        memory=memory,
         links=links,
-        in_full=most + in_full.mean if offered < most else None,
+        without_cache=most + in_full.mean if offered < most else None,
     )
+
+
+def _capacity(server: Server) -> float:
+    """Return the tokens/s that a server processes in batches of any size."""
+    return server.batch_time.by_tokens.capacity(server.most_tokens)
 
 
 # The law of what comes to a pool
@@ -212,11 +130,11 @@ def _load_at(network: Network, visits: Floats, index: int) -> Load | None:
     if others or visited.size != 1 or network.onward[visited[0], visited[0]]:
         return None
     number = int(visited[0])
-    place = int(np.searchsorted(network.first_stage, number, "right")) - 1
-    workflow = network.workflows[place]
+    of_workflow = int(np.searchsorted(network.first_stage, number, "right")) - 1
+    workflow = network.workflows[of_workflow]
     if isinstance(workflow, Sessions):
         return None
-    stage = list(workflow.stages.values())[number - int(network.first_stage[place])]
+    stage = list(workflow.stages.values())[number - int(network.first_stage[of_workflow])]
     workload = _law_of(workflow, stage)
     if workload is None or (workflow.means().sampled is not None):
         return None
@@ -231,22 +149,22 @@ def _load_at(network: Network, visits: Floats, index: int) -> Load | None:
 def _law_of(workflow: Workflow, stage: Stage) -> Workload | None:
     """Return a workload whose requests have the lengths of those of a stage; None: not known."""
     arrivals = workflow.arrivals
-    single = len(workflow.stages) == 1
     if len(workflow.begins) > 1 or workflow.goes_on or stage.most_visits is not None:
         return None
     if (stage.prompt, stage.output) == ("job", "job"):
-        return arrivals if single or arrivals.prefixes is None else None
-    own = isinstance(arrivals.lengths, Independent) and not arrivals.lengths.correlation
+        alone = len(workflow.stages) == 1 or arrivals.prefixes is None
+        return arrivals if alone else None
     if stage.output == "job" and arrivals.declared is not None:
         return None
-    lengths = []
-    for part, whole in (("prompt", stage.prompt), ("output", stage.output)):
-        if whole == "job":
-            whole = getattr(arrivals.lengths, part) if own else 0
-        if isinstance(whole, str) or whole == 0:
+    # A length that comes with the job has its law alone where it does not depend on the other.
+    apart = isinstance(arrivals.lengths, Independent) and not arrivals.lengths.correlation
+    laws = []
+    for part, length in (("prompt", stage.prompt), ("output", stage.output)):
+        law = getattr(arrivals.lengths, part) if length == "job" and apart else length
+        if isinstance(law, str) or law == 0:
             return None
-        lengths.append(whole)
-    return Workload(None, pair_of(*lengths), name=workflow.name)
+        laws.append(law)
+    return Workload(None, pair_of(*laws), name=workflow.name)
 
 
 def is_one_server(network: Network) -> bool:
@@ -256,9 +174,46 @@ def is_one_server(network: Network) -> bool:
     if pools or workflows or pool.replicas > 1 or isinstance(workflow, Sessions):
         return False
     stage, *stages = workflow.stages.values()
-    plain = (stage.prompt, stage.output, stage.then) == ("job", "job", None)
+    once = stage.then is None and stage.most_visits is None
     at_once = stage.delay_ms == 0 and not stage.transfer_ms_per_token
-    return not stages and plain and at_once and not workflow.goes_on
+    as_it_comes = (stage.prompt, stage.output) == ("job", "job") and not workflow.goes_on
+    return not stages and once and at_once and as_it_comes
+
+
+# Ends that nobody foresees (see `penstock.theory.unforeseen`)
+
+
+def wasted_at_stages(network: Network) -> list[Share]:
+    """Return least and most mean tokens a request costs after its end; shape (stages,)."""
+    shares = []
+    for workflow in network.workflows:
+        for stage in workflow.stages.values():
+            servers = [server for server, _ in network.pools[stage.pool].servers]
+            shares.append(_at_stage(workflow, stage, servers))
+    return shares
+
+
+def declares(workflow: Workflow | Sessions) -> bool:
+    """Return whether requests of a workflow may declare more outputs than they make."""
+    if isinstance(workflow, Sessions):
+        return workflow.recorded.declared is not None
+    return workflow.arrivals.declared is not None
+
+
+def _at_stage(workflow: Workflow | Sessions, stage: Stage, servers: list[Server]) -> Share:
+    ahead = any(server.policy.batching.ahead for server in servers)
+    if not (ahead and declares(workflow)):
+        return NONE
+    if isinstance(workflow, Sessions):
+        return 0.0, 1.0
+    lengths, declared = workflow.arrivals.lengths, workflow.arrivals.declared
+    if declared is None or stage.output not in ("job", "rest"):
+        return NONE
+    low, high = share(lengths, declared)
+    surely = (stage.prompt, stage.output) == ("job", "job")
+    if not (surely and all(wastes_each(s, lengths) and s.memory is None for s in servers)):
+        low = 0.0
+    return low, high
 
 
 # What a sample of jobs says
@@ -312,17 +267,14 @@ def link_seconds(pool: int) -> OfVisits:
     return asked
 
 
-def held_blocks(servers: Sequence[Server]) -> OfVisits | None:
-    """Return what asks for tokens in blocks over all iterations.
-
-    At the kind of server with the fewest.
-    """
+def kv_tokens(servers: Sequence[Server]) -> OfVisits | None:
+    """Return what asks for tokens in blocks over all iterations, at the server with the fewest."""
     if any(server.memory is None for server in servers):
         return None
-    return lambda visits: np.min([_held_at(server, visits) for server in servers], axis=0)
+    return lambda visits: np.min([_kv_tokens_at(server, visits) for server in servers], axis=0)
 
 
-def _held_at(server: Server, visits: Visits) -> Floats:
+def _kv_tokens_at(server: Server, visits: Visits) -> Floats:
     """Return the same at one kind of server."""
     memory = server.memory
     assert memory is not None
@@ -331,20 +283,17 @@ def _held_at(server: Server, visits: Visits) -> Floats:
     here = np.flatnonzero(visits.received)
     if here.size:
         received, output = visits.received[here], visits.output[here]
-        came = -(-received // memory.block_size)
+        received_blocks = -(-received // memory.block_size)
         blocks[here] = decode_blocks(received, output, memory.block_size)
         if reserves(server):
             last = outputs_of_prefill(server)
             blocks[here] = output * peak_blocks(received, output + last, server, memory)
-        blocks[here] += came * visits.transfer_s[here] / iteration_s(server)
+        blocks[here] += received_blocks * visits.transfer_s[here] / iteration_s(server)
     return np.asarray(blocks * memory.block_size, np.float64)
 
 
 def attention_tokens(servers: Sequence[Server], *, in_full: bool = False) -> OfVisits | None:
-    """Return what asks for the tokens that a replica would process meanwhile, at least.
-
-    That is, while it sees to a request's attention.
-    """
+    """Return what asks for the least tokens that replicas would process during attention."""
     # ``in_full``: if a request finds nothing but what it surely does.
     if any(not isinstance(server.batch_time, Composition) for server in servers):
         return None
@@ -363,22 +312,22 @@ def _attention_at(server: Server, visits: Visits) -> Floats:
     prompt = visits.prompt - (visits.found if caches else 0)
     output = np.maximum(visits.output, outputs_of_prefill(server))
     least, _ = attention_of(np.maximum(prompt, 1), output, server, reused=caches)
-    return np.where(prompt > 0, least + per_token * prompt, 0.0) * capacity_of(server)
+    return np.where(prompt > 0, least + per_token * prompt, 0.0) * _capacity(server)
 
 
 def _beside_tokens(network: Network, loads: Sequence[Load | None]) -> list[OfVisits | None]:
     """Return what a sample of jobs is to say of each pool: attention, in full, memory, links."""
     asks: list[OfVisits | None] = []
-    for index, (pool, known) in enumerate(zip(network.pools.values(), loads, strict=True)):
-        kinds = [server for server, _ in pool.servers]
-        attention, in_full = attention_tokens(kinds), attention_tokens(kinds, in_full=True)
-        for ask in (attention, in_full, held_blocks(kinds)):
-            asks.append(None if ask is None or known is not None else only_at(index, ask))
+    for index, (pool, law) in enumerate(zip(network.pools.values(), loads, strict=True)):
+        servers = [server for server, _ in pool.servers]
+        attention, in_full = attention_tokens(servers), attention_tokens(servers, in_full=True)
+        for ask in (attention, in_full, kv_tokens(servers)):
+            asks.append(None if ask is None or law is not None else only_at(index, ask))
         asks.append(link_seconds(index) if network.sends_memory else None)
     return asks
 
 
-def _per_second(network: Network, asks: Sequence[OfVisits | None]) -> list[list[Sampled]]:
+def _per_second(network: Network, asks: Sequence[OfVisits | None]) -> list[list[Estimate]]:
     """Return means of what is asked of each pool per second; None asks for nothing."""
     asked = [ask for ask in asks if ask is not None]
     mean, variance = np.zeros(len(asked)), np.zeros(len(asked))
@@ -387,9 +336,9 @@ def _per_second(network: Network, asks: Sequence[OfVisits | None]) -> list[list[
         mean += workflow.rate * of_job
         variance += (workflow.rate * error) ** 2
     sampled = iter(zip(mean.tolist(), np.sqrt(variance).tolist(), strict=True))
-    every = [NOTHING if ask is None else Sampled(*next(sampled)) for ask in asks]
-    each = len(every) // len(network.pools)
-    return [every[first : first + each] for first in range(0, len(every), each)]
+    estimates = [NOTHING if ask is None else Estimate(*next(sampled)) for ask in asks]
+    per_pool = len(estimates) // len(network.pools)
+    return [estimates[first : first + per_pool] for first in range(0, len(estimates), per_pool)]
 
 
 def _per_job(
@@ -449,8 +398,3 @@ def _visits(network: Network, jobs: Jobs) -> Visits:
         transfer_s=np.where(received > 0, jobs.wait_s, 0.0),
         link_s=np.where(received > 0, jobs.column("transfer_s"), 0.0),
     )
-
-
-def iteration_s(server: Server) -> float:
-    """Return the least time that an iteration of a request takes for each output, s."""
-    return server.shortest_s / server.policy.batching.outputs_per_decode
