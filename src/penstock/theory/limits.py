@@ -47,7 +47,6 @@ from typing import Literal
 import numpy as np
 
 from penstock.inputs.caching import cached
-from penstock.system.measured_times import Measured
 from penstock.system.server import Server
 from penstock.theory.attention import WITH_ATTENTION
 from penstock.theory.hypotheses import CRITICAL_BAND
@@ -58,7 +57,7 @@ from penstock.workload.lengths import Length
 from penstock.workload.pairs import Lengths
 
 TOKENS = "Theorem 1(a)"
-SLOTS = "Section 6 (stability region under a max batch size)"
+REGION = "Section 6 (stability region under a max batch size)"
 MEMORY = "KV memory (Nie, Si, Zhou; Little's law)"
 LINKS = "conservation of link time"
 
@@ -297,8 +296,8 @@ def _max_batch_size(demand: Demand, attention: Estimate) -> Limit:
         attention = NOTHING
     rates = np.array([demand.prefill, demand.decode])
     regions = [(_region_of(server, demand.prompt), count) for server, count in kinds]
-    prices = np.concatenate([region.normals for region, _ in regions])
-    earned = sum(count * (prices @ region.vertices.T).max(axis=1) for region, count in regions)
+    prices = np.concatenate([of_one.normals for of_one, _ in regions])
+    earned = sum(count * (prices @ of_one.vertices.T).max(axis=1) for of_one, count in regions)
     outputs = max(server.policy.batching.outputs_per_decode for server, _ in kinds)
     load = float((prices @ rates / earned).max()) / outputs
     why = "the best mix of batches of all kinds of replicas, within their limits"
@@ -316,7 +315,7 @@ def _max_batch_size(demand: Demand, attention: Estimate) -> Limit:
         "max batch size",
         load + attention.mean,
         math.hypot(load * demand.error, attention.error),
-        SLOTS + (WITH_ATTENTION if attention.mean else ""),
+        REGION + (WITH_ATTENTION if attention.mean else ""),
         why,
     )
 
@@ -367,6 +366,8 @@ def unhurried(server: Server) -> Server:
         server = dataclasses.replace(server, batch_time=server.batch_time.by_tokens)
     if server.memory is None:
         return server
+    from penstock.system.measured_times import Measured  # tables take a while to load
+
     seconds = server.batch_time.table(server.most_tokens)[1:]
     least = np.minimum.accumulate(seconds[::-1])[::-1]
     if (seconds == least).all():

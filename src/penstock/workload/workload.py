@@ -17,7 +17,6 @@ from penstock.errors import InputError, nearest
 from penstock.inputs.caching import cached
 from penstock.words import counted
 from penstock.workload import arrivals as processes
-from penstock.workload import traces
 from penstock.workload.arrivals import Arrivals, Replay
 from penstock.workload.lengths import Length, Tokens, as_length
 from penstock.workload.lookalikes import lookalike
@@ -605,6 +604,8 @@ def read_trace(
     InputError
         If the file cannot be read; one line that names file, row, column, value and remedy.
     """
+    from penstock.workload import traces  # tables take a while to load
+
     trace = traces.load(
         path, format=format, columns=columns, hash_block=hash_block, max_gib=max_gib, where=where
     )
