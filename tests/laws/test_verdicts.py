@@ -9,6 +9,7 @@ import pytest
 import penstock as ps
 from penstock.checking.backlog import Backlog
 from penstock.system.batch_time import BatchTime
+from penstock.theory.network.certificate import as_pools
 from penstock.workload.arrivals import Arrivals, Deterministic, GammaRenewal, OnOff, Poisson
 from penstock.workload.lengths import Length
 from tests.saturated import saturated_rate
@@ -126,7 +127,13 @@ def differing_certificates(seed: int) -> list[str]:
     server, workload = some_system(seed)
     alone, network = ps.certify(workload, server), ps.certify(ps.Network.single(workload, server))
     factor = 1 / workload.rate
+    pools = as_pools(ps.Network.single(workload, server))  # by the theorems on networks
     pairs = {
+        "verdict of pools": (alone.verdict, pools.verdict),
+        "margin of pools": (alone.margin, pytest.approx(pools.margin)),
+        "certified of pools": (alone.certified_rate or 0, pytest.approx(pools.certified_rate or 0)),
+        "pools": (alone.pools, network.pools),
+        "hypotheses": (alone.hypotheses, network.hypotheses),
         "verdict": (alone.verdict, network.verdict),
         "rho": (alone.rho, pytest.approx(network.rho)),
         "margin": (alone.margin, pytest.approx(network.margin)),

@@ -76,6 +76,11 @@ def of_network(network: Network) -> Certificate:
         alone = load(workflow.arrivals, pool.server)
         (one,) = pool_rules(network, [demand_of(alone)])
         return of_server(alone, one.replica, by_arrival=one.order == "fcfs", name=name)
+    return as_pools(network)
+
+
+def as_pools(network: Network) -> Certificate:
+    """Certify a network by its pools and how jobs go between them, were there but one."""
     model, demands = network_demand(network)
     limits = [(demand, limits_of(demand)) for demand in demands]
     rate = sum(workflow.rate for workflow in network.workflows)
