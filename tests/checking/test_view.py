@@ -20,8 +20,8 @@ from penstock.show import page as pages
 from penstock.show.html import render, write
 from penstock.show.page import Fact, Hypothesis, Section, Table, Verdict
 from penstock.show.terminal import print_page
-from penstock.theory.long_prompts import sarathi_region
 from penstock.theory.operating_point import operating_point
+from penstock.theory.region import sarathi_region
 
 HOSTILE = '<script>alert("x")</script>&\'_a_policy_with_a_name_that_no_line_of_a_phone_can_hold'
 SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 1024, 128)

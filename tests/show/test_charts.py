@@ -23,7 +23,7 @@ from penstock.checking.charts import (
     tokens_over_time,
 )
 from penstock.show import charts, html, page
-from penstock.theory.long_prompts import sarathi_region
+from penstock.theory.region import sarathi_region
 
 SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512)
 WORKLOAD = ps.Workload.poisson(rate=1.0, prompt=500, output=20)

@@ -15,7 +15,7 @@ from penstock.system.policies import resolve
 from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
-from penstock.theory.long_prompts import sarathi_region
+from penstock.theory.region import sarathi_region
 from penstock.workload.workload import Workload
 
 FROM_SIMPLE_TO_SUBTLE = ("sarathi", "orca", "pool-controlled", "maxweight", "maxweight-tokens")

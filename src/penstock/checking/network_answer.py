@@ -24,8 +24,8 @@ from penstock.system.network_model import NetworkModel
 from penstock.system.outages import Outage, checked_outages
 from penstock.system.prefix_cache import network_notes
 from penstock.theory.certificate import SPIRAL, VIRTUAL, Certificate, certify
+from penstock.theory.latency_bounds import earliest_of_jobs
 from penstock.theory.network.cyclic_pools import CERTIFIED
-from penstock.theory.network.earliest import earliest_of_jobs
 from penstock.theory.network.rules import CARRIED
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class WorkflowAnswer:
     unfinished: int
     e2e: Statistics | None  # in the steady state, by statistic; None where latency is refused
     # Mean over the jobs of the run of the least that each takes, whatever serves it and whatever
-    # else there is (`penstock.theory.network.earliest`).
+    # else there is (`penstock.theory.latency_bounds`).
     earliest_s: float
 
 

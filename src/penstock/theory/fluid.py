@@ -9,11 +9,9 @@ tokens are processed per second. These equations fix the total work
 
 and no more: it falls by b_max / t_bmax - offered tokens/s until all is drained. Which phase the
 tokens go to is the policy's choice, so a path also needs an order of the buffers (class, phase),
-highest priority first, each served first-come-first-served (eq:f4). The first buffer with fluid in
-it takes the whole rate, less what the empty ones before it need to stay empty, and what they need
-depends on what it sends them. Hence a linear system per stretch and at most one stretch per buffer
-and a last one, without steps of time. One class is decode-first (Sarathi-Serve) or prefill-first
-(Orca).
+highest priority first, each served first-come-first-served (eq:f4). So it is a path of a network of
+one station under a static priority (`penstock.theory.network.fluid`). One class is decode-first
+(Sarathi-Serve) or prefill-first (Orca).
 
 In eq:f3 and eq:mf3 the rate of each phase is bounded by b_max / t_bmax; it is the sum of the rates
 that must be, else an overloaded server could stay empty.
@@ -21,7 +19,7 @@ that must be, else an overloaded server could stay empty.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +29,8 @@ from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Floats
 from penstock.system.server import Server
 from penstock.theory.attention import refuse_composition
+from penstock.theory.network.fluid import walk
+from penstock.theory.network.fluid_classes import DECODE, PREFILL, FluidClasses
 from penstock.workload.lengths import LONGEST
 from penstock.workload.loops import closed_loop
 
@@ -38,8 +38,9 @@ Phase = Literal["prefill", "decode"]
 Order = Literal["decode-first", "prefill-first"] | Sequence[tuple[int, Phase]]
 
 _NAMED = ("decode-first", "prefill-first")
+_PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 _ROUNDING = 1e-12
-"""Loads, and sums of chances, this close to 1 are 1."""
+"""Sums of chances this close to 1 are 1."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -197,48 +198,54 @@ def fluid(
         "decode": decode,
     }
     shape, (arrivals, prompts, outputs, in_prefill, in_decode) = _by_class(values)
-    none = np.zeros((arrivals.size, arrivals.size))
-    chances = none if routing is None else _routing(routing, arrivals.size)
+    chances = np.zeros((arrivals.size, arrivals.size))
+    if routing is not None:
+        chances = _routing(routing, arrivals.size)
     decodes = np.array(
         [server.tokens_per_request(p, o) - p for p, o in zip(prompts, outputs, strict=True)]
     )
     if (in_decode[decodes == 0] > 0).any():
         raise InputError(
             f"{in_decode[decodes == 0].max():g} requests are in decode, but with an output of 1 "
-            "token engines have "
-            "nothing to decode; leave `decode` out, or give a longer output"
+            "token engines have nothing to decode; leave `decode` out, or give a longer output"
         )
-    network = _Network.of(arrivals, prompts, decodes, chances)
-    buffers = _buffers(server, order, arrivals.size, decodes)
-    return _path(network, full, buffers, np.concatenate([in_prefill, in_decode]), shape)
-
-
-def _path(
-    network: "_Network",
-    full: float,
-    buffers: list[int],
-    requests: Floats,
-    shape: tuple[int, ...],
-) -> FluidPath:
-    """Follow the buffers, and put prefill and decode of each class apart."""
-    time_s, levels, flow, growth = _stretches(network, full, buffers, requests)
+    # Buffers: the prefills of the classes, then their decodes.
+    none = np.zeros_like(chances)
+    tokens = np.concatenate([prompts, decodes])
+    moves = np.block([[none, np.eye(arrivals.size)], [chances, none]])
+    external = np.concatenate([arrivals, np.zeros(arrivals.size)])
+    station = np.zeros(tokens.size, np.int64)
+    buffers = FluidClasses(
+        names=tuple(f"{j} {phase}" for phase in _PHASES for j in range(arrivals.size)),
+        stage=np.tile(np.arange(arrivals.size), 2),
+        phase=np.repeat([PREFILL, DECODE], arrivals.size),
+        station=station,
+        seconds=tokens / full,
+        fastest=tokens / full,
+        external=external,
+        onward=moves,
+        rate=np.linalg.solve(np.eye(tokens.size) - moves.T, external),
+        joins=station > 0,
+        pools=("server",),
+        left_out=(),
+    )
+    rank = np.argsort(_by_priority(server, order, arrivals.size, decodes))
+    path = walk(buffers, rank, np.concatenate([in_prefill, in_decode]))
     # A request in a phase has the tokens of that phase before it, and the work of where it goes
     # next.
-    work = np.asarray(
-        np.linalg.solve(np.eye(requests.size) - network.moves, network.tokens), np.float64
-    )
+    work = np.linalg.solve(np.eye(tokens.size) - moves, tokens)
 
     def phases(values: Floats) -> tuple[Floats, Floats]:
         prefill, decode = np.split(values, 2, axis=-1)
         return prefill.reshape(values.shape[:-1] + shape), decode.reshape(values.shape[:-1] + shape)
 
     return FluidPath(
-        time_s,
-        *phases(levels),
-        *phases(flow * network.tokens),
-        *phases(growth),
+        path.time_s,
+        *phases(path.requests),
+        *phases(path.served * tokens),
+        *phases(path.slope),
         *phases(work),
-        offered_tokens_per_s=float(network.arrivals @ work),
+        offered_tokens_per_s=float(external @ work),
         full_batch_tokens_per_s=full,
     )
 
@@ -268,73 +275,7 @@ def full_batch_rate(server: Server) -> float:
     return server.full_batch_rate
 
 
-class _Network(NamedTuple):
-    """Buffers, prefills of the classes and then decodes: outside requests/s, tokens, chances."""
-
-    arrivals: Floats
-    tokens: Floats
-    moves: Floats
-
-    @classmethod
-    def of(cls, arrivals: Floats, prompts: Floats, decodes: Floats, routing: Floats) -> "_Network":
-        none = np.zeros_like(routing)
-        return cls(
-            arrivals=np.concatenate([arrivals, np.zeros(arrivals.size)]),
-            tokens=np.concatenate([prompts, decodes]),
-            moves=np.block([[none, np.eye(arrivals.size)], [routing, none]]),
-        )
-
-
-def _stretches(
-    network: _Network, full: float, order: list[int], requests: Floats
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return breakpoints, s, then requests, requests/s served, growth, shapes (n, buffers)."""
-    now = 0.0
-    rows: list[tuple[float, Floats, Floats, Floats]] = []
-    while True:
-        flow, served, empty, lasting = _rates(network, full, order, requests)
-        growth = network.arrivals + flow @ network.moves - flow
-        growth[empty] = 0.0
-        rows.append((now, requests, flow, growth))
-        if served is None or lasting:
-            time_s, *columns = zip(*rows, strict=True)
-            return np.array(time_s), *(np.array(column) for column in columns)  # type: ignore[return-value]
-        length = requests[served] / -growth[served]
-        now += length
-        requests = requests + growth * length
-        requests[served] = 0.0
-
-
-def _rates(
-    network: _Network, full: float, order: list[int], requests: Floats
-) -> tuple[Floats, int | None, list[int], bool]:
-    """Return requests/s by buffer, the buffer served, those before it, whether it never empties."""
-    # Served is the first buffer with requests, or that overloads the server with those before it.
-    empty: list[int] = []
-    for buffer in order:
-        lasting = network.tokens @ _passing(network, [*empty, buffer], network.arrivals) >= full * (
-            1 - _ROUNDING
-        )
-        if requests[buffer] > 0 or lasting:
-            outside = _passing(network, empty, network.arrivals)
-            # By each request that leaves the buffer.
-            sent = _passing(network, empty, network.moves[buffer])
-            sent[buffer] = 1.0
-            rate = (full - network.tokens @ outside) / (network.tokens @ sent)
-            return outside + rate * sent, buffer, empty, bool(lasting)
-        empty.append(buffer)
-    return _passing(network, empty, network.arrivals), None, empty, False
-
-
-def _passing(network: _Network, empty: list[int], inflow: Floats) -> Floats:
-    """Return the requests/s through buffers that stay empty, given inflow; shape (buffers,)."""
-    among = np.ix_(empty, empty)
-    through = np.zeros(inflow.size)
-    through[empty] = np.linalg.solve(np.eye(len(empty)) - network.moves[among].T, inflow[empty])
-    return through
-
-
-def _buffers(server: Server, order: Order | None, classes: int, decodes: Floats) -> list[int]:
+def _by_priority(server: Server, order: Order | None, classes: int, decodes: Floats) -> list[int]:
     """Return buffers by priority; first those without tokens: requests pass them at once."""
     policy = server.policy
     if server.work_conserving is False:
@@ -347,31 +288,27 @@ def _buffers(server: Server, order: Order | None, classes: int, decodes: Floats)
     if chosen is None:
         raise InputError(
             f"which phase {policy.name} serves first is not known, and the fluid model fixes the "
-            "total work only; "
-            "give order='decode-first' or 'prefill-first' if it fills its batches so"
+            "total work only; give order='decode-first' or 'prefill-first' if it fills its batches "
+            "so"
         )
+    buffers = [(j, phase) for phase in _PHASES for j in range(classes)]
     if isinstance(chosen, str):
         if chosen not in _NAMED:
             raise InputError(f"order is {checks.shown(chosen)}{nearest(chosen, _NAMED)}")
-        first, second = ("decode", "prefill") if chosen == "decode-first" else ("prefill", "decode")
-        chosen = [(j, phase) for phase in (first, second) for j in range(classes)]
-    numbers = {
-        (j, phase): i * classes + j
-        for i, phase in enumerate(("prefill", "decode"))
-        for j in range(classes)
-    }
+        first = chosen.removesuffix("-first")
+        chosen = sorted(buffers, key=lambda buffer: buffer[1] != first)
     try:
-        buffers = [numbers[pair] for pair in map(tuple, chosen)]  # type: ignore[call-overload]
-    except (TypeError, KeyError):
-        buffers = []
-    if sorted(buffers) != list(range(2 * classes)):
+        ranked = [buffers.index(pair) for pair in map(tuple, chosen)]  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        ranked = []
+    if sorted(ranked) != list(range(2 * classes)):
         raise InputError(
             f"order is {checks.shown(chosen)}, but must name each of the {2 * classes} buffers "
-            "once, as pairs of a "
-            f"class from 0 to {classes - 1} and 'prefill' or 'decode'; add or remove what differs"
+            f"once, as pairs of a class from 0 to {classes - 1} and 'prefill' or 'decode'; add or "
+            "remove what differs"
         )
-    tokens = np.concatenate([np.ones(classes), decodes])
-    return sorted(buffers, key=lambda buffer: bool(tokens[buffer] > 0))
+    has_tokens = np.concatenate([np.ones(classes), decodes]) > 0
+    return sorted(ranked, key=lambda buffer: bool(has_tokens[buffer]))
 
 
 def _by_class(values: dict[str, npt.ArrayLike]) -> tuple[tuple[int, ...], list[Floats]]:

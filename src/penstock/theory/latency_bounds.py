@@ -12,7 +12,11 @@ rises).
   its own.
 * With attention (`Composition`), its least under any policy is added (`penstock.theory.attention`).
 
-Hence the same quantiles of those numbers bound the quantiles.
+Hence the same quantiles of those numbers bound the quantiles. In a network a request comes to its
+pool when all that it waits for have ended, its delay is over, and its KV memory is there where that
+comes from another replica. Of replicas that differ the fastest counts, and of a prompt what is left
+if all is found that may be. So along every way through a job these times add up, and after a join
+the longest way counts, whatever the policies, orders, routers and loads.
 
 **Of the mean, and of the quantiles of TBT, in a steady state**, where all that arrives is served.
 With rate lambda, g gaps between tokens a request, x other tokens, u_b = t_b / b and r = min u_b,
@@ -39,7 +43,7 @@ both phases.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -60,8 +64,13 @@ from penstock.theory.kv_blocks import (
 )
 from penstock.theory.load import refuse_without_rate
 from penstock.workload.arrivals import Poisson
+from penstock.workload.jobs import Jobs
+from penstock.workload.means import released
 from penstock.workload.pairs import Empirical, Lengths
 from penstock.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from penstock.system.network import Network
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 """Names of the percentiles that are bounded beside the mean, and the share of samples below each.
@@ -161,6 +170,60 @@ def request_bounds(
     if server.convention == "paper":
         first = first + float(_batches(model, budget).seconds.min())
     return first, end
+
+
+def earliest_ends(network: "Network", jobs: Jobs) -> Floats:
+    """Return how long after the arrival of its job each request ends at the earliest, in any run.
+
+    Parameters
+    ----------
+    network
+        What serves.
+    jobs
+        As drawn for it.
+
+    Returns
+    -------
+    Floats
+        Shape (requests,), seconds.
+    """
+    alone = jobs.wait_s.copy()
+    pool_of = network.stage_pool[jobs.stage]
+    prompt = (jobs.prompt - network.found_at_most(jobs)).astype(np.int64)
+    for index, pool in enumerate(network.pools.values()):
+        here = np.flatnonzero((pool_of == index) & (jobs.prompt + jobs.output > 0))
+        reused = bool((prompt[here] < jobs.prompt[here]).any())
+        output = jobs.output[here].astype(np.int64)
+        of_kinds = [_alone(server, prompt[here], output, reused) for server, _ in pool.servers]
+        alone[here] += np.min(of_kinds, axis=0)
+    parent, child = released(jobs)
+    ends = alone.copy()
+    while True:  # once for each request on the longest way
+        later = ends.copy()
+        np.maximum.at(later, child, ends[parent] + alone[child])
+        if (later == ends).all():
+            return ends
+        ends = later
+
+
+def earliest_of_jobs(network: "Network", jobs: Jobs) -> Floats:
+    """Return how long each job takes at least, s; shape (jobs,)."""
+    if not jobs.count:
+        return np.zeros(0)
+    return np.maximum.reduceat(earliest_ends(network, jobs), jobs.first_request[:-1])
+
+
+def _alone(server: Server, prompt: Ints, output: Ints, reused: bool) -> Floats:
+    """Return each request's least seconds at an idle server; shape (requests,)."""
+    prefills = prompt > 0
+    end = np.zeros(prompt.size)
+    made = np.maximum(output[prefills], outputs_of_prefill(server))
+    _, end[prefills] = request_bounds(prompt[prefills], made, server, reused=reused)
+    # The others decode all of their outputs here, of drafts that may all be right.
+    shortest = float(server.batch_time.by_tokens.table(server.most_tokens)[1:].min())
+    decodes = np.ceil(output[~prefills] / (1 + server.policy.memory.drafted_tokens))
+    end[~prefills] = decodes * shortest
+    return end
 
 
 class _Batches(NamedTuple):

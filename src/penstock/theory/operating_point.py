@@ -11,8 +11,7 @@ from penstock.system.server import Server
 from penstock.theory.kv_blocks import least_on_average, reuses
 from penstock.theory.limits import Bound, bounds
 from penstock.theory.load import load
-from penstock.theory.long_prompts import sarathi_region
-from penstock.theory.region import Optimum, Region, linear_program, region
+from penstock.theory.region import Optimum, Region, linear_program, region, sarathi_region
 from penstock.workload.workload import Workload
 
 

@@ -33,6 +33,7 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints
 from penstock.system import hull
 from penstock.system.server import Server
+from penstock.theory.attention import refuse_composition
 from penstock.workload.lengths import LONGEST, Length, as_length
 from penstock.workload.pairs import Lengths
 from penstock.workload.recorded import pair_of
@@ -129,6 +130,21 @@ class Region:
         return self.scale(self.request)
 
 
+def sarathi_region(server: Server) -> Region:
+    """Return the rates that Sarathi-Serve carries at its fixed token budget b, for long prompts."""
+    # conv(O, A_b, Q_b, D): Sarathi fills every batch. Below k_max decoding requests a batch lies on
+    # the segment from A_b, prefill alone, to Q_b, k_max - 1 decodes and b - k_max + 1 prefill
+    # tokens; with k_max of them no prompt is let in and the batch is D. A fluid argument, no
+    # theorem; simulation agrees within .02.
+    instead = "ask `certify`, or `max_rate`, which simulates"
+    refuse_composition(server, "the region of sarathi", instead)
+    b = server.token_budget
+    k = min(server.max_batch_size or b, b)
+    full, decodes = float(server.batch_time(b)), float(server.batch_time(k))
+    corners = [(b / full, 0.0), ((b - k + 1) / full, (k - 1) / full), (0.0, k / decodes)]
+    return Region(_outline(np.array(corners)))
+
+
 class Use(NamedTuple):
     """A batch of the best mix, its share of the server's time, and its most prefill requests."""
 
@@ -216,7 +232,7 @@ def region(
     if not isinstance(server, Server):
         raise InputError(f"a region belongs to a Server, not to {checks.shown(server)}; give one")
     tokens = _prompt(prompt)
-    vertices = outline(_operating_points(_columns(server, tokens.longest), tokens.mean))
+    vertices = _outline(_operating_points(_columns(server, tokens.longest), tokens.mean))
     return Region(vertices, _request(server, prompt, output, tokens.mean))
 
 
@@ -326,7 +342,7 @@ def _extreme(points: Floats) -> Ints:
     return np.asarray(vertices[vertices < len(points)], np.int64)
 
 
-def outline(points: Floats) -> Floats:
+def _outline(points: Floats) -> Floats:
     """Return corners of the hull of points and all below, counter-clockwise from the origin."""
     tops = points.max(axis=0)
     points = points[np.lexsort((points[:, 1], points[:, 0]))[::-1]] / tops

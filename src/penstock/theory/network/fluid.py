@@ -6,7 +6,8 @@ the empty ones above it need to pass on what reaches them (eq:mf1 to eq:mf5 with
 Between two events, a class that runs dry or one that starts to grow, all rates are constant and
 solve one linear system; so a path is exact and in straight lines. Where the order is unstable its
 turning points spiral out, each cycle the same but larger and longer; where it is stable they spiral
-in, infinitely many before all is drained, and a path ends when next to nothing is left.
+in, infinitely many before all is drained, and a path ends when next to nothing is left. At one
+station each class runs dry once, so there a path has a stretch for each class and a last one.
 """
 
 import dataclasses
@@ -43,6 +44,7 @@ class NetworkPath:
     time_s: Floats  # shape (n,), seconds, the first 0
     requests: Floats  # shape (n, classes), fluid of each class at each breakpoint
     slope: Floats  # shape (n, classes), requests/s from each breakpoint on
+    served: Floats  # shape (n, classes), requests/s that leave each class from each breakpoint on
     # Shape (n,), seconds of all pools together for what is left, later stages included.
     work_s: Floats
     drained: bool  # at the last breakpoint; then the last slopes are 0
@@ -88,12 +90,9 @@ def network_path(
             "simulate"
         )
     rank = ranks(classes, ranking)
-    return _walk(
-        classes,
-        rank,
-        _start(classes, {start: 1.0} if isinstance(start, str) else start),
-        checks.whole("most_events", most_events, 1, 10**6, "events", "a path has some"),
-    )
+    level = _start(classes, {start: 1.0} if isinstance(start, str) else start)
+    most_events = checks.whole("most_events", most_events, 1, 10**6, "events", "a path has some")
+    return walk(classes, rank, level, most_events)
 
 
 def _start(classes: FluidClasses, start: Mapping[str, float]) -> Floats:
@@ -118,18 +117,20 @@ def _start(classes: FluidClasses, start: Mapping[str, float]) -> Floats:
     return level
 
 
-def _walk(classes: FluidClasses, rank: Ints, level: Floats, most_events: int) -> NetworkPath:
+def walk(classes: FluidClasses, rank: Ints, level: Floats, most_events: int = 10**6) -> NetworkPath:
+    """Follow fluid from some levels, requests of each class, until it is drained or goes on so."""
     ahead = np.linalg.solve(np.eye(level.size) - classes.onward, classes.seconds)
     order = [np.flatnonzero(classes.station == s) for s in range(len(classes.pools))]
     order = [members[np.argsort(rank[members])] for members in order]
     time = 0.0
-    times, levels, slopes = [time], [level], []
+    times, levels, slopes, served = [time], [level], [], []
     drained = False
     growth = None
     while True:
-        slope = _slopes(classes, order, level)
+        slope, out = _slopes(classes, order, level)
         slopes.append(slope)
-        if len(times) > most_events:
+        served.append(out)
+        if len(times) > most_events or drained:
             break
         # A stretch ends when the first class runs dry; where none does, the path goes on for ever.
         falling = np.flatnonzero((slope < 0) & (level > 0))
@@ -139,15 +140,12 @@ def _walk(classes: FluidClasses, rank: Ints, level: Floats, most_events: int) ->
         step = float((level[falling] / -slope[falling]).min())
         level = np.maximum(level + step * slope, 0.0)
         level[level <= _DRY * level.max()] = 0.0
+        drained = level.sum() <= _DRAINED * max(of.sum() for of in levels)
+        if drained:
+            level = np.zeros(level.size)
         time += step
         times.append(time)
         levels.append(level)
-        if level.sum() <= _DRAINED * max(of.sum() for of in levels):
-            level = np.zeros(level.size)
-            levels[-1] = level
-            drained = True
-            slopes.append(np.zeros(level.size))
-            break
     requests = np.array(levels)
     if growth is None:
         growth = _growth(requests)
@@ -157,8 +155,9 @@ def _walk(classes: FluidClasses, rank: Ints, level: Floats, most_events: int) ->
         time_s=np.array(times),
         requests=requests,
         slope=np.array(slopes),
+        served=np.array(served),
         work_s=requests @ ahead,
-        drained=drained,
+        drained=bool(drained),
         growth=growth,
     )
 
@@ -166,17 +165,18 @@ def _walk(classes: FluidClasses, rank: Ints, level: Floats, most_events: int) ->
 def _growth(requests: Floats) -> float | None:
     """Return the factor between the last two breakpoints that are the same but for size."""
     total = requests.sum(axis=1)
-    kept = np.flatnonzero(total > 0)
-    shape = requests[kept] / total[kept, None]
-    for last in range(kept.size - 1, 0, -1):
+    requests, total = requests[total > 0], total[total > 0]
+    shape = requests / total[:, None]
+    for last in range(total.size - 1, 0, -1):
         same = np.flatnonzero((np.abs(shape[:last] - shape[last]) < _SAME).all(axis=1))
         if same.size:
-            return float(total[kept[last]] / total[kept[same[-1]]])
+            return float(total[last] / total[same[-1]])
     return None
 
 
-def _slopes(classes: FluidClasses, order: list[Ints], level: Floats) -> Floats:
-    """Return rates of change; at each station at most one class takes what those above leave."""
+def _slopes(classes: FluidClasses, order: list[Ints], level: Floats) -> tuple[Floats, Floats]:
+    """Return rates of change, and what leaves each class, requests/s."""
+    # At each station at most one class takes what those above leave.
     # It is the first that holds fluid, or an empty one above it that gets more than is left. What
     # it gets depends on other stations, and on itself if requests come back, so choices are tried
     # until all fit: first those where classes above that need more than all the time move up, then
@@ -211,7 +211,7 @@ def _slopes(classes: FluidClasses, order: list[Ints], level: Floats) -> Floats:
             )
     slope = inflow - out
     slope[np.abs(slope) <= _EVEN * (inflow + out)] = 0.0
-    return np.asarray(np.where(level > 0, slope, np.maximum(slope, 0.0)))
+    return np.where(level > 0, slope, np.maximum(slope, 0.0)), out
 
 
 def _fits(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.theory.network.earliest import earliest_ends, earliest_of_jobs
+from penstock.theory.latency_bounds import earliest_ends, earliest_of_jobs
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 FORKED = {
