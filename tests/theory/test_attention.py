@@ -13,9 +13,9 @@ import penstock as ps
 from penstock.theory.attention import attention, prefill_seconds
 from penstock.theory.fluid import fluid
 from penstock.theory.load import load
-from penstock.theory.long_prompts import sarathi_region
 from penstock.theory.moments import mean_of, mean_product
 from penstock.theory.operating_point import operating_point
+from penstock.theory.region import sarathi_region
 from penstock.workload.lengths import Constant, Length, Mixture, Tabulated, Uniform
 from penstock.workload.pairs import Independent
 from tests.foster import foster

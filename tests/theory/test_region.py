@@ -10,8 +10,7 @@ from scipy.optimize import linprog
 
 import penstock as ps
 from penstock.system.batch_time import BatchTime
-from penstock.theory.long_prompts import sarathi_region
-from penstock.theory.region import Region, linear_program, region
+from penstock.theory.region import Region, linear_program, region, sarathi_region
 from penstock.workload.pairs import Empirical
 from tests.long_prompt_corners import closed_form
 
