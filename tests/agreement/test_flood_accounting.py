@@ -11,9 +11,10 @@ from network_systems import draw_system
 import penstock as ps
 from penstock.checking.flood_test import useful_tokens
 from penstock.kernel.due_epochs import NEVER
-from penstock.simulation.session_network import NetworkSession
-from penstock.simulation.session_server import open_session
+from penstock.simulation.event_session import EventSession
+from penstock.simulation.simulate import open_session
 from penstock.system.engines import ENGINES
+from penstock.workload.jobs import Jobs
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, *OF_THE_PAPER])
@@ -27,7 +28,7 @@ def test_what_is_left_of_each_pool_is_what_it_was_given_less_what_it_did_for_goo
         pool = network.stage_pool[jobs.stage]
         engines = np.array([each.server.convention == "engine" for each in network.pools.values()])[pool]
         tokens = jobs.prompt + jobs.output - (engines & (jobs.prompt > 0) & (jobs.output > 0))
-        session = NetworkSession(network, 1.0, True, NEVER)
+        session = EventSession(network, 1.0, True, NEVER)
         session.add(jobs)
         while session.finished < jobs.requests:
             session.run(True, steps=3)
@@ -51,8 +52,8 @@ def test_what_a_server_did_for_good_is_what_its_requests_need(engine: str) -> No
             system.arrival, system.prompt, system.output, system.priority, declared=system.declared
         )
         session = open_session(system.server, "summary", 1.0, True, NEVER)
-        requests = session.keep(workload.requests(len(system.prompt)))
-        needed = requests.prompt_tokens + requests.output_tokens - int(system.convention == "engine")
+        requests = session.keep(Jobs.of_requests(workload.requests(len(system.prompt))))
+        needed = requests.prompt + requests.output - int(system.convention == "engine")
         session.add(requests)
         before = 0
         while not session.run(final=True, steps=1):
@@ -61,7 +62,7 @@ def test_what_a_server_did_for_good_is_what_its_requests_need(engine: str) -> No
             before = max(before, session.useful)
         assert session.useful == needed.sum() >= before
         if engine in ENGINES:
-            rejected += int(session.engine.rejections)
-            lost += int(session.engine.lost)
+            rejected += int(session.line.rejections)
+            lost += int(session.line.lost)
     assert rejected or engine != "vllm"
     assert lost or engine not in ("vllm", "sglang")

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.simulation.paper_session import PaperSession
 from penstock.simulation.running import Running
-from penstock.simulation.session_server import Session
 from penstock.theory.fluid import fluid
+from penstock.workload.jobs import Jobs
 
 PROMPT, OUTPUT = (1, 79), (2, 38)  # uniform; no output is a single token, so all that leaves prefill has to decode
 SERVER = ps.Server(ps.PiecewiseConstant(c=0.01, a=0.02, b0=32), 64)
@@ -35,8 +36,8 @@ def simulated(server: ps.Server, state: tuple[float, float], size: int, rate: fl
     arrival = np.r_[np.zeros(decoding + round(state[0] * size)), later]
     prompt, output = (rng.integers(*limits, arrival.size, endpoint=True) for limits in (PROMPT, OUTPUT))
     workload = ps.Workload.from_arrays(arrival, prompt, output)
-    session = Session(server, "requests", 1e-9, True, round(until * 1e9))
-    session.add(workload.requests(arrival.size))
+    session = PaperSession(server, "requests", 1e-9, True, round(until * 1e9))
+    session.add(Jobs.of_requests(workload.requests(arrival.size)))
     session.prefilled(decoding)
     running = Running(session, whole=True, drain=True, total=None)
     running.through(iter(()))

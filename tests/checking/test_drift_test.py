@@ -13,10 +13,10 @@ from penstock.checking.verdict import verdict
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.run import TICK_S
 from penstock.simulation.running import Running
-from penstock.simulation.session_server import open_session
+from penstock.simulation.simulate import open_session
 from penstock.system.server import Convention
 from penstock.workload.arrivals import OnOff
-from penstock.workload.workload import Requests
+from penstock.workload.jobs import Jobs, Requests
 from tests.policy_capacities import policy_capacity
 from tests.saturated import saturated_rate
 
@@ -233,7 +233,7 @@ def test_requests_ready_to_decode_decode_from_the_first_batch_on(convention: Con
     output = np.array([1, 2, 5, 5])
     server = ps.Server(TP1, 1024, convention=convention, kv_blocks=kv_blocks)
     session = open_session(server, "requests", TICK_S, True, NEVER)
-    session.add(Requests(np.zeros(4), np.full(4, 300), output))
+    session.add(Jobs.of_requests(Requests(np.zeros(4), np.full(4, 300), output)))
     session.prefilled(4)
     running = Running(session, whole=True, drain=True, total=4)
     running.through(iter(()))
@@ -251,7 +251,7 @@ def test_a_mixed_start_fills_the_slots_with_requests_at_a_random_one_of_their_to
     server = ps.Server(TP1, 512, 64, policy=policy)
     workload = ps.Workload.poisson(5.0, 129, 400)
     session = (backlog := Backlog(workload, server, "mixed", 200, (0.0, 0.0), (1.0, 1.0))).session
-    left = backlog.first.output_tokens[:64] - 1
+    left = backlog.first.output[:64] - 1
     assert session.decoding == (left > 0).sum()
     assert session.decodes_left == left.sum()
     assert 0.4 < left.mean() / 399 < 0.6

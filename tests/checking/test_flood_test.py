@@ -5,7 +5,7 @@ import penstock as ps
 from penstock.checking.flood_test import useful_tokens
 from penstock.errors import InputError
 from penstock.kernel.due_epochs import NEVER
-from penstock.simulation.session_network import NetworkSession
+from penstock.simulation.event_session import EventSession
 from tests.network_examples import DESTABILISING, REVERSED, dag, fork_join, rybko_stolyar, self_reflection
 
 GEOMETRIC = ps.Geometric
@@ -243,7 +243,7 @@ def test_what_preempted_requests_lose_is_no_useful_work_where_their_prompts_came
     )
     network = ps.Network({"p": ps.Pool(roomy), "d": ps.Pool(tight)}, [workflow])
     jobs = network.jobs(200, 1)
-    session = NetworkSession(network, 1e-9, True, NEVER)
+    session = EventSession(network, 1e-9, True, NEVER)
     session.add(jobs)
     session.run(True)
     assert session.by_replica("preemptions")[1] > 20

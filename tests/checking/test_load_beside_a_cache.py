@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.checking.backlog import Backlog
 from penstock.checking.json_documents import load_as_dict
 from penstock.checking.pools import pool_answers
-from penstock.simulation.session_engine import EngineSession
+from penstock.simulation.event_session import EventSession
 from penstock.system.prefix_cache import as_serving
 from penstock.workload.prefixes import Prefixes
 
@@ -150,7 +150,7 @@ def test_a_recording_that_goes_on_has_names_for_what_came_of_it_and_no_more(poli
     )
     serving = as_serving(workload, server(policy, blocks=4_000))
     session = Backlog(workload, serving, "prefill", 10, (100.0, 25.0), (1.0, 1.0)).session
-    assert isinstance(session, EngineSession)
+    assert isinstance(session, EventSession)
     assert session.named > 4_000 * rows
     ids = session.world.ids
     assert session.offered <= ids.size < 2 * session.offered

@@ -141,3 +141,89 @@ def test_a_run_has_the_same_quantiles_as_of_a_server_and_as_of_a_network_of_one(
         other = network.tbt_s if row["metric"] == "tbt_s" else stages[row["metric"]]
         for statistic in ("mean", "p50", "p90", "p95", "p99"):
             assert row[statistic] == pytest.approx(other[statistic], rel=1e-12), (row["metric"], statistic)
+
+
+def some_clients_or_rate(rng: np.random.Generator) -> ps.Workload:
+    """Requests of clients, or at a rate, recorded or drawn, some longer than small memories hold."""
+    prompt, output = ps.Geometric(100, max=900), ps.Geometric(40, max=300)
+    workload = ps.Workload.poisson(float(rng.choice([1.0, 8.0])), prompt, output, seed=int(rng.integers(1_000)))
+    if rng.random() < 0.5:
+        workload = ps.Workload.from_arrays(*workload.requests(200)[:3])
+    if rng.random() < 0.6:
+        return workload.with_clients(int(rng.choice([1, 7, 300])), float(rng.choice([0.0, 0.3])))
+    return workload
+
+
+def alike(alone: ps.Run, network: ps.Run) -> list[str]:
+    """Return in what a run of a server differs from that of its network of one."""
+    assert alone.rows is not None
+    assert network.rows is not None
+    pairs = {
+        name: (getattr(alone.rows, name), getattr(network.rows, name))
+        for name in ("arrival", "prompt_tokens", "output_tokens", "first_token", "finish", "dropped")
+    }
+    for name in ("arrived", "finished", "dropped", "unfinished", "end", "last_arrival", "busy", "tokens", "n_batches"):
+        pairs[f"the run's {name}"] = getattr(alone, name), getattr(network, name)
+    pairs["ends of jobs"] = alone.finish, network.finish
+    return [name for name, (one, other) in pairs.items() if not np.array_equal(one, other)]
+
+
+@pytest.mark.parametrize("until", [None, 20.0])
+@pytest.mark.parametrize("policy", ["sarathi", "orca", "vllm", "sglang"])
+def test_clients_and_requests_that_never_fit_are_those_of_a_server_in_a_network_of_one(
+    policy: str, until: float | None
+) -> None:
+    """To the nanosecond: who is left out, who is sent when, and what becomes of it."""
+    rng = np.random.default_rng(len(policy))
+    time = ps.Affine(0.01, 1e-4)
+    dropped = clients = 0
+    for _ in range(16):
+        blocks = int(rng.choice([15, 200])) * (1 if policy != "sglang" else 16)
+        memory = ps.Memory(blocks, 1 if policy == "sglang" else 16, too_long="drop")
+        server = ps.Server(time, 256, 16, policy, memory=memory if rng.random() < 0.8 else None)
+        workload = some_clients_or_rate(rng)
+        count = None if until is not None or (rng.random() < 0.5 and workload.rows) else 150
+        if until is not None and workload.rows is None and isinstance(workload, ps.ClosedLoop):
+            continue
+        alone = ps.simulate(workload, server, requests=count, until=until)
+        network = ps.simulate(ps.Network.single(workload, server), jobs=count, until=until)
+        assert alike(alone, network) == []
+        dropped += alone.dropped
+        clients += isinstance(workload, ps.ClosedLoop)
+    assert dropped > 0
+    assert clients > 0
+
+
+def test_a_client_of_a_network_waits_for_the_whole_job() -> None:
+    """Each of several calls, some of them at once, before the next job is sent."""
+    stages = {
+        "plan": ps.Stage("one", 100, 10, then=["left", "right"]),
+        "left": ps.Stage("one", 50, ps.Uniform(1, 40)),
+        "right": ps.Stage("two", 50, ps.Uniform(1, 40), delay_ms=300),
+    }
+    server = ps.Server(ps.Affine(0.01, 1e-4), 256)
+    loop = ps.Workload.closed(3, 1, 1, pause_s=0.5, seed=2)
+    network = ps.Network({"one": ps.Pool(server), "two": ps.Pool(server)}, [ps.Workflow("agents", loop, stages)])
+    run = ps.simulate(network, jobs=60)
+    assert (run.arrived, run.finished) == (60, 60)
+    ends = np.sort(run.finish)
+    assert run.arrival[:3].tolist() == [0, 0, 0]
+    assert (run.arrival[3:] == ends[:57] + round(0.5 / run.tick_s)).all()
+
+
+def test_a_job_is_left_out_of_which_one_request_never_fits() -> None:
+    """At the pool whose memory says so; the others go on as if it had not come."""
+    time = ps.Affine(0.01, 1e-4)
+    small = ps.Server(time, 256, 8, "vllm", memory=ps.Memory(20, too_long="drop"))
+    large = ps.Server(time, 256, 8, "vllm", memory=ps.Memory(1_000))
+    arrivals = ps.Workload.from_arrays([0.0, 1.0, 2.0], [10, 10, 10], [5, 400, 5])
+    stages = {"first": ps.Stage("large", "job", "job", then="second"), "second": ps.Stage("small", 10, "job")}
+    pools = {"large": ps.Pool(large), "small": ps.Pool(small)}
+    run = ps.simulate(ps.Network(pools, [ps.Workflow("chain", arrivals, stages)]))
+    assert (run.arrived, run.finished, run.dropped) == (2, 2, 1)
+    assert (run.finish >= 0).tolist() == [True, False, True]
+    assert run.requests["job"].to_list() == [0, 0, 1, 1, 2, 2]
+    assert run.requests["finish_ns"].is_null().to_list() == [False, False, True, True, False, False]
+    pools["small"] = ps.Pool(ps.Server(time, 256, 8, "vllm", memory=ps.Memory(20)))
+    with pytest.raises(InputError, match=r"request 3 has 10 prompt .* at pool 'small': it needs .*too_long: drop"):
+        ps.simulate(ps.Network(pools, [ps.Workflow("chain", arrivals, stages)]))

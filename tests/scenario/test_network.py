@@ -214,9 +214,7 @@ def test_memory_smaller_than_a_request_is_said_with_its_pool() -> None:
     small = VLLM | {"memory": {"tokens": 64}}
     with pytest.raises(ps.InputError) as caught:
         ps.simulate(made(pool=small).network, jobs=5)
-    assert "a request of 100 prompt and 50 output tokens comes to pool 'p': it needs 10 blocks of 16" in str(
-        caught.value
-    )
+    assert "request 0 has 100 prompt and 50 output tokens, at pool 'p': it needs 10 blocks of 16" in str(caught.value)
 
 
 def test_a_pool_has_several_kinds_of_server_behind_a_router_with_settings() -> None:

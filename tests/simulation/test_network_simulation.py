@@ -308,7 +308,7 @@ def test_what_cannot_be_simulated_is_refused_in_one_line() -> None:
 
     for call, said in (
         (lambda: simulate(UNIT, jobs=5), "or a Network alone"),
-        (lambda: simulate(network), "the workflows never end"),
+        (lambda: simulate(network), "the network never ends"),
         (lambda: simulate(network, jobs=5, until=3.0), "give one of them"),
         (lambda: simulate(network, jobs=0), "jobs is 0"),
         (lambda: simulate(network, until=-1.0), "until is -1"),
@@ -316,7 +316,7 @@ def test_what_cannot_be_simulated_is_refused_in_one_line() -> None:
         (lambda: simulate(network, jobs=5, tick_s=10.0), "less than half a tick"),
         (lambda: simulate(late), "an arrival of 9e\\+09 s is more ticks"),
         (lambda: simulate(recorded, jobs=5), "has 2 and is replayed once"),
-        (lambda: simulate(with_pool(ps.Pool(UNIT.with_policy(idle))), jobs=5), "empty batch while requests wait"),
+        (lambda: simulate(with_pool(ps.Pool(UNIT.with_policy(idle))), jobs=5), "batch at 0 s while requests wait"),
         (lambda: simulate(with_pool(ps.Pool(UNIT.with_policy(negative))), jobs=5), "negative number of tokens"),
         (lambda: simulate(with_pool(ps.Pool(UNIT, order=boundless)), jobs=5), "gave a weight that is not finite"),
     ):  # fmt: skip

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.simulation.session_world import WorldSession
+from penstock.simulation.session import Session
 from penstock.workload import arrivals
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
@@ -63,16 +63,16 @@ def test_a_step_ahead_takes_hardly_more_steps_of_the_kernel(
     monkeypatch: pytest.MonkeyPatch, policy: str, setting: str
 ) -> None:
     """A run of decodes is one step although the batch after it is composed ahead, and an arrival costs no more."""
-    call = WorldSession.call
+    call = Session.call
     steps: list[int] = []
 
-    def counted(session: WorldSession) -> int:
+    def counted(session: Session) -> int:
         before = int(session.clock.steps)
         status = call(session)
         steps[-1] += before - int(session.clock.steps)
         return status
 
-    monkeypatch.setattr(WorldSession, "call", counted)
+    monkeypatch.setattr(Session, "call", counted)
     for ahead in (False, True):
         steps.append(0)
         server = ps.Server(TP1, 512, 64, policy=policy, policy_params={setting: ahead})

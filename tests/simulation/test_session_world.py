@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.simulation.session_world import _exact_sum
+from penstock.simulation.session import _exact_sum
 
 PAIRS = st.lists(st.tuples(st.integers(0, 2**62), st.integers(0, 2**40)), max_size=40)
 

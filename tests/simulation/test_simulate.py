@@ -12,9 +12,9 @@ import pytest
 
 import penstock as ps
 from penstock.kernel.due_epochs import NEVER
+from penstock.simulation.paper_session import PaperSession
 from penstock.simulation.running import drawn_ahead
-from penstock.simulation.session_server import Session
-from penstock.workload.workload import Requests
+from penstock.workload.jobs import Jobs, Requests
 from tests.own_policies import own_policy
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
@@ -266,7 +266,7 @@ def test_targets_that_are_no_list_are_refused(given: Any) -> None:
 @pytest.mark.parametrize("last", [4e9, 9e9, 1e12])
 def test_arrivals_later_than_ticks_can_count_are_refused_and_none_is_dropped(last: float) -> None:
     workload = ps.Workload.from_arrays([0, last, last], [1, 1, 1], [1, 1, 1])
-    with pytest.raises(ps.InputError, match=r"s after the first is more ticks of 1e-09 s than can be counted"):
+    with pytest.raises(ps.InputError, match=r"an arrival of .* s is more ticks of 1e-09 s than can be counted"):
         ps.simulate(workload, SERVER)
     assert ps.simulate(workload, SERVER, until=1.0).arrived == 1
 
@@ -385,9 +385,9 @@ def test_nothing_is_drawn_after_a_run_that_fails() -> None:
 def test_compiled_code_gets_arrays_of_just_the_types_that_it_takes_on_trust() -> None:
     """Whatever they were: other numbers, every other item, a read-only list of Python."""
     ticks = np.arange(20, dtype=np.int32)[::2]
-    session = Session(SERVER, "requests", 1e-3, True, NEVER)
-    session.add(Requests(ticks, np.arange(10)[::-1], np.ones(10)))  # type: ignore[arg-type]
-    columns = [getattr(session.world, name) for name in Session.of_requests]
+    session = PaperSession(SERVER, "requests", 1e-3, True, NEVER)
+    session.add(Jobs.of_requests(Requests(ticks, np.arange(10)[::-1], np.ones(10))))  # type: ignore[arg-type]
+    columns = [getattr(session.world, name) for name in PaperSession.of_jobs]
     assert [column.dtype for column in columns] == [np.int64, np.int32, np.int32, np.int64, np.int64]
     assert all(column.flags.c_contiguous for column in columns)
     assert session.arrivals.tolist() == list(range(0, 20_000, 2_000))

@@ -1,5 +1,6 @@
 """A server under a large backlog: how it begins, and the path of its work."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -10,12 +11,14 @@ import numpy as np
 from penstock.inputs.arrays import Floats, Ints
 from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.run import TICK_S
-from penstock.simulation.session_server import OneServer, open_session
+from penstock.simulation.session import Session
+from penstock.simulation.simulate import open_session
 from penstock.system.server import Server
 from penstock.theory.kv_blocks import reuses
 from penstock.workload.arrivals import BLOCK
+from penstock.workload.jobs import Jobs, Requests
 from penstock.workload.prefixes import MOST_NAMES
-from penstock.workload.workload import Requests, Workload
+from penstock.workload.workload import Workload
 
 Start = Literal["prefill", "mixed", "decode"]
 PerPhase = tuple[float, float]
@@ -72,7 +75,8 @@ class Backlog:
         self.session = open_session(
             server, "summary", TICK_S, True, NEVER, workload.prefixes, renewals
         )
-        self.source = _flooded(_kept(endless(workload), self.session), self.initial)
+        names = workload.prefixes.rows * renewals if workload.prefixes else 0
+        self.source = _flooded(_kept(_as_jobs(workload, names), self.session), self.initial)
         self.first = next(self.source)
         decoding = {"decode": self.initial}.get(start, 0)
         if start == "mixed":
@@ -83,9 +87,9 @@ class Backlog:
             self.session.prefilled(decoding)
         here = self.first.first(self.initial)
         engine = int(server.convention == "engine")
-        decodes = int(here.output_tokens.sum(dtype=np.int64)) - initial * engine
+        decodes = int(here.output.sum(dtype=np.int64)) - initial * engine
         self.begun = self._done()
-        prompts = int(here.prompt_tokens.sum(dtype=np.int64))
+        prompts = int(here.prompt.sum(dtype=np.int64))
         self.work = self._work(prompts - self.begun[0], decodes - self.begun[1])
         self.emptied = False
         self.steps = _WARMUP_LOOK
@@ -225,41 +229,52 @@ def slots(server: Server) -> int:
     return min(server.token_budget, server.max_batch_size or server.token_budget)
 
 
-def _staggered(requests: Requests, count: int, seed: int) -> Requests:
+def _staggered(jobs: Jobs, count: int, seed: int) -> Jobs:
     """Shorten first requests, as many as fill a batch, to what a random one of their tokens leaves.
 
     Requests that all began at once could go on in step for ever.
     """
     rng = np.random.default_rng(np.random.SeedSequence([seed, count]))
-    output = requests.output_tokens.copy()
+    output = jobs.output.copy()
     left = 1 + rng.random(count) * (output[:count] - 1)
     output[:count] = left.astype(np.int32)
-    return requests._replace(output_tokens=output)
+    return dataclasses.replace(jobs, output=output)
 
 
 def waits_as_prompts(server: Server) -> bool:
-    """Return whether decodes that find no slot begin as prompts: see `EngineSession.prefilled`."""
+    """Return whether decodes that find no slot begin as prompts: see `EventSession.prefilled`."""
     return not server.by_phase
 
 
-def _kept(blocks: Iterator[Requests], session: OneServer) -> Iterator[Requests]:
+def _as_jobs(workload: Workload, names: int) -> Iterator[Jobs]:
+    """Yield requests for ever, as jobs whose prompts have one of so many names after the other."""
+    first = 0
+    for requests in endless(workload):
+        numbers = np.arange(first, first + requests.arrival_s.size)
+        first += numbers.size
+        yield Jobs.of_requests(requests, numbers % names if names else None)
+
+
+def _kept(blocks: Iterator[Jobs], session: Session) -> Iterator[Jobs]:
     """Yield the requests that are not dropped, their outputs cut to the longest context."""
     for block in blocks:
         kept = session.keep(block)
-        if kept.arrival_s.size:
+        if kept.count:
             yield kept
 
 
-def _flooded(blocks: Iterator[Requests], initial: int) -> Iterator[Requests]:
+def _flooded(blocks: Iterator[Jobs], initial: int) -> Iterator[Jobs]:
     """Yield requests of which the first are there at the start; the others come as they would."""
-    held: list[Requests] = []
-    while sum(block.arrival_s.size for block in held) <= initial:
-        held.append(next(blocks))
-    first = Requests.joined(held)
+    parts: list[Jobs] = []
+    while sum(block.count for block in parts) <= initial:
+        parts.append(next(blocks))
+    first = Jobs.joined(parts)
     origin = first.arrival_s[initial - 1]
-    yield first._replace(arrival_s=np.clip(first.arrival_s - origin, 0.0, _NEVER_S))
+    arrival_s = np.clip(first.arrival_s - origin, 0.0, _NEVER_S)
+    yield dataclasses.replace(first, arrival_s=arrival_s)
     for block in blocks:
-        yield block._replace(arrival_s=np.minimum(block.arrival_s - origin, _NEVER_S))
+        arrival_s = np.minimum(block.arrival_s - origin, _NEVER_S)
+        yield dataclasses.replace(block, arrival_s=arrival_s)
 
 
 def endless(workload: Workload) -> Iterator[Requests]:

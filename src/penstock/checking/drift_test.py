@@ -61,7 +61,8 @@ from penstock.theory.attention import attention_of, beside_prefill
 from penstock.theory.kv_blocks import fits, reuses
 from penstock.theory.load import Load, load
 from penstock.theory.region import region
-from penstock.workload.workload import Requests, Workload
+from penstock.workload.jobs import Requests
+from penstock.workload.workload import Workload
 
 MOST_INITIAL = 2**20
 """Most requests in an initial backlog."""

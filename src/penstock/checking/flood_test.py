@@ -33,9 +33,9 @@ from penstock.checking.verdict import Outcome, up_to_unstable
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints
 from penstock.kernel.due_epochs import NEVER
+from penstock.simulation.event_session import EventSession
 from penstock.simulation.progress import Progress
 from penstock.simulation.run import TICK_S
-from penstock.simulation.session_network import NetworkSession
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
 from penstock.workload.jobs import Jobs
@@ -186,12 +186,20 @@ class _Flooded:
         count = min(_SAMPLE, model.sampled or _SAMPLE)
         sample = first.first(count) if count <= first.count else network.jobs(count, seed)
         self.initial, self.normal = self._size(model, resolution, seed, times, sample)
-        self.session = NetworkSession(network, TICK_S, True, NEVER)
+        self.session = EventSession(network, TICK_S, True, NEVER)
         # Seconds that the jobs known bring to each pool, summed up.
         self.known = np.zeros((1, len(network.pools)))
         self.requests = 0
         self.level = False
-        self._add(Jobs.joined([_flood_of(network, self.stage, self.initial, seed, decodes), first]))
+        keep = self.session.keep  # those that can be served
+        flood = keep(_flood_of(network, self.stage, self.initial, seed, decodes))
+        if not flood.count:
+            raise InputError(
+                f"none of {self.initial:,} jobs that begin at {self.stage!r} can ever be served; "
+                "raise the KV memory of its pool, or shorten the requests"
+            )
+        self.initial = flood.count
+        self._add(Jobs.joined([flood, keep(first)]))
         brought = self.known[self.initial]
         self.work, self.work_here = float(brought.sum()), float(brought[self.pool])
         self.fallen_here = FALLEN / _fewest_alike(network, self.pool)
@@ -281,7 +289,7 @@ class _Flooded:
         if self.session.run(False, steps=steps):
             rows, _ = self.session.fold(everything=False)
             self.known = self.known[rows.jobs.count :]
-            self._add(next(self.source))
+            self._add(self.session.keep(next(self.source)))
 
     def _look(self) -> tuple[float, float, float, bool]:
         """Return the time, the share of work left in all and for the pool, and whether it fell."""
@@ -295,7 +303,7 @@ class _Flooded:
         return time_s, total / self.work, float(left[self.pool]) / self.work_here, fallen
 
 
-def useful_tokens(session: NetworkSession) -> Ints:
+def useful_tokens(session: EventSession) -> Ints:
     """Return the tokens that each pool has processed for good, shape (pools,)."""
     # Not what preempted requests lose and wrong drafts: a pool may be busy with both for ever. What
     # an engine found computed is done.

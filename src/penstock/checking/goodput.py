@@ -66,6 +66,7 @@ def goodput(
 
 def good_jobs(run: Run, targets: Sequence[Target]) -> npt.NDArray[np.bool_]:
     """Return which jobs end within all limits, and all of whose calls do."""
+    run = run.served
     rows = recorded(run.rows, "requests")
     jobs = rows.jobs
     # What only decodes goes on with the first token of the call before it, and what has no output

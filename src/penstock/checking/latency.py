@@ -207,9 +207,8 @@ def steady_state(
         )
     confidence = checked_confidence(confidence)
     loads = _checked_loads(rho)
-    rows = recorded(run.rows, "requests")
-    if rows.dropped is not None:
-        run = dataclasses.replace(run, rows=rows.where(~rows.dropped))
+    recorded(run.rows, "requests")
+    run = run.served
     used = _Used.of(run, loads)
     samples = _of_stages(run, used.batch, used.alone)
     if used.alone:

@@ -208,12 +208,12 @@ def of_network(
         stability = flooded(network, seed, resolution, part_of(progress, 0.0, _TEST_SHARE))
     # times between tokens say most of replicas that do nothing else
     sections = GAP_SECTIONS if len(network.stages) == 1 else 0
-    run = run_network(network, jobs, seed, options, gap_sections=sections)
+    run = run_network(network, jobs, seed, options, gap_sections=sections).served
     windows: tuple[OutageWindow, ...] = ()
     if outages:
         shown = part_of(progress, _RUN_SHARE, 1.0)
         options = dataclasses.replace(options, progress=shown, outages=outages)
-        windows = outage_windows(run_network(network, jobs, seed, options), run)
+        windows = outage_windows(run_network(network, jobs, seed, options).served, run)
     model = network.model()
     pools = pool_answers(network, certificate, run)
     latency = None

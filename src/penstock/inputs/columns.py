@@ -12,7 +12,7 @@ class Columns:
 
     def where(self, chosen: Any) -> Self:
         """Return some of the rows, by their places or a mask."""
-        columns = {name: value[chosen] for name, value in self._columns()}
+        columns = {name: value[chosen] for name, value in self.columns()}
         return dataclasses.replace(self, **columns)  # type: ignore[type-var]
 
     @classmethod
@@ -25,11 +25,11 @@ class Columns:
             name: getattr(type(value), "joined", np.concatenate)(
                 [getattr(part, name) for part in parts]
             )
-            for name, value in first._columns()
+            for name, value in first.columns()
         }
         return dataclasses.replace(first, **columns)  # type: ignore[type-var]
 
-    def _columns(self) -> list[tuple[str, Any]]:
+    def columns(self) -> list[tuple[str, Any]]:
         """Return the columns that are there, by name."""
         columns = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]  # type: ignore[arg-type]
         return [(name, value) for name, value in columns if value is not None]

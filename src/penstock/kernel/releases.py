@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 from numba import types
 
 from penstock.kernel.apart import A_WORLD, NUMBER, apart
@@ -86,7 +87,7 @@ def finish(world: World, request: int) -> None:
     clock = world.clock[0]
     world.finish[request] = clock.now
     clock.finished += 1
-    if clock.clients > 0:
+    if clock.clients > 0 and _has_ended(world, request):
         _send_next(world)
     if world.rows[request].child != 0:
         follow(world, request)
@@ -107,8 +108,22 @@ def follow(world: World, request: int) -> None:
 
 
 @uncounted(inline=True)
+def _has_ended(world: World, request: int) -> bool:
+    """Whether all requests of a request's job are done."""
+    roots = world.job_root
+    if roots.size == world.rows.size:  # each is a job
+        return True
+    job = np.searchsorted(roots[:], request, side="right")
+    end = world.rows.size if job == roots.size else roots[job]
+    left = 0
+    for other in range(roots[job - 1], end):
+        left += world.finish[other] < 0
+    return left == 0
+
+
+@uncounted(inline=True)
 def _send_next(world: World) -> None:
-    """Let the client whose request is done send the next one that is left, after a pause."""
+    """Let the client whose job is done send the next one that is left, after a pause."""
     clock = world.clock[0]
     if clock.next_sent < world.job_arrival.size:
         world.job_arrival[clock.next_sent] = clock.now + clock.pause

@@ -30,9 +30,9 @@ from penstock.planning.json_form import parts
 from penstock.planning.share import share_of
 from penstock.simulation.distribution import Distribution
 from penstock.simulation.intervals import merged
+from penstock.simulation.jobs_in_ticks import never_served
 from penstock.simulation.progress import Progress, part_of, silent
 from penstock.simulation.run import Run
-from penstock.simulation.servable import never_served
 from penstock.simulation.simulate import RunOptions, run_network
 from penstock.system.network import Network
 from penstock.system.network_checks import refuse_in_vain
@@ -164,7 +164,8 @@ def sketched(workload: Workload, deployment: Deployment, aim: Aim, requests: int
     network = _network_of(workload, deployment)
     count = min(requests, workload.rows or requests)
     tbt = any(target.metric == "tbt_s" for target in aim.targets)
-    run = run_network(network, count, workload.seed, RunOptions(drain=True), gap_sections=int(tbt))
+    options = RunOptions(drain=True)
+    run = run_network(network, count, workload.seed, options, gap_sections=int(tbt)).served
     times = _of_network_run(run, int(_UNCOUNTED * count))
     samples = dict(zip(("ttft_s", "tpot_s", "e2e_s"), times, strict=True))
     latency: dict[str, dict[str, Estimate]] = {}

@@ -1,26 +1,35 @@
-"""Jobs of a network as the event loop takes them: in ticks, request by request."""
+"""Jobs as the event loop takes them: those that can be served, in ticks, request by request."""
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.errors import InputError
-from penstock.inputs.arrays import Bools, Floats, Ints, Ints32
+from penstock.inputs.arrays import Bools, Ints, Ints32
 from penstock.kernel import records
-from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.new_world import declared_of
-from penstock.simulation.servable import never_served
-from penstock.simulation.ticks import check_costs, terms_of
-from penstock.system.network import Network
+from penstock.simulation.ticks import check_costs, in_ticks, terms_of
+from penstock.system.server import Server
 from penstock.workload.jobs import Jobs
+
+if TYPE_CHECKING:
+    from penstock.simulation.event_session import NetworkOfOne
+    from penstock.system.network import Network
+
+_OR_DROP = ", or drop them with `memory: {too_long: drop}`"
 
 
 class JobsInTicks:
     """Turns jobs into the kernel's arrays."""
 
     def __init__(
-        self, network: Network, tick_s: float, *, counts_gaps: bool, has_outages: bool
+        self,
+        network: "Network | NetworkOfOne",
+        tick_s: float,
+        *,
+        counts_gaps: bool,
+        has_outages: bool,
     ) -> None:
         # ``counts_gaps``: whether times between tokens are counted; ``has_outages``: replicas die.
         self.network = network
@@ -34,44 +43,71 @@ class JobsInTicks:
         ]
         self.has_engines = any(not server.by_lines for _, server in self.kinds)
 
-    def check(self, jobs: Jobs) -> None:
-        """Refuse requests that an engine could never serve, or cannot tell what to do with."""
+    def never_served(self, jobs: Jobs, first: int) -> Bools:
+        """Return which requests can never be served, and are to be left out with their jobs.
+
+        The ``first`` of them is called by that number where one is refused: where the memory of its
+        pool does not say to drop it, or an engine cannot tell what to do with it.
+        """
+        never = np.zeros(jobs.requests, np.bool_)
         if not self.has_engines:
-            return
+            return never
         pool_of, received = self.network.stage_pool[jobs.stage], self.network.received(jobs)
-        names = list(self.network.pools)
+        alone = len(self.pools) == 1
         for index, server in self.kinds:
             if server.by_lines:
                 continue
-            name = names[index]
-            here = np.flatnonzero(pool_of == index)
-            prompt, output = jobs.prompt[here] + received[here], jobs.output[here]
-            alone = (prompt == 0) & (output > 0)
-            stages = self.network.stages
-            if alone.any():
-                raise InputError(
-                    f"a request of stage {stages[jobs.stage[here[alone][0]]]!r} has outputs, but "
-                    f"neither a prompt nor a request before it, which {server.policy.name} of pool "
-                    f"{name!r} cannot serve; give it a prompt of at least 1 token"
-                )
-            if received[here].any() and not server.policy.memory.receives:
-                raise InputError(
-                    f"stage {stages[jobs.stage[here[received[here] > 0][0]]]!r} only decodes, but "
-                    f"that {server.policy.name} goes on with KV memory from elsewhere is not "
-                    "modelled; take vllm without drafts, or a policy of the paper"
-                )
-            outputs = np.maximum(output, 1) + (received[here] > 0)
+            here: Any = slice(None) if alone else np.flatnonzero(pool_of == index)
+            prompt, output, brought = jobs.prompt[here], jobs.output[here], received[here]
+            self._check_prefilled(jobs, here, server, brought)
+            outputs = np.maximum(output, 1) + (brought > 0)
             declared = np.maximum(jobs.column("declared")[here], outputs)
-            for over, reason in never_served(server, prompt, outputs, declared):
-                if over.any():
-                    first = int(here[over][0])
-                    raise InputError(
-                        f"a request of {jobs.prompt[first]:,} prompt and {jobs.output[first]:,} "
-                        f"output tokens comes to pool {name!r}: {reason}; raise the limit or "
-                        "shorten the requests"
-                    )
-            longest = int((prompt + output).max(initial=1))
-            check_costs(server, terms_of(server, self.tick_s), self.tick_s, longest)
+            for over, reason in never_served(server, prompt + brought, outputs, declared):
+                if not over.any():
+                    continue
+                memory = server.memory
+                if memory is not None and memory.too_long == "drop":
+                    never[here] |= over
+                    continue
+                place = int(np.arange(jobs.requests)[here][over][0])
+                pool = list(self.network.pools)[index]
+                where = f", at pool {pool!r}" if pool else ""
+                raise InputError(
+                    f"request {first + place} has {jobs.prompt[place]:,} prompt and "
+                    f"{jobs.output[place]:,} output tokens{where}: {reason}; raise the "
+                    f"limit or shorten the requests{_OR_DROP if memory is not None else ''}"
+                )
+        return never
+
+    def _check_prefilled(self, jobs: Jobs, here: Any, server: Server, brought: Ints) -> None:
+        """Refuse requests without a prompt that an engine cannot go on with."""
+        without = (jobs.prompt[here] == 0) & (jobs.output[here] > 0)
+        if not without.any():
+            return
+        stage_of, stages = jobs.stage[here], self.network.stages
+        if (brought[without] == 0).any():
+            raise InputError(
+                f"a request of stage {stages[stage_of[without & (brought == 0)][0]]!r} has "
+                "outputs, but neither a prompt nor a request before it, which "
+                f"{server.policy.name} cannot serve; give it a prompt of at least 1 token"
+            )
+        if not server.policy.memory.receives:
+            raise InputError(
+                f"stage {stages[stage_of[without][0]]!r} only decodes, but that "
+                f"{server.policy.name} goes on with KV memory from elsewhere is not modelled; take "
+                "vllm without drafts, or a policy of the paper"
+            )
+
+    def check_costs(self, jobs: Jobs) -> None:
+        """Refuse requests too long for batches' costs to be counted."""
+        pool_of = self.network.stage_pool
+        for index, server in self.kinds:
+            terms = terms_of(server, self.tick_s)
+            if terms is None:
+                continue
+            here = pool_of[jobs.stage] == index
+            tokens = (jobs.prompt + self.network.received(jobs) + jobs.output)[here]
+            check_costs(server, terms, self.tick_s, int(tokens.max(initial=1)))
 
     def arrays(self, jobs: Jobs) -> dict[str, Any]:
         """Return what the kernel needs of some jobs, by the names of `World`."""
@@ -96,7 +132,7 @@ class JobsInTicks:
             if self.prefixes is not None or later.size:
                 again.prefix, again.named = self._prefixes(jobs)
                 np.add.at(again.followed, later + jobs.context[later], 1)
-        delay = self._counted("a delay", jobs.wait_s)
+        delay = in_ticks("a delay", jobs.wait_s, self.tick_s)
         sent = records.table(records.SENT, jobs.requests if self.network.sends_memory else 0)
         if self.network.sends_memory:
             received = self.network.received(jobs)
@@ -105,8 +141,8 @@ class JobsInTicks:
             again.target[here] = received[here]
             sent.tokens = received
             sent.sender = jobs.column("sender")
-            sent.link = self._counted("a transfer", jobs.column("transfer_s"))
-            sent.latency = self._counted("a delay", jobs.delay_s)
+            sent.link = in_ticks("a transfer", jobs.column("transfer_s"), self.tick_s)
+            sent.latency = in_ticks("a delay", jobs.delay_s, self.tick_s)
         tries = records.table(records.TRY, jobs.requests if self.has_outages else 0)
         if self.has_outages:
             tries.came, tries.left, tries.decodes = -1, rows.left, rows.decodes
@@ -125,15 +161,15 @@ class JobsInTicks:
             "sent": sent,
             "tries": tries,
             "delay": delay,
-            "coin": np.asarray(jobs.coin, np.uint32),
-            "context": np.asarray(jobs.context, np.int32),
+            "coin": np.array(jobs.coin, np.uint32),
+            "context": np.array(jobs.context, np.int32),
             "reuse": np.where(jobs.context < 0, jobs.reuse, 0).astype(np.int32),
             "home": self._homes(jobs),
             "cached": np.zeros(jobs.requests, np.int32),
             "ready": never,
             "first_token": never.copy(),
             "finish": never.copy(),
-            "job_arrival": self._counted("an arrival", jobs.arrival_s),
+            "job_arrival": in_ticks("an arrival", jobs.arrival_s, self.tick_s),
             "job_root": np.array(jobs.first_request[:-1], np.int64),
             "job_tokens": job_tokens,
         }
@@ -177,19 +213,6 @@ class JobsInTicks:
             prefix[later] = np.where(named[later] > 0, prefix[earlier], -1)
         return prefix, named
 
-    def _counted(self, what: str, seconds: Floats) -> Ints:
-        """Round to ticks."""
-        longest = float(seconds.max(initial=0.0))
-        if longest == 0:  # as delays usually are
-            return np.zeros(seconds.size, np.int64)
-        if longest / self.tick_s >= NEVER / 4:
-            raise InputError(
-                f"{what} of {longest:g} s is more ticks of {self.tick_s:g} s than can be counted; "
-                "give a larger "
-                "tick_s, or ask for less"
-            )
-        return np.rint(seconds / self.tick_s).astype(np.int64)
-
     def _homes(self, jobs: Jobs) -> Ints32:
         """Return offsets to the job's first request at the same pool, where a router may ask."""
         if not any(pool.affinity or pool.router.function for pool in self.pools):
@@ -197,3 +220,55 @@ class JobsInTicks:
         key = jobs.job * len(self.network.pools) + self.network.stage_pool[jobs.stage]
         _, first, group = np.unique(key, return_index=True, return_inverse=True)
         return np.asarray(first[group] - np.arange(jobs.requests), np.int32)
+
+
+def never_served(
+    server: Server, prompt: Ints32, output: Ints32, declared: Ints32
+) -> list[tuple[Bools, str]]:
+    """Return which requests can never be served, for each reason."""
+    policy, memory = server.policy, server.memory
+    size = memory.block_size if memory else 1
+    outputs = policy.outputs_of(prompt, output)
+    peak = prompt.astype(np.int64) + outputs - (server.convention == "engine")
+    limits = []
+    if longest := policy.memory.longest_context:
+        reason = f"{policy.name} has no room for an output, for its max_model_len is {longest:,}"
+        limits.append((prompt >= longest, reason))
+    if policy.queue.knows_outputs:
+        reason = (
+            f"it declares other outputs than it makes, which {policy.name} (ignore_eos) does not"
+        )
+        limits.append((declared != output, reason))
+    usable = server.usable_blocks
+    if usable is not None:
+        if (most := policy.most_outputs(prompt, usable, size)) is not None:
+            # A page of one that comes back may be less full.
+            kept = 1 + policy.queue.knows_outputs
+            short = output > most - (kept - 1) * size
+            reason = (
+                f"{policy.name} would cut its output for want of memory: of {usable:,} blocks of "
+                f"{size:,} its prompt, {kept} more and a token stay free"
+            )
+            limits.append((short, reason))
+        beyond = policy.memory.drafted_tokens + policy.memory.reserves_last_token
+        needed = -(-(peak + beyond) // size)
+        spare = server.spare_blocks
+        over = needed + spare > usable
+        beside = f" beside a watermark of {spare:,}" if spare else ""
+        worst = int(needed[over][0]) if over.any() else 0
+        reason = (
+            f"it needs {worst:,} blocks of {size:,}{beside}, but the KV memory has {usable:,}, so "
+            "it never fits and blocks the server"
+        )
+        limits.append((over, reason))
+    if not policy.batching.cuts_prompts:
+        # What is preempted comes back longer.
+        again = memory is not None and server.holds != "completion"
+        lost = ", with outputs that it lost" if again else ""
+        reason = (
+            f"{policy.name} takes a prompt whole{lost}, but a batch holds "
+            f"{server.token_budget:,} tokens, so it never fits and blocks the server"
+        )
+        room = server.token_budget - policy.batching.beside_prompt
+        limits.append(((peak if again else prompt) > room, reason))
+    return limits

@@ -1,18 +1,14 @@
 """What a run keeps, in columns: of requests, of jobs, of replicas."""
 
 import dataclasses
-import functools
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import numpy as np
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints, Ints32
 from penstock.inputs.columns import Columns
-from penstock.workload.workload import Requests
-
-if TYPE_CHECKING:
-    from penstock.workload.jobs import Jobs
+from penstock.workload.jobs import Jobs
 
 T = TypeVar("T")
 Record = Literal["jobs", "summary", "requests", "batches", "allocations"]
@@ -38,15 +34,11 @@ class Rows(Columns):
     # was sent again all but its arrival is of its last try. None where no replica dies.
     tries: Ints | None = None
     lost: Bools | None = None
-    of_jobs: "Jobs | Requests | None" = None  # at a server each request is one
+    of_jobs: Jobs | None = None
 
-    @functools.cached_property
-    def jobs(self) -> "Jobs":
+    @property
+    def jobs(self) -> Jobs:
         """The jobs that the requests are of."""
-        if isinstance(self.of_jobs, Requests):  # not made where nobody asks, for that takes time
-            from penstock.workload.jobs import Jobs
-
-            return Jobs.of_requests(self.of_jobs)
         if self.of_jobs is None:
             raise InputError(
                 "of some requests of several jobs, or of one replica, the jobs are not known; look "
@@ -58,8 +50,6 @@ class Rows(Columns):
         """Return some of the requests; without jobs, where these have several requests each."""
         rows = Columns.where(dataclasses.replace(self, of_jobs=None), chosen)
         jobs = self.of_jobs
-        if isinstance(jobs, Requests):
-            return dataclasses.replace(rows, of_jobs=jobs.where(chosen))
         if jobs is None or jobs.requests > jobs.count:
             return rows
         return dataclasses.replace(rows, of_jobs=jobs.taken(np.arange(jobs.count)[chosen]))

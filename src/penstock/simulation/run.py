@@ -198,6 +198,21 @@ class Run:
         """Jobs that arrived and did not end."""
         return self.arrived - self.finished
 
+    @functools.cached_property
+    def served(self) -> "Run":
+        """The run without the rows of jobs that were left out because they never fit."""
+        rows = self.rows
+        if not self.dropped or rows is None or rows.dropped is None:
+            return self
+        jobs = np.flatnonzero(~rows.dropped[rows.jobs.first_request[:-1]])
+        fitted = rows.where(~rows.dropped)
+        return dataclasses.replace(
+            self,
+            rows=dataclasses.replace(fitted, of_jobs=rows.jobs.taken(jobs), dropped=None),
+            ends=None if self.ends is None else self.ends.where(jobs),
+            allocation_rows=None,
+        )
+
     @property
     def seconds(self) -> float:
         """Length of the run, simulated seconds."""

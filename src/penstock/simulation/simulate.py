@@ -9,22 +9,24 @@ import numpy as np
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.kernel.due_epochs import NEVER
+from penstock.simulation.paper_session import PaperSession
 from penstock.simulation.progress import Progress, part_of, silent
 from penstock.simulation.rows import RECORDS, Record
 from penstock.simulation.run import TICK_S, Run, checked_tick, stop_tick
 from penstock.simulation.running import Running
-from penstock.simulation.session_server import OneServer, open_session
+from penstock.simulation.session import Session
 from penstock.system.batch_time import Composition
 from penstock.system.kinds import as_network, refuse
 from penstock.system.outages import Outage, checked_outages, listed
 from penstock.system.server import Server
 from penstock.workload.arrivals import MOST_ARRIVALS
+from penstock.workload.jobs import Jobs
 from penstock.workload.pairs import Independent
-from penstock.workload.workload import ClosedLoop, Requests, Workload
+from penstock.workload.prefixes import Prefixes
+from penstock.workload.workload import ClosedLoop, Workload
 
 if TYPE_CHECKING:
     from penstock.system.network import Network
-    from penstock.workload.jobs import Jobs
 
 _Level = TypeVar("_Level", bound=str)
 
@@ -141,6 +143,25 @@ def simulate(
     return run_network(network, jobs_of_run(network, jobs, until), seed, options, record)
 
 
+def open_session(
+    server: Server,
+    record: Record,
+    tick_s: float = TICK_S,
+    compress: bool = True,
+    stop: int = NEVER,
+    prefixes: Prefixes | None = None,
+    renewals: int = 1,
+) -> Session:
+    """Return a session on a server: the faster loop where nothing but a paper's policy decides."""
+    if server.by_phase:
+        return PaperSession(server, record, tick_s, compress, stop)
+    # Imported here, as a paper server alone does without the loop of all others.
+    from penstock.simulation.event_session import EventSession, NetworkOfOne
+
+    network = NetworkOfOne(server, prefixes)
+    return EventSession(network, tick_s, compress, stop, record, renewals=renewals)
+
+
 def run_server(
     workload: Workload,
     server: Server,
@@ -152,39 +173,20 @@ def run_server(
 ) -> Run:
     """Run so many requests through a server, or those that arrive until the run stops."""
     level = _checked_record(record, RECORDS[1:])
+    server = server.serving(workload.prefixes is not None)
     session = open_session(
         server, level, options.tick_s, options.compress, options.stop, workload.prefixes
     )
-    if isinstance(workload, ClosedLoop):
-        return _closed(workload, requests or workload.rows, session, options)
+    loop = workload if isinstance(workload, ClosedLoop) else None
     drain = options.drain
     if drain is None:
-        drain = workload.rows is not None or not _overloads(workload, server)
-    total = requests if options.stop == NEVER else None
-    running = Running(session, level != "summary", drain, total, options.progress, gap_sections)
-    blocks = _cut(workload.blocks(), requests, options.stop, options.tick_s)
-    running.through(map(session.keep, blocks))
-    return session.with_left_out(running.finish(session.server, workload))
-
-
-def _closed(
-    workload: ClosedLoop, count: int | None, session: OneServer, options: RunOptions
-) -> Run:
-    """Run a closed loop: a client sends the first request left when its own has ended."""
-    blocks = _cut(workload.blocks(), count, NEVER, options.tick_s)
-    session.add(Requests.joined([session.keep(block) for block in blocks]))
-    session.close_loop(workload.clients, round(workload.pause_s / options.tick_s))
-    running = Running(session, True, True, count, options.progress)
-    running.through(iter(()))
-    run = session.with_left_out(running.finish(session.server, workload))
-    assert run.rows is not None
-    sent = run.rows.where(run.rows.arrival < NEVER)
-    if options.stop >= NEVER and run.finished + run.dropped < (count or 0):
-        raise InputError(
-            f"{count:,} requests of {workload.pace} take more ticks of {options.tick_s:g} s than "
-            "can be counted; ask for fewer requests, a shorter pause, or a larger tick_s"
-        )
-    return dataclasses.replace(run, rows=sent, last_arrival=int(sent.arrival.max(initial=0)))
+        drain = workload.rows is not None or loop is not None or not _overloads(workload, server)
+    count = requests if loop is None else requests or workload.rows
+    running = Running(
+        session, level != "summary", drain, count, options.progress, gap_sections, loop
+    )
+    running.through(_cut(workload.jobs(), count, options.stop, options.tick_s))
+    return running.finish(server, workload)
 
 
 def run_network(
@@ -197,21 +199,31 @@ def run_network(
     gap_sections: int = 0,
 ) -> Run:
     """Run so many jobs, those that arrive until the run stops, or whole recordings."""
-    # With ``gap_sections`` times between tokens are counted in so many parts of the run, too.
     level = _checked_record(record, RECORDS)
-    drain = options.drain
-    if drain is None:
+    if network.loop is not None and options.outages:
+        raise InputError(
+            f"outages of a network that {network.loop.pace} send jobs to are not modelled, as a "
+            "client whose request is lost would wait for ever; leave them out, or give its jobs a "
+            "rate"
+        )
+    if options.drain is None:
         # with prompts found in caches the load is at most what the model says
-        drain = network.ends or not network.reuse_is_certain or not (network.model().rho > 1).any()
+        drain = (
+            network.ends
+            or network.loop is not None
+            or not network.reuse_is_certain
+            or not (network.model().rho > 1).any()
+        )
+        options = dataclasses.replace(options, drain=drain)
     blocks = _blocks(network, jobs, seed, options)
-    run = _run_jobs(network, blocks, jobs, options, level, drain, gap_sections)
+    run = _run_jobs(network, blocks, jobs, options, level, gap_sections)
     _check_outages(run.last_arrival * run.tick_s, run.outages)
     return run
 
 
 def simulate_jobs(
     network: "Network",
-    jobs: "Jobs",
+    jobs: Jobs,
     *,
     tick_s: float = TICK_S,
     until: int | None = None,
@@ -221,34 +233,29 @@ def simulate_jobs(
 ) -> Run:
     """Run given jobs through a network, up to a tick if one is given."""
     stop = NEVER if until is None else until
-    options = RunOptions(stop, tick_s=tick_s, compress=compress, outages=outages)
+    options = RunOptions(stop, True, tick_s, compress, outages=outages)
     return _run_jobs(network, iter([jobs]), jobs.count, options, record)
 
 
 def _run_jobs(
     network: "Network",
-    blocks: Iterator["Jobs"],
+    blocks: Iterator[Jobs],
     count: int | None,
     options: RunOptions,
     record: Record,
-    drain: bool = True,
     gap_sections: int = 0,
 ) -> Run:
     """Run blocks of jobs, and say what each outage hit."""
-    # Imported here, as a paper server alone does without the loop of all others.
-    from penstock.simulation.session_network import NetworkSession
+    from penstock.simulation.event_session import EventSession
 
     outages = checked_outages(options.outages, network.pools)
-    session = NetworkSession(
-        network,
-        options.tick_s,
-        options.compress,
-        options.stop,
-        "summary" if gap_sections else record,
-        outages,
-    )
+    # Summaries count times between tokens, of which other rows may have none.
+    kept: Record = "summary" if gap_sections else record
+    session = EventSession(network, options.tick_s, options.compress, options.stop, kept, outages)
     whole = record not in ("jobs", "summary")
-    running = Running(session, whole, drain, count, options.progress, gap_sections)
+    running = Running(
+        session, whole, bool(options.drain), count, options.progress, gap_sections, network.loop
+    )
     running.through(blocks)
     run = running.finish(network)
     return dataclasses.replace(run, outages=outages, hits=session.hits(outages))
@@ -279,25 +286,66 @@ def _check_outages(last_s: float, outages: Sequence[Outage]) -> None:
             )
 
 
+def length_of_run(workload: Workload, requests: int | None, until: float | None) -> int | None:
+    """Check what was asked for; return the number of arrivals, None where `until` bounds it."""
+    tells = "more arrivals take days; give fewer, a million tells a mean well"
+    closed, rows = isinstance(workload, ClosedLoop), workload.rows
+    length = _checked_length(
+        "requests", requests, until, workload.name, closed, rows is not None, MOST_ARRIVALS, tells
+    )
+    if length is None or rows is None or length <= rows:
+        return rows if length is None and until is None else length
+    doubts = "".join(f". {doubt.removesuffix('.')}" for doubt in workload.front)
+    raise InputError(
+        f"requests is {length:,}, but {workload.name} has {rows:,} and is replayed once; ask for "
+        f"fewer, or resample it with arrivals 'poisson'{doubts}"
+    )
+
+
 def jobs_of_run(
     network: "Network",
     jobs: int | None,
     until: float | None,
     most: int = MOST_ARRIVALS,
-    meaning: str = "it is the number of jobs that arrive",
+    tells: str = "it is the number of jobs that arrive",
 ) -> int | None:
     """Check what was asked for, up to ``most`` jobs; return None: `until` or recordings end it."""
-    _refuse_both("jobs", jobs, until)
-    if jobs is not None:
-        return checks.whole("jobs", jobs, 1, most, "", meaning)
-    if until is None and not network.ends:
-        raise InputError("the workflows never end; say how much to simulate with `jobs` or `until`")
+    closed = network.loop is not None
+    ends = jobs is None and (closed or until is None) and network.ends
+    return _checked_length("jobs", jobs, until, "the network", closed, ends, most, tells)
+
+
+def _checked_length(
+    unit: str,
+    count: int | None,
+    until: float | None,
+    name: str,
+    closed: bool,
+    ends: bool,
+    most: int,
+    tells: str,
+) -> int | None:
+    """Return how many were asked for, if that can be simulated; None: `until` or its end tells."""
+    if count is not None and until is not None:
+        raise InputError(f"{unit}={count} and until={until}: give one of them")
+    if count is not None:
+        return checks.whole(unit, count, 1, most, "", tells)
+    if ends:
+        return None
+    if closed and until is not None:
+        raise InputError(
+            f"{name} is a closed loop, whose {unit} come when others end; say how many to simulate "
+            f"with `{unit}`, not `until`"
+        )
+    if until is None:
+        ways = f"`{unit}`" if closed else f"`{unit}` or `until`"
+        raise InputError(f"{name} never ends; say how much to simulate with {ways}")
     return None
 
 
 def _blocks(
     network: "Network", jobs: int | None, seed: int | None, options: RunOptions
-) -> Iterator["Jobs"]:
+) -> Iterator[Jobs]:
     """Yield jobs up to so many, or up to the tick at which to stop."""
     arrived = 0
     for block in _cut(network.blocks(seed), jobs, options.stop, options.tick_s):
@@ -339,52 +387,17 @@ def _overloads(workload: Workload, server: Server) -> bool:
     return offered / capacity + workload.rate * attention > 1
 
 
-def _refuse_both(unit: str, count: int | None, until: float | None) -> None:
-    """Refuse a run that is to end in two ways: after so many arrivals, and at a time."""
-    if count is not None and until is not None:
-        raise InputError(f"{unit}={count} and until={until}: give one of them")
-
-
-def length_of_run(workload: Workload, requests: int | None, until: float | None) -> int | None:
-    """Check what was asked for; return the number of arrivals, None where `until` bounds it."""
-    _refuse_both("requests", requests, until)
-    if until is not None:
-        if workload.rows is None and isinstance(workload, ClosedLoop):
-            raise InputError(
-                f"{workload.name} is a closed loop, whose requests come when others end; say how "
-                "many to simulate with `requests`, not `until`"
-            )
-        return None
-    if requests is None:
-        if workload.rows is None:
-            ways = "`requests`" if isinstance(workload, ClosedLoop) else "`requests` or `until`"
-            raise InputError(f"{workload.name} never ends; say how much to simulate with {ways}")
-        return workload.rows
-    tells = "more arrivals take days; give fewer, a million tells a mean well"
-    requests = checks.whole("requests", requests, 1, MOST_ARRIVALS, "", tells)
-    if workload.rows is not None and requests > workload.rows:
-        seen = "".join(f". {doubt.removesuffix('.')}" for doubt in workload.front)
-        raise InputError(
-            f"requests is {requests:,}, but {workload.name} has {workload.rows:,} and is replayed "
-            f"once; ask for fewer, or resample it with arrivals 'poisson'{seen}"
-        )
-    return requests
-
-
-_Block = TypeVar("_Block", Requests, "Jobs")
-
-
-def _cut(blocks: Iterator[_Block], count: int | None, stop: int, tick_s: float) -> Iterator[_Block]:
+def _cut(blocks: Iterator[Jobs], count: int | None, stop: int, tick_s: float) -> Iterator[Jobs]:
     """Yield blocks up to so many arrivals, or up to the tick ``stop``."""
     left = NEVER if count is None else count
     for block in blocks:
-        part = block.first(min(left, block.arrival_s.size))
-        left -= part.arrival_s.size
-        within = part.arrival_s.size
+        part = block.first(left)
+        left -= part.count
+        within = part.count
         if stop < NEVER:
             within = int(np.searchsorted(np.rint(part.arrival_s / tick_s), stop, side="right"))
         if not within:
             return
         yield part.first(within)
-        if left == 0 or within < part.arrival_s.size:
+        if left == 0 or within < block.count:
             return

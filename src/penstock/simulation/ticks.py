@@ -16,15 +16,17 @@ MOST_BATCHES = 1_000
 """Batches that a run can surely count in ticks, however long one takes."""
 
 
-def arrivals_in_ticks(arrival_s: Floats, tick_s: float) -> Ints:
-    """Return times of arrival rounded to the nearest tick, once."""
-    latest = float(arrival_s.max(initial=0.0))
-    if latest / tick_s >= NEVER / 4:
+def in_ticks(what: str, seconds: Floats, tick_s: float) -> Ints:
+    """Return times rounded to the nearest tick, once; ``what`` each of them is."""
+    longest = float(seconds.max(initial=0.0))
+    if longest == 0:  # as delays usually are
+        return np.zeros(seconds.size, np.int64)
+    if longest / tick_s >= NEVER / 4:
         raise InputError(
-            f"an arrival {latest:g} s after the first is more ticks of {tick_s:g} s than can be "
-            "counted; ask for fewer requests, a higher rate, or a larger tick_s"
+            f"{what} of {longest:g} s is more ticks of {tick_s:g} s than can be counted; give a "
+            "larger tick_s, or ask for less"
         )
-    return np.rint(arrival_s / tick_s).astype(np.int64)
+    return np.rint(seconds / tick_s).astype(np.int64)
 
 
 def ticks_of_batches(server: Server, tick_s: float) -> Ints:

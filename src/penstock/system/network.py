@@ -25,7 +25,7 @@ from penstock.workload.sample import sample
 from penstock.workload.sessions import Sessions
 from penstock.workload.stage import released
 from penstock.workload.workflow import Workflow
-from penstock.workload.workload import Workload
+from penstock.workload.workload import ClosedLoop, Workload
 
 _LONGEST_S = 1e9
 _WEIGHT = 1024  # routers weigh requests in whole numbers: mean tokens times this
@@ -69,6 +69,7 @@ class Network:
                     "nothing is kept; leave it out, or give a workflow context 'reuse'"
                 )
         self._let_engines_cache()
+        _ = self.loop
         _ = self.order_params, self.prefixes
         for workflow in self.workflows:
             if isinstance(workflow, Workflow):
@@ -385,6 +386,19 @@ class Network:
                     f"workflow {workflow.name} has no arrival rate, since all its recorded jobs "
                     "begin at one instant; give it a `rate`"
                 )
+
+    @functools.cached_property
+    def loop(self) -> ClosedLoop | None:
+        """The clients whose jobs come when others end; None: jobs come at a rate."""
+        loops = [workflow.loop for workflow in self.workflows if isinstance(workflow, Workflow)]
+        loop = next(filter(None, loops), None)
+        if loop is not None and len(self.workflows) > 1:
+            raise InputError(
+                f"the jobs of {loop.name} come from {loop.pace}, beside those of other workflows, "
+                "but clients of a network know of no other jobs; leave out the others, or give all "
+                "arrivals that have a rate"
+            )
+        return loop
 
     @property
     def ends(self) -> bool:

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.workload.draws import Tokens
-from penstock.workload.jobs import Jobs
-from penstock.workload.workload import Requests
+from penstock.workload.jobs import Jobs, Requests
 
 
 def inherited(

@@ -9,7 +9,7 @@ same table.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,36 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
-from penstock.workload.workload import Requests
+from penstock.workload.lengths import Tokens
 
 MOST_JOBS = 2**40
+
+
+class Requests(NamedTuple):
+    """A block of requests in order of arrival."""
+
+    arrival_s: npt.NDArray[np.float64]  # shape (requests,), since the first arrival of the workload
+    prompt_tokens: Tokens  # shape (requests,), tokens
+    output_tokens: Tokens  # shape (requests,), tokens
+    priority: Tokens | None = None  # shape (requests,), smaller numbers first; None: all the same
+    # Shape (requests,), most outputs that they may make; None: as made.
+    declared: Tokens | None = None
+
+    def first(self, count: int) -> "Requests":
+        """Return the first ``count`` of them."""
+        return self.where(slice(count))
+
+    def where(self, chosen: slice | Tokens) -> "Requests":
+        """Return some of them, by their places."""
+        return Requests(*(None if column is None else column[chosen] for column in self))  # type: ignore[arg-type]
+
+    @classmethod
+    def joined(cls, parts: Sequence["Requests"]) -> "Requests":
+        """Put blocks after one another; one alone is not copied."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = zip(*parts, strict=True)
+        return cls(*(None if one[0] is None else np.concatenate(one) for one in columns))  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,14 +90,21 @@ class Jobs:
         ``prefix``: which recorded prompt each has.
         """
         count = requests.arrival_s.size
-        zeros = np.zeros(count, np.int32)
-        beside: list[Any] = [requests.priority, requests.declared, prefix]
-        beside = [None if column is None else column.astype(np.int32) for column in beside]
+        zeros = _constant(np.int32(0), count)
+        optional: list[Any] = [requests.priority, requests.declared, prefix]
+        optional = [None if column is None else column.astype(np.int32) for column in optional]
         return cls(
             requests.arrival_s, zeros, np.arange(count + 1), zeros,
             requests.prompt_tokens.astype(np.int32), requests.output_tokens.astype(np.int32),
-            zeros, zeros, np.zeros(count), zeros, zeros, zeros, zeros.view(np.uint32), *beside,
+            zeros, zeros, _constant(np.float64(0), count), zeros, zeros, zeros,
+            _constant(np.uint32(0), count), *optional,
         )  # fmt: skip
+
+    @classmethod
+    def none(cls) -> "Jobs":
+        """Return no jobs."""
+        none = np.zeros(0, np.int64)
+        return cls.of_requests(Requests(np.zeros(0), none, none))
 
     @property
     def count(self) -> int:
@@ -105,16 +139,21 @@ class Jobs:
 
     def first(self, count: int) -> "Jobs":
         """Return the first ``count`` of them, or all if there are fewer."""
-        return self.span(0, min(count, self.count))
+        return self if count >= self.count else self.span(0, count)
 
     def taken(self, chosen: Ints) -> "Jobs":
         """Return the jobs of these numbers, in this order."""
         counts = np.diff(self.first_request)[chosen]
+        columns = self._columns(self.requests_of(chosen))
+        return Jobs(self.arrival_s[chosen], self.workflow[chosen], _bounds(counts), **columns)
+
+    def requests_of(self, chosen: Ints) -> Ints:
+        """Return the places of the requests of the jobs of these numbers, in this order."""
+        counts = np.diff(self.first_request)[chosen]
         first = _bounds(counts)
-        requests = np.arange(first[-1]) + np.repeat(
+        return np.arange(first[-1]) + np.repeat(
             self.first_request[:-1][chosen] - first[:-1], counts
         )
-        return Jobs(self.arrival_s[chosen], self.workflow[chosen], first, **self._columns(requests))
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return a column of the requests; one that is None is what that stands for."""
@@ -145,19 +184,34 @@ class Jobs:
         if len(parts) == 1:
             return parts[0]
         columns = {
-            name: np.concatenate([part.column(name) for part in parts])
+            name: _end_to_end([part.column(name) for part in parts])
             for name in _PER_REQUEST
             if any(getattr(part, name) is not None for part in parts)
         }
-        counts = np.concatenate([np.diff(part.first_request) for part in parts])
         arrival_s, workflow = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in _PER_JOB
+            _end_to_end([getattr(part, name) for part in parts]) for name in _PER_JOB
         )
+        if all(part.requests == part.count for part in parts):
+            return cls(arrival_s, workflow, np.arange(arrival_s.size + 1), **columns)
+        counts = np.concatenate([np.diff(part.first_request) for part in parts])
         return cls(arrival_s, workflow, _bounds(counts), **columns)
 
 
 _PER_JOB = ("arrival_s", "workflow")
 _PER_REQUEST = tuple(field.name for field in dataclasses.fields(Jobs))[3:]
+
+
+def _constant(value: np.generic, count: int) -> npt.NDArray[Any]:
+    """Return a column of one value, which takes no memory however long it is."""
+    return np.broadcast_to(value, count)
+
+
+def _end_to_end(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Put columns after one another; those of one value stay one."""
+    first = columns[0]
+    if all(column.strides == (0,) and column.size and column[0] == first[0] for column in columns):
+        return _constant(first[0], sum(column.size for column in columns))
+    return np.concatenate(columns)
 
 
 def _bounds(counts: Ints) -> Ints:

@@ -23,7 +23,7 @@ from penstock.workload.prefixes import Prefixes
 from penstock.workload.routes import END, Routes, checked
 from penstock.workload.stage import Stage, check_delay, check_name, check_stage, is_fork, released
 from penstock.workload.unfold import unfold
-from penstock.workload.workload import Workload
+from penstock.workload.workload import ClosedLoop, Workload
 
 CONTEXTS = ("new", "grow", "reuse")
 
@@ -76,7 +76,8 @@ class Workflow:
             raise InputError(
                 f"the arrivals of {self.name} are {checks.shown(self.arrivals)}; give a Workload"
             )
-        _ = self.arrivals.rate  # which must be known
+        if not isinstance(self.arrivals, ClosedLoop):
+            _ = self.arrivals.rate  # which must be known
         most = 2**31 - 1
         reason = "it is a rank, the smaller is served first"
         checks.whole(f"the priority of {self.name}", self.priority, -most, most, "", reason)
@@ -220,6 +221,11 @@ class Workflow:
     def front(self) -> list[str]:
         """What to know of recorded jobs before an answer is read."""
         return self.arrivals.front
+
+    @property
+    def loop(self) -> ClosedLoop | None:
+        """The clients who send its jobs, each when its last one has ended; None: at a rate."""
+        return self.arrivals if isinstance(self.arrivals, ClosedLoop) else None
 
     @property
     def ends(self) -> bool:

@@ -7,7 +7,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from penstock.inputs.caching import cached
 from penstock.words import counted
 from penstock.workload import arrivals as processes
 from penstock.workload.arrivals import Arrivals, Replay
+from penstock.workload.jobs import Jobs, Requests
 from penstock.workload.lengths import Length, Tokens, as_length
 from penstock.workload.lookalikes import lookalike
 from penstock.workload.pairs import Empirical, Lengths, Recorded
@@ -28,33 +29,6 @@ IDS_LEFT_OUT = (
     "hash ids are left out: requests drawn at random do not go on with each other's prompts"
 )
 """A notice of workloads that had hash ids."""
-
-
-class Requests(NamedTuple):
-    """A block of requests in order of arrival."""
-
-    arrival_s: npt.NDArray[np.float64]  # shape (requests,), since the first arrival of the workload
-    prompt_tokens: Tokens  # shape (requests,), tokens
-    output_tokens: Tokens  # shape (requests,), tokens
-    priority: Tokens | None = None  # shape (requests,), smaller numbers first; None: all the same
-    # Shape (requests,), most outputs that they may make; None: as made.
-    declared: Tokens | None = None
-
-    def first(self, count: int) -> "Requests":
-        """Return the first ``count`` of them."""
-        return self.where(slice(count))
-
-    def where(self, chosen: slice | Tokens) -> "Requests":
-        """Return some of them, by their places."""
-        return Requests(*(None if column is None else column[chosen] for column in self))  # type: ignore[arg-type]
-
-    @classmethod
-    def joined(cls, parts: Sequence["Requests"]) -> "Requests":
-        """Put blocks after one another; one alone is not copied."""
-        if len(parts) == 1:
-            return parts[0]
-        columns = zip(*parts, strict=True)
-        return cls(*(None if one[0] is None else np.concatenate(one) for one in columns))  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -429,6 +403,16 @@ class Workload:
                 declared = declared[done : done + times.size]
             done += times.size
             yield Requests(times - origin, prompt, output, priority, declared)
+
+    def jobs(self) -> Iterator[Jobs]:
+        """Yield the requests as jobs of one request each, by blocks as `blocks` does."""
+        first = 0
+        for requests in self.blocks():
+            prefix = None
+            if self.prefixes is not None:
+                prefix = np.arange(first, first + requests.arrival_s.size)
+            first += requests.arrival_s.size
+            yield Jobs.of_requests(requests, prefix)
 
     def requests(self, count: int) -> Requests:
         """Return the first ``count`` requests."""

@@ -1,9 +1,8 @@
-"""A session on a network: the event loop, run until something is known, looked at, and gone on
-with.
-"""
+"""A session on any network, a server too: the loop of events."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,8 +13,6 @@ from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.outages import HIT, SERVER, TICK, WHAT
 from penstock.kernel.records import World
 from penstock.kernel.signatures import (
-    ASK_FOR,
-    NOT_ASKED_FOR,
     ORDER_SIGNATURE,
     ROUTER_SIGNATURE,
     SEEN_CACHED,
@@ -34,10 +31,16 @@ from penstock.simulation.new_world import (
     with_outages,
 )
 from penstock.simulation.rows import JobEnds, Record, Rows
-from penstock.simulation.session_world import WorldSession, gap_bits, level_of
-from penstock.system.network import Network
+from penstock.simulation.session import Session, chain, gap_bits, level_of
 from penstock.system.outages import SENT_AGAIN, Outage
+from penstock.system.pool import Pool
+from penstock.system.prefix_cache import names_for
+from penstock.system.server import Server
 from penstock.workload.jobs import Jobs
+from penstock.workload.prefixes import Prefixes
+
+if TYPE_CHECKING:
+    from penstock.system.network import Network
 
 _PER_REQUEST = (
     "rows",
@@ -58,25 +61,64 @@ _PER_JOB = ("job_arrival", "job_root", "job_tokens")
 _WITHOUT_GAPS: tuple[Record, ...] = ("jobs", "requests")
 
 
-class NetworkSession(WorldSession):
+class NetworkOfOne:
+    """What a session asks of a network, of a server alone: each of its jobs is one request.
+
+    That of `Network.single`, without the means that only routers and orders ask for.
+    """
+
+    stages = ("call",)
+    stage_pool = stage_line = np.zeros(1, np.int64)
+    order_params = (np.zeros(0),)
+    router_weights = np.zeros((1, 2), np.int64)
+    onward = np.zeros((1, 1))
+    prefill_means = decode_means = np.zeros(1)
+    retention_s = None
+    sends_memory = False
+
+    def __init__(self, server: Server, prefixes: Prefixes | None) -> None:
+        server = server.serving(prefixes is not None)
+        self.pools = {"": Pool(server)}
+        self.prefixes = None
+        if prefixes is not None and server.caches_prefixes:
+            self.prefixes = names_for(prefixes, [server])
+
+    def within_context(self, jobs: Jobs) -> Jobs:
+        """Return jobs whose outputs are what the longest context of an engine leaves of them."""
+        policy = self.pools[""].server.policy
+        if not policy.memory.longest_context:
+            return jobs
+        declared = jobs.declared
+        if declared is not None:
+            declared = policy.outputs_of(jobs.prompt, declared)
+        output = policy.outputs_of(jobs.prompt, jobs.output)
+        return dataclasses.replace(jobs, output=output, declared=declared)
+
+    def received(self, jobs: Jobs) -> Ints:
+        """Return that no KV memory comes from elsewhere."""
+        return np.zeros(jobs.requests, np.int64)
+
+
+class EventSession(Session):
     """Pools behind routers.
 
     ``record`` is as in `penstock.simulation.simulate`, ``stop`` and ``compress`` are as in
-    `WorldSession`.
+    `Session`. A recording that follows itself has its own names of blocks ``renewals`` times, then
+    the first again.
     """
 
-    of_requests = ("job_arrival",)
-    jobs_before = 0  # that were folded away
+    of_jobs = ("job_arrival",)
+    _is_loaded = False  # the functions that its pools need
 
     def __init__(
         self,
-        network: Network,
+        network: "Network | NetworkOfOne",
         tick_s: float,
         compress: bool,
         stop: int,
         record: Record = "jobs",
         outages: Sequence[Outage] = (),
-        of_server: bool = False,  # it is a server, of which all is counted
+        renewals: int = 1,
     ) -> None:
         self.network = network
         self.pools = list(network.pools.values())
@@ -89,34 +131,45 @@ class NetworkSession(WorldSession):
         self.pool_of_replica = np.repeat(np.array(pools_of), replicas)
         self.first_replica = np.searchsorted(self.pool_of_replica, network.stage_pool)
         stages = list(zip(network.stage_pool, network.stage_line, strict=True))
-        level = level_of(record)
-        world = new_world(servers, replicas, pools_of, stages, tick_s, level, of_server)
-        orders = [pool.order for pool in self.pools if not pool.order.single_line]
-        routers = [pool.router for pool in self.pools if pool.router.function is not None]
-        # Kept alive: the kernel has their addresses.
-        policies = [server.policy for server in servers]
-        self._functions = [each.compiled for each in (*policies, *orders, *routers)]
-        rules = list(dict.fromkeys(each.name for each in (*policies, *orders, *routers)))
-        stages_folded = network.stages if record == "summary" else ()
-        self.folds = [(Fold(), Fold()) for _ in stages_folded]
+
+        # Of a server all is counted; elsewhere gaps and compositions take time.
+        of_server = isinstance(network, NetworkOfOne)
+        self.counts_compositions = of_server
         self.counts_gaps = of_server or record not in _WITHOUT_GAPS
         # Engines count in any case: where nobody asks, in bounded memory.
         bits = gap_bits(record if self.counts_gaps else "summary", servers)
-        super().__init__(world, tick_s, compress, stop, bits, rules)
+        world = new_world(servers, replicas, pools_of, stages, tick_s, level_of(record), of_server)
+
+        # Kept alive: the kernel has their addresses.
+        orders = [pool.order for pool in self.pools if not pool.order.single_line]
+        routers = [pool.router for pool in self.pools if pool.router.function is not None]
+        rules = (*(server.policy for server in servers), *orders, *routers)
+        self._functions = [rule.compiled for rule in rules]
+        names = list(dict.fromkeys(rule.name for rule in rules))
+        super().__init__(world, tick_s, compress, stop, bits, names)
+
+        self.folds = [(Fold(), Fold()) for _ in network.stages if record == "summary"]
         self.has_engines = bool(world.engines.size)
         if self.counts_gaps:
             self.clock.line_slots = world.slots.size - self.clock.engine_slots
-        self.jobs = _no_jobs()
+        if of_server:
+            self._watch(
+                world.engines, "waiting", "prefilling", "lost", "rejections", "reused"
+            )  # fmt: skip
         self.world = self._with_orders(world)
-        self._name_recorded_prompts()
-        self.has_workflows, self.has_outages = not of_server, bool(outages)
-        self.has_transfers = network.sends_memory
+        self.outages = outages
         if outages:
             self.world = with_outages(self.world, self._ticks_of(outages))
         self._in_ticks = JobsInTicks(
-            network, tick_s, counts_gaps=self.counts_gaps, has_outages=self.has_outages
+            network, tick_s, counts_gaps=self.counts_gaps, has_outages=bool(outages)
         )
         self.world = self.world._replace(**self._in_ticks.arrays(self.jobs))
+        self._name_recorded_prompts()
+        self.prefixes = network.prefixes
+        self.named = self.prefixes.rows * renewals if self.prefixes else 0
+        self.requests_offered = 0
+
+    # -- how it begins
 
     def _ticks_of(self, outages: Sequence[Outage]) -> Ints:
         """Return tick, replica over all pools, what happens to it, and 0, in order."""
@@ -188,9 +241,7 @@ class NetworkSession(WorldSession):
             means=np.column_stack([network.prefill_means, network.decode_means]).astype(np.float64),
         )
 
-    def share_of(self, total: int) -> float:
-        """Return which share is done of a run of so many jobs."""
-        return self.arrived / total
+    # -- what it knows
 
     @property
     def arrived(self) -> int:
@@ -214,11 +265,54 @@ class NetworkSession(WorldSession):
         count = np.bincount(self.pool_of_replica, servers.processed, len(self.pools))
         return np.asarray(count, np.int64)
 
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Requests in prefill, and their unprocessed tokens, of a server."""
+        line = self._line
+        return line.waiting.item() + line.prefilling.item(), line.waiting_tokens.item()
+
+    @property
+    def useful(self) -> int:
+        """Tokens of batches that bring requests on, and those found computed, of a server."""
+        # Not those done again, wrong drafts, and what is served after an end nobody foresees.
+        line, replica = self._line, self._replica
+        started = replica.processed.item() + self.begun * replica.tokens.item()
+        useless = line.lost.item() + line.rejections.item() - line.reused.item()
+        return int(started - useless)
+
+    # -- what it is given
+
+    def keep(self, jobs: Jobs) -> Jobs:
+        """Return those of the next jobs that can be served, their outputs within the context.
+
+        The first request that never can is refused, or its job left out, as the pool's memory says.
+        """
+        jobs = self.network.within_context(jobs)
+        first, self.offered = self.offered, self.offered + jobs.count
+        if self.prefixes is not None:
+            self._name(int(jobs.column("prefix").max(initial=-1)) + 1)
+        never = self._in_ticks.never_served(jobs, self.requests_offered)
+        self.requests_offered += jobs.requests
+        if not never.any():
+            return jobs
+        fits = np.ones(jobs.count, np.bool_)
+        fits[jobs.job[never]] = False
+        self.left_out.append((first + np.flatnonzero(~fits), jobs.taken(np.flatnonzero(~fits))))
+        return jobs.taken(np.flatnonzero(fits))
+
+    def _name(self, prompts: int) -> None:
+        """Have names for so many recorded prompts: twice as many where those so far are too few."""
+        so_far = self.world.bounds.size - 1
+        if self.prefixes is not None and so_far < min(prompts, self.named):
+            most = min(max(prompts, 2 * so_far), self.named)
+            again = self.prefixes.renewed(-(-most // self.prefixes.rows))
+            self.world = self.world._replace(ids=again.ids, bounds=again.bounds)
+            self._in_ticks.prefixes = again
+
     def add(self, jobs: Jobs) -> None:
         """Let these jobs arrive after those known so far."""
         before = self.jobs.count
-        jobs = self.network.within_context(jobs)
-        self._check(jobs)
+        self._in_ticks.check_costs(jobs)
         arrays = self._in_ticks.arrays(jobs)
         if before:
             for name in (*_PER_REQUEST, *_PER_JOB):
@@ -239,11 +333,53 @@ class NetworkSession(WorldSession):
             tokens = self.network.received(jobs) + jobs.prompt + jobs.output
             blocks = -(-int(tokens.max(initial=0)) // int(self.world.pools.block_size.min()))
             self.world = wider_table(self.world, blocks)
-        self.widen_ring(int(rows.decodes.max(initial=1)))
+        self._widen_ring(int(rows.decodes.max(initial=1)))
 
-    def _check(self, jobs: Jobs) -> None:
-        """Refuse requests that could never be served."""
-        self._in_ticks.check(jobs)
+    def prefilled(self, count: int) -> None:
+        """Begin with first requests decoding, up to ``count`` and to what slots and memory hold."""
+        # The others up to ``count`` wait as prompts.
+        pool, server = self.world.pools[0], self.pools[0].server
+        most = min(int(pool.batch_size), int(self.clock.engine_slots), count)
+        if not server.policy.by_phase:
+            # No run of an engine leads to more decodes than fill a batch.
+            most = min(most, server.most_tokens)
+        self.clock.prefilled, self.clock.prefilled_most = count, most
+        self._advance()
+
+    def _widen_ring(self, longest: int) -> None:
+        """Make rings of due epochs larger than the longest output; decoding requests go in anew."""
+        world = self.world
+        size = max(64, 1 << longest.bit_length())
+        if size <= world.heads.shape[1]:
+            return
+        count = len(world.lines)
+        heads, bits = np.full((count, size), -1, np.int64), np.zeros((count, size // 64), np.uint64)
+        first = world.lines.first_linked.copy()
+        first[world.engines.line] = world.engines.first_slot
+        decoding = world.lines.linked.copy()
+        decoding[world.engines.line] = world.engines.decoding
+        for line in np.flatnonzero(decoding):
+            place = int(first[line])
+            while place >= 0:
+                if world.slots.left[place] == 0:
+                    chain(world.slots, heads[line], bits[line], place)
+                place = int(world.slots.next[place])
+        self.world = world._replace(heads=heads, bits=bits)
+
+    # -- what it does
+
+    def _advance(self) -> int:
+        """Call the kernel once."""
+        # Imported here, as a paper server alone does without the loop of all others.
+        from penstock.kernel.apart import load
+        from penstock.kernel.events import compiled_advance
+
+        advance = compiled_advance()
+        if not self._is_loaded:
+            has_workflows = not isinstance(self.network, NetworkOfOne)
+            load(self.world, has_workflows, bool(self.outages), self.network.sends_memory)
+            self._is_loaded = True
+        return advance(self.address.of(self.world))
 
     def _check_all_ended(self) -> None:
         """Refuse to go on where nothing will ever happen again, though requests are there."""
@@ -255,8 +391,8 @@ class NetworkSession(WorldSession):
                 "raise their KV memory, or let it go one way only"
             )
 
-    def _refuse(self, status: int) -> None:
-        """Say which policy, order or engine cannot go on."""
+    def _failing(self, status: int) -> tuple[str, str]:
+        """Return the policy that failed, and where; refuse what routers and orders did."""
         failed = self.pool_of_replica[self.clock.failed]
         name, pool = list(self.network.pools.items())[failed]
         if status == records.BAD_ROUTER:
@@ -270,20 +406,9 @@ class NetworkSession(WorldSession):
                 "share below 0, or an unknown mode; give finite weights, and return BY_LINE, "
                 "BY_PHASE or SPLIT"
             )
-        policy = f"policy {pool.policy.name!r} of pool {name!r}"
-        if status == records.STUCK:
-            raise InputError(
-                f"{policy} can serve nobody at {self.now * self.tick_s:g} s, although requests "
-                "wait; raise the KV memory or the token budget"
-            )
-        if status == records.ENDLESS:
-            raise InputError(f"{policy} preempts for ever{self.endless}")
-        if status == records.BAD_POLICY:
-            raise InputError(f"{policy} asked for {NOT_ASKED_FOR}; {ASK_FOR}")
-        raise InputError(
-            f"{policy} formed an empty batch while requests wait, so they would wait for ever; "
-            "let it serve something whenever it can"
-        )
+        return pool.policy.name, f" of pool {name!r}" if name else ""
+
+    # -- what it makes
 
     def fold(self, everything: bool) -> tuple[Rows, JobEnds | None]:
         """Drop the jobs at the front that are done, or all, and return what became of them."""
@@ -298,13 +423,16 @@ class NetworkSession(WorldSession):
         jobs = self.jobs.span(0, count)
         requests = slice(jobs.requests)
         finish, ready = world.finish[requests], world.ready[requests]
-        replica = world.rows.server[requests] - self.first_replica[jobs.stage]
         rows = Rows(
-            ready, jobs.prompt, jobs.output, world.first_token[requests], finish,
-            world.again.times[requests].astype(np.int64) if self.has_engines else None,
-            cached=world.cached[requests], replica=replica, of_jobs=jobs,
-        )  # fmt: skip
-        if self.has_outages:
+            ready, jobs.prompt, jobs.output, world.first_token[requests], finish, of_jobs=jobs
+        )
+        if self.has_engines:
+            preemptions = world.again.times[requests].astype(np.int64)
+            rows = dataclasses.replace(rows, preemptions=preemptions)
+        if self.line is None:  # of a server nobody asks for these
+            replica = world.rows.server[requests] - self.first_replica[jobs.stage]
+            rows = dataclasses.replace(rows, cached=world.cached[requests], replica=replica)
+        if self.outages:
             came = world.tries.came[requests]
             rows = dataclasses.replace(
                 rows,
@@ -315,27 +443,58 @@ class NetworkSession(WorldSession):
                 tries=world.tries.times[requests].astype(np.int64),
                 lost=finish == records.LOST,
             )
-        ends = JobEnds(jobs.workflow, world.job_arrival[:count], _job_finish(rows))
+        ends = JobEnds(jobs.workflow, world.job_arrival[:count], _job_finish(rows, jobs))
         if everything:
             return rows, ends
-        self.drop(jobs.requests)
+        self._forget(jobs.requests)
         self.clock.next_job -= count
         self.jobs_before += count
-        kept = {name: getattr(world, name)[jobs.requests :].copy() for name in _PER_REQUEST}
-        kept |= {name: getattr(world, name)[count:].copy() for name in _PER_JOB}
-        kept["job_root"] -= jobs.requests
-        self.world = world._replace(**kept)
+        left = {name: getattr(world, name)[jobs.requests :].copy() for name in _PER_REQUEST}
+        left |= {name: getattr(world, name)[count:].copy() for name in _PER_JOB}
+        left["job_root"] -= jobs.requests
+        self.world = world._replace(**left)
         self.jobs = self.jobs.span(count, self.jobs.count)
         return rows, ends
 
-    def at_stages(self, rows: Rows) -> Iterator[Bools]:
+    def _forget(self, count: int) -> None:
+        """Forget the first requests, which are done: others are known by their rows."""
+        world = self.world
+        for table, fields in (
+            (world.rows, ("next",)),
+            (world.again, ("less", "more")),
+            (world.lines, ("prompt_head", "prompt_tail", "fresh_head", "fresh_tail", "done_head")),
+            (world.lines, ("done_tail",)),
+            (world.engines, ("head", "tail", "coming_head", "coming_tail")),
+            (world.engines, ("landed_head", "landed_tail")),
+        ):
+            for field in fields:
+                column = table[field]
+                column[column >= 0] -= count
+        world.slots.request -= count
+        world.heap[: self.clock.waiting_room, 1] -= count
+        self.clock.requests_before += count
+        if self.clock.clients:
+            self.clock.next_sent -= count
+
+    def at_stages(self, rows: Rows) -> Iterator[Bools | slice]:
         """Yield which requests are at each stage of which latencies are folded."""
+        if len(self.folds) == 1:
+            yield slice(None)
+            return
+        stage_of = rows.jobs.stage
         for stage, _ in enumerate(self.folds):
-            yield rows.jobs.stage == stage
+            yield stage_of == stage
+
+    def by_replica(self, field: str) -> Ints:
+        """Return a field of engines for all replicas, 0 for those of lines."""
+        engines = self.world.engines
+        values = np.zeros(len(self.world.servers), np.int64)
+        values[engines.server] = engines[field]
+        return values
 
     def recorded(self) -> tuple[Ints | None, Ints | None]:
         """Return batches, and rows of their requests in the same order; None: not recorded."""
-        batches, rows = self.batch_rows(), self.allocation_rows()
+        batches, rows = super().recorded()
         if batches is None or rows is None:
             return batches, None
         by_replica = np.argsort(batches[:, 5], kind="stable")
@@ -350,16 +509,8 @@ class NetworkSession(WorldSession):
         return batches, merged
 
 
-def _no_jobs() -> Jobs:
-    none, reals = np.zeros(0, np.int32), np.zeros(0)
-    return Jobs(reals, none, np.zeros(1, np.int64), none, none, none, none, none, reals, none,
-    none, none,
-                np.zeros(0, np.uint32))  # fmt: skip
-
-
-def _job_finish(rows: Rows) -> Ints:
+def _job_finish(rows: Rows, jobs: Jobs) -> Ints:
     """Return when the last request of each job finished, -1 while one has not."""
-    jobs = rows.jobs
     if jobs.requests == jobs.count:
         return rows.finish
     first = jobs.first_request[:-1]
