@@ -46,8 +46,7 @@ from .theory.fluid import FluidPath, fluid
 from .theory.latency_bounds import lower_bounds
 from .theory.mean_backlog import MeanBacklog
 from .theory.region import Region, region
-from .workload.lengths import Constant, Gamma, Geometric, LogNormal, Mixture, Uniform
-from .workload.pairs import Empirical
+from .workload.lengths import Constant, Empirical, Gamma, Geometric, LogNormal, Mixture, Uniform
 from .workload.sessions import Sessions, read_sessions
 from .workload.stage import Stage
 from .workload.workflow import Workflow

@@ -16,8 +16,7 @@ from penstock.theory.load import load
 from penstock.theory.moments import mean_of, mean_product
 from penstock.theory.operating_point import operating_point
 from penstock.theory.region import sarathi_region
-from penstock.workload.lengths import Constant, Length, Mixture, Tabulated, Uniform
-from penstock.workload.pairs import Independent
+from penstock.workload.lengths import Constant, Independent, Length, Mixture, Tabulated, Uniform
 from tests.foster import foster
 from tests.policy_capacities import policy_capacity
 

@@ -15,7 +15,7 @@ from penstock.theory.certificate import DRIFT, Certificate
 from penstock.theory.load import load
 from penstock.theory.region import region
 from penstock.workload.arrivals import BLOCK, Arrivals
-from penstock.workload.pairs import Independent
+from penstock.workload.lengths import Independent
 from tests.own_policies import own_policy
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time

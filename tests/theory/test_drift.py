@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.theory.drift import backlog_batches, drift
 from penstock.theory.region import region
-from penstock.workload.lengths import Length
-from penstock.workload.pairs import Empirical, Independent, Lengths
+from penstock.workload.lengths import Empirical, Independent, Length, Lengths
 from tests.own_policies import own_policy
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.theory.kv_blocks import block_iterations, fits, peak_blocks, reserves
-from penstock.workload.lengths import Tabulated
-from penstock.workload.pairs import Empirical, Independent, Lengths, Recorded
+from penstock.workload.lengths import Empirical, Independent, Lengths, Recorded, Tabulated
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 CONVENTIONS = st.sampled_from(["paper", "engine"])

@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 import penstock as ps
 from penstock.system.batch_time import BatchTime
 from penstock.theory.region import Region, linear_program, region, sarathi_region
-from penstock.workload.pairs import Empirical
+from penstock.workload.lengths import Empirical
 from tests.long_prompt_corners import closed_form
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time

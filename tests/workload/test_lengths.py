@@ -12,8 +12,19 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from penstock.errors import InputError
-from penstock.workload.lengths import LONGEST, Constant, Gamma, Geometric, LogNormal, Mixture, Tabulated, Uniform
-from penstock.workload.pairs import Empirical, Independent, Recorded
+from penstock.workload.lengths import (
+    LONGEST,
+    Constant,
+    Empirical,
+    Gamma,
+    Geometric,
+    Independent,
+    LogNormal,
+    Mixture,
+    Recorded,
+    Tabulated,
+    Uniform,
+)
 
 FAMILY = [
     Constant(129),

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.workload.answers import with_answers
-from penstock.workload.prefixes import Prefixes
+from penstock.workload.prefixes import Prefixes, with_answers
 from penstock.workload.traces import load
 
 TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"

@@ -10,8 +10,8 @@ from scipy import stats
 import penstock as ps
 from penstock.errors import InputError
 from penstock.workload.arrivals import BLOCK
-from penstock.workload.loops import closed_loop
-from penstock.workload.pairs import Empirical
+from penstock.workload.lengths import Empirical
+from penstock.workload.routes import closed_loop
 from penstock.workload.stage import Stage
 from penstock.workload.workflow import Workflow
 

@@ -12,7 +12,7 @@ from scipy import stats
 import penstock as ps
 from penstock.errors import InputError
 from penstock.workload.arrivals import BLOCK, Poisson
-from penstock.workload.pairs import Empirical, Recorded
+from penstock.workload.lengths import Empirical, Recorded
 from penstock.workload.workload import Workload
 
 LONG = 2 * BLOCK + 1_000  # across blocks

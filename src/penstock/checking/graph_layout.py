@@ -14,8 +14,7 @@ import numpy as np
 
 from penstock.inputs.arrays import Floats
 from penstock.system.network import Network
-from penstock.workload.loops import reached
-from penstock.workload.routes import END
+from penstock.workload.routes import END, reached
 from penstock.workload.sessions import Sessions
 from penstock.workload.stage import Stage
 

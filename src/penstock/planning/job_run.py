@@ -28,8 +28,7 @@ from penstock.theory.certificate import certify
 from penstock.workload.arrivals import BLOCK
 from penstock.workload.drawing import at_random
 from penstock.workload.jobs import Requests
-from penstock.workload.lengths import Tokens
-from penstock.workload.pairs import Recorded
+from penstock.workload.lengths import Recorded, Tokens
 from penstock.workload.workload import Workload
 
 Mode = Literal["alone", "priority", "paced"]

@@ -14,7 +14,7 @@ from penstock.scenario.pools import within
 from penstock.scenario.workload import WorkloadSection, length
 from penstock.system.gpu_memory import Gpu
 from penstock.system.kv_transfer import checked_link, link_ms_per_token
-from penstock.workload.loops import reached
+from penstock.workload.routes import reached
 from penstock.workload.sessions import Sessions, read_sessions
 from penstock.workload.stage import Stage, check_stage, released
 from penstock.workload.workflow import Workflow

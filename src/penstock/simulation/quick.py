@@ -13,8 +13,7 @@ from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
-from penstock.workload.lengths import Length
-from penstock.workload.pairs import Recorded
+from penstock.workload.lengths import Length, Recorded
 from penstock.workload.workload import Workload
 
 _REQUESTS = 60_000

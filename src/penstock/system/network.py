@@ -21,10 +21,9 @@ from penstock.system.server import Server
 from penstock.workload.jobs import Jobs, checked_seed, first_jobs, merged
 from penstock.workload.means import MOST_SAMPLED, Means
 from penstock.workload.prefixes import Prefixes
-from penstock.workload.sample import sample
 from penstock.workload.sessions import Sessions
 from penstock.workload.stage import released
-from penstock.workload.workflow import Workflow
+from penstock.workload.workflow import Workflow, sample
 from penstock.workload.workload import ClosedLoop, Workload
 
 _LONGEST_S = 1e9

@@ -59,7 +59,7 @@ from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.server import Server
 from penstock.theory.kv_blocks import STANDARD_ERRORS, drawn, outputs_of_prefill, reserves
 from penstock.theory.moments import mean_of, mean_product
-from penstock.workload.pairs import Empirical, Independent, Lengths
+from penstock.workload.lengths import Empirical, Independent, Lengths
 
 Pair = tuple[float, float]
 

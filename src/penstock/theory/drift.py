@@ -63,7 +63,7 @@ from penstock.kernel.signatures import (
 )
 from penstock.system.server import Server
 from penstock.theory.attention import attention, beside, beside_prefill
-from penstock.workload.pairs import Lengths
+from penstock.workload.lengths import Lengths
 
 MOST_QUEUES = 50_000_000
 """So many queues are tried at most: about a second."""

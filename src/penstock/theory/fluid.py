@@ -32,7 +32,7 @@ from penstock.theory.attention import refuse_composition
 from penstock.theory.network.fluid import walk
 from penstock.theory.network.fluid_classes import DECODE, PREFILL, FluidClasses
 from penstock.workload.lengths import LONGEST
-from penstock.workload.loops import closed_loop
+from penstock.workload.routes import closed_loop
 
 Phase = Literal["prefill", "decode"]
 Order = Literal["decode-first", "prefill-first"] | Sequence[tuple[int, Phase]]

@@ -10,7 +10,7 @@ from penstock.system.server import Server
 from penstock.theory.kv_blocks import SAMPLE, Longest, Served, at_once, largest
 from penstock.theory.load import Load
 from penstock.theory.unforeseen import with_wasted
-from penstock.workload.pairs import Independent, Lengths
+from penstock.workload.lengths import Independent, Lengths
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:

@@ -12,9 +12,15 @@ from penstock.inputs.arrays import Bools, Floats, Ints
 from penstock.inputs.caching import cached
 from penstock.system.memory import Memory
 from penstock.system.server import Server
-from penstock.workload.lengths import Constant, Geometric
-from penstock.workload.pairs import Empirical, Independent, Lengths, Recorded
-from penstock.workload.recorded import pair_of
+from penstock.workload.lengths import (
+    Constant,
+    Empirical,
+    Geometric,
+    Independent,
+    Lengths,
+    Recorded,
+    pair_of,
+)
 from penstock.workload.workload import Workload
 
 Longest = tuple[Ints, Ints]

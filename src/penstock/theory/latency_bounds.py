@@ -65,8 +65,8 @@ from penstock.theory.kv_blocks import (
 from penstock.theory.load import refuse_without_rate
 from penstock.workload.arrivals import Poisson
 from penstock.workload.jobs import Jobs
+from penstock.workload.lengths import Empirical, Lengths
 from penstock.workload.means import released
-from penstock.workload.pairs import Empirical, Lengths
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:

@@ -53,8 +53,7 @@ from penstock.theory.hypotheses import CRITICAL_BAND
 from penstock.theory.kv_blocks import SAMPLE, STANDARD_ERRORS, reserves
 from penstock.theory.load import NOTHING, Demand, Estimate, Load, demand_of, iteration_s
 from penstock.theory.region import Region, linear_program, region
-from penstock.workload.lengths import Length
-from penstock.workload.pairs import Lengths
+from penstock.workload.lengths import Length, Lengths
 
 TOKENS = "Theorem 1(a)"
 REGION = "Section 6 (stability region under a max batch size)"

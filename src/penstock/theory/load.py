@@ -31,8 +31,7 @@ from penstock.theory.kv_blocks import (
     served,
 )
 from penstock.theory.unforeseen import wasted
-from penstock.workload.lengths import Length
-from penstock.workload.pairs import Empirical, Lengths
+from penstock.workload.lengths import Empirical, Length, Lengths
 from penstock.workload.workload import Workload
 
 

@@ -33,7 +33,7 @@ from penstock.theory.kv_blocks import outputs_of_prefill
 from penstock.theory.load import Load
 from penstock.theory.moments import mean_of, mean_product
 from penstock.workload.arrivals import Poisson
-from penstock.workload.pairs import Empirical, Independent, Lengths
+from penstock.workload.lengths import Empirical, Independent, Lengths
 from penstock.workload.workload import Workload
 
 _ROUNDING = 1e-9

@@ -18,13 +18,13 @@ from penstock.workload.lengths import (
     Constant,
     Gamma,
     Geometric,
+    Independent,
     Length,
     LogNormal,
     Mixture,
     Tabulated,
     Uniform,
 )
-from penstock.workload.pairs import Independent
 
 _ONE_BY_ONE = 2**17
 _STEP = 1.001

@@ -34,9 +34,7 @@ from penstock.inputs.arrays import Floats, Ints
 from penstock.system import hull
 from penstock.system.server import Server
 from penstock.theory.attention import refuse_composition
-from penstock.workload.lengths import LONGEST, Length, as_length
-from penstock.workload.pairs import Lengths
-from penstock.workload.recorded import pair_of
+from penstock.workload.lengths import LONGEST, Length, Lengths, as_length, pair_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -17,8 +17,7 @@ from penstock.inputs.arrays import Floats
 from penstock.system.server import Server
 from penstock.theory.kv_blocks import Longest, Served, at_once, largest, reuses
 from penstock.theory.moments import mean_of, reaches
-from penstock.workload.lengths import Length, Tokens
-from penstock.workload.pairs import Empirical, Independent, Lengths
+from penstock.workload.lengths import Empirical, Independent, Length, Lengths, Tokens
 from penstock.workload.workload import Workload
 
 Share = tuple[float, float]

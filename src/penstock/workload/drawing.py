@@ -2,18 +2,66 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
+from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats, Ints
 from penstock.workload.arrivals import BLOCK
-from penstock.workload.beginnings import Beginnings
-from penstock.workload.draws import Plan, Streams
-from penstock.workload.jobs import Jobs
+from penstock.workload.jobs import Jobs, Requests
+from penstock.workload.lengths import LONGEST, Empirical, Lengths, Recorded
 from penstock.workload.means import MOST_SAMPLED
-from penstock.workload.pairs import Empirical, Lengths, Recorded
-from penstock.workload.unfold import requests_of, unfold
+from penstock.workload.stage import Stage, released
+from penstock.workload.unfold import Plan, Streams, Tokens, requests_of, unfold
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginnings:
+    """The stages at which jobs begin."""
+
+    longest: dict[str, float]  # the longest prompt of the jobs that begin at each, rising
+    stages: tuple[str, ...]  # all stages of the workflow
+
+    @classmethod
+    def of(
+        cls, workflow: str, first: str | Mapping[str, int | None] | None, stages: tuple[str, ...]
+    ) -> "Beginnings":
+        """Return what ``first`` of `Workflow` says."""
+        if not isinstance(first, Mapping):
+            return cls({stages[0] if first is None else first: np.inf}, stages)
+        reason = "it is a prompt; give each stage another, and one of them null, for all longer"
+        limits = {
+            stage: np.inf
+            if longest is None
+            else checks.whole(f"the longest prompt of {stage}", longest, 1, LONGEST, "", reason)
+            for stage, longest in first.items()
+        }
+        if sorted(limits.values())[-1:] != [np.inf] or len(set(limits.values())) < len(limits):
+            raise InputError(
+                f"the longest prompts of {workflow} are {checks.shown(dict(first))}, so "
+                f"where each job begins is unclear; {reason.partition('; ')[2]}"
+            )
+        return cls(dict(sorted(limits.items(), key=lambda pair: pair[1])), stages)
+
+    def places(self, prompt: Ints) -> Ints:
+        """Return the place of the stage at which each job begins, by the prompt it comes with."""
+        limits = np.array(list(self.longest.values()))
+        places = np.array([self.stages.index(stage) for stage in self.longest])
+        begins: Ints = places[np.searchsorted(limits, prompt, "left")]
+        return begins
+
+    def most(self, max_prompt: Floats, stages: Mapping[str, Stage]) -> Floats:
+        """Return upper limits of prompts, where those of jobs that begin at a stage limit them."""
+        most = max_prompt.copy()
+        targets = {target for stage in stages.values() for target, _ in released(stage)}
+        for place, (name, stage) in enumerate(stages.items()):
+            if stage.prompt == "job" and name in self.longest and name not in targets:
+                most[place] = min(most[place], self.longest[name])
+        return most
+
 
 _REQUESTS = 2**18  # to be unfolded at a time, about; so many fit a cache
 _FEWEST_AT_A_TIME = 128  # jobs, however long they are: the time goes by visits, not by jobs
@@ -96,3 +144,31 @@ class Drawing:
                 "it carries is not known; change the longest prompts of its stages"
             )
         return Empirical(prompt[here], output[here])
+
+
+def inherited(
+    jobs: Jobs,
+    requests: Requests,
+    prompt: Sequence[Tokens],
+    output: Sequence[Tokens],
+    priority: int,
+    first_prefix: int | None,
+) -> Jobs:
+    """Return jobs with what their requests have from those that they came with."""
+    # Stages that draw ``job`` have the requests' lengths, declared tokens and recorded prompt.
+    # ``priority`` is of jobs whose request has none; ``first_prefix`` is the first recorded prompt,
+    # None: none.
+    declared = prefix = None
+    ranks: npt.NDArray[np.int32] | None = None
+    if requests.priority is not None:
+        ranks = requests.priority[jobs.job].astype(np.int32)
+    elif priority != 0:
+        ranks = np.full(jobs.requests, priority, np.int32)
+    if requests.declared is not None:
+        more = requests.declared - requests.output_tokens
+        spared = np.array([tokens in ("job", "rest") for tokens in output])[jobs.stage]
+        declared = jobs.output + np.where(spared, more[jobs.job], 0).astype(np.int32)
+    if first_prefix is not None:
+        of_job = np.array([tokens == "job" for tokens in prompt])[jobs.stage]
+        prefix = np.where(of_job & (jobs.reuse == 0), first_prefix + jobs.job, -1).astype(np.int32)
+    return dataclasses.replace(jobs, priority=ranks, declared=declared, prefix=prefix)

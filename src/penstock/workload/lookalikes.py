@@ -13,8 +13,7 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs import special_functions as special
 from penstock.workload.arrivals import Arrivals, OnOff, WanderingRate
-from penstock.workload.lengths import Tabulated
-from penstock.workload.pairs import Independent
+from penstock.workload.lengths import Independent, Tabulated
 
 LOOKALIKES = ("azure-code", "azure-conv")
 """Names of the look-alikes."""

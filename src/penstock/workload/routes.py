@@ -7,14 +7,43 @@ must end without one. And no job may go on for ever, nor for ever on average.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Floats
-from penstock.workload.loops import closed_loop
+
+
+def reached(after: Mapping[str, Collection[str]], first: str) -> set[str]:
+    """Return all to which paths lead from one, and that one."""
+    found, left = {first}, [first]
+    while left:
+        new = set(after[left.pop()]) - found
+        found |= new
+        left += new
+    return found
+
+
+def closed_loop(chances: Floats, leaves: Bools, forks: Bools | None = None) -> list[int]:
+    """Return a loop without a way out, as places visited, ending with the first; [] if none."""
+    # ``chances``, shape (places, places), are above 0 where a path leads on; ``leaves``, shape
+    # (places,), where one leads out. Where ``forks`` all paths are taken, so all must; None:
+    # nowhere.
+    paths = chances > 0
+    every = np.zeros(leaves.size, np.bool_) if forks is None else forks
+    for _ in range(leaves.size):
+        out = np.where(every, ~(paths & ~leaves).any(axis=1), (paths & leaves).any(axis=1))
+        leaves = leaves | out
+    if leaves.all():
+        return []
+    inside = chances * ~leaves
+    path = [int(np.argmin(leaves))]
+    while path[-1] not in path[:-1]:
+        path.append(int(np.argmax(inside[path[-1]])))
+    return path[path.index(path[-1]) :]
+
 
 END = "end"
 NO_LIMIT = 2**31 - 1
@@ -398,3 +427,44 @@ def checked(routes: Routes) -> Routes:
     """Return routes that are checked: the first of those that are alike, with what it knows."""
     routes.check()
     return routes
+
+
+def forgotten_joins(routes: Routes) -> list[str]:
+    """Say which stages, no joins, different branches of a fork reach, and so run again."""
+    # Only the first on each path: what follows runs again because they do.
+    sentences: dict[int, str] = {}
+    for fork, targets in enumerate(routes.targets):
+        if not routes.forks[fork]:
+            continue
+        branches = {target: _branch(routes, fork, target) for target in targets}
+        reached = frozenset().union(*branches.values())
+        # a join among them closes a fork within each branch
+        shared = {
+            s
+            for s in reached
+            if not routes.joins[s] and sum(s in branch for branch in branches.values()) > 1
+        }
+        after = {target for stage in reached - shared for target in routes.edges(stage)}
+        for stage in shared & (after | set(targets)):
+            count = sum(stage in branches[target] for target in targets)
+            sentences.setdefault(
+                stage,
+                f"stage {routes.names[stage]!r} of {routes.workflow} is reached by {count} "
+                f"branches of {routes.names[fork]!r} and is no join, so it runs once for each that "
+                "comes; give it join: true if it is to wait for them",
+            )
+    return [sentences[stage] for stage in sorted(sentences)]
+
+
+def _branch(routes: Routes, fork: int, first: int) -> frozenset[int]:
+    """Return the stages that a fork's branch comes to before it joins, or is at the fork again."""
+    reached, left = {first}, [first]
+    while left:
+        stage = left.pop()
+        if stage == fork:
+            continue
+        ways = {target for target in routes.edges(stage) if not routes.joins[target]}
+        ways |= {routes.closes[stage]} if stage in routes.closes else set()
+        left.extend(ways - reached)
+        reached |= ways
+    return frozenset(reached)

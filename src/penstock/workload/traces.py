@@ -20,10 +20,9 @@ from penstock.inputs.arrays import Ints
 from penstock.inputs.source import Source
 from penstock.inputs.tables import ROW, Table, chosen_rows, open_table
 from penstock.words import counted
-from penstock.workload.answers import with_answers
 from penstock.workload.casts import DECIMALS, Unit, cast_text
 from penstock.workload.lengths import LONGEST
-from penstock.workload.prefixes import LARGEST_BLOCK, Prefixes, go_on
+from penstock.workload.prefixes import LARGEST_BLOCK, Prefixes, go_on, with_answers
 from penstock.workload.recorded_times import UNITS
 from penstock.workload.trace_formats import PLAIN, Format, check_choice, chosen_format
 

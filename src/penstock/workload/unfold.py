@@ -5,18 +5,137 @@ so that the work is done by array operations over jobs. A fork opens a *frame* t
 share; a join closes it when all have come.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
-from penstock.workload.draws import Plan, Streams, drawn
 from penstock.workload.jobs import Jobs
 from penstock.workload.lengths import LONGEST, Length
-from penstock.workload.waves import NONE, Context, Frames, Wave, by_stage, rank_in_job
+from penstock.workload.routes import Routes
+
+Tokens = int | Length | str
+"""A number, a distribution, ``job`` (the length that comes with the job) or ``rest`` (that less
+one).
+"""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """What is drawn at each stage."""
+
+    routes: Routes
+    # Of each stage.
+    prompt: tuple[Tokens, ...]
+    output: tuple[Tokens, ...]
+    delay_s: tuple[float | Length, ...]  # of each stage; a distribution counts milliseconds
+    transfer_s: tuple[float, ...]  # of each stage, per prompt token of the request that released it
+    context: str  # `new`, `grow` or `reuse`, as in `Workflow`
+
+    @property
+    def prefills(self) -> npt.NDArray[np.bool_]:
+        """Whether requests of each stage have a prompt."""
+        return np.array([not isinstance(tokens, int) or tokens > 0 for tokens in self.prompt])
+
+
+class Streams:
+    """A stream of random numbers for each stage and kind of draw: more of one shifts no other."""
+
+    def __init__(self, seed: tuple[int, ...], stages: int) -> None:
+        kinds = [sequence.spawn(5) for sequence in np.random.SeedSequence(seed).spawn(stages)]
+        self.prompt, self.output, self.delay, self.branch, self.coin = (
+            [np.random.default_rng(sequence[kind]) for sequence in kinds] for kind in range(5)
+        )
+
+
+def drawn(tokens: Tokens, rng: np.random.Generator, of_job: Ints, jobs: Ints) -> Ints | int:
+    """Return the tokens of a request of each of some jobs, given the lengths that come with all."""
+    if isinstance(tokens, int):
+        return tokens
+    if isinstance(tokens, Length):
+        return tokens.sample(rng, jobs.size)
+    return of_job[jobs] - (tokens == "rest")
+
+
+class Context(NamedTuple):
+    """What requests go on with."""
+
+    tokens: Ints
+    holder: Ints  # the request whose replica has it in memory, -1 if there is none
+    held: Ints  # how many tokens of it
+
+    def of(self, places: Ints) -> "Context":
+        """Return that of some of them, by their places."""
+        return Context(self.tokens[places], self.holder[places], self.held[places])
+
+
+class Wave(NamedTuple):
+    """The tokens that make their next visit, by job; what the plan has no use for is None."""
+
+    job: Ints
+    stage: Ints
+    pending: Ints
+    frame: Ints | None  # innermost open fork, -1 outside of all
+    context: Context | None
+    released_by: Ints | None  # prompt tokens of the request that releases it
+
+    def of(self, places: Ints) -> "Wave":
+        """Return some of them, by their places."""
+        context, optional = self.context, (self.frame, self.released_by)
+        frame, released_by = (None if each is None else each[places] for each in optional)
+        return Wave(
+            self.job[places], self.stage[places], self.pending[places], frame,
+            None if context is None else context.of(places), released_by,
+        )  # fmt: skip
+
+
+NONE = np.empty(0, np.int64)
+
+
+class Frames:
+    """Forks whose branches are under way, or were; a column of each, a place for each fork.
+
+    up: the frame around it. size, left: its branches, and those yet to come to the join. forked,
+    tokens: the context at the fork, and with what branches added. holder, held: of the branch that
+    came first. join: the request that waits for it.
+    """
+
+    columns = ("up", "size", "left", "forked", "tokens", "holder", "held", "join")
+
+    def __init__(self) -> None:
+        self.up = self.size = self.left = self.forked = self.tokens = self.holder = self.held = (
+            self.join
+        ) = NONE
+
+    def opened(self, up: Ints, size: Ints, context: Ints) -> Ints:
+        """Add frames; return their places."""
+        none = np.full(size.size, -1)
+        for name, new in zip(
+            self.columns, (up, size, size, context, context, none, none, none), strict=True
+        ):
+            setattr(self, name, np.concatenate([getattr(self, name), new]))
+        return np.arange(self.up.size - size.size, self.up.size)
+
+
+def by_stage(stage: Ints) -> Iterator[tuple[int, slice | Ints]]:
+    """Yield each stage that tokens are at, and their places."""
+    if stage.size and (stage == stage[0]).all():
+        yield int(stage[0]), slice(None)
+        return
+    for which in np.flatnonzero(np.bincount(stage)).tolist():
+        yield which, np.flatnonzero(stage == which)
+
+
+def rank_in_job(job: Ints) -> Ints:
+    """Return how many tokens of the same job stand before each."""
+    starts = np.flatnonzero(np.diff(job, prepend=-1))
+    rank: Ints = np.arange(job.size) - np.repeat(starts, np.diff(starts, append=job.size))
+    return rank
+
 
 MOST_REQUESTS = 2**26
 """Requests unfolded at a time; a job that has more is taken for one without end."""

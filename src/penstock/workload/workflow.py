@@ -11,18 +11,15 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Floats, Ints
 from penstock.words import counted
-from penstock.workload.beginnings import Beginnings
-from penstock.workload.drawing import Drawing, at_random
-from penstock.workload.draws import Plan, Streams
-from penstock.workload.forgotten_joins import forgotten_joins
-from penstock.workload.inherited import inherited
+from penstock.workload.drawing import Beginnings, Drawing, at_random, inherited
 from penstock.workload.jobs import MOST_JOBS, Jobs, checked_seed, first_jobs
 from penstock.workload.lengths import Length
 from penstock.workload.means import MOST_SAMPLED, Means, Sample, sampled_jobs
 from penstock.workload.prefixes import Prefixes
-from penstock.workload.routes import END, Routes, checked
+from penstock.workload.routes import END, Routes, checked, forgotten_joins
+from penstock.workload.sessions import Sessions
 from penstock.workload.stage import Stage, check_delay, check_name, check_stage, is_fork, released
-from penstock.workload.unfold import unfold
+from penstock.workload.unfold import Plan, Streams, unfold
 from penstock.workload.workload import ClosedLoop, Workload
 
 CONTEXTS = ("new", "grow", "reuse")
@@ -465,3 +462,17 @@ def _mean_and_most(
     )
     less = tokens == "rest"
     return mean - less, float("inf") if most is None else float(most - less)
+
+
+@functools.lru_cache(maxsize=4)  # each mean of one answer is taken over the same
+def sample(workflow: Workflow | Sessions, most: int) -> tuple[Jobs, ...]:
+    """Return a workflow's first jobs, at most so many, block by block; of sessions all."""
+    if isinstance(workflow, Sessions):
+        return (workflow.recorded,)
+    jobs: list[Jobs] = []
+    for block in workflow.blocks():
+        jobs.append(block.first(most))
+        most -= jobs[-1].count
+        if not most:
+            break
+    return tuple(jobs)

@@ -19,11 +19,18 @@ from penstock.words import counted
 from penstock.workload import arrivals as processes
 from penstock.workload.arrivals import Arrivals, Replay
 from penstock.workload.jobs import Jobs, Requests
-from penstock.workload.lengths import Length, Tokens, as_length
+from penstock.workload.lengths import (
+    Empirical,
+    Length,
+    Lengths,
+    Recorded,
+    Tokens,
+    as_length,
+    checked_lengths,
+    pair_of,
+)
 from penstock.workload.lookalikes import lookalike
-from penstock.workload.pairs import Empirical, Lengths, Recorded
 from penstock.workload.prefixes import Prefixes, checked_prefixes
-from penstock.workload.recorded import checked_declared, checked_priority, pair_of
 
 IDS_LEFT_OUT = (
     "hash ids are left out: requests drawn at random do not go on with each other's prompts"
@@ -523,6 +530,46 @@ class ClosedLoop(Workload):
             "say at what throughput and latency; for what needs a rate give arrivals that have "
             "one (poisson)"
         )
+
+
+def checked_priority(priority: npt.ArrayLike | None, rows: int) -> Tokens | None:
+    """Return priorities as integers, one per request."""
+    if priority is None:
+        return None
+    try:
+        values = np.asarray(priority)
+    except ValueError:  # lists of unequal lengths
+        values = np.array(None)
+    whole = values.shape == (rows,) and values.dtype.kind in "iu"
+    if not whole or values.max(initial=0) >= 2**31 or values.min(initial=0) <= -(2**31):
+        raise InputError(
+            f"priority is {checks.shown(priority)}, but each of the {rows:,} requests has one, a "
+            "whole number below 2^31"
+        )
+    return values.astype(np.int32)
+
+
+def checked_declared(
+    declared: npt.ArrayLike | Length | None, output: Tokens
+) -> Tokens | Length | None:
+    """Return declared outputs as integers, one per request, or as a distribution."""
+    if declared is None:
+        return None
+    if isinstance(declared, Length | numbers.Integral):
+        return as_length("declared", declared)
+    values = checked_lengths("declared", declared)
+    if values.size != output.size:
+        raise InputError(
+            f"{values.size:,} declared outputs for {output.size:,} requests: each has one, so give "
+            "as many of both"
+        )
+    if (values < output).any():
+        first = int(np.argmax(values < output))
+        raise InputError(
+            f"request {first} declares {values[first]:,} output tokens at most, but makes "
+            f"{output[first]:,}; declare at least as many"
+        )
+    return values
 
 
 def _seeds(seed: int) -> list[np.random.SeedSequence]:

@@ -29,14 +29,11 @@ from penstock.theory.kv_blocks import (
 from penstock.theory.load import NOTHING, Demand, Estimate, Load, demand_of, iteration_s, load
 from penstock.theory.unforeseen import NONE, Share, share, wastes_each
 from penstock.workload.jobs import Jobs
-from penstock.workload.lengths import Geometric
+from penstock.workload.lengths import Geometric, Independent, pair_of
 from penstock.workload.means import Means, sampled_jobs
-from penstock.workload.pairs import Independent
-from penstock.workload.recorded import pair_of
-from penstock.workload.sample import sample
 from penstock.workload.sessions import Sessions
 from penstock.workload.stage import Stage
-from penstock.workload.workflow import Workflow
+from penstock.workload.workflow import Workflow, sample
 from penstock.workload.workload import Workload
 
 
