@@ -67,6 +67,11 @@ WITH_ATTENTION = ", with attention"
 """Added to the names of theorems where batches take longer for what is in them."""
 
 
+def in_name(seconds: float) -> str:
+    """Return what the name of a theorem has added to it where attention takes some time."""
+    return WITH_ATTENTION if seconds else ""
+
+
 class Attention(NamedTuple):
     """Seconds of a mean request beside those by token load (A-, A+); whether a sample says so."""
 
@@ -92,7 +97,9 @@ def attention(lengths: Lengths, server: Server, *, reused: bool = False) -> Atte
         return NONE
     if not isinstance(model, Composition):
         return Attention(0.0, np.inf)
-    shared = 0.0 if reused else model.with_prefill * lengths.mean_prompt / server.most_tokens
+    shared = model.with_prefill * lengths.mean_prompt / server.most_tokens
+    if reused:
+        shared = 0.0
     if not isinstance(lengths, Empirical):
         exact = _of_distribution(lengths, server, model, reused)
         if exact is not None:
@@ -115,13 +122,13 @@ def attention_of(
     if not isinstance(model, Composition):
         return np.zeros_like(v), np.zeros_like(v)
     decodes = output.astype(np.float64) - outputs_of_prefill(server)
-    before = decodes * v + decodes * (decodes - 1) / 2
-    own = decodes * (model.self_attention + model.per_request)
+    before = decodes * v + decodes * (decodes - 1) / 2  # tokens before all decodes, summed
+    once = decodes * (model.self_attention + model.per_request)
     least, most = prefill_seconds(v, model, server.most_tokens)
     if reused:
         least = np.full_like(v, model.self_attention + model.per_request)
     low, high = _of_decodes(server, model)
-    return least + own + low * before, most + own + high * before
+    return least + once + low * before, most + once + high * before
 
 
 def attention_of_a_decode(lengths: Lengths, server: Server) -> float:
@@ -130,8 +137,8 @@ def attention_of_a_decode(lengths: Lengths, server: Server) -> float:
     if not isinstance(model, Composition):
         return 0.0
     context = lengths.mean_prompt + lengths.mean_output
-    own = model.self_attention + model.per_request
-    return own + _of_decodes(server, model)[1] * context
+    once = model.self_attention + model.per_request
+    return once + _of_decodes(server, model)[1] * context
 
 
 def prefill_at_least(tokens: Floats, server: Server) -> Floats:
@@ -149,16 +156,16 @@ def prefill_at_least(tokens: Floats, server: Server) -> Floats:
 
 def beside_prefill(batch_time: BatchTime) -> float:
     """Return the seconds by which prefill may lengthen a batch: w, and e for the prompt it cuts."""
-    return (
-        batch_time.per_request + batch_time.with_prefill
-        if isinstance(batch_time, Composition)
-        else 0.0
-    )
+    if not isinstance(batch_time, Composition):
+        return 0.0
+    return batch_time.per_request + batch_time.with_prefill
 
 
-def beside(rate: float, seconds: float) -> float:
+def slowed(rate: float, seconds: float) -> float:
     """Return the requests/s where each takes so many seconds more than 1 / rate."""
-    return 1 / (1 / rate + seconds) if seconds and rate > 0 else rate
+    if not seconds or rate <= 0:
+        return rate
+    return 1 / (1 / rate + seconds)
 
 
 def refuse_composition(server: Server, what: str, instead: str) -> None:
@@ -166,8 +173,7 @@ def refuse_composition(server: Server, what: str, instead: str) -> None:
     if not server.batch_time.by_load:
         raise InputError(
             f"batch times depend on what is in a batch ({type(server.batch_time).__name__}), so "
-            f"{what} is not known; "
-            f"{instead}"
+            f"{what} is not known; {instead}"
         )
 
 
@@ -182,15 +188,13 @@ def prefill_seconds(prompt: Floats, model: Composition, budget: int) -> tuple[Fl
     rest = prompt - (fewest - 1) * budget
     largest = (fewest - 1) * float(budget) ** 2 + rest**2  # sum n_i^2 of the fewest pieces
     whole = pair * prompt**2
-    if excess > 0:
-        pieces = (
-            np.clip(prompt * np.sqrt(excess / per_piece), fewest, prompt) if per_piece else prompt
-        )
-        return (
-            whole + excess * prompt**2 / pieces + per_piece * pieces,
-            whole + excess * largest + per_piece,
-        )
-    return whole + excess * largest + per_piece * fewest, whole + excess * prompt + per_piece
+    if excess <= 0:
+        return whole + excess * largest + per_piece * fewest, whole + excess * prompt + per_piece
+    pieces = prompt
+    if per_piece:
+        pieces = np.clip(prompt * np.sqrt(excess / per_piece), fewest, prompt)
+    cheapest = whole + excess * prompt**2 / pieces + per_piece * pieces
+    return cheapest, whole + excess * largest + per_piece
 
 
 def _of_decodes(server: Server, model: Composition) -> Pair:
@@ -223,5 +227,8 @@ def _of_distribution(
         for product, two in zip(products, pairs, strict=True)
     )
     low, high = _of_decodes(server, model)
-    least = (once if reused else cheapest[0]) + decodes + low * max(fewest, 0.0)
+    prefill = cheapest[0]
+    if reused:
+        prefill = once
+    least = prefill + decodes + low * max(fewest, 0.0)
     return Attention(least, max(least, dearest[1] + decodes + high * most))

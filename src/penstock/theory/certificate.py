@@ -31,7 +31,7 @@ rest, and then nothing is said.
   come back to the pool, only the shortest of rem:jsq+ keeps them from busy replicas.
 
 *Stable* by other means at pools outside cycles that serve one stage whose lengths have a known law
-(`penstock.theory.demand`):
+(`penstock.theory.load`):
 
 * the drift certificate, where batches may have room: every batch that a backlog leads to drains it
   (see `penstock.theory.drift`), for any policy and any limits. Weighted tokens of a replica then
@@ -65,8 +65,8 @@ from penstock.theory.hypotheses import (
     of_replica,
     of_requests,
     of_sample,
+    of_sampled_limit,
     proof_of,
-    sampled_limit,
 )
 from penstock.theory.kv_blocks import drawn
 from penstock.theory.limits import Bound, Limit, PoolLoad, as_bounds, tightest
@@ -178,12 +178,16 @@ class Certificate:
         Beside a prefix cache it counts the tokens that are computed: with what a run found there
         (`measured`), else `rho_at_least`. No verdict here goes by what was measured.
         """
-        return self.bottleneck.rho if self.measured is None else self.measured
+        if self.measured is not None:
+            return self.measured
+        return self.bottleneck.rho
 
     @property
     def rho_at_least(self) -> float | None:
         """Beside a prefix cache, the load of the bottleneck if it kept everything; else None."""
-        return None if self.rho_without_cache is None else self.bottleneck.rho
+        if self.rho_without_cache is None:
+            return None
+        return self.bottleneck.rho
 
     @property
     def rho_without_cache(self) -> float | None:
@@ -195,8 +199,9 @@ class Certificate:
         """What is left of the bottleneck, as a share: 1 - its load where the token budget binds,
         negative when overloaded. Where the load is `measured`, no more than that leaves.
         """
-        margin = self.bottleneck.margin
-        return margin if self.measured is None else min(margin, 1 - self.measured)
+        if self.measured is None:
+            return self.bottleneck.margin
+        return min(self.bottleneck.margin, 1 - self.measured)
 
     @property
     def max_load(self) -> float:
@@ -211,7 +216,9 @@ class Certificate:
     @property
     def certified_rate(self) -> float | None:
         """Jobs/s below which a theorem says stable; None where none does at any rate."""
-        return None if self.certified_load is None else self.rate * self.certified_load
+        if self.certified_load is None:
+            return None
+        return self.rate * self.certified_load
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
@@ -397,12 +404,10 @@ def _overload(load: Load, limit: Limit) -> tuple[Hypothesis, ...]:
     if load.workload.rows is not None:
         why = "the recording, gone on with at this pattern"
         averages = dataclasses.replace(averages, why=why, checked=False)
-    return (
-        Hypothesis(name, True, reason),
-        averages,
-        *of_sample(load),
-        *sampled_limit(limit.name, sampled=limit.sampled),
-    )
+    overload = Hypothesis(name, True, reason), averages, *of_sample(load)
+    if limit.sampled:
+        return (*overload, of_sampled_limit(limit.name))
+    return overload
 
 
 def _why_unstable(load: Load, exceeded: list[Limit]) -> str:

@@ -62,7 +62,7 @@ from penstock.kernel.signatures import (
     Queue,
 )
 from penstock.system.server import Server
-from penstock.theory.attention import attention, beside, beside_prefill
+from penstock.theory.attention import attention, beside_prefill, slowed
 from penstock.workload.lengths import Lengths
 
 MOST_QUEUES = 50_000_000
@@ -109,7 +109,7 @@ def drift(lengths: Lengths, server: Server) -> Drift:
     worst = int(np.argmin(drained))
     x, y = int(load[worst] - decode[worst]), int(decode[worst])
     extra = attention(lengths, server).most
-    rate = beside(float(drained[worst]), extra)
+    rate = slowed(float(drained[worst]), extra)
     with_attention = f", with up to {extra:.4g} s of attention per request," if extra else ""
     return Drift(
         rate if rate > 0 else None,

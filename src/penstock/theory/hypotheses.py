@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from penstock.system.server import Server
-from penstock.theory.kv_blocks import SAMPLE, Longest, Served, at_once, largest
+from penstock.theory.kv_blocks import SAMPLE, Longest, at_once, largest
 from penstock.theory.load import Load
 from penstock.theory.unforeseen import with_wasted
 from penstock.workload.lengths import Independent, Lengths
@@ -30,6 +30,8 @@ DRAINS = "every batch under a backlog drains"
 
 OF_FULL_BATCHES = (FILLS, SLOTS, CARRIES)
 
+_SAFE = "four standard errors on the safe side"
+
 
 @dataclasses.dataclass(frozen=True)
 class Hypothesis:
@@ -45,13 +47,17 @@ class Hypothesis:
         """``fails``, ``held``, or ``on trust``: in one word."""
         if not self.held:
             return "fails"
-        return "held" if self.checked else "on trust"
+        if not self.checked:
+            return "on trust"
+        return "held"
 
 
 def if_trusted(hypotheses: tuple[Hypothesis, ...]) -> str:
     """Say what a conclusion from these takes on trust, if it takes anything so."""
     trusted = [hypothesis.name for hypothesis in hypotheses if not hypothesis.checked]
-    return f", if what is taken on trust holds: {', '.join(trusted)}" if trusted else ""
+    if not trusted:
+        return ""
+    return f", if what is taken on trust holds: {', '.join(trusted)}"
 
 
 def of_requests(workload: Workload) -> tuple[Hypothesis, ...]:
@@ -60,24 +66,40 @@ def of_requests(workload: Workload) -> tuple[Hypothesis, ...]:
 
 
 def of_sample(load: Load) -> tuple[Hypothesis, ...]:
-    """Return what of a load is as a sample of the lengths says."""
-    return (*dropped(load.work), *cut(load.work), *sampled_attention(load))
+    """Return what of a load is as a sample of the lengths says, where no formula does."""
+    work = load.work
+    sampled = []
+    if work.sampled:
+        why = f"{1 - work.share:.3%} of {SAMPLE:,} draws"
+        sampled.append(("share of the requests that are dropped", why))
+    if work.cut:
+        why = f"{work.lengths.mean_output:,.4g} tokens on average, by {SAMPLE:,} draws"
+        sampled.append(("outputs that max_model_len leaves", why))
+    if load.sampled:
+        low, high = load.attention_s
+        why = f"from {low:.4g} to {high:.4g} s by {SAMPLE:,} draws, {_SAFE}"
+        sampled.append(("mean attention of a request", why))
+    return tuple(Hypothesis(name, True, why, checked=False) for name, why in sampled)
+
+
+def of_sampled_limit(name: str) -> Hypothesis:
+    """What a limit carries is what a sample of the lengths says, where no formula does."""
+    why = f"from {SAMPLE:,} draws, {_SAFE}"
+    return Hypothesis(f"what the {name} carries", True, why, checked=False)
 
 
 def of_replica(
     load: Load, fills: Hypothesis | None = None, memory: Hypothesis | None = None
 ) -> tuple[Hypothesis, ...]:
     """Return what Theorem 1(b) asks of a server, but for what of it is known otherwise."""
-    server = load.server
-    if memory is None and server.memory is not None:
-        memory = ample_memory(load)
-    return (
-        *(() if memory is None else (memory,)),
-        *of_sample(load),
-        fills or work_conserving(server),
-        batch_size(server),
-        full_batches_carry_it(load),
-    )
+    server, hypotheses = load.server, []
+    if memory is not None:
+        hypotheses.append(memory)
+    elif server.memory is not None:
+        hypotheses.append(ample_memory(load))
+    hypotheses += of_sample(load)
+    hypotheses.append(fills or work_conserving(server))
+    return (*hypotheses, batch_size(server), full_batches_carry_it(load))
 
 
 class Proof(NamedTuple):
@@ -119,8 +141,9 @@ def proof_of(load: Load, asked: Iterable[Hypothesis], *, sound: bool, by_arrival
     if drains.held:
         hypotheses = {name: h for name, h in hypotheses.items() if name not in OF_FULL_BATCHES}
     hypotheses[DRAINS] = drains
-    rate = backlog.certified_rate
-    return Proof(hypotheses, None if rate is None else rate / load.arrival_rate)
+    if backlog.certified_rate is None:
+        return Proof(hypotheses, None)
+    return Proof(hypotheses, backlog.certified_rate / load.arrival_rate)
 
 
 def ample_memory(load: Load) -> Hypothesis:
@@ -133,105 +156,67 @@ def ample_memory(load: Load) -> Hypothesis:
 def independent_arrivals(workload: Workload) -> Hypothesis:
     """Arrivals are renewals: the gaps between them are independent and identically distributed."""
     process = workload.arrivals
-    held = process is not None and process.iid
-    name = workload.describe().split(": ")[-1]
-    reason = f"{name} are renewals" if held else f"{name} are not i.i.d.; try arrivals 'poisson'"
-    return Hypothesis("i.i.d. arrivals", held, reason, checked=not held or _of_penstock(process))
+    words = workload.describe().split(": ")[-1]
+    if process is None or not process.iid:
+        why = f"{words} are not i.i.d.; try arrivals 'poisson'"
+        return Hypothesis("i.i.d. arrivals", False, why)
+    why = f"{words} are renewals"
+    return Hypothesis("i.i.d. arrivals", True, why, checked=_of_penstock(process))
 
 
 def independent_lengths(workload: Workload) -> Hypothesis:
     """Requests draw their lengths independently, from one distribution."""
-    held = workload.lengths.iid
-    reason = (
-        "drawn anew for each request"
-        if held
-        else "recorded in order; resample them with arrivals 'poisson'"
-    )
-    return Hypothesis(
-        "i.i.d. lengths", held, reason, checked=not held or _known_lengths(workload.lengths)
-    )
+    if not workload.lengths.iid:
+        why = "recorded in order; resample them with arrivals 'poisson'"
+        return Hypothesis("i.i.d. lengths", False, why)
+    checked = _known_lengths(workload.lengths)
+    return Hypothesis("i.i.d. lengths", True, "drawn anew for each request", checked)
 
 
 def bounded_lengths(workload: Workload) -> Hypothesis:
     """No prompt and no output is longer than a limit."""
     lengths = workload.lengths
     if workload.bounded:
-        reason = (
-            f"prompts up to {lengths.max_prompt:,} tokens, outputs up to {lengths.max_output:,}"
-        )
-    else:
-        what = "prompts" if lengths.max_prompt is None else "outputs"
-        reason = f"{what} have no upper limit; give their distribution a `max`"
-    checked = not workload.bounded or _known_lengths(lengths)
-    return Hypothesis(BOUNDED, workload.bounded, reason, checked)
-
-
-def dropped(work: Served) -> tuple[Hypothesis, ...]:
-    """How many requests are dropped is what a sample says, where their lengths are drawn."""
-    if not work.sampled:
-        return ()
-    reason = f"{1 - work.share:.3%} of {SAMPLE:,} draws"
-    return (Hypothesis("share of the requests that are dropped", True, reason, checked=False),)
-
-
-def sampled_attention(load: Load) -> tuple[Hypothesis, ...]:
-    """What a mean request's attention takes is a sample's, if lengths are not Penstock's."""
-    if not load.sampled:
-        return ()
-    low, high = load.attention_s
-    reason = (
-        f"from {low:.4g} to {high:.4g} s by {SAMPLE:,} draws, four standard errors on the safe side"
-    )
-    return (Hypothesis("mean attention of a request", True, reason, checked=False),)
-
-
-def cut(work: Served) -> tuple[Hypothesis, ...]:
-    """Outputs that the longest context cuts are as long as a sample says, if lengths are drawn."""
-    if not work.cut:
-        return ()
-    reason = f"{work.lengths.mean_output:,.4g} tokens on average, by {SAMPLE:,} draws"
-    return (Hypothesis("outputs that max_model_len leaves", True, reason, checked=False),)
-
-
-def sampled_limit(name: str, *, sampled: bool) -> tuple[Hypothesis, ...]:
-    """What a limit carries is what a sample of the lengths says, where no formula does."""
-    if not sampled:
-        return ()
-    reason = f"from {SAMPLE:,} draws, four standard errors on the safe side"
-    return (Hypothesis(f"what the {name} carries", True, reason, checked=False),)
+        why = f"prompts up to {lengths.max_prompt:,} tokens, outputs up to {lengths.max_output:,}"
+        return Hypothesis(BOUNDED, True, why, _known_lengths(lengths))
+    unbounded = "outputs"
+    if lengths.max_prompt is None:
+        unbounded = "prompts"
+    why = f"{unbounded} have no upper limit; give their distribution a `max`"
+    return Hypothesis(BOUNDED, False, why)
 
 
 def kv_memory(server: Server, longest: Longest | None, *, reused: bool) -> Hypothesis:
     """All requests that may run at once fit into the KV memory, however long they are."""
     # ``longest``: (prompt, output) tokens of which one is largest; None: lengths have no limit.
     # ``reused``: prompts may share what begins alike.
-    name = AMPLE
-    policy, slots = server.policy, server.most_requests
+    policy = server.policy
     if not policy.admits_what_fits:
-        return Hypothesis(
-            name, False, f"{policy.name} may let requests wait although memory is free"
-        )
-    held = at_once(server, longest)
-    if slots is None or server.scope == "batch":
-        reason = "any number of requests may hold memory; set a max batch size in scope 'running'"
-    elif held is None:
-        reason = (
+        why = f"{policy.name} may let requests wait although memory is free"
+        return Hypothesis(AMPLE, False, why)
+    if server.most_requests is None or server.scope == "batch":
+        why = "any number of requests may hold memory; set a max batch size in scope 'running'"
+        return Hypothesis(AMPLE, False, why)
+    running = at_once(server, longest)
+    if running is None:
+        why = (
             "lengths have no upper limit, so no memory is sure to hold them; give their "
             "distributions a `max`"
         )
-    elif reused:
-        reason = "what requests share by prefix caching is not known"
-    else:
-        spare = server.watermark_blocks
-        beside = f" beside a watermark of {spare:,}" if spare else ""
-        reason = (
-            f"{held.requests:,} requests of up to {held.blocks:,} blocks need "
-            f"{held.requests * held.blocks:,}{beside}, the KV memory has {held.usable:,}"
-        )
-        fitting = (held.usable - held.kept) // held.blocks
-        reason += "" if held.fits or not fitting else f"; up to {fitting:,} at once surely fit"
-        return Hypothesis(name, held.fits, reason)
-    return Hypothesis(name, False, reason)
+        return Hypothesis(AMPLE, False, why)
+    if reused:
+        return Hypothesis(AMPLE, False, "what requests share by prefix caching is not known")
+    needed = f"{running.requests * running.blocks:,}"
+    if server.watermark_blocks:
+        needed += f" beside a watermark of {server.watermark_blocks:,}"
+    why = (
+        f"{running.requests:,} requests of up to {running.blocks:,} blocks need {needed}, the KV "
+        f"memory has {running.usable:,}"
+    )
+    fitting = (running.usable - running.free) // running.blocks
+    if fitting and not running.fits:
+        why += f"; up to {fitting:,} at once surely fit"
+    return Hypothesis(AMPLE, running.fits, why)
 
 
 def work_conserving(server: Server) -> Hypothesis:
@@ -239,84 +224,80 @@ def work_conserving(server: Server) -> Hypothesis:
     policy = server.policy
     conserves = server.work_conserving
     if policy.memory.drafted_tokens:
-        reason = f"{policy.name} fills batches with drafts, some of which are wrong"
+        why = f"{policy.name} fills batches with drafts, some of which are wrong"
     elif conserves:
-        reason = f"{policy.name} fills the token budget whenever what waits allows it"
+        why = f"{policy.name} fills the token budget whenever what waits allows it"
     elif conserves is None:
-        reason = (
+        why = (
             f"nothing is known of {policy.name}; if it is, say so with "
             "@policy(work_conserving=True)"
         )
     elif policy.batching.work_conserving:
-        reason = f"{policy.name} cuts prompts to whole blocks, so batches may have room for a part"
+        why = f"{policy.name} cuts prompts to whole blocks, so batches may have room for a part"
     else:
-        reason = f"{policy.name} leaves room in batches while requests wait"
+        why = f"{policy.name} leaves room in batches while requests wait"
     checked = not conserves or policy.is_proved
     if not checked:
-        reason += ", as its author claims; `audit` can refute it"
-    return Hypothesis(FILLS, bool(conserves), reason, checked)
+        why += ", as its author claims; `audit` can refute it"
+    return Hypothesis(FILLS, bool(conserves), why, checked)
 
 
 def batch_size(server: Server) -> Hypothesis:
     """The max batch size cannot keep a batch from filling."""
-    limit = server.max_batch_size
-    held = limit is None or limit >= server.filling_requests
+    limit, budget = server.max_batch_size, server.token_budget
     if limit is None:
-        reason = "there is none"
-    elif held:
-        reason = f"{limit:,} is at least the token budget of {server.token_budget:,}"
-    elif limit < server.token_budget:
-        reason = (
-            f"{limit:,} is below the token budget of {server.token_budget:,}, so it can keep "
-            "batches from filling"
+        return Hypothesis(SLOTS, True, "there is none")
+    if limit >= server.filling_requests:
+        why = f"{limit:,} is at least the token budget of {budget:,}"
+        return Hypothesis(SLOTS, True, why)
+    if limit < budget:
+        why = (
+            f"{limit:,} is below the token budget of {budget:,}, so it can keep batches from "
+            "filling"
         )
     else:
-        reason = (
-            f"{limit:,} is below twice the token budget of {server.token_budget:,}, and a step "
-            "ahead those who end with the batch in progress keep their places"
+        why = (
+            f"{limit:,} is below twice the token budget of {budget:,}, and a step ahead those who "
+            "end with the batch in progress keep their places"
         )
-    return Hypothesis(SLOTS, held, reason)
+    return Hypothesis(SLOTS, False, why)
 
 
 def full_batches_carry_it(load: Load) -> Hypothesis:
     """Batches filled to the token budget carry the load; ones that stop short may carry more."""
-    held = load.arrival_rate < load.full_batch_rate * (1 - CRITICAL_BAND)
+    carry = load.arrival_rate < load.full_batch_rate * (1 - CRITICAL_BAND)
     attention = load.attention_s[1]
-    most = (
-        f" even with the most that attention takes, {attention:.4g} s a request"
-        if attention
-        else ""
-    )
-    reason = (
+    why = (
         f"{load.arrival_rate * load.most_tokens_per_request:,.0f} tokens/s arrive, batches of "
-        f"{load.server.token_budget:,} tokens carry {load.full_batch_tokens_per_s:,.0f}{most}"
+        f"{load.server.token_budget:,} tokens carry {load.full_batch_tokens_per_s:,.0f}"
     )
+    if attention:
+        why += f" even with the most that attention takes, {attention:.4g} s a request"
     if load.wasted[1]:
-        reason += f", with up to {load.wasted[1]:.3g} of a request after an end not foreseen"
+        why += f", with up to {load.wasted[1]:.3g} of a request after an end not foreseen"
     falls = load.filled_batch_tokens_per_s < load.best_batch_tokens_per_s * (1 - CRITICAL_BAND)
-    if not held and falls and not attention:
-        reason += (
+    if not carry and falls and not attention:
+        why += (
             f" but batches of {load.best_token_load:,} would carry "
             f"{load.best_batch_tokens_per_s:,.0f}: lower it"
         )
-    return Hypothesis(CARRIES, held, reason)
+    return Hypothesis(CARRIES, carry, why)
 
 
 def every_batch_drains(load: Load, drift: "Drift") -> Hypothesis:
     """Every batch that a backlog leads to takes more weighted tokens than arrive while it lasts."""
     rate = drift.certified_rate
-    held = rate is not None and load.arrival_rate < rate * (1 - CRITICAL_BAND)
-    reason = drift.why if rate is None else f"{drift.why}, and {load.arrival_rate:.4g} arrive"
-    return Hypothesis(DRAINS, held, reason)
+    if rate is None:
+        return Hypothesis(DRAINS, False, drift.why)
+    drains = load.arrival_rate < rate * (1 - CRITICAL_BAND)
+    return Hypothesis(DRAINS, drains, f"{drift.why}, and {load.arrival_rate:.4g} arrive")
 
 
 def _known_lengths(lengths: Lengths) -> bool:
-    parts = (
-        (lengths, lengths.prompt, lengths.output)
-        if isinstance(lengths, Independent)
-        else (lengths,)
-    )
-    return all(_of_penstock(part) for part in parts)
+    """Whether what lengths say of themselves is Penstock's own statement."""
+    if isinstance(lengths, Independent):
+        return all(map(_of_penstock, (lengths, lengths.prompt, lengths.output)))
+    return _of_penstock(lengths)
 
 
 def _of_penstock(thing: object) -> bool:

@@ -48,40 +48,38 @@ class AtOnce(NamedTuple):
 
     requests: int
     blocks: int
-    kept: int
+    free: int
     usable: int
 
     @property
     def fits(self) -> bool:
         """Whether there is room for all, however long they are."""
-        return self.requests * self.blocks + self.kept <= self.usable
+        return self.requests * self.blocks + self.free <= self.usable
 
 
 def served(workload: Workload, server: Server) -> Served:
     """Return what a server serves of a workload: all, unless memory drops what never fits."""
     lengths, memory = _cut(workload.lengths, server), server.memory
-    cut = lengths is not workload.lengths and not isinstance(workload.lengths, Empirical)
-    cut = cut and isinstance(lengths, Empirical)
-    whole = Served(lengths, cut=cut)
+    cut = isinstance(lengths, Empirical) and not isinstance(workload.lengths, Empirical)
+    everyone = Served(lengths, cut=cut)
     if memory is None or memory.too_long == "error":
         _refuse_what_never_fits(lengths, server)
-        return whole
+        return everyone
     longest = largest(lengths)
     if longest is not None and fits(*longest, server).all():
-        return whole
+        return everyone
     prompt, output = drawn(lengths)
-    kept = fits(prompt, output, server)
-    if kept.all():
-        return whole
-    if not kept.any():
+    fitting = fits(prompt, output, server)
+    if fitting.all():
+        return everyone
+    if not fitting.any():
         raise InputError(
             f"every request of {workload.name} is too long for the server, so all are dropped; "
             "raise its memory, or its token budget where the policy does not cut prompts"
         )
-    kind = Recorded if isinstance(lengths, Recorded) else Empirical
     return Served(
-        kind(prompt[kept], output[kept]),
-        float(kept.mean()),
+        _rows(lengths, prompt[fitting], output[fitting]),
+        float(fitting.mean()),
         sampled=cut or not isinstance(lengths, Empirical),
         cut=cut,
     )
@@ -96,9 +94,15 @@ def _cut(lengths: Lengths, server: Server) -> Lengths:
     if longest is not None and _alike(lengths):
         left = server.policy.outputs_of(*longest)
         return Independent(Constant(int(longest[0][0])), Constant(int(left[0])))
-    kind = Recorded if isinstance(lengths, Recorded) else Empirical
     prompt, output = drawn(lengths)
-    return kind(prompt, server.policy.outputs_of(prompt, output))
+    return _rows(lengths, prompt, server.policy.outputs_of(prompt, output))
+
+
+def _rows(lengths: Lengths, prompt: Ints, output: Ints) -> Empirical:
+    """Return rows that come in order if those of the lengths do."""
+    if isinstance(lengths, Recorded):
+        return Recorded(prompt, output)
+    return Empirical(prompt, output)
 
 
 def _alike(lengths: Lengths) -> bool:
@@ -108,7 +112,7 @@ def _alike(lengths: Lengths) -> bool:
 
 
 def least(work: Served, workload: Workload, server: Server) -> Served:
-    """Return the least that is asked of a server by the requests that it serves."""
+    """Return the least that the requests that a server serves ask of it."""
     # Where prompts may begin alike (see `reuses`), a token of each is computed in any case.
     if not reuses(workload, server) or not isinstance(work.lengths, Empirical):
         return work
@@ -184,8 +188,10 @@ def fits(prompt: Ints, output: Ints, server: Server) -> Bools:
     if policy.memory.longest_context:
         fitting &= prompt < policy.memory.longest_context
     if not policy.batching.cuts_prompts:
-        grows = memory is not None and not reserves(server)  # what is preempted comes back longer
-        fitting &= (_peak(prompt, output, server) if grows else prompt) <= server.token_budget
+        longest = prompt
+        if memory is not None and not reserves(server):  # what is preempted comes back longer
+            longest = _peak(prompt, output, server)
+        fitting &= longest <= server.token_budget
     if memory is not None and server.usable_blocks is not None:
         needed = peak_blocks(prompt, output, server, memory) + server.spare_blocks
         fitting &= needed <= server.usable_blocks
@@ -193,15 +199,15 @@ def fits(prompt: Ints, output: Ints, server: Server) -> Bools:
 
 
 @cached(32)
-def least_held(lengths: Lengths, server: Server, memory: Memory) -> tuple[float, bool]:
+def least_block_iterations(lengths: Lengths, server: Server, memory: Memory) -> tuple[float, bool]:
     """Return E[g] of `block_iterations`, or a lower bound, and whether a sample says so."""
     # Where the mean is not exact: four standard errors below a sample's, if that is more.
-    known = block_iterations(lengths, server, memory)
+    bound = block_iterations(lengths, server, memory)
     if isinstance(lengths, Empirical) or _alike(lengths):
-        return known, False
-    held = block_iterations_of(*drawn(lengths), server, memory)
-    low = float(held.mean() - STANDARD_ERRORS * held.std() / np.sqrt(held.size))
-    return max(known, low), low > known
+        return bound, False
+    sample = block_iterations_of(*drawn(lengths), server, memory)
+    low = float(sample.mean() - STANDARD_ERRORS * sample.std() / np.sqrt(sample.size))
+    return max(bound, low), low > bound
 
 
 def block_iterations(lengths: Lengths, server: Server, memory: Memory) -> float:
@@ -237,7 +243,7 @@ def block_iterations(lengths: Lengths, server: Server, memory: Memory) -> float:
         tokens = product + prompt + decode + decode**2
     else:
         tokens = (
-            float(_prefill_held(np.array([prompt]), budget)[0])
+            float(_prefill_iterations(np.array([prompt]), budget)[0])
             + product
             + decode * (decode + 1) / 2
         )
@@ -250,9 +256,9 @@ def block_iterations_of(prompt: Ints, output: Ints, server: Server, memory: Memo
     size, last, budget = memory.block_size, outputs_of_prefill(server), server.most_tokens
     decodes = np.maximum(output - last, 0)
     if reserves(server):
-        held = peak_blocks(prompt, np.maximum(output, last), server, memory)
-        return np.asarray((-(-prompt // budget) + decodes) * held, np.float64)
-    later = _prefill_held(np.maximum(prompt - budget, 0.0), budget) / size
+        blocks = peak_blocks(prompt, np.maximum(output, last), server, memory)
+        return np.asarray((-(-prompt // budget) + decodes) * blocks, np.float64)
+    later = _prefill_iterations(np.maximum(prompt - budget, 0.0), budget) / size
     return np.asarray(-(-prompt // size) + decode_blocks(prompt, decodes, size) + later)
 
 
@@ -267,7 +273,7 @@ def _sum_of_blocks(tokens: Ints, size: int) -> Ints:
     return size * whole * (whole + 1) // 2 + rest * (whole + 1)
 
 
-def _prefill_held(prompt: Floats, budget: int) -> Floats:
+def _prefill_iterations(prompt: Floats, budget: int) -> Floats:
     """Return the sum over i >= 0 of (prompt - i budget)+."""
     iterations: Floats = np.ceil(prompt / budget)
     return iterations * prompt - budget * iterations * (iterations - 1) / 2
@@ -287,15 +293,17 @@ def _refuse_what_never_fits(lengths: Lengths, server: Server) -> None:
         return
     worst = int(np.flatnonzero(~fitting)[0])
     p, o = int(prompt[worst]), int(output[worst])
-    drop = ", or drop such with `memory: {too_long: drop}`" if server.memory is not None else ""
+    remedy = "raise the limit or cut the lengths with their `max`"
+    if server.memory is not None:
+        remedy += ", or drop such with `memory: {too_long: drop}`"
     raise InputError(
         f"a request with {p:,} prompt and {o:,} output tokens {_why_not(p, o, server)}, so it "
-        "never fits and blocks "
-        f"the server; raise the limit or cut the lengths with their `max`{drop}"
+        f"never fits and blocks the server; {remedy}"
     )
 
 
 def _why_not(prompt: int, output: int, server: Server) -> str:
+    """Say which limit a request goes beyond."""
     usable, memory, policy = server.usable_blocks, server.memory, server.policy
     if 0 < policy.memory.longest_context <= prompt:
         return f"has no room for an output: its max_model_len is {policy.memory.longest_context:,}"
@@ -303,17 +311,18 @@ def _why_not(prompt: int, output: int, server: Server) -> str:
         needed = int(peak_blocks(np.array([prompt]), np.array([output]), server, memory)[0])
         spare = server.spare_blocks
         if needed + spare > usable:
-            beside = f" beside a watermark of {spare:,}" if spare else ""
-            blocks = f"{needed:,} blocks of {memory.block_size:,}{beside}"
+            blocks = f"{needed:,} blocks of {memory.block_size:,}"
+            if spare:
+                blocks += f" beside a watermark of {spare:,}"
             return f"needs {blocks}, but the KV memory has {usable:,}"
     whole = "prompts whole,"
     if memory is not None:
         whole = "prompts whole, with outputs lost by preemption,"
-    cut = f" ({policy.batching.cut_by}: true would cut them)" if policy.batching.cut_by else ""
-    return (
-        f"is more than {policy.name} takes: {whole} in batches of {server.token_budget:,} "
-        f"tokens{cut}"
-    )
+    budget = f"{server.token_budget:,} tokens"
+    reason = f"is more than {policy.name} takes: {whole} in batches of {budget}"
+    if policy.batching.cut_by:
+        reason += f" ({policy.batching.cut_by}: true would cut them)"
+    return reason
 
 
 def _peak(prompt: Ints, output: Ints, server: Server) -> Ints:

@@ -48,7 +48,7 @@ import numpy as np
 
 from penstock.inputs.caching import cached
 from penstock.system.server import Server
-from penstock.theory.attention import WITH_ATTENTION
+from penstock.theory.attention import in_name
 from penstock.theory.hypotheses import CRITICAL_BAND
 from penstock.theory.kv_blocks import SAMPLE, STANDARD_ERRORS, reserves
 from penstock.theory.load import NOTHING, Demand, Estimate, Load, demand_of, iteration_s
@@ -108,8 +108,9 @@ class Limit:
     @property
     def in_words(self) -> str:
         """The load with its error."""
-        error = f" +- {self.standard_error:.4f}" if self.standard_error else ""
-        return f"{self.load:.4f}{error}"
+        if not self.standard_error:
+            return f"{self.load:.4f}"
+        return f"{self.load:.4f} +- {self.standard_error:.4f}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +161,9 @@ class PoolLoad:
         if demand.attention.mean:
             capacity = demand.tokens / limits[0].load
         full = load.arrival_rate / load.full_batch_rate
-        drain_s = 1 / (1 - full) if fills and full < 1 else None
+        drain_s = None
+        if fills and full < 1:
+            drain_s = 1 / (1 - full)
         pool = cls(name, demand.tokens, capacity, 0.0, drain_s, limits[0].carried)
         return pool.under(limits, demand)
 
@@ -197,14 +200,12 @@ class PoolLoad:
         """Return the load under all limits of the pool, with what is asked of it."""
         if not limits:
             return dataclasses.replace(self, demand=demand)
-        rho = demand.without_cache
-        return dataclasses.replace(
-            self,
-            max_load=tightest(limits).carried,
-            limits=limits,
-            rho_without_cache=None if rho is None else rho / demand.capacity,
-            demand=demand,
-        )
+        most = tightest(limits).carried
+        pool = dataclasses.replace(self, max_load=most, limits=limits, demand=demand)
+        if demand.without_cache is None:
+            return pool
+        rho = demand.without_cache / demand.capacity
+        return dataclasses.replace(pool, rho_without_cache=rho)
 
 
 def bounds(load: Load) -> tuple[Bound, ...]:
@@ -265,7 +266,7 @@ def _token_budget(demand: Demand, attention: Estimate) -> Limit:
         "token budget",
         by_tokens + attention.mean,
         math.hypot(by_tokens * demand.error, attention.error),
-        TOKENS + (WITH_ATTENTION if attention.mean else ""),
+        TOKENS + in_name(attention.mean),
         why,
     )
 
@@ -277,12 +278,14 @@ def _of_a_request(demand: Demand, load: Load) -> str:
     if seconds and not load.reused:  # one capacity on a page: that with attention
         capacity = f"the capacity of {load.capacity_tokens_per_s:,.0f} tokens/s"
         return f"{capacity} over the {tokens:,.6g} tokens of a request"
-    least = "at least " if load.reused else ""
-    beside = f", and at least {seconds:.4g} s of attention" if seconds else ""
+    count = f"{tokens:,.6g} of them"
+    if load.reused:
+        count = f"at least {count}"
+    if seconds:
+        count += f", and at least {seconds:.4g} s of attention"
     return (
         f"the best batch ({load.best_token_load:,} tokens) carries "
-        f"{load.best_batch_tokens_per_s:,.0f} tokens/s, and a request has {least}{tokens:,.6g} of "
-        f"them{beside}"
+        f"{load.best_batch_tokens_per_s:,.0f} tokens/s, and a request has {count}"
     )
 
 
@@ -314,7 +317,7 @@ def _max_batch_size(demand: Demand, attention: Estimate) -> Limit:
         "max batch size",
         load + attention.mean,
         math.hypot(load * demand.error, attention.error),
-        REGION + (WITH_ATTENTION if attention.mean else ""),
+        REGION + in_name(attention.mean),
         why,
     )
 
@@ -334,7 +337,9 @@ def _kv_memory(demand: Demand) -> Limit:
         why = f"requests hold at least {share.mean:.4g} of the KV memory of all replicas on average"
         return Limit("KV memory", *share, MEMORY, why)
     size, usable = memory.block_size, server.usable_blocks or 0
-    unit = "tokens" if size == 1 else f"blocks of {size:,} tokens"
+    unit = "tokens"
+    if size > 1:
+        unit = f"blocks of {size:,} tokens"
     if load is not None and replicas == 1:
         blocks = demand.memory.mean / size / load.arrival_rate / load.work.share
         blocks /= server.policy.batching.outputs_per_decode

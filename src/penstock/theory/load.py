@@ -16,16 +16,16 @@ from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.prefix_cache import as_serving
 from penstock.system.server import Server
 from penstock.theory.attention import (
-    WITH_ATTENTION,
     attention,
     attention_of_a_decode,
-    beside,
     beside_prefill,
+    in_name,
+    slowed,
 )
 from penstock.theory.kv_blocks import (
     Served,
     block_iterations_of,
-    least_held,
+    least_block_iterations,
     least_on_average,
     reuses,
     served,
@@ -63,13 +63,18 @@ class Load:
     @property
     def capacity_tokens_per_s(self) -> float:
         """Forward tokens/s of such requests that no policy exceeds (Theorem 1(a))."""
-        return self._carried(self.best_batch_tokens_per_s, self.attention_s[0])
+        if not self.attention_s[0]:
+            return self.best_batch_tokens_per_s
+        tokens = self.tokens_per_request
+        return tokens / (tokens / self.best_batch_tokens_per_s + self.attention_s[0])
 
     @property
     def capacity_in_words(self) -> str:
         """What the capacity counts."""
-        attention = ", with the least that attention takes" if any(self.attention_s) else ""
-        return f"tokens/s, with batches of {self.best_token_load:,}{attention}"
+        words = f"tokens/s, with batches of {self.best_token_load:,}"
+        if any(self.attention_s):
+            words += ", with the least that attention takes"
+        return words
 
     @property
     def most_tokens_per_request(self) -> float:
@@ -80,17 +85,12 @@ class Load:
     def full_batch_rate(self) -> float:
         """Requests/s that filled batches are sure to carry."""
         by_tokens = self.filled_batch_tokens_per_s / self.most_tokens_per_request
-        return beside(by_tokens, self.attention_s[1])
+        return slowed(by_tokens, self.attention_s[1])
 
     @property
     def full_batch_tokens_per_s(self) -> float:
         """Forward tokens/s of such requests that filled batches are sure to process."""
         return self.full_batch_rate * self.most_tokens_per_request
-
-    def _carried(self, tokens_per_s: float, seconds: float) -> float:
-        if not seconds:
-            return tokens_per_s
-        return self.tokens_per_request / (self.tokens_per_request / tokens_per_s + seconds)
 
     @property
     def offered_tokens_per_s(self) -> float:
@@ -115,7 +115,7 @@ class Load:
     @property
     def extended(self) -> str:
         """What the names of theorems have added to them."""
-        return WITH_ATTENTION if any(self.attention_s) else ""
+        return in_name(sum(self.attention_s))
 
 
 def refuse_no_rate(workload: Workload) -> None:
@@ -138,6 +138,7 @@ def load(workload: Workload, server: Server, rate: float | None = None) -> Load:
     """Return what a workload asks of a server, at its own rate or at another, requests/s."""
     if rate is None:
         refuse_no_rate(workload)
+        rate = workload.rate
     server = as_serving(workload, server)
     linear = server.batch_time.by_tokens
     best, capacity = linear.best_load(server.most_tokens)
@@ -146,8 +147,9 @@ def load(workload: Workload, server: Server, rate: float | None = None) -> Load:
     least_wasted, most_wasted = wasted(workload, server, work)
     tokens = server.tokens_per_request(work.lengths.mean_prompt, work.lengths.mean_output)
     tokens += least_wasted
-    # What is found in a cache is left out of bounds, not of the load.
-    plain = server.without_cache if reuses(workload, server) else server
+    plain = server
+    if reuses(workload, server):  # what a cache finds is left out of bounds, not of the load
+        plain = server.without_cache
     least, most, sampled = attention(work.lengths, plain)
     most += (tokens + most_wasted - least_wasted) / full * beside_prefill(server.batch_time)
     if most_wasted:
@@ -155,7 +157,7 @@ def load(workload: Workload, server: Server, rate: float | None = None) -> Load:
     return Load(
         workload=workload,
         server=server,
-        arrival_rate=workload.rate if rate is None else rate,
+        arrival_rate=rate,
         tokens_per_request=tokens * work.share,
         best_batch_tokens_per_s=capacity,
         best_token_load=best,
@@ -246,14 +248,14 @@ def _kv_tokens(load: Load) -> tuple[float, bool]:
     if memory is None:
         return 0.0, False
     if not load.reused:
-        blocks, by_sample = least_held(lengths, load.server, memory)
-        return blocks * memory.block_size, by_sample
+        least, by_sample = least_block_iterations(lengths, load.server, memory)
+        return least * memory.block_size, by_sample
     if not isinstance(lengths, Empirical):
         return 0.0, False
     # Blocks of a prompt may be those of others; those of its outputs are its own.
     output = lengths.output_tokens
-    own = block_iterations_of(np.zeros_like(output), output, load.server, memory)
-    return float(own.mean()) * memory.block_size, False
+    blocks = block_iterations_of(np.zeros_like(output), output, load.server, memory)
+    return float(blocks.mean()) * memory.block_size, False
 
 
 def iteration_s(server: Server) -> float:

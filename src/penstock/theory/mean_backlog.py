@@ -67,7 +67,7 @@ class MeanBacklog:
 def mean_backlog(load: Load) -> MeanBacklog:
     """Return the bounds for a server with a load."""
     workload, server = load.workload, load.server
-    asked = (
+    hypotheses = (
         *conditions.of_requests(load.workload),
         *conditions.of_replica(load),
         _poisson(workload),
@@ -75,18 +75,19 @@ def mean_backlog(load: Load) -> MeanBacklog:
         _full_batches_are_best(server),
     )
     longest = workload.lengths.max_output
-    if longest is None or not all(h.held for h in asked):
-        return MeanBacklog(None, None, asked)
+    if longest is None or not all(h.held for h in hypotheses):
+        return MeanBacklog(None, None, hypotheses)
     squares = _mean_square(workload.lengths, server)
-    known = "by the distribution" if squares else "it is not; take a distribution of Penstock's"
-    asked = (*asked, Hypothesis("mean square of lengths is known", squares is not None, known))
+    name = "mean square of lengths is known"
     if squares is None:
-        return MeanBacklog(None, None, asked)
+        why = "it is not; take a distribution of Penstock's"
+        return MeanBacklog(None, None, (*hypotheses, Hypothesis(name, False, why)))
+    hypotheses = (*hypotheses, Hypothesis(name, True, "by the distribution"))
     spare = server.full_batch_rate - load.offered_tokens_per_s
     least, most = (load.arrival_rate * square / (2 * spare) for square in squares)
     budget = server.token_budget
     decodes = max(longest - outputs_of_prefill(server), 0)
-    return MeanBacklog(least, most + budget / 2 + (budget - 1) * (1 + decodes), asked)
+    return MeanBacklog(least, most + budget / 2 + (budget - 1) * (1 + decodes), hypotheses)
 
 
 def _mean_square(lengths: Lengths, server: Server) -> tuple[float, float] | None:
@@ -108,18 +109,20 @@ def _mean_square(lengths: Lengths, server: Server) -> tuple[float, float] | None
 
 
 def _poisson(workload: Workload) -> Hypothesis:
-    held = isinstance(workload.arrivals, Poisson)
-    reason = "they are" if held else "they are not; the mean square of a renewal's work is another"
-    return Hypothesis("Poisson arrivals", held, reason)
+    """Arrivals see time averages, and the work that they bring has a known mean square."""
+    if isinstance(workload.arrivals, Poisson):
+        return Hypothesis("Poisson arrivals", True, "they are")
+    why = "they are not; the mean square of a renewal's work is another"
+    return Hypothesis("Poisson arrivals", False, why)
 
 
 def _by_lines(server: Server) -> Hypothesis:
     """Batches are formed by the two phases, once the last has ended, and timed by token load."""
-    held = server.by_lines and not server.policy.batching.ahead
-    reason = "by phases, one after the other, with times by token load"
-    if not held:
-        reason = "an engine's rules, KV memory, priorities or attention decide; nothing is shown"
-    return Hypothesis("batches as in the paper", held, reason)
+    if server.by_lines and not server.policy.batching.ahead:
+        why = "by phases, one after the other, with times by token load"
+        return Hypothesis("batches as in the paper", True, why)
+    why = "an engine's rules, KV memory, priorities or attention decide; nothing is shown"
+    return Hypothesis("batches as in the paper", False, why)
 
 
 def _full_batches_are_best(server: Server) -> Hypothesis:
@@ -129,8 +132,8 @@ def _full_batches_are_best(server: Server) -> Hypothesis:
     seconds = server.batch_time.table(budget)
     name = "full batches are the fastest per token and the slowest"
     if capacity > full * (1 + _ROUNDING):
-        reason = f"batches of {best:,} tokens carry more: lower the token budget to {best:,}"
-        return Hypothesis(name, False, reason)
+        why = f"batches of {best:,} tokens carry more: lower the token budget to {best:,}"
+        return Hypothesis(name, False, why)
     if seconds.max() > seconds[-1] * (1 + _ROUNDING):
         longer = int(seconds.argmax())
         return Hypothesis(name, False, f"a batch of {longer:,} tokens takes longer than a full one")

@@ -24,6 +24,7 @@ Share = tuple[float, float]
 """The least and the most that a share may be."""
 
 NONE: Share = (0.0, 0.0)
+_ANY: Share = (0.0, 1.0)
 
 
 def wasted(workload: Workload, server: Server, work: Served) -> Share:
@@ -33,10 +34,11 @@ def wasted(workload: Workload, server: Server, work: Served) -> Share:
     low, high = share(work.lengths, workload.declared)
     if not wastes_each(server, work.lengths):
         return 0.0, high
-    longest = with_wasted(largest(work.lengths), server, declares=True)
-    held = None if reuses(workload, server) else at_once(server, longest)
-    ample = server.memory is None or (held is not None and held.fits)
-    return (low if ample else 0.0), high
+    if server.memory is not None:  # which may throw some out, unless all fit that run at once
+        running = at_once(server, with_wasted(largest(work.lengths), server, declares=True))
+        if reuses(workload, server) or running is None or not running.fits:
+            return 0.0, high
+    return low, high
 
 
 def with_wasted(longest: Longest | None, server: Server, *, declares: bool) -> Longest | None:
@@ -59,17 +61,20 @@ def share(lengths: Lengths, declared: Tokens | Length) -> Share:
     """Return bounds of the share of the requests that declare more than they make."""
     if not isinstance(declared, Length):
         if isinstance(lengths, Empirical) and lengths.output_tokens.size == declared.size:
-            more = float(np.mean(declared > lengths.output_tokens))
-            return more, more
-        return 0.0, 1.0
+            declaring = float(np.mean(declared > lengths.output_tokens))
+            return declaring, declaring
+        return _ANY
+    if reaches(declared, np.ones(1)) is None:
+        return _ANY
     if isinstance(lengths, Empirical):
-        chance = reaches(declared, lengths.output_tokens.astype(np.float64) + 1)
-        return (0.0, 1.0) if chance is None else (float(chance.mean()),) * 2
-    unknown = reaches(declared, np.ones(1)) is None
-    if unknown or not isinstance(lengths, Independent):
-        return 0.0, 1.0
+        declaring = float(_beyond(declared, lengths.output_tokens.astype(np.float64)).mean())
+        return declaring, declaring
+    if not isinstance(lengths, Independent):
+        return _ANY
     means = mean_of(lambda output: _beyond(declared, output), lengths.output)
-    return (0.0, 1.0) if means is None else (max(min(means), 0.0), min(max(means), 1.0))
+    if means is None:
+        return _ANY
+    return max(min(means), 0.0), min(max(means), 1.0)
 
 
 def _beyond(declared: Length, output: Floats) -> Floats:

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.errors import InputError
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
-from penstock.theory.attention import WITH_ATTENTION
+from penstock.theory.attention import in_name
 from penstock.theory.certificate import (
     CYCLE,
     DAG,
@@ -51,7 +51,7 @@ from penstock.theory.network.rules import (
     pool_rules,
     workflow_hypotheses,
 )
-from penstock.theory.network.unequal_replicas import of_rates
+from penstock.theory.network.unequal_replicas import loads_at
 from penstock.workload.workflow import Workflow
 
 _BACK_PRESSURE = (
@@ -150,12 +150,20 @@ def _answer(
     by_tokens = _by_tokens(model)
     if by_tokens is not None and by_tokens[0] == "unstable":
         return Answer("unstable", TOKENS, by_tokens[1], asked)
-    if by_tokens is None and (reason := _why_the_order_fails(cycles)):
-        theorem = VIRTUAL if cycles.spiral is None else SPIRAL
-        return Answer("unstable", theorem, reason, asked)
+    if by_tokens is None and cycles.spiral is not None:
+        stage, growth = cycles.spiral
+        reason = (
+            f"every cycle multiplies a backlog of {stage} by {growth:.4g}, in the fluid model of "
+            "this order"
+        )
+        return Answer("unstable", SPIRAL, reason, asked)
+    virtual = cycles.virtual
+    if by_tokens is None and virtual is not None and virtual.max_load < 1 - CRITICAL_BAND:
+        return Answer("unstable", VIRTUAL, virtual.reason, asked)
     in_turns = not any(h.name == ROUTED and not h.held for h in asked)
-    if reason := _overfed(model, rules, in_turns):
-        return Answer("unstable", DIFFER, reason, asked)
+    overfed = _overfed(model, rules, in_turns)
+    if overfed is not None:
+        return Answer("unstable", DIFFER, overfed, asked)
     exceeded = [
         (limit.load, pool, limit) for pool in pools for limit in pool.limits if limit.exceeded
     ]
@@ -207,7 +215,9 @@ def _by_tokens(model: NetworkModel) -> tuple[Verdict, str] | None:
             "so no theorem says anything"
         )
     if error[worst] > 0:
-        jobs = f"{model.sampled:,} sampled jobs" if model.sampled else "sampled jobs"
+        jobs = "sampled jobs"
+        if model.sampled:
+            jobs = f"{model.sampled:,} {jobs}"
         return "unknown", (
             f"the load of pool {name} is {rho[worst]:.4f} +- {error[worst]:.4f} by {jobs}, "
             "too near 1 to tell"
@@ -227,24 +237,13 @@ def _why_exceeded(pool: PoolLoad, limit: Limit) -> str:
         what += f" of {kinds[0][0].max_batch_size:,}"
     if limit.name == "transfers":
         what = "the time that transfers take its links"
-    sampled = f", a load of {limit.in_words} by sampled jobs" if limit.standard_error else ""
+    arrives = "what arrives"
+    if limit.standard_error:
+        arrives += f", a load of {limit.in_words} by sampled jobs"
     return (
-        f"under any policy {what} lets pool {pool.name} carry at most {1 / limit.load:.3f} times "
-        f"what arrives{sampled}, so its backlog grows for ever"
+        f"under any policy {what} lets pool {pool.name} carry at most {limit.carried:.3f} times "
+        f"{arrives}, so its backlog grows for ever"
     )
-
-
-def _why_the_order_fails(cycles: Cycles) -> str | None:
-    """Return why a static priority order makes a network unstable, or None."""
-    virtual, spiral = cycles.virtual, cycles.spiral
-    if spiral is not None:
-        return (
-            f"every cycle multiplies a backlog of {spiral[0]} by {spiral[1]:.4g}, in the fluid "
-            "model of this order"
-        )
-    if virtual is None or virtual.max_load >= 1 - CRITICAL_BAND:
-        return None
-    return virtual.reason
 
 
 def _theorem(
@@ -259,18 +258,21 @@ def _theorem(
     elif model.joins[model.visits > 0].any():
         name = FORK_JOIN
     else:
-        name = MULTICLASS if len(sets) == 1 else DAG
+        name = DAG
+        if len(sets) == 1:
+            name = MULTICLASS
     several = [
         rule.router for rule, replicas in zip(rules, model.replicas, strict=True) if replicas > 1
     ]
-    if several:
-        stretched = any(router not in ("jsq", "random") for router in several)
-        proposition = DIFFER if any(rates is not None for rates in model.unequal) else PARALLEL
-        name += f", {proposition}" + (f" with {REMARK}" if stretched else "")
+    if several and any(rates is not None for rates in model.unequal):
+        name += f", {DIFFER}"
+    elif several:
+        name += f", {PARALLEL}"
+    if any(router not in ("jsq", "random") for router in several):
+        name += f" with {REMARK}"
     if any(proof.by_drift for proof in proofs):
         name += f", {DRIFT}"
-    extended = any(rule.load is not None and rule.load.extended for rule in rules)
-    return name + (WITH_ATTENTION if extended else "")
+    return name + in_name(sum(rule.load.attention_s[1] for rule in rules if rule.load))
 
 
 def _overfed(model: NetworkModel, rules: Sequence[PoolRules], in_turns: bool) -> str | None:
@@ -278,10 +280,9 @@ def _overfed(model: NetworkModel, rules: Sequence[PoolRules], in_turns: bool) ->
     # ``in_turns``: whether round robin gives each replica its share of the work.
     least_offered = model.least_offered - STANDARD_ERRORS * model.standard_error
     for s, rule in enumerate(rules):
-        rates = model.replica_rates(s)
-        if rates is None or (rule.router == "round-robin" and not in_turns):
+        loads = loads_at(model, s, max(float(least_offered[s]), 0.0), rule.router)
+        if loads is None or (rule.router == "round-robin" and not in_turns):
             continue
-        loads = of_rates(max(float(least_offered[s]), 0.0), rates, rule.router)
         if loads.verdict == "unstable":
             return (
                 f"router {rule.router} sends some replicas of pool {model.pools[s]} "

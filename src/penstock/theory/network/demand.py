@@ -71,13 +71,14 @@ def network_demand(network: Network) -> tuple[NetworkModel, tuple[Demand, ...]]:
 
 def _tokens(network: Network, loads: Sequence[Load | None]) -> StageTokens:
     """Return mean tokens of all stages, which the loads that are known may change."""
-    if None not in loads:
-        none = np.zeros(len(network.stages))
-        least = None if network.reuse_is_certain else none.copy()
-        return StageTokens(none, none.copy(), least)
-    prefill, decode, least = network.tokens()
-    wasted = np.array([least for least, _ in wasted_at_stages(network)])
-    return StageTokens(prefill.copy(), decode + wasted, None if least is None else least.copy())
+    if None in loads:
+        prefill, decode, least = network.tokens()
+        decode = decode + np.array([wasted for wasted, _ in wasted_at_stages(network)])
+    else:
+        prefill, decode, least = np.zeros((3, len(network.stages)))
+    if least is None or network.reuse_is_certain:
+        return StageTokens(prefill.copy(), decode, None)
+    return StageTokens(prefill.copy(), decode, least.copy())
 
 
 def _of_means(
@@ -89,25 +90,29 @@ def _of_means(
     """Return what is asked of a pool of which only means are known."""
     attention, in_full, memory, links = sampled
     here = model.pool == index
-    least = model.prefill if model.least_prefill is None else model.least_prefill
-    visits, prefill = model.visits[here], least[here]
+    visits, prefill, decode = model.visits[here], model.prefill[here], model.decode[here]
+    if model.least_prefill is not None:
+        prefill = model.least_prefill[here]
     offered, most = float(model.least_offered[index]), float(model.offered[index])
+    without_cache = None
+    if offered < most:
+        without_cache = most + in_full.mean
     # Only the mean and the longest prompt count; the longest is not known of contexts that grow, so
     # there is none.
     prompts = float(visits[prefill > 0].sum())
-    mean = max(float(visits @ prefill) / prompts, 1.0) if prompts else 1.0
+    mean = max(float(visits @ prefill) / max(prompts, 1e-300), 1.0)
     return Demand(
         kinds=kinds,
         load=None,
         capacity=sum(count * _capacity(server) for server, count in kinds),
         prefill=float(visits @ prefill),
-        decode=float(visits @ model.decode[here]),
+        decode=float(visits @ decode),
         error=float(model.standard_error[index]) / max(offered, 1e-300),
         prompt=Geometric(mean),
         attention=attention,
         memory=memory,
         links=links,
-        without_cache=most + in_full.mean if offered < most else None,
+        without_cache=without_cache,
     )
 
 
@@ -149,15 +154,17 @@ def _law_of(workflow: Workflow, stage: Stage) -> Workload | None:
     if len(workflow.begins) > 1 or workflow.goes_on or stage.most_visits is not None:
         return None
     if (stage.prompt, stage.output) == ("job", "job"):
-        alone = len(workflow.stages) == 1 or arrivals.prefixes is None
-        return arrivals if alone else None
+        if len(workflow.stages) > 1 and arrivals.prefixes is not None:
+            return None
+        return arrivals
     if stage.output == "job" and arrivals.declared is not None:
         return None
     # A length that comes with the job has its law alone where it does not depend on the other.
     apart = isinstance(arrivals.lengths, Independent) and not arrivals.lengths.correlation
     laws = []
-    for part, length in (("prompt", stage.prompt), ("output", stage.output)):
-        law = getattr(arrivals.lengths, part) if length == "job" and apart else length
+    for part, law in (("prompt", stage.prompt), ("output", stage.output)):
+        if law == "job" and apart:
+            law = getattr(arrivals.lengths, part)
         if isinstance(law, str) or law == 0:
             return None
         laws.append(law)
@@ -275,7 +282,9 @@ def _kv_tokens_at(server: Server, visits: Visits) -> Floats:
     """Return the same at one kind of server."""
     memory = server.memory
     assert memory is not None
-    prompt = visits.prompt - (visits.shared if server.caches_prefixes else 0)
+    prompt = visits.prompt
+    if server.caches_prefixes:
+        prompt = prompt - visits.shared
     blocks = block_iterations_of(prompt, visits.output, server, memory)
     here = np.flatnonzero(visits.received)
     if here.size:
@@ -303,39 +312,45 @@ def _attention_at(server: Server, visits: Visits) -> Floats:
     """Return the same at one kind of server."""
     model = server.batch_time
     assert isinstance(model, Composition)
-    caches = server.caches_prefixes
     # As in `penstock.theory.attention.attention`.
-    per_token = 0.0 if caches else model.with_prefill / server.most_tokens
-    prompt = visits.prompt - (visits.found if caches else 0)
+    prompt, per_token = visits.prompt, model.with_prefill / server.most_tokens
+    if server.caches_prefixes:
+        prompt, per_token = prompt - visits.found, 0.0
     output = np.maximum(visits.output, outputs_of_prefill(server))
-    least, _ = attention_of(np.maximum(prompt, 1), output, server, reused=caches)
+    least, _ = attention_of(np.maximum(prompt, 1), output, server, reused=server.caches_prefixes)
     return np.where(prompt > 0, least + per_token * prompt, 0.0) * _capacity(server)
 
 
-def _beside_tokens(network: Network, loads: Sequence[Load | None]) -> list[OfVisits | None]:
+def _beside_tokens(network: Network, loads: Sequence[Load | None]) -> list[list[OfVisits | None]]:
     """Return what a sample of jobs is to say of each pool: attention, in full, memory, links."""
-    asks: list[OfVisits | None] = []
+    asks: list[list[OfVisits | None]] = []
     for index, (pool, law) in enumerate(zip(network.pools.values(), loads, strict=True)):
-        servers = [server for server, _ in pool.servers]
-        attention, in_full = attention_tokens(servers), attention_tokens(servers, in_full=True)
-        for ask in (attention, in_full, kv_tokens(servers)):
-            asks.append(None if ask is None or law is not None else only_at(index, ask))
-        asks.append(link_seconds(index) if network.sends_memory else None)
+        of_pool: list[OfVisits | None] = [None] * 4
+        if law is None:
+            servers = [server for server, _ in pool.servers]
+            attention, in_full = attention_tokens(servers), attention_tokens(servers, in_full=True)
+            of_requests = attention, in_full, kv_tokens(servers)
+            of_pool[:3] = [ask and only_at(index, ask) for ask in of_requests]
+        if network.sends_memory:
+            of_pool[3] = link_seconds(index)
+        asks.append(of_pool)
     return asks
 
 
-def _per_second(network: Network, asks: Sequence[OfVisits | None]) -> list[list[Estimate]]:
+def _per_second(
+    network: Network, asks: Sequence[Sequence[OfVisits | None]]
+) -> list[list[Estimate]]:
     """Return means of what is asked of each pool per second; None asks for nothing."""
-    asked = [ask for ask in asks if ask is not None]
+    asked = [ask for of_pool in asks for ask in of_pool if ask is not None]
+    if not asked:
+        return [[NOTHING] * len(of_pool) for of_pool in asks]
     mean, variance = np.zeros(len(asked)), np.zeros(len(asked))
-    for index, workflow in enumerate(network.workflows if asked else ()):
+    for index, workflow in enumerate(network.workflows):
         of_job, error = _per_job(network, index, workflow.means(), asked)
         mean += workflow.rate * of_job
         variance += (workflow.rate * error) ** 2
-    sampled = iter(zip(mean.tolist(), np.sqrt(variance).tolist(), strict=True))
-    estimates = [NOTHING if ask is None else Estimate(*next(sampled)) for ask in asks]
-    per_pool = len(estimates) // len(network.pools)
-    return [estimates[first : first + per_pool] for first in range(0, len(estimates), per_pool)]
+    estimates = map(Estimate, mean.tolist(), np.sqrt(variance).tolist())
+    return [[NOTHING if ask is None else next(estimates) for ask in of_pool] for of_pool in asks]
 
 
 def _per_job(

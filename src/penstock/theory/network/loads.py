@@ -37,13 +37,11 @@ class JoinBound:
     @property
     def bound(self) -> str:
         """The bound in words."""
-        whose = (
-            "in the fullest branch, and a constant number more" if self.k_fcfs else "in any branch"
-        )
-        return (
-            f"done branches that wait: at most {self.branches - 1} for each unfinished request "
-            f"{whose}"
-        )
+        where = "in any branch"
+        if self.k_fcfs:
+            where = "in the fullest branch, and a constant number more"
+        most = f"at most {self.branches - 1} for each unfinished request"
+        return f"done branches that wait: {most} {where}"
 
 
 def with_limits(
@@ -64,13 +62,10 @@ def with_limits(
         without[s] = model.offered[s] / capacity[s]
         if demand.without_cache is not None:
             without[s] = demand.without_cache / demand.capacity
-    cached = any(demand.without_cache is not None for demand, _ in limits)
-    return dataclasses.replace(
-        model,
-        capacity=capacity,
-        standard_error=errors,
-        loads_without_cache=without if cached else None,
-    )
+    model = dataclasses.replace(model, capacity=capacity, standard_error=errors)
+    if all(demand.without_cache is None for demand, _ in limits):
+        return model
+    return dataclasses.replace(model, loads_without_cache=without)
 
 
 def pool_loads(
@@ -81,33 +76,40 @@ def pool_loads(
     limits: Sequence[tuple[Demand, tuple[Limit, ...]]],  # of all pools, or of none
 ) -> tuple[PoolLoad, ...]:
     """Return the load of each pool."""
+    least = model.least_offered
+    drain_s = _drain_s(model, stages, sets, proofs)
+    pools = []
+    for s, name in enumerate(model.pools):
+        max_load = math.inf
+        if least[s] > 0:
+            max_load = float(model.capacity[s] / least[s])
+        tokens_per_s = float(least[s]), float(model.capacity[s]), float(model.standard_error[s])
+        pools.append(PoolLoad(name, *tokens_per_s, drain_s[s], max_load))
+    if not limits:
+        return tuple(pools)
+    return tuple(
+        pool.under(of_pool, demand) for pool, (demand, of_pool) in zip(pools, limits, strict=True)
+    )
+
+
+def _drain_s(
+    model: NetworkModel,
+    stages: FluidClasses,
+    sets: list[tuple[int, ...]],
+    proofs: Sequence[Proof],
+) -> list[float | None]:
+    """Return when each pool has drained, per second of work, where full batches drain it."""
     leads = stages.leads
     np.fill_diagonal(leads, False)
-    seconds = np.zeros(len(model.pools))
     full = model.offered / model.full_batch
-    least = model.least_offered
+    seconds = np.full(len(model.pools), np.inf)
     for stations in sets:
-        for s in stations:
+        s = stations[0]
+        alike = len(stations) == 1 and model.replica_rates(s) is None
+        if alike and full[s] < 1 and not proofs[s].by_drift:
             before = seconds[leads[:, s]].max(initial=0.0)
-            drains = len(stations) == 1 and full[s] < 1 and model.replica_rates(s) is None
-            drains = drains and not proofs[s].by_drift
-            seconds[s] = (1 + before) / (1 - full[s]) if drains else np.inf
-    loads = tuple(
-        PoolLoad(
-            name,
-            float(least[s]),
-            float(model.capacity[s]),
-            float(model.standard_error[s]),
-            float(seconds[s]) if np.isfinite(seconds[s]) else None,
-            float(model.capacity[s] / least[s]) if least[s] > 0 else np.inf,
-        )
-        for s, name in enumerate(model.pools)
-    )
-    if not limits:
-        return loads
-    return tuple(
-        load.under(under, demand) for load, (demand, under) in zip(loads, limits, strict=True)
-    )
+            seconds[s] = (1 + before) / (1 - full[s])
+    return [float(of_pool) if np.isfinite(of_pool) else None for of_pool in seconds]
 
 
 def join_bounds(model: NetworkModel, rules: Sequence[PoolRules]) -> tuple[JoinBound, ...]:

@@ -32,8 +32,9 @@ from penstock.theory.kv_blocks import STANDARD_ERRORS, fits
 from penstock.theory.load import Demand, Load
 from penstock.theory.network.demand import declares, wasted_at_stages
 from penstock.theory.network.fluid_classes import FluidClasses
-from penstock.theory.network.unequal_replicas import OF_TWO, SHORTEST, of_rates
+from penstock.theory.network.unequal_replicas import OF_TWO, SHORTEST, loads_at
 from penstock.theory.unforeseen import with_wasted
+from penstock.workload.arrivals import Arrivals
 from penstock.workload.lengths import Length
 from penstock.workload.sessions import Sessions
 from penstock.workload.stage import Stage
@@ -156,7 +157,7 @@ def _of_replicas(
         asked.append(carries)
     else:
         memory = memory or _ample_memory(network, name)
-        asked = [] if memory is None else [memory]
+        asked = [hypothesis for hypothesis in (memory,) if hypothesis is not None]
         asked += [fills, _worst([conditions.batch_size(server) for server in servers])]
         if not all(server.batch_time.by_load for server in servers):
             asked.append(Hypothesis(BY_TOKENS, False, _ATTENTION))
@@ -237,7 +238,9 @@ def _order(pool: Pool) -> str:
     namesake = ORDERS.get(pool.order.name)
     theirs = namesake is not None and namesake.function is pool.order.function
     by_arrival = all(server.order == "fcfs" for server, _ in pool.servers)
-    return pool.order.name if theirs and by_arrival else f"of the user's own, {pool.order.name}"
+    if theirs and by_arrival:
+        return pool.order.name
+    return f"of the user's own, {pool.order.name}"
 
 
 def _router(router: Router) -> str:
@@ -252,9 +255,11 @@ def workflow_hypotheses(network: Network) -> tuple[Hypothesis, ...]:
     """Return what every theorem asks of the workflows, each hypothesis for all of them."""
     renewals, drawn, bounded = [], [], []
     for workflow in network.workflows:
-        process = (
-            workflow.arrivals if isinstance(workflow, Sessions) else workflow.arrivals.arrivals
-        )
+        process: Arrivals | None
+        if isinstance(workflow, Sessions):
+            process = workflow.arrivals
+        else:
+            process = workflow.arrivals.arrivals
         if process is None or not process.iid:
             renewals.append(f"those of {workflow.name} are not i.i.d.; try arrivals 'poisson'")
         uses = any(_of_job(stage) for stage in workflow.stages.values())
@@ -321,8 +326,7 @@ def _carried(model: NetworkModel, s: int, most_offered: float, rules: PoolRules)
     if not most_offered:
         return np.inf
     carried = float(model.full_batch[s]) / most_offered
-    rates = model.replica_rates(s)
-    loads = None if rates is None else of_rates(most_offered, rates, rules.router)
+    loads = loads_at(model, s, most_offered, rules.router)
     if loads is not None and loads.sufficient is not None:
         carried = min(carried, 1 / loads.sufficient)
     return carried
@@ -373,34 +377,30 @@ def of_all_pools(model: NetworkModel, proofs: Sequence[Proof]) -> tuple[Hypothes
 def _not_carried(model: NetworkModel, pool: int, most_offered: float, router: str) -> str | None:
     """Return why full batches of a pool may not carry what is offered, or None if they do."""
     if most_offered < model.full_batch[pool] * (1 - CRITICAL_BAND):
-        rates = model.replica_rates(pool)
-        loads = None if rates is None else of_rates(most_offered, rates, router)
+        loads = loads_at(model, pool, most_offered, router)
         if loads is None or loads.sufficient is None or loads.sufficient < 1 - CRITICAL_BAND:
             return None
         return (
             f"{router} sends some replicas {loads.sufficient:.3f} times what their full batches "
             f"carry: {loads.why}; take jsq, or shares by capacity"
         )
-    better = (
-        ""
-        if model.capacity[pool] <= model.full_batch[pool] * (1 + CRITICAL_BAND)
-        else "; smaller ones carry more"
-    )
-    return (
+    why = (
         f"{model.offered[pool]:,.0f} tokens/s arrive, full batches carry "
-        f"{model.full_batch[pool]:,.0f}{better}"
+        f"{model.full_batch[pool]:,.0f}"
     )
+    if model.capacity[pool] > model.full_batch[pool] * (1 + CRITICAL_BAND):
+        why += "; smaller ones carry more"
+    return why
 
 
 def _not_known(model: NetworkModel, pool: int, rules: PoolRules, cyclic: bool) -> str | None:
     """Return why it is not known what replicas that differ get, or None."""
-    rates = model.replica_rates(pool)
-    if rates is None:
-        return None
     if cyclic:
         return "in a cycle of pools nothing is shown of replicas that differ"
-    loads = of_rates(0.0, rates, rules.router)
-    return None if loads.sufficient is not None else f"{loads.why}; take jsq"
+    loads = loads_at(model, pool, 0.0, rules.router)
+    if loads is None or loads.sufficient is not None:
+        return None
+    return f"{loads.why}; take jsq"
 
 
 def _not_routed(

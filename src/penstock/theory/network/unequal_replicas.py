@@ -37,7 +37,7 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
-from penstock.system.network_model import ReplicaRates
+from penstock.system.network_model import NetworkModel
 from penstock.theory.hypotheses import CRITICAL_BAND, Verdict
 
 SHORTEST = ("jsq", "tokens", "work", "measure", "fastest")
@@ -129,8 +129,11 @@ def replica_loads(
     )
 
 
-def of_rates(offered: float, rates: ReplicaRates, router: str) -> ReplicaLoads:
-    """Return the same from what a `NetworkModel` knows of a pool."""
+def loads_at(model: NetworkModel, pool: int, offered: float, router: str) -> ReplicaLoads | None:
+    """Return the same of a pool, by its number; None: its replicas are alike."""
+    rates = model.replica_rates(pool)
+    if rates is None:
+        return None
     return replica_loads(
         offered, rates.full_batch, router, capacity=rates.capacity, shares=rates.shares
     )
@@ -192,10 +195,10 @@ def _shares(router: str, shares: npt.ArrayLike | None, count: int) -> Floats:
 
 def _rates(name: str, rates: npt.ArrayLike | Sequence[float]) -> Floats:
     """Return tokens/s of each replica."""
-    found = np.atleast_1d(np.asarray(rates, np.float64))
-    if found.ndim != 1 or found.size == 0 or not (np.isfinite(found) & (found > 0)).all():
+    column = np.atleast_1d(np.asarray(rates, np.float64))
+    if column.ndim != 1 or column.size == 0 or not (np.isfinite(column) & (column > 0)).all():
         raise InputError(
             f"{name} is {checks.shown(rates)}, but each replica carries a finite number of "
             "tokens/s above 0; give one for each"
         )
-    return found
+    return column
