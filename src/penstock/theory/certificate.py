@@ -316,12 +316,12 @@ class Answer(NamedTuple):
 
 
 def of_server(
-    load: Load, asked: tuple[Hypothesis, ...], *, by_arrival: bool, name: str = "pool"
+    load: Load, hypotheses: tuple[Hypothesis, ...], *, by_arrival: bool, name: str = "pool"
 ) -> Certificate:
     """Certify a server by its load and what is asked of it, beside requests."""
     requests = of_requests(load.workload)
     sound = all(hypothesis.held for hypothesis in requests)
-    proof = proof_of(load, asked, sound=sound, by_arrival=by_arrival)
+    proof = proof_of(load, hypotheses, sound=sound, by_arrival=by_arrival)
     pool = PoolLoad.of_server(name, load, fills=not proof.by_drift)
     return Certificate(
         *_answer(load, pool, proof, (*requests, *proof.hypotheses.values())),
@@ -341,7 +341,7 @@ def certified_load(pools: Sequence[PoolLoad], certified: float | None) -> float 
     return certified or None
 
 
-def _answer(load: Load, pool: PoolLoad, proof: Proof, asked: tuple[Hypothesis, ...]) -> Answer:
+def _answer(load: Load, pool: PoolLoad, proof: Proof, hypotheses: tuple[Hypothesis, ...]) -> Answer:
     """Say whether a server is stable: by its limits first, above which no hypothesis matters."""
     exceeded = [limit for limit in pool.limits if limit.exceeded]
     if exceeded:
@@ -358,14 +358,14 @@ def _answer(load: Load, pool: PoolLoad, proof: Proof, asked: tuple[Hypothesis, .
         reason = f"{what}: any randomness lets the queues wander without bound"
         return Answer("critical", None, reason, ())
 
-    failed = ", ".join(f"'{h.name}' ({h.why})" for h in asked if not h.held)
+    failed = ", ".join(f"'{h.name}' ({h.why})" for h in hypotheses if not h.held)
     if failed:
         reason = (
             f"the arrival rate is {1 - binds.load:.1%} below what the {binds.name} can carry, "
             f"{load.arrival_rate / binds.load:,.4g} requests/s, but no theorem says stable, "
             f"because these hypotheses fail: {failed}"
         )
-        return Answer("unknown", None, reason, asked)
+        return Answer("unknown", None, reason, hypotheses)
 
     policy = load.server.policy.name
     theorem = WORK_CONSERVING
@@ -377,8 +377,8 @@ def _answer(load: Load, pool: PoolLoad, proof: Proof, asked: tuple[Hypothesis, .
             f"every batch that {policy} forms under a backlog drains it, at up to {up_to:,.4g} "
             "requests/s"
         )
-    reason = f"{reason}, so the queues stay finite and have a steady state{if_trusted(asked)}"
-    return Answer("stable", theorem + load.extended, reason, asked)
+    reason = f"{reason}, so the queues stay finite and have a steady state{if_trusted(hypotheses)}"
+    return Answer("stable", theorem + load.extended, reason, hypotheses)
 
 
 def _overload(load: Load, limit: Limit) -> tuple[Hypothesis, ...]:

@@ -95,31 +95,38 @@ def drift(lengths: Lengths, server: Server) -> Drift:
         fewest, most = backlog_batches(lengths, server)
     except _Unknown as unknown:
         return Drift(None, 0.0, 0.0, (0, 0), str(unknown))
-    load = np.flatnonzero(most >= 0)
-    cut = np.tile(fewest[load] < load, 2) * beside_prefill(server.batch_time)
-    decode = np.concatenate([fewest[load], most[load]])
-    load = np.tile(load, 2)
+    # Of the batches of each token load those with the fewest and the most decodes count.
+    loads = np.flatnonzero(most >= 0)
+    load = np.tile(loads, 2)
+    decode = np.concatenate([fewest[loads], most[loads]])
+    lengthened = np.tile(fewest[loads] < loads, 2) * beside_prefill(server.batch_time)
+    seconds = server.batch_time.by_tokens(load) + lengthened
     prompt = lengths.mean_prompt
     decodes = server.tokens_per_request(prompt, lengths.mean_output) - prompt
-    seconds = server.batch_time.by_tokens(load) + cut
     by_prefill = (load - decode) / prompt / seconds
-    by_decode = decode / decodes / seconds if decodes > 0 else by_prefill
-    share = _best_share(by_prefill, by_decode) if decodes > 0 else 1.0
+    if decodes > 0:
+        by_decode = decode / decodes / seconds
+        share = _best_share(by_prefill, by_decode)
+        weights = share / prompt, (1 - share) / decodes
+    else:  # engines have nothing to decode of outputs of one token
+        by_decode, share = by_prefill, 1.0
+        weights = 1 / prompt, 1 / prompt
     drained = share * by_prefill + (1 - share) * by_decode
     worst = int(np.argmin(drained))
     x, y = int(load[worst] - decode[worst]), int(decode[worst])
-    extra = attention(lengths, server).most
-    rate = slowed(float(drained[worst]), extra)
-    with_attention = f", with up to {extra:.4g} s of attention per request," if extra else ""
-    return Drift(
-        rate if rate > 0 else None,
-        share / prompt,
-        (1 - share) / decodes if decodes > 0 else 1 / prompt,
-        (x, y),
+
+    most_attention = attention(lengths, server).most
+    rate = slowed(float(drained[worst]), most_attention)
+    enough = "enough"
+    if most_attention:
+        enough += f", with up to {most_attention:.4g} s of attention per request,"
+    why = (
         f"of the batches that a backlog leads to, the one of {x:,} prefill and {y:,} decode "
-        "tokens drains least: "
-        f"enough{with_attention} for {rate:.4g} requests/s",
+        f"tokens drains least: {enough} for {rate:.4g} requests/s"
     )
+    if rate <= 0:
+        return Drift(None, *weights, (x, y), why)
+    return Drift(rate, *weights, (x, y), why)
 
 
 def backlog_batches(lengths: Lengths, server: Server) -> tuple[Ints, Ints]:
@@ -129,14 +136,12 @@ def backlog_batches(lengths: Lengths, server: Server) -> tuple[Ints, Ints]:
     if not server.policy.by_phase:
         raise _Unknown(
             f"what {server.policy.name} puts into a batch depends on every single request, which "
-            "makes more cases than "
-            "a proof can go through"
+            "makes more cases than a proof can go through"
         )
     if server.memory is not None or server.order != "fcfs":
         raise _Unknown(
             "with KV memory or priorities a batch depends on every single request, which makes "
-            "more cases than a proof "
-            "can go through"
+            "more cases than a proof can go through"
         )
     rows = _queues(lengths, server)
     tried = int((rows[:, 3] - rows[:, 2] + 1).sum())
@@ -164,7 +169,9 @@ def backlog_batches(lengths: Lengths, server: Server) -> tuple[Ints, Ints]:
         raise _Unknown(f"{policy.name} failed: {type(error).__name__}: {error}") from error
     if status != _FORMED:
         prompts, tokens, decoding = stuck.tolist()
-        what = "forms an empty batch" if status == _IDLE else f"asks for {NOT_ASKED_FOR}"
+        what = f"asks for {NOT_ASKED_FOR}"
+        if status == _IDLE:
+            what = "forms an empty batch"
         raise _Unknown(
             f"{policy.name} {what} with {prompts:,} prompts ({tokens:,} tokens) and {decoding:,} "
             "decoding"
@@ -197,7 +204,7 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
             f"queues that {server.policy.name} may see have no limit, so not all can be tried; "
             "set a max batch size in scope 'running'"
         )
-    most = budget if slots is None else min(budget, slots)
+    most = min(budget, slots or budget)
     if slots is None:  # many prompts and any number that decode, or the other way round
         decoding = np.arange(most + 1)
         many = np.column_stack(
@@ -215,7 +222,9 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
         rows = np.column_stack([prompts, decoding, low, prompts * longest])
         if of_paper:
             rows[:, 2:] = np.minimum(rows[:, 2:], budget)
-    return rows[rows[:, 1] == 0] if never_decodes else rows
+    if never_decodes:
+        rows = rows[rows[:, 1] == 0]
+    return np.asarray(rows)
 
 
 def _best_share(by_prefill: Floats, by_decode: Floats) -> float:

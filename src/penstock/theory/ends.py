@@ -17,7 +17,7 @@ from penstock.system.network import Network
 from penstock.system.server import Server
 from penstock.system.uncertain import Known
 from penstock.theory.limits import limits_of, tightest
-from penstock.theory.load import demand_of, load
+from penstock.theory.load import Demand, demand_of, load
 from penstock.workload.workload import Workload
 
 System = TypeVar("System")
@@ -38,8 +38,9 @@ class Ends(Generic[System]):
 
 def known_of(server: Server) -> Known | None:
     """Return how well the batch times of a server are known; None: they are taken as exact."""
-    batch_time = server.batch_time
-    return batch_time.uncertainty if isinstance(batch_time, Composition) else None
+    if not isinstance(server.batch_time, Composition):
+        return None
+    return server.batch_time.uncertainty
 
 
 def taken_as_exact(server: Server) -> Server:
@@ -52,48 +53,41 @@ def taken_as_exact(server: Server) -> Server:
 
 def server_ends(workload: Workload, server: Server) -> Ends[Server] | None:
     """Return the ends of a server for what arrives; None: its batch times are taken as exact."""
-    known = known_of(server)
-    if known is None:
+    doubt = known_of(server)
+    if doubt is None:
         return None
-    servers = _others_of(load(workload, server).server, known)
-    asked = [tightest(limits_of(demand_of(load(workload, one)))).load for one in servers]
-    slow, fast = _places_of(asked, known)
-    return Ends(servers[slow], servers[fast], known.origin, known.calibrated, servers, known.ends)
+    servers = _others_of(load(workload, server).server, doubt)
+    loads = [_tightest(demand_of(load(workload, other))) for other in servers]
+    slow, fast = _places_of(loads, doubt)
+    return Ends(servers[slow], servers[fast], doubt.origin, doubt.calibrated, servers, doubt.ends)
 
 
 def network_ends(network: Network) -> Ends[Network] | None:
     """Return the ends of a network; None: all its batch times are taken as exact."""
-    doubtful = {
-        (name, index): known
-        for name, pool in network.pools.items()
-        for index, (server, _) in enumerate(pool.servers)
-        if (known := known_of(server)) is not None
-    }
-    if not doubtful:
+    doubts: dict[tuple[str, int], Known] = {}  # by pool, and kind of server there
+    others: dict[tuple[str, int], list[Server]] = {}
+    for name, pool in network.pools.items():
+        for kind, (server, _) in enumerate(pool.servers):
+            doubt = known_of(server)
+            if doubt is not None:
+                doubts[name, kind] = doubt
+                others[name, kind] = _others_of(server, doubt)
+    if not doubts:
         return None
-    others = {
-        (name, index): _others_of(network.pools[name].servers[index][0], known)
-        for (name, index), known in doubtful.items()
-    }
     count = max(map(len, others.values()))
-    loads = np.array([_pool_loads(_changed(network, others, at)) for at in _same(network, count)])
+    together = [dict.fromkeys(network.pools, place) for place in range(count)]
+    loads = np.array([_pool_loads(_changed(network, others, places)) for places in together])
     slow, fast = {}, {}
-    for place, name in enumerate(network.pools):
-        first = next((known for (pool, _), known in doubtful.items() if pool == name), None)
-        if first is not None:
-            slow[name], fast[name] = _places_of(loads[:, place].tolist(), first)
-    origins = dict.fromkeys(known.origin for known in doubtful.values())
+    for (name, _), doubt in reversed(doubts.items()):  # the first kind of a pool decides
+        of_pool = loads[:, list(network.pools).index(name)]
+        slow[name], fast[name] = _places_of(of_pool.tolist(), doubt)
+    origins = dict.fromkeys(doubt.origin for doubt in doubts.values())
     return Ends(
         _changed(network, others, slow),
         _changed(network, others, fast),
         "; ".join(origins),
-        all(known.calibrated for known in doubtful.values()),
+        all(doubt.calibrated for doubt in doubts.values()),
     )
-
-
-def _same(network: Network, count: int) -> list[dict[str, int]]:
-    """Return all pools at one place, for each of so many places."""
-    return [dict.fromkeys(network.pools, place) for place in range(count)]
 
 
 def _changed(
@@ -117,22 +111,30 @@ def _pool_loads(network: Network) -> list[float]:
     from penstock.theory.network.demand import network_demand  # servers need not wait for it
 
     _, demands = network_demand(network)
-    return [tightest(limits_of(one)).load if one.tokens else 0.0 for one in demands]
+    return [_tightest(demand) for demand in demands]
+
+
+def _tightest(demand: Demand) -> float:
+    """Return how much of its tightest limit a pool is asked for."""
+    limits = limits_of(demand)
+    if not limits:
+        return 0.0
+    return tightest(limits).load
 
 
 def _with(server: Server, batch_time: Composition) -> Server:
     return dataclasses.replace(server, batch_time=batch_time)
 
 
-def _others_of(server: Server, known: Known) -> list[Server]:
+def _others_of(server: Server, doubt: Known) -> list[Server]:
     """Return a server with each of the batch times that may be true."""
     batch_time = server.batch_time
     assert isinstance(batch_time, Composition)
-    return [_with(server, other) for other in known.others(batch_time)]
+    return [_with(server, other) for other in doubt.others(batch_time)]
 
 
-def _places_of(loads: list[float], known: Known) -> tuple[int, int]:
+def _places_of(loads: list[float], doubt: Known) -> tuple[int, int]:
     """Return where the ends stand in a list of loads: the slow one has the higher."""
     rising = np.argsort(loads, kind="stable")
-    low, high = (round(end * (len(loads) - 1)) for end in known.ends)
+    low, high = (round(end * (len(loads) - 1)) for end in doubt.ends)
     return int(rising[high]), int(rising[low])

@@ -115,29 +115,37 @@ def lower_bounds(workload: Workload, server: Server) -> Mapping[str, Mapping[str
     refuse_without_rate("lower_bounds", workload, server)
     server = as_serving(workload, server)
     work = least(served(workload, server), workload, server)
-    alike = server  # as far as the requests' own bounds go
+    # Of the requests alone, whose bounds are worked out once for all servers that are alike there.
+    alike = server
     if server.policy.by_phase and server.memory is None:
         alike = Server(server.batch_time, server.token_budget, convention=server.convention)
     elif server.max_batch_size is not None:
         unlimited = dataclasses.replace(server, max_batch_size=None)
-        alike = unlimited if unlimited.most_tokens == server.most_tokens else server
-    own = _requests(work.lengths, alike, reuses(workload, server))
-    ttft, e2e = dict(own.ttft), dict(own.e2e)
-    gaps = own.output - 1
+        if unlimited.most_tokens == server.most_tokens:
+            alike = unlimited
+    requests = _requests(work.lengths, alike, reuses(workload, server))
+    ttft, e2e = dict(requests.ttft), dict(requests.e2e)
+
+    # Of the load.
+    gaps = requests.output - 1
     rate = workload.rate * work.share
-    others = server.tokens_per_request(own.prompt, own.output) - gaps
+    others = server.tokens_per_request(requests.prompt, requests.output) - gaps
     batches = _batches(server.batch_time, server.most_tokens)
+    shortest = float(batches.seconds.min())
     tbt = _gaps(batches, rate, gaps, others)
     if isinstance(workload.arrivals, Poisson):
         ttft["mean"] += _running(batches, rate * (gaps + others))
         if server.by_phase:
-            last = float(batches.seconds.min()) if server.convention == "paper" else 0.0
-            ttft["mean"] = max(ttft["mean"], _queue(batches, rate, own) + last)
+            in_order = _queue(batches, rate, requests)
+            if server.convention == "paper":
+                in_order += shortest
+            ttft["mean"] = max(ttft["mean"], in_order)
     e2e["mean"] = max(e2e["mean"], ttft["mean"] + gaps * tbt["mean"])
-    kept = 1 - _ROUNDING - 1e-9 / float(batches.seconds.min())
+    rounded = 1 - _ROUNDING - 1e-9 / shortest
     metrics = {"ttft_s": ttft, "tbt_s": tbt, "e2e_s": e2e}
     return {
-        metric: {name: bound * kept for name, bound in of.items()} for metric, of in metrics.items()
+        metric: {name: bound * rounded for name, bound in bounds.items()}
+        for metric, bounds in metrics.items()
     }
 
 
@@ -154,17 +162,18 @@ def request_bounds(
     for a, s in lines:  # a table of all of them would cost more than it says
         np.maximum(cut, pieces * a + s * tokens, out=cut)
     whole = shortest[np.minimum(prompt, budget)]
-    first = np.where(prompt > budget, cut, whole if merges else np.minimum(whole, cut))
+    if not merges:
+        whole = np.minimum(whole, cut)
+    first = np.where(prompt > budget, cut, whole)
     # Drafts that are right bring that many outputs more.
     decodes = np.ceil(
         (output - outputs_of_prefill(server)) / (1 + server.policy.memory.drafted_tokens)
     )
     end = first + decodes * shortest[1]
     if isinstance(model, Composition):
-        per_piece = model.self_attention + model.per_request
-        prefill = (
-            np.full_like(tokens, per_piece) if reused else prefill_seconds(tokens, model, budget)[0]
-        )
+        prefill, _ = prefill_seconds(tokens, model, budget)
+        if reused:
+            prefill = np.full_like(tokens, model.self_attention + model.per_request)
         first = first + model.with_prefill + prefill
         end = end + model.with_prefill + attention_of(prompt, output, server, reused=reused)[0]
     if server.convention == "paper":
@@ -306,7 +315,8 @@ def _mean(values: Floats, sampled: bool) -> float:
 
 
 def _spread(values: Floats, sampled: bool) -> float:
-    return STANDARD_ERRORS / math.sqrt(values.size) if sampled else 0.0
+    """Return four standard errors of a mean, in standard deviations; 0 where nothing is sampled."""
+    return STANDARD_ERRORS / math.sqrt(values.size) * sampled
 
 
 def _gaps(batches: _Batches, rate: float, gaps: float, others: float) -> dict[str, float]:
@@ -337,13 +347,13 @@ def _running(batches: _Batches, tokens_per_s: float) -> float:
     )
 
 
-def _queue(batches: _Batches, rate: float, own: _Requests) -> float:
-    """Return the mean time in system of an M/G/1 queue of the prompts alone."""
+def _queue(batches: _Batches, rate: float, requests: _Requests) -> float:
+    """Return the mean time in system of an M/G/1 queue of the prompts alone (Pollaczek)."""
     per_token = float(batches.per_token.min())
-    used = rate * per_token * own.least_prompt
+    used = rate * per_token * requests.least_prompt
     if used >= 1:
         return math.inf
     return float(
-        per_token * own.least_prompt
-        + rate * per_token**2 * own.least_prompt_square / (2 * (1 - used))
+        per_token * requests.least_prompt
+        + rate * per_token**2 * requests.least_prompt_square / (2 * (1 - used))
     )

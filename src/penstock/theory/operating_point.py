@@ -52,25 +52,29 @@ class OperatingPoint:
     @property
     def binding(self) -> tuple[str, ...]:
         """Return the limits that hold the server back; KV memory also where an estimate says so."""
-        return self.without_estimate if self.kv_memory_rate is None else ("KV memory",)
+        if self.kv_memory_rate is not None:
+            return ("KV memory",)
+        return self.without_estimate
 
     @property
     def without_estimate(self) -> tuple[str, ...]:
         """Return the limits that hold the server back by necessary conditions alone."""
-        return ("KV memory",) if self.bound.name == "KV memory" else self.optimum.binding
+        if self.bound.name == "KV memory":
+            return ("KV memory",)
+        return self.optimum.binding
 
     @property
     def own_max_rate(self) -> float | None:
         """Requests/s at the policy's own boundary, no more than any policy's; long prompts only."""
-        return (
-            None
-            if self.own is None
-            else min(self.arrival_rate / (1 - self.own.margin(self.point)), self.max_rate)
-        )
+        if self.own is None:
+            return None
+        return min(self.arrival_rate / (1 - self.own.margin(self.point)), self.max_rate)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``region``."""
-        best = self.optimum
+        best, own = self.optimum, None
+        if self.own is not None:
+            own = {"vertices": self.own.vertices.tolist(), "max_rate": self.own_max_rate}
         return {
             "vertices": self.region.vertices.tolist(),
             "point": {"prefill_tokens_per_s": self.point[0], "decode_tokens_per_s": self.point[1]},
@@ -86,9 +90,7 @@ class OperatingPoint:
                 "tokens_per_s_per_slot": best.slot_price,
             },
             "mix": [use._asdict() for use in best.mix],
-            "own": None
-            if self.own is None
-            else {"vertices": self.own.vertices.tolist(), "max_rate": self.own_max_rate},
+            "own": own,
             "kv_memory_rate": self.kv_memory_rate,
             "notes": list(self.notes),
         }
@@ -107,8 +109,10 @@ def operating_point(
     prompt = lengths.mean_prompt
     decode = max(server.tokens_per_request(prompt, lengths.mean_output) - prompt, 0.0)
     budget, slots = server.token_budget, server.max_batch_size
+    by_load, own = server.batch_time.by_load, None
     long_prompts = slots is not None and slots < budget and prompt >= budget - slots + 1
-    by_load = server.batch_time.by_load
+    if long_prompts and by_load and server.policy.batching.phases == "decode-first":
+        own = sarathi_region(server)
     bound = min(bounds(demand), key=lambda bound: bound.max_rate)
     if memory_rate is not None and memory_rate >= bound.max_rate:
         memory_rate = None
@@ -136,9 +140,7 @@ def operating_point(
         region=region(server, prompt=lengths),
         point=(rate * prompt, rate * decode),
         optimum=linear_program(server, (prompt, decode), prompt=lengths),
-        own=sarathi_region(server)
-        if by_load and long_prompts and server.policy.batching.phases == "decode-first"
-        else None,
+        own=own,
         arrival_rate=demand.arrival_rate,
         bound=bound,
         notes=tuple(notes),

@@ -109,7 +109,9 @@ class Region:
             Prefill and decode tokens/s, shape (2,).
         """
         rates = _pair("the point", point)
-        return 1 - 1 / self.scale(rates) if rates.any() else 1.0
+        if not rates.any():
+            return 1.0
+        return 1 - 1 / self.scale(rates)
 
     def contains(self, point: npt.ArrayLike) -> bool:
         """Return whether the region, its boundary included, holds the point (prefill, decode
@@ -240,7 +242,7 @@ def linear_program(
     """Solve the necessary condition along a direction as a linear program (HiGHS), with prices."""
     # The direction is prefill and decode tokens, shape (2,).
     # Rates in units of the fastest, so that all numbers of the program are about 1.
-    tokens, wanted = _prompt(prompt), _direction(direction)
+    tokens, along = _prompt(prompt), _direction(direction)
     columns = _corners(_columns(server, tokens.longest), tokens.mean)
     fastest = server.capacity
     rates = (
@@ -248,10 +250,9 @@ def linear_program(
         / columns.seconds
         / fastest
     )
-    towards = wanted[[0, 1, 0]] / wanted.sum()
-    if (
-        tokens.mean == tokens.longest
-    ):  # x <= k_p m_p in every batch, so the condition on requests says nothing new
+    towards = along[[0, 1, 0]] / along.sum()
+    # Where prompts are alike x <= k_p m_p in every batch: the condition on requests says nothing.
+    if tokens.mean == tokens.longest:
         rates, towards = rates[:2], towards[:2]
     size = rates.shape[1]
     from scipy.optimize import linprog  # takes a while to load, and few servers need it
@@ -267,9 +268,9 @@ def linear_program(
         raise RuntimeError(f"HiGHS found no optimum: {solved.message}")
     reach, shares = solved.x[0] * fastest, solved.x[1:]
     prices = np.r_[np.maximum(-solved.ineqlin.marginals[:-1], 0.0) / reach, 0.0]
-    binding, slot_price = _limits(server, prompt, wanted)
+    binding, slot_price = _limits(server, prompt, along)
     return Optimum(
-        scale=float(reach / wanted.sum()),
+        scale=float(reach / along.sum()),
         mix=tuple(
             Use(
                 int(columns.prefill[i]),
@@ -310,8 +311,8 @@ def _operating_points(columns: _Columns, mean_prompt: float) -> Floats:
     single = np.column_stack([np.minimum(tokens, due), decode])
     if not (tokens > due).any():
         return single
-    kept = _extreme(np.column_stack([tokens, decode, due]))
-    tokens, decode, due = tokens[kept], decode[kept], due[kept]
+    corners = _extreme(np.column_stack([tokens, decode, due]))
+    tokens, decode, due = tokens[corners], decode[corners], due[corners]
     above, below = np.flatnonzero(tokens > due), np.flatnonzero(tokens < due)
     excess, lack = (tokens - due)[above, None], (due - tokens)[None, below]
     share = lack / (excess + lack)
@@ -326,10 +327,8 @@ def _corners(columns: _Columns, mean_prompt: float) -> _Columns:
     if columns.prefill.size <= _MANY:
         return columns
     tokens = np.column_stack([columns.prefill, columns.decode, columns.requests * mean_prompt])
-    kept = _extreme(tokens / columns.seconds[:, None])
-    return _Columns(
-        columns.prefill[kept], columns.decode[kept], columns.requests[kept], columns.seconds[kept]
-    )
+    corners = _extreme(tokens / columns.seconds[:, None])
+    return _Columns._make(column[corners] for column in columns)
 
 
 def _extreme(points: Floats) -> Ints:
@@ -372,10 +371,13 @@ def _limits(
     gain = 0.0
     if k is not None:
         tighter["max batch size"] = carried(max_batch_size=k - 1)
-        gain = carried(max_batch_size=k + 1) - now if k < server.token_budget else 0.0
+        if k < server.token_budget:
+            gain = carried(max_batch_size=k + 1) - now
     noise = 1e-10 * now
+    if gain <= noise:
+        gain = 0.0
     binding = tuple(name for name, rate in tighter.items() if rate < now - noise)
-    return binding or ("batch time",), gain if gain > noise else 0.0
+    return binding or ("batch time",), gain
 
 
 def _prompt(prompt: int | Length | Lengths) -> _Prompt:

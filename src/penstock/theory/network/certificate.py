@@ -3,6 +3,7 @@
 What the theorems say and ask for heads `penstock.theory.certificate`.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,7 +39,7 @@ from penstock.theory.hypotheses import (
 from penstock.theory.kv_blocks import STANDARD_ERRORS
 from penstock.theory.limits import TOKENS, Limit, PoolLoad, limits_of
 from penstock.theory.load import Demand, demand_of, load
-from penstock.theory.network.cyclic_pools import CERTIFIED, Cycles
+from penstock.theory.network.cyclic_pools import CERTIFIED, Cycles, cycles_of
 from penstock.theory.network.demand import is_one_server, network_demand
 from penstock.theory.network.fluid_classes import components, fluid_classes
 from penstock.theory.network.loads import join_bounds, pool_loads, with_limits
@@ -100,16 +101,17 @@ def of_pools(
         raise InputError(f"{len(rules)} rules for {len(model.pools)} pools; give one per pool")
     stages = fluid_classes(model, False)
     sets = components(stages)
-    cycles = Cycles(model, rules, [s for stations in sets for s in stations if len(stations) > 1])
+    cyclic = [s for stations in sets for s in stations if len(stations) > 1]
+    cycles = cycles_of(model, rules, cyclic)
     proofs = pool_proofs(model, stages, sets, rules, all(h.held for h in of_arrivals))
     pools = pool_loads(model, stages, sets, proofs, limits)
-    asked = (*of_arrivals, *of_all_pools(model, proofs), *cycles.hypotheses)
+    hypotheses = (*of_arrivals, *of_all_pools(model, proofs), *cycles.hypotheses)
     # Where the fluid model is not known to hold, an order that fails in it proves nothing.
-    failed = {h.name for h in asked if not h.held} - {CARRIED, CERTIFIED}
+    failed = {h.name for h in hypotheses if not h.held} - {CARRIED, CERTIFIED}
     if not failed <= {BOUNDED, ROUTED} or model.least_prefill is not None:
-        cycles.virtual = cycles.spiral = None
+        cycles = dataclasses.replace(cycles, virtual=None, spiral=None)
     return Certificate(
-        *_answer(model, rules, pools, proofs, asked, cycles, sets),
+        *_answer(model, rules, pools, proofs, hypotheses, cycles, sets),
         pools=pools,
         certified_load=_certified_load(pools, proofs, cycles, of_arrivals),
         any_policy=cycles.anyone,
@@ -131,10 +133,7 @@ def _certified_load(
     carried = [proof.certified for proof in proofs if proof.certified is not None]
     if len(carried) < len(proofs) or not alike or not all(h.held for h in of_arrivals):
         return None
-    programs = [program for program in (cycles.anyone, cycles.fixed) if program is not None]
-    if programs:
-        carried.append(max(program.max_load for program in programs))
-    return certified_load(pools, min(carried))
+    return certified_load(pools, min(*carried, cycles.certified))
 
 
 def _answer(
@@ -142,55 +141,55 @@ def _answer(
     rules: Sequence[PoolRules],
     pools: Sequence[PoolLoad],
     proofs: Sequence[Proof],
-    asked: tuple[Hypothesis, ...],
+    hypotheses: tuple[Hypothesis, ...],
     cycles: Cycles,
     sets: list[tuple[int, ...]],
 ) -> Answer:
     """Say whether a network is stable: by tokens, other limits, order and routers, hypotheses."""
     by_tokens = _by_tokens(model)
     if by_tokens is not None and by_tokens[0] == "unstable":
-        return Answer("unstable", TOKENS, by_tokens[1], asked)
+        return Answer("unstable", TOKENS, by_tokens[1], hypotheses)
     if by_tokens is None and cycles.spiral is not None:
         stage, growth = cycles.spiral
         reason = (
             f"every cycle multiplies a backlog of {stage} by {growth:.4g}, in the fluid model of "
             "this order"
         )
-        return Answer("unstable", SPIRAL, reason, asked)
+        return Answer("unstable", SPIRAL, reason, hypotheses)
     virtual = cycles.virtual
     if by_tokens is None and virtual is not None and virtual.max_load < 1 - CRITICAL_BAND:
-        return Answer("unstable", VIRTUAL, virtual.reason, asked)
-    in_turns = not any(h.name == ROUTED and not h.held for h in asked)
+        return Answer("unstable", VIRTUAL, virtual.reason, hypotheses)
+    in_turns = not any(h.name == ROUTED and not h.held for h in hypotheses)
     overfed = _overfed(model, rules, in_turns)
     if overfed is not None:
-        return Answer("unstable", DIFFER, overfed, asked)
+        return Answer("unstable", DIFFER, overfed, hypotheses)
     exceeded = [
         (limit.load, pool, limit) for pool in pools for limit in pool.limits if limit.exceeded
     ]
     if exceeded:
         _, pool, limit = max(exceeded, key=lambda limit: limit[0])
-        return Answer("unstable", limit.theorem, _why_exceeded(pool, limit), asked)
+        return Answer("unstable", limit.theorem, _why_exceeded(pool, limit), hypotheses)
     if by_tokens is not None:
         verdict, reason = by_tokens
-        return Answer(verdict, None, reason, asked)
+        return Answer(verdict, None, reason, hypotheses)
     # Below load 1 everywhere the hypotheses decide.
     highest = int(np.argmax(model.rho))
     most = f"{model.pools[highest]} the highest with {model.rho[highest]:.3f}"
-    if all(h.held for h in asked):
-        round_trips = "".join(f"; {h.why}" for h in asked if h.name == CERTIFIED)
+    if all(h.held for h in hypotheses):
+        round_trips = "".join(f"; {h.why}" for h in hypotheses if h.name == CERTIFIED)
         reason = (
             f"every pool has a load below 1, {most}{round_trips}; so the queues stay finite and "
-            f"have a steady state{if_trusted(asked)}"
+            f"have a steady state{if_trusted(hypotheses)}"
         )
-        return Answer("stable", _theorem(model, sets, rules, proofs), reason, asked)
-    failed = "; ".join(f"'{h.name}' ({h.why})" for h in asked if not h.held)
+        return Answer("stable", _theorem(model, sets, rules, proofs), reason, hypotheses)
+    failed = "; ".join(f"'{h.name}' ({h.why})" for h in hypotheses if not h.held)
     elsewhere = {_KNOWN_ELSEWHERE[rule.order] for rule in rules if rule.order in _KNOWN_ELSEWHERE}
     reason = (
         f"no pool has a load above 1, {most}, but no theorem says stable, because these "
         f"hypotheses fail: {failed}"
         + "".join(f"; {what}, which is not shown here" for what in sorted(elsewhere))
     )
-    return Answer("unknown", None, reason, asked)
+    return Answer("unknown", None, reason, hypotheses)
 
 
 def _by_tokens(model: NetworkModel) -> tuple[Verdict, str] | None:

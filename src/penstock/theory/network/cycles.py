@@ -155,8 +155,8 @@ def priority_stability(
     def conditions(classes: FluidClasses, stations: tuple[int, ...]) -> Conditions | None:
         if not all(model.replicas[s] == 1 for s in stations):
             return None
-        own = np.array([rank[name] for name in classes.names])
-        return _combined(classes, {s: _static(classes, s, own) for s in stations})
+        ranked = np.array([rank[name] for name in classes.names])
+        return _combined(classes, {s: _static(classes, s, ranked) for s in stations})
 
     return _over_cycles(everything, conditions, None)
 
@@ -211,11 +211,16 @@ def _cycle(
     program = LyapunovProgram(classes, conditions)
     low, best = _highest_load(program, overload)
     # Shown are the weights that certify the load given, or else the highest load.
-    at_load = program.weights(1.0) if overload > 1 else None
-    shown = best if at_load is None else at_load
-    pairs = [] if shown is None else zip(shown[0].tolist(), shown[1].tolist(), strict=True)
-    named = dict(zip(classes.names, pairs, strict=False))
-    return Cycle(names, at_load is not None, low, overload, named, exact or low == overload)
+    stable = False
+    if overload > 1:
+        at_load = program.weights(1.0)
+        stable = at_load is not None
+        best = at_load or best
+    weights = {}
+    if best is not None:
+        pairs = zip(best[0].tolist(), best[1].tolist(), strict=True)
+        weights = dict(zip(classes.names, pairs, strict=True))
+    return Cycle(names, stable, low, overload, weights, exact or low == overload)
 
 
 def _highest_load(
@@ -244,10 +249,10 @@ def _combined(classes: FluidClasses, of_station: dict[int, list[Condition]]) -> 
             s: Condition((1.0, 1.0), classes.station == s, none, open=True) for s in of_station
         }
         return [
-            {**others, s: own}
+            {**others, s: condition}
             for s, conditions in of_station.items()
-            for own in conditions
-            if own.share[0] > 0
+            for condition in conditions
+            if condition.share[0] > 0
         ]
     combined = [
         dict(zip(of_station, states, strict=True))
@@ -260,8 +265,10 @@ def _any_policy(classes: FluidClasses, station: int, replicas: int) -> list[Cond
     """A pool under any work-conserving policy: empty, full, or fluid at some replicas."""
     here = classes.station == station
     none = np.zeros_like(here)
-    partly = [Condition((1 / replicas, 1 - 1 / replicas), here, here)] if replicas > 1 else []
-    return [Condition((0.0, 0.0), none, here), *partly, Condition((1.0, 1.0), here, none)]
+    empty, full = Condition((0.0, 0.0), none, here), Condition((1.0, 1.0), here, none)
+    if replicas == 1:
+        return [empty, full]
+    return [empty, Condition((1 / replicas, 1 - 1 / replicas), here, here), full]
 
 
 def _static(classes: FluidClasses, station: int, rank: Ints) -> list[Condition]:
@@ -297,8 +304,8 @@ class LyapunovProgram:
         ] = []  # row, column, factor, whether times the load
         self._rows = 0
         for condition in conditions:
-            for station, own in condition.items():
-                if own.share[0] > 0 and not own.open:
+            for station, state in condition.items():
+                if state.share[0] > 0 and not state.open:
                     self._falls(station, condition)
 
     def weights(self, load: float) -> tuple[Floats, Floats] | None:
@@ -321,9 +328,9 @@ class LyapunovProgram:
         )
         if solved.status != 0 or -solved.fun < _LEAST_FALL:
             return None
-        common, own = solved.x[:size] * self._unit, solved.x[size : 2 * size] * self._unit
-        largest = (common + own).max()
-        return (common + own) / largest, common / largest
+        common = solved.x[:size] * self._unit
+        at_own = common + solved.x[size : 2 * size] * self._unit
+        return at_own / at_own.max(), common / at_own.max()
 
     def _column(self, low: float | None) -> int:
         self._bounds.append((low, None))
@@ -351,14 +358,21 @@ class LyapunovProgram:
         ]
         growth: Terms = [(2 * size, 1.0)]
         for state in condition.values():
+            # Multipliers of what holds fluid, and of what passes on; a station without fluid may
+            # idle, or serve in the batches that carry the most.
             least, most = state.share
-            holding = self._column(None if least > 0 and not state.open else 0.0)
-            busy = self._fastest if state.open else self._seconds
+            if least == 0 or state.open:
+                holding = self._column(0.0)
+            else:
+                holding = self._column(None)
+            busy = self._seconds
+            if state.open:
+                busy = self._fastest
             for k in np.flatnonzero(state.holds):
                 self._row([*after[k], *((c, -f) for c, f in weight[k]), (holding, -busy[k])])
-            passing, seconds = (
-                (holding, self._seconds) if least == 1 else (self._column(0.0), self._fastest)
-            )
+            passing, seconds = holding, self._seconds
+            if least < 1:
+                passing, seconds = self._column(0.0), self._fastest
             # At least what the station adds, which is linear in the share.
             total = self._column(None)
             growth.append((total, 1.0))

@@ -1,5 +1,7 @@
 """What is known of pools between which jobs go round."""
 
+import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,61 +21,68 @@ if TYPE_CHECKING:
 CERTIFIED = "cycles of pools are certified"
 
 
+@dataclasses.dataclass(frozen=True)
 class Cycles:
-    """What is known of pools between which jobs go round.
+    """What is known of pools between which jobs go round."""
 
-    ``anyone`` and ``fixed``: certified for every work-conserving policy, and the static order if
-    there is one; where that fails, a ``virtual`` station, and a ``spiral``: a class whose flood
-    grows, and the factor.
-    """
+    anyone: "GlobalStability | None" = None  # certified for every work-conserving policy
+    fixed: "GlobalStability | None" = None  # for the static order, if there is one
+    virtual: "VirtualStation | None" = None  # where the static order fails
+    spiral: tuple[str, float] | None = None  # a class whose flood grows, and the factor
+    hypotheses: tuple[Hypothesis, ...] = ()
 
-    def __init__(self, model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]) -> None:
-        self.anyone: GlobalStability | None = None
-        self.fixed: GlobalStability | None = None
-        self.virtual: VirtualStation | None = None
-        self.spiral: tuple[str, float] | None = None
-        self.hypotheses: tuple[Hypothesis, ...] = ()
-        if not cyclic:
-            return
-        # What few networks need is loaded where they do.
-        from penstock.theory.network.cycles import global_stability, priority_stability
-        from penstock.theory.network.virtual_stations import priority_limit
+    @property
+    def certified(self) -> float:
+        """Factor on all rates up to which a linear program certifies them; inf without cycles."""
+        programs = [program for program in (self.anyone, self.fixed) if program is not None]
+        return max((program.max_load for program in programs), default=np.inf)
 
-        phases = [rule.phases for rule in rules]
-        balanced = [rule.router in SHORTEST and not rule.affinity for rule in rules]
-        self.anyone = global_stability(model, phases, balanced)
-        ranking = _ranking(model, rules, cyclic)
-        if ranking:
-            self.fixed = priority_stability(model, ranking, phases)
-            self.virtual = priority_limit(model, ranking, phases)
-            stands = self.virtual is None or self.virtual.max_load >= 1 - CRITICAL_BAND
-            if self.fixed.max_load < 1 and stands:
-                self.spiral = _spiral(model, ranking, phases)
-            if self.virtual is not None and not _alike(model, rules, self.virtual):
-                self.virtual = None
-        self.hypotheses = _cycle_hypotheses(model, rules, cyclic, self.anyone, self.fixed)
+
+def cycles_of(model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]) -> Cycles:
+    """Return what is known of the pools between which jobs go round."""
+    if not cyclic:
+        return Cycles()
+    # What few networks need is loaded where they do.
+    from penstock.theory.network.cycles import global_stability, priority_stability
+    from penstock.theory.network.virtual_stations import priority_limit
+
+    phases = [rule.phases for rule in rules]
+    balanced = [rule.router in SHORTEST and not rule.affinity for rule in rules]
+    anyone = global_stability(model, phases, balanced)
+    ranking = _ranking(model, rules, cyclic)
+    if not ranking:
+        return Cycles(anyone, hypotheses=_hypotheses(model, rules, cyclic, anyone, None))
+    fixed = priority_stability(model, ranking, phases)
+    virtual, spiral = priority_limit(model, ranking, phases), None
+    if fixed.max_load < 1 and (virtual is None or virtual.max_load >= 1 - CRITICAL_BAND):
+        spiral = _spiral(model, ranking, phases)
+    if virtual is not None and not _alike(model, rules, virtual):
+        virtual = None
+    hypotheses = _hypotheses(model, rules, cyclic, anyone, fixed)
+    return Cycles(anyone, fixed, virtual, spiral, hypotheses)
 
 
 def _ranking(
     model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]
 ) -> list[str] | None:
     """Return a ranking of all stages if every pool in a cycle has a static one, of whole stages."""
+    prefill = dict(zip(model.stages, model.prefill.tolist(), strict=True))
     ranking: list[str] = []
     for s, rule in enumerate(rules):
-        here = [name for name, pool in zip(model.stages, model.pool, strict=True) if pool == s]
-        own = rule.ranking if rule.order == "priority" else None
-        if own is not None and sorted(own) != sorted(here):
-            raise InputError(
-                f"the ranking of pool {model.pools[s]!r} has the stages {', '.join(own)}, but it "
-                "serves "
-                f"{', '.join(here)}; rank these"
-            )
-        if s in cyclic and (rule.phases or (own is None and rule.order != "decode-first")):
+        stages = [name for name, pool in zip(model.stages, model.pool, strict=True) if pool == s]
+        # Decode-first: stages without prompts before all others.
+        order = sorted(stages, key=lambda name: prefill[name] > 0)
+        static = rule.order == "decode-first"
+        if rule.order == "priority" and rule.ranking is not None:
+            static, order = True, list(rule.ranking)
+            if sorted(order) != sorted(stages):
+                raise InputError(
+                    f"the ranking of pool {model.pools[s]!r} has the stages {', '.join(order)}, "
+                    f"but it serves {', '.join(stages)}; rank these"
+                )
+        if s in cyclic and (rule.phases or not static):
             return None
-        if own is None:  # decode-first: stages without prompts before all others
-            prefill = dict(zip(model.stages, model.prefill.tolist(), strict=True))
-            here.sort(key=lambda name: prefill[name] > 0)
-        ranking += here if own is None else own
+        ranking += order
     return ranking
 
 
@@ -93,7 +102,7 @@ def _spiral(
             continue
         if path.grows and path.growth is not None:
             grown[stage] = path.growth
-    return max(grown.items(), key=lambda pair: pair[1], default=None)
+    return max(grown.items(), key=operator.itemgetter(1), default=None)
 
 
 def _alike(model: NetworkModel, rules: Sequence[PoolRules], virtual: "VirtualStation") -> bool:
@@ -102,15 +111,17 @@ def _alike(model: NetworkModel, rules: Sequence[PoolRules], virtual: "VirtualSta
     return all(model.replicas[s] == 1 or rules[s].router == "random" for s in both)
 
 
-def _cycle_hypotheses(
+def _hypotheses(
     model: NetworkModel,
     rules: Sequence[PoolRules],
     cyclic: list[int],
     anyone: "GlobalStability",
     fixed: "GlobalStability | None",
 ) -> tuple[Hypothesis, ...]:
+    """Return what the linear program asks for, and whether it certifies the load."""
     # Jobs at a stage must be alike, whichever way they came.
     remembered = _remembered(model, rules, cyclic)
+    forgets = model.sampled is None and not remembered
     reason = "lengths and routes are drawn anew at each stage"
     if model.sampled is not None:
         reason = (
@@ -122,24 +133,21 @@ def _cycle_hypotheses(
             f"{', '.join(remembered)}: lengths come with the job, so its later requests are like "
             "its earlier ones"
         )
-    forgets = model.sampled is None and not remembered
 
     # The linear program, for the static order or for every policy: whichever certifies more.
-    best = anyone if fixed is None or anyone.max_load > fixed.max_load else fixed
+    best, whose = anyone, "every work-conserving order of the stages"
+    if fixed is not None and fixed.max_load >= anyone.max_load:
+        best, whose = fixed, "this priority order"
+    if any(rules[s].phases for s in cyclic):
+        whose = "every work-conserving policy"
     pools = "; ".join(" - ".join(cycle.pools) for cycle in best.cycles)
-    whose = "every work-conserving policy"
-    if not any(rules[s].phases for s in cyclic):
-        whose = (
-            "this priority order" if best is fixed else "every work-conserving order of the stages"
-        )
-    held = best.max_load > 1 or best.stable
+    limit = f"the linear program certifies {whose} up to {best.max_load:.4g} times this load"
     if best.max_load == 0:
         limit = "nothing is known of such a cycle with these routers"
-    else:
-        limit = f"the linear program certifies {whose} up to {best.max_load:.4g} times this load"
+    certified = best.max_load > 1 or best.stable
     return (
         Hypothesis("stages forget the way to them", forgets, reason),
-        Hypothesis(CERTIFIED, held, f"jobs go round between {pools}; {limit}"),
+        Hypothesis(CERTIFIED, certified, f"jobs go round between {pools}; {limit}"),
     )
 
 
@@ -151,6 +159,6 @@ def _remembered(model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[in
     again = dict(zip(model.stages, visits > 1 + 1e-9, strict=True))
     return [
         name
-        for name, own in zip(stages, workflows, strict=True)
-        if again[name] or workflows.count(own) > 1
+        for name, workflow in zip(stages, workflows, strict=True)
+        if again[name] or workflows.count(workflow) > 1
     ]

@@ -90,7 +90,9 @@ def network_path(
             "simulate"
         )
     rank = ranks(classes, ranking)
-    level = _start(classes, {start: 1.0} if isinstance(start, str) else start)
+    if isinstance(start, str):
+        start = {start: 1.0}
+    level = _start(classes, start)
     most_events = checks.whole("most_events", most_events, 1, 10**6, "events", "a path has some")
     return walk(classes, rank, level, most_events)
 
@@ -98,10 +100,10 @@ def network_path(
 def _start(classes: FluidClasses, start: Mapping[str, float]) -> Floats:
     level = np.zeros(classes.seconds.size)
     for name, amount in start.items():
-        full = name if name in classes.names else f"{name} prefill"
-        if full not in classes.names and f"{name} decode" in classes.names:
-            full = f"{name} decode"
-        if full not in classes.names:
+        # Of a stage of two classes the first.
+        members = [f"{name}{phase}" for phase in ("", " prefill", " decode")]
+        members = [member for member in members if member in classes.names]
+        if not members:
             raise InputError(
                 f"the fluid starts in {name!r}, which is no class of this "
                 f"network{nearest(str(name), classes.names)}"
@@ -109,7 +111,7 @@ def _start(classes: FluidClasses, start: Mapping[str, float]) -> Floats:
         amount = checks.number(
             f"the fluid in {name}", amount, 0, 1e15, "requests", "levels are not negative"
         )
-        level[classes.names.index(full)] += amount
+        level[classes.names.index(members[0])] += amount
     if not level.any():
         raise InputError(
             "the fluid starts with nothing, so nothing moves; give one class some requests"
@@ -135,7 +137,8 @@ def walk(classes: FluidClasses, rank: Ints, level: Floats, most_events: int = 10
         # A stretch ends when the first class runs dry; where none does, the path goes on for ever.
         falling = np.flatnonzero((slope < 0) & (level > 0))
         if not falling.size:
-            growth = float("inf") if (slope > 0).any() else growth
+            if (slope > 0).any():
+                growth = float("inf")
             break
         step = float((level[falling] / -slope[falling]).min())
         level = np.maximum(level + step * slope, 0.0)
@@ -194,8 +197,8 @@ def _slopes(classes: FluidClasses, order: list[Ints], level: Floats) -> tuple[Fl
             for of, top in zip(order, first, strict=True)
         ]
         taker = tuple(
-            int(np.argmax(more)) if more.any() else top
-            for more, top in zip(over, first, strict=True)
+            next((int(i) for i in np.flatnonzero(too_much)), top)
+            for too_much, top in zip(over, first, strict=True)
         )
     else:
         for taker in itertools.islice(

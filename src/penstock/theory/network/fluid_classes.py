@@ -1,6 +1,7 @@
 """The classes of a network's fluid model: whole stages, or the two phases of each."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -59,16 +60,16 @@ class FluidClasses:
 
     def at(self, stations: Iterable[int]) -> "FluidClasses":
         """Return the classes of some stations; what reaches them from others comes from outside."""
-        kept = np.isin(self.station, np.array(list(stations), np.int64))
-        onward = self.onward[np.ix_(kept, kept)]
+        here = np.isin(self.station, np.array(list(stations), np.int64))
+        onward = self.onward[np.ix_(here, here)]
         per_class = ("stage", "phase", "station", "seconds", "fastest", "rate", "joins")
         return dataclasses.replace(
             self,
-            names=tuple(name for name, keep in zip(self.names, kept, strict=True) if keep),
-            external=np.maximum(self.rate[kept] - self.rate[kept] @ onward, 0.0),
+            names=tuple(itertools.compress(self.names, here)),
+            external=np.maximum(self.rate[here] - self.rate[here] @ onward, 0.0),
             onward=onward,
             left_out=(),
-            **{name: getattr(self, name)[kept] for name in per_class},
+            **{name: getattr(self, name)[here] for name in per_class},
         )
 
 
@@ -105,21 +106,21 @@ def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> 
         external = np.concatenate([external, np.zeros(count)])
         joins = np.concatenate([joins, np.zeros(count, np.bool_)])
         rate = np.concatenate([rate, rate])
-    kept = (tokens > 0) & (rate > 0)
-    if not kept.any():
+    fluid = (tokens > 0) & (rate > 0)
+    if not fluid.any():
         raise InputError(
             "no stage that jobs visit has a token, so there is no load; give one a prompt or an "
             "output"
         )
-    left_out = set(range(count)) - set(stage[kept].tolist())
-    if not kept.all():
+    left_out = set(range(count)) - set(stage[fluid].tolist())
+    if not fluid.all():
         # What follows an empty stage comes, and waits, as it would.
-        among, past = np.ix_(~kept, ~kept), np.ix_(~kept, kept)
-        through = np.linalg.solve(np.eye((~kept).sum()) - onward[among], onward[past])
-        external = external[kept] + external[~kept] @ through
-        joins = joins[kept] | (joins[~kept] @ through > 0)
-        onward = onward[np.ix_(kept, kept)] + onward[np.ix_(kept, ~kept)] @ through
-        stage, phase, tokens, rate = stage[kept], phase[kept], tokens[kept], rate[kept]
+        among, past = np.ix_(~fluid, ~fluid), np.ix_(~fluid, fluid)
+        through = np.linalg.solve(np.eye((~fluid).sum()) - onward[among], onward[past])
+        external = external[fluid] + external[~fluid] @ through
+        joins = joins[fluid] | (joins[~fluid] @ through > 0)
+        onward = onward[np.ix_(fluid, fluid)] + onward[np.ix_(fluid, ~fluid)] @ through
+        stage, phase, tokens, rate = stage[fluid], phase[fluid], tokens[fluid], rate[fluid]
     station = model.pool[stage]
     return FluidClasses(
         names=tuple(

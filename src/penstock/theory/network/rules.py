@@ -148,7 +148,9 @@ def _of_replicas(
         fills = Hypothesis(FILLS, True, f"order {pool.order.name} fills batches")
     memory = None
     if (gets or sends) and any(server.memory is not None for server in servers):
-        where = "comes from another pool" if gets else "is sent to another pool"
+        where = "is sent to another pool"
+        if gets:
+            where = "comes from another pool"
         memory = Hypothesis(AMPLE, False, f"requests hold memory while theirs {where}")
     if load is not None:
         *asked, carries = conditions.of_replica(load, fills, memory)
@@ -304,9 +306,9 @@ def pool_proofs(
 def _proof(
     model: NetworkModel, stages: FluidClasses, s: int, rules: PoolRules, cyclic: bool, sound: bool
 ) -> Proof:
-    beside = _of_pool(model, stages, s, rules, cyclic)
+    failures = _of_pool(model, stages, s, rules, cyclic)
     hypotheses = [*rules.replica]
-    hypotheses += [Hypothesis(name, why is None, why or "") for name, why in beside.items()]
+    hypotheses += [Hypothesis(name, why is None, why or "") for name, why in failures.items()]
     if rules.load is not None:
         by_arrival = rules.order == "fcfs" and not cyclic
         return proof_of(rules.load, hypotheses, sound=sound, by_arrival=by_arrival)

@@ -65,9 +65,16 @@ class VirtualStation:
     def amplification(self, load: float = 1.0) -> tuple[float, float]:
         """Return the factor by which each half of a cycle multiplies a backlog, a_i / (1 - a_i)."""
         # ``load`` is a factor on all rates.
-        halves = zip(self.loads, self.shares, strict=True)
-        a1, a2 = (load * s / (1 - load * h) if load * h < 1 else 1.0 for s, h in halves)
-        return a1 / (1 - a1) if a1 < 1 else math.inf, a2 / (1 - a2) if a2 < 1 else math.inf
+        first, second = zip(self.loads, self.shares, strict=True)
+        return _amplification(load, *first), _amplification(load, *second)
+
+
+def _amplification(load: float, s: float, h: float) -> float:
+    """Return a / (1 - a), with a = s / (1 - h), at a factor on all rates; inf from a = 1 on."""
+    left = 1 - load * (s + h)
+    if left <= 0:
+        return math.inf
+    return load * s / left
 
 
 def priority_limit(
