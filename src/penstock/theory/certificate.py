@@ -411,6 +411,7 @@ def _overload(load: Load, limit: Limit) -> tuple[Hypothesis, ...]:
 
 
 def _why_unstable(load: Load, exceeded: list[Limit]) -> str:
+    """Return which limits are exceeded, and by how much."""
     first, *others = exceeded
     rate = load.arrival_rate
     reason = (

@@ -271,6 +271,7 @@ def _form(
     for row in range(rows.shape[0]):
         prompts, decoding = rows[row, 0], rows[row, 1]
         for tokens in range(rows[row, 2], rows[row, 3] + 1):
+            # 1. What the policy asks for, x prefill and y decode tokens, cut as the server cuts it.
             x, y, first = policy(
                 Queue(prompts, tokens, decoding, 0, 0, 0, 0, 0, 0, 0, 0), limits, params
             )
@@ -284,6 +285,7 @@ def _form(
                 open_slots = min(prompts, slots - y)
             if (x == 0 or open_slots == 0) and y == 0:
                 return _IDLE
+            # 2. How many that may be in fact: prompts that are let in may be short.
             x_start = x_end = x
             if open_slots < prompts:  # the oldest prompts alone may be shorter than what is asked
                 x_start = min(x, (open_slots - 1) * shortest + 1) if open_slots > 0 else 0
@@ -295,6 +297,7 @@ def _form(
                     in_most = min(1 if x == 1 else (x - 2) // shortest + 2, prompts)
                     y_start = min(y_start, slots - in_most)
                     y_end = min(y_end, slots - (x + longest - 1) // longest)
+            # 3. The batch, or a range of batches, which the end widens all at once.
             if x_start < x_end:
                 starts[1, y] = min(starts[1, y], x_start)
                 ends[1, y] = max(ends[1, y], x_end)

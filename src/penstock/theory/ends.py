@@ -123,6 +123,7 @@ def _tightest(demand: Demand) -> float:
 
 
 def _with(server: Server, batch_time: Composition) -> Server:
+    """Return a server with other batch times."""
     return dataclasses.replace(server, batch_time=batch_time)
 
 

@@ -104,8 +104,10 @@ class FluidPath:
         """Seconds until nothing is left: work / (full rate - offered rate); inf where that is not
         positive.
         """
-        lasts = self.work[-1] > 0 or self.prefill_growth[-1].any() or self.decode_growth[-1].any()
-        return float("inf") if lasts else float(self.time_s[-1])
+        grows = self.prefill_growth[-1].any() or self.decode_growth[-1].any()
+        if grows or self.work[-1] > 0:
+            return float("inf")
+        return float(self.time_s[-1])
 
     def at(self, time_s: npt.ArrayLike) -> tuple[Floats, Floats]:
         """Return the requests in prefill and in decode.
@@ -133,6 +135,7 @@ class FluidPath:
         return self._work(*self.at(time_s))
 
     def _work(self, prefill: Floats, decode: Floats) -> Floats:
+        """Return eq:laypunov of some requests in each phase."""
         classes = tuple(range(-self.prefill_work.ndim, 0))
         return np.asarray(
             (prefill * self.prefill_work + decode * self.decode_work).sum(axis=classes)
@@ -209,31 +212,13 @@ def fluid(
             f"{in_decode[decodes == 0].max():g} requests are in decode, but with an output of 1 "
             "token engines have nothing to decode; leave `decode` out, or give a longer output"
         )
-    # Buffers: the prefills of the classes, then their decodes.
-    none = np.zeros_like(chances)
-    tokens = np.concatenate([prompts, decodes])
-    moves = np.block([[none, np.eye(arrivals.size)], [chances, none]])
-    external = np.concatenate([arrivals, np.zeros(arrivals.size)])
-    station = np.zeros(tokens.size, np.int64)
-    buffers = FluidClasses(
-        names=tuple(f"{j} {phase}" for phase in _PHASES for j in range(arrivals.size)),
-        stage=np.tile(np.arange(arrivals.size), 2),
-        phase=np.repeat([PREFILL, DECODE], arrivals.size),
-        station=station,
-        seconds=tokens / full,
-        fastest=tokens / full,
-        external=external,
-        onward=moves,
-        rate=np.linalg.solve(np.eye(tokens.size) - moves.T, external),
-        joins=station > 0,
-        pools=("server",),
-        left_out=(),
-    )
+    buffers = _buffers(full, arrivals, prompts, decodes, chances)
     rank = np.argsort(_by_priority(server, order, arrivals.size, decodes))
     path = walk(buffers, rank, np.concatenate([in_prefill, in_decode]))
     # A request in a phase has the tokens of that phase before it, and the work of where it goes
     # next.
-    work = np.linalg.solve(np.eye(tokens.size) - moves, tokens)
+    tokens = np.concatenate([prompts, decodes])
+    work = np.linalg.solve(np.eye(tokens.size) - buffers.onward, tokens)
 
     def phases(values: Floats) -> tuple[Floats, Floats]:
         prefill, decode = np.split(values, 2, axis=-1)
@@ -245,8 +230,33 @@ def fluid(
         *phases(path.served * tokens),
         *phases(path.slope),
         *phases(work),
-        offered_tokens_per_s=float(external @ work),
+        offered_tokens_per_s=float(buffers.external @ work),
         full_batch_tokens_per_s=full,
+    )
+
+
+def _buffers(
+    full: float, arrivals: Floats, prompts: Floats, decodes: Floats, chances: Floats
+) -> FluidClasses:
+    """Return the prefills of the classes, then their decodes, as classes of one station."""
+    count, none = arrivals.size, np.zeros_like(chances)
+    seconds = np.concatenate([prompts, decodes]) / full
+    onward = np.block([[none, np.eye(count)], [chances, none]])
+    external = np.concatenate([arrivals, np.zeros(count)])
+    station = np.zeros(2 * count, np.int64)
+    return FluidClasses(
+        names=tuple(f"{j} {phase}" for phase in _PHASES for j in range(count)),
+        stage=np.tile(np.arange(count), 2),
+        phase=np.repeat([PREFILL, DECODE], count),
+        station=station,
+        seconds=seconds,
+        fastest=seconds,
+        external=external,
+        onward=onward,
+        rate=np.linalg.solve(np.eye(2 * count) - onward.T, external),
+        joins=station > 0,
+        pools=("server",),
+        left_out=(),
     )
 
 
@@ -259,8 +269,7 @@ def full_batch_rate(server: Server) -> float:
     if server.memory is not None:
         raise InputError(
             f"the KV memory of {server.usable_blocks:,} blocks may keep batches from filling, and "
-            "fluid models know "
-            "none; leave it out, or ask `certify`"
+            "fluid models know none; leave it out, or ask `certify`"
         )
     limit = server.max_batch_size
     if limit is not None and (server.scope == "running" or limit < server.token_budget):
@@ -281,10 +290,11 @@ def _by_priority(server: Server, order: Order | None, classes: int, decodes: Flo
     if server.work_conserving is False:
         raise InputError(
             f"{policy.name} leaves room in batches while requests wait, so the fluid model does "
-            "not fix how fast it "
-            "works (eq:f7); take a work-conserving policy, or simulate"
+            "not fix how fast it works (eq:f7); take a work-conserving policy, or simulate"
         )
-    chosen: object = policy.batching.phases if order is None else order
+    chosen: object = order
+    if order is None:
+        chosen = policy.batching.phases
     if chosen is None:
         raise InputError(
             f"which phase {policy.name} serves first is not known, and the fluid model fixes the "
@@ -327,12 +337,13 @@ def _by_class(values: dict[str, npt.ArrayLike]) -> tuple[tuple[int, ...], list[F
             if bad.any():
                 raise InputError(
                     f"a mean {name} is {column[bad][0]:g} tokens, but must be from 1 to "
-                    f"{LONGEST:,}: a request has at "
-                    "least one token; mend it"
+                    f"{LONGEST:,}: a request has at least one token; mend it"
                 )
         _not_negative(f"the {name}", column, "requests are counted; give at least 0")
         columns.append(np.broadcast_to(column, shape))
-    return (() if all(np.ndim(value) == 0 for value in values.values()) else shape), columns
+    if all(np.ndim(value) == 0 for value in values.values()):
+        return (), columns
+    return shape, columns
 
 
 def _routing(routing: npt.ArrayLike, classes: int) -> Floats:
@@ -368,6 +379,7 @@ def _routing(routing: npt.ArrayLike, classes: int) -> Floats:
 
 
 def _not_negative(what: str, values: Floats, reason: str) -> None:
+    """Refuse a value that is not a finite number of at least 0."""
     bad = ~(np.isfinite(values) & (values >= 0))
     if bad.any():
         raise InputError(

@@ -245,6 +245,7 @@ class _Batches(NamedTuple):
 
 @cached(256)
 def _batches(batch_time: BatchTime, budget: int) -> _Batches:
+    """Return the batches up to a budget that no other undercuts."""
     seconds = batch_time.table(budget)[1:]
     per_token: Floats = seconds / np.arange(1, budget + 1)
     order = np.lexsort((per_token, seconds))
@@ -288,6 +289,7 @@ class _Requests(NamedTuple):
 
 @cached(256)
 def _requests(lengths: Lengths, server: Server, reused: bool) -> _Requests:
+    """Return what lengths alone say, of a sample on the safe side."""
     prompt, output = drawn(lengths)
     sampled = not isinstance(lengths, Empirical)
     first, end = request_bounds(prompt, output, server, reused=reused)

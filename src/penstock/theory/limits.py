@@ -52,7 +52,7 @@ from penstock.theory.attention import in_name
 from penstock.theory.hypotheses import CRITICAL_BAND
 from penstock.theory.kv_blocks import SAMPLE, STANDARD_ERRORS, reserves
 from penstock.theory.load import NOTHING, Demand, Estimate, Load, demand_of, iteration_s
-from penstock.theory.region import Region, linear_program, region
+from penstock.theory.region import Region, binding_limits, region
 from penstock.workload.lengths import Length, Lengths
 
 TOKENS = "Theorem 1(a)"
@@ -194,7 +194,8 @@ class PoolLoad:
             return (name,)
         server, replicas = kinds[0]
         rates = np.array([self.demand.prefill, self.demand.decode]) / replicas
-        return linear_program(unhurried(server), rates, prompt=self.demand.prompt).binding
+        binding, _ = binding_limits(unhurried(server), rates, prompt=self.demand.prompt)
+        return binding
 
     def under(self, limits: tuple[Limit, ...], demand: Demand) -> "PoolLoad":
         """Return the load under all limits of the pool, with what is asked of it."""
@@ -324,6 +325,7 @@ def _max_batch_size(demand: Demand, attention: Estimate) -> Limit:
 
 @cached(32)
 def _region_of(server: Server, prompt: Length | Lengths) -> Region:
+    """Return the region of a server on which no batch takes longer than one with more tokens."""
     return region(unhurried(server), prompt=prompt)
 
 

@@ -116,5 +116,6 @@ def _hermite(length: Tabulated) -> Floats:
 
 
 def _variance(length: Tabulated) -> float:
+    """Return the variance of a tabulated length, tokens^2."""
     tokens = length.low + np.arange(length.probabilities.size)
     return float(np.sum((tokens - length.mean) ** 2 * length.probabilities))

@@ -268,7 +268,7 @@ def linear_program(
         raise RuntimeError(f"HiGHS found no optimum: {solved.message}")
     reach, shares = solved.x[0] * fastest, solved.x[1:]
     prices = np.r_[np.maximum(-solved.ineqlin.marginals[:-1], 0.0) / reach, 0.0]
-    binding, slot_price = _limits(server, prompt, along)
+    binding, slot_price = binding_limits(server, along, prompt=prompt)
     return Optimum(
         scale=float(reach / along.sum()),
         mix=tuple(
@@ -348,8 +348,8 @@ def _outline(points: Floats) -> Floats:
     return np.asarray(np.vstack([(0.0, 0.0), hull.corners(path)]) * tops)
 
 
-def _limits(
-    server: Server, prompt: int | Length | Lengths, direction: Floats
+def binding_limits(
+    server: Server, direction: Floats, *, prompt: int | Length | Lengths
 ) -> tuple[tuple[str, ...], float]:
     """Return the limits that bind along a direction, and the tokens/s that one more slot brings."""
 
@@ -381,6 +381,7 @@ def _limits(
 
 
 def _prompt(prompt: int | Length | Lengths) -> _Prompt:
+    """Return what counts of prompts."""
     if isinstance(prompt, Lengths):
         return _Prompt(prompt.mean_prompt, prompt.max_prompt or LONGEST)
     length = as_length("prompt", prompt)
@@ -398,6 +399,7 @@ def _request(
 
 
 def _pair(what: str, value: npt.ArrayLike) -> Floats:
+    """Return tokens of prefill and decode, or refuse them."""
     pair = checks.array(what, value)
     if pair.shape != (2,) or not (np.isfinite(pair) & (pair >= 0)).all():
         raise InputError(
@@ -408,6 +410,7 @@ def _pair(what: str, value: npt.ArrayLike) -> Floats:
 
 
 def _direction(value: npt.ArrayLike) -> Floats:
+    """Return a direction that is not (0, 0), or refuse it."""
     direction = _pair("the direction", value)
     if not direction.any():
         raise InputError(

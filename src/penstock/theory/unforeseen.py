@@ -78,6 +78,7 @@ def share(lengths: Lengths, declared: Tokens | Length) -> Share:
 
 
 def _beyond(declared: Length, output: Floats) -> Floats:
+    """Return the chance that more is declared than an output; shape (n,)."""
     chance = reaches(declared, output + 1.0)
     assert chance is not None
     return chance

@@ -166,18 +166,16 @@ def _over_cycles(
     conditions: Callable[[FluidClasses, tuple[int, ...]], Conditions | None],
     replicas: Ints | None,
 ) -> GlobalStability:
+    """Put the programs of all cycles together; ``replicas`` of each pool, None under an order."""
     cycles = []
     for stations in components(classes):
-        if len(stations) > 1:
-            part = classes.at(stations)
-            two = (
-                replicas is not None
-                and len(stations) == 2
-                and all(replicas[s] == 1 for s in stations)
-            )
-            cycles.append(
-                _cycle(part, stations, conditions(part, stations), two and _fixed_routes(part))
-            )
+        if len(stations) == 1:
+            continue
+        part = classes.at(stations)
+        # What the program says of every policy is exact on two servers with fixed routes.
+        exact = replicas is not None and all(replicas[s] == 1 for s in stations)
+        exact = exact and len(stations) == 2 and _fixed_routes(part)
+        cycles.append(_cycle(part, stations, conditions(part, stations), exact))
     overload = 1 / float(classes.rho.max())
     max_load = min([overload, *(cycle.max_load for cycle in cycles)])
     stable = overload > 1 and all(cycle.stable for cycle in cycles)
@@ -204,6 +202,7 @@ def _fixed_routes(classes: FluidClasses) -> bool:
 def _cycle(
     classes: FluidClasses, stations: tuple[int, ...], conditions: Conditions | None, exact: bool
 ) -> Cycle:
+    """Say up to which load weights certify a cycle, under conditions; None: nothing is known."""
     names = tuple(classes.pools[s] for s in stations)
     overload = 1 / float(classes.rho.max())
     if conditions is None:
@@ -333,6 +332,7 @@ class LyapunovProgram:
         return at_own / at_own.max(), common / at_own.max()
 
     def _column(self, low: float | None) -> int:
+        """Add a variable with a lower bound, or none."""
         self._bounds.append((low, None))
         return len(self._bounds) - 1
 

@@ -205,6 +205,7 @@ def declares(workflow: Workflow | Sessions) -> bool:
 
 
 def _at_stage(workflow: Workflow | Sessions, stage: Stage, servers: list[Server]) -> Share:
+    """Return least and most mean tokens that a request of one stage costs after its end."""
     ahead = any(server.policy.batching.ahead for server in servers)
     if not (ahead and declares(workflow)):
         return NONE

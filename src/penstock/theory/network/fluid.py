@@ -98,6 +98,7 @@ def network_path(
 
 
 def _start(classes: FluidClasses, start: Mapping[str, float]) -> Floats:
+    """Return the requests of each class at the start."""
     level = np.zeros(classes.seconds.size)
     for name, amount in start.items():
         # Of a stage of two classes the first.

@@ -92,12 +92,13 @@ def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> 
         raise InputError(
             "no jobs arrive at this network, so it has no load; give a workflow an arrival rate"
         )
+    # First the classes of a stage's prompts, or of all it has, then those of its decodes.
     count = len(model.stages)
     split = np.broadcast_to(chooses, len(model.pools))[model.pool]
     stage, phase = np.arange(count), np.where(split, PREFILL, BOTH)
     tokens = np.where(split, model.prefill, model.prefill + model.decode)
     external, joins, rate, onward = model.external, model.joins, model.visits, model.onward
-    if split.any():  # first the classes of a stage's prompts or whole, then of its decodes
+    if split.any():
         stage, phase = np.concatenate([stage, stage]), np.concatenate([phase, [DECODE] * count])
         tokens = np.concatenate([tokens, split * model.decode])
         onward = np.zeros((2 * count, 2 * count))
@@ -106,6 +107,9 @@ def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> 
         external = np.concatenate([external, np.zeros(count)])
         joins = np.concatenate([joins, np.zeros(count, np.bool_)])
         rate = np.concatenate([rate, rate])
+
+    # Classes without tokens or requests are left out; what follows them comes, and waits, as it
+    # would.
     fluid = (tokens > 0) & (rate > 0)
     if not fluid.any():
         raise InputError(
@@ -114,13 +118,13 @@ def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> 
         )
     left_out = set(range(count)) - set(stage[fluid].tolist())
     if not fluid.all():
-        # What follows an empty stage comes, and waits, as it would.
         among, past = np.ix_(~fluid, ~fluid), np.ix_(~fluid, fluid)
         through = np.linalg.solve(np.eye((~fluid).sum()) - onward[among], onward[past])
         external = external[fluid] + external[~fluid] @ through
         joins = joins[fluid] | (joins[~fluid] @ through > 0)
         onward = onward[np.ix_(fluid, fluid)] + onward[np.ix_(fluid, ~fluid)] @ through
         stage, phase, tokens, rate = stage[fluid], phase[fluid], tokens[fluid], rate[fluid]
+
     station = model.pool[stage]
     return FluidClasses(
         names=tuple(
@@ -144,22 +148,14 @@ def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> 
 def components(classes: FluidClasses) -> list[tuple[int, ...]]:
     """Return the strongly connected components of stations, in topological order."""
     # Stations that no job can leave and come back to by way of another are components of one.
-    if len(classes.pools) == 1:
-        return [(0,)]
-    from scipy.sparse import csr_array  # takes a while to load
-    from scipy.sparse.csgraph import connected_components
-
-    edge = classes.leads
-    number, label = connected_components(csr_array(edge), directed=True, connection="strong")
-    after = np.zeros((number, number), np.bool_)
-    for i, j in np.argwhere(edge):
-        after[label[i], label[j]] |= label[i] != label[j]
-    left, order = set(range(number)), []
+    reaches: Bools = classes.leads | np.eye(len(classes.pools), dtype=np.bool_)
+    for _ in classes.pools:
+        reaches = reaches @ reaches
+    before = reaches & ~reaches.T
+    left, order = set(range(len(classes.pools))), []
     while left:  # the first that nothing still left leads to
-        ready = min(
-            (c for c in left if not after[list(left), c].any()),
-            key=lambda c: int(np.argmax(label == c)),
-        )
-        order.append(tuple(int(s) for s in np.flatnonzero(label == ready)))
-        left.remove(ready)
+        first = min(s for s in left if not before[list(left), s].any())
+        together = np.flatnonzero(reaches[first] & reaches[:, first]).tolist()
+        order.append(tuple(together))
+        left -= set(together)
     return order

@@ -288,6 +288,7 @@ def _of_job(stage: Stage) -> bool:
 
 
 def _of_all(name: str, failed: list[str], held: str) -> Hypothesis:
+    """Return a hypothesis of all pools or workflows: what fails, or else what is said."""
     return Hypothesis(name, not failed, "; ".join(failed) or held)
 
 
@@ -306,6 +307,7 @@ def pool_proofs(
 def _proof(
     model: NetworkModel, stages: FluidClasses, s: int, rules: PoolRules, cyclic: bool, sound: bool
 ) -> Proof:
+    """Prove that a pool drains: each replica by the law of what comes, or all by their means."""
     failures = _of_pool(model, stages, s, rules, cyclic)
     hypotheses = [*rules.replica]
     hypotheses += [Hypothesis(name, why is None, why or "") for name, why in failures.items()]

@@ -136,6 +136,7 @@ def ranks(classes: FluidClasses, ranking: Sequence[str]) -> Ints:
 
 
 def _tightest(classes: FluidClasses, rank: Ints) -> VirtualStation | None:
+    """Return the virtual station of least load limit under an order."""
     pushed = _pushes(classes, rank)
     best: VirtualStation | None = None
     for stations in components(classes):
@@ -184,6 +185,8 @@ def _exclusive(classes: FluidClasses, rank: Ints, above: list[Bools]) -> list[Bo
 def _station(
     classes: FluidClasses, rank: Ints, stations: tuple[int, int], sets: list[Bools], pushed: Bools
 ) -> VirtualStation:
+    """Return the virtual station of two sets of classes, with the push starts above them."""
+
     def named(of: Bools) -> tuple[str, ...]:
         return tuple(
             classes.names[k] for k in sorted(np.flatnonzero(of), key=lambda k: int(rank[k]))
