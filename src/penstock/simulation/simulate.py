@@ -21,7 +21,7 @@ from penstock.system.outages import Outage, checked_outages, listed
 from penstock.system.server import Server
 from penstock.workload.arrivals import MOST_ARRIVALS
 from penstock.workload.jobs import Jobs
-from penstock.workload.pairs import Independent
+from penstock.workload.lengths import Independent
 from penstock.workload.prefixes import Prefixes
 from penstock.workload.workload import ClosedLoop, Workload
 
