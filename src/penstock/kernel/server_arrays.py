@@ -9,7 +9,7 @@ import numpy as np
 from numba import from_dtype, types
 
 from penstock.kernel.due_epochs import NEVER
-from penstock.kernel.records import World, record, table, tuple_type
+from penstock.kernel.records import record, table, tuple_type
 
 # Requests are named by their index in the workload arrays handed in.
 STATE = record(
@@ -114,26 +114,30 @@ class Run(NamedTuple):
     rise: int
 
 
-def new_arrays(world: World, room: int) -> Arrays:
+def new_arrays(room: int, **others: Any) -> Arrays:
     """Return the arrays of a server to which nothing has come, with slots for so many requests."""
+    # ``others``: those that `World` has too, and some that only it has.
     state = table(STATE, 1)
     state.first = state.last = -1
     state.next_due = NEVER
     slots = table(SLOT, room)
     slots.chain = np.arange(1, room + 1)
     nothing, nothing32 = np.empty(0, np.int64), np.empty(0, np.int32)
-    own = {
+    of_requests = {
         "state": state,
         "flight": table(FLIGHT, 1),
         "arrival": nothing,
         "prompt": nothing32,
         "output": nothing32,
+        "first_token": nothing,
+        "finish": nothing,
         "slots": slots,
         "heads": nothing,
         "bits": np.empty(0, np.uint64),
         "segments": table(SEGMENT, room + 1),
     }
-    return Arrays(**{name: getattr(world, name, None) for name in Arrays._fields} | own)
+    others = {name: array for name, array in others.items() if name in Arrays._fields}
+    return Arrays(**others, **of_requests)
 
 
 ARRAYS = tuple_type(

@@ -15,6 +15,7 @@ from penstock.kernel.composition import N_TERMS
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.recording import MOST_CELLS
 from penstock.kernel.records import World
+from penstock.kernel.server_arrays import Arrays, new_arrays
 from penstock.kernel.signatures import (
     ASKED_FIELDS,
     LINE_FIELDS,
@@ -106,6 +107,30 @@ def new_world(
         weights=np.zeros((width, 2)),
         **_counters(clock[0], pools, table.size, room, most),
         series=_series(len(stages), table.size),
+    )
+
+
+def new_paper_server(server: Server, room: int, tick_s: float, level: int) -> Arrays:
+    """Return the arrays of the loop of one server, to which nothing has come."""
+    # ``room``: for so many requests that decode.
+    counts = np.ones(1, np.int64)
+    pools, _ = _pools([server], counts, np.zeros(1, np.int64), [(0, 0)])
+    params = _params(server)
+    pools.params_end = params.size
+    replicas, _ = _replicas_and_lines(pools, counts)
+    pools.cell_columns = room + 1
+    clock = _clock(level, 0)
+    counters = _counters(clock[0], pools, 1, room, server.most_tokens)
+    clock.engine_slots = room
+    return new_arrays(
+        room,
+        clock=clock,
+        pools=pools,
+        servers=replicas,
+        params=frozen(params),
+        series=_series(1, 1),
+        **_batch_times([server], pools, tick_s),
+        **counters,
     )
 
 

@@ -7,9 +7,8 @@ import numpy as np
 
 from penstock.inputs.arrays import Ints
 from penstock.kernel.server import compiled_advance
-from penstock.kernel.server_arrays import new_arrays
 from penstock.simulation.distribution import Fold
-from penstock.simulation.new_world import NO_LIMIT, new_world
+from penstock.simulation.new_world import NO_LIMIT, new_paper_server
 from penstock.simulation.rows import Record, ReplicaCounts, Rows
 from penstock.simulation.session import Session, chain, gap_bits, level_of
 from penstock.simulation.ticks import check_costs, in_ticks, terms_of
@@ -26,16 +25,12 @@ class PaperSession(Session):
     def __init__(
         self, server: Server, record: Record, tick_s: float, compress: bool, stop: int
     ) -> None:
-        level = level_of(record)
-        world = new_world([server], [1], [0], [(0, 0)], tick_s, level, counts_compositions=True)
         self.server, self.terms = server, terms_of(server, tick_s)
         self._policy = server.policy.compiled  # kept alive: the kernel has its address
         room = min(server.token_budget, server.max_batch_size or NO_LIMIT)
-        world.clock.engine_slots = room
+        arrays = new_paper_server(server, room, tick_s, level_of(record))
         bits = gap_bits(record, [server])
-        super().__init__(
-            new_arrays(world, room), tick_s, compress, stop, bits, [server.policy.name]
-        )
+        super().__init__(arrays, tick_s, compress, stop, bits, [server.policy.name])
         self.pool = self.world.pools[0]
         self._watch(self.world.state, "arrived", "head")
         self.folds = [(Fold(), Fold())]

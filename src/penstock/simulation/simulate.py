@@ -17,7 +17,7 @@ from penstock.simulation.running import Running
 from penstock.simulation.session import Session
 from penstock.system.batch_time import Composition
 from penstock.system.kinds import as_network, refuse
-from penstock.system.outages import Outage, checked_outages, listed
+from penstock.system.outages import Outage, checked_outages
 from penstock.system.server import Server
 from penstock.workload.arrivals import MOST_ARRIVALS
 from penstock.workload.jobs import Jobs
@@ -132,9 +132,10 @@ def simulate(
     stop = stop_tick(until, tick_s)
     compress = checks.truth("compress", compress)
     drain = None if drain is None else checks.truth("drain", drain)
-    options = RunOptions(stop, drain, tick_s, compress, shown, listed(outages))
+    options = RunOptions(stop, drain, tick_s, compress, shown, outages)
     if isinstance(workload, Workload) and isinstance(server, Server):
-        refuse(jobs=jobs, seed=seed, outages=options.outages or None)
+        if jobs is not None or seed is not None or outages:
+            refuse(jobs=jobs, seed=seed, outages=outages or None)
         return run_server(
             workload, server, length_of_run(workload, requests, until), options, record
         )
