@@ -1,6 +1,7 @@
 """Jobs as the event loop takes them: those that can be served, in ticks, request by request."""
 
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +17,6 @@ from penstock.workload.jobs import Jobs
 if TYPE_CHECKING:
     from penstock.simulation.event_session import NetworkOfOne
     from penstock.system.network import Network
-
-_OR_DROP = ", or drop them with `memory: {too_long: drop}`"
 
 
 class JobsInTicks:
@@ -71,11 +70,14 @@ class JobsInTicks:
                     continue
                 place = int(np.arange(jobs.requests)[here][over][0])
                 pool = list(self.network.pools)[index]
-                where = f", at pool {pool!r}" if pool else ""
+                remedy, where = "raise the limit or shorten the requests", ""
+                if memory is not None:
+                    remedy += ", or drop them with `memory: {too_long: drop}`"
+                if pool:
+                    where = f", at pool {pool!r}"
                 raise InputError(
                     f"request {first + place} has {jobs.prompt[place]:,} prompt and "
-                    f"{jobs.output[place]:,} output tokens{where}: {reason}; raise the "
-                    f"limit or shorten the requests{_OR_DROP if memory is not None else ''}"
+                    f"{jobs.output[place]:,} output tokens{where}: {reason}; {remedy}"
                 )
         return never
 
@@ -202,8 +204,8 @@ class JobsInTicks:
         recorded = self.prefixes
         if recorded is None:
             return prefix, named
-        own = np.flatnonzero(prefix >= 0)
-        named[own] = np.diff(recorded.bounds)[prefix[own]] * recorded.block_size
+        first = np.flatnonzero(prefix >= 0)
+        named[first] = np.diff(recorded.bounds)[prefix[first]] * recorded.block_size
         later = np.flatnonzero((jobs.context < 0) & (prefix < 0))
         earlier = later + jobs.context[later]
         before = None
@@ -224,51 +226,68 @@ class JobsInTicks:
 
 def never_served(
     server: Server, prompt: Ints32, output: Ints32, declared: Ints32
-) -> list[tuple[Bools, str]]:
-    """Return which requests can never be served, for each reason."""
-    policy, memory = server.policy, server.memory
-    size = memory.block_size if memory else 1
-    outputs = policy.outputs_of(prompt, output)
-    peak = prompt.astype(np.int64) + outputs - (server.convention == "engine")
-    limits = []
+) -> Iterator[tuple[Bools, str]]:
+    """Yield which requests can never be served, and for which reason."""
+    policy, memory, usable = server.policy, server.memory, server.usable_blocks
+    most_tokens = prompt.astype(np.int64) + policy.outputs_of(prompt, output)
+    most_tokens -= server.convention == "engine"
     if longest := policy.memory.longest_context:
-        reason = f"{policy.name} has no room for an output, for its max_model_len is {longest:,}"
-        limits.append((prompt >= longest, reason))
+        yield (
+            prompt >= longest,
+            f"{policy.name} has no room for an output, for its max_model_len is {longest:,}",
+        )
     if policy.queue.knows_outputs:
-        reason = (
-            f"it declares other outputs than it makes, which {policy.name} (ignore_eos) does not"
+        yield (
+            declared != output,
+            f"it declares other outputs than it makes, which {policy.name} (ignore_eos) does not",
         )
-        limits.append((declared != output, reason))
-    usable = server.usable_blocks
-    if usable is not None:
-        if (most := policy.most_outputs(prompt, usable, size)) is not None:
-            # A page of one that comes back may be less full.
-            kept = 1 + policy.queue.knows_outputs
-            short = output > most - (kept - 1) * size
-            reason = (
-                f"{policy.name} would cut its output for want of memory: of {usable:,} blocks of "
-                f"{size:,} its prompt, {kept} more and a token stay free"
-            )
-            limits.append((short, reason))
-        beyond = policy.memory.drafted_tokens + policy.memory.reserves_last_token
-        needed = -(-(peak + beyond) // size)
-        spare = server.spare_blocks
-        over = needed + spare > usable
-        beside = f" beside a watermark of {spare:,}" if spare else ""
-        worst = int(needed[over][0]) if over.any() else 0
-        reason = (
-            f"it needs {worst:,} blocks of {size:,}{beside}, but the KV memory has {usable:,}, so "
-            "it never fits and blocks the server"
-        )
-        limits.append((over, reason))
-    if not policy.batching.cuts_prompts:
-        # What is preempted comes back longer.
-        again = memory is not None and server.holds != "completion"
-        lost = ", with outputs that it lost" if again else ""
-        reason = (
-            f"{policy.name} takes a prompt whole{lost}, but a batch holds "
-            f"{server.token_budget:,} tokens, so it never fits and blocks the server"
-        )
-        room = server.token_budget - policy.batching.beside_prompt
-        limits.append(((peak if again else prompt) > room, reason))
-    return limits
+    if memory is not None and usable is not None:
+        size = memory.block_size
+        yield from _cut_for_memory(server, usable, size, prompt, output)
+        yield from _beyond_memory(server, usable, size, most_tokens)
+    if policy.batching.cuts_prompts:
+        return
+    whole, takes = prompt.astype(np.int64), f"{policy.name} takes a prompt whole"
+    if memory is not None and server.holds != "completion":  # what is preempted comes back longer
+        whole, takes = most_tokens, f"{takes}, with outputs that it lost"
+    yield (
+        whole > server.token_budget - policy.batching.beside_prompt,
+        f"{takes}, but a batch holds {server.token_budget:,} tokens, so it never fits and blocks "
+        "the server",
+    )
+
+
+def _cut_for_memory(
+    server: Server, usable: int, size: int, prompt: Ints32, output: Ints32
+) -> Iterator[tuple[Bools, str]]:
+    """Yield the requests whose outputs an engine would cut for want of KV memory."""
+    policy = server.policy
+    most = policy.most_outputs(prompt, usable, size)
+    if most is None:
+        return
+    # A page of one that comes back may be less full.
+    spare = 1 + policy.queue.knows_outputs
+    yield (
+        output > most - (spare - 1) * size,
+        f"{policy.name} would cut its output for want of memory: of {usable:,} blocks of {size:,} "
+        f"its prompt, {spare} more and a token stay free",
+    )
+
+
+def _beyond_memory(
+    server: Server, usable: int, size: int, most_tokens: Ints
+) -> Iterator[tuple[Bools, str]]:
+    """Yield the requests that need more blocks than there are."""
+    memory, spare = server.policy.memory, server.spare_blocks
+    needed = -(-(most_tokens + memory.drafted_tokens + memory.reserves_last_token) // size)
+    over = needed + spare > usable
+    if not over.any():
+        return
+    blocks = f"{int(needed[over][0]):,} blocks of {size:,}"
+    if spare:
+        blocks += f" beside a watermark of {spare:,}"
+    yield (
+        over,
+        f"it needs {blocks}, but the KV memory has {usable:,}, so it never fits and blocks the "
+        "server",
+    )

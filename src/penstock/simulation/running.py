@@ -131,11 +131,14 @@ class Running:
         if self.loop is not None:
             self._end_loop(arrived, finished, self.loop)
         batch_rows, allocation_rows = session.recorded()
+        queue_rows: Ints | None = series
         if isinstance(system, Server):
-            # Each of its jobs is a request, and there is no replica to be named but one.
-            ends = None
-            batch_rows = None if batch_rows is None else batch_rows[:, :5]
-            allocation_rows = None if allocation_rows is None else allocation_rows[:, :4]
+            # Each of its jobs is a request, and there is no stage or replica to be named but one.
+            ends = queue_rows = None
+            if batch_rows is not None:
+                batch_rows = batch_rows[:, :5]
+            if allocation_rows is not None:
+                allocation_rows = allocation_rows[:, :4]
         mixes, mix_ticks = session.compositions()
         sections = itertools.pairwise([Distribution.of(np.zeros(0, np.int64)), *self.gaps])
         run = Run(
@@ -162,11 +165,13 @@ class Running:
             reused_tokens=int(counts.reused_tokens.sum()),
             gap_sections=tuple(later.since(earlier) for earlier, later in sections),
             ends=ends,
-            queue_rows=None if isinstance(system, Server) else series,
+            queue_rows=queue_rows,
             by_replica=counts,
             workload=workload,
         )
-        return run if not session.left_out else _with_left_out(run, session.left_out)
+        if session.left_out:
+            run = _with_left_out(run, session.left_out)
+        return run
 
     def _end_loop(self, arrived: int, finished: int, loop: "ClosedLoop") -> None:
         """Take note of when the last of a closed loop came; refuse one that cannot be counted."""

@@ -23,7 +23,7 @@ from penstock.workload.arrivals import MOST_ARRIVALS
 from penstock.workload.jobs import Jobs
 from penstock.workload.lengths import Independent
 from penstock.workload.prefixes import Prefixes
-from penstock.workload.workload import ClosedLoop, Workload
+from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
     from penstock.system.network import Network
@@ -178,15 +178,11 @@ def run_server(
     session = open_session(
         server, level, options.tick_s, options.compress, options.stop, workload.prefixes
     )
-    loop = workload if isinstance(workload, ClosedLoop) else None
-    drain = options.drain
+    loop, drain, whole = workload.loop, options.drain, level != "summary"
     if drain is None:
         drain = workload.rows is not None or loop is not None or not _overloads(workload, server)
-    count = requests if loop is None else requests or workload.rows
-    running = Running(
-        session, level != "summary", drain, count, options.progress, gap_sections, loop
-    )
-    running.through(_cut(workload.jobs(), count, options.stop, options.tick_s))
+    running = Running(session, whole, drain, requests, options.progress, gap_sections, loop)
+    running.through(_cut(workload.jobs(), requests, options.stop, options.tick_s))
     return running.finish(server, workload)
 
 
@@ -227,14 +223,13 @@ def simulate_jobs(
     jobs: Jobs,
     *,
     tick_s: float = TICK_S,
-    until: int | None = None,
+    until: int = NEVER,
     compress: bool = True,
     record: Record = "requests",
     outages: Sequence[Outage] = (),
 ) -> Run:
-    """Run given jobs through a network, up to a tick if one is given."""
-    stop = NEVER if until is None else until
-    options = RunOptions(stop, True, tick_s, compress, outages=outages)
+    """Run these jobs through a network, up to a tick."""
+    options = RunOptions(until, True, tick_s, compress, outages=outages)
     return _run_jobs(network, iter([jobs]), jobs.count, options, record)
 
 
@@ -251,8 +246,8 @@ def _run_jobs(
 
     outages = checked_outages(options.outages, network.pools)
     # Summaries count times between tokens, of which other rows may have none.
-    kept: Record = "summary" if gap_sections else record
-    session = EventSession(network, options.tick_s, options.compress, options.stop, kept, outages)
+    level: Record = "summary" if gap_sections else record
+    session = EventSession(network, options.tick_s, options.compress, options.stop, level, outages)
     whole = record not in ("jobs", "summary")
     running = Running(
         session, whole, bool(options.drain), count, options.progress, gap_sections, network.loop
@@ -290,12 +285,14 @@ def _check_outages(last_s: float, outages: Sequence[Outage]) -> None:
 def length_of_run(workload: Workload, requests: int | None, until: float | None) -> int | None:
     """Check what was asked for; return the number of arrivals, None where `until` bounds it."""
     tells = "more arrivals take days; give fewer, a million tells a mean well"
-    closed, rows = isinstance(workload, ClosedLoop), workload.rows
+    closed, rows = workload.loop is not None, workload.rows
     length = _checked_length(
         "requests", requests, until, workload.name, closed, rows is not None, MOST_ARRIVALS, tells
     )
+    if length is None and until is None:
+        return rows
     if length is None or rows is None or length <= rows:
-        return rows if length is None and until is None else length
+        return length
     doubts = "".join(f". {doubt.removesuffix('.')}" for doubt in workload.front)
     raise InputError(
         f"requests is {length:,}, but {workload.name} has {rows:,} and is replayed once; ask for "
@@ -339,7 +336,9 @@ def _checked_length(
             f"with `{unit}`, not `until`"
         )
     if until is None:
-        ways = f"`{unit}`" if closed else f"`{unit}` or `until`"
+        ways = f"`{unit}`"
+        if not closed:
+            ways += " or `until`"
         raise InputError(f"{name} never ends; say how much to simulate with {ways}")
     return None
 
@@ -382,7 +381,9 @@ def _overloads(workload: Workload, server: Server) -> bool:
     ):
         return offered > capacity
     decodes = tokens - prompt
-    before = decodes * (decodes - 1) / 2 + (decodes * prompt if lengths.correlation >= 0 else 0.0)
+    before = decodes * (decodes - 1) / 2
+    if lengths.correlation >= 0:
+        before += decodes * prompt
     attention = min(model.self_attention, model.cross_attention / 2) * prompt * (prompt - 1)
     attention += min(model.of_decodes) * max(before, 0.0)
     return offered / capacity + workload.rate * attention > 1
@@ -390,7 +391,7 @@ def _overloads(workload: Workload, server: Server) -> bool:
 
 def _cut(blocks: Iterator[Jobs], count: int | None, stop: int, tick_s: float) -> Iterator[Jobs]:
     """Yield blocks up to so many arrivals, or up to the tick ``stop``."""
-    left = NEVER if count is None else count
+    left = count or NEVER
     for block in blocks:
         part = block.first(left)
         left -= part.count

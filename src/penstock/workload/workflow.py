@@ -73,7 +73,7 @@ class Workflow:
             raise InputError(
                 f"the arrivals of {self.name} are {checks.shown(self.arrivals)}; give a Workload"
             )
-        if not isinstance(self.arrivals, ClosedLoop):
+        if self.loop is None:
             _ = self.arrivals.rate  # which must be known
         most = 2**31 - 1
         reason = "it is a rank, the smaller is served first"
@@ -222,7 +222,7 @@ class Workflow:
     @property
     def loop(self) -> ClosedLoop | None:
         """The clients who send its jobs, each when its last one has ended; None: at a rate."""
-        return self.arrivals if isinstance(self.arrivals, ClosedLoop) else None
+        return self.arrivals.loop
 
     @property
     def ends(self) -> bool:

@@ -351,6 +351,11 @@ class Workload:
         return f"{self.rate:,.4g} requests/s"
 
     @property
+    def loop(self) -> "ClosedLoop | None":
+        """The clients who send the requests; None: these come by themselves."""
+        return None
+
+    @property
     def rows(self) -> int | None:
         """Number of requests there are, or None where they never end."""
         return self.lengths.prompt_tokens.size if isinstance(self.lengths, Recorded) else None
@@ -485,6 +490,11 @@ class ClosedLoop(Workload):
     def has_rate(self) -> bool:
         """Whether requests arrive at a rate: they do not."""
         return False
+
+    @property
+    def loop(self) -> "ClosedLoop":
+        """Its own clients."""
+        return self
 
     @property
     def pace(self) -> str:
