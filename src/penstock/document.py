@@ -1,18 +1,31 @@
 """YAML: read, checked against what its sections may hold, and refused in one line."""
 
 import contextlib
+import dataclasses
+import inspect
 import os
 import re
+import types
 import typing
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import yaml
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+)
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.fields import Key, Range, parts_of
 from penstock.inputs.source import Source
 
 _MOST_VALUES = 100_000
@@ -36,6 +49,24 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
 
+    made: ClassVar[Callable[..., Any]]
+    """What `with_keys_of` made it from."""
+    parameters: ClassVar[Mapping[str, tuple[str, float]]] = {}
+    """By key: the parameter of ``made`` that it is, and how many of its units make one of that."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what the file says of the parameters of ``made``, by name."""
+        given = {}
+        for key in self.model_fields_set & self.parameters.keys():
+            (name, per), value = self.parameters[key], getattr(self, key)
+            if value is not None:
+                given[name] = value if per == 1 else value / per
+        return given
+
+    def build(self, *beside: Any, **more: Any) -> Any:
+        """Return what it describes; what a file cannot say is given ``beside``."""
+        return type(self).made(*beside, **self.arguments(), **more)
+
     @classmethod
     def unknown(cls, section: str, key: str) -> str:
         """Say that a section of that name has no such key, and which is near."""
@@ -56,6 +87,87 @@ class Section(BaseModel):
 
 
 Sections = TypeVar("Sections", bound=Section)
+
+
+def with_keys_of(
+    made: Callable[..., Any], *, without: Collection[str] = (), optional: bool = False
+) -> Callable[[type[Sections]], type[Sections]]:
+    """Give a section a key for each field of a class, or for each parameter of a function.
+
+    What the section itself has goes before, and what is ``without`` a key the code gives. Other
+    values than the field takes are refused by its `Range`, in the unit of its `Key`. Where keys are
+    ``optional``, what is left out follows from something else.
+    """
+
+    def decorated(section: type[Sections]) -> type[Sections]:
+        keys: dict[str, Any] = {}
+        parameters = {}
+        for name, (kind, default) in _fields_of(made).items():
+            if name in without:
+                continue
+            key = next((part for part in parts_of(kind) if isinstance(part, Key)), Key(name))
+            parameters[key.name] = name, key.per
+            if key.name not in section.model_fields:
+                alias = AliasChoices(key.name, *key.others) if key.others else None
+                usual = None if optional else default
+                keys[key.name] = _read_as(kind, key, optional), Field(usual, validation_alias=alias)
+        name = section.__name__ if section is not Section else f"{made.__name__}Section"
+        whole = create_model(
+            name, __base__=section, __module__=section.__module__, __doc__=section.__doc__, **keys
+        )
+        whole.made, whole.parameters = staticmethod(made), parameters
+        return whole
+
+    return decorated
+
+
+def _fields_of(made: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the type and the usual value of each field or parameter; ``...``: it has none."""
+    kinds = {}
+    if dataclasses.is_dataclass(made):
+        kinds = {field.name: field.type for field in dataclasses.fields(made)}
+    return {
+        name: (
+            kinds.get(name, parameter.annotation),
+            ... if parameter.default is inspect.Parameter.empty else parameter.default,
+        )
+        for name, parameter in inspect.signature(made).parameters.items()
+    }
+
+
+def _read_as(kind: Any, key: Key, optional: bool) -> Any:
+    """Return the type by which a file's value is checked, of a field's type."""
+    plain, *beside = parts_of(kind)
+    limits = next((part for part in beside if isinstance(part, Range)), None)
+    if plain not in (int, float, str, bool) and typing.get_origin(plain) is not typing.Literal:
+        return Any  # which the field itself checks
+    read: Any = Whole if plain is int else plain
+    if limits is not None:
+        limits = key.limits(limits)
+        check = limits.whole if plain is int else limits.number
+        read = Annotated[read, AfterValidator(check)]
+    return read | None if optional or types.NoneType in typing.get_args(kind) else read
+
+
+@contextlib.contextmanager
+def within(where: str, section: str = "") -> Iterator[None]:
+    """Say where a mistake is, in place of a section's name that the message begins with."""
+    try:
+        yield
+    except InputError as error:
+        text = str(error)
+        if text.startswith(where):  # a part of it has said where
+            raise
+        named = bool(section) and text.startswith((f"{section}.", f"{section}:"))
+        raise InputError(where + text[len(section) :] if named else f"{where}: {text}") from error
+
+
+def the_one(stated: Iterable[str], known: Iterable[str]) -> str:
+    """Return which of several things that exclude each other is given."""
+    chosen = list(stated)
+    if len(chosen) != 1:
+        raise InputError(f"give one of {', '.join(known)}, not {' and '.join(chosen) or 'none'}")
+    return chosen[0]
 
 
 def read_document(path: Path, kind: str = "scenario") -> Any:
@@ -251,11 +363,9 @@ def one_line(error: ValidationError, model: type[Section]) -> str:
                 )
             return f"{where} is missing; add it"
         case "value_error" | "assertion_error":
-            return (
-                f"{where}: {problem['ctx']['error']}"
-                if "ctx" in problem
-                else f"{where}: {problem['msg']}"
-            )
+            text = str(problem["ctx"]["error"]) if "ctx" in problem else problem["msg"]
+            # What a `Range` says of a value lacks its name.
+            return f"{where}{text}" if text.startswith(" is ") else f"{where}: {text}"
         case "model_type" | "dict_type" | "model_attributes_type":
             found = _section_at(model, places)
             keys = f" ({', '.join(found.known_keys())})" if found else ""

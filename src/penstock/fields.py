@@ -1,4 +1,8 @@
-"""What a value may be stands on its field: ``blocks: Annotated[int, Range(1, 2**40, ...)]``."""
+"""What a value may be stands on its field: ``blocks: Annotated[int, Range(1, 2**40, ...)]``.
+
+A class refuses other values by it, and so does the section of a file that is made from the class
+(`penstock.document.with_keys_of`).
+"""
 
 import dataclasses
 import functools
@@ -30,6 +34,23 @@ class Range:
         return checks.whole(self.name or field, value, low, high, self.unit, self.why)
 
 
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """What files call a field, where they do not call it by its own name."""
+
+    name: str
+    per: float = 1.0  # how many of the file's units make one of the field's
+    unit: str = ""  # the file's
+    others: tuple[str, ...] = ()  # names that it may have besides
+
+    def limits(self, of: Range) -> Range:
+        """Return what a file may give, in its own unit."""
+        if not self.unit:
+            return of
+        why = f"{of.why.partition(';')[0]}; give {self.unit}"
+        return Range(of.low * self.per, of.high * self.per, self.unit, why)
+
+
 class Checked:
     """A frozen dataclass whose fields are what their types say: numbers within a `Range`, one of
     some words, true or false. What is None need not be given.
@@ -56,6 +77,22 @@ def _checks_of(made: Any) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
     fields = dataclasses.fields(made)
     found = ((field.name, _check_of(made.called(field.name), field.type)) for field in fields)
     return tuple((name, check) for name, check in found if check is not None)
+
+
+def keys_of(made: Any) -> dict[str, Key]:
+    """Return the keys that files have for the fields of a class, by field."""
+    parts = {field.name: parts_of(field.type) for field in dataclasses.fields(made)}
+    return {name: part for name, of in parts.items() for part in of if isinstance(part, Key)}
+
+
+def in_keys(thing: Any) -> dict[str, Any]:
+    """Return the values of such fields as files have them; what is as usual is left out."""
+    stated = {}
+    for name, key in keys_of(thing).items():
+        value = getattr(thing, name)
+        if value != getattr(type(thing), name, None):
+            stated[key.name] = value if key.per == 1 else value * key.per
+    return stated
 
 
 def parts_of(kind: Any) -> tuple[Any, ...]:

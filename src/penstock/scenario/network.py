@@ -20,8 +20,8 @@ from typing import Any
 
 from pydantic import Field
 
-from penstock.document import Section, Whole, parsed, short
-from penstock.scenario.pools import PoolSection, within
+from penstock.document import Section, Whole, parsed, short, within
+from penstock.scenario.pools import PoolSection
 from penstock.scenario.scenario import DEFAULT_ARRIVALS, RunSection, Scenario
 from penstock.scenario.workflows import WorkflowSection
 from penstock.system.network import Network

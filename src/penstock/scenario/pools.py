@@ -1,14 +1,13 @@
 """The pools of a scenario of a network: servers, how many, and the router and order before them."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
 from penstock import checks
-from penstock.document import Section, Whole
+from penstock.document import Section, Whole, within
 from penstock.errors import InputError
 from penstock.scenario.server import ServerSection, called
 from penstock.system.gpu_memory import Gpu
@@ -16,19 +15,6 @@ from penstock.system.network import Pool
 from penstock.system.orders import Order, resolve_order
 from penstock.system.routing import Router, resolve_router
 from penstock.system.server import Server
-
-
-@contextmanager
-def within(where: str, section: str = "") -> Iterator[None]:
-    """Say where a mistake is, in place of a section's name that the message begins with."""
-    try:
-        yield
-    except InputError as error:
-        said = str(error)
-        if said.startswith(where):  # a part of it has said where
-            raise
-        named = bool(section) and said.startswith((f"{section}.", f"{section}:"))
-        raise InputError(where + said[len(section) :] if named else f"{where}: {said}") from error
 
 
 class _Weights(Section):

@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from penstock import checks
-from penstock.document import Section, Whole, short
+from penstock.document import Section, Whole, short, within
 from penstock.errors import InputError, nearest
-from penstock.scenario.pools import within
 from penstock.scenario.workload import WorkloadSection, length
 from penstock.system.gpu_memory import Gpu
 from penstock.system.kv_transfer import checked_link, link_ms_per_token

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.fields import Checked, Range
+from penstock.fields import Checked, Key, Range, keys_of
 from penstock.inputs.arrays import Floats
 from penstock.inputs.caching import cached
 
@@ -28,17 +28,19 @@ LONGEST_S = 1e6
 SHORTEST_S = 1e-12
 
 
-def _cost(unit: str = "s") -> Range:
+def _cost(of: str = "") -> Range:
     """Return what a cost may be."""
     why = "no batch takes negative time, or days; give seconds, not ms or us"
-    return Range(0, LONGEST_S, unit, why)
+    return Range(0, LONGEST_S, f"s {of}".rstrip(), why)
 
 
 _BLOCK = Range(1, MOST_TOKENS, "tokens", "a block holds a whole number of tokens")
 _FREE = Range(0, MOST_TOKENS, "tokens", "so many come at no extra cost")
-_PER_TOKEN = _cost("s per token")
-_PER_PAIR = _cost("s per pair of tokens")
-_OF_CONTEXT = _cost("s per token of context")
+_PER_TOKEN = _cost("per token")
+_PER_PAIR = _cost("per pair of tokens")
+_OF_CONTEXT = _cost("per token of context")
+_C_MS = Key("c_ms", 1e3, "ms")
+_A_MS = Key("a_ms_per_token", 1e3, "ms per token")
 
 
 class BatchTime(abc.ABC):
@@ -228,9 +230,9 @@ class PiecewiseConstant(_Formula):
         Tokens per block.
     """
 
-    c: Annotated[float, _cost()]
-    a: Annotated[float, _cost()]
-    b0: Annotated[int, _BLOCK]
+    c: Annotated[float, _cost(), _C_MS]
+    a: Annotated[float, _cost(), Key("a_ms", 1e3, "ms")]
+    b0: Annotated[int, _BLOCK, Key("b0")]
 
     def _seconds(self, tokens: Floats) -> Floats:
         return self.c + self.a * np.ceil(tokens / self.b0)
@@ -248,8 +250,8 @@ class Affine(_Formula):
         Seconds per token.
     """
 
-    c: Annotated[float, _cost()]
-    a: Annotated[float, _PER_TOKEN]
+    c: Annotated[float, _cost(), _C_MS]
+    a: Annotated[float, _PER_TOKEN, _A_MS]
 
     def _seconds(self, tokens: Floats) -> Floats:
         return self.c + self.a * tokens
@@ -269,24 +271,16 @@ class Hinge(_Formula):
         Tokens that come at no extra cost.
     """
 
-    c: Annotated[float, _cost()]
-    a: Annotated[float, _PER_TOKEN]
-    b0: Annotated[float, _FREE]
+    c: Annotated[float, _cost(), _C_MS]
+    a: Annotated[float, _PER_TOKEN, _A_MS]
+    b0: Annotated[float, _FREE, Key("b0")]
 
     def _seconds(self, tokens: Floats) -> Floats:
         return self.c + self.a * np.maximum(tokens - self.b0, 0.0)
 
 
-COSTS = {
-    "self_attention": ("ns", 1e9),
-    "cross_attention": ("ns", 1e9),
-    "decode_attention": ("ns", 1e9),
-    "mixed_attention": ("ns", 1e9),
-    "per_request": ("us", 1e6),
-    "with_prefill": ("ms", 1e3),
-}
-"""What a `Composition` counts beside the token load: the unit in files, and how many make a second.
-"""
+def _ns(field: str) -> Key:
+    return Key(f"{field}_ns", 1e9, "ns")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,12 +319,12 @@ class Composition(Checked, BatchTime):
     """
 
     linear: BatchTime
-    self_attention: Annotated[float, _PER_PAIR] = 0.0
-    cross_attention: Annotated[float, _PER_PAIR] = 0.0
-    decode_attention: Annotated[float, _OF_CONTEXT] | None = None
-    mixed_attention: Annotated[float, _OF_CONTEXT] | None = None
-    per_request: Annotated[float, _cost("s per request")] = 0.0
-    with_prefill: Annotated[float, _cost()] = 0.0
+    self_attention: Annotated[float, _PER_PAIR, _ns("self_attention")] = 0.0
+    cross_attention: Annotated[float, _PER_PAIR, _ns("cross_attention")] = 0.0
+    decode_attention: Annotated[float, _OF_CONTEXT, _ns("decode_attention")] | None = None
+    mixed_attention: Annotated[float, _OF_CONTEXT, _ns("mixed_attention")] | None = None
+    per_request: Annotated[float, _cost("per request"), Key("per_request_us", 1e6, "us")] = 0.0
+    with_prefill: Annotated[float, _cost(), Key("with_prefill_ms", 1e3, "ms")] = 0.0
     uncertainty: "Known | None" = dataclasses.field(default=None, compare=False, repr=False)
 
     by_load = False
@@ -350,7 +344,7 @@ class Composition(Checked, BatchTime):
 
     def scaled(self, factor: float) -> "Composition":
         """Return times so many times as long, without what is known of them."""
-        known = {name: getattr(self, name) for name in COSTS}
+        known = {name: getattr(self, name) for name in keys_of(self)}
         costs: dict[str, Any] = {n: s if s is None else s * factor for n, s in known.items()}
         linear = self.linear.scaled(factor)
         return dataclasses.replace(self, linear=linear, uncertainty=None, **costs)

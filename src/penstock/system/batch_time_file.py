@@ -9,57 +9,51 @@ import yaml
 from pydantic import Field
 
 from penstock import checks
-from penstock.document import Section, Whole, parsed, read_document
+from penstock.document import Section, parsed, read_document, the_one, with_keys_of, within
 from penstock.errors import InputError
+from penstock.fields import in_keys, keys_of
 from penstock.show.files import write_whole
-from penstock.system.batch_time import (
-    COSTS,
-    Affine,
-    BatchTime,
-    Composition,
-    Hinge,
-    PiecewiseConstant,
-)
+from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, PiecewiseConstant
 from penstock.system.gpu_memory import Gpu
 from penstock.system.measured_times import Measured
 from penstock.system.uncertain import Allowed, Known, Seen, Uncertainty, Within
 from penstock.words import digits
 
-_KEYS: dict[type[BatchTime], tuple[str, ...]] = {
-    PiecewiseConstant: ("c_ms", "a_ms", "b0"),
-    Affine: ("c_ms", "a_ms_per_token"),
-    Hinge: ("c_ms", "a_ms_per_token", "b0"),
-}
-"""What stands for the fields of a formula, in order."""
-
-_KINDS = ("affine", "hinge", "table", "measured", "composition", "file")
+_FORMS = ("affine", "hinge", "table", "measured", "composition", "file")
+_STEPS = tuple(key.name for key in keys_of(PiecewiseConstant).values())
 
 
-class _PerToken(Section):
-    c_ms: float
-    a_ms_per_token: float
+@with_keys_of(Affine)
+class _Affine(Section):
+    pass
 
 
-class _Bend(_PerToken):
-    b0: float
+@with_keys_of(Hinge)
+class _Hinge(Section):
+    pass
 
 
 class _Table(Section):
     tokens: list[float]
     ms: list[float]
 
+    def build(self) -> Measured:
+        """Return batch times by straight lines between the rows."""
+        times = [checks.seconds("server: measured.ms", ms) for ms in self.ms]
+        measured = Measured(self.tokens, times)
+        measured.refuse_falling("server: measured")
+        return measured
 
+
+@with_keys_of(PiecewiseConstant, optional=True)
 class BatchTimeSection(Section):
     """Seconds of a batch: ``{c_ms, a_ms, b0}`` steps, or one of the other keys.
 
     ``table``: a path of measurements; ``file``: of what `write_batch_time` writes, or the like.
     """
 
-    c_ms: float | None = None
-    a_ms: float | None = None
-    b0: Whole | None = None
-    affine: _PerToken | None = None
-    hinge: _Bend | None = None
+    affine: _Affine | None = None
+    hinge: _Hinge | None = None
     table: str | None = None
     measured: _Table | None = None
     composition: "_Composition | None" = None
@@ -67,89 +61,55 @@ class BatchTimeSection(Section):
 
     def build(self, folder: Path) -> BatchTime:
         """Return the model; paths are relative to ``folder``."""
-        # Exactly one form may be given: a key of its own, or the three of the steps.
-        steps = {"c_ms": self.c_ms, "a_ms": self.a_ms, "b0": self.b0}
-        kinds = [name for name in _KINDS if getattr(self, name) is not None]
-        if any(value is not None for value in steps.values()):
-            kinds.append("c_ms, a_ms, b0")
-        if len(kinds) != 1:
-            raise InputError(
-                f"server.batch_time: give one of (c_ms, a_ms, b0), {', '.join(_KINDS)}, "
-                f"not {' and '.join(kinds) or 'none'}"
+        steps = [name for name in _STEPS if getattr(self, name) is not None]
+        forms = [name for name in _FORMS if getattr(self, name) is not None]
+        with within("server.batch_time"):
+            form = the_one(
+                [*forms, *([", ".join(_STEPS)] if steps else [])], ("(c_ms, a_ms, b0)", *_FORMS)
             )
-        if self.affine:
-            return _formula(Affine, self.affine)
-        if self.hinge:
-            return _formula(Hinge, self.hinge)
         if self.table is not None:
             return Measured.read(folder / checks.path("server.batch_time.table", self.table))
-        if self.measured:
-            times = [_seconds("measured.ms", ms) for ms in self.measured.ms]
-            measured = Measured(self.measured.tokens, times)
-            measured.refuse_falling("server: measured")
-            return measured
-        if self.composition:
-            return self.composition.build(folder)
+        if self.measured is not None:
+            return self.measured.build()
         if self.file is not None:
             return self.read_file(folder).batch_time
-        missing = ", ".join(name for name, value in steps.items() if value is None)
+        if self.composition is not None:
+            return self.composition.build(folder)
+        if form in _FORMS:
+            formula: BatchTime = getattr(self, form).build()
+            return formula
+        missing = ", ".join(name for name in _STEPS if name not in steps)
         if missing:
             raise InputError(
                 f"server.batch_time: {missing} missing; the steps c + a ceil(b / b0) need c_ms, "
                 "a_ms and b0"
             )
-        return _formula(PiecewiseConstant, self)
+        model: BatchTime = super().build()
+        return model
 
     def read_file(self, folder: Path) -> "BatchTimeFile":
         """Return the batch-time file that it names."""
         return read_batch_time(folder / checks.path("server.batch_time.file", self.file))
 
 
+@with_keys_of(Composition, without=("linear", "uncertainty"))
 class _Composition(Section):
     """A `Composition`: ``linear`` by token load, attention in ns per pair or token of context."""
 
     linear: BatchTimeSection
-    self_attention_ns: float = 0.0
-    cross_attention_ns: float = 0.0
-    decode_attention_ns: float | None = None
-    mixed_attention_ns: float | None = None
-    per_request_us: float = 0.0
-    with_prefill_ms: float = 0.0
 
     def build(self, folder: Path) -> Composition:
         """Return the model."""
-        costs: dict[str, Any] = {}
-        for name, (unit, per_second) in COSTS.items():
-            cost = getattr(self, f"{name}_{unit}")
-            if cost is not None:
-                costs[name] = cost / per_second
-        return Composition(self.linear.build(folder), **costs)
+        model: Composition = super().build(self.linear.build(folder))
+        return model
 
 
 BatchTimeSection.model_rebuild()
 
 
-def _formula(kind: type[BatchTime], section: Section) -> BatchTime:
-    """Return batch times by a formula, whose section has milliseconds in place of seconds."""
-    values = {key: getattr(section, key) for key in _KEYS[kind]}
-    return kind(*(_seconds(key, value) if "ms" in key else value for key, value in values.items()))
-
-
-def _seconds(name: str, ms: float) -> float:
-    return checks.seconds(f"server: {name}", ms)
-
-
+@with_keys_of(Seen)
 class _Seen(Section):
     """What the rows of a calibration have seen: see `Seen`."""
-
-    policy: str
-    prompt: list[float]
-    output: list[float]
-    running: float
-
-    def build(self) -> Seen:
-        """Return it."""
-        return Seen(self.policy, self.prompt, self.output, self.running)
 
 
 class _Uncertainty(Section):
@@ -180,19 +140,6 @@ class _Uncertainty(Section):
                 "compositions, so it says nothing; write the file again with `penstock calibrate`"
             )
         return Allowed(tuple(compositions), seen)
-
-
-class _File(Section):
-    description: str
-    batch_time: BatchTimeSection
-    model: str | None = None
-    accelerator: str | None = None
-    tensor_parallel: Whole | None = None
-    source: str
-    year: Whole | None = None
-    licence: str | None = None
-    fit: dict[str, Any] = Field(default_factory=dict)
-    uncertainty: _Uncertainty | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,6 +250,13 @@ class BatchTimeFile:
         return tuple(notes)
 
 
+@with_keys_of(BatchTimeFile, without=("batch_time", "name"))
+class _File(Section):
+    batch_time: BatchTimeSection
+    fit: dict[str, Any] = Field(default_factory=dict)
+    uncertainty: _Uncertainty | None = None
+
+
 def read_batch_time(path: str | Path) -> BatchTimeFile:
     """Read the batch-time file at ``path``.
 
@@ -318,8 +272,6 @@ def read_batch_time(path: str | Path) -> BatchTimeFile:
         raise InputError(
             f"{path} names another file, {checks.shown(section.batch_time.file)}; use that one"
         )
-    beside = ("batch_time", "uncertainty")
-    fields = {name: getattr(section, name) for name in _File.model_fields if name not in beside}
     batch_time = section.batch_time.build(path.parent)
     if section.uncertainty is not None:
         if not isinstance(batch_time, Composition):
@@ -329,7 +281,8 @@ def read_batch_time(path: str | Path) -> BatchTimeFile:
             )
         known = section.uncertainty.build(path.parent)
         batch_time = dataclasses.replace(batch_time, uncertainty=known)
-    return BatchTimeFile(batch_time=batch_time, **fields)
+    file: BatchTimeFile = section.build(batch_time=batch_time)
+    return file
 
 
 def write_batch_time(path: str | Path, file: BatchTimeFile) -> None:
@@ -357,19 +310,12 @@ def section_of(model: BatchTime) -> dict[str, Any]:
     """Return a model as a scenario's ``batch_time`` says it."""
     match model:
         case PiecewiseConstant() | Affine() | Hinge():
-            values = zip(_KEYS[type(model)], dataclasses.astuple(model), strict=True)
-            written = {key: value * 1e3 if "ms" in key else value for key, value in values}
             name = type(model).__name__.lower()
-            return {name: written} if name in _KINDS else written
+            return {name: in_keys(model)} if name in _FORMS else in_keys(model)
         case Measured(tokens, seconds):
             return {"measured": {"tokens": list(tokens), "ms": [s * 1e3 for s in seconds]}}
         case Composition():
-            section: dict[str, Any] = {"linear": section_of(model.linear)}
-            for name, (unit, per_second) in COSTS.items():
-                cost = getattr(model, name)
-                if cost != getattr(Composition, name):  # its default
-                    section[f"{name}_{unit}"] = cost * per_second
-            return {"composition": section}
+            return {"composition": {"linear": section_of(model.linear), **in_keys(model)}}
         case _:
             raise InputError(
                 f"{checks.shown(model)} is a model of your own, which a file cannot hold; give a "
