@@ -57,8 +57,8 @@ class Section(BaseModel):
     def arguments(self) -> dict[str, Any]:
         """Return what the file says of the parameters of ``made``, by name."""
         given = {}
-        for key in self.model_fields_set & self.parameters.keys():
-            (name, per), value = self.parameters[key], getattr(self, key)
+        for key, (name, per) in self.parameters.items():
+            value = getattr(self, key)
             if value is not None:
                 given[name] = value if per == 1 else value / per
         return given
@@ -76,7 +76,9 @@ class Section(BaseModel):
     @classmethod
     def known_keys(cls) -> list[str]:
         """Return the keys that it may have, as a file calls them."""
-        return [name for own in cls.model_fields for name in cls.names_of(own)]
+        own = [field for field in cls.model_fields if field not in cls.parameters]
+        fields = [*own, *(key for key in cls.parameters if key in cls.model_fields)]
+        return [name for field in fields for name in cls.names_of(field)]
 
     @classmethod
     def names_of(cls, field: str) -> list[str]:
@@ -108,7 +110,7 @@ def with_keys_of(
             key = next((part for part in parts_of(kind) if isinstance(part, Key)), Key(name))
             parameters[key.name] = name, key.per
             if key.name not in section.model_fields:
-                alias = AliasChoices(key.name, *key.others) if key.others else None
+                alias = AliasChoices(*key.names) if key.others else None
                 usual = None if optional else default
                 keys[key.name] = _read_as(kind, key, optional), Field(usual, validation_alias=alias)
         name = section.__name__ if section is not Section else f"{made.__name__}Section"
@@ -135,6 +137,12 @@ def _fields_of(made: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     }
 
 
+def stays_in(limits: Range, key: Key, *, whole: bool = True) -> AfterValidator:
+    """Return what refuses other values than those of a range, under a key."""
+    here = key.limits(limits)
+    return AfterValidator(here.whole if whole else here.number)
+
+
 def _read_as(kind: Any, key: Key, optional: bool) -> Any:
     """Return the type by which a file's value is checked, of a field's type."""
     plain, *beside = parts_of(kind)
@@ -143,9 +151,7 @@ def _read_as(kind: Any, key: Key, optional: bool) -> Any:
         return Any  # which the field itself checks
     read: Any = Whole if plain is int else plain
     if limits is not None:
-        limits = key.limits(limits)
-        check = limits.whole if plain is int else limits.number
-        read = Annotated[read, AfterValidator(check)]
+        read = Annotated[read, stays_in(limits, key, whole=plain is int)]
     return read | None if optional or types.NoneType in typing.get_args(kind) else read
 
 

@@ -13,6 +13,9 @@ from typing import Annotated, Any, Literal
 
 from penstock import checks
 
+_Check = Callable[[str, Any], Any]
+"""What returns a value as its field keeps it, or refuses it under a name."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Range:
@@ -43,10 +46,15 @@ class Key:
     unit: str = ""  # the file's
     others: tuple[str, ...] = ()  # names that it may have besides
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return all that it may be called, its own name first."""
+        return tuple(dict.fromkeys((self.name, *self.others)))
+
     def limits(self, of: Range) -> Range:
-        """Return what a file may give, in its own unit."""
+        """Return what a file may give, in its own unit; where it stands, is its name."""
         if not self.unit:
-            return of
+            return dataclasses.replace(of, name="")
         why = f"{of.why.partition(';')[0]}; give {self.unit}"
         return Range(of.low * self.per, of.high * self.per, self.unit, why)
 
@@ -58,8 +66,8 @@ class Checked:
 
     def __post_init__(self) -> None:
         made: Any = type(self)
-        for name, check in _checks_of(made):
-            object.__setattr__(self, name, check(getattr(self, name)))
+        for name, value in checked(self, made.called).items():
+            object.__setattr__(self, name, value)
         self.settle()
 
     @classmethod
@@ -71,12 +79,19 @@ class Checked:
         """Refuse what fields say together, and set what follows from them."""
 
 
+def checked(thing: Any, called: Callable[[str], str]) -> dict[str, Any]:
+    """Return the values of the fields of a dataclass whose types say what they may be, by name;
+    ``called``: how messages call a field.
+    """
+    looks = _checks_of(thing.__class__)
+    return {name: look(called(name), getattr(thing, name)) for name, look in looks}
+
+
 @functools.cache
-def _checks_of(made: Any) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+def _checks_of(made: Any) -> tuple[tuple[str, _Check], ...]:
     """Return what looks at a value, for each field whose type says what it may be."""
-    fields = dataclasses.fields(made)
-    found = ((field.name, _check_of(made.called(field.name), field.type)) for field in fields)
-    return tuple((name, check) for name, check in found if check is not None)
+    looks = ((field.name, _check_of(field.type)) for field in dataclasses.fields(made))
+    return tuple((name, look) for name, look in looks if look is not None)
 
 
 def keys_of(made: Any) -> dict[str, Key]:
@@ -103,31 +118,30 @@ def parts_of(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if typing.get_origin(kind) is typing.Annotated else (kind,)
 
 
-def _check_of(name: str, kind: Any) -> Callable[[Any], Any] | None:
+def _check_of(kind: Any) -> _Check | None:
     """Return what looks at a value of a type; None: whatever it is, it says nothing."""
     if types.NoneType in typing.get_args(kind):
         plain, *beside = parts_of(kind)
-        check = None if plain is kind else _check_of(name, Annotated[plain, *beside, None])
-        return check and (lambda value: None if value is None else check(value))
-    if typing.get_origin(kind) is typing.Annotated:
-        plain, *beside = parts_of(kind)
-        limits = next((part for part in beside if isinstance(part, Range)), None)
-        if limits is None:
-            return _check_of(name, plain)
+        check = None if plain is kind else _check_of(Annotated[plain, *beside, None])
+        return check and (lambda name, value: None if value is None else check(name, value))
+    plain, *beside = parts_of(kind)
+    limits = next((part for part in beside if isinstance(part, Range)), None)
+    if limits is not None:
         if typing.get_origin(plain) is tuple:
-            return functools.partial(_several, name, limits)
-        return functools.partial(limits.whole if plain is int else limits.number, field=name)
-    if typing.get_origin(kind) is Literal:
-        return functools.partial(_one_of, name, typing.get_args(kind))
-    return functools.partial(checks.truth, name) if kind is bool else None
+            return functools.partial(_several, limits)
+        check_one = limits.whole if plain is int else limits.number
+        return lambda name, value: check_one(value, name)
+    if typing.get_origin(plain) is Literal:
+        return functools.partial(_one_of, typing.get_args(plain))
+    return checks.truth if plain is bool else None
 
 
-def _several(name: str, limits: Range, values: Any) -> tuple[float, ...]:
+def _several(limits: Range, name: str, values: Any) -> tuple[float, ...]:
     """Return numbers, of which one may stand alone."""
     alone = isinstance(values, str) or not isinstance(values, Sequence)
     return tuple(limits.number(value, name) for value in ([values] if alone else values))
 
 
-def _one_of(name: str, words: tuple[str, ...], value: Any) -> Any:
+def _one_of(words: tuple[str, ...], name: str, value: Any) -> Any:
     checks.word(name, value, words)
     return value

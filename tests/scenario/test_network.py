@@ -171,7 +171,7 @@ VLLM = SERVER | {"policy": "vllm", "memory": {"tokens": 20_000}}
         ),
         ({"transfer_gb_per_s": 25, "kv_bytes_per_token": 0}, "kv_bytes_per_token is 0.0, but must be a number from 1"),
         ({"prefill": "q", "transfer_gb_per_s": 25}, "prefill is at pool 'q', which there is not; known: p, d"),
-        ({"transfer_ms": -1}, "network.workflows.w: transfer_ms is -1, but must be a number from 0"),
+        ({"transfer_ms": -1}, "network.workflows.w.disaggregated: transfer_ms is -1, but must be a number from 0"),
         ({"decode": "p"}, "prefill and decode are both at pool 'p', so nothing is apart; name two pools"),
     ],
 )

@@ -150,7 +150,7 @@ def test_a_slip_of_the_pen_is_not_taken_for_a_flag(section: type[ServerSection])
 
 def test_a_value_in_place_of_a_section_is_answered_with_its_keys() -> None:
     said = refusal({"gpu": 80})
-    assert said.startswith("server.gpu must be a mapping of keys (memory_gib, a100, offline, model, tensor_parallel, ")
+    assert said.startswith("server.gpu must be a mapping of keys (a100, offline, model, memory_gib, tensor_parallel, ")
 
 
 def test_a_scheduler_that_somebody_derives_from_an_engine_is_in_no_hint() -> None:

@@ -17,7 +17,10 @@ POOLS = {"chat": ps.Pool(ps.Server(ps.Affine(0.01, 1e-4), 512), 3)}
         (("chat", 0, 1.0, float("inf")), "the end of an outage is inf"),
         ((None, 0, 1.0, 2.0), "the pool of an outage is None; give the name of one"),
         ((["chat"], 0, 1.0, 2.0), "the pool of an outage is"),
-        (("chat", 0, 1.0, 2.0, "forgotten"), "requests of an outage are 'forgotten'"),
+        (
+            ("chat", 0, 1.0, 2.0, "forgotten"),
+            r"what becomes of requests \(`requests`\) is 'forgotten'; known: sent",
+        ),
     ],
 )
 def test_an_outage_ends_after_it_began_and_says_what_becomes_of_requests(values, said):

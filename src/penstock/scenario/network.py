@@ -20,13 +20,13 @@ from typing import Any
 
 from pydantic import Field
 
-from penstock.document import Section, Whole, parsed, short, within
+from penstock.document import Section, Whole, parsed, short, with_keys_of, within
 from penstock.scenario.pools import PoolSection
 from penstock.scenario.scenario import DEFAULT_ARRIVALS, RunSection, Scenario
 from penstock.scenario.workflows import WorkflowSection
 from penstock.system.network import Network
 from penstock.system.network_checks import refuse_in_vain
-from penstock.system.outages import SENT_AGAIN, Outage, checked_outages
+from penstock.system.outages import Outage, checked_outages
 
 
 class NetworkSection(Section):
@@ -52,18 +52,11 @@ class NetworkSection(Section):
             return network
 
 
+@with_keys_of(Outage)
 class OutageSection(Section):
     """A replica that dies and comes back; see `Outage`."""
 
-    pool: str
     replica: Whole = 0
-    start: float = Field(validation_alias="from")
-    end: float = Field(validation_alias="to")
-    requests: str = SENT_AGAIN
-
-    def build(self) -> Outage:
-        """Return the outage."""
-        return Outage(self.pool, self.replica, self.start, self.end, self.requests)
 
 
 class SimulateSection(RunSection):

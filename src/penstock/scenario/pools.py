@@ -4,22 +4,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 
 from penstock import checks
-from penstock.document import Section, Whole, within
+from penstock.document import Section, Whole, with_keys_of, within
 from penstock.errors import InputError
-from penstock.scenario.server import ServerSection, called
+from penstock.scenario.server import ServerSection
+from penstock.system.engine_flags import key
 from penstock.system.gpu_memory import Gpu
 from penstock.system.network import Pool
 from penstock.system.orders import Order, resolve_order
 from penstock.system.routing import Router, resolve_router
 from penstock.system.server import Server
 
+_ORDER = AliasChoices(*key("order").names)
 
+
+@with_keys_of(Router.measure)
 class _Weights(Section):
-    prefill: float
-    decode: float
+    pass
 
 
 class _Measure(Section):
@@ -28,11 +31,8 @@ class _Measure(Section):
 
 def _router(value: Any) -> Any:
     """Turn ``{measure: {prefill: 1, decode: 2}}`` into a router, maybe one beside the file."""
-    if not isinstance(value, Mapping):
-        return value
-    if list(value) == ["measure"]:
-        weights = _Measure.model_validate(value).measure
-        return Router.measure(prefill=weights.prefill, decode=weights.decode)
+    if isinstance(value, Mapping) and list(value) == ["measure"]:
+        return _Measure.model_validate(value).measure.build()
     return value
 
 
@@ -54,7 +54,7 @@ class KindSection(ServerSection):
     replicas: Whole = 1
 
 
-_OF_POOL = ("servers", "router", "order", "affinity", "report_ms")
+_OF_POOL = {"servers", "router", "order", "affinity", "report_ms"}
 
 
 class PoolSection(KindSection):
@@ -65,14 +65,14 @@ class PoolSection(KindSection):
 
     servers: list[KindSection] | None = None
     router: Annotated[Any, BeforeValidator(_router)] = "jsq"
-    order: Annotated[Any, BeforeValidator(_order)] = Field("fcfs", validation_alias=called("order"))
+    order: Annotated[Any, BeforeValidator(_order)] = Field("fcfs", validation_alias=_ORDER)
     affinity: bool = False
     report_ms: float = 0.0
 
     def build_pool(self, where: str, folder: Path) -> Pool:
         """Return the pool that stands there in the file; paths are looked for in ``folder``."""
+        by_priority = self.order == "priority"
         with within(where, "server"):
-            by_priority = self.order == "priority"
             servers = self._servers(where, folder, "priority" if by_priority else "fcfs")
             with within(f"{where}.router"):
                 router = resolve_router(self.router, folder=folder)
@@ -95,11 +95,11 @@ class PoolSection(KindSection):
     def _servers(self, where: str, folder: Path, order: str) -> list[tuple[Server, int]]:
         """Return each kind of server, which serves requests in that order, and how many."""
         if self.servers is None:
-            return [(self.model_copy(update={"order": order}).build(folder), self.replicas)]
-        beside = sorted(self.model_fields_set.difference(_OF_POOL))
-        if beside:
+            return [(super().build(folder, order=order), self.replicas)]
+        idle = sorted(self.model_fields_set - _OF_POOL)
+        if idle:
             raise InputError(
-                f"{beside[0]} stands beside `servers`, which each have keys of their own, so it "
+                f"{idle[0]} stands beside `servers`, which each have keys of their own, so it "
                 "would say nothing; put it into them"
             )
         if not self.servers:
@@ -109,10 +109,8 @@ class PoolSection(KindSection):
             with within(f"{where}.servers.{index}", "server"):
                 if "order" in kind.model_fields_set:
                     raise InputError(
-                        f"order is {kind.order}, but all servers of a pool have one; give it "
-                        "beside `servers`"
+                        f"order is {kind.arguments()['order']}, but all servers of a pool have "
+                        "one; give it beside `servers`"
                     )
-                kinds.append(
-                    (kind.model_copy(update={"order": order}).build(folder), kind.replicas)
-                )
+                kinds.append((kind.build(folder, order=order), kind.replicas))
         return kinds

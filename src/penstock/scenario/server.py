@@ -1,27 +1,19 @@
 """What serves, in a scenario: batch times, limits under the names of several engines, KV memory."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, model_validator
 
-from penstock import checks
-from penstock.document import Section, Whole, short
+from penstock.document import Section, Whole, short, stays_in, with_keys_of
 from penstock.errors import InputError
 from penstock.system.batch_time_file import BatchTimeFile, BatchTimeSection
 from penstock.system.engine import explained
-from penstock.system.engine_flags import (
-    ENGINE_NAMES,
-    EXPERT_PARALLEL,
-    GPU_SHARE,
-    TENSOR_PARALLEL,
-    plain,
-)
+from penstock.system.engine_flags import EXPERT_PARALLEL, TENSOR_PARALLEL, key, plain
 from penstock.system.engines import ENGINES, choosing, engine_defaults
 from penstock.system.gpu_memory import Gpu
-from penstock.system.memory import Memory
+from penstock.system.memory import TOKENS, Memory
 from penstock.system.policies import resolve
 from penstock.system.presets import hardware
 from penstock.system.scheduler import Scheduler
@@ -35,9 +27,7 @@ _ROUNDED = (
 )
 
 
-def called(limit: str, *here: str) -> AliasChoices:
-    """Return the names under which a limit is taken, those that it has here first."""
-    return AliasChoices(*here, *ENGINE_NAMES[limit])
+_TOKENS = key("kv_tokens", "tokens")
 
 
 class _ServerPart(Section):
@@ -64,30 +54,24 @@ class _ServerPart(Section):
         return f"{where} is not a key of a scenario; {said}"
 
 
+@with_keys_of(Memory, without=("names_known", "estimated"), optional=True)
 class MemorySection(_ServerPart):
     """KV memory: ``blocks`` of ``block_size`` tokens, or ``tokens``; see `Memory`."""
 
-    blocks: Whole | None = Field(None, validation_alias=called("kv_blocks", "blocks"))
-    tokens: Whole | None = Field(None, validation_alias=called("kv_tokens", "tokens"))
-    block_size: Whole | None = Field(None, validation_alias=called("block_size"))
-    watermark: float | None = None
-    admission: Literal["input", "completion", "optimistic"] | None = None
-    too_long: Literal["error", "drop"] = "error"
-    prefix_caching: bool | None = None
+    tokens: Annotated[Whole, stays_in(TOKENS, _TOKENS)] | None = Field(
+        None, validation_alias=AliasChoices(_TOKENS.name, *_TOKENS.others)
+    )
 
 
+@with_keys_of(Gpu, without=("engine", "known"), optional=True)
 class GpuSection(_ServerPart):
     """The GPU whose memory gives engines their limits and, with the model, the KV memory.
 
     A hardware preset says all but ``gpu_memory_utilization`` and ``offline`` itself.
     """
 
-    memory_gib: float | None = None
     a100: bool | None = None
     offline: bool = False
-    model: str | None = None
-    tensor_parallel: Whole | None = Field(None, validation_alias=AliasChoices(*TENSOR_PARALLEL))
-    gpu_memory_utilization: float | None = Field(None, validation_alias=AliasChoices(*GPU_SHARE))
 
 
 class HardwareSection(_ServerPart):
@@ -111,26 +95,18 @@ class HardwareSection(_ServerPart):
         return shaped_hardware(served)
 
 
+@with_keys_of(Server, without=("batch_time", "memory", "gpu"), optional=True)
 class ServerSection(_ServerPart):
     """What serves; engine names are accepted for the limits."""
 
     hardware: HardwareSection | str | None = None
     batch_time: BatchTimeSection | None = None
-    token_budget: Whole | None = Field(None, validation_alias=called("token_budget"))
-    max_batch_size: Whole | None = Field(None, validation_alias=called("max_batch_size"))
     gpu: GpuSection | None = None
     policy: str = "sarathi"
-    policy_params: Any = ()
-    scope: Literal["batch", "running"] = "running"
-    convention: Literal["paper", "engine"] = "engine"
-    order: Literal["fcfs", "priority"] = Field("fcfs", validation_alias=called("order"))
-    kv_blocks: Whole | None = Field(None, validation_alias=called("kv_blocks"))
-    kv_tokens: Whole | None = Field(None, validation_alias=called("kv_tokens"))
-    block_size: Whole | None = Field(None, validation_alias=called("block_size"))
     memory: MemorySection | Literal["unlimited"] | None = None
 
-    def build(self, folder: Path) -> Server:
-        """Return the server; files are looked for in ``folder``."""
+    def build(self, folder: Path, **more: Any) -> Server:
+        """Return the server; files are looked for in ``folder``, and ``more`` goes before."""
         if (self.hardware is None) == (self.batch_time is None):
             raise InputError(
                 "server: give either `hardware` (a preset) or `batch_time`, and not both"
@@ -141,51 +117,33 @@ class ServerSection(_ServerPart):
         else:
             assert measured is not None
             batch_time = measured.batch_time
-        token_budget, max_batch_size = self._limits(measured)
+        given = self.arguments()
+        given |= self._limits(measured, given)
         policy = resolve(self.scheduler, folder=folder)
+        self._refuse_for(policy, given)
+        gpu = self._gpu(measured, given)
+        memory = self._memory(policy, gpu, given)
+        if memory is not None:
+            given.pop("block_size", None)  # it is in there
+        made = {"batch_time": batch_time, "policy": policy, "memory": memory, "gpu": gpu}
+        return Server(**given | made | more)
+
+    def _refuse_for(self, policy: Scheduler, given: Mapping[str, Any]) -> None:
+        """Refuse what a scheduler does not start with, or makes no use of."""
+        budget, slots = given["token_budget"], given["max_batch_size"]
         capped = policy.program is not None and policy.program.capped
-        if capped and max_batch_size is not None and max_batch_size > token_budget:
+        if capped and slots is not None and slots > budget:
             raise InputError(
-                f"server: max_batch_size is {max_batch_size:,} (max_num_seqs), but token_budget is "
-                f"{token_budget:,} (max_num_batched_tokens), and {policy.name} does not start with "
+                f"server: max_batch_size is {slots:,} (max_num_seqs), but token_budget is "
+                f"{budget:,} (max_num_batched_tokens), and {policy.name} does not start with "
                 "fewer tokens than requests in a batch; lower the one or raise the other"
             )
         if self.gpu is not None and policy.memory.gpu_rule is None:
-            engines = ", ".join(
-                name for name, engine in ENGINES.items() if engine.memory.gpu_rule is not None
-            )
+            engines = [name for name, each in ENGINES.items() if each.memory.gpu_rule is not None]
             raise InputError(
-                f"server.gpu is for the schedulers of engines ({engines}), not for {policy.name}; "
-                "leave it out, and "
-                "give token_budget and kv_tokens"
+                f"server.gpu is for the schedulers of engines ({', '.join(engines)}), not for "
+                f"{policy.name}; leave it out, and give token_budget and kv_tokens"
             )
-        gpu = self._gpu(measured)
-        memory = self._memory(policy, gpu)
-        if (
-            memory is None
-            and self.block_size is not None
-            and self.kv_blocks is None
-            and self.kv_tokens is None
-        ):
-            raise InputError(
-                f"server: block_size is {self.block_size}, but KV memory has no limit; give "
-                "kv_blocks or kv_tokens"
-            )
-        return Server(
-            batch_time,
-            token_budget,
-            max_batch_size,
-            policy,
-            self.scope,
-            self.convention,
-            self.policy_params,
-            memory,
-            self.order,
-            gpu=gpu,
-            kv_blocks=self.kv_blocks,
-            kv_tokens=self.kv_tokens,
-            block_size=self.block_size if memory is None else None,
-        )
 
     @property
     def scheduler(self) -> str:
@@ -228,15 +186,17 @@ class ServerSection(_ServerPart):
             return hardware(str(self.hardware))
         return None if self.batch_time.file is None else self.batch_time.read_file(folder)
 
-    def _limits(self, measured: BatchTimeFile | None) -> tuple[int, int | None]:
+    def _limits(
+        self, measured: BatchTimeFile | None, given: Mapping[str, Any]
+    ) -> dict[str, int | None]:
         """Return token budget and max batch size: those given, else the engine's for the GPU."""
-        budget, slots = self.token_budget, self.max_batch_size
+        budget, slots = given.get("token_budget"), given.get("max_batch_size")
         engine = self.scheduler.lower()
         shaped = isinstance(self.hardware, HardwareSection)
         if (self.gpu is not None or shaped) and engine in choosing():
             asked = self.gpu or GpuSection.model_validate({})
             a100 = "a100" in self.hardware_name.lower() if asked.a100 is None else asked.a100
-            gib = self._memory_gib(measured, asked.memory_gib)
+            gib = self._memory_gib(measured, asked)
             chosen = engine_defaults(engine, gib, a100=a100, offline=asked.offline)
             budget = chosen.token_budget if budget is None else budget
             if slots is None and chosen.max_batch_size is not None:
@@ -245,49 +205,43 @@ class ServerSection(_ServerPart):
             engines = " and ".join(choosing())
             raise InputError(
                 "server.token_budget is missing; add it (vLLM's max_num_batched_tokens), or for "
-                f"{engines} "
-                "`gpu: {memory_gib: 80}`, from which they choose it"
+                f"{engines} `gpu: {{memory_gib: 80}}`, from which they choose it"
             )
-        return budget, slots
+        return {"token_budget": budget, "max_batch_size": slots}
 
-    def _gpu(self, measured: BatchTimeFile | None) -> Gpu | None:
+    def _gpu(self, measured: BatchTimeFile | None, given: Mapping[str, Any]) -> Gpu | None:
         """Return model and GPUs; None: one is unknown, or KV memory has a size or no limit."""
-        given, asked = self.memory, self.gpu
-        sized = self.kv_blocks is not None or self.kv_tokens is not None
-        if isinstance(given, MemorySection):
-            sized = sized or given.blocks is not None or given.tokens is not None
-        if sized or given == "unlimited":
+        sized = "kv_blocks" in given or "kv_tokens" in given
+        if isinstance(self.memory, MemorySection):
+            sized = sized or self.memory.tokens is not None or "blocks" in self.memory.arguments()
+        if sized or self.memory == "unlimited":
             return None
         known = measured.gpu if measured else None
-        if asked is None:
+        if self.gpu is None:
             return known
-        memory_gib = self._memory_gib(measured, asked.memory_gib)
-        model = asked.model
-        if model is None and known is not None:
-            model = known.model
-        if model is None:
-            idle = asked.model_fields_set & {"tensor_parallel", "gpu_memory_utilization"}
+        asked = self.gpu.arguments()
+        asked["memory_gib"] = self._memory_gib(measured, self.gpu)
+        if "model" not in asked and known is not None:
+            asked["model"] = known.model
+        if "model" not in asked:
+            idle = self.gpu.model_fields_set & {"tensor_parallel", "gpu_memory_utilization"}
             if idle:
                 raise InputError(
                     f"server.gpu: {min(idle)} says how much KV memory is left only with the "
-                    "model; add `model`, or "
-                    "give kv_tokens"
+                    "model; add `model`, or give kv_tokens"
                 )
             return None
-        parallel = known.tensor_parallel if known else 1
-        if asked.tensor_parallel is not None:
-            parallel = asked.tensor_parallel
-        if known is not None and parallel != known.tensor_parallel:
+        if known is None:
+            return Gpu(**asked)
+        parallel = asked.setdefault("tensor_parallel", known.tensor_parallel)
+        if parallel != known.tensor_parallel:
             raise InputError(
                 f"server.gpu.tensor_parallel is {parallel}, but the batch times of "
-                f"{self.hardware_name} are "
-                "those of a tensor "
-                f"parallelism of {known.tensor_parallel}; leave it out, or take hardware that was "
-                "measured with "
+                f"{self.hardware_name} are those of a tensor parallelism of "
+                f"{known.tensor_parallel}; leave it out, or take hardware that was measured with "
                 f"{parallel}"
             )
-        of_shape = known.known if known is not None and model == known.model else None
-        return Gpu(model, memory_gib, parallel, asked.gpu_memory_utilization, known=of_shape)
+        return Gpu(**asked, known=known.known if asked["model"] == known.model else None)
 
     @property
     def hardware_name(self) -> str:
@@ -298,66 +252,60 @@ class ServerSection(_ServerPart):
             return self.hardware
         return "" if self.batch_time is None else self.batch_time.file or ""
 
-    def _memory_gib(self, measured: BatchTimeFile | None, given: float | None) -> float:
+    def _memory_gib(self, measured: BatchTimeFile | None, asked: GpuSection) -> float:
         """Return the GPU's memory, GiB: 80 GB are 79.2 to the driver of a GPU that is known."""
-        if given is not None:
-            what = "it is the memory of one GPU"
-            checks.number("server.gpu.memory_gib", given, 1, 4096, "GiB", what)
+        stated: float | None = asked.arguments().get("memory_gib")
         known = measured.memory_gib if measured else None
         if known is None:
-            if given is None:
+            if stated is None:
                 raise InputError(
                     "server.gpu.memory_gib is missing; add it, such as gpu: {memory_gib: 80}"
                 )
-            return given
-        if given is not None and abs(given - known) > _ROUNDED * known:
+            return stated
+        if stated is not None and abs(stated - known) > _ROUNDED * known:
             raise InputError(
-                f"server.gpu.memory_gib is {given:g}, but the batch times of "
-                f"{self.hardware_name} are those of a GPU with "
-                f"{known:g} GiB; leave it out, or give batch times of your own"
+                f"server.gpu.memory_gib is {stated:g}, but the batch times of "
+                f"{self.hardware_name} are those of a GPU with {known:g} GiB; leave it out, or "
+                "give batch times of your own"
             )
         return known
 
-    def _memory(self, policy: Scheduler, gpu: Gpu | None) -> Memory | None:
-        """Return the KV memory that ``memory`` describes."""
-        given = self.memory
+    def _memory(
+        self, policy: Scheduler, gpu: Gpu | None, given: Mapping[str, Any]
+    ) -> Memory | None:
+        """Return the KV memory that ``memory`` describes, or of which the GPU says the size."""
         follows = gpu is not None and policy.memory.gpu_rule is not None
-        if given is None:
-            return (
-                Memory(1, self.block_size, estimated=True)
-                if follows and self.block_size is not None
-                else None
+        sizes = given.keys() & {"kv_blocks", "kv_tokens"}
+        beside = sizes or "block_size" in given
+        if self.memory is None:
+            if not beside or sizes:
+                return None
+            if follows:
+                return Memory(1, given["block_size"], estimated=True)
+            raise InputError(
+                f"server: block_size is {given['block_size']}, but KV memory has no limit; give "
+                "kv_blocks or kv_tokens"
             )
-        beside = (
-            self.kv_blocks is not None or self.kv_tokens is not None or self.block_size is not None
-        )
-        if given == "unlimited":
+        if self.memory == "unlimited":
             if beside:
                 raise InputError(
                     "server: memory is unlimited, but kv_blocks, kv_tokens or block_size "
-                    "(num_gpu_blocks, "
-                    "max_total_tokens, page_size) say how large it is; give one of them"
+                    "(num_gpu_blocks, max_total_tokens, page_size) say how large it is; give one "
+                    "of them"
                 )
             return None
         if beside:
             raise InputError(
                 "server: beside `memory`, kv_blocks, kv_tokens and block_size (num_gpu_blocks, "
-                "max_total_tokens, "
-                "page_size) are its keys `blocks`, `tokens` and `block_size`; give them there"
+                "max_total_tokens, page_size) are its keys `blocks`, `tokens` and `block_size`; "
+                "give them there"
             )
-        block_size = policy.memory.block_size if given.block_size is None else given.block_size
-        if given.blocks is None and given.tokens is None and follows:
-            whole = Memory(1, block_size, estimated=True)
-        elif (given.blocks is None) == (given.tokens is None):
+        rules = {"block_size": policy.memory.block_size, **self.memory.arguments()}
+        tokens = self.memory.tokens
+        if tokens is None and "blocks" not in rules and follows:
+            rules |= {"blocks": 1, "estimated": True}
+        elif (tokens is None) == ("blocks" not in rules):
             raise InputError("server.memory: give either `blocks` or `tokens`, and not both")
-        elif given.tokens is not None:
-            whole = Memory.of_tokens(given.tokens, block_size)
-        else:
-            whole = Memory(given.blocks, block_size)  # type: ignore[arg-type]
-        return dataclasses.replace(
-            whole,
-            watermark=given.watermark,
-            admission=given.admission,
-            too_long=given.too_long,
-            prefix_caching=given.prefix_caching,
-        )
+        elif tokens is not None:
+            rules["blocks"] = Memory.of_tokens(tokens, rules["block_size"]).blocks
+        return Memory(**rules)

@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from penstock import checks
-from penstock.document import Section, Whole, short, within
+from penstock.document import Section, Whole, short, the_one, with_keys_of, within
 from penstock.errors import InputError, nearest
 from penstock.scenario.workload import WorkloadSection, length
 from penstock.system.gpu_memory import Gpu
 from penstock.system.kv_transfer import checked_link, link_ms_per_token
+from penstock.workload.arrivals import Arrivals, Deterministic, GammaRenewal, Poisson
+from penstock.workload.lengths import pair_of
 from penstock.workload.routes import reached
 from penstock.workload.sessions import Sessions, read_sessions
 from penstock.workload.stage import Stage, check_stage, released
@@ -64,9 +66,9 @@ Delay = Annotated[Any, BeforeValidator(_delay)]
 Rate = Annotated[float | None, BeforeValidator(_rate)]
 
 
-class _GammaRate(Section):
-    rate: float
-    cv: float
+@with_keys_of(GammaRenewal)
+class _Gamma(Section):
+    pass
 
 
 class ArrivalsSection(Section):
@@ -74,75 +76,63 @@ class ArrivalsSection(Section):
 
     poisson: Rate = None
     deterministic: Rate = None
-    gamma: _GammaRate | None = None
+    gamma: _Gamma | None = None
 
     def build(self, seed: int) -> Workload:
         """Return such arrivals, with lengths that no stage takes."""
-        kinds = [
-            kind
-            for kind in ("poisson", "deterministic", "gamma")
-            if getattr(self, kind) is not None
-        ]
-        if len(kinds) != 1:
-            raise InputError(
-                "arrivals: give one of poisson, deterministic, gamma, not "
-                f"{' and '.join(kinds) or 'none'}"
-            )
+        kinds = ("poisson", "deterministic", "gamma")
+        with within("arrivals"):
+            the_one([kind for kind in kinds if getattr(self, kind) is not None], kinds)
+        process: Arrivals
         if self.gamma is not None:
-            return Workload.gamma(self.gamma.rate, self.gamma.cv, 1, 1, seed=seed)
-        make = Workload.deterministic if self.poisson is None else Workload.poisson
-        return make(getattr(self, kinds[0]), 1, 1, seed=seed)
+            process = self.gamma.build()
+        elif self.poisson is not None:
+            process = Poisson(self.poisson)
+        else:
+            process = Deterministic(self.deterministic)  # type: ignore[arg-type]
+        return Workload(process, pair_of(1, 1), seed)
 
 
+@with_keys_of(Stage)
 class StageSection(Section):
     """A stage of a workflow, see `Stage`."""
 
-    pool: str
     prompt: StageLength
     output: StageLength
-    then: Any = None
-    join: bool = False
     delay_ms: Delay = 0
-    transfer_ms_per_token: float = 0.0
-    most_visits: Whole | None = None
-
-    def build(self) -> Stage:
-        """Return the stage."""
-        return Stage(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
+@with_keys_of(read_sessions, without=("path", "pool", "seed"))
 class SessionsSection(Section):
     """Recorded sessions of an agent, see `read_sessions`."""
 
     trace: str
-    rate: float | None = None
     arrivals: Literal["poisson", "deterministic"] = "poisson"
-    most_requests: Whole | None = None
 
 
+@with_keys_of(Workflow.disaggregated, without=("workload", "name"))
 class DisaggregatedSection(Section):
     """Prefill in one pool and decode in another, see `Workflow.disaggregated`."""
 
     workload: WorkloadSection
-    prefill: str
-    decode: str
     transfer_ms: Delay = 0.0
-    transfer_ms_per_token: float = 0.0
     transfer_gb_per_s: float | None = None
     kv_bytes_per_token: float | None = None
 
-    def ms_per_token(self, gpus: Mapping[str, Gpu | None]) -> float:
-        """Return how long the KV memory of a token takes a link, by the model of the pools."""
-        per_token, link = self.transfer_ms_per_token, self.transfer_gb_per_s
-        checked_link(per_token, link, self.kv_bytes_per_token)
-        if link is None:
-            return per_token
-        if self.prefill not in gpus:
-            raise InputError(
-                f"prefill is at pool {checks.shown(self.prefill)}, which there is not"
-                f"{nearest(self.prefill, gpus)}"
-            )
-        return link_ms_per_token(link, self.kv_bytes_per_token, gpus.get(self.prefill))
+    def build(self, workload: Workload, name: str, gpus: Mapping[str, Gpu | None]) -> Workflow:
+        """Return the workflow; a transfer over a link goes by the model of the prefill's pool."""
+        given, link = self.arguments(), self.transfer_gb_per_s
+        checked_link(given.get("transfer_ms_per_token", 0.0), link, self.kv_bytes_per_token)
+        if link is not None:
+            pool = given["prefill"]
+            if pool not in gpus:
+                raise InputError(
+                    f"prefill is at pool {checks.shown(pool)}, which there is not"
+                    f"{nearest(pool, gpus)}"
+                )
+            per_token = link_ms_per_token(link, self.kv_bytes_per_token, gpus[pool])
+            given["transfer_ms_per_token"] = per_token
+        return Workflow.disaggregated(workload, name=name, **given)
 
 
 class ByLengthSection(Section):
@@ -150,6 +140,16 @@ class ByLengthSection(Section):
 
     workload: WorkloadSection
     pools: dict[str, Whole | None]
+
+
+_USED_BESIDE: dict[str, tuple[str, ...]] = {
+    "stages": ("arrivals", "workload", "context", "first", "priority"),
+    "sessions": (),
+    "disaggregated": ("priority",),
+    "by_length": ("priority",),
+    "pool": ("workload", "priority"),
+}
+"""What describes a workflow, one of these, and the keys that may stand beside it."""
 
 
 class WorkflowSection(Section):
@@ -185,40 +185,28 @@ class WorkflowSection(Section):
     def _build(
         self, name: str, where: str, folder: Path, seed: int, gpus: Mapping[str, Gpu | None]
     ) -> Workflow | Sessions:
-        kinds = {
-            "stages": self.stages,
-            "sessions": self.sessions,
-            "disaggregated": self.disaggregated,
-            "by_length": self.by_length,
-            "pool": self.pool if self.sessions is None else None,
-        }
-        given = [kind for kind, value in kinds.items() if value is not None]
-        if len(given) != 1:
-            raise InputError(f"give one of {', '.join(kinds)}, not {' and '.join(given) or 'none'}")
-        self._refuse_idle_keys(given[0])
+        kinds = [kind for kind in _USED_BESIDE if getattr(self, kind) is not None]
+        if self.sessions is not None and "pool" in kinds:
+            kinds.remove("pool")  # which serves their requests
+        self._refuse_idle_keys(the_one(kinds, _USED_BESIDE))
         if self.sessions is not None:
             with within(f"{where}.sessions", "sessions"):
                 return self._sessions(name, folder, seed)
         if self.disaggregated is not None:
-            pair = self.disaggregated
             with within(f"{where}.disaggregated.workload", "workload"):
-                workload = pair.workload.build(folder, seed)
+                workload = self.disaggregated.workload.build(folder, seed)
             with within(f"{where}.disaggregated"):
-                per_token = pair.ms_per_token(gpus)
-            return Workflow.disaggregated(
-                workload, prefill=pair.prefill, decode=pair.decode, transfer_ms=pair.transfer_ms,
-                transfer_ms_per_token=per_token, name=name,
-            )  # fmt: skip
+                return self.disaggregated.build(workload, name, gpus)
         if self.by_length is not None:
             with within(f"{where}.by_length.workload", "workload"):
                 workload = self.by_length.workload.build(folder, seed)
             return Workflow.by_length(workload, self.by_length.pools, name=name)
-        if self.stages is None:
-            return Workflow.single(self._arrivals(where, folder, seed), str(self.pool), name=name)
-        stages = {each: stage.build() for each, stage in self.stages.items()}
         arrivals = self._arrivals(where, folder, seed)
-        for each, stage in stages.items():
-            check_stage(name, each, stage, stages)
+        if self.stages is None:
+            return Workflow.single(arrivals, str(self.pool), name=name)
+        stages: dict[str, Stage] = {key: stage.build() for key, stage in self.stages.items()}
+        for key, stage in stages.items():
+            check_stage(name, key, stage, stages)
         beginnings = _beginnings(stages) if self.first is None else [self.first]
         # None: some are never reached, which a workflow refuses.
         first = beginnings[0] if beginnings else None
@@ -226,22 +214,14 @@ class WorkflowSection(Section):
         if len(beginnings) > 1:
             raise InputError(
                 f"its jobs may begin at {' or '.join(beginnings)}, for all other stages are "
-                "reached from each of them; "
-                f"say at which, such as `first: {first}`"
+                f"reached from each of them; say at which, such as `first: {first}`"
             )
         return workflow
 
     def _refuse_idle_keys(self, kind: str) -> None:
         """Refuse keys that a workflow of this kind makes no use of."""
-        used = {
-            "stages": ("arrivals", "workload", "context", "first", "priority"),
-            "sessions": ("pool",),
-            "disaggregated": ("priority",),
-            "by_length": ("priority",),
-            "pool": ("workload", "priority"),
-        }[kind]
-        for key in ("arrivals", "workload", "context", "first", "priority"):
-            if getattr(self, key) is not None and key not in used:
+        for key in _USED_BESIDE["stages"]:
+            if getattr(self, key) is not None and key not in _USED_BESIDE[kind]:
                 raise InputError(f"`{key}` says nothing beside `{kind}`; leave it out")
         if kind == "pool" and self.workload is None:
             raise InputError(
@@ -258,30 +238,22 @@ class WorkflowSection(Section):
             with within(f"{where}.workload", "workload"):
                 return self.workload.build(folder, seed)
         assert self.arrivals is not None
-        for stage_name, stage in (self.stages or {}).items():
+        for name, stage in (self.stages or {}).items():
             if "job" in (stage.prompt, stage.output) or stage.output == "rest":
                 raise InputError(
-                    f"stage {stage_name!r} takes lengths of the job, but `arrivals` bring none; "
-                    "give a `workload`, or "
-                    "give the stage lengths of its own"
+                    f"stage {name!r} takes lengths of the job, but `arrivals` bring none; give a "
+                    "`workload`, or give the stage lengths of its own"
                 )
         with within(f"{where}.arrivals", "arrivals"):
             return self.arrivals.build(seed)
 
     def _sessions(self, name: str, folder: Path, seed: int) -> Sessions:
-        given = self.sessions
-        assert given is not None
+        assert self.sessions is not None
         if self.pool is None:
             raise InputError("sessions: their requests need a `pool`; add it beside them")
-        made = read_sessions(
-            folder / checks.path("sessions.trace", given.trace),
-            self.pool,
-            rate=given.rate,
-            arrivals=given.arrivals,
-            most_requests=given.most_requests,
-            seed=seed,
-        )
-        return dataclasses.replace(made, name=name)
+        path = folder / checks.path("sessions.trace", self.sessions.trace)
+        sessions: Sessions = self.sessions.build(path, self.pool, seed=seed)
+        return dataclasses.replace(sessions, name=name)
 
 
 def _beginnings(stages: Mapping[str, Stage]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from penstock import checks
-from penstock.document import Section, Whole
+from penstock.document import Section, the_one, with_keys_of, within
 from penstock.errors import InputError, nearest
 from penstock.workload.lengths import (
     Constant,
@@ -25,14 +25,9 @@ from penstock.workload.lengths import (
 from penstock.workload.watched import read_watched
 from penstock.workload.workload import Workload, read_trace
 
-
-class _Mean(Section):
-    mean: float
-    max: Whole | None = None
-
-
-class _Spread(_Mean):
-    cv: float
+_SPREAD = {
+    kind.__name__.lower(): with_keys_of(kind)(Section) for kind in (Geometric, LogNormal, Gamma)
+}
 
 
 class _Part(Section):
@@ -40,19 +35,7 @@ class _Part(Section):
     length: Any
 
 
-def _one_key(value: Mapping[str, Any], known: Mapping[str, Any], what: str) -> str:
-    """Return the single key of a mapping that chooses a kind."""
-    chosen = [key for key in value if key in known]
-    if len(value) != 1 or not chosen:
-        odd = next((str(key) for key in value if key not in known), "")
-        hint = nearest(odd, known) if odd else f"; choose one of {', '.join(known)}"
-        raise InputError(
-            f"{what}: unexpected {checks.shown(list(value)) if value else 'nothing'}{hint}"
-        )
-    return chosen[0]
-
-
-def length(value: Any) -> Length:
+def length(value: Any) -> Any:
     """Turn ``112``, ``{geometric: 112}``, ``{uniform: [100, 900]}`` and others into lengths."""
     if isinstance(value, Length):
         return value
@@ -61,36 +44,42 @@ def length(value: Any) -> Length:
     if not isinstance(value, Mapping):
         raise InputError(
             f"a length is {checks.shown(value)}, but must be a number of tokens or a distribution "
-            "such as "
-            "{geometric: 112}"
+            "such as {geometric: 112}"
         )
-    kind = _one_key(
-        value,
-        dict.fromkeys(("constant", "geometric", "uniform", "lognormal", "gamma", "mixture")),
-        "length",
-    )
-    given = value[kind]
+    kind = _one_key(value)
+    parameters = value[kind]
     if kind == "constant":
-        return Constant(given)
-    if kind == "geometric":
-        mean = _Mean.model_validate(given if isinstance(given, Mapping) else {"mean": given})
-        return Geometric(mean.mean, mean.max)
+        return Constant(parameters)
     if kind == "uniform":
-        if not (isinstance(given, list) and len(given) == 2):
+        if not (isinstance(parameters, list) and len(parameters) == 2):
             raise InputError(
-                f"a uniform length is {checks.shown(given)}, but must be a list of two, [low, high]"
+                f"a uniform length is {checks.shown(parameters)}, but must be a list of two, "
+                "[low, high]"
             )
-        return Uniform(*given)
+        return Uniform(*parameters)
     if kind == "mixture":
-        if not isinstance(given, list):
+        if not isinstance(parameters, list):
             raise InputError(
-                f"a mixture is {checks.shown(given)}, but must be a list of parts {{weight: 1, "
-                "length: 9}"
+                f"a mixture is {checks.shown(parameters)}, but must be a list of parts "
+                "{weight: 1, length: 9}"
             )
-        parts = [_Part.model_validate(part) for part in given]
+        parts = [_Part.model_validate(part) for part in parameters]
         return Mixture([length(part.length) for part in parts], [part.weight for part in parts])
-    spread = _Spread.model_validate(given)
-    return (LogNormal if kind == "lognormal" else Gamma)(spread.mean, spread.cv, spread.max)
+    if kind == "geometric" and not isinstance(parameters, Mapping):
+        parameters = {"mean": parameters}
+    return _SPREAD[kind].model_validate(parameters).build()
+
+
+def _one_key(value: Mapping[str, Any]) -> str:
+    """Return the single key of a length, which chooses its kind."""
+    kinds = ("constant", "uniform", *_SPREAD, "mixture")
+    chosen = [key for key in value if key in kinds]
+    if len(value) != 1 or not chosen:
+        unknown = [str(key) for key in value if key not in kinds]
+        hint = nearest(unknown[0], kinds) if unknown else f"; choose one of {', '.join(kinds)}"
+        keys = checks.shown(list(value)) if value else "nothing"
+        raise InputError(f"length: unexpected {keys}{hint}")
+    return chosen[0]
 
 
 Lengthy = Annotated[Length, BeforeValidator(length)]
@@ -101,26 +90,40 @@ class _Drawn(Section):
     output: Lengthy
     declared: Lengthy | None = None
 
+    def build(self, seed: int) -> Workload:
+        """Return requests whose lengths are drawn."""
+        workload: Workload = super().build(seed=seed)
+        return workload if self.declared is None else workload.with_declared(self.declared)
 
-class _Generated(_Drawn):
-    rate: float
-    cv: float | None = None
+
+@with_keys_of(Workload.poisson, without=("seed",))
+class _Poisson(_Drawn):
+    pass
 
 
+@with_keys_of(Workload.deterministic, without=("seed",))
+class _Deterministic(_Drawn):
+    pass
+
+
+@with_keys_of(Workload.gamma, without=("seed",))
+class _Gamma(_Drawn):
+    pass
+
+
+@with_keys_of(Workload.burst, without=("seed",))
 class _Burst(_Drawn):
-    requests: Whole
+    pass
 
 
 _SENDERS = ("concurrency", "max_concurrency", "in_flight", "users", "num_clients", "num_users")
 """What other tools call the clients of a closed loop."""
 
 
-class _Closed(Section):
-    clients: Whole
-    pause: float = 0.0
-    prompt: Lengthy | None = None
-    output: Lengthy | None = None
-    declared: Lengthy | None = None
+@with_keys_of(Workload.closed, without=("seed",))
+class _Closed(_Drawn):
+    prompt: Lengthy | None = None  # type: ignore[assignment]
+    output: Lengthy | None = None  # type: ignore[assignment]
 
     @classmethod
     def unknown(cls, section: str, key: str) -> str:
@@ -151,6 +154,10 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_size
 
 
+_FILES = ("trace", "recording", "preset")
+_KINDS = (*_FILES, "poisson", "deterministic", "gamma", "burst", "closed")
+
+
 class WorkloadSection(Section):
     """What arrives: one of a ``trace``, a ``recording``, a look-alike ``preset``, a process, a
     ``burst`` of ``requests`` at once, or ``closed``: ``clients`` that each wait for their answer,
@@ -174,9 +181,9 @@ class WorkloadSection(Section):
     recording: str | None = None
     engine: str | None = None
     preset: str | None = None
-    poisson: _Generated | None = None
-    deterministic: _Generated | None = None
-    gamma: _Generated | None = None
+    poisson: _Poisson | None = None
+    deterministic: _Deterministic | None = None
+    gamma: _Gamma | None = None
     burst: _Burst | None = None
     closed: _Closed | None = None
     rate: float | None = None
@@ -192,7 +199,7 @@ class WorkloadSection(Section):
                 f"{section}.{key} is the clients of {section}: {{closed: {{clients: 25, prompt: "
                 "512, output: 128}}"
             )
-        if key not in _Generated.model_fields:
+        if key not in _Poisson.model_fields:
             return super().unknown(section, key)
         return (
             f"{section}.{key} belongs to a process that draws requests, such as {section}: "
@@ -201,16 +208,30 @@ class WorkloadSection(Section):
 
     def build(self, folder: Path, seed: int) -> Workload:
         """Return the workload; relative paths are looked for in ``folder``."""
-        files = ("trace", "recording", "preset")
-        kinds = (*files, "poisson", "deterministic", "gamma", "burst", "closed")
-        chosen = [kind for kind in kinds if getattr(self, kind) is not None]
-        if chosen[-1:] == ["closed"] and chosen[0] in files:
+        chosen = [kind for kind in _KINDS if getattr(self, kind) is not None]
+        if chosen[-1:] == ["closed"] and chosen[0] in _FILES:
             chosen.remove("closed")  # its clients send those requests
-        if len(chosen) != 1:
+        with within("workload"):
+            kind = the_one(chosen, _KINDS)
+        self._refuse_idle_keys(kind)
+        if kind == "trace":
+            return self._changed(self._recorded(folder, seed))
+        if kind == "recording":
+            path = folder / checks.path("workload.recording", self.recording)
+            return self._changed(read_watched(path, self.engine, seed))
+        if kind == "preset":
+            return self._changed(_preset(str(self.preset), seed))
+        if self.closed is not None and None in (self.closed.prompt, self.closed.output):
             raise InputError(
-                f"workload: give one of {', '.join(kinds)}, not {' and '.join(chosen) or 'none'}"
+                "workload.closed: say how long requests are (`prompt`, `output`), or which "
+                "`trace`, `recording` or `preset` beside it has them"
             )
-        kind = chosen[0]
+        with within(f"workload.{kind}"):
+            workload: Workload = getattr(self, kind).build(seed)
+        return workload
+
+    def _refuse_idle_keys(self, kind: str) -> None:
+        """Refuse keys that a workload of this kind makes no use of."""
         if kind != "trace" and self._of_trace:
             raise InputError(
                 "workload: `format`, `columns`, `hash_block`, `max_gib` and `where` describe a "
@@ -221,13 +242,8 @@ class WorkloadSection(Section):
                 f"workload: `engine` names an engine of a recording, and not of {kind!r}; leave it "
                 "out"
             )
-        if kind == "trace":
-            return self._changed(self._recorded(folder, seed))
-        if self.recording is not None:
-            path = folder / checks.path("workload.recording", self.recording)
-            return self._changed(read_watched(path, self.engine, seed))
-        if self.preset is not None:
-            return self._changed(_preset(self.preset, seed))
+        if kind in _FILES:
+            return
         if self.declared is not None:
             raise InputError(f"workload: put `declared` inside {kind!r}, beside prompt and output")
         if self.rate is not None or self.arrivals is not None or self.cv is not None:
@@ -235,8 +251,6 @@ class WorkloadSection(Section):
                 "workload: `rate`, `arrivals` and `cv` change a trace, a recording or a preset; "
                 f"put them inside {kind!r}"
             )
-        workload, declared = self._drawn(kind, seed), getattr(self, kind).declared
-        return workload if declared is None else workload.with_declared(declared)
 
     def _recorded(self, folder: Path, seed: int) -> Workload:
         assert self.trace is not None
@@ -267,42 +281,17 @@ class WorkloadSection(Section):
         if self.declared is not None:
             workload = workload.with_declared(self.declared)
         if self.closed is not None:
-            of = self.closed
-            idle = (self.rate, self.arrivals, self.cv, of.prompt, of.output, of.declared)
-            if any(given is not None for given in idle):
+            clients = self.closed.arguments()
+            if any(key is not None for key in (self.rate, self.arrivals, self.cv)) or not (
+                clients.keys() <= {"clients", "pause_s"} and self.closed.declared is None
+            ):
                 raise InputError(
                     "workload: clients of `closed` send the requests of the trace when they are "
                     "answered; leave out `rate`, `arrivals`, `cv`, and all of `closed` but "
                     "`clients` and `pause`"
                 )
-            return workload.with_clients(of.clients, of.pause)
+            return workload.with_clients(**clients)
         if self.rate is None and self.arrivals in (None, "scaled") and self.cv is None:
             return workload
         rate = workload.rate if self.rate is None else self.rate
         return workload.with_rate(rate, self.arrivals or "scaled", cv=self.cv)
-
-    def _drawn(self, kind: str, seed: int) -> Workload:
-        if self.burst is not None:
-            of = self.burst
-            return Workload.burst(of.requests, of.prompt, of.output, seed=seed)
-        if self.closed is not None:
-            clients, prompt, output = self.closed.clients, self.closed.prompt, self.closed.output
-            if prompt is None or output is None:
-                raise InputError(
-                    "workload.closed: say how long requests are (`prompt`, `output`), or which "
-                    "`trace`, `recording` or `preset` beside it has them"
-                )
-            return Workload.closed(clients, prompt, output, pause_s=self.closed.pause, seed=seed)
-        process: _Generated = getattr(self, kind)
-        if (process.cv is not None) != (kind == "gamma"):
-            raise InputError(
-                f"workload.{kind}: gamma arrivals need `cv`, the standard deviation of a gap over "
-                "its mean, and no "
-                "others take it"
-            )
-        if process.cv is not None:
-            return Workload.gamma(
-                process.rate, process.cv, process.prompt, process.output, seed=seed
-            )
-        make = Workload.poisson if kind == "poisson" else Workload.deterministic
-        return make(process.rate, process.prompt, process.output, seed=seed)

@@ -1,5 +1,7 @@
 """What flags of vLLM 0.33, SGLang 0.5.23 and TensorRT-LLM are in a scenario, or why nothing is."""
 
+from penstock.fields import Key
+
 ENGINE_NAMES = {
     "token_budget": (
         "token_budget",
@@ -18,6 +20,12 @@ ENGINE_NAMES = {
 TENSOR_PARALLEL = ("tensor_parallel", "tensor_parallel_size", "tp_size", "tp")
 EXPERT_PARALLEL = ("expert_parallel", "expert_parallel_size", "ep_size", "ep")
 GPU_SHARE = ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
+
+
+def key(limit: str, name: str = "") -> Key:
+    """Return what files call a limit: ``name``, or its own, or as an engine does."""
+    return Key(name or limit, others=ENGINE_NAMES[limit])
+
 
 _SHAPE = "hardware: {model: ..., gpu: ..., "
 _DRAFTS = "policy: vllm, policy_params: {drafts: ..., acceptance: ..., method: ..."

@@ -26,7 +26,8 @@ from typing import Annotated
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.fields import Checked, Range
+from penstock.fields import Checked, Key, Range
+from penstock.system.engine_flags import GPU_SHARE, TENSOR_PARALLEL
 from penstock.system.models.shape import ModelShape, Numbers
 from penstock.system.scheduler import GpuBytes, Scheduler
 
@@ -124,8 +125,8 @@ class Gpu(Checked):
 
     model: str
     memory_gib: Annotated[float, _MEMORY]
-    tensor_parallel: Annotated[int, _GPUS] = 1
-    utilization: Annotated[float, _SHARE] | None = None
+    tensor_parallel: Annotated[int, _GPUS, Key("tensor_parallel", others=TENSOR_PARALLEL)] = 1
+    utilization: Annotated[float, _SHARE, Key(GPU_SHARE[0], others=GPU_SHARE)] | None = None
     engine: Scheduler | None = dataclasses.field(default=None, compare=False, repr=False)
     known: ModelMemory | None = dataclasses.field(default=None, repr=False)
 

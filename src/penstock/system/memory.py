@@ -5,17 +5,18 @@ it is short.
 import dataclasses
 from typing import Annotated, Literal
 
-from penstock import checks
 from penstock.errors import InputError
 from penstock.fields import Checked, Range
+from penstock.system.engine_flags import key
 
 Admission = Literal["input", "completion", "optimistic"]
 TooLong = Literal["error", "drop"]
 
 MOST_BLOCKS = 2**40
 
-_BLOCKS = Range(1, MOST_BLOCKS, "blocks", "it is what the KV cache holds", "kv_blocks")
-_BLOCK = Range(1, 2**20, "tokens", "it is the tokens of one block")
+BLOCKS = Range(1, MOST_BLOCKS, "blocks", "it is what the KV cache holds", "kv_blocks")
+TOKENS = Range(1, MOST_BLOCKS, "tokens", "it is what the KV cache holds", "kv_tokens")
+BLOCK_SIZE = Range(1, 2**20, "tokens", "it is the tokens of one block")
 _FREE = Range(0.0, 0.9, "", "it is the share of the blocks that stays free")
 
 MOST_CACHED_BLOCKS = 2**24
@@ -59,8 +60,8 @@ class Memory(Checked):
         its place.
     """
 
-    blocks: Annotated[int, _BLOCKS]
-    block_size: Annotated[int, _BLOCK] = 16
+    blocks: Annotated[int, BLOCKS, key("kv_blocks", "blocks")]
+    block_size: Annotated[int, BLOCK_SIZE, key("block_size")] = 16
     watermark: Annotated[float, _FREE] | None = None
     admission: Admission | None = None
     too_long: TooLong = "error"
@@ -71,9 +72,7 @@ class Memory(Checked):
     @classmethod
     def of_tokens(cls, tokens: int, block_size: int = 16) -> "Memory":
         """Return the memory that holds so many tokens, in whole blocks."""
-        tokens = checks.whole(
-            "kv_tokens", tokens, 1, MOST_BLOCKS, "tokens", "it is what the KV cache holds"
-        )
+        tokens = TOKENS.whole(tokens)
         one = cls(1, block_size)
         if tokens < one.block_size:
             raise InputError(

@@ -3,15 +3,14 @@
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.fields import Checked, Range
+from penstock.fields import Checked, Key, Range
 from penstock.system.pool import Pool
 
 SENT_AGAIN, LOST = "sent-again", "lost"
-_FATES = (SENT_AGAIN, LOST)
 _PLACE = Range(0, 10**6, "", "it is its place in its pool, from 0")
 
 
@@ -47,12 +46,17 @@ class Outage(Checked):
 
     pool: str
     replica: Annotated[int, _PLACE]
-    start_s: Annotated[float, _second("start", "dies")]
-    end_s: Annotated[float, _second("end", "comes back")]
-    requests: str = SENT_AGAIN
+    start_s: Annotated[float, _second("start", "dies"), Key("from")]
+    end_s: Annotated[float, _second("end", "comes back"), Key("to")]
+    requests: Literal["sent-again", "lost"] = "sent-again"
+
+    @classmethod
+    def called(cls, field: str) -> str:
+        """Return how messages call a field."""
+        return "what becomes of requests (`requests`)" if field == "requests" else field
 
     def settle(self) -> None:
-        """Refuse an outage that ends before it begins, or says something unknown."""
+        """Refuse an outage of nothing, or that ends before it begins."""
         if not isinstance(self.pool, str):
             raise InputError(
                 f"the pool of an outage is {checks.shown(self.pool)}; give the name of one"
@@ -61,11 +65,6 @@ class Outage(Checked):
             raise InputError(
                 f"an outage ends at {self.end_s:g} s, but begins at {self.start_s:g} s; let it end "
                 "later"
-            )
-        if self.requests not in _FATES:
-            raise InputError(
-                f"requests of an outage are {checks.shown(self.requests)}"
-                f"{nearest(str(self.requests), _FATES)}"
             )
 
     @property

@@ -3,10 +3,11 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.fields import Checked, Range
 from penstock.kernel.signatures import SEES_DECODES
 from penstock.system.orders import Order, OrderFunction, resolve_order
 from penstock.system.routing import Router, RouterFunction, resolve_router
@@ -16,11 +17,14 @@ from penstock.system.server import Server
 MOST_REPLICAS = 65_536
 """Of a pool: so many can a router's coin tell apart."""
 
-_LONGEST_MS = 1e9
+_REPORT = Range(0, 1e9, "ms", "a router learns no earlier than now")
+_REPLICAS = Range(
+    1, MOST_REPLICAS, "", "none serve nothing, and a router cannot tell more apart", "replicas"
+)
 
 
 @dataclasses.dataclass(frozen=True, init=False)
-class Pool:
+class Pool(Checked):
     """Replicas behind a router.
 
     Parameters
@@ -54,7 +58,7 @@ class Pool:
     router: Router
     order: Order
     affinity: bool
-    report_ms: float
+    report_ms: Annotated[float, _REPORT]
 
     def __init__(
         self,
@@ -65,24 +69,21 @@ class Pool:
         affinity: bool = False,
         report_ms: float = 0.0,
     ) -> None:
-        if not isinstance(affinity, bool):
-            raise InputError(
-                f"affinity is {checks.shown(affinity)}, but must be true or false; give one"
-            )
-        kinds = _kinds(servers, replicas)
-        resolved = resolve_order(order)
-        for each, _ in kinds:
-            _refuse_what_pools_lack(each, resolved)
-        _refuse_what_differs([each for each, _ in kinds])
         vars(self).update(
-            servers=kinds,
+            servers=_kinds(servers, replicas),
             router=resolve_router(router),
-            order=resolved,
+            order=resolve_order(order),
             affinity=affinity,
-            report_ms=checks.number(
-                "report_ms", report_ms, 0, _LONGEST_MS, "ms", "a router learns no earlier than now"
-            ),
+            report_ms=report_ms,
         )
+        self.__post_init__()  # what the last two may be stands on their fields
+
+    def settle(self) -> None:
+        """Refuse kinds of servers that cannot stand in one pool, or not under its order."""
+        kinds = [server for server, _ in self.servers]
+        for server in kinds:
+            _refuse_what_pools_lack(server, self.order)
+        _refuse_what_differs(kinds)
 
     @property
     def server(self) -> Server:
@@ -164,7 +165,6 @@ class Pool:
 
 def _kinds(servers: Any, replicas: Any) -> tuple[tuple[Server, int], ...]:
     """Return the kinds of servers of a pool, and how many there are of each."""
-    reason = "none serve nothing, and a router cannot tell more apart"
     pairs = [(servers, replicas)]
     if isinstance(servers, Sequence) and not isinstance(servers, str):
         pairs = list(servers)
@@ -177,12 +177,13 @@ def _kinds(servers: Any, replicas: Any) -> tuple[tuple[Server, int], ...]:
                 f"replicas is {checks.shown(replicas)}, but servers of several kinds each say how "
                 "many there are; leave it out"
             )
-    for each, _ in pairs:
-        if not isinstance(each, Server):
-            raise InputError(f"the server of a pool is {checks.shown(each)}; give a Server")
-    counts = [checks.whole("replicas", n, 1, MOST_REPLICAS, "", reason) for _, n in pairs]
-    checks.whole("replicas", sum(counts), 1, MOST_REPLICAS, "", reason)
-    return tuple((each, count) for (each, _), count in zip(pairs, counts, strict=True))
+    kinds = []
+    for server, count in pairs:
+        if not isinstance(server, Server):
+            raise InputError(f"the server of a pool is {checks.shown(server)}; give a Server")
+        kinds.append((server, _REPLICAS.whole(count)))
+    _REPLICAS.whole(sum(count for _, count in kinds))
+    return tuple(kinds)
 
 
 def _refuse_what_differs(servers: Sequence[Server]) -> None:

@@ -3,18 +3,24 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.fields import Checked, Range
 from penstock.system.adaptive import STARVES_DECODES
 from penstock.system.batch_time import MOST_TOKENS, BatchTime, Composition
+from penstock.system.engine_flags import key
 from penstock.system.gpu_memory import Gpu, KVTokens
-from penstock.system.memory import MOST_CACHED_BLOCKS, Memory
+from penstock.system.memory import BLOCK_SIZE, BLOCKS, MOST_CACHED_BLOCKS, TOKENS, Memory
 from penstock.system.policies import PolicyFunction, resolve
 from penstock.system.scheduler import Holds, Scheduler
 
 _TOO_FAST_S, _TOO_SLOW_S = 5e-4, 5.0  # a full batch, and one of a token
+
+_BUDGET = Range(1, MOST_TOKENS, "tokens", "a batch carries at least one token")
+_ALONE = "a batch serves at least one request; leave it out for no limit"
+_SLOTS = Range(1, MOST_TOKENS, "requests", _ALONE)
 
 Scope = Literal["batch", "running"]
 Convention = Literal["paper", "engine"]
@@ -22,7 +28,7 @@ Order = Literal["fcfs", "priority"]
 
 
 @dataclasses.dataclass(frozen=True, init=False)
-class Server:
+class Server(Checked):
     """One engine with its limits and its policy.
 
     Parameters
@@ -58,14 +64,14 @@ class Server:
     """
 
     batch_time: BatchTime
-    token_budget: int
-    max_batch_size: int | None
+    token_budget: Annotated[int, _BUDGET, key("token_budget")]
+    max_batch_size: Annotated[int, _SLOTS, key("max_batch_size")] | None
     policy: Scheduler
     scope: Scope
     convention: Convention
     policy_params: tuple[float, ...]
     memory: Memory | None
-    order: Order
+    order: Annotated[Order, key("order")]
     gpu: Gpu | None
 
     def __init__(
@@ -81,45 +87,33 @@ class Server:
         order: Order = "fcfs",
         *,
         gpu: Gpu | None = None,
-        kv_blocks: int | None = None,
-        kv_tokens: int | None = None,
-        block_size: int | None = None,
+        kv_blocks: Annotated[int, BLOCKS, key("kv_blocks")] | None = None,
+        kv_tokens: Annotated[int, TOKENS, key("kv_tokens")] | None = None,
+        block_size: Annotated[int, BLOCK_SIZE, key("block_size")] | None = None,
     ) -> None:
         _check_batch_time(batch_time)
-        carries = "a batch carries at least one token"
-        token_budget = checks.whole("token_budget", token_budget, 1, MOST_TOKENS, "tokens", carries)
-        if max_batch_size is not None:
-            serves = "a batch serves at least one request; leave it out for no limit"
-            max_batch_size = checks.whole(
-                "max_batch_size", max_batch_size, 1, MOST_TOKENS, "requests", serves
-            )
-        checks.word("scope", scope, get_args(Scope))
-        checks.word("convention", convention, get_args(Convention))
-        checks.word("order", order, get_args(Order))
-        chosen = resolve(policy)
-        memory = _memory(memory, kv_blocks, kv_tokens, block_size, chosen.memory.block_size)
+        scheduler = resolve(policy)
+        memory = _memory(memory, kv_blocks, kv_tokens, block_size, scheduler.memory.block_size)
+        vars(self).update(
+            batch_time=batch_time,
+            token_budget=token_budget,
+            max_batch_size=max_batch_size,
+            scope=scope,
+            convention=convention,
+            order=order,
+        )
+        self.__post_init__()  # what each of these may be stands on its field
         if gpu is not None:
             if not isinstance(gpu, Gpu):
                 raise InputError(
                     f"gpu is {checks.shown(gpu)}; give a Gpu, such as Gpu('Llama-3.1-8B', 80)"
                 )
-            gpu, memory = _memory_of_gpu(gpu, chosen, token_budget, memory)
+            gpu, memory = _memory_of_gpu(gpu, scheduler, self.token_budget, memory)
         elif memory is not None and memory.estimated:
             memory = dataclasses.replace(memory, estimated=False)
-        chosen, numbers = chosen.configured(policy_params)
-        vars(self).update(
-            batch_time=batch_time,
-            token_budget=token_budget,
-            max_batch_size=max_batch_size,
-            policy=chosen,
-            scope=scope,
-            convention=convention,
-            policy_params=tuple(numbers),
-            memory=memory,
-            order=order,
-            gpu=gpu,
-        )
-        chosen.check(self)
+        scheduler, numbers = scheduler.configured(policy_params)
+        vars(self).update(policy=scheduler, policy_params=tuple(numbers), memory=memory, gpu=gpu)
+        scheduler.check(self)
         if memory is not None and memory.prefix_caching:
             reason = _why_no_cache(self, memory)
             if reason is not None:

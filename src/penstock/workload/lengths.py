@@ -11,12 +11,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.fields import Key
 from penstock.inputs import special_functions as special
 from penstock.inputs.arrays import Floats
 
@@ -25,6 +27,7 @@ LONGEST = 2**24 - 1
 
 Tokens = npt.NDArray[np.int64]
 
+_MEAN = Key("mean")  # as files call it
 _CELLS = 2**15  # of a table of quantiles; a power of two, so that multiplying by it is exact
 _TERM_BY_TERM = 2**16  # further terms of a mean come from an integral, which so far out is as exact
 
@@ -126,7 +129,7 @@ class Geometric(Length):
         Longer draws are cut to it; None: no limit but `LONGEST`.
     """
 
-    mean_tokens: float
+    mean_tokens: Annotated[float, _MEAN]
     max: int | None = None
 
     def __post_init__(self) -> None:
@@ -158,7 +161,7 @@ class _Rounded(Length):
         Longer draws are cut to it; None: no limit but `LONGEST`.
     """
 
-    mean_tokens: float
+    mean_tokens: Annotated[float, _MEAN]
     cv: float
     max: int | None = None
 

@@ -2,13 +2,18 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.fields import Range, checked
 from penstock.workload.lengths import LONGEST, Length
 from penstock.workload.routes import END
 
 LONGEST_DELAY_MS = 1e12
+
+_TRANSFER = Range(0, 1e6, "ms", "0 for no transfer")
+_VISITS = Range(1, 2**30, "visits", "leave it out for no limit")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,8 +53,10 @@ class Stage:
     )
     join: bool = dataclasses.field(default=False, kw_only=True)
     delay_ms: float | Length = dataclasses.field(default=0, kw_only=True)
-    transfer_ms_per_token: float = dataclasses.field(default=0.0, kw_only=True)
-    most_visits: int | None = dataclasses.field(default=None, kw_only=True)
+    transfer_ms_per_token: Annotated[float, _TRANSFER] = dataclasses.field(
+        default=0.0, kw_only=True
+    )
+    most_visits: Annotated[int, _VISITS] | None = dataclasses.field(default=None, kw_only=True)
 
 
 def is_fork(stage: Stage) -> bool:
@@ -94,28 +101,15 @@ def check_stage(workflow: str, name: str, stage: Stage, stages: Mapping[str, Sta
         )
     if not isinstance(stage.pool, str) or not stage.pool:
         raise InputError(f"the pool of {what} is {checks.shown(stage.pool)}; give the name of one")
-    if not isinstance(stage.join, bool):
-        raise InputError(
-            f"join of {what} is {checks.shown(stage.join)}, but must be true or false; mend it"
-        )
+    checked(stage, lambda field: f"{field} of {what}")
     _check_tokens(f"the prompt of {what}", stage.prompt, ("job",))
     _check_tokens(f"the output of {what}", stage.output, ("job", "rest"))
     check_delay(f"delay_ms of {what}", stage.delay_ms)
     per_token = stage.transfer_ms_per_token
-    checks.number(f"transfer_ms_per_token of {what}", per_token, 0, 1e6, "ms", "0 for no transfer")
     if per_token and stage.join:
         raise InputError(
             f"{what} is a join with transfer_ms_per_token {per_token:g}, but which branch comes "
             "last, and so what is transferred, is not known before it is served; give it a delay_ms"
-        )
-    if stage.most_visits is not None:
-        checks.whole(
-            f"most_visits of {what}",
-            stage.most_visits,
-            1,
-            2**30,
-            "visits",
-            "leave it out for no limit",
         )
     _check_then(what, stage, stages)
 

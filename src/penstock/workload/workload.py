@@ -7,13 +7,14 @@ import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.fields import Key
 from penstock.inputs.caching import cached
 from penstock.words import counted
 from penstock.workload import arrivals as processes
@@ -178,7 +179,7 @@ class Workload:
         prompt: int | Length | Lengths,
         output: int | Length | None = None,
         *,
-        pause_s: float = 0.0,
+        pause_s: Annotated[float, Key("pause")] = 0.0,
         seed: int = 0,
     ) -> "ClosedLoop":
         """Return the requests of clients that each wait for an answer before they ask again.
