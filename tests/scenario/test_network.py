@@ -439,7 +439,7 @@ BAD = {
     ),
     "a measure of 0": (
         pool("token_budget: 512, router: {measure: {prefill: 0, decode: 1}}"),
-        "network.pools.p.router: the prefill weight of a measure is 0",
+        "network.pools.p.router.measure.prefill is 0",
     ),
     "half a measure": (
         pool("token_budget: 512, router: {measure: {prefill: 1}}"),

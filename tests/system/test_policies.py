@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST, Limits, Queue
-from penstock.system.by_name import name_of
+from penstock.system.own_functions import name_of
 from penstock.system.policies import resolve
 
 LIMITS = Limits(token_budget=512, batch_size=100)

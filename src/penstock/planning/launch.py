@@ -18,9 +18,9 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.planning.deployment import Deployment
 from penstock.planning.json_form import parts
-from penstock.system.by_name import name_of
 from penstock.system.engines import ENGINES
 from penstock.system.models.served import ServedModel, ShapedHardware
+from penstock.system.own_functions import name_of
 from penstock.system.policies import POLICIES
 from penstock.system.scheduler import Program
 from penstock.system.server import Server

@@ -5,9 +5,7 @@ and contexts kept for a time where none are.
 from typing import TYPE_CHECKING
 
 from penstock.errors import InputError
-from penstock.system import router_functions
 from penstock.system.pool import Pool
-from penstock.system.routing import Router
 from penstock.workload.sessions import Sessions
 
 if TYPE_CHECKING:
@@ -21,50 +19,44 @@ def refuse_in_vain(network: "Network") -> None:
     for name, pool in network.pools.items():
         if pool.replicas > 1:  # else no router is asked
             _check_router(network, name, pool)
-            _check_settings(name, pool.router)
     _check_retention(network)
 
 
 def _check_router(network: "Network", name: str, pool: Pool) -> None:
     """Refuse a named router that would decide by what is the same at all replicas, always."""
     router, what = pool.router, f"router {pool.router.name} of pool {name!r}"
-    if _looks_for_prompts(router) and not _finds(network, name, pool):
-        scores = router.function is router_functions.scored
-        remedy = "set its `cached` to 0" if scores else "take jsq"
+    settings = dict(router.settings)
+    weighs = "cached" in settings  # prompts beside other things
+    if weighs and not any(settings.values()):
+        raise InputError(
+            f"{what} weighs nothing ({', '.join(settings)} are 0), so all requests would go to the "
+            "first replica; give one of them above 0"
+        )
+    if router.seeks == "prompts" and settings.get("match", 0) >= 1:
+        raise InputError(
+            f"{what} looks for replicas that have computed a share of {settings['match']:g} of a "
+            "prompt, but none has all of one (the last token is always computed), so it would "
+            "never find any; give a match below 1"
+        )
+    seeks_prompts = router.seeks == "prompts" and settings.get("cached", 1) > 0
+    if seeks_prompts and not _finds(network, name, pool):
+        remedy = "set its `cached` to 0" if weighs else "take jsq"
         raise InputError(
             f"{what} looks for prompts that replicas have computed, but they never have "
             f"any: {_why_nothing(pool)}; or {remedy}"
         )
-    unlimited = all(server.memory is None for server, _ in pool.servers)
-    if router.function is router_functions.memory and unlimited:
+    if router.seeks == "memory" and all(server.memory is None for server, _ in pool.servers):
         raise InputError(
             f"{what} looks at KV memory, but that of its servers has no limit, so all seem "
             "equally empty; give them `memory`, or take jsq"
         )
-    keeps = router.function is router_functions.session
+    keeps = router.seeks == "calls"
     if (keeps or pool.affinity) and _most_of_a_job(network, name) <= 1:
         who = f"{what} sends" if keeps else f"affinity of pool {name!r} sends"
         remedy = "take jsq" if keeps else "leave it out"
         raise InputError(
             f"{who} later requests of a job where its first one went, but no job "
             f"has more than one here; {remedy}"
-        )
-
-
-def _check_settings(name: str, router: Router) -> None:
-    """Refuse settings with which a named router never does what its name says."""
-    settings = dict(router.settings)
-    what = f"router {router.name} of pool {name!r}"
-    if router.function is router_functions.prefix and settings["match"] >= 1:
-        raise InputError(
-            f"{what} looks for replicas that have computed a share of {settings['match']:g} of a "
-            "prompt, but none has all of one (the last token is always computed), so it would "
-            "never find any; give a match below 1"
-        )
-    if router.function is router_functions.scored and not any(settings.values()):
-        raise InputError(
-            f"{what} weighs nothing ({', '.join(settings)} are 0), so all requests would go to the "
-            "first replica; give one of them above 0"
         )
 
 
@@ -80,13 +72,6 @@ def _check_retention(network: "Network") -> None:
             "which keep them for as long as their KV memory has room, so it would change nothing; "
             "leave it out"
         )
-
-
-def _looks_for_prompts(router: Router) -> bool:
-    """Whether a named router goes by what replicas have computed of a prompt."""
-    if router.function is router_functions.scored:
-        return dict(router.settings)["cached"] > 0
-    return router.function is router_functions.prefix
 
 
 def _finds(network: "Network", name: str, pool: Pool) -> bool:

@@ -38,7 +38,6 @@ from penstock.kernel.signatures import (
     ORDER_SIGNATURE,
     SPLIT,
 )
-from penstock.system.by_name import resolved
 from penstock.system.own_functions import OwnFunction
 
 OrderFunction = Callable[[Floats, Floats, Floats], int]
@@ -148,16 +147,10 @@ def order(
     InputError
         If the function cannot be compiled to the order type.
     """
-    if function is None:
-        return lambda f: _made(f, name, params)
-    return _made(function, name, params)
-
-
-def _made(function: OrderFunction, name: str | None, params: Sequence[float]) -> Order:
-    """Make an order of a function, or say what is wrong with it."""
-    name, function = Order.name_and_function(function, name)
     numbers = checks.array("the params of an order", params).ravel() if len(params) else ()
-    return Order(name, function, tuple(float(number) for number in numbers)).compiled_at_once()
+    made: Order | Callable[[OrderFunction], Order]
+    made = Order.of(function, name, params=tuple(float(number) for number in numbers))
+    return made
 
 
 def priority(lines, params, weights):  # type: ignore[no-untyped-def]
@@ -235,7 +228,11 @@ of this module.
 """
 
 
+Order.known, Order.family = ORDERS, Order
+
+
 def resolve_order(choice: str | Order | OrderFunction, *, folder: Path | None = None) -> Order:
     """Return the order that a name, a ``module:function`` or a function stands for."""
     # ``folder``: where ``module`` and ``file.py`` are looked for first, the scenario's own.
-    return resolved(choice, "order", ORDERS, Order, order, folder)
+    order: Order = Order.named(choice, folder)
+    return order

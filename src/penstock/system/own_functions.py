@@ -1,23 +1,33 @@
-"""Functions that a user brings: checked, and compiled under an explicit type."""
+"""Policies, orders and routers: those that have a name, and functions that a user brings, which are
+found by their module or file, checked, and compiled under an explicit type.
+"""
 
+import contextlib
 import functools
+import importlib
+import importlib.util
 import inspect
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from types import ModuleType
+from typing import Any, ClassVar
 
 from numba import config, njit, types
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from penstock import checks
-from penstock.errors import InputError
+from penstock.errors import InputError, nearest
 from penstock.kernel.compiled_code import allocating_nothing
 from penstock.kernel.signatures import POLICY_SIGNATURE
 from penstock.words import counted
 
 _PACKAGE = Path(__file__).parents[1]
 _MOST_TOKENS = 2**62
+_OF_FILE = "_of_file"
+_BROUGHT: set[str] = set()
+"""Modules that were read from files of the user."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # that Numba puts into its messages for a terminal
 
 
@@ -79,15 +89,48 @@ def _is_shipped(function: Callable[..., Any]) -> bool:
 
 class OwnFunction:
     """A named function that a user may bring, such as a policy, compiled when it is first needed. A
-    subclass is a dataclass that sets the four attributes below.
+    subclass is a dataclass that sets the attributes below.
     """
 
     word: ClassVar[str]  # what messages call one
     arguments: ClassVar[tuple[str, ...]]  # what it takes
     form: ClassVar[str]  # what such a function is, in words
     signature: ClassVar[Any]  # the Numba type under which the kernel calls it
+    known: ClassVar[Mapping[str, Any]]  # those that have a name
+    family: ClassVar[type[Any]]  # what may stand in the place of one
     name: str
     function: Callable[..., Any] | None
+
+    @classmethod
+    def of(cls, function: Callable[..., Any] | None, name: str | None, **facts: Any) -> Any:
+        """Make one of a function, or return the decorator that does so; compiled at once, so that a
+        mistake is told where it was made.
+        """
+        if function is None:
+            return lambda function: cls.of(function, name, **facts)
+        called, plain = cls._name_and_function(function, name)
+        made = cls(name=called, function=plain, **facts)  # type: ignore[call-arg]
+        _ = made.compiled
+        return made
+
+    @classmethod
+    def named(cls, choice: Any, folder: Path | None) -> Any:
+        """Return what a known name, ``module:function``, ``file.py:function`` or a function means;
+        modules and files are looked for in the folder first, which is the working one if None.
+        """
+        if isinstance(choice, str):
+            if choice in cls.known:
+                return cls.known[choice]
+            if ":" in choice:
+                choice = _find(choice, cls.word, cls.family, folder or Path.cwd())
+        if isinstance(choice, cls.family):
+            return choice
+        if not callable(choice):
+            raise InputError(
+                f"unknown {cls.word} {checks.shown(choice)}{nearest(str(choice), cls.known)} (or "
+                "module:function for your own)"
+            )
+        return cls.of(choice, None)
 
     @functools.cached_property
     def compiled(self) -> Any:
@@ -96,13 +139,8 @@ class OwnFunction:
             return None
         return compile_under(self.function, self.signature, f"{self.word} {self.name!r}", self.form)
 
-    def compiled_at_once(self) -> Self:
-        """Compile it at once, so that a mistake is told where it was made."""
-        _ = self.compiled
-        return self
-
     @classmethod
-    def name_and_function(cls, function: Any, name: object) -> tuple[str, Callable[..., Any]]:
+    def _name_and_function(cls, function: Any, name: object) -> tuple[str, Callable[..., Any]]:
         """Return the name, by default the function's, and the function as written."""
         function = getattr(function, "py_func", function)  # one that Numba has compiled already
         article = "an" if cls.word[0] in "aeiou" else "a"
@@ -121,6 +159,64 @@ class OwnFunction:
                 f"{len(cls.arguments)}: {takes}"
             )
         return name or function.__name__.replace("_", "-"), function
+
+
+def _find(choice: str, kind: str, made: type, folder: Path) -> Any:
+    """Return what ``module:function`` stands for: of the type ``made``, or a function."""
+    module_name, _, function_name = choice.rpartition(":")
+    module = _module(module_name, kind, folder)
+    function = getattr(module, function_name, None)
+    if function is None:
+        names = [n for n, v in vars(module).items() if isinstance(v, made) or inspect.isfunction(v)]
+        raise InputError(
+            f"{kind} {choice!r}: {module_name} has no function "
+            f"{function_name!r}{nearest(function_name, names)}"
+        )
+    return function
+
+
+def _own_name(stem: str) -> str:
+    """Return what a file's module is called: not as a module that others import, such as random."""
+    taken = stem in sys.stdlib_module_names or stem in sys.modules
+    return stem + _OF_FILE if taken and stem not in _BROUGHT else stem
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return by what `OwnFunction.named` finds a function of the user's own again."""
+    module = function.__module__
+    if module in _BROUGHT and module.endswith(_OF_FILE):
+        module = module.removesuffix(_OF_FILE) + ".py"
+    return f"{module}:{function.__name__}"
+
+
+def _module(name: str, kind: str, folder: Path) -> ModuleType:
+    """Import a module by name, or a Python file by its path, looking into ``folder`` first."""
+    path = folder / (name if name.endswith(".py") else name.replace(".", "/") + ".py")
+    if name.startswith("~"):
+        path = Path(name).expanduser()
+    try:
+        if path.is_file():
+            own = _own_name(path.stem)
+            spec = importlib.util.spec_from_file_location(own, path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[own] = module  # two scenarios may each bring a file of the same name
+            _BROUGHT.add(own)
+            # What such a file prints is no part of an answer.
+            with contextlib.redirect_stdout(sys.stderr):
+                spec.loader.exec_module(module)
+            return module
+        if name.endswith(".py"):
+            raise InputError(f"there is no file {path} for the {kind}; check its path")
+        return importlib.import_module(name)
+    except (InputError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # also a file that ends the program
+        raise InputError(
+            f"cannot import the {kind} module {name!r}: {type(error).__name__}: {error}; looked "
+            f"for {path}"
+        ) from error
 
 
 def _reason(error: Exception) -> str:

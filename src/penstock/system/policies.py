@@ -41,7 +41,6 @@ from penstock.kernel.signatures import (
 )
 from penstock.system import adaptive
 from penstock.system.adaptive import Parameters
-from penstock.system.by_name import resolved
 from penstock.system.engine import explained
 from penstock.system.engines import ENGINES
 from penstock.system.memory import Memory
@@ -96,6 +95,7 @@ class Policy(OwnFunction, Scheduler):
     memory = KVUse(limited=False, has_watermark=True, receives=True, caches_prefixes=True)
     queue = Waiting(("fcfs", "priority"))
     word = "policy"
+    family = Scheduler
     arguments = ("queue", "limits", "params")
     signature = POLICY_SIGNATURE
     form = (
@@ -110,6 +110,7 @@ class Policy(OwnFunction, Scheduler):
         return int(prefill), int(decode), int(first)
 
     def __post_init__(self) -> None:
+        checks.word("work_conserving", self.work_conserving, (True, False, None))
         own = (self.work_conserving, self.phases, self.own_budget, self.back_pressure)
         vars(self)["batching"] = Batching(*own, cuts_prompts=True, slots_by_budget=False)
 
@@ -253,19 +254,9 @@ def policy(
     InputError
         If the function cannot be compiled to the policy type.
     """
-    if function is None:
-        return lambda f: _made(f, name, work_conserving)
-    return _made(function, name, work_conserving)
-
-
-def _made(function: PolicyFunction, name: str | None, work_conserving: bool | None) -> Policy:
-    """Make a policy of a function, or say what is wrong with it."""
-    name, function = Policy.name_and_function(function, name)
-    if work_conserving not in (True, False, None):
-        raise InputError(
-            f"work_conserving is {checks.shown(work_conserving)}; give True, False or None"
-        )
-    return Policy(name, function, work_conserving).compiled_at_once()
+    made: Policy | Callable[[PolicyFunction], Policy]
+    made = Policy.of(function, name, work_conserving=work_conserving)
+    return made
 
 
 def fastertransformer(queue, limits, params):  # type: ignore[no-untyped-def]
@@ -322,13 +313,15 @@ POLICIES: dict[str, Policy] = {
 """
 
 
+Policy.known = {**POLICIES, **ENGINES}
+
+
 def resolve(choice: str | Scheduler | PolicyFunction, *, folder: Path | None = None) -> Scheduler:
     """Return the policy that a name, a ``module:function`` or a function stands for."""
     # ``folder``: where ``module`` and ``file.py`` are looked for first, the scenario's own.
-    known: dict[str, Scheduler] = {**POLICIES, **ENGINES}
-    if isinstance(choice, str) and choice.lower() in known:
-        return known[choice.lower()]
-    return resolved(choice, "policy", known, Scheduler, policy, folder)
+    lower = choice.lower() if isinstance(choice, str) else choice
+    scheduler: Scheduler = Policy.named(lower if lower in Policy.known else choice, folder)
+    return scheduler
 
 
 def beside(own: Scheduler) -> list[Scheduler]:

@@ -17,13 +17,14 @@ A router of your own is a function of the same form as those of `penstock.system
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, overload
+from typing import Annotated, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.fields import Range
 from penstock.inputs.arrays import Floats
 from penstock.kernel.signatures import (
     ROUTE_BY_FUNCTION,
@@ -37,12 +38,13 @@ from penstock.kernel.signatures import (
     SEEN_FIELDS,
 )
 from penstock.system import router_functions
-from penstock.system.by_name import resolved
 from penstock.system.own_functions import OwnFunction
 
 RouterFunction = Callable[[Floats, Floats, Floats], int]
 
-_SMALLEST, _LARGEST = 1e-3, 1e6
+_VANISHES = "a measure that is 0 at a busy replica sends it everything"
+_WEIGHT = Range(1e-3, 1e6, "", _VANISHES)
+_SETTING = Range(0, 1e6, "", "it weighs or limits")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +63,9 @@ class Router(OwnFunction):
         Numbers that its function is told, by name, in order.
     prefill_weight, decode_weight
         For a `measure`: what a request in each phase counts.
+    seeks
+        What must be somewhere for it to do what its name says: ``prompts`` that replicas have
+        computed, KV ``memory`` with a limit, or jobs of several ``calls``. Empty: nothing.
     """
 
     name: str
@@ -69,6 +74,7 @@ class Router(OwnFunction):
     settings: tuple[tuple[str, float], ...] = ()
     prefill_weight: float | None = None
     decode_weight: float | None = None
+    seeks: Literal["", "prompts", "memory", "calls"] = ""
     word = "router"
     arguments = ("replicas", "request", "params")
     signature = ROUTER_SIGNATURE
@@ -77,8 +83,17 @@ class Router(OwnFunction):
         "params, and returns a row of replicas"
     )
 
+    def __post_init__(self) -> None:
+        numbers = (
+            (name, _SETTING.number(value, f"{name} of router {self.name}"))
+            for name, value in self.settings
+        )
+        vars(self)["settings"] = tuple(numbers)
+
     @staticmethod
-    def measure(*, prefill: float, decode: float) -> "Router":
+    def measure(
+        *, prefill: Annotated[float, _WEIGHT], decode: Annotated[float, _WEIGHT]
+    ) -> "Router":
         """Return the router to the replica with the least ``prefill`` x prompts + ``decode`` x
         decoding requests.
 
@@ -89,24 +104,20 @@ class Router(OwnFunction):
             measure that vanishes at a busy replica would send it everything (rem:jsq+ holds for
             measures that vanish only at empty ones).
         """
-        reason = "a measure that is 0 at a busy replica sends it everything"
-        weights = [
-            checks.number(
-                f"the {phase} weight of a measure", weight, _SMALLEST, _LARGEST, "", reason
-            )
-            for phase, weight in (("prefill", prefill), ("decode", decode))
-        ]
+        weights = (
+            _WEIGHT.number(prefill, "the prefill weight of a measure"),
+            _WEIGHT.number(decode, "the decode weight of a measure"),
+        )
         return Router("measure", ROUTE_WORK, None, (), *weights)
 
     def with_settings(self, **settings: float) -> "Router":
         """Return the same router with other numbers, by the names in `settings`."""
         known = dict(self.settings)
-        for name, value in settings.items():
+        for name in settings:
             if name not in known:
                 has = f"has {', '.join(known)}" if known else "has none"
                 raise InputError(f"router {self.name} has no setting {name!r}; it {has}")
-            known[name] = _setting(self.name, name, value)
-        return dataclasses.replace(self, settings=tuple(known.items()))
+        return dataclasses.replace(self, settings=tuple((known | settings).items()))
 
     @property
     def looks_up(self) -> bool:
@@ -170,22 +181,9 @@ def router(
     InputError
         If the function cannot be compiled to the router type.
     """
-    if function is None:
-        return lambda f: _made(f, name, settings)
-    return _made(function, name, settings)
-
-
-def _made(function: RouterFunction, name: str | None, settings: dict[str, float]) -> Router:
-    """Make a router of a function, or say what is wrong with it."""
-    called, function = Router.name_and_function(function, name)
-    numbers = tuple((key, _setting(called, key, value)) for key, value in settings.items())
-    return Router(called, function=function, settings=numbers).compiled_at_once()
-
-
-def _setting(router: str, name: str, value: Any) -> float:
-    return checks.number(
-        f"{name} of router {router}", value, 0, _LARGEST, "", "it weighs or limits"
-    )
+    made: Router | Callable[[RouterFunction], Router]
+    made = Router.of(function, name, settings=tuple(settings.items()))
+    return made
 
 
 _SPILL = (("spill", 64.0), ("times", 1.5))
@@ -200,14 +198,20 @@ ROUTERS: dict[str, Router] = {
         Router("work", ROUTE_WORK),
         Router("power-of-two", ROUTE_POWER_OF_TWO),
         Router("power-of-two-tokens", function=router_functions.power_of_two_tokens),
-        Router("memory", function=router_functions.memory),
+        Router("memory", function=router_functions.memory, seeks="memory"),
         Router("fastest", function=router_functions.fastest),
-        Router("session", function=router_functions.session, settings=_SPILL),
-        Router("prefix", function=router_functions.prefix, settings=(("match", 0.3), *_SPILL)),
+        Router("session", function=router_functions.session, settings=_SPILL, seeks="calls"),
+        Router(
+            "prefix",
+            function=router_functions.prefix,
+            settings=(("match", 0.3), *_SPILL),
+            seeks="prompts",
+        ),
         Router(
             "scored",
             function=router_functions.scored,
             settings=(("cached", 3.0), ("queue", 2.0), ("memory", 2.0)),
+            seeks="prompts",
         ),
     )
 }
@@ -221,6 +225,9 @@ unfinished requests, or unprocessed tokens. The others are the functions of
 """
 
 
+Router.known, Router.family = ROUTERS, Router
+
+
 def resolve_router(
     choice: "str | Router | RouterFunction | Mapping[str, Any]", *, folder: Path | None = None
 ) -> Router:
@@ -228,7 +235,8 @@ def resolve_router(
     # Settings: ``{"prefix": {"match": 0.5}}``.
     if isinstance(choice, Mapping):
         return _with_named_settings(choice, folder)
-    return resolved(choice, "router", ROUTERS, Router, router, folder)
+    router: Router = Router.named(choice, folder)
+    return router
 
 
 def _with_named_settings(choice: Mapping[str, Any], folder: Path | None) -> Router:
