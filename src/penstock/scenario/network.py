@@ -29,12 +29,12 @@ from penstock.system.network_checks import refuse_in_vain
 from penstock.system.outages import Outage, checked_outages
 
 
+@with_keys_of(Network, without=("pools", "workflows"))
 class NetworkSection(Section):
     """Pools, workflows, and how long replicas keep what they computed for reused contexts."""
 
     pools: dict[str, PoolSection]
     workflows: dict[str, WorkflowSection]
-    retention_s: float | None = None
 
     def build(self, folder: Path, seed: int) -> Network:
         """Return the network; relative paths are looked for in ``folder``."""
@@ -47,7 +47,7 @@ class NetworkSection(Section):
             workflow.build(name, folder, seed, gpus) for name, workflow in self.workflows.items()
         ]
         with within("network"):
-            network = Network(pools, workflows, self.retention_s)
+            network: Network = super().build(pools, workflows)
             refuse_in_vain(network)
             return network
 

@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.fields import Checked, Range
 from penstock.inputs.arrays import Bools, Floats, Ints
 from penstock.kernel.signatures import ROUTE_BY_FUNCTION, ROUTE_WORK
 from penstock.system.kv_transfer import received_tokens
@@ -26,12 +27,15 @@ from penstock.workload.stage import released
 from penstock.workload.workflow import Workflow, sample
 from penstock.workload.workload import ClosedLoop, Workload
 
-_LONGEST_S = 1e9
+_KEPT = (
+    "a replica keeps nothing for less than no time; give seconds, or leave it out to keep it always"
+)
+_RETENTION = Range(0, 1e9, "s", _KEPT)
 _WEIGHT = 1024  # routers weigh requests in whole numbers: mean tokens times this
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Network:
+class Network(Checked):
     """Pools and the workflows that visit them.
 
     Parameters
@@ -47,29 +51,21 @@ class Network:
 
     pools: Mapping[str, Pool]
     workflows: Sequence[Workflow | Sessions]
-    retention_s: float | None = None
+    retention_s: Annotated[float, _RETENTION] | None = None
 
-    def __post_init__(self) -> None:
+    def settle(self) -> None:
+        """Refuse what does not go together, and let engines cache what prompts have in common."""
         vars(self).update(
             pools=_checked_pools(self.pools), workflows=_checked_workflows(self.workflows)
         )
         self._refuse_unserved_stages()
-        if self.retention_s is not None:
-            reason = (
-                "a replica keeps nothing for less than no time; give seconds, or leave it out to "
-                "keep it always"
+        if self.retention_s is not None and not any(each.reuses for each in self.workflows):
+            raise InputError(
+                f"retention_s is {self.retention_s:g}, but no workflow reuses its context, so "
+                "nothing is kept; leave it out, or give a workflow context 'reuse'"
             )
-            vars(self)["retention_s"] = checks.number(
-                "retention_s", self.retention_s, 0, _LONGEST_S, "s", reason
-            )
-            if not any(workflow.reuses for workflow in self.workflows):
-                raise InputError(
-                    f"retention_s is {self.retention_s:g}, but no workflow reuses its context, so "
-                    "nothing is kept; leave it out, or give a workflow context 'reuse'"
-                )
         self._let_engines_cache()
-        _ = self.loop
-        _ = self.order_params, self.prefixes
+        _ = self.order_params, self.prefixes  # which refuse orders and blocks that do not fit
         for workflow in self.workflows:
             if isinstance(workflow, Workflow):
                 self._refuse_unfed_decodes(workflow)
